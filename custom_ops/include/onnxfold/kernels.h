@@ -1,0 +1,48 @@
+// The compute layer's interface: plain pointers and sizes, no type of any runtime.
+// Only plain data stands here: an inline function would be compiled once per instruction set, and
+// the linker might keep the copy that the machine at hand cannot run.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace onnxfold {
+
+enum class Statistics { RMS, LAYER, CENTER, CRMS, CRMS_FULL };
+enum class Affine { NONE, SCALE, AFFINE };
+enum class ElementType { FLOAT, FLOAT16, BFLOAT16 };
+
+// One row of ops.def; the formulas are at the head of onnxfold/lower/functions.py.
+struct Op {
+  const char* name;
+  Statistics statistics;
+  bool residual;
+  bool linear_bias;
+  Affine affine;
+  bool with_sum;
+};
+
+// Tensors of one element type. x, residual, sum: [rows, size]; y: [rows, size], or
+// [rows, size + 1] for CRMS_FULL; scale, bias: a row of y; linear_bias: a row of x.
+// y and sum may each be x or residual, whole; nothing else may overlap. What the op does not have
+// is null.
+struct Arguments {
+  const void* x;
+  const void* residual;
+  const void* linear_bias;
+  const void* scale;
+  const void* bias;
+  void* y;
+  void* sum;
+  int64_t rows;
+  int64_t size;
+  float epsilon;
+};
+
+// Computes rows [begin, end).
+using RowsFunction = void (*)(const Arguments&, int64_t begin, int64_t end);
+
+// The kernel for this machine's instruction set; ONNXFOLD_ISA=v2|v3|v4 asks for a lower one.
+RowsFunction cpu_rows(const Op& op, ElementType type);
+
+}  // namespace onnxfold

@@ -1,0 +1,1 @@
+"""onnxfold: the same function with cheaper normalization."""

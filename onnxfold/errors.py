@@ -1,0 +1,43 @@
+"""Errors that a user can meet, each with the exit code that the command line gives for it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "InvariantError",
+    "ModelError",
+    "OnnxfoldError",
+    "UsageError",
+    "VerificationError",
+]
+
+
+class OnnxfoldError(Exception):
+    """Base of every error that onnxfold raises on purpose; the message is one line for a person."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class VerificationError(OnnxfoldError):
+    """The rewritten model does not compute the same function, or the proof of a fold failed."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(OnnxfoldError):
+    """An option or argument makes no sense, alone or with the others."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class ModelError(OnnxfoldError):
+    """The model cannot be read, is invalid, is unsupported, or cannot be written."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class InvariantError(OnnxfoldError):
+    """A stage broke its own contract: a defect of onnxfold, never the user's fault."""
+
+    exit_code: ClassVar[int] = 3

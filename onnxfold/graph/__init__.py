@@ -1,0 +1,25 @@
+"""Read-only questions about a model: producers, readers, constants, shapes."""
+
+from __future__ import annotations
+
+from onnxfold.graph.constants import constant_tensor
+from onnxfold.graph.dims import ONE, Dim, Extent, Shape, extent
+from onnxfold.graph.fiber import AxisBlock, Fiber, follow_reshape, whole_axes
+from onnxfold.graph.view import GraphView, Reader, node_label, operator
+
+__all__ = [
+    "ONE",
+    "AxisBlock",
+    "Dim",
+    "Extent",
+    "Fiber",
+    "GraphView",
+    "Reader",
+    "Shape",
+    "constant_tensor",
+    "extent",
+    "follow_reshape",
+    "node_label",
+    "operator",
+    "whole_axes",
+]

@@ -1,0 +1,132 @@
+"""Values that do not depend on the model's inputs, and their arrays.
+
+A value is constant when it is an initializer that no caller can override, the output of a
+Constant node, or computed from such values by deterministic operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfold.graph.dims import Shape
+
+__all__ = ["ConstantFolder", "constant_tensor"]
+
+Array = npt.NDArray[np.generic]
+
+_FOLDABLE = frozenset(
+    (
+        "Add And Cast CastLike Ceil Concat ConstantOfShape Div Equal Exp Expand Flatten Floor "
+        "Gather Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg Not Or Pow "
+        "Range Reciprocal ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum Reshape Shape Size "
+        "Slice Split Sqrt Squeeze Sub Sum Tile Transpose Unsqueeze Where"
+    ).split()
+)
+
+
+def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """Return the tensor of an initializer or Constant node; None for anything else.
+
+    An initializer that is also a graph input is a default that callers may override, hence no
+    constant (from IR version 4 on; before, every initializer had to be listed as an input).
+    """
+    if value is None:
+        return None
+    if value.is_initializer():
+        if value.is_graph_input() and not _listed_by_rule(value):
+            return None
+        return value.const_value
+    node = value.producer()
+    if node is None or node.op_type != "Constant" or node.domain != "":
+        return None
+    return _constant_node_tensor(node)
+
+
+def _listed_by_rule(value: ir.Value) -> bool:
+    return bool(value.metadata_props.get("onnxfold.listed_by_rule"))
+
+
+def _constant_node_tensor(node: ir.Node) -> ir.TensorProtocol | None:
+    for name, attribute in node.attributes.items():
+        if attribute.is_ref():
+            return None
+        if name == "value":
+            return attribute.as_tensor()
+        if name in ("value_float", "value_int"):
+            dtype = np.float32 if name == "value_float" else np.int64
+            return ir.Tensor(np.asarray(attribute.value, dtype=dtype))
+        if name in ("value_floats", "value_ints"):
+            dtype = np.float32 if name == "value_floats" else np.int64
+            return ir.Tensor(np.asarray(attribute.value, dtype=dtype))
+    return None
+
+
+class ConstantFolder:
+    """Evaluates small constant values on demand and remembers them.
+
+    ``limit`` bounds the number of elements of every tensor that takes part, so that asking never
+    reads a weight.
+    """
+
+    def __init__(self, opset: int, shapes: Mapping[ir.Value, Shape], limit: int):
+        self._opset = opset
+        self._shapes = shapes
+        self._limit = limit
+        self._known: dict[ir.Value, Array | None] = {}
+
+    def array(self, value: ir.Value | None) -> Array | None:
+        """Return the array of a constant value of at most ``limit`` elements, else None."""
+        if value is None:
+            return None
+        if value not in self._known:
+            self._known[value] = None  # a cycle, were there one, is not constant
+            self._known[value] = self._evaluate(value)
+        return self._known[value]
+
+    def _evaluate(self, value: ir.Value) -> Array | None:
+        tensor = constant_tensor(value)
+        if tensor is not None:
+            return tensor.numpy() if tensor.size <= self._limit else None
+        node = value.producer()
+        if node is None or node.domain != "" or node.op_type not in _FOLDABLE:
+            return None
+        if node.op_type in ("Shape", "Size"):
+            return self._shape(node)
+        inputs: list[Array | None] = []
+        for operand in node.inputs:
+            array = self.array(operand)
+            if operand is not None and array is None:
+                return None
+            inputs.append(array)
+        if node.op_type == "ConstantOfShape" and _elements(inputs[0]) > self._limit:
+            return None
+        return self._compute(node, inputs)[value.index() or 0]
+
+    def _shape(self, node: ir.Node) -> Array | None:
+        operand = node.inputs[0]
+        shape = None if operand is None else self._shapes.get(operand)
+        if shape is None:
+            return None
+        start = node.attributes.get_int("start", 0)
+        end = node.attributes.get_int("end", len(shape))
+        dims = shape[start:end]
+        if not all(isinstance(dim, int) for dim in dims):
+            return None
+        array = np.asarray(dims, dtype=np.int64)
+        return array if node.op_type == "Shape" else np.asarray(np.prod(array), dtype=np.int64)
+
+    def _compute(self, node: ir.Node, inputs: list[Array | None]) -> list[Array]:
+        from onnx.reference import ReferenceEvaluator  # slow to import, seldom needed
+
+        proto = ir.to_proto(node)
+        feeds = {name: array for name, array in zip(proto.input, inputs, strict=True) if name}
+        evaluator = ReferenceEvaluator(proto, opsets={"": self._opset})
+        return [np.asarray(result) for result in evaluator.run(None, feeds)]
+
+
+def _elements(shape: Array | None) -> float:
+    return float("inf") if shape is None else float(np.prod(shape.astype(np.float64)))

@@ -1,0 +1,61 @@
+"""Dimensions that may be symbolic, and products of them.
+
+A dimension is an ``int``, a ``str`` (a symbol: equal strings are equal sizes) or ``None``
+(nothing is known, not even that it equals another ``None``).  A product of dimensions is a
+:class:`Extent`: an integer times a multiset of symbols, so that ``B*T*768`` equals ``T*768*B``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["ONE", "Dim", "Extent", "Shape", "extent"]
+
+Dim = int | str | None
+Shape = tuple[Dim, ...]
+
+_PLAIN_PRODUCT = re.compile(r"[A-Za-z_][\w.]*(\s*\*\s*[A-Za-z_0-9][\w.]*)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A product ``factor * symbols[0] * symbols[1] * ...`` with sorted symbols."""
+
+    factor: int
+    symbols: tuple[str, ...] = ()
+
+    def __mul__(self, other: Extent) -> Extent:
+        return Extent(self.factor * other.factor, tuple(sorted(self.symbols + other.symbols)))
+
+    @property
+    def static(self) -> bool:
+        """Whether the product is a known integer."""
+        return not self.symbols
+
+
+ONE = Extent(1)
+
+
+def _of_symbol(symbol: str) -> Extent:
+    """Split ``"a*b*4"`` into its factors; any other expression is one opaque symbol."""
+    if not _PLAIN_PRODUCT.fullmatch(symbol):
+        return Extent(1, (symbol,))
+    factor, symbols = 1, []
+    for part in (piece.strip() for piece in symbol.split("*")):
+        if part.isdigit():
+            factor *= int(part)
+        else:
+            symbols.append(part)
+    return Extent(factor, tuple(sorted(symbols)))
+
+
+def extent(dims: Iterable[Dim]) -> Extent | None:
+    """Return the product of ``dims``, or None when one of them is unknown."""
+    product = ONE
+    for dim in dims:
+        if dim is None:
+            return None
+        product = product * (Extent(dim) if isinstance(dim, int) else _of_symbol(dim))
+    return product

@@ -1,0 +1,210 @@
+"""Fibers: the elements of a tensor along which a norm works, followed exactly through layouts.
+
+A fiber is a partition of a tensor's elements into sets of equal size.  It is written as blocks
+of axes: an axis of size n = outer * size * inner, read in row-major digits, contributes its
+middle digit.  A whole axis has outer = inner = 1; a group norm's block of C = G * (C/G) channels
+has outer = G, size = C/G, inner = 1.  The order of blocks does not matter for a mean, so equal
+partitions have equal (canonical) fibers.
+
+Source: CBWC ("Enjoy your Layer Normalization ..."), where the fiber is the feature axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from onnxfold.graph.dims import ONE, Dim, Extent, Shape, extent
+
+__all__ = ["AxisBlock", "Fiber", "follow_reshape", "whole_axes"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AxisBlock:
+    """The middle digit of an axis whose dimension is outer * size * inner (outer None: unknown)."""
+
+    axis: int
+    inner: int
+    size: int
+    outer: int | None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the block is its whole axis."""
+        return self.inner == 1 and self.outer == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fiber:
+    """Blocks in canonical order; no blocks means sets of one element."""
+
+    blocks: tuple[AxisBlock, ...]
+
+    @staticmethod
+    def of(blocks: Iterable[AxisBlock]) -> Fiber:
+        """Return the canonical fiber: digits of size 1 dropped, neighbouring digits merged."""
+        merged: list[AxisBlock] = []
+        for block in sorted(b for b in blocks if b.size != 1):
+            last = merged[-1] if merged else None
+            if last and last.axis == block.axis and last.inner * last.size == block.inner:
+                merged[-1] = AxisBlock(block.axis, last.inner, last.size * block.size, block.outer)
+            else:
+                merged.append(block)
+        return Fiber(tuple(merged))
+
+    @property
+    def size(self) -> int:
+        """The number of elements in each set."""
+        return prod(block.size for block in self.blocks)
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes that take part, ascending, each once."""
+        return tuple(sorted({block.axis for block in self.blocks}))
+
+    @property
+    def whole(self) -> bool:
+        """Whether every block is its whole axis."""
+        return all(block.whole for block in self.blocks)
+
+    def moved(self, axis_of: dict[int, int]) -> Fiber:
+        """Return the fiber with axis a renamed to ``axis_of[a]``."""
+        return Fiber.of(AxisBlock(axis_of[b.axis], b.inner, b.size, b.outer) for b in self.blocks)
+
+    def shifted(self, offset: int) -> Fiber:
+        """Return the fiber with ``offset`` added to every axis."""
+        return self.moved({axis: axis + offset for axis in self.axes})
+
+    def covers(self, other: Fiber) -> bool:
+        """Whether every set of ``other`` lies within one set of this fiber.
+
+        A tensor that is constant along this fiber is then constant along ``other``.
+        """
+        return all(any(_contains(mine, theirs) for mine in self.blocks) for theirs in other.blocks)
+
+    def __str__(self) -> str:
+        return "+".join(
+            f"axis {b.axis}" + ("" if b.whole else f"[block {b.size}, stride {b.inner}]")
+            for b in self.blocks
+        )
+
+
+def _contains(mine: AxisBlock, theirs: AxisBlock) -> bool:
+    """Digits of one axis: theirs is a run of digits inside mine."""
+    if mine.axis != theirs.axis or theirs.inner % mine.inner:
+        return False
+    end_mine, end_theirs = mine.inner * mine.size, theirs.inner * theirs.size
+    return end_theirs <= end_mine and end_mine % end_theirs == 0
+
+
+def whole_axes(shape: Shape, axes: Iterable[int]) -> Fiber | None:
+    """Return the fiber of whole axes, or None when one of them has no static size."""
+    blocks = []
+    for axis in axes:
+        dim = shape[axis]
+        if not isinstance(dim, int) or dim < 1:
+            return None
+        blocks.append(AxisBlock(axis % len(shape), 1, dim, 1))
+    return Fiber.of(blocks)
+
+
+def follow_reshape(fiber: Fiber, source: Shape, target: Shape) -> Fiber | None:
+    """Return the same partition in the coordinates of a reshaped tensor.
+
+    Row-major order is kept by Reshape, so a digit is found again by what stands right of it (its
+    stride) or left of it; either suffices, and both may be symbolic.  None when the digit cannot
+    be placed exactly.
+    """
+    if 0 in source or 0 in target:
+        return None
+    blocks: list[AxisBlock] = []
+    for block in fiber.blocks:
+        placed = _from_right(block, source, target) or _from_left(block, source, target)
+        if placed is None:
+            return None
+        blocks += placed
+    return Fiber.of(blocks)
+
+
+def _from_right(block: AxisBlock, source: Shape, target: Shape) -> list[AxisBlock] | None:
+    right = extent(source[block.axis + 1 :])
+    if right is None:
+        return None
+    axes = list(enumerate(target))[::-1]
+    placed = _place(axes, right * Extent(block.inner), block.size)
+    if placed is None:
+        return None
+    return [AxisBlock(axis, near, size, far) for axis, near, size, far in placed]
+
+
+def _from_left(block: AxisBlock, source: Shape, target: Shape) -> list[AxisBlock] | None:
+    left = extent(source[: block.axis])
+    if left is None or block.outer is None:
+        return None
+    placed = _place(list(enumerate(target)), left * Extent(block.outer), block.size)
+    if placed is None or any(far is None for *_, far in placed):
+        return None
+    return [AxisBlock(axis, far or 1, size, near) for axis, near, size, far in placed]
+
+
+_Digit = tuple[int, int, int, int | None]  # axis, part before the digit, size, part after it
+
+
+def _place(axes: Sequence[tuple[int, Dim]], start: Extent, size: int) -> list[_Digit] | None:
+    """Walk ``axes`` from one side and cut out the digits [start, start * size)."""
+    digits: list[_Digit] = []
+    passed, remaining, started = ONE, size, False
+    for position, (axis, dim) in enumerate(axes):
+        if remaining == 1:
+            break
+        near = 1
+        if not started:
+            step = _approach(passed, start, dim)
+            if step is None:
+                return None
+            if step == 0:
+                passed = passed * (extent([dim]) or ONE)
+                continue
+            near, started = step, True
+        if not isinstance(dim, int):
+            # A symbolic axis holds the digit for certain only if nothing else lies beyond it.
+            if any(other != 1 for _, other in axes[position + 1 :]):
+                return None
+            return [*digits, (axis, near, remaining, None)]
+        if dim % near:
+            return None
+        available = dim // near
+        if available and remaining % available == 0:
+            digits.append((axis, near, available, 1))
+            remaining //= available
+        elif available and available % remaining == 0:
+            digits.append((axis, near, remaining, available // remaining))
+            remaining = 1
+        else:
+            return None
+    return digits if remaining == 1 else None
+
+
+def _approach(passed: Extent, start: Extent, dim: Dim) -> int | None:
+    """Return 0 to pass the axis, the part before the digit if it begins here, None to give up."""
+    here = extent([dim])
+    if passed.symbols == start.symbols:
+        if start.factor % passed.factor:
+            return None
+        quotient = start.factor // passed.factor
+        if isinstance(dim, int) and quotient % dim == 0 and not (quotient == 1 and dim != 1):
+            return 0
+        return quotient
+    if here is None:
+        return None
+    return 0 if _divides(passed * here, start) else None
+
+
+def _divides(divisor: Extent, number: Extent) -> bool:
+    symbols = list(number.symbols)
+    for symbol in divisor.symbols:
+        if symbol not in symbols:
+            return False
+        symbols.remove(symbol)
+    return number.factor % divisor.factor == 0

@@ -1,0 +1,20 @@
+"""Models on disk: loading, writing and replacing them; the only part that knows about paths."""
+
+from __future__ import annotations
+
+from onnxfold.model_io.destination import check_destination, default_data_name
+from onnxfold.model_io.external import FileTensor
+from onnxfold.model_io.load import from_proto, load
+from onnxfold.model_io.save import OutputFiles, StagedModel, materialise, stage
+
+__all__ = [
+    "FileTensor",
+    "OutputFiles",
+    "StagedModel",
+    "check_destination",
+    "default_data_name",
+    "from_proto",
+    "load",
+    "materialise",
+    "stage",
+]

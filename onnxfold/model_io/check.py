@@ -1,0 +1,215 @@
+"""What a parsed model must satisfy before any stage may trust it; each refusal is one sentence.
+
+The checks cover what would otherwise be lost in silence (sparse initializers, training graphs,
+untyped attributes), read past the data (dimensions against bytes), or make an analysis unsound (a
+name that nothing produces, an operator set with other rules).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import onnx
+import onnx_ir as ir
+
+from onnxfold.errors import ModelError
+
+__all__ = ["check_model", "packed_nbytes"]
+
+# Before operator set 7, Add and its like broadcast by attributes; no rule here covers that.
+_OLDEST_OPSET = 7
+_OLDEST_IR_VERSION = 3
+
+_DATA_FIELDS: dict[str, tuple[str, ...]] = {
+    "float_data": ("FLOAT", "COMPLEX64"),
+    "double_data": ("DOUBLE", "COMPLEX128"),
+    "int64_data": ("INT64",),
+    "uint64_data": ("UINT64", "UINT32"),
+    "string_data": ("STRING",),
+}
+_FIELD_OF = {ir.DataType[name]: field for field, names in _DATA_FIELDS.items() for name in names}
+
+_Attribute = onnx.AttributeProto
+_SPARSE = (_Attribute.SPARSE_TENSOR, _Attribute.SPARSE_TENSORS)
+_Scopes = tuple[set[str], ...]
+
+
+def packed_nbytes(dtype: ir.DataType, elements: int) -> int:
+    """Bytes of `elements` values of a type, sub-byte values packed as ONNX packs them."""
+    return (dtype.bitwidth * elements + 7) // 8
+
+
+def check_model(proto: onnx.ModelProto, label: str) -> None:
+    """Refuse a model that is broken, or that has parts which would be lost.
+
+    Raises:
+        ModelError: one sentence that starts with `label` and names the node or tensor at fault.
+
+    """
+    try:
+        _check_header(proto)
+        imports = _imports(proto.opset_import)
+        _check_graph(proto.graph, imports, ())
+        for function in proto.functions:
+            where = f"function {function.domain}:{function.name}"
+            names = set(function.input).union(*(node.output for node in function.node))
+            _check_nodes(function.node, _imports(function.opset_import), (names,))
+            _check_produced(function.output, names, where)
+            for attribute in function.attribute_proto:
+                _check_attribute(attribute, imports, (names,), where)
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{label}: a name is not UTF-8 text; the file is damaged") from error
+    except ModelError as error:
+        raise ModelError(f"{label}: {error}") from error
+
+
+def _check_header(proto: onnx.ModelProto) -> None:
+    if not proto.HasField("graph"):
+        raise ModelError("this is no ONNX model (it has no graph), or it is truncated")
+    if proto.ir_version > onnx.IR_VERSION:
+        raise ModelError(
+            f"it has IR version {proto.ir_version}, the installed onnx knows {onnx.IR_VERSION}; "
+            "upgrade onnx, or export with an older IR version"
+        )
+    if proto.ir_version < _OLDEST_IR_VERSION:
+        raise ModelError(
+            f"IR version {proto.ir_version} is not supported (oldest: {_OLDEST_IR_VERSION}); "
+            "export the model again"
+        )
+    if proto.training_info:
+        raise ModelError("it contains training graphs; export the model for inference")
+
+
+def _imports(entries: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    imports = {_domain(entry.domain): entry.version for entry in entries}
+    if not imports:
+        raise ModelError("it imports no operator set; the file is truncated or damaged")
+    newest = onnx.defs.onnx_opset_version()
+    version = imports.get("", newest)
+    if version > newest:
+        raise ModelError(
+            f"it uses operator set {version}, the installed onnx knows {newest}; "
+            "upgrade onnx, or export with an older operator set"
+        )
+    if version < _OLDEST_OPSET:
+        raise ModelError(
+            f"operator set {version} is not supported (oldest: {_OLDEST_OPSET}); "
+            "convert the model with onnx.version_converter"
+        )
+    return imports
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _check_graph(graph: onnx.GraphProto, imports: Mapping[str, int], outer: _Scopes) -> None:
+    if graph.sparse_initializer:
+        name = graph.sparse_initializer[0].values.name
+        raise ModelError(f"initializer '{name}' is sparse; store it as a dense tensor")
+    names = {value.name for value in graph.input}
+    weights: set[str] = set()
+    for tensor in graph.initializer:
+        if not tensor.name:
+            raise ModelError("an initializer has no name; the file is damaged")
+        if tensor.name in weights:
+            raise ModelError(f"initializer '{tensor.name}' is defined twice")
+        weights.add(tensor.name)
+        _check_tensor(tensor, f"initializer '{tensor.name}'")
+    names |= weights
+    names.update(*(node.output for node in graph.node))
+    _check_nodes(graph.node, imports, (*outer, names))
+    _check_produced((value.name for value in graph.output), names, f"graph '{graph.name}'")
+
+
+def _check_produced(outputs: Iterable[str], names: set[str], where: str) -> None:
+    for name in outputs:
+        if name not in names:
+            raise ModelError(f"output '{name}' of {where} is produced by nothing inside it")
+
+
+def _check_nodes(
+    nodes: Iterable[onnx.NodeProto], imports: Mapping[str, int], scopes: _Scopes
+) -> None:
+    for index, node in enumerate(nodes):
+        where = f"node '{node.name}' ({node.op_type})" if node.name else f"node {index}"
+        if not node.op_type:
+            raise ModelError(f"{where} has no operator; the file is damaged")
+        if _domain(node.domain) not in imports:
+            raise ModelError(f"{where} is of domain '{node.domain}', which is not imported")
+        for name in node.input:
+            if name and not any(name in scope for scope in scopes):
+                raise ModelError(f"{where} reads '{name}', which nothing produces")
+        for attribute in node.attribute:
+            _check_attribute(attribute, imports, scopes, where)
+
+
+def _check_attribute(
+    attribute: onnx.AttributeProto, imports: Mapping[str, int], scopes: _Scopes, where: str
+) -> None:
+    what = f"attribute '{attribute.name}' of {where}"
+    if attribute.type == _Attribute.UNDEFINED:
+        raise ModelError(f"{what} has no type; the file is damaged or too old")
+    if attribute.ref_attr_name:
+        return
+    if attribute.type in _SPARSE:
+        raise ModelError(f"{what} is a sparse tensor; store it as a dense tensor")
+    if attribute.type == _Attribute.TENSOR:
+        _check_tensor(attribute.t, what)
+    elif attribute.type == _Attribute.TENSORS:
+        for tensor in attribute.tensors:
+            _check_tensor(tensor, what)
+    elif attribute.type == _Attribute.GRAPH:
+        _check_graph(attribute.g, imports, scopes)
+    elif attribute.type == _Attribute.GRAPHS:
+        for graph in attribute.graphs:
+            _check_graph(graph, imports, scopes)
+
+
+def _check_tensor(tensor: onnx.TensorProto, what: str) -> None:
+    try:
+        dtype = ir.DataType(tensor.data_type)
+    except ValueError as error:
+        raise ModelError(f"{what} has the unknown type {tensor.data_type}") from error
+    if dtype is ir.DataType.UNDEFINED:
+        raise ModelError(f"{what} has no type")
+    if any(size < 0 for size in tensor.dims):
+        raise ModelError(f"{what} has the negative shape {list(tensor.dims)}")
+    if tensor.HasField("segment"):
+        raise ModelError(f"{what} is stored in segments; export the model again")
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        _check_reference(tensor, dtype, what)
+    else:
+        _check_size(tensor, dtype, what)
+
+
+def _check_reference(tensor: onnx.TensorProto, dtype: ir.DataType, what: str) -> None:
+    if dtype is ir.DataType.STRING:
+        raise ModelError(f"{what} holds strings, which cannot be external data")
+    if tensor.HasField("raw_data"):
+        raise ModelError(f"{what} is both embedded and external")
+    for entry in tensor.external_data:
+        if entry.key in ("offset", "length") and not entry.value.isdecimal():
+            raise ModelError(f"{what} has the external data {entry.key} '{entry.value}'")
+
+
+def _check_size(tensor: onnx.TensorProto, dtype: ir.DataType, what: str) -> None:
+    elements = math.prod(tensor.dims)
+    if tensor.HasField("raw_data"):
+        if dtype is ir.DataType.STRING:
+            raise ModelError(f"{what} holds strings as raw data")
+        stored, unit = len(tensor.raw_data), "bytes"
+        needed = packed_nbytes(dtype, elements)
+    else:
+        stored, unit = len(getattr(tensor, _FIELD_OF.get(dtype, "int32_data"))), "values"
+        needed = elements
+        if dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128):
+            needed = 2 * elements
+        elif dtype is not ir.DataType.STRING and dtype.bitwidth in (2, 4):
+            needed = packed_nbytes(dtype, elements)
+    if stored != needed:
+        raise ModelError(
+            f"{what} of shape {list(tensor.dims)} and type {dtype.name} needs {needed} {unit} "
+            f"and has {stored}; the file is damaged"
+        )

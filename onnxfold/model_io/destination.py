@@ -1,0 +1,107 @@
+"""Where a model may be written, and the names beside it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from onnxfold.errors import ModelError, UsageError
+from onnxfold.model_io.external import show
+from onnxfold.model_io.load import references
+
+__all__ = ["check_destination", "default_data_name", "orphans", "resolved"]
+
+
+def resolved(destination: str | os.PathLike[str]) -> Path:
+    """The destination with its folder resolved; a symbolic link at the path itself is kept.
+
+    Writing replaces such a link and leaves its target alone: in a cache of blobs the target is
+    shared, and its name is the hash of what it holds.
+    """
+    path = Path(destination).absolute()
+    return Path(os.path.realpath(path.parent)) / path.name
+
+
+def check_destination(
+    destination: str | os.PathLike[str], *, source: Path | None, force: bool
+) -> None:
+    """Fail before the long work if a model could not be written to a path.
+
+    An existing file is replaced, unless it is the model being read (`source`) and not `force`.
+
+    Raises:
+        UsageError: the path is the source without `force`, or is data that the source uses.
+        ModelError: the folder is missing or cannot be written, or the path is no regular file.
+
+    """
+    path = Path(destination)
+    label = show(path)
+    folder = path.parent
+    if path.is_dir() or not path.name:
+        raise ModelError(f"{label}: it is a directory; name a file in it, such as model.onnx")
+    if not folder.exists():
+        raise ModelError(
+            f"{label}: the folder {show(folder)} does not exist; create it first "
+            f"(mkdir -p {show(folder)})"
+        )
+    if not folder.is_dir():
+        raise ModelError(f"{label}: {show(folder)} is not a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ModelError(
+            f"{label}: the folder {show(folder)} cannot be written; choose another output folder"
+        )
+    if path.exists():
+        _check_existing(path, label, source, force)
+
+
+def _check_existing(path: Path, label: str, source: Path | None, force: bool) -> None:
+    if not path.is_file():
+        raise ModelError(f"{label}: it is no regular file; choose another output path")
+    if source is None or not source.exists():
+        return
+    if path.samefile(source):
+        if not force:
+            raise UsageError(f"{label}: it is the input; give another output, or --force")
+    elif any(path.samefile(data) for data in references(source)):
+        raise UsageError(f"{label}: it holds the weights of the input; give another output")
+
+
+def default_data_name(destination: str | os.PathLike[str]) -> str:
+    """Name of the data file of a model: `<name>.data`, else `<name>.1.data`, and so on.
+
+    It is the first that nothing in the folder has: not the input, not the model that is replaced
+    (which stays whole until the new one is in place), not a model that was renamed.
+    """
+    path = resolved(destination)
+    # A reference is text, and a name on disk need not be.
+    name = path.name.encode("utf-8", "replace").decode("utf-8")
+    number = 0
+    while True:
+        candidate = f"{name}.{number}.data" if number else f"{name}.data"
+        if not os.path.lexists(path.parent / candidate):
+            return candidate
+        number += 1
+
+
+def orphans(final: Path, source: Path | None) -> tuple[Path, ...]:
+    """The data files that only the model at `final` uses, to be deleted once it is replaced.
+
+    Only plain files beside it, and none that the input or another model of the folder uses; a
+    model that cannot be read is taken to use everything.
+    """
+    if final.is_symlink() or not final.is_file() or final.suffix.lower() != ".onnx":
+        return ()
+    try:
+        used = {path for path in references(final) if path.parent == final.parent}
+        if not used:
+            return ()
+        others = {path for path in final.parent.iterdir() if path.suffix.lower() == ".onnx"}
+        if source is not None:
+            others.add(source)
+        for other in others:
+            if not (other.exists() and other.samefile(final)):
+                used -= references(other)
+    except ModelError:
+        return ()
+    return tuple(sorted(path for path in used if stat.S_ISREG(path.lstat().st_mode)))

@@ -1,0 +1,266 @@
+"""Tensors that stay in files: which file a reference may name, and how its bytes are mapped."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PureWindowsPath
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfold.errors import ModelError
+from onnxfold.model_io import tensors, wire
+from onnxfold.model_io.check import packed_nbytes
+
+__all__ = ["FileTensor", "attach", "model_folders", "resolve", "show"]
+
+# A mapping costs about 15 us; arrays of less than this are read once and kept.
+_KEEP_BYTES = 16384
+_LFS_POINTER = b"version https://git-lfs"
+
+
+def show(path: str | os.PathLike[str]) -> str:
+    """A path as it may stand in a message of one line."""
+    text = os.fspath(path)
+    return text if text.isprintable() else ascii(text)
+
+
+class FileTensor(ir.ExternalTensor):
+    """A tensor in a file, whose arrays map just its bytes and free them when they are dropped.
+
+    `ir.ExternalTensor` keeps every map that it made, so that resident memory grows with each
+    weight that is looked at. It also refuses files with several hard links, as package managers
+    make them; what it guards against is checked once, by `attach`, and a file that has changed
+    since then is refused.
+
+    Raises:
+        ModelError: on reading, when the file is gone or is no longer the file that was checked.
+
+    """
+
+    __slots__ = ("_stamp", "in_model")
+
+    def __init__(
+        self,
+        path: Path,
+        status: os.stat_result,
+        offset: int,
+        like: ir.TensorProtocol,
+        *,
+        in_model: bool,
+    ) -> None:
+        super().__init__(
+            os.fspath(path),
+            offset,
+            packed_nbytes(like.dtype, like.size),
+            like.dtype,
+            shape=ir.Shape(like.shape.numpy()),
+            name=like.name or "",
+            doc_string=like.doc_string,
+            metadata_props=dict(like.metadata_props),
+        )
+        self._stamp = _stamp(status)
+        self.in_model = in_model
+
+    def check_unchanged(self, descriptor: int) -> None:
+        """Refuse an open file that is not the one that was loaded."""
+        if _stamp(os.fstat(descriptor)) != self._stamp:
+            raise ModelError(f"{show(self.path)}: the file has changed since it was loaded")
+
+    def numpy(self) -> npt.NDArray[np.generic]:
+        """Read-only array of the tensor, mapped from the file."""
+        if self.dtype.bitwidth < 8:
+            packed: ir.PackedTensor[npt.NDArray[np.uint8]]
+            packed = ir.PackedTensor(self._bytes(), self.dtype, shape=self.shape)
+            return packed.numpy()
+        if self._array is not None:
+            return self._array
+        dtype = self.dtype.numpy().newbyteorder("<")
+        array = self._bytes().view(dtype).reshape(self.shape.numpy())
+        if self.nbytes <= _KEEP_BYTES:
+            array = array.copy()
+            array.flags.writeable = False
+            self._array = array
+        return array
+
+    def __array__(
+        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
+    ) -> npt.NDArray[np.generic]:
+        array = self.numpy()
+        if dtype is not None:
+            array = array.astype(dtype, copy=False)
+        return array.copy() if copy else array
+
+    def tobytes(self) -> bytes:
+        """The bytes of the tensor, as they are in the file."""
+        return self._bytes().tobytes()
+
+    def tofile(self, file: BinaryIO) -> None:
+        """Write the bytes of the tensor to a file object."""
+        file.write(self._bytes().data)
+
+    def _bytes(self) -> npt.NDArray[np.uint8]:
+        offset = self.offset or 0
+        start = offset - offset % mmap.ALLOCATIONGRANULARITY
+        try:
+            with open(self.path, "rb") as file:
+                self.check_unchanged(file.fileno())
+                if self.nbytes == 0:
+                    return np.empty(0, np.uint8)
+                length = offset + self.nbytes - start
+                mapped = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start)
+        except OSError as error:
+            raise ModelError(f"{show(self.path)}: {error.strerror}") from error
+        return np.frombuffer(mapped, np.uint8, count=self.nbytes, offset=offset - start)
+
+
+def model_folders(path: Path) -> tuple[Path, ...]:
+    """The folders in which the external data of a model may lie: beside it, or beside its target.
+
+    Caches keep a model as a symbolic link beside links to its data, all leading into one folder
+    of blobs; there the data is beside the target of the link.
+    """
+    beside_link = Path(os.path.realpath(path.absolute().parent))
+    beside_target = Path(os.path.realpath(path)).parent
+    return tuple(dict.fromkeys((beside_link, beside_target)))
+
+
+def resolve(location: str, folders: Sequence[Path], what: str) -> Path:
+    """The file that a reference to external data names.
+
+    Raises:
+        ModelError: it is absolute, climbs out by "..", leads out of the model's folders by a
+            symbolic link, is missing, or is no regular file.
+
+    """
+    shown = show(location)
+    if not location or "\0" in location:
+        raise ModelError(f"{what} names no external data file")
+    if os.path.isabs(location) or PureWindowsPath(location).root:
+        raise ModelError(
+            f"{what} names the absolute path '{shown}'; external data must lie in the model's "
+            "folder, under a relative name"
+        )
+    if ".." in PureWindowsPath(location).parts:
+        raise ModelError(
+            f"{what} names '{shown}', which climbs out of the model's folder; move the data there"
+        )
+    for folder in folders:
+        path = folder / location
+        if not os.path.lexists(path):
+            continue
+        real = Path(os.path.realpath(path))
+        if not any(real.is_relative_to(allowed) for allowed in folders):
+            raise ModelError(
+                f"{what} names '{shown}', a symbolic link that leads out of the model's folder; "
+                "copy the data there"
+            )
+        return real
+    raise ModelError(f"{what} is in '{shown}', which is missing; put it beside the model")
+
+
+def attach(model: ir.Model, folders: Sequence[Path], model_file: Path | None, label: str) -> bool:
+    """Turn every reference of a model into a `FileTensor`, after checking it against its file.
+
+    Returns whether the model has external data, beside what stays in its own file.
+
+    Raises:
+        ModelError: one sentence that starts with `label`, for a reference that `resolve` refuses,
+            that reaches past the end of its file, whose length is not that of its type and shape,
+            or that partly overlaps another.
+
+    """
+    try:
+        ranges: dict[Path, list[tuple[int, int, str]]] = {}
+        files: dict[str, tuple[Path, os.stat_result]] = {}
+        for slot in list(tensors.slots(model)):
+            link = slot.tensor
+            if not isinstance(link, ir.ExternalTensor):
+                continue
+            what = f"tensor '{link.name}'"
+            location = os.fspath(link.location)
+            inside = model_file if location == wire.IN_MODEL else None
+            if location not in files:
+                files[location] = _status(inside or resolve(location, folders, what), what)
+            path, status = files[location]
+            offset, nbytes = _check_range(link, path, status, what)
+            if nbytes == 0:
+                slot.put(_empty(link))
+                continue
+            ranges.setdefault(path, []).append((offset, offset + nbytes, what))
+            slot.put(FileTensor(path, status, offset, link, in_model=inside is not None))
+        for path, used in ranges.items():
+            _check_overlap(path, used)
+        return bool(files.keys() - {wire.IN_MODEL})
+    except ModelError as error:
+        raise ModelError(f"{label}: {error}") from error
+
+
+def _empty(link: ir.ExternalTensor) -> ir.Tensor[npt.NDArray[np.generic]]:
+    """A tensor without elements; files without bytes cannot be mapped."""
+    array: npt.NDArray[np.generic] = np.empty(link.shape.numpy(), link.dtype.numpy())
+    return ir.Tensor(
+        array,
+        dtype=link.dtype,
+        name=link.name,
+        doc_string=link.doc_string,
+        metadata_props=dict(link.metadata_props),
+    )
+
+
+def _status(path: Path, what: str) -> tuple[Path, os.stat_result]:
+    try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelError(f"{what} is in '{show(path)}', which is no regular file")
+        with open(path, "rb"):
+            return path, status
+    except OSError as error:
+        raise ModelError(f"{what} is in '{show(path)}': {error.strerror}") from error
+
+
+def _check_range(
+    link: ir.ExternalTensor, path: Path, status: os.stat_result, what: str
+) -> tuple[int, int]:
+    shape = link.shape.numpy()
+    nbytes = packed_nbytes(link.dtype, link.size)
+    offset = link.offset or 0
+    length = nbytes if link.length is None else link.length
+    if length != nbytes:
+        raise ModelError(
+            f"{what} of shape {list(shape)} and type {link.dtype.name} needs {nbytes} bytes of "
+            f"'{show(path.name)}' and has {length}; the model is damaged"
+        )
+    if offset + length > status.st_size:
+        hint = "it is truncated"
+        with open(path, "rb") as file:
+            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                hint = "it is a Git LFS pointer; run git lfs pull"
+        raise ModelError(
+            f"{what} is in bytes {offset} to {offset + length} of '{show(path.name)}', which has "
+            f"{status.st_size}: {hint}"
+        )
+    return offset, nbytes
+
+
+def _check_overlap(path: Path, used: Iterable[tuple[int, int, str]]) -> None:
+    """Refuse ranges that overlap without one holding the other, as only a damaged model has."""
+    enclosing: list[tuple[int, str]] = []
+    for start, end, what in sorted(used, key=lambda r: (r[0], -r[1])):
+        while enclosing and enclosing[-1][0] <= start:
+            enclosing.pop()
+        if enclosing and end > enclosing[-1][0]:
+            raise ModelError(
+                f"{what} overlaps {enclosing[-1][1]} in '{show(path.name)}'; "
+                "the offsets are damaged"
+            )
+        enclosing.append((end, what))
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,135 @@
+"""Reading a model from a path or a parsed protobuf, with every large weight left in its file."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no stubs here
+
+from onnxfold.errors import ModelError
+from onnxfold.model_io import wire
+from onnxfold.model_io.check import check_model
+from onnxfold.model_io.external import attach, model_folders, resolve, show
+from onnxfold.model_io.tensors import first_line, slots
+
+__all__ = ["HAS_EXTERNAL_DATA", "from_proto", "load", "references"]
+
+# Key of `ir.Model.meta`: whether the model, as it was read, had external data.
+HAS_EXTERNAL_DATA = "onnxfold.has_external_data"
+
+# Embedded weights of at least this size stay in the file; smaller ones are parsed.
+_DETACH_BYTES = 65536
+_PROTOBUF_LIMIT_BYTES = 2**31 - 1
+
+_KNOWN_STARTS = (
+    (0, b"version https://git-lfs", "it is a Git LFS pointer; run git lfs pull"),
+    (4, b"ORTM", "it is in ORT format; give the .onnx file that it was made from"),
+    (0, b"PK\x03\x04", "it is a zip archive (a PyTorch file?); export it to ONNX first"),
+    (1, b"HDF\r\n", "it is an HDF5 file; convert it to ONNX first"),
+    (4, b"TFL3", "it is a TensorFlow Lite model; convert it to ONNX first"),
+)
+
+
+def load(path: str | os.PathLike[str]) -> ir.Model:
+    """Read an ONNX model; weights, embedded or external, are mapped when they are used.
+
+    The path may be a symbolic link. Tensors in files are `FileTensor`; they raise ModelError when
+    they are read after the file has changed, as when the model was replaced.
+
+    Raises:
+        ModelError: there is no such model, it is damaged or unsupported, or one of its references
+            to external data is missing, out of bounds or outside the model's folder.
+
+    """
+    path = Path(path)
+    label = show(path)
+    proto = _parse(path, label)
+    return _to_ir(proto, model_folders(path), Path(os.path.realpath(path)), label)
+
+
+def from_proto(proto: onnx.ModelProto, folder: str | os.PathLike[str] | None = None) -> ir.Model:
+    """The IR of a parsed model; `folder` is where its external data lies. `proto` is kept as is.
+
+    Raises:
+        ModelError: as `load`; also for external data when no folder is given.
+
+    """
+    folders = () if folder is None else (Path(os.path.realpath(folder)),)
+    return _to_ir(proto, folders, None, "model")
+
+
+def references(path: str | os.PathLike[str]) -> frozenset[Path]:
+    """The external data files that the model at a path uses.
+
+    Raises:
+        ModelError: there is no readable model, or it names a file that `load` would refuse.
+
+    """
+    path = Path(path)
+    label = show(path)
+    model = _deserialize(_parse(path, label), label)
+    links = (slot.tensor for slot in slots(model))
+    names = {os.fspath(link.location) for link in links if isinstance(link, ir.ExternalTensor)}
+    folders = model_folders(path)
+    return frozenset(resolve(name, folders, label) for name in names - {wire.IN_MODEL})
+
+
+def _parse(path: Path, label: str) -> onnx.ModelProto:
+    try:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            raise ModelError(f"{label}: it is a directory; name the .onnx file in it")
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelError(f"{label}: it is no regular file")
+        if status.st_size == 0:
+            raise ModelError(f"{label}: the file is empty")
+        if status.st_size > _PROTOBUF_LIMIT_BYTES:
+            raise ModelError(
+                f"{label}: it is larger than 2 GiB, the limit of protobuf, so it cannot be a whole "
+                "ONNX model; export it with external data"
+            )
+        with (
+            open(path, "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        ):
+            for offset, start, sentence in _KNOWN_STARTS:
+                if mapped[offset : offset + len(start)] == start:
+                    raise ModelError(f"{label}: {sentence}")
+            data = wire.skeleton(mapped, _DETACH_BYTES)
+    except OSError as error:
+        raise ModelError(f"{label}: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelError(f"{label}: not an ONNX model, or truncated: {error}") from error
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except DecodeError as error:
+        raise ModelError(f"{label}: not an ONNX model, or damaged: {first_line(error)}") from error
+    return proto
+
+
+def _deserialize(proto: onnx.ModelProto, label: str) -> ir.Model:
+    check_model(proto, label)
+    try:
+        model = ir.serde.deserialize_model(proto)
+    except (ir.serde.SerdeError, ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"{label}: {first_line(error)}") from error
+    for imports in (model.opset_imports, *(f.opset_imports for f in model.functions.values())):
+        if "ai.onnx" in imports:
+            # The other name of the default domain; onnx-ir gives its nodes the domain "".
+            imports[""] = imports.pop("ai.onnx")
+    return model
+
+
+def _to_ir(
+    proto: onnx.ModelProto, folders: Sequence[Path], model_file: Path | None, label: str
+) -> ir.Model:
+    model = _deserialize(proto, label)
+    model.meta[HAS_EXTERNAL_DATA] = attach(model, folders, model_file, label)
+    return model

@@ -1,0 +1,302 @@
+"""Writing a model: completely under temporary names beside its destination, then published.
+
+Publishing is single renames within one file system: the data under a name that nothing has, then
+the model. A kill between any two steps leaves the input and the previous output whole, and at
+worst a hidden folder or a data file that nothing uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import onnx
+import onnx_ir as ir
+
+from onnxfold.errors import InvariantError, ModelError
+from onnxfold.model_io import wire
+from onnxfold.model_io.copying import Output, Progress
+from onnxfold.model_io.destination import (
+    check_destination,
+    default_data_name,
+    orphans,
+    resolved,
+)
+from onnxfold.model_io.external import show
+from onnxfold.model_io.load import HAS_EXTERNAL_DATA
+from onnxfold.model_io.staging import StagingFolder
+from onnxfold.model_io.tensors import Slot, detach, payload, slots, take_number, tensor_protos
+
+__all__ = ["OutputFiles", "StagedModel", "materialise", "stage"]
+
+_PROTOBUF_LIMIT_BYTES = 2**31 - 1
+# Room for the graph beside the weights.
+_EMBEDDED_LIMIT_BYTES = 1_800_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFiles:
+    """What was published, and the size of it all."""
+
+    model: Path
+    data: Path | None
+    nbytes: int
+
+
+class StagedModel:
+    """A model written completely, in a hidden folder beside its destination.
+
+    `path` can be loaded as it is: the external data lies beside it under its final name. Leaving
+    the context, or `close`, deletes what was not committed.
+    """
+
+    def __init__(
+        self, folder: StagingFolder, final: Path, data_name: str | None, source: Path | None
+    ) -> None:
+        self.path = folder.path / final.name
+        self._folder = folder
+        self._final = final
+        self._data_name = data_name
+        self._source = source
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Delete what is still under temporary names."""
+        self._folder.close()
+
+    def commit(self) -> OutputFiles:
+        """Publish the data, then the model; then delete data that only the old model used.
+
+        Tensors of the old model that were not read yet raise ModelError from then on.
+
+        Raises:
+            ModelError: the files cannot be put in place; what was there before is untouched.
+
+        """
+        if self._folder.closed:
+            raise InvariantError("a staged model is committed twice, or after it was closed")
+        final = self._final
+        data = None if self._data_name is None else final.parent / self._data_name
+        staged = [self.path] if data is None else [self.path, self.path.with_name(data.name)]
+        nbytes = sum(path.stat().st_size for path in staged)
+        try:
+            replaces = final.exists()
+            left = orphans(final, self._source)
+            if replaces:
+                # What is there may be the only copy: have the new one on the disk first.
+                for path in staged:
+                    _sync(path)
+            self._publish(final, data)
+            if left:
+                _sync(final.parent)
+        except OSError as error:
+            raise ModelError(_reason(error, final, nbytes)) from error
+        for path in left:
+            # The new model stands; an old file that cannot be deleted harms nobody.
+            with contextlib.suppress(OSError):
+                path.unlink()
+        self.close()
+        return OutputFiles(final, data, nbytes)
+
+    def _publish(self, final: Path, data: Path | None) -> None:
+        if data is None:
+            os.replace(self.path, final)
+            return
+        if os.path.lexists(data):
+            raise ModelError(f"{show(data)}: another process has written it meanwhile; run again")
+        os.replace(self.path.with_name(data.name), data)
+        try:
+            os.replace(self.path, final)
+        except BaseException:
+            data.unlink()
+            raise
+
+
+def stage(  # noqa: PLR0913  # each is an option of the command line
+    model: ir.Model,
+    destination: str | os.PathLike[str],
+    *,
+    source: Path | None = None,
+    force: bool = False,
+    external_data: bool | None = None,
+    threshold_bytes: int = 1024,
+    progress: Callable[[int, int], None] | None = None,
+) -> StagedModel:
+    """Write a model beside its destination, one tensor in memory at a time.
+
+    Tensors in files are copied from file to file. `external_data` None keeps what the model had,
+    but makes data external that a protobuf cannot hold; initializers of less than
+    `threshold_bytes` stay embedded. The same model gives the same bytes, apart from the name of
+    the data file where it was taken. `progress` is called with bytes written and bytes in all.
+    The model itself is left as it was.
+
+    Raises:
+        UsageError: the destination is the input (`source`) without `force`.
+        ModelError: it cannot be written; nothing is left behind then.
+
+    """
+    check_destination(destination, source=source, force=force)
+    final = resolved(destination)
+    total = sum(slot.tensor.nbytes for slot in slots(model))
+    external = _is_external(model, total) if external_data is None else external_data
+    try:
+        with contextlib.ExitStack() as undo:
+            folder = StagingFolder(final.parent)
+            undo.callback(folder.close)
+            path = folder.path / final.name
+            counter = Progress(total, progress)
+            data_name = None
+            if external:
+                data_name = _write_external(
+                    model, path, default_data_name(final), threshold_bytes, counter
+                )
+            else:
+                _write_embedded(model, path, threshold_bytes, counter)
+            if final.is_file():
+                shutil.copymode(final, path)
+            staged = StagedModel(folder, final, data_name, source)
+            undo.pop_all()
+            return staged
+    except OSError as error:
+        raise ModelError(_reason(error, final, total)) from error
+
+
+def materialise(model: ir.Model) -> onnx.ModelProto:
+    """The whole model as one protobuf in memory, without references to files.
+
+    Raises:
+        ModelError: it is larger than 2 GiB, which protobuf cannot hold, or a file is gone.
+
+    """
+    total = sum(slot.tensor.nbytes for slot in slots(model))
+    _check_limit(total, "write it to a file instead")
+    proto, taken = detach(model, lambda slot: isinstance(slot.tensor, ir.ExternalTensor))
+    for tensor in tensor_protos(proto):
+        _embed(tensor, take_number(tensor), taken)
+    return proto
+
+
+def _is_external(model: ir.Model, total_bytes: int) -> bool:
+    if total_bytes > _EMBEDDED_LIMIT_BYTES:
+        return True
+    known = model.meta.get(HAS_EXTERNAL_DATA)
+    if known is not None:
+        return bool(known)
+    return any(isinstance(slot.tensor, ir.ExternalTensor) for slot in slots(model))
+
+
+def _leaves_protobuf(threshold_bytes: int) -> Callable[[Slot], bool]:
+    def wanted(slot: Slot) -> bool:
+        tensor = slot.tensor
+        if tensor.dtype is ir.DataType.STRING:
+            return False
+        if isinstance(tensor, ir.ExternalTensor):
+            return True
+        return slot.is_initializer and tensor.nbytes >= threshold_bytes
+
+    return wanted
+
+
+def _write_external(
+    model: ir.Model, path: Path, data_name: str, threshold_bytes: int, progress: Progress
+) -> str | None:
+    """Write the model and its data; gives the name of the data, None where there is none."""
+    proto, taken = detach(model, _leaves_protobuf(threshold_bytes))
+    holders: dict[int, onnx.TensorProto] = {}
+    for holder in tensor_protos(proto):
+        number = take_number(holder)
+        if number is not None and taken[number].nbytes >= threshold_bytes:
+            holders[number] = holder
+        else:
+            _embed(holder, number, taken)
+    if holders:
+        offsets: dict[object, int] = {}
+        with Output(path.with_name(data_name), progress) as data:
+            for number in sorted(holders):
+                tensor = taken[number]
+                key = _identity(tensor)
+                if key not in offsets:
+                    data.align(max(1, tensor.dtype.bitwidth // 8))
+                    offsets[key] = data.position
+                    data.write_tensor(tensor)
+                link = wire.reference(data_name, offsets[key], tensor.nbytes)
+                holders[number].MergeFrom(link)
+    _check_limit(proto.ByteSize(), "it is too large even without its weights")
+    with Output(path, progress) as file:
+        file.write(proto.SerializeToString())
+    return data_name if holders else None
+
+
+def _write_embedded(model: ir.Model, path: Path, threshold_bytes: int, progress: Progress) -> None:
+    """Write the model as one protobuf whose large weights never are in memory together."""
+    proto, taken = detach(model, _leaves_protobuf(threshold_bytes))
+    parts: list[tuple[bytes, ir.TensorProtocol | None]] = []
+    for holder in proto.graph.initializer:
+        number = take_number(holder)
+        tensor = None if number is None else taken[number]
+        parts.append((wire.initializer(holder, None if tensor is None else tensor.nbytes), tensor))
+    del proto.graph.initializer[:]
+    for holder in tensor_protos(proto):
+        _embed(holder, take_number(holder), taken)
+    graph = proto.graph.SerializeToString()
+    proto.ClearField("graph")
+    shell = proto.SerializeToString()
+    length = len(graph) + sum(len(head) + (t.nbytes if t else 0) for head, t in parts)
+    _check_limit(len(shell) + length, "save it with external data")
+    with Output(path, progress) as file:
+        file.write(shell + wire.graph_header(length) + graph)
+        for head, tensor in parts:
+            file.write(head)
+            if tensor is not None:
+                file.write_tensor(tensor)
+
+
+def _embed(holder: onnx.TensorProto, number: int | None, taken: list[ir.TensorProtocol]) -> None:
+    if number is not None:
+        holder.raw_data = bytes(payload(taken[number]))
+
+
+def _identity(tensor: ir.TensorProtocol) -> object:
+    """Equal for tensors that share their bytes, so that a tied weight is written once."""
+    if isinstance(tensor, ir.ExternalTensor):
+        return tensor.path, tensor.offset or 0, tensor.nbytes
+    return id(tensor)
+
+
+def _check_limit(nbytes: int, remedy: str) -> None:
+    if nbytes > _PROTOBUF_LIMIT_BYTES:
+        raise ModelError(
+            f"the model has {nbytes / 2**30:.2f} GiB, more than the 2 GiB of a protobuf: {remedy}"
+        )
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: OSError, final: Path, needed_bytes: int) -> str:
+    label = show(final)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = shutil.disk_usage(final.parent).free
+        return (
+            f"{label}: the disk is full: {needed_bytes / 1e6:.1f} MB are needed and "
+            f"{free / 1e6:.1f} MB are free; free some space or choose another folder"
+        )
+    what = error.strerror or str(error)
+    about = f" ({show(error.filename)})" if isinstance(error.filename, str) else ""
+    return f"{label}: it cannot be written: {what}{about}"

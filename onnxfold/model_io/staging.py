@@ -1,0 +1,73 @@
+"""A hidden folder for files that are not yet published, gone when it is closed.
+
+A killed process leaves its folder behind. Each live one is locked by its process, and the system
+drops the lock with the process, so the next run can tell and removes what is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such lock; left folders stay there
+    fcntl = None  # type: ignore[assignment]  # the module is optional
+
+__all__ = ["StagingFolder"]
+
+_PREFIX = ".onnxfold-"
+# A folder exists for a moment before it is locked.
+_MOMENT_S = 60.0
+
+
+class StagingFolder:
+    """A new hidden folder inside another one.
+
+    Raises:
+        OSError: it cannot be created.
+
+    """
+
+    def __init__(self, parent: Path) -> None:
+        _remove_left(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        self._lock = _locked(self.path)
+        self.closed = False
+
+    def close(self) -> None:
+        """Delete the folder and what is still in it."""
+        self.closed = True
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _remove_left(parent: Path) -> None:
+    for folder in parent.glob(f"{_PREFIX}*"):
+        # Another process may remove it, or may not be ours to remove: then it just stays.
+        with contextlib.suppress(OSError):
+            if folder.is_symlink() or time.time() - folder.stat().st_mtime < _MOMENT_S:
+                continue
+            lock = _locked(folder)
+            if lock is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """Descriptor that locks a folder until it is closed; None if another process holds it."""
+    if fcntl is None:
+        return None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -1,0 +1,24 @@
+"""Decomposed norms by algebra: what each value is in terms of one tensor and its moments.
+
+Nothing here changes the graph or matches a template.  ``canonical`` sees through what has no
+effect, ``forms`` are the expressions, ``moments`` (rules A and B) and ``closure`` (rule C) say
+what an operator does to them, and ``matcher`` applies them to every node once.
+"""
+
+from __future__ import annotations
+
+from onnxfold.norms.algebra.canonical import Canonical
+from onnxfold.norms.algebra.coefficient import Coefficient
+from onnxfold.norms.algebra.forms import Affine, Denominator, Moment, Over
+from onnxfold.norms.algebra.matcher import Match, match_graph
+
+__all__ = [
+    "Affine",
+    "Canonical",
+    "Coefficient",
+    "Denominator",
+    "Match",
+    "Moment",
+    "Over",
+    "match_graph",
+]

@@ -1,0 +1,231 @@
+"""The graph as if what has no effect were not there: a view, the graph is not changed.
+
+Sees through Identity, Dropout, Casts to the same type, Reshape and Expand to the same shape,
+and multiplication by exactly 1 or addition of exactly 0 (no tolerance).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.graph import GraphView
+from onnxfold.norms.algebra.coefficient import Coefficient
+from onnxfold.norms.algebra.tokens import Token, Tokens, fits, same_elements
+
+__all__ = ["Canonical", "is_narrowing"]
+
+_FLOAT_BITS = {  # exponent and fraction: a Cast is exact iff neither shrinks
+    ir.DataType.FLOAT16: (5, 10),
+    ir.DataType.BFLOAT16: (8, 7),
+    ir.DataType.FLOAT: (8, 23),
+    ir.DataType.DOUBLE: (11, 52),
+}
+_BOOLEAN = frozenset("And Equal Greater GreaterOrEqual IsNaN Less LessOrEqual Not Or".split())
+_RESHAPES = frozenset(("Flatten", "Reshape", "Squeeze", "Unsqueeze"))
+_NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
+
+
+def is_narrowing(source: ir.DataType | None, target: ir.DataType | None) -> bool | None:
+    """Whether a Cast between float types may round; None where it is no such Cast."""
+    if source not in _FLOAT_BITS or target not in _FLOAT_BITS:
+        return None
+    before, after = _FLOAT_BITS[source], _FLOAT_BITS[target]
+    return after[0] < before[0] or after[1] < before[1]
+
+
+class Canonical:
+    """Questions about values, answered once and remembered."""
+
+    def __init__(self, view: GraphView):
+        self.view = view
+        self.tokens = Tokens(view)
+        self._roots: dict[ir.Value, ir.Value] = {}
+        self._atoms: dict[ir.Value, ir.Value] = {}
+        self._dtypes: dict[ir.Value, ir.DataType | None] = {}
+
+    def dims(self, value: ir.Value | None) -> tuple[Token, ...] | None:
+        """Return the shape in tokens."""
+        return self.tokens.dims(value)
+
+    def root(self, value: ir.Value) -> ir.Value:
+        """Return the value that this one is a plain copy of."""
+        trail = []
+        while value not in self._roots:
+            trail.append(value)
+            source = self.copied(value)
+            if source is None:
+                self._roots[value] = value
+                break
+            value = source
+        root = self._roots[value]
+        self._roots.update((item, root) for item in trail)
+        return root
+
+    def atom(self, value: ir.Value) -> ir.Value:
+        """Return the value that this one equals exactly, through widening Casts too."""
+        value = self.root(value)
+        if value not in self._atoms:
+            node = value.producer()
+            source = None
+            if node is not None and node.op_type == "Cast" and node.domain == "":
+                source = node.inputs[0]
+            exact = source is not None and is_narrowing(self.dtype(source), self.dtype(value))
+            self._atoms[value] = value if source is None or exact is not False else self.atom(source)
+        return self._atoms[value]
+
+    def copied(self, value: ir.Value) -> ir.Value | None:
+        """Return the input that the value's node passes on unchanged, else None."""
+        node = value.producer()
+        if node is None or node.domain != "" or value is not node.outputs[0] or not node.inputs:
+            return None
+        first = node.inputs[0]
+        if first is None:
+            return None
+        unchanged = False
+        if node.op_type == "Identity":
+            unchanged = True
+        elif node.op_type == "Dropout":
+            unchanged = self._inference(node)
+        elif node.op_type == "Cast":
+            unchanged = self.dtype(first) is not None and self.dtype(first) == self.dtype(value)
+        elif node.op_type == "Expand":
+            unchanged = self.dims(value) == self.dims(first) is not None
+        elif node.op_type in _RESHAPES:
+            unchanged = same_elements(self.dims(value), self.dims(first))
+        elif node.op_type in _NEUTRAL:
+            return self._neutral(node)
+        return first if unchanged else None
+
+    def _inference(self, node: ir.Node) -> bool:
+        if len(node.inputs) < 3 or node.inputs[2] is None:
+            return node.attributes.get_int("is_test", 1) == 1
+        return self.view.scalar(node.inputs[2]) == 0.0
+
+    def _neutral(self, node: ir.Node) -> ir.Value | None:
+        """Return x of x * 1, 1 * x, x / 1, x + 0, 0 + x, x - 0 where the shape stays."""
+        neutral = _NEUTRAL[node.op_type]
+        for place in (1, 0) if node.op_type in ("Mul", "Add") else (1,):
+            operand, other = node.inputs[place], node.inputs[1 - place]
+            if operand is None or other is None or not self._small(operand):
+                continue
+            if self.view.scalar(operand) == neutral and fits(self.dims(operand), self.dims(other)):
+                return other
+        return None
+
+    def _small(self, value: ir.Value) -> bool:
+        tensor = self.view.tensor(value)
+        return tensor is None or tensor.size == 1
+
+    def dtype(self, value: ir.Value | None) -> ir.DataType | None:
+        """Return the element type, as declared or as the operator gives it."""
+        if value is None:
+            return None
+        if value not in self._dtypes:
+            self._dtypes[value] = None
+            self._dtypes[value] = self._find_dtype(value)
+        return self._dtypes[value]
+
+    def _find_dtype(self, value: ir.Value) -> ir.DataType | None:
+        node = value.producer()
+        if node is not None and node.op_type == "Cast" and node.domain == "":
+            to = node.attributes.get_int("to", 0)
+            return ir.DataType(to) if to else None
+        if value.dtype is not None:
+            return value.dtype
+        tensor = self.view.tensor(value)
+        if tensor is not None:
+            return tensor.dtype
+        return None if node is None else self._result_dtype(node)
+
+    def _result_dtype(self, node: ir.Node) -> ir.DataType | None:
+        if node.op_type in ("Shape", "Size"):
+            return ir.DataType.INT64
+        if node.op_type in _BOOLEAN:
+            return ir.DataType.BOOL
+        if node.op_type == "ConstantOfShape":
+            filler = node.attributes.get_tensor("value")
+            return ir.DataType.FLOAT if filler is None else filler.dtype
+        operands = {"Where": (1, 2), "CastLike": (1,)}.get(node.op_type, (0, 1))
+        for index in operands:
+            if index < len(node.inputs) and node.inputs[index] is not None:
+                found = self.dtype(node.inputs[index])
+                if found is not None:
+                    return found
+        return None
+
+    def number(self, value: ir.Value | None) -> float | None:
+        """Return a constant scalar, also one computed from static sizes, else None."""
+        if value is None:
+            return None
+        scalar = self.view.scalar(value)
+        if scalar is not None:
+            return scalar
+        if self._small(value) and self.view.tensor(value) is None:
+            vector = self.tokens.vector(value)
+            if vector is not None and len(vector) == 1 and isinstance(vector[0], int):
+                return float(vector[0])
+        return None
+
+    def uniform(self, value: ir.Value | None) -> float | None:
+        """Return the one number that fills a value of whatever shape, else None."""
+        while value is not None:
+            array = self.view.array(value)
+            if array is not None:
+                first = float(array.reshape(-1)[0]) if array.size else math.nan
+                return first if bool(np.all(array == first)) else None
+            node = value.producer()
+            if node is None or node.domain != "":
+                return None
+            if node.op_type == "ConstantOfShape":
+                filler = node.attributes.get_tensor("value")
+                return 0.0 if filler is None else float(filler.numpy().reshape(()))
+            if node.op_type not in ("Expand", "Identity", "Cast", *_RESHAPES):
+                return None
+            value = node.inputs[0]
+        return None
+
+    def coefficient(self, value: ir.Value | None, t: ir.Value) -> Coefficient | None:
+        """Return a factor or term that may stand beside t, whatever axes it varies along.
+
+        A value that is computed at run time counts only if its rank is below that of t: one of
+        full rank is another tensor of the stream, a residual or a gate, not a parameter.
+        """
+        if value is None:
+            return None
+        value = self._unexpanded(self.root(value), t)
+        number = self.number(value)
+        if number is not None and fits(self.dims(value), self.dims(t)):
+            plain = Coefficient.of(number)
+            exact = plain.number == number
+            return Coefficient(plain.array, (), value if exact and number not in (0, 1) else None)
+        array = self.view.array(value)
+        if array is not None:
+            if not np.issubdtype(array.dtype, np.number) and array.dtype.name != "bfloat16":
+                return None
+            return Coefficient(array.astype(np.float64), (), value)
+        filled = self.uniform(value)
+        if filled is not None and fits(self.dims(value), self.dims(t)):
+            return Coefficient.of(filled)
+        return self._runtime(value, t)
+
+    def _runtime(self, value: ir.Value, t: ir.Value) -> Coefficient | None:
+        dims, limit = self.dims(value), self.dims(t)
+        parameter = self.view.tensor(value) is not None or value.is_initializer()
+        if dims is None or limit is None or not (parameter or len(dims) < len(limit)):
+            return None
+        if self.dtype(value) not in _FLOAT_BITS:
+            return None
+        return Coefficient(np.ones(()), (value,), value)
+
+    def _unexpanded(self, value: ir.Value, t: ir.Value) -> ir.Value:
+        """Return what an Expand to at most the shape of t repeats."""
+        node = value.producer()
+        if node is None or node.op_type != "Expand" or node.domain != "":
+            return value
+        source = node.inputs[0]
+        if source is None or not fits(self.dims(value), self.dims(t)):
+            return value
+        return self.root(source)

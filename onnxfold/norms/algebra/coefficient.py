@@ -1,0 +1,102 @@
+"""Coefficients of an affine form: a constant array times values that are not known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+__all__ = ["MINUS_ONE", "ONE", "ZERO", "Coefficient"]
+
+# 1/n is rounded to the model's type before it meets n, so n * (1/n) is 1 only up to this.
+_UNIT_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Coefficient:
+    """``array`` (float64, broadcasts as in numpy) times the product of ``runtime`` values.
+
+    ``source`` is the graph's value that the coefficient equals exactly, where there is one.
+    """
+
+    array: npt.NDArray[np.float64]
+    runtime: tuple[ir.Value, ...] = ()
+    source: ir.Value | None = None
+
+    @staticmethod
+    def of(number: float) -> Coefficient:
+        """Return a scalar; one that is 1 or -1 up to the rounding of 1/n becomes exactly that."""
+        for unit in (1.0, -1.0):
+            if abs(number - unit) <= _UNIT_TOLERANCE:
+                number = unit
+        return Coefficient(np.asarray(number, dtype=np.float64))
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether the coefficient vanishes."""
+        return not self.array.any()
+
+    @property
+    def is_one(self) -> bool:
+        """Whether the coefficient changes nothing but perhaps a shape."""
+        return not self.runtime and bool((self.array == 1).all())
+
+    @property
+    def number(self) -> float | None:
+        """The value of a constant scalar, else None."""
+        return float(self.array.reshape(())) if not self.runtime and self.array.size == 1 else None
+
+    @property
+    def expressible(self) -> bool:
+        """Whether one constant or one value of the graph says it all."""
+        return not self.runtime or (len(self.runtime) == 1 and bool((self.array == 1).all()))
+
+    def times(self, other: Coefficient) -> Coefficient:
+        """Return the product."""
+        if other.number == 1.0:
+            return self
+        if self.number == 1.0:
+            return other
+        if self.number is not None and other.number is not None:
+            return Coefficient.of(self.number * other.number)
+        runtime = tuple(sorted(self.runtime + other.runtime, key=id))
+        return Coefficient(self.array * other.array, runtime)
+
+    def plus(self, other: Coefficient) -> Coefficient | None:
+        """Return the sum, or None where it is not one product."""
+        if other.is_zero:
+            return self
+        if self.is_zero:
+            return other
+        if self.runtime != other.runtime:
+            return None
+        if self.number is not None and other.number is not None:
+            return Coefficient.of(self.number + other.number)
+        return Coefficient(self.array + other.array, self.runtime)
+
+    def inverse(self) -> Coefficient | None:
+        """Return 1 / self, or None where it is not constant or not finite."""
+        if self.runtime or not self.array.all():
+            return None
+        return Coefficient(1.0 / self.array)
+
+    def negated(self) -> Coefficient:
+        """Return -self."""
+        return MINUS_ONE.times(self) if not self.is_zero else self
+
+    def opposes(self, other: Coefficient) -> bool:
+        """Whether self = -other up to the rounding of 1/n."""
+        if self.runtime != other.runtime:
+            return False
+        try:
+            mine, theirs = np.broadcast_arrays(self.array, -other.array)
+        except ValueError:
+            return False
+        return bool(np.allclose(mine, theirs, rtol=_UNIT_TOLERANCE, atol=0.0))
+
+
+ZERO = Coefficient.of(0.0)
+ONE = Coefficient.of(1.0)
+MINUS_ONE = Coefficient.of(-1.0)

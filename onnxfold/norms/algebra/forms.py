@@ -1,0 +1,135 @@
+"""Expressions over one tensor t and its moments over a set of axes.
+
+    Square        v * v
+    Moment        factor * s  [+ epsilon | max epsilon]      s = mean(t^2), var(t) or mean(t)^2
+    Root          coefficient * D ** power                   D a Denominator
+    Denominator   sqrt(factor * s) with epsilon in one of four places
+    Affine        (a * t + m * mean(t)) / D + c
+
+Every statistic knows whether it broadcasts against t, or which axes it has lost (``dropped``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import onnx_ir as ir
+
+from onnxfold.graph import Fiber
+from onnxfold.norms.algebra.coefficient import ZERO, Coefficient
+from onnxfold.norms.site import EpsilonMode
+
+__all__ = ["Affine", "Denominator", "Form", "Moment", "Over", "Root", "Square", "Statistic"]
+
+
+class Statistic(Enum):
+    """Which second moment: mean(t^2), mean((t - mean(t))^2), or mean(t)^2."""
+
+    MEAN_SQUARE = auto()
+    VARIANCE = auto()
+    SQUARED_MEAN = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The elements that a moment runs over, in the coordinates of t.
+
+    ``axes`` are ascending and without axes of size 1; ``fiber`` is None where a size is not
+    known; ``groups`` counts the blocks of axis 1 of a group norm whose sizes are not known.
+    """
+
+    axes: tuple[int, ...]
+    fiber: Fiber | None
+    groups: int = 0
+
+    @property
+    def size(self) -> int:
+        """The number of elements, 0 where it is not known."""
+        return self.fiber.size if self.fiber is not None else 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Square:
+    """The square of a value, element by element."""
+
+    value: ir.Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moment:
+    """A second moment before the square root; ``mode`` is None until there is an epsilon."""
+
+    t: ir.Value
+    over: Over
+    statistic: Statistic
+    factor: float
+    dropped: tuple[int, ...] | None
+    epsilon: float = 0.0
+    mode: EpsilonMode | None = None
+    one_pass: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Denominator:
+    """What a norm divides by; ``one_pass`` if the variance was computed as E[x^2] - E[x]^2."""
+
+    t: ir.Value
+    over: Over
+    statistic: Statistic
+    factor: float
+    epsilon: float
+    mode: EpsilonMode
+    one_pass: bool
+    dtype: ir.DataType
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Root:
+    """``coefficient * denominator ** power`` with power 1 (scalar coefficient) or -1."""
+
+    denominator: Denominator
+    power: int
+    coefficient: Coefficient
+    dropped: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Affine:
+    """``(a * t + m * mean(t)) / denominator + c``; ``over`` is None while there is no moment.
+
+    ``dropped`` is only for a bare mean.  ``narrowed``: rounded to a smaller type on the way;
+    ``rounds_before_affine``: so rounded before gamma; ``cancels``: differences were taken late.
+    """
+
+    t: ir.Value
+    over: Over | None
+    a: Coefficient
+    m: Coefficient
+    c: Coefficient = ZERO
+    denominator: Denominator | None = None
+    dropped: tuple[int, ...] | None = None
+    narrowed: bool = False
+    rounds_before_affine: bool = False
+    cancels: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether this is a norm of t: centred over a variance, or bare over a mean square."""
+        if self.denominator is None or self.a.is_zero or self.dropped is not None:
+            return False
+        if not (self.a.expressible and self.c.expressible):
+            return False
+        if self.denominator.statistic is Statistic.VARIANCE:
+            return self.a.opposes(self.m)
+        return self.m.is_zero
+
+    @property
+    def centred(self) -> float | None:
+        """The scalar k of k * (t - mean(t)), else None."""
+        k = self.a.number
+        bare = self.denominator is None and self.c.is_zero and self.dropped is None
+        return k if k and bare and self.a.opposes(self.m) else None
+
+
+Form = Square | Moment | Root | Affine

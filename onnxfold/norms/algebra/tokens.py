@@ -1,0 +1,268 @@
+"""Shapes in which equal symbols mean equal sizes, and integer vectors computed from shapes.
+
+onnx's inference gives a fresh symbol to every size that it cannot follow.  Exporters build the
+target of Reshape and Expand from Shape, Gather and Concat, so this follows those vectors, and
+lets a value's unknown sizes be those of the value they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import onnx_ir as ir
+
+from onnxfold.graph import GraphView
+
+__all__ = ["Token", "Tokens", "fits", "same_elements"]
+
+Token = int | str
+
+_SAME_SHAPE = frozenset(
+    """Abs Cast CastLike Clip Dropout Elu Erf Exp Gelu HardSigmoid HardSwish Identity LeakyRelu
+    LayerNormalization InstanceNormalization GroupNormalization Log LogSoftmax LpNormalization
+    MeanVarianceNormalization Neg Not Reciprocal Relu RMSNormalization Selu Sigmoid Sign
+    SimplifiedLayerNormalization Softmax Softplus Sqrt Tanh""".split()
+)
+_BROADCAST = frozenset("Add Div Equal Greater Less Max Min Mul Pow PRelu Sub Sum Where".split())
+
+
+def fits(small: tuple[Token, ...] | None, large: tuple[Token, ...] | None) -> bool:
+    """Whether broadcasting the first against the second gives the second's shape."""
+    if small is None or large is None or len(small) > len(large):
+        return False
+    tail = large[len(large) - len(small) :]
+    return all(a in (1, b) for a, b in zip(small, tail, strict=True))
+
+
+def same_elements(a: tuple[Token, ...] | None, b: tuple[Token, ...] | None) -> bool:
+    """Whether shapes of equally many elements are equal: one unknown pair follows from the rest."""
+    if a is None or b is None or len(a) != len(b):
+        return False
+    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x != y]
+    if any(isinstance(x, int) and isinstance(y, int) for x, y in pairs) or 0 in a:
+        return False
+    return len(pairs) <= 1
+
+
+class Tokens:
+    """Shapes and integer vectors of one model, remembered."""
+
+    def __init__(self, view: GraphView):
+        self._view = view
+        self._dims: dict[ir.Value, tuple[Token, ...] | None] = {}
+        self._vectors: dict[ir.Value, tuple[Token, ...] | None] = {}
+
+    def dims(self, value: ir.Value | None) -> tuple[Token, ...] | None:
+        """Return the shape with a distinct token for every size that nothing is known about."""
+        if value is None:
+            return None
+        if value not in self._dims:
+            self._dims[value] = None
+            self._dims[value] = self._find_dims(value)
+        return self._dims[value]
+
+    def vector(self, value: ir.Value | None) -> tuple[Token, ...] | None:
+        """Return an integer tensor, flattened, as far as it follows from shapes and constants."""
+        if value is None:
+            return None
+        if value not in self._vectors:
+            self._vectors[value] = None
+            self._vectors[value] = self._find_vector(value)
+        return self._vectors[value]
+
+    def _find_dims(self, value: ir.Value) -> tuple[Token, ...] | None:
+        shape = self._view.shape(value)
+        if shape is not None and all(isinstance(dim, int) for dim in shape):
+            return tuple(dim for dim in shape if isinstance(dim, int))
+        node = value.producer()
+        derived = None if node is None else self._derived(node, value)
+        if shape is None:
+            return derived
+        known = derived if derived is not None and len(derived) == len(shape) else None
+        tokens: list[Token] = []
+        for axis, dim in enumerate(shape):
+            if isinstance(dim, int):
+                tokens.append(dim)
+            elif known is not None:
+                tokens.append(known[axis])
+            else:
+                tokens.append(dim if dim is not None else f"{value.name}@{axis}")
+        return tuple(tokens)
+
+    def _derived(self, node: ir.Node, value: ir.Value) -> tuple[Token, ...] | None:
+        if not node.inputs or value is not node.outputs[0] or node.domain not in ("", "onnxfold"):
+            return None
+        if node.op_type in _SAME_SHAPE:
+            return self.dims(node.inputs[0])
+        if node.op_type in _BROADCAST:
+            return _broadcast([self.dims(operand) for operand in node.inputs])
+        rule = _SHAPE_RULES.get(node.op_type)
+        return None if rule is None else rule(self, node)
+
+    def reshaped(self, node: ir.Node) -> tuple[Token, ...] | None:
+        """Return the shape that Reshape gives, resolving 0 and -1 where they can be."""
+        source, target = self.dims(node.inputs[0]), self.vector(node.inputs[1])
+        if source is None or target is None:
+            return None
+        if node.attributes.get_int("allowzero", 0) == 0:
+            if any(dim == 0 and axis >= len(source) for axis, dim in enumerate(target)):
+                return None
+            target = tuple(source[i] if dim == 0 else dim for i, dim in enumerate(target))
+        if -1 not in target:
+            return target
+        missing = _quotient(source, tuple(dim for dim in target if dim != -1))
+        token: Token = f"{node.outputs[0].name}@-1" if missing is None else missing
+        return tuple(token if dim == -1 else dim for dim in target)
+
+    def expanded(self, node: ir.Node) -> tuple[Token, ...] | None:
+        """Return the shape that Expand gives."""
+        return _broadcast([self.dims(node.inputs[0]), self.vector(node.inputs[1])])
+
+    def transposed(self, node: ir.Node) -> tuple[Token, ...] | None:
+        """Return the shape that Transpose gives."""
+        source = self.dims(node.inputs[0])
+        if source is None:
+            return None
+        order = node.attributes.get_ints("perm", tuple(range(len(source)))[::-1])
+        return tuple(source[axis] for axis in order)
+
+    def unsqueezed(self, node: ir.Node) -> tuple[Token, ...] | None:
+        """Return the shape that Unsqueeze gives."""
+        source, axes = self.dims(node.inputs[0]), self._view.axes(node)
+        if source is None or not axes:
+            return None
+        rank = len(source) + len(axes)
+        places = {axis % rank for axis in axes}
+        rest = iter(source)
+        return tuple(1 if axis in places else next(rest) for axis in range(rank))
+
+    def reduced(self, node: ir.Node) -> tuple[Token, ...] | None:
+        """Return the shape that a reduction gives."""
+        source, axes = self.dims(node.inputs[0]), self._view.axes(node)
+        if source is None or axes is None:
+            return None
+        places = {axis % len(source) for axis in axes or range(len(source))} if source else set()
+        if node.attributes.get_int("keepdims", 1):
+            return tuple(1 if axis in places else dim for axis, dim in enumerate(source))
+        return tuple(dim for axis, dim in enumerate(source) if axis not in places)
+
+    def _find_vector(self, value: ir.Value) -> tuple[Token, ...] | None:
+        integers = self._view.integers(value)
+        if integers is not None:
+            return integers
+        node = value.producer()
+        if node is None or node.domain != "" or not node.inputs:
+            return None
+        rule = _VECTOR_RULES.get(node.op_type)
+        return None if rule is None else rule(self, node)
+
+    def _of_shape(self, node: ir.Node) -> tuple[Token, ...] | None:
+        dims = self.dims(node.inputs[0])
+        if dims is None:
+            return None
+        end = node.attributes.get_int("end", len(dims))
+        return dims[node.attributes.get_int("start", 0) : end]
+
+    def _of_first(self, node: ir.Node) -> tuple[Token, ...] | None:
+        return self.vector(node.inputs[0])
+
+    def _of_concat(self, node: ir.Node) -> tuple[Token, ...] | None:
+        parts = [self.vector(operand) for operand in node.inputs]
+        if any(part is None for part in parts):
+            return None
+        return tuple(item for part in parts if part is not None for item in part)
+
+    def _of_gather(self, node: ir.Node) -> tuple[Token, ...] | None:
+        vector, indices = self.vector(node.inputs[0]), self._view.integers(node.inputs[1])
+        if vector is None or indices is None:
+            return None
+        if any(not -len(vector) <= index < len(vector) for index in indices):
+            return None
+        return tuple(vector[index] for index in indices)
+
+    def _of_slice(self, node: ir.Node) -> tuple[Token, ...] | None:
+        vector = self.vector(node.inputs[0])
+        bounds = [self._view.integers(operand) for operand in node.inputs[1:3]]
+        steps = self._view.integers(node.inputs[4]) if len(node.inputs) > 4 else (1,)
+        if vector is None or len(bounds) < 2 or bounds[0] is None or bounds[1] is None:
+            return None
+        if steps is None or len(bounds[0]) != 1 or len(bounds[1]) != 1:
+            return None
+        return vector[bounds[0][0] : bounds[1][0] : steps[0]]
+
+    def _of_product(self, node: ir.Node) -> tuple[Token, ...] | None:
+        vector = self.vector(node.inputs[0])
+        if vector is None or not all(isinstance(item, int) for item in vector):
+            return None if vector is None or len(vector) != 1 else vector
+        return (prod(item for item in vector if isinstance(item, int)),)
+
+    def _of_arithmetic(self, node: ir.Node) -> tuple[Token, ...] | None:
+        a, b = self.vector(node.inputs[0]), self.vector(node.inputs[1])
+        if a is None or b is None or len(a) != 1 or len(b) != 1:
+            return None
+        x, y = a[0], b[0]
+        if isinstance(x, int) and isinstance(y, int):
+            result = {"Add": x + y, "Sub": x - y, "Mul": x * y}.get(node.op_type)
+            return None if result is None else (result,)
+        return None
+
+
+def _broadcast(shapes: list[tuple[Token, ...] | None]) -> tuple[Token, ...] | None:
+    if any(shape is None for shape in shapes):
+        return None
+    known = [shape for shape in shapes if shape is not None]
+    rank = max(len(shape) for shape in known)
+    result: list[Token] = []
+    for back in range(rank, 0, -1):
+        sizes = {shape[-back] for shape in known if len(shape) >= back} - {1}
+        numbers = [size for size in sizes if isinstance(size, int)]
+        if len(sizes) > 1 and not numbers:
+            return None
+        result.append(numbers[0] if numbers else next(iter(sizes), 1))
+    return tuple(result)
+
+
+def _quotient(whole: tuple[Token, ...], part: tuple[Token, ...]) -> Token | None:
+    """Divide products of sizes; None where the quotient is not one size."""
+    symbols = [token for token in whole if isinstance(token, str)]
+    for token in part:
+        if isinstance(token, str):
+            if token not in symbols:
+                return None
+            symbols.remove(token)
+    above = prod(token for token in whole if isinstance(token, int))
+    below = prod(token for token in part if isinstance(token, int))
+    if below == 0 or above % below or (symbols and above != below) or len(symbols) > 1:
+        return None
+    return symbols[0] if symbols else above // below
+
+
+_Rule = Callable[[Tokens, ir.Node], tuple[Token, ...] | None]
+
+_SHAPE_RULES: dict[str, _Rule] = {
+    "Expand": Tokens.expanded,
+    "Reshape": Tokens.reshaped,
+    "Transpose": Tokens.transposed,
+    "Unsqueeze": Tokens.unsqueezed,
+    "ReduceL2": Tokens.reduced,
+    "ReduceMean": Tokens.reduced,
+    "ReduceSum": Tokens.reduced,
+    "ReduceSumSquare": Tokens.reduced,
+}
+
+_VECTOR_RULES: dict[str, _Rule] = {
+    "Add": Tokens._of_arithmetic,
+    "Cast": Tokens._of_first,
+    "Concat": Tokens._of_concat,
+    "Gather": Tokens._of_gather,
+    "Identity": Tokens._of_first,
+    "Mul": Tokens._of_arithmetic,
+    "ReduceProd": Tokens._of_product,
+    "Reshape": Tokens._of_first,
+    "Shape": Tokens._of_shape,
+    "Slice": Tokens._of_slice,
+    "Squeeze": Tokens._of_first,
+    "Sub": Tokens._of_arithmetic,
+    "Unsqueeze": Tokens._of_first,
+}

@@ -1,0 +1,295 @@
+"""Norms that are one operator: standard, onnxfold's own, and ONNX Runtime's.
+
+Sources: the ONNX operator specifications of the opset named at each form; for com.microsoft,
+ONNX Runtime's ContribOperators.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.errors import ModelError
+from onnxfold.graph import AxisBlock, Dim, Fiber, GraphView, node_label
+from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
+from onnxfold.refusal import Refusal, RefusalCode
+
+__all__ = ["NORM_OPERATORS", "op_site", "size_refusal", "spatial_refusal"]
+
+_MVN_EPSILON = 1e-9
+
+
+def op_site(view: GraphView, node: ir.Node) -> NormSite | None:
+    """Return the site of a node that is a norm by itself, else None."""
+    form = NORM_OPERATORS.get((node.domain, node.op_type))
+    if form is None or not node.inputs or node.inputs[0] is None:
+        return None
+    return form(view, node)
+
+
+def spatial_refusal(label: str) -> Refusal:
+    """Say why a group norm or instance norm over spatial axes is left alone (design, section 2)."""
+    return Refusal(
+        RefusalCode.SPATIAL_NORM,
+        "the statistics run over spatial axes, so the norm does not see one shift per sample and "
+        "group, but it sees a shift per position: centring channels is not exact here",
+        (label,),
+    )
+
+
+def size_refusal(label: str) -> Refusal:
+    """Say that the number of normalised elements is not a constant of the model."""
+    return Refusal(
+        RefusalCode.DYNAMIC_FIBER, "the size of a normalised axis is not known", (label,)
+    )
+
+
+def _x(node: ir.Node) -> ir.Value:
+    value = node.inputs[0]
+    if value is None:
+        raise ModelError(f"node {node_label(node)} has no input")
+    return value
+
+
+def _operand(node: ir.Node, index: int) -> ir.Value | None:
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def _unless_all(view: GraphView, value: ir.Value | None, neutral: float) -> ir.Value | None:
+    """Return the operand, or None where it is a constant full of the neutral element."""
+    array = view.array(value)
+    return None if array is not None and bool(np.all(array == neutral)) else value
+
+
+def _leaks(node: ir.Node, outputs: tuple[int, ...]) -> tuple[ir.Value, ...]:
+    values = (node.outputs[index] for index in outputs if index < len(node.outputs))
+    return tuple(value for value in values if value.uses() or value.is_graph_output())
+
+
+def _compute_dtype(node: ir.Node) -> ir.DataType:
+    """Return the type of the statistics: stash_type, or that of x where x is wider."""
+    if _x(node).dtype is ir.DataType.DOUBLE:
+        return ir.DataType.DOUBLE
+    return ir.DataType(node.attributes.get_int("stash_type", ir.DataType.FLOAT.value))
+
+
+def _fiber(dims: dict[int, Dim]) -> tuple[Fiber, int]:
+    """Return the fiber of whole axes and its size; no blocks and 0 where a size is unknown."""
+    blocks = []
+    for axis, dim in dims.items():
+        if not isinstance(dim, int) or dim < 1:
+            return Fiber(()), 0
+        blocks.append(AxisBlock(axis, 1, dim, 1))
+    fiber = Fiber.of(blocks)
+    return fiber, fiber.size
+
+
+def _trailing(view: GraphView, node: ir.Node, first: int) -> dict[int, Dim] | None:
+    """Return the axes from ``first`` on with their sizes; one unknown axis for an unknown rank."""
+    rank = view.rank(_x(node))
+    if rank is None:
+        return {-1: None}
+    if not -rank <= first < rank:
+        return None
+    return {axis: view.dim(_x(node), axis) for axis in range(first % rank, rank)}
+
+
+def _sized_by_scale(view: GraphView, dims: dict[int, Dim], scale: ir.Value | None) -> None:
+    """Fill in sizes that only the scale tells: it may be broadcast to x, never the other way."""
+    shape = view.shape(scale)
+    for back, axis in enumerate(reversed(dims), start=1):
+        if shape is None or len(shape) < back or isinstance(dims[axis], int):
+            continue
+        if isinstance(shape[-back], int) and shape[-back] != 1:
+            dims[axis] = shape[-back]
+
+
+def _trailing_norm(
+    view: GraphView, node: ir.Node, kind: NormKind, epsilon: float, first: int
+) -> NormSite | None:
+    dims = _trailing(view, node, first)
+    if dims is None:
+        return None
+    if -1 not in dims:
+        _sized_by_scale(view, dims, _operand(node, 1))
+    fiber, size = _fiber(dims)
+    contrib = node.op_type.startswith("Simplified") or node.domain == "com.microsoft"
+    return NormSite(
+        name=node_label(node),
+        kind=kind,
+        form=NormForm.CONTRIB if contrib else NormForm.OP,
+        input=_x(node),
+        output=node.outputs[0],
+        fiber=fiber,
+        size=size,
+        epsilon=epsilon,
+        nodes=(node,),
+        gamma=_unless_all(view, _operand(node, 1), 1),
+        beta=_unless_all(view, _operand(node, 2), 0),
+        leaks=_leaks(node, (1, 2)),
+        compute_dtype=_compute_dtype(node),
+        refusal=None if size else size_refusal(node_label(node)),
+    )
+
+
+def _layer_normalization(view: GraphView, node: ir.Node) -> NormSite | None:
+    """LayerNormalization-17: axes ``axis``.. of x, epsilon 1e-5."""
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    axis = node.attributes.get_int("axis", -1)
+    return _trailing_norm(view, node, NormKind.LAYER_NORM, epsilon, axis)
+
+
+def _rms_normalization(view: GraphView, node: ir.Node) -> NormSite | None:
+    """RMSNormalization-23, and ONNX Runtime's SimplifiedLayerNormalization of the same form."""
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    axis = node.attributes.get_int("axis", -1)
+    return _trailing_norm(view, node, NormKind.RMS_NORM, epsilon, axis)
+
+
+def _own(view: GraphView, node: ir.Node) -> NormSite | None:
+    """Read a plain form of domain onnxfold: x [, scale [, bias]] over the last ``axes``."""
+    kind = NormKind.LAYER_NORM if node.op_type.startswith("LayerNorm") else NormKind.RMS_NORM
+    axes = node.attributes.get_ints("axes", (-1,))
+    return _trailing_norm(view, node, kind, node.attributes.get_float("epsilon", 0.0), min(axes))
+
+
+def _lp_normalization(view: GraphView, node: ir.Node) -> NormSite | None:
+    """LpNormalization-1 with p = 2: x / sqrt(sum x^2) along one axis, without epsilon."""
+    rank = view.rank(_x(node)) or 0
+    axis = node.attributes.get_int("axis", -1)
+    if node.attributes.get_int("p", 2) != 2 or not -rank <= axis < rank:
+        return None
+    fiber, size = _fiber({axis % rank: view.dim(_x(node), axis)})
+    return NormSite(
+        name=node_label(node),
+        kind=NormKind.L2_NORM,
+        form=NormForm.OP,
+        input=_x(node),
+        output=node.outputs[0],
+        fiber=fiber,
+        size=size,
+        epsilon=0.0,
+        nodes=(node,),
+        factor=float(size),
+        compute_dtype=_x(node).dtype or ir.DataType.FLOAT,
+        refusal=None if size else size_refusal(node_label(node)),
+    )
+
+
+def _mean_variance_normalization(view: GraphView, node: ir.Node) -> NormSite | None:
+    """MeanVarianceNormalization-13: (x - mean) / (sqrt(variance) + 1e-9) over ``axes``."""
+    rank = view.rank(_x(node)) or 0
+    axes = tuple(node.attributes.get_ints("axes", (0, 2, 3)))
+    if any(not -rank <= axis < rank for axis in axes):
+        return None
+    fiber, size = _fiber({axis % rank: view.dim(_x(node), axis) for axis in axes})
+    return NormSite(
+        name=node_label(node),
+        kind=NormKind.LAYER_NORM,
+        form=NormForm.OP,
+        input=_x(node),
+        output=node.outputs[0],
+        fiber=fiber,
+        size=size,
+        epsilon=_MVN_EPSILON,
+        epsilon_mode=EpsilonMode.OUTSIDE,
+        nodes=(node,),
+        compute_dtype=_x(node).dtype or ir.DataType.FLOAT,
+        refusal=None if size else size_refusal(node_label(node)),
+    )
+
+
+def _grouped(
+    view: GraphView, node: ir.Node, kind: NormKind, groups: int | None, channel: int
+) -> NormSite | None:
+    """Return a norm over a group of channels and all axes but the first and the channel axis.
+
+    ``groups`` None means one group per channel.
+    """
+    shape = view.shape(_x(node)) or ()
+    if len(shape) < 2:
+        return None
+    channel %= len(shape)
+    spatial = {axis: dim for axis, dim in enumerate(shape) if axis not in (0, channel)}
+    fiber, size = _fiber(spatial)
+    channels = shape[channel]
+    if groups is not None and size:
+        if not isinstance(channels, int) or groups < 1 or channels % groups:
+            fiber, size = Fiber(()), 0
+        else:
+            block = AxisBlock(channel, 1, channels // groups, groups)
+            fiber = Fiber.of((*fiber.blocks, block))
+            size = fiber.size
+    label = node_label(node)
+    refusal = None if size else size_refusal(label)
+    if any(dim != 1 for dim in spatial.values()):
+        refusal = spatial_refusal(label)
+    repeat = 1
+    if (
+        node.domain == ""
+        and groups
+        and isinstance(channels, int)
+        and (node.version or view.opset) < 21
+    ):
+        repeat = channels // groups
+    return NormSite(
+        name=label,
+        kind=kind,
+        form=NormForm.CONTRIB if node.domain else NormForm.OP,
+        input=_x(node),
+        output=node.outputs[0],
+        fiber=fiber,
+        size=size,
+        epsilon=node.attributes.get_float("epsilon", 1e-5),
+        nodes=(node,),
+        gamma=_unless_all(view, _operand(node, 1), 1),
+        beta=_unless_all(view, _operand(node, 2), 0),
+        affine_axis=channel,
+        affine_repeat=repeat,
+        compute_dtype=_compute_dtype(node),
+        refusal=refusal,
+    )
+
+
+def _instance_normalization(view: GraphView, node: ir.Node) -> NormSite | None:
+    """InstanceNormalization-6: each channel of each sample over the axes behind; scale, B [C]."""
+    return _grouped(view, node, NormKind.INSTANCE_NORM, None, 1)
+
+
+def _group_normalization(view: GraphView, node: ir.Node) -> NormSite | None:
+    """GroupNormalization: scale and bias are [C] from opset 21 on and [num_groups] in 18."""
+    groups = node.attributes.get_int("num_groups", 0)
+    return _grouped(view, node, NormKind.GROUP_NORM, groups, 1)
+
+
+def _contrib_group_norm(view: GraphView, node: ir.Node) -> NormSite | None:
+    """com.microsoft.GroupNorm, channels last by default, where no activation is fused into it."""
+    if node.attributes.get_int("activation", 0):
+        return None
+    groups = node.attributes.get_int("groups", 0)
+    channel = -1 if node.attributes.get_int("channels_last", 1) else 1
+    return _grouped(view, node, NormKind.GROUP_NORM, groups, channel)
+
+
+_Form = Callable[[GraphView, ir.Node], NormSite | None]
+
+NORM_OPERATORS: dict[tuple[str, str], _Form] = {
+    ("", "GroupNormalization"): _group_normalization,
+    ("", "InstanceNormalization"): _instance_normalization,
+    ("", "LayerNormalization"): _layer_normalization,
+    ("", "LpNormalization"): _lp_normalization,
+    ("", "MeanVarianceNormalization"): _mean_variance_normalization,
+    ("", "RMSNormalization"): _rms_normalization,
+    ("", "SimplifiedLayerNormalization"): _rms_normalization,
+    ("com.microsoft", "GroupNorm"): _contrib_group_norm,
+    ("com.microsoft", "LayerNormalization"): _layer_normalization,
+    ("com.microsoft", "SimplifiedLayerNormalization"): _rms_normalization,
+    ("onnxfold", "LayerNorm"): _own,
+    ("onnxfold", "LayerNormAffine"): _own,
+    ("onnxfold", "LayerNormScale"): _own,
+    ("onnxfold", "RMSNorm"): _own,
+    ("onnxfold", "RMSNormAffine"): _own,
+    ("onnxfold", "RMSNormScale"): _own,
+}

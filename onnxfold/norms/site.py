@@ -1,0 +1,84 @@
+"""NormSite: what every form of normalization yields; nothing after it knows the form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfold.graph.fiber import Fiber
+from onnxfold.refusal import Refusal
+
+__all__ = ["EpsilonMode", "NormForm", "NormKind", "NormSite"]
+
+
+class NormKind(StrEnum):
+    """What is computed along the fiber."""
+
+    LAYER_NORM = "layer_norm"
+    RMS_NORM = "rms_norm"
+    GROUP_NORM = "group_norm"
+    INSTANCE_NORM = "instance_norm"
+    L2_NORM = "l2_norm"
+    DYT = "dyt"
+
+
+class NormForm(StrEnum):
+    """How the model spells it: one standard operator, several, or a vendor's operator."""
+
+    OP = "op"
+    DECOMPOSED = "decomposed"
+    CONTRIB = "contrib"
+
+
+class EpsilonMode(StrEnum):
+    """Where epsilon stands: sqrt(v + e), sqrt(v) + e, sqrt(max(v, e)), max(sqrt(v), e)."""
+
+    INSIDE = "inside"
+    OUTSIDE = "outside"
+    MAX_INSIDE = "max_inside"
+    MAX_OUTSIDE = "max_outside"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NormSite:
+    """One normalization y = (x - mean(x)) / sqrt(factor * mean square + epsilon) * gamma + beta.
+
+    ``input`` is x, ``output`` is y, ``fiber`` (in x's coordinates) the elements over which the
+    statistics run, ``size`` their number.  ``nodes`` are all nodes that compute y from x, in
+    topological order; those of them whose values something else reads have these values in
+    ``leaks``.  gamma and beta are values of the graph, or arrays where the form folds several
+    constants into one; None means absent (or, for an operator, all ones and all zeros).  They
+    broadcast with x as in numpy, unless ``affine_axis`` is given: then they are vectors over this
+    axis of x, each element standing for ``affine_repeat`` neighbours.  ``centred`` is the value
+    x - mean(x) of a decomposed form.  A ``size`` of 0 is unknown; then there is a ``refusal``.
+    """
+
+    name: str
+    kind: NormKind
+    form: NormForm
+    input: ir.Value
+    output: ir.Value
+    fiber: Fiber
+    size: int
+    epsilon: float
+    nodes: tuple[ir.Node, ...]
+    epsilon_mode: EpsilonMode = EpsilonMode.INSIDE
+    factor: float = 1.0
+    gamma: ir.Value | npt.NDArray[np.generic] | None = None
+    beta: ir.Value | npt.NDArray[np.generic] | None = None
+    affine_axis: int | None = None
+    affine_repeat: int = 1
+    centred: ir.Value | None = None
+    leaks: tuple[ir.Value, ...] = ()
+    compute_dtype: ir.DataType = ir.DataType.FLOAT
+    moves_by_rounding: bool = False
+    refusal: Refusal | None = field(default=None)
+
+    @property
+    def subtracts_mean(self) -> bool:
+        """Whether the statistics are those of x - mean(x), so that a shift of x is not seen."""
+        return self.kind in (NormKind.LAYER_NORM, NormKind.GROUP_NORM, NormKind.INSTANCE_NORM)

@@ -1,0 +1,160 @@
+"""From the zero-mean graph to a plan: price everything, cut, read the cut, give reasons."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnxfold.graph import GraphView
+from onnxfold.norms.site import NormSite
+from onnxfold.planning.costs import Costs, elements
+from onnxfold.planning.network import Cut, solve
+from onnxfold.planning.plan import Fold, Insertion, Plan, ReaderRef, WeightCentring
+from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.zero_mean.arrays import is_centred
+from onnxfold.zero_mean.relations import Assumptions, Point
+from onnxfold.zero_mean.walk import CENTRABLE, PointFacts, ZeroMeanGraph, walk_back
+
+__all__ = ["Demand", "count_foldable", "decide"]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A LayerNorm that could become an RMSNorm, and the picoseconds per row that this saves."""
+
+    site: NormSite
+    gain_ps: int
+
+
+def decide(
+    view: GraphView,
+    sites: Sequence[NormSite],
+    demands: Sequence[Demand],
+    costs: Costs,
+    *,
+    allow_split_bytes: int,
+) -> Plan:
+    """Return the cheapest plan; weights above ``allow_split_bytes`` are never stored twice."""
+    graph = walk_back(view, sites, [demand.site for demand in demands])
+    prices = _Prices(view, costs, allow_split_bytes)
+    gains = [(Point(d.site.input, d.site.fiber), d.gain_ps) for d in demands]
+    cut = solve(graph, gains, prices.of_copy)
+    return _read_cut(view, graph, demands, cut, prices)
+
+
+def count_foldable(
+    view: GraphView, sites: Sequence[NormSite], demands: Sequence[Demand], assumptions: Assumptions
+) -> int:
+    """Count the norms that fold under a paper's rules: weights may be split, no centring added."""
+    graph = walk_back(view, sites, [demand.site for demand in demands], assumptions)
+    points = [Point(demand.site.input, demand.site.fiber) for demand in demands]
+    cut = solve(
+        graph,
+        [(point, 1) for point in points],
+        lambda _, facts: 0 if facts.constant else None,
+    )
+    return sum(point in cut.at_hand for point in points)
+
+
+class _Prices:
+    """What a centred copy of a point costs."""
+
+    def __init__(self, view: GraphView, costs: Costs, allow_split_bytes: int):
+        self._view = view
+        self._costs = costs
+        self._allow_split_bytes = allow_split_bytes
+
+    def of_copy(self, point: Point, facts: PointFacts) -> int | None:
+        """Return the price in picoseconds, or None where no copy may or can be made."""
+        if facts.constant:
+            return self._of_split(point, facts)
+        shape = self._view.shape(point.value)
+        if not point.fiber.whole or not point.fiber.blocks or shape is None:
+            return None
+        if point.value.dtype not in CENTRABLE:
+            return None
+        return elements(shape) * self._costs.centring
+
+    def _of_split(self, point: Point, facts: PointFacts) -> int | None:
+        tensor = self._view.tensor(point.value)
+        if tensor is None or tensor.nbytes <= self._allow_split_bytes:
+            return self._costs.split
+        if facts.exact and is_centred(tensor.numpy(), point.fiber):
+            return 0
+        return None
+
+
+def _read_cut(
+    view: GraphView,
+    graph: ZeroMeanGraph,
+    demands: Sequence[Demand],
+    cut: Cut,
+    prices: _Prices,
+) -> Plan:
+    folds: list[Fold] = []
+    refusals: list[tuple[str, Refusal]] = []
+    norms_of: dict[Point, list[str]] = {}
+    gain = 0
+    for demand in demands:
+        site = demand.site
+        point = Point(site.input, site.fiber)
+        if point not in cut.at_hand:
+            refusals.append((site.name, _reason(graph, point)))
+            continue
+        gain += demand.gain_ps
+        folds.append(Fold(site.name, view.ref(site.output)))
+        norms_of.setdefault(point, []).append(view.ref(site.output))
+    weights: list[WeightCentring] = []
+    insertions: list[Insertion] = []
+    cost = 0
+    for point, facts in graph.points.items():
+        if facts.zero_mean or point not in cut.at_hand:
+            continue
+        copied = point not in cut.centred
+        readers = _readers_of_copy(view, graph, cut, point) if copied else ()
+        if copied:
+            cost += prices.of_copy(point, facts) or 0
+        if facts.constant:
+            tensor = view.tensor(point.value)
+            nbytes = 0 if tensor is None else tensor.nbytes
+            weights.append(WeightCentring(view.ref(point.value), point.fiber, nbytes, readers))
+        elif copied:
+            norms = tuple(norms_of.get(point, ()))
+            insertions.append(Insertion(view.ref(point.value), point.fiber, readers, norms))
+    return Plan(tuple(folds), tuple(weights), tuple(insertions), tuple(refusals), gain, cost)
+
+
+def _readers_of_copy(
+    view: GraphView, graph: ZeroMeanGraph, cut: Cut, point: Point
+) -> tuple[ReaderRef, ...]:
+    """Return the node inputs that must read the centred copy: those of centred carriers."""
+    readers = set()
+    for other in cut.centred:
+        if point not in graph.points[other].carried:
+            continue
+        node = other.value.producer()
+        if node is None:
+            continue
+        for index, operand in enumerate(node.inputs):
+            if operand is point.value:
+                readers.add(ReaderRef(view.ref(node.outputs[0]), index))
+    return tuple(sorted(readers))
+
+
+def _reason(graph: ZeroMeanGraph, start: Point) -> Refusal:
+    """Return the nearest obstacle to centring the norm's input for free."""
+    seen, queue = {start}, deque([start])
+    while queue:
+        facts = graph.points[queue.popleft()]
+        if facts.zero_mean:
+            continue
+        obstacle = facts.opaque or (facts.exact[0] if facts.exact else None)
+        if obstacle is not None:
+            sentence = f"{obstacle.sentence}; an inserted centring would cost more than it saves"
+            return Refusal(obstacle.code, sentence, obstacle.nodes)
+        for point in facts.carried + facts.carries_to + facts.siblings:
+            if point not in seen:
+                seen.add(point)
+                queue.append(point)
+    return Refusal(RefusalCode.NOT_WORTH, "centring its input would cost more than it saves", ())

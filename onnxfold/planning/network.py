@@ -1,0 +1,84 @@
+"""The flow network of a zero-mean graph: the modelling choice, alone in a file.
+
+For every point (value v, fiber): z_v = 1 if v itself is computed centred, c_v = 1 if a centred
+copy of v is at hand.  1 is the source side, 0 the sink side, and an edge a -> b with capacity k
+costs k when a = 1 and b = 0:
+
+    SRC -> c_x    gain of the norm on x: lost when x is not at hand centred
+    c_v -> z_v    price of a centred copy, when v itself stays exact
+    z_v -> c_u    infinite, for each carried input u of v
+    z_v -> z_w    infinite, for each reader w that carries v's shift, and for v's sibling outputs
+    z_v -> SNK    infinite, when v is opaque, is read exactly or leaves the graph
+
+Zero-mean points have no outgoing edge: they are centred as they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from onnxfold.planning.mincut import INFINITE, minimum_cut
+from onnxfold.zero_mean.relations import Point
+from onnxfold.zero_mean.walk import PointFacts, ZeroMeanGraph
+
+__all__ = ["Cut", "solve"]
+
+_SOURCE, _SINK = 0, 1
+_CAPACITY_SUM = 1 << 29
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The cheapest choice: points computed centred (z = 1) and points at hand centred (c = 1)."""
+
+    centred: frozenset[Point]
+    at_hand: frozenset[Point]
+
+
+def solve(
+    graph: ZeroMeanGraph,
+    gains: Iterable[tuple[Point, int]],
+    copy_price: Callable[[Point, PointFacts], int | None],
+) -> Cut:
+    """Return the minimum cut; ``copy_price`` gives None where no copy can be made."""
+    number = {point: 2 + 2 * i for i, point in enumerate(graph.points)}
+    finite: list[tuple[int, int, int]] = []
+    edges: list[tuple[int, int, int]] = []
+    for point, gain in gains:
+        if gain > 0:
+            finite.append((_SOURCE, number[point] + 1, gain))
+    for point, facts in graph.points.items():
+        if facts.zero_mean:
+            continue
+        z, c = number[point], number[point] + 1
+        price = copy_price(point, facts)
+        if price is None:
+            edges.append((c, z, INFINITE))
+        else:
+            finite.append((c, z, price))
+        edges += _structural(z, facts, number)
+    edges += _scaled(finite)
+    _, source_side = minimum_cut(2 + 2 * len(number), edges, _SOURCE, _SINK)
+    return Cut(
+        frozenset(point for point, z in number.items() if z in source_side),
+        frozenset(point for point, z in number.items() if z + 1 in source_side),
+    )
+
+
+def _structural(
+    z: int, facts: PointFacts, number: Mapping[Point, int]
+) -> list[tuple[int, int, int]]:
+    edges = [(z, number[operand] + 1, INFINITE) for operand in facts.carried]
+    edges += [(z, number[reader], INFINITE) for reader in facts.carries_to + facts.siblings]
+    if facts.opaque is not None or facts.exact:
+        edges.append((z, _SINK, INFINITE))
+    return edges
+
+
+def _scaled(edges: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Bring the capacities into the range of int32 flows; small ones stay at least 1."""
+    total = sum(capacity for *_, capacity in edges)
+    if total <= _CAPACITY_SUM:
+        return edges
+    return [(a, b, max(1, k * _CAPACITY_SUM // (2 * total)) if k else 0) for a, b, k in edges]

@@ -1,0 +1,18 @@
+"""A streaming interpreter of ONNX models in numpy, in float64 or in the model's own types."""
+
+from __future__ import annotations
+
+from onnxfold.reference.interpreter import Observer, check_supported, run
+from onnxfold.reference.kernel import UnsupportedOperator
+from onnxfold.reference.precision import Array, Precision, is_floating, unit_roundoff
+
+__all__ = [
+    "Array",
+    "Observer",
+    "Precision",
+    "UnsupportedOperator",
+    "check_supported",
+    "is_floating",
+    "run",
+    "unit_roundoff",
+]

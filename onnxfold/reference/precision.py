@@ -1,0 +1,84 @@
+"""The two precisions in which the interpreter runs a model, and what they mean for a dtype."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "Array",
+    "Precision",
+    "carried",
+    "is_floating",
+    "is_half",
+    "is_quantized_float",
+    "unit_roundoff",
+]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_HALVES = frozenset({np.dtype(np.float16), _BFLOAT16})
+# Formats of eight bits and fewer are quantisation: part of the function, not rounding noise.
+_QUANTIZED = frozenset(
+    np.dtype(getattr(ml_dtypes, name))
+    for name in (
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+        "float4_e2m1fn",
+    )
+)
+# Half the distance from 1 to the next number: rounding to nearest errs by at most this, relatively.
+_UNIT_ROUNDOFF = {
+    np.dtype(np.float16): 2.0**-11,
+    _BFLOAT16: 2.0**-8,
+    np.dtype(np.float32): 2.0**-24,
+    np.dtype(np.float64): 2.0**-53,
+}
+
+
+class Precision(enum.Enum):
+    """FLOAT64 carries every tensor of 16 and more bits in float64: the truth for the others.
+
+    NATIVE computes each op as the types of the model say; 16-bit floats are computed in float32
+    and rounded to the type after each op, as runtimes do.
+    """
+
+    FLOAT64 = "float64"
+    NATIVE = "native"
+
+
+def is_half(dtype: np.dtype[Any]) -> bool:
+    return dtype in _HALVES
+
+
+def is_quantized_float(dtype: np.dtype[Any]) -> bool:
+    return dtype in _QUANTIZED
+
+
+def is_floating(dtype: np.dtype[Any]) -> bool:
+    """Real floating types of ONNX; complex numbers, integers, booleans and strings are not."""
+    return dtype.kind == "f" or dtype in _HALVES or dtype in _QUANTIZED
+
+
+def unit_roundoff(dtype: np.dtype[Any]) -> float:
+    """Relative error bound of rounding to a wide floating type: 2**-24 for float32.
+
+    Raises KeyError for other types than float16, bfloat16, float32 and float64.
+    """
+    return _UNIT_ROUNDOFF[np.dtype(dtype)]
+
+
+def carried(array: Array, precision: Precision) -> Array:
+    """The array in the type in which `precision` carries it between nodes."""
+    wide = is_floating(array.dtype) and not is_quantized_float(array.dtype)
+    if precision is Precision.FLOAT64 and wide:
+        return array.astype(np.float64, copy=False)
+    return array

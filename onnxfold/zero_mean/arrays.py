@@ -1,0 +1,84 @@
+"""Means of arrays along fibers: the projector P = I - 11'/d on numpy arrays.
+
+    mean(W)  = sum of W over each set of the fiber / size of the set      (float64)
+    P W      = W - mean(W)
+
+An array is seen with every axis split into its digits (outer, size, inner), so that a fiber of
+blocks is a plain set of axes of the split array.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxfold.errors import InvariantError
+from onnxfold.graph import Fiber
+
+__all__ = ["fiber_means", "is_centred", "split_digits"]
+
+_SAMPLED_SETS = 64
+_UNIT_ROUNDOFF = {
+    "bfloat16": 2.0**-8,
+    "float16": 2.0**-11,
+    "float32": 2.0**-24,
+    "float64": 2.0**-53,
+}
+
+Array = npt.NDArray[np.generic]
+
+
+def split_digits(shape: tuple[int, ...], fiber: Fiber) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the digit shape of a tensor, and which digits belong to the fiber.
+
+    Raises InvariantError when the fiber does not fit the shape.
+    """
+    digits: list[int] = []
+    members: list[int] = []
+    for axis, dim in enumerate(shape):
+        rest = dim
+        own: list[tuple[int, bool]] = []
+        for block in sorted(b for b in fiber.blocks if b.axis == axis):
+            passed = dim // rest if rest else 1
+            if rest == 0 or block.inner % passed or rest % (block.inner // passed * block.size):
+                raise InvariantError(f"fiber {fiber} does not fit shape {shape}")
+            gap = block.inner // passed
+            own += [(gap, False), (block.size, True)]
+            rest //= gap * block.size
+        own.append((rest, False))
+        for size, member in reversed(own):
+            if member:
+                members.append(len(digits))
+            digits.append(size)
+    return tuple(digits), tuple(members)
+
+
+def fiber_means(array: Array, fiber: Fiber) -> npt.NDArray[np.float64]:
+    """Return the float64 mean over each set, in digit shape with the fiber's digits kept as 1."""
+    digits, members = split_digits(array.shape, fiber)
+    return np.asarray(array.reshape(digits).mean(axis=members, dtype=np.float64, keepdims=True))
+
+
+def is_centred(array: Array, fiber: Fiber) -> bool:
+    """Whether every set has mean 0 up to the rounding of a stored centred array.
+
+    Each stored element is off by at most u |w|, u the unit roundoff of the type, so the mean of a
+    centred set is at most u mean|w|.  A few sets decide first, so that "no" is cheap.
+    """
+    digits, members = split_digits(array.shape, fiber)
+    view = array.reshape(digits)
+    unit = _UNIT_ROUNDOFF[array.dtype.name]
+    first = next(
+        (axis for axis in range(view.ndim) if axis not in members and digits[axis] > 1), None
+    )
+    if first is not None and digits[first] > _SAMPLED_SETS:
+        sample = view.take(range(0, digits[first], digits[first] // _SAMPLED_SETS), axis=first)
+        if not _has_zero_means(sample, members, unit):
+            return False
+    return _has_zero_means(view, members, unit)
+
+
+def _has_zero_means(view: Array, members: tuple[int, ...], unit: float) -> bool:
+    wide = view.astype(np.float64)
+    means = np.abs(wide.mean(axis=members))
+    return bool(np.all(means <= unit * np.abs(wide).mean(axis=members)))

@@ -1,0 +1,130 @@
+"""Averages over other axes, and the readers that do not see a shift."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxfold.graph import Fiber, GraphView, whole_axes
+from onnxfold.refusal import RefusalCode
+from onnxfold.zero_mean.law import Carried, Pulled, ZeroMean, broken, refuse, unknown_shape
+from onnxfold.zero_mean.laws.layout import sizes_changed
+
+__all__ = ["Blind", "Centring", "Reduce", "Resize", "ShiftInvariant", "SpatialAverage"]
+
+Pushed = tuple[tuple[int, Fiber], ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Sums and means over other axes: P mean_j(x) = mean_j(P x)."""
+
+    def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        source_of = self._source_axes(view, node)
+        if source_of is None:
+            return unknown_shape(node)
+        if not set(fiber.axes) <= set(source_of):
+            return broken(node, fiber)
+        return Carried(((0, fiber.moved(source_of)),))
+
+    def push(self, view: GraphView, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+        source_of = self._source_axes(view, node) if index == 0 else None
+        if source_of is None:
+            return None
+        target_of = {source: target for target, source in source_of.items()}
+        if not set(fiber.axes) <= set(target_of):
+            return None
+        return ((0, fiber.moved(target_of)),)
+
+    def _source_axes(self, view: GraphView, node: ir.Node) -> dict[int, int] | None:
+        """Map each output axis that is not reduced to the input axis that it is."""
+        rank, written = view.rank(node.inputs[0]), view.axes(node)
+        if rank is None or written is None:
+            return None
+        everything = not written and node.attributes.get_int("noop_with_empty_axes", 0) == 0
+        reduced = set(range(rank)) if everything else {axis % rank for axis in written}
+        kept = [axis for axis in range(rank) if axis not in reduced]
+        if node.attributes.get_int("keepdims", 1) != 0:
+            return {axis: axis for axis in kept}
+        return dict(enumerate(kept))
+
+
+@dataclass(frozen=True, slots=True)
+class SpatialAverage:
+    """AveragePool and GlobalAveragePool average axes 2 and later, alike in every channel."""
+
+    def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        return Carried(((0, fiber),)) if max(fiber.axes, default=0) < 2 else broken(node, fiber)
+
+    def push(self, view: GraphView, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+        return ((0, fiber),)
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Interpolation of other axes with the same weights in every set; no extrapolated values."""
+
+    def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        touched = sizes_changed(view, node)
+        if touched is None:
+            return unknown_shape(node)
+        transform = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
+        if transform == "tf_crop_and_resize":
+            return refuse(RefusalCode.UNKNOWN_OP, node, "may fill in extrapolated values")
+        return broken(node, fiber) if set(touched) & set(fiber.axes) else Carried(((0, fiber),))
+
+    def push(self, view: GraphView, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+        return ((0, fiber),) if index == 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Blind:
+    """Shape and Size read no element, so no change of values reaches them."""
+
+    def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        return refuse(RefusalCode.ACTIVATION, node, "is not linear")
+
+    def push(self, view: GraphView, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftInvariant:
+    """Softmax and LogSoftmax: f(x + s) = f(x) for s constant along the axis."""
+
+    def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        return refuse(RefusalCode.ACTIVATION, node, "is not linear")
+
+    def push(self, view: GraphView, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+        seen = self.invariant_fiber(view, node)
+        return () if seen is not None and fiber.covers(seen) else None
+
+    def invariant_fiber(self, view: GraphView, node: ir.Node) -> Fiber | None:
+        """Return the fiber along which the operator does not see a shift."""
+        shape = view.shape(node.inputs[0])
+        if shape is None:
+            return None
+        # Before opset 13 all axes from `axis` (default 1) on were normalised together.
+        coarse = view.opset < 13
+        axis = node.attributes.get_int("axis", 1 if coarse else -1) % len(shape)
+        return whole_axes(shape, range(axis, len(shape)) if coarse else (axis,))
+
+
+@dataclass(frozen=True, slots=True)
+class Centring:
+    """onnxfold.Center: x - mean(x) over its axes has mean 0 and does not see a shift."""
+
+    def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        centred = self._fiber(view, node)
+        if centred is None:
+            return unknown_shape(node)
+        return ZeroMean() if fiber.covers(centred) else broken(node, fiber)
+
+    def push(self, view: GraphView, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+        centred = self._fiber(view, node)
+        return () if centred is not None and fiber.covers(centred) else None
+
+    def _fiber(self, view: GraphView, node: ir.Node) -> Fiber | None:
+        shape = view.shape(node.inputs[0])
+        return None if shape is None else whole_axes(shape, node.attributes.get_ints("axes", (-1,)))

@@ -1,0 +1,59 @@
+"""The onnxfold ops in float64 NumPy, on inputs already rounded to their element type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxfold.lower.functions import SIGNATURES, Statistics
+
+__all__ = ["Array", "Float64", "normalised", "rounded_sum", "statistics"]
+
+Array = npt.NDArray[np.generic]
+Float64 = npt.NDArray[np.float64]
+
+
+def rounded_sum(inputs: Mapping[str, Array]) -> Array:
+    """(X [+ linear_bias]) [+ residual] in float32, rounded once to the type of X."""
+    x = inputs["X"]
+    terms = [inputs[key] for key in ("linear_bias", "residual") if key in inputs]
+    total = x.astype(np.float32)
+    for term in terms:
+        total = total + term.astype(np.float32)
+    return total.astype(x.dtype)
+
+
+def statistics(kind: Statistics, x: Float64, axes: int, epsilon: float) -> Float64:
+    """What these ops give before scale and bias; x: [.., n], over its last `axes` axes."""
+    over = tuple(range(-axes, 0))
+    if kind is Statistics.RMS:
+        rms: Float64 = np.sqrt(np.mean(x * x, axis=over, keepdims=True) + epsilon)
+        return x / rms
+    if kind in (Statistics.CRMS, Statistics.CRMS_FULL):
+        full = np.concatenate([x, -x.sum(axis=-1, keepdims=True)], axis=-1)
+        y = statistics(Statistics.RMS, full, 1, epsilon)
+        return y if kind is Statistics.CRMS_FULL else y[..., :-1]
+    # Twice, since one float64 mean of a large constant row is not exactly that constant.
+    centred: Float64 = x - np.mean(x, axis=over, keepdims=True)
+    centred = centred - np.mean(centred, axis=over, keepdims=True)
+    if kind is Statistics.CENTER:
+        return centred
+    return statistics(Statistics.RMS, centred, axes, epsilon)
+
+
+def normalised(
+    name: str, inputs: Mapping[str, Array], *, axes: int, epsilon: float
+) -> tuple[Float64, Float64]:
+    """The float64 output Y of op `name`, and its value before scale and bias."""
+    signature = SIGNATURES[name]
+    with np.errstate(all="ignore"):
+        before = rounded_sum(inputs).astype(np.float64)
+        norm = statistics(signature.statistics, before, axes, epsilon)
+        y = norm
+        if "scale" in inputs:
+            y = y * inputs["scale"].astype(np.float64)
+        if "bias" in inputs:
+            y = y + inputs["bias"].astype(np.float64)
+    return y, norm
