@@ -14,6 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError
+from onnxfold.model_io.messages import one_line
 
 __all__ = ["check_model", "packed_nbytes"]
 
@@ -31,6 +32,7 @@ _DATA_FIELDS: dict[str, tuple[str, ...]] = {
 _FIELD_OF = {ir.DataType[name]: field for field, names in _DATA_FIELDS.items() for name in names}
 
 _Attribute = onnx.AttributeProto
+_NOT_TEXT = "a name in it is not UTF-8 text; the file is damaged"
 _SPARSE = (_Attribute.SPARSE_TENSOR, _Attribute.SPARSE_TENSORS)
 _Scopes = tuple[set[str], ...]
 
@@ -54,14 +56,15 @@ def check_model(proto: onnx.ModelProto, label: str) -> None:
         for function in proto.functions:
             where = f"function {function.domain}:{function.name}"
             names = set(function.input).union(*(node.output for node in function.node))
+            _check_text(names)
             _check_nodes(function.node, _imports(function.opset_import), (names,))
             _check_produced(function.output, names, where)
             for attribute in function.attribute_proto:
                 _check_attribute(attribute, imports, (names,), where)
     except UnicodeDecodeError as error:
-        raise ModelError(f"{label}: a name is not UTF-8 text; the file is damaged") from error
+        raise ModelError(f"{label}: {_NOT_TEXT}") from error
     except ModelError as error:
-        raise ModelError(f"{label}: {error}") from error
+        raise ModelError(f"{label}: {one_line(str(error))}") from error
 
 
 def _check_header(proto: onnx.ModelProto) -> None:
@@ -119,6 +122,7 @@ def _check_graph(graph: onnx.GraphProto, imports: Mapping[str, int], outer: _Sco
         _check_tensor(tensor, f"initializer '{tensor.name}'")
     names |= weights
     names.update(*(node.output for node in graph.node))
+    _check_text(names)
     _check_nodes(graph.node, imports, (*outer, names))
     _check_produced((value.name for value in graph.output), names, f"graph '{graph.name}'")
 
@@ -129,10 +133,17 @@ def _check_produced(outputs: Iterable[str], names: set[str], where: str) -> None
             raise ModelError(f"output '{name}' of {where} is produced by nothing inside it")
 
 
+def _check_text(names: Iterable[object]) -> None:
+    # The upb protobuf gives bytes for a string that cannot be decoded, others raise.
+    if not all(isinstance(name, str) for name in names):
+        raise ModelError(_NOT_TEXT)
+
+
 def _check_nodes(
     nodes: Iterable[onnx.NodeProto], imports: Mapping[str, int], scopes: _Scopes
 ) -> None:
     for index, node in enumerate(nodes):
+        _check_text((node.name, node.op_type, node.domain))
         where = f"node '{node.name}' ({node.op_type})" if node.name else f"node {index}"
         if not node.op_type:
             raise ModelError(f"{where} has no operator; the file is damaged")
@@ -189,6 +200,7 @@ def _check_reference(tensor: onnx.TensorProto, dtype: ir.DataType, what: str) ->
         raise ModelError(f"{what} holds strings, which cannot be external data")
     if tensor.HasField("raw_data"):
         raise ModelError(f"{what} is both embedded and external")
+    _check_text(entry.value for entry in tensor.external_data)
     for entry in tensor.external_data:
         if entry.key in ("offset", "length") and not entry.value.isdecimal():
             raise ModelError(f"{what} has the external data {entry.key} '{entry.value}'")

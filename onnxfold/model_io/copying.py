@@ -2,13 +2,14 @@
 
 A range of a file is copied inside the kernel where the system can (`copy_file_range`, which shares
 the blocks on file systems that allow it), so that it is neither mapped nor read; adjacent ranges
-are copied as one. Anything else is written one tensor at a time and freed.
+are copied as one. Anything else is computed one tensor at a time, while a thread writes the last.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,13 +18,14 @@ from typing import BinaryIO, Self
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError, ModelError
-from onnxfold.model_io.external import FileTensor, show
+from onnxfold.model_io.external import FileTensor
+from onnxfold.model_io.messages import show
 from onnxfold.model_io.tensors import payload
 
 __all__ = ["Output", "Progress"]
 
-# Large enough that calls cost nothing, small enough that progress moves.
-_KERNEL_CHUNK_BYTES = 16 << 20
+# Large enough that calls and threads cost nothing, small enough that progress moves.
+_BATCH_BYTES = 16 << 20
 _BUFFER_BYTES = 1 << 20
 
 
@@ -42,15 +44,21 @@ class Progress:
             self.listener(self.done, self.total)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Range:
-    path: str
+    source: BinaryIO
     start: int
     end: int
 
 
+_Piece = bytes | memoryview | _Range
+
+
 class Output:
     """A new file, written front to back and closed by leaving the context.
+
+    At most one batch is being written while the next is collected, so that no more than two
+    tensors that are not in files are in memory.
 
     Raises:
         OSError: the file cannot be written.
@@ -61,8 +69,11 @@ class Output:
     def __init__(self, path: Path, progress: Progress) -> None:
         self._file = open(path, "xb", buffering=0)  # noqa: SIM115  # closed by __exit__
         self._sources: dict[str, BinaryIO] = {}
-        self._pending: _Range | None = None
         self._progress = progress
+        self._batch: list[_Piece] = []
+        self._batch_bytes = 0
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="onnxfold-write")
+        self._writing: Future[None] | None = None
         self.position = 0
 
     def __enter__(self) -> Self:
@@ -76,17 +87,17 @@ class Output:
     ) -> None:
         try:
             if kind is None:
-                self._flush()
+                self._submit()
+                self._wait()
         finally:
+            self._writer.shutdown(cancel_futures=True)
             for source in self._sources.values():
                 source.close()
             self._file.close()
 
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes."""
-        self._flush()
-        self._write(data)
-        self.position += len(data)
+        self._append(data, len(data))
 
     def align(self, alignment: int) -> None:
         """Append zeros up to a multiple of `alignment` bytes."""
@@ -101,52 +112,77 @@ class Output:
             return
         if not tensor.valid():
             raise InvariantError(f"tensor '{tensor.name}' is written after it was invalidated")
-        self._open(tensor)
+        source = self._open(tensor)
         start = tensor.offset or 0
-        end = start + tensor.nbytes
-        pending = self._pending
-        if pending is not None and pending.path == tensor.path and pending.end == start:
-            pending.end = end
+        last = self._batch[-1] if self._batch else None
+        if isinstance(last, _Range) and last.source is source and last.end == start:
+            self._batch.pop()
+            self._append(_Range(source, last.start, start + tensor.nbytes), tensor.nbytes)
         else:
-            self._flush()
-            self._pending = _Range(tensor.path, start, end)
-        self.position += tensor.nbytes
+            self._append(_Range(source, start, start + tensor.nbytes), tensor.nbytes)
 
-    def _open(self, tensor: ir.ExternalTensor) -> None:
-        if tensor.path not in self._sources:
+    def _open(self, tensor: ir.ExternalTensor) -> BinaryIO:
+        source = self._sources.get(tensor.path)
+        if source is None:
             try:
                 source = open(tensor.path, "rb", buffering=0)  # noqa: SIM115  # closed by __exit__
-                self._sources[tensor.path] = source
             except OSError as error:
                 raise ModelError(f"{show(tensor.path)}: {error.strerror}") from error
+            self._sources[tensor.path] = source
         if isinstance(tensor, FileTensor):
-            tensor.check_unchanged(self._sources[tensor.path].fileno())
+            tensor.check_unchanged(source.fileno())
+        return source
 
-    def _flush(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is None:
+    def _append(self, piece: _Piece, nbytes: int) -> None:
+        self._batch.append(piece)
+        self.position += nbytes
+        self._batch_bytes += nbytes
+        if self._batch_bytes >= _BATCH_BYTES:
+            self._submit()
+
+    def _submit(self) -> None:
+        self._wait()
+        self._writing = self._writer.submit(self._write_batch, self._batch)
+        self._batch, self._batch_bytes = [], 0
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
+    def _write_batch(self, batch: list[_Piece]) -> None:
+        for piece in batch:
+            if isinstance(piece, _Range):
+                self._copy(piece)
+            else:
+                self._write(piece)
+        batch.clear()
+
+    def _copy(self, piece: _Range) -> None:
+        start = self._copy_in_kernel(piece)
+        if start == piece.end:
             return
-        source = self._sources[pending.path]
-        start = self._copy_in_kernel(source, pending)
-        source.seek(start)
-        buffer = memoryview(bytearray(min(_BUFFER_BYTES, pending.end - start)))
-        while start < pending.end:
-            count = source.readinto(buffer[: pending.end - start])  # type: ignore[attr-defined]
+        piece.source.seek(start)
+        buffer = memoryview(bytearray(min(_BUFFER_BYTES, piece.end - start)))
+        while start < piece.end:
+            wanted = buffer[: piece.end - start]
+            count = piece.source.readinto(wanted)  # type: ignore[attr-defined]  # unbuffered
             if not count:
-                raise ModelError(f"{show(pending.path)}: shortened while it was being copied")
+                name = show(piece.source.name)
+                raise ModelError(f"{name}: the file became shorter while it was copied")
             self._write(buffer[:count])
             start += count
 
-    def _copy_in_kernel(self, source: BinaryIO, pending: _Range) -> int:
+    def _copy_in_kernel(self, piece: _Range) -> int:
         """Copy as much of a range as the kernel will; gives the offset at which it stopped."""
-        start = pending.start
+        start = piece.start
         copy = getattr(os, "copy_file_range", None)  # Linux alone has it
-        while copy is not None and start < pending.end:
-            count = min(_KERNEL_CHUNK_BYTES, pending.end - start)
+        while copy is not None and start < piece.end:
+            count = min(_BATCH_BYTES, piece.end - start)
             try:
-                copied = copy(source.fileno(), self._file.fileno(), count, offset_src=start)
+                copied = copy(piece.source.fileno(), self._file.fileno(), count, start)
             except OSError:
-                # Not for these two file systems; an error of the disk meets the plain copy too.
+                # Not between these two files; an error of the disk meets the plain copy too.
                 break
             if not copied:
                 break
@@ -157,6 +193,6 @@ class Output:
     def _write(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
         while view:
-            written = self._file.write(view[:_KERNEL_CHUNK_BYTES])
+            written = self._file.write(view[:_BATCH_BYTES])
             view = view[written:]
             self._progress.advance(written)

@@ -7,8 +7,8 @@ import stat
 from pathlib import Path
 
 from onnxfold.errors import ModelError, UsageError
-from onnxfold.model_io.external import show
 from onnxfold.model_io.load import references
+from onnxfold.model_io.messages import show
 
 __all__ = ["check_destination", "default_data_name", "orphans", "resolved"]
 

@@ -16,18 +16,13 @@ import onnx_ir as ir
 from onnxfold.errors import ModelError
 from onnxfold.model_io import tensors, wire
 from onnxfold.model_io.check import packed_nbytes
+from onnxfold.model_io.messages import one_line, show
 
-__all__ = ["FileTensor", "attach", "model_folders", "resolve", "show"]
+__all__ = ["FileTensor", "attach", "model_folders", "resolve"]
 
 # A mapping costs about 15 us; arrays of less than this are read once and kept.
 _KEEP_BYTES = 16384
 _LFS_POINTER = b"version https://git-lfs"
-
-
-def show(path: str | os.PathLike[str]) -> str:
-    """A path as it may stand in a message of one line."""
-    text = os.fspath(path)
-    return text if text.isprintable() else ascii(text)
 
 
 class FileTensor(ir.ExternalTensor):
@@ -198,7 +193,7 @@ def attach(model: ir.Model, folders: Sequence[Path], model_file: Path | None, la
             _check_overlap(path, used)
         return bool(files.keys() - {wire.IN_MODEL})
     except ModelError as error:
-        raise ModelError(f"{label}: {error}") from error
+        raise ModelError(f"{label}: {one_line(str(error))}") from error
 
 
 def _empty(link: ir.ExternalTensor) -> ir.Tensor[npt.NDArray[np.generic]]:

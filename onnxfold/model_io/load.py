@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 from collections.abc import Sequence
@@ -15,8 +14,9 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped] 
 from onnxfold.errors import ModelError
 from onnxfold.model_io import wire
 from onnxfold.model_io.check import check_model
-from onnxfold.model_io.external import attach, model_folders, resolve, show
-from onnxfold.model_io.tensors import first_line, slots
+from onnxfold.model_io.external import attach, model_folders, resolve
+from onnxfold.model_io.messages import first_cause, show
+from onnxfold.model_io.tensors import slots
 
 __all__ = ["HAS_EXTERNAL_DATA", "from_proto", "load", "references"]
 
@@ -94,14 +94,12 @@ def _parse(path: Path, label: str) -> onnx.ModelProto:
                 f"{label}: it is larger than 2 GiB, the limit of protobuf, so it cannot be a whole "
                 "ONNX model; export it with external data"
             )
-        with (
-            open(path, "rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-        ):
+        with open(path, "rb", buffering=0) as file:
+            head = file.read(64)
             for offset, start, sentence in _KNOWN_STARTS:
-                if mapped[offset : offset + len(start)] == start:
+                if head[offset:].startswith(start):
                     raise ModelError(f"{label}: {sentence}")
-            data = wire.skeleton(mapped, _DETACH_BYTES)
+            data = wire.skeleton(wire.Buffer(file, status.st_size), _DETACH_BYTES)
     except OSError as error:
         raise ModelError(f"{label}: {error.strerror}") from error
     except ValueError as error:
@@ -110,7 +108,7 @@ def _parse(path: Path, label: str) -> onnx.ModelProto:
     try:
         proto.ParseFromString(data)
     except DecodeError as error:
-        raise ModelError(f"{label}: not an ONNX model, or damaged: {first_line(error)}") from error
+        raise ModelError(f"{label}: not an ONNX model, or damaged: {first_cause(error)}") from error
     return proto
 
 
@@ -119,7 +117,7 @@ def _deserialize(proto: onnx.ModelProto, label: str) -> ir.Model:
     try:
         model = ir.serde.deserialize_model(proto)
     except (ir.serde.SerdeError, ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"{label}: {first_line(error)}") from error
+        raise ModelError(f"{label}: {first_cause(error)}") from error
     for imports in (model.opset_imports, *(f.opset_imports for f in model.functions.values())):
         if "ai.onnx" in imports:
             # The other name of the default domain; onnx-ir gives its nodes the domain "".

@@ -28,8 +28,8 @@ from onnxfold.model_io.destination import (
     orphans,
     resolved,
 )
-from onnxfold.model_io.external import show
 from onnxfold.model_io.load import HAS_EXTERNAL_DATA
+from onnxfold.model_io.messages import show
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.model_io.tensors import Slot, detach, payload, slots, take_number, tensor_protos
 

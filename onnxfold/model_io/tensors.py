@@ -17,24 +17,16 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError, ModelError, OnnxfoldError
 from onnxfold.model_io import wire
+from onnxfold.model_io.messages import first_cause
 
 __all__ = [
     "Slot",
     "detach",
-    "first_line",
     "payload",
     "slots",
     "take_number",
     "tensor_protos",
 ]
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what first went wrong, from the deepest cause of an error."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +117,9 @@ def detach(
             cause = _ours(error)
             if cause is not None:
                 raise cause from error
-            raise ModelError(f"the model cannot be written as ONNX: {first_line(error)}") from error
+            raise ModelError(
+                f"the model cannot be written as ONNX: {first_cause(error)}"
+            ) from error
     for tensor_proto in tensor_protos(proto):
         _drop_repeated_metadata(tensor_proto)
     return proto, taken

@@ -8,7 +8,7 @@ copied from file to file, while protobuf parses the rest.
 
 from __future__ import annotations
 
-import mmap
+import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -34,11 +34,45 @@ _DATA_LOCATION = 14
 _LENGTH_DELIMITED = 2
 _FIXED_BYTES = {1: 8, 5: 4}
 
-Buffer = bytes | mmap.mmap
+
+# Headers are short; the bytes between two of them are not touched.
+_WINDOW_BYTES = 4096
 
 
 class MalformedError(ValueError):
     """The bytes do not follow the wire format; the message says how."""
+
+
+class Buffer:
+    """The bytes of a seekable file, read where they are looked at.
+
+    A map would do the same, but counts as resident memory (100 MB for a model of 500 MB), and
+    kills the process where the file is cut short meanwhile.
+    """
+
+    def __init__(self, file: io.RawIOBase, size: int) -> None:
+        self._file = file
+        self._window = b""
+        self._window_start = 0
+        self.size = size
+
+    def byte(self, position: int) -> int:
+        index = position - self._window_start
+        if not 0 <= index < len(self._window):
+            self._window = self.slice(position, min(position + _WINDOW_BYTES, self.size))
+            self._window_start, index = position, 0
+        return self._window[index]
+
+    def slice(self, start: int, end: int) -> bytes:
+        self._file.seek(start)
+        pieces: list[bytes] = []
+        while start < end:
+            piece = self._file.read(end - start)
+            if not piece:
+                raise MalformedError("the file became shorter while it was read")
+            pieces.append(piece)
+            start += len(piece)
+        return b"".join(pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +97,7 @@ def skeleton(buffer: Buffer, threshold_bytes: int) -> bytes:
         MalformedError: a field is no protobuf field, or ends after the buffer.
 
     """
-    return _rewrite(buffer, 0, len(buffer), _GRAPH, lambda f: _graph(buffer, f, threshold_bytes))
+    return _rewrite(buffer, 0, buffer.size, _GRAPH, lambda f: _graph(buffer, f, threshold_bytes))
 
 
 def reference(location: str, offset: int, length: int) -> onnx.TensorProto:
@@ -103,7 +137,7 @@ def _tensor(buffer: Buffer, tensor: _Field, threshold_bytes: int) -> bytes | Non
         # Exporters write the location 0, which is "embedded", too; ours comes later and counts.
         if field.number == _EXTERNAL_DATA:
             return None
-        if field.number == _DATA_LOCATION and buffer[field.body]:
+        if field.number == _DATA_LOCATION and buffer.byte(field.body):
             return None
         if field.number == _RAW_DATA and field.wire_type == _LENGTH_DELIMITED:
             raw.append(field)
@@ -111,7 +145,7 @@ def _tensor(buffer: Buffer, tensor: _Field, threshold_bytes: int) -> bytes | Non
         return None
     (data,) = raw
     link: bytes = reference(IN_MODEL, data.body, data.end - data.body).SerializeToString()
-    return buffer[tensor.body : data.start] + buffer[data.end : tensor.end] + link
+    return buffer.slice(tensor.body, data.start) + buffer.slice(data.end, tensor.end) + link
 
 
 def _rewrite(buffer: Buffer, start: int, end: int, number: int, replace: _Replace) -> bytes:
@@ -123,9 +157,9 @@ def _rewrite(buffer: Buffer, start: int, end: int, number: int, replace: _Replac
             continue
         body = replace(field)
         if body is not None:
-            pieces += [buffer[cursor : field.start], _header(number, len(body)), body]
+            pieces += [buffer.slice(cursor, field.start), _header(number, len(body)), body]
             cursor = field.end
-    pieces.append(buffer[cursor:end])
+    pieces.append(buffer.slice(cursor, end))
     return b"".join(pieces)
 
 
@@ -154,7 +188,7 @@ def _varint(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
     for index in range(10):
         if position + index >= end:
             raise MalformedError(f"the number at byte {position} is cut off")
-        byte = buffer[position + index]
+        byte = buffer.byte(position + index)
         value |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             return value, position + index + 1

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
 from onnxfold.graph import GraphView
+from onnxfold.norms.decomposed import decomposed_sites
 from onnxfold.norms.ops import op_site
 from onnxfold.norms.site import NormSite
 
@@ -11,5 +14,13 @@ __all__ = ["find_norms"]
 
 def find_norms(view: GraphView) -> tuple[NormSite, ...]:
     """Return every norm of the main graph and of all bodies, one site each, inputs first."""
-    sites = (op_site(view, node) for node in view.nodes())
-    return tuple(site for site in sites if site is not None)
+    spelled = list(decomposed_sites(view))
+    taken = {node for site in spelled for node in site.nodes}
+    whole = [op_site(view, node) for node in view.nodes() if node not in taken]
+    sites = [*spelled, *(site for site in whole if site is not None)]
+    order = {node: index for index, node in enumerate(view.nodes())}
+    return tuple(sorted(sites, key=lambda site: order[_last(site)]))
+
+
+def _last(site: NormSite) -> ir.Node:
+    return site.nodes[-1]

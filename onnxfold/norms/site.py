@@ -54,7 +54,10 @@ class NormSite:
     constants into one; None means absent (or, for an operator, all ones and all zeros).  They
     broadcast with x as in numpy, unless ``affine_axis`` is given: then they are vectors over this
     axis of x, each element standing for ``affine_repeat`` neighbours.  ``centred`` is the value
-    x - mean(x) of a decomposed form.  A ``size`` of 0 is unknown; then there is a ``refusal``.
+    x - mean(x) of a decomposed form.  ``rounds_before_affine``: the quotient is rounded to the type
+    of x before gamma.  ``moves_by_rounding``: one operator in its place gives results that differ
+    by more than the order of a few operations, as for a variance computed as E[x^2] - E[x]^2.  For
+    DyT, y = tanh(factor * x) * gamma + beta.  A ``size`` of 0 is unknown; then there is a ``refusal``.
     """
 
     name: str
@@ -75,6 +78,7 @@ class NormSite:
     centred: ir.Value | None = None
     leaks: tuple[ir.Value, ...] = ()
     compute_dtype: ir.DataType = ir.DataType.FLOAT
+    rounds_before_affine: bool = False
     moves_by_rounding: bool = False
     refusal: Refusal | None = field(default=None)
 

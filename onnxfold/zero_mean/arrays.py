@@ -18,11 +18,12 @@ from onnxfold.graph import Fiber
 __all__ = ["fiber_means", "is_centred", "split_digits"]
 
 _SAMPLED_SETS = 64
-_UNIT_ROUNDOFF = {
-    "bfloat16": 2.0**-8,
-    "float16": 2.0**-11,
-    "float32": 2.0**-24,
-    "float64": 2.0**-53,
+# Half the distance of neighbouring numbers: relative, and absolute below the normal range.
+_ROUNDOFF = {
+    "bfloat16": (2.0**-9, 2.0**-134),
+    "float16": (2.0**-11, 2.0**-25),
+    "float32": (2.0**-24, 2.0**-150),
+    "float64": (2.0**-53, 2.0**-1075),
 }
 
 Array = npt.NDArray[np.generic]
@@ -62,23 +63,25 @@ def fiber_means(array: Array, fiber: Fiber) -> npt.NDArray[np.float64]:
 def is_centred(array: Array, fiber: Fiber) -> bool:
     """Whether every set has mean 0 up to the rounding of a stored centred array.
 
-    Each stored element is off by at most u |w|, u the unit roundoff of the type, so the mean of a
-    centred set is at most u mean|w|.  A few sets decide first, so that "no" is cheap.
+    Each stored element is off by at most u |w| + v, u and v the relative and absolute roundoff of
+    the type, so the mean of a centred set is at most u mean|w| + v.  A few sets decide first, so
+    that "no" is cheap.
     """
     digits, members = split_digits(array.shape, fiber)
     view = array.reshape(digits)
-    unit = _UNIT_ROUNDOFF[array.dtype.name]
+    roundoff = _ROUNDOFF[array.dtype.name]
     first = next(
         (axis for axis in range(view.ndim) if axis not in members and digits[axis] > 1), None
     )
     if first is not None and digits[first] > _SAMPLED_SETS:
         sample = view.take(range(0, digits[first], digits[first] // _SAMPLED_SETS), axis=first)
-        if not _has_zero_means(sample, members, unit):
+        if not _has_zero_means(sample, members, roundoff):
             return False
-    return _has_zero_means(view, members, unit)
+    return _has_zero_means(view, members, roundoff)
 
 
-def _has_zero_means(view: Array, members: tuple[int, ...], unit: float) -> bool:
+def _has_zero_means(view: Array, members: tuple[int, ...], roundoff: tuple[float, float]) -> bool:
     wide = view.astype(np.float64)
     means = np.abs(wide.mean(axis=members))
-    return bool(np.all(means <= unit * np.abs(wide).mean(axis=members)))
+    relative, absolute = roundoff
+    return bool(np.all(means <= relative * np.abs(wide).mean(axis=members) + absolute))

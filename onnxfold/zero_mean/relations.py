@@ -22,6 +22,7 @@ from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.zero_mean.law import Carried, Pulled, ZeroMean, refuse
 from onnxfold.zero_mean.laws import NONLINEAR, law_of
+from onnxfold.zero_mean.laws.reduce import Centring
 
 __all__ = ["Assumptions", "Carries", "Effect", "Embeddings", "Point", "Relations", "Unseen"]
 
@@ -160,7 +161,7 @@ class Relations:
         law = law_of(node.domain, node.op_type)
         if law is None:
             return _opaque(node)
-        mean_of = self._centring_fiber(node)
+        mean_of = self.centring_fiber(node)
         if mean_of is not None and fiber.covers(mean_of):
             return ZeroMean()
         pulled = law.family.pull(self._view, node, output, fiber)
@@ -181,8 +182,19 @@ class Relations:
             return None
         return refuse(RefusalCode.BODY_BORDER, node, f"reads '{value.name}' of an outer graph")
 
-    def _centring_fiber(self, node: ir.Node) -> Fiber | None:
-        """Return the fiber of ``x - ReduceMean(x)``, whatever it is used for."""
+    def carried(self, point: Point) -> tuple[tuple[int, Fiber], ...]:
+        """Return the inputs that the law of the point's producer carries, () where it has none."""
+        node = point.value.producer()
+        if node is None:
+            return ()
+        pulled = self._pull_by_law(node, point.value.index() or 0, point.fiber)
+        return pulled.inputs if isinstance(pulled, Carried) else ()
+
+    def centring_fiber(self, node: ir.Node) -> Fiber | None:
+        """Return the fiber of ``x - mean(x)``, spelled as Sub and ReduceMean or as a call."""
+        law = law_of(node.domain, node.op_type)
+        if law is not None and isinstance(law.family, Centring):
+            return law.family.fiber(self._view, node)
         if node.op_type != "Sub" or node.domain:
             return None
         x, mean = node.inputs
@@ -252,7 +264,7 @@ class Relations:
                 return False
             subtractions = [use.node for use in node.outputs[0].uses()]
         fibers = [
-            self._centring_fiber(user) if user.inputs[0] is point.value else None
+            self.centring_fiber(user) if user.inputs[0] is point.value else None
             for user in subtractions
         ]
         return all(fiber is not None and point.fiber.covers(fiber) for fiber in fibers)

@@ -1,8 +1,9 @@
 """Decomposed norms by algebra: what each value is in terms of one tensor and its moments.
 
 Nothing here changes the graph or matches a template.  ``canonical`` sees through what has no
-effect, ``forms`` are the expressions, ``moments`` (rules A and B) and ``closure`` (rule C) say
-what an operator does to them, and ``matcher`` applies them to every node once.
+effect; ``forms`` are the expressions; ``moments`` and ``operators`` (rules A and B), ``products``,
+``sums`` and ``layout`` (rule C) say what an operator does to them; ``matcher`` applies them to
+every node once.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from onnxfold.norms.algebra.canonical import Canonical
 from onnxfold.norms.algebra.coefficient import Coefficient
 from onnxfold.norms.algebra.forms import Affine, Denominator, Moment, Over
 from onnxfold.norms.algebra.matcher import Match, match_graph
+from onnxfold.norms.algebra.state import Algebra
 
 __all__ = [
     "Affine",
+    "Algebra",
     "Canonical",
     "Coefficient",
     "Denominator",

@@ -7,6 +7,8 @@ and multiplication by exactly 1 or addition of exactly 0 (no tolerance).
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
@@ -25,6 +27,11 @@ _FLOAT_BITS = {  # exponent and fraction: a Cast is exact iff neither shrinks
 }
 _BOOLEAN = frozenset("And Equal Greater GreaterOrEqual IsNaN Less LessOrEqual Not Or".split())
 _RESHAPES = frozenset(("Flatten", "Reshape", "Squeeze", "Unsqueeze"))
+_ARITHMETIC: dict[str, Callable[[float, float], float]] = {
+    "Add": operator.add,
+    "Mul": operator.mul,
+    "Sub": operator.sub,
+}
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
 
 
@@ -73,7 +80,9 @@ class Canonical:
             if node is not None and node.op_type == "Cast" and node.domain == "":
                 source = node.inputs[0]
             exact = source is not None and is_narrowing(self.dtype(source), self.dtype(value))
-            self._atoms[value] = value if source is None or exact is not False else self.atom(source)
+            self._atoms[value] = (
+                value if source is None or exact is not False else self.atom(source)
+            )
         return self._atoms[value]
 
     def copied(self, value: ir.Value) -> ir.Value | None:
@@ -163,11 +172,16 @@ class Canonical:
         scalar = self.view.scalar(value)
         if scalar is not None:
             return scalar
-        if self._small(value) and self.view.tensor(value) is None:
-            vector = self.tokens.vector(value)
-            if vector is not None and len(vector) == 1 and isinstance(vector[0], int):
-                return float(vector[0])
-        return None
+        vector = self.tokens.vector(value)
+        if vector is not None and len(vector) == 1 and isinstance(vector[0], int):
+            return float(vector[0])
+        node = value.producer()
+        if node is None or node.domain != "" or node.op_type not in _ARITHMETIC:
+            return None
+        if self.view.rank(value) not in (0, 1):
+            return None
+        a, b = (self.number(operand) for operand in node.inputs)
+        return None if a is None or b is None else _ARITHMETIC[node.op_type](a, b)
 
     def uniform(self, value: ir.Value | None) -> float | None:
         """Return the one number that fills a value of whatever shape, else None."""
@@ -198,9 +212,7 @@ class Canonical:
         value = self._unexpanded(self.root(value), t)
         number = self.number(value)
         if number is not None and fits(self.dims(value), self.dims(t)):
-            plain = Coefficient.of(number)
-            exact = plain.number == number
-            return Coefficient(plain.array, (), value if exact and number not in (0, 1) else None)
+            return Coefficient(np.asarray(number), (), value if number not in (0, 1) else None)
         array = self.view.array(value)
         if array is not None:
             if not np.issubdtype(array.dtype, np.number) and array.dtype.name != "bfloat16":

@@ -27,11 +27,15 @@ class Coefficient:
 
     @staticmethod
     def of(number: float) -> Coefficient:
-        """Return a scalar; one that is 1 or -1 up to the rounding of 1/n becomes exactly that."""
-        for unit in (1.0, -1.0):
-            if abs(number - unit) <= _UNIT_TOLERANCE:
-                number = unit
+        """Return a scalar."""
         return Coefficient(np.asarray(number, dtype=np.float64))
+
+    def snapped(self) -> Coefficient:
+        """Return a scalar that is n * (1/n) up to the rounding of 1/n as exactly 1, or -1."""
+        number = self.number
+        if number is not None and abs(abs(number) - 1.0) <= _UNIT_TOLERANCE:
+            return ONE if number > 0 else MINUS_ONE
+        return self
 
     @property
     def is_zero(self) -> bool:

@@ -36,12 +36,14 @@ class Over:
     """The elements that a moment runs over, in the coordinates of t.
 
     ``axes`` are ascending and without axes of size 1; ``fiber`` is None where a size is not
-    known; ``groups`` counts the blocks of axis 1 of a group norm whose sizes are not known.
+    known; ``groups`` counts the blocks of the channel axis of a group norm whose sizes are not
+    known.  ``channel`` is the axis of the affine part where an operator fixes it.
     """
 
     axes: tuple[int, ...]
     fiber: Fiber | None
     groups: int = 0
+    channel: int | None = None
 
     @property
     def size(self) -> int:
@@ -92,6 +94,16 @@ class Root:
     power: int
     coefficient: Coefficient
     dropped: tuple[int, ...] | None
+
+    @property
+    def t(self) -> ir.Value:
+        """The tensor."""
+        return self.denominator.t
+
+    @property
+    def over(self) -> Over:
+        """What the moment runs over."""
+        return self.denominator.over
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -116,15 +116,16 @@ class Centring:
     """onnxfold.Center: x - mean(x) over its axes has mean 0 and does not see a shift."""
 
     def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        centred = self._fiber(view, node)
+        centred = self.fiber(view, node)
         if centred is None:
             return unknown_shape(node)
         return ZeroMean() if fiber.covers(centred) else broken(node, fiber)
 
     def push(self, view: GraphView, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
-        centred = self._fiber(view, node)
+        centred = self.fiber(view, node)
         return () if centred is not None and fiber.covers(centred) else None
 
-    def _fiber(self, view: GraphView, node: ir.Node) -> Fiber | None:
+    def fiber(self, view: GraphView, node: ir.Node) -> Fiber | None:
+        """Return the elements whose mean the node subtracts."""
         shape = view.shape(node.inputs[0])
         return None if shape is None else whole_axes(shape, node.attributes.get_ints("axes", (-1,)))

@@ -1,0 +1,8 @@
+"""Inputs to run a model on: what the user gives, and seeded samples for the rest."""
+
+from __future__ import annotations
+
+from onnxfold.inputs.draw import make_inputs
+from onnxfold.inputs.spec import InputSpec
+
+__all__ = ["InputSpec", "make_inputs"]

@@ -1,0 +1,238 @@
+"""Sizes for the symbolic dimensions of a model's inputs, the same for a symbol everywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from onnxfold.errors import UsageError
+
+__all__ = ["Sizes", "bind_dims", "symbols_of"]
+
+_BATCH = re.compile(r"batch|^b(s|sz)?$|^n$", re.IGNORECASE)
+_PAST = re.compile(r"past|cache|kv", re.IGNORECASE)
+_TOTAL = re.compile(r"total", re.IGNORECASE)
+_MASK = re.compile(r"mask", re.IGNORECASE)
+
+Dim = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes to use where nothing else says.
+
+    Of batches, sequences and other lengths, caches, the sides of images, waveforms and frames.
+    """
+
+    batch: int
+    length: int
+    past: int
+    image: int
+    samples: int
+    frames: int
+
+
+def symbols_of(value: ir.Value) -> tuple[Dim, ...] | None:
+    """The dims of an input, each a number or a symbol; unnamed ones get one; None without a shape.
+
+    Unnamed dims are named by place: those on axis 0 share one name over all inputs (the batch),
+    those on axis 1 of tensors of rank 2 another (the sequence).
+    """
+    if value.shape is None:
+        return None
+    dims: list[Dim] = []
+    for axis, dim in enumerate(value.shape):
+        if isinstance(dim, int):
+            dims.append(dim)
+        elif dim.value:
+            dims.append(dim.value)
+        elif axis == 0 and len(value.shape) > 1:
+            dims.append("?batch")
+        elif axis == 1 and len(value.shape) == 2 and _is_integer(value):
+            dims.append("?sequence")
+        else:
+            dims.append(f"?{value.name}.{axis}")
+    return tuple(dims)
+
+
+def _is_integer(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_integer()
+
+
+def bind_dims(
+    inputs: Iterable[ir.Value], given: Mapping[str, tuple[int, ...]], sizes: Sizes, wave: bool
+) -> dict[str, tuple[int, ...]]:
+    """A shape for every input that has one, consistent over all inputs.
+
+    `given` shapes bind the symbols that they meet, through expressions such as `past + sequence`
+    too. `wave`: long sequences of floats, for models that convolve them. Raises UsageError where
+    given shapes contradict the model or each other, naming the input.
+    """
+    values = {str(v.name): v for v in inputs}
+    shapes = {name: dims for name, v in values.items() if (dims := symbols_of(v)) is not None}
+    bound = _bind_given(shapes, given)
+    fixed = frozenset(bound)
+    sizes = _like_given(shapes, given, sizes)
+    atoms = _atoms(shapes)
+    inner = {d for dims in shapes.values() for d in dims[1:]}
+    for name, dims in shapes.items():
+        for axis, dim in enumerate(dims):
+            if isinstance(dim, str) and dim in atoms and dim not in bound:
+                first = axis == 0 and len(dims) > 1 and dim not in inner
+                bound[dim] = _default(values[name], axis, dim, sizes, batch=first, wave=wave)
+    for symbol in _free_symbols(shapes) - set(bound):
+        bound[symbol] = sizes.past if _PAST.search(symbol) else sizes.length
+    _make_totals(shapes, bound, fixed)
+    return {
+        name: tuple(d if isinstance(d, int) else _evaluate(name, d, bound, atoms) for d in dims)
+        for name, dims in shapes.items()
+    } | {name: shape for name, shape in given.items() if name not in shapes}
+
+
+def _expression(dim: str) -> frozenset[str]:
+    """The symbols of an expression; nothing for a plain name or what cannot be parsed."""
+    try:
+        symbols = ir.SymbolicDim(dim).free_symbols()
+    except ValueError:
+        return frozenset()
+    return frozenset() if symbols == {dim} else symbols
+
+
+def _plain(shapes: Mapping[str, tuple[Dim, ...]]) -> set[str]:
+    dims = (d for shape in shapes.values() for d in shape if isinstance(d, str))
+    return {d for d in dims if not _expression(d)}
+
+
+def _atoms(shapes: Mapping[str, tuple[Dim, ...]]) -> set[str]:
+    """Dims to be drawn: plain names, and expressions of no known name, such as `batch-size`."""
+    plain = _plain(shapes)
+    dims = {d for shape in shapes.values() for d in shape if isinstance(d, str)}
+    return plain | {d for d in dims - plain if not _expression(d) & plain}
+
+
+def _free_symbols(shapes: Mapping[str, tuple[Dim, ...]]) -> set[str]:
+    atoms = _atoms(shapes)
+    dims = (d for shape in shapes.values() for d in shape if isinstance(d, str))
+    return {symbol for d in dims if d not in atoms for symbol in _expression(d)}
+
+
+def _bind_given(
+    shapes: Mapping[str, tuple[Dim, ...]], given: Mapping[str, tuple[int, ...]]
+) -> dict[str, int]:
+    bound: dict[str, int] = {}
+    owner: dict[str, str] = {}
+    later: list[tuple[str, str, int]] = []
+    atoms = _atoms(shapes)
+    for name, sizes in given.items():
+        dims = shapes.get(name)
+        if dims is None:
+            continue
+        if len(dims) != len(sizes):
+            raise UsageError(f"input {name!r} has rank {len(dims)} {_show(dims)}, not {len(sizes)}")
+        for dim, size in zip(dims, sizes, strict=True):
+            if isinstance(dim, int):
+                if dim != size:
+                    raise UsageError(f"input {name!r} is {_show(dims)}, which {size} does not fit")
+            elif dim not in atoms:
+                later.append((name, dim, size))
+            elif bound.setdefault(dim, size) != size:
+                raise UsageError(
+                    f"inputs {owner[dim]!r} and {name!r} share the dimension {dim!r} but are given "
+                    f"{bound[dim]} and {size} for it"
+                )
+            else:
+                owner[dim] = name
+    for name, dim, size in later:
+        _solve(name, dim, size, bound)
+    return bound
+
+
+def _solve(name: str, dim: str, size: int, bound: dict[str, int]) -> None:
+    """Binds the one unknown symbol of an expression so that the expression has the given size."""
+    unknown = sorted(_expression(dim) - set(bound))
+    if len(unknown) == 1:
+        for candidate in range(size + 1):
+            if ir.SymbolicDim(dim).evaluate({**bound, unknown[0]: candidate}) == size:
+                bound[unknown[0]] = candidate
+                return
+    elif not unknown and ir.SymbolicDim(dim).evaluate(bound) == size:
+        return
+    elif len(unknown) > 1:
+        raise UsageError(
+            f"input {name!r} has the dimension {dim!r}: give with --inputs the shapes of inputs "
+            f"that tell {' and '.join(repr(u) for u in unknown)}"
+        )
+    raise UsageError(f"input {name!r} is given {size} for its dimension {dim!r}, which is not so")
+
+
+def _like_given(
+    shapes: Mapping[str, tuple[Dim, ...]], given: Mapping[str, tuple[int, ...]], sizes: Sizes
+) -> Sizes:
+    """Batch and length as in the first given matrix, for inputs whose dims have other names."""
+    for name, shape in given.items():
+        dims = shapes.get(name, ())
+        if len(dims) == 2 and isinstance(dims[0], str):
+            sizes = replace(sizes, batch=shape[0])
+        if len(dims) == 2 and isinstance(dims[1], str):
+            return replace(sizes, length=shape[1])
+    return sizes
+
+
+def _default(value: ir.Value, axis: int, dim: str, sizes: Sizes, *, batch: bool, wave: bool) -> int:
+    shape = tuple(value.shape) if value.shape is not None else ()
+    floating = value.dtype is not None and value.dtype.is_floating_point()
+    if batch or _BATCH.search(dim):
+        return sizes.batch
+    if _PAST.search(dim) and not _TOTAL.search(dim):
+        return sizes.past
+    if floating and len(shape) == 4 and axis >= 2 and shape[1] in (1, 3):
+        return sizes.image
+    if floating and wave and axis == len(shape) - 1:
+        return sizes.samples if len(shape) == 2 or shape[1] == 1 else sizes.frames
+    return sizes.length
+
+
+def _make_totals(
+    shapes: Mapping[str, tuple[Dim, ...]], bound: dict[str, int], fixed: frozenset[str]
+) -> None:
+    """Gives a mask over past and present tokens their total length.
+
+    That is a dim named total, or the last one of a mask that no other input has, in a model with a
+    dim named past.
+    """
+    past = next((d for d in bound if _PAST.search(d) and not _TOTAL.search(d)), None)
+    if past is None:
+        return
+    present = next(
+        (dims[1] for name, dims in shapes.items() if len(dims) == 2 and not _MASK.search(name)),
+        None,
+    )
+    now = present if isinstance(present, int) else bound.get(str(present))
+    if now is None:
+        return
+    for name, dims in shapes.items():
+        last = dims[-1] if dims else None
+        if not isinstance(last, str) or last not in bound or last in (past, present, *fixed):
+            continue
+        shared = any(last in others for other, others in shapes.items() if other != name)
+        if _TOTAL.search(last) or (_MASK.search(name) and not shared):
+            bound[last] = bound[past] + now
+
+
+def _evaluate(name: str, dim: str, bound: Mapping[str, int], atoms: set[str]) -> int:
+    if dim in atoms:
+        return bound[dim]
+    size = ir.SymbolicDim(dim).evaluate(bound)
+    if not isinstance(size, int) or size < 0:
+        raise UsageError(
+            f"input {name!r} would have {size} for its dimension {dim!r}: "
+            f"give its shape with --inputs {name}:..."
+        )
+    return size
+
+
+def _show(dims: tuple[Dim, ...]) -> str:
+    return "[" + ", ".join("?" if str(d).startswith("?") else str(d) for d in dims) + "]"

@@ -1,0 +1,162 @@
+"""Seeded inputs that respect a model's dtypes, shapes, tables and masks."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfold.errors import UsageError
+from onnxfold.inputs.dims import Sizes, bind_dims, symbols_of
+from onnxfold.inputs.roles import index_range, is_mask, reaches
+from onnxfold.inputs.spec import InputSpec
+
+__all__ = ["make_inputs"]
+
+Array = npt.NDArray[Any]
+
+_POSITION = re.compile(r"position|pos_ids", re.IGNORECASE)
+_CACHE = re.compile(r"past|cache", re.IGNORECASE)
+# Side of an image and length of a waveform where the model leaves them open: 224 is a multiple of
+# the patches of 14, 16 and 32 pixels and of windows of 7; wav2vec2 needs 400 samples for a frame.
+_IMAGE, _SAMPLES, _FRAMES = 224, 3200, 128
+# The hard sample: mean 10, deviation 5, so that a norm must subtract a large mean.
+_HARD_MEAN, _HARD_DEVIATION = 10.0, 5.0
+
+
+def make_inputs(
+    model: ir.Model, spec: InputSpec, *, count: int, seed: int
+) -> list[dict[str, Array]]:
+    """`count` samples of inputs, the same for the same seed; sizes vary between samples.
+
+    Integers that index tables stay inside them, masks are ones with some trailing zeros in all
+    rows but the first, floats are N(0, 1), in the last of several samples N(10, 5^2). Shapes and
+    arrays of `spec` are kept. Raises UsageError, naming the input, where that cannot be done.
+    """
+    inputs = [v for v in model.graph.inputs if not v.is_initializer()]
+    known = {str(v.name): v for v in model.graph.inputs}
+    given = _given_arrays(known, spec)
+    inputs += [v for n, v in known.items() if v.is_initializer() and n in spec.names()]
+    shapes = {**spec.shapes, **{name: array.shape for name, array in given.items()}}
+    wave = any(_is_wave(model, v) for v in inputs)
+    samples = []
+    for number in range(count):
+        generator = np.random.default_rng([seed, number])
+        sizes = Sizes(
+            batch=2 if number == 0 else int(generator.integers(1, 4)),
+            length=int(generator.integers(5, 18)),
+            past=int(generator.integers(1, 8)),
+            image=_IMAGE,
+            samples=_SAMPLES,
+            frames=_FRAMES,
+        )
+        bound = bind_dims(inputs, shapes, sizes, wave)
+        hard = number > 0 and number == count - 1
+        samples.append(
+            {
+                str(v.name): given[str(v.name)]
+                if str(v.name) in given
+                else _draw(model, v, bound, generator, hard=hard)
+                for v in inputs
+            }
+        )
+    return samples
+
+
+def _is_wave(model: ir.Model, value: ir.Value) -> bool:
+    dims = symbols_of(value)
+    floating = value.dtype is not None and value.dtype.is_floating_point()
+    return bool(
+        floating and dims and len(dims) in (2, 3) and isinstance(dims[-1], str)
+    ) and reaches(model, value, "Conv")
+
+
+def _given_arrays(known: dict[str, ir.Value], spec: InputSpec) -> dict[str, Array]:
+    for name in sorted(spec.names()):
+        if name not in known:
+            listed = ", ".join(repr(n) for n in known)
+            raise UsageError(f"--inputs names {name!r}, but the model's inputs are {listed}")
+    arrays = {}
+    for name in spec.files:
+        array = spec.load(name)
+        dtype = _dtype(known[name])
+        if array.dtype != dtype:
+            if not np.can_cast(array.dtype, dtype, "same_kind"):
+                raise UsageError(
+                    f"{spec.files[name]}: input {name!r} is {dtype}, the file has {array.dtype}"
+                )
+            array = array.astype(dtype)
+        arrays[name] = array
+    return arrays
+
+
+def _dtype(value: ir.Value) -> np.dtype[Any]:
+    if value.dtype is None or value.dtype is ir.DataType.STRING:
+        kind = "no tensor type" if value.dtype is None else "strings"
+        raise UsageError(
+            f"input {value.name!r} has {kind}: give it with --inputs {value.name}:file.npy"
+        )
+    return np.dtype(value.dtype.numpy())
+
+
+def _draw(
+    model: ir.Model,
+    value: ir.Value,
+    shapes: dict[str, tuple[int, ...]],
+    generator: np.random.Generator,
+    *,
+    hard: bool,
+) -> Array:
+    name, dtype = str(value.name), _dtype(value)
+    if name not in shapes:
+        raise UsageError(
+            f"input {name!r} has no shape in the model: give it with --inputs {name}:..."
+        )
+    shape = shapes[name]
+    if value.dtype is not None and value.dtype.is_floating_point():
+        if is_mask(model, value) and "mask" in name.lower():
+            return _mask(shape, generator).astype(dtype)
+        x = generator.standard_normal(shape)
+        if hard and not _CACHE.search(name):
+            x = _HARD_MEAN + _HARD_DEVIATION * x
+        return x.astype(dtype)
+    if dtype.kind == "b":
+        return _mask(shape, generator) if is_mask(model, value) else generator.random(shape) < 0.5
+    if dtype.kind not in "iu":
+        raise UsageError(f"input {name!r} is {dtype}: give it with --inputs {name}:file.npy")
+    return _integers(model, value, shape, generator).astype(dtype)
+
+
+def _integers(
+    model: ir.Model, value: ir.Value, shape: tuple[int, ...], generator: np.random.Generator
+) -> Array:
+    limits = index_range(model, value)
+    if _POSITION.search(str(value.name)):
+        steps = np.broadcast_to(np.arange(shape[-1] if shape else 1), shape)
+        low, high = (0, 2**31) if limits is None else (limits.low, limits.high)
+        return low + steps % max(high - low, 1)
+    if limits is not None:
+        if limits.high <= limits.low:
+            raise UsageError(
+                f"input {value.name!r} indexes tables that no value suits: "
+                f"give it with --inputs {value.name}:file.npy"
+            )
+        return generator.integers(limits.low, limits.high, shape)
+    if is_mask(model, value):
+        return _mask(shape, generator)
+    return generator.integers(0, 10, shape)
+
+
+def _mask(shape: tuple[int, ...], generator: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Ones, with at most half of a row zero, at its end; the first row has none."""
+    if not shape or not shape[-1]:
+        return np.ones(shape, dtype=np.bool_)
+    kept = generator.integers((shape[-1] + 1) // 2, shape[-1] + 1, shape[:1] if shape[1:] else ())
+    kept = np.asarray(kept)
+    if kept.ndim:
+        kept[:1] = shape[-1]
+        kept = kept.reshape(-1, *(1 for _ in shape[1:]))
+    return np.broadcast_to(np.arange(shape[-1]) < kept, shape).copy()

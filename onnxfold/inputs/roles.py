@@ -1,0 +1,155 @@
+"""What integer and boolean inputs are for: indices into tables, or masks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.graph import constant_tensor
+
+__all__ = ["IndexRange", "index_range", "is_mask", "reaches"]
+
+_MASK = re.compile(r"mask", re.IGNORECASE)
+# Operators whose output holds numbers of their data input; the value is the input that moves.
+_MOVES = {
+    "Cast": 0,
+    "Concat": None,
+    "Expand": 0,
+    "Flatten": 0,
+    "Gather": 0,
+    "Identity": 0,
+    "Reshape": 0,
+    "Slice": 0,
+    "Split": 0,
+    "Squeeze": 0,
+    "Tile": 0,
+    "Transpose": 0,
+    "Unsqueeze": 0,
+}
+_COMPARES = frozenset({"And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not"})
+# Index inputs of operators, each with the input that holds its table and the axis of the rows.
+_TABLES = {
+    ("", "Gather", 1): 0,
+    ("", "GatherElements", 1): 0,
+    ("com.microsoft", "EmbedLayerNormalization", 0): 2,
+    ("com.microsoft", "EmbedLayerNormalization", 1): 4,
+    ("com.microsoft", "EmbedLayerNormalization", 8): 3,
+}
+_MASK_INPUTS = frozenset(
+    {
+        ("com.microsoft", "Attention", 3),
+        ("com.microsoft", "EmbedLayerNormalization", 7),
+        ("com.microsoft", "MultiHeadAttention", 4),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRange:
+    """Values that may stand in an input: low <= value < high."""
+
+    low: int
+    high: int
+
+    def meet(self, other: IndexRange) -> IndexRange:
+        return IndexRange(max(self.low, other.low), min(self.high, other.high))
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """An input's numbers, moved and shifted by a constant, at one input of a node."""
+
+    node: ir.Node
+    index: int
+    shift: int
+
+
+def _arrivals(model: ir.Model, value: ir.Value) -> Iterator[_Arrival]:
+    """Follows a value forward through what moves numbers or adds a constant to them."""
+    seen: set[tuple[ir.Value, int]] = set()
+    open_ends = [(value, 0)]
+    while open_ends:
+        current, shift = open_ends.pop()
+        if (current, shift) in seen or len(seen) > 10_000:
+            continue
+        seen.add((current, shift))
+        for node, index in current.uses():
+            yield _Arrival(node, index, shift)
+            function = model.functions.get(node.op_identifier())
+            if function is not None and index < len(function.inputs):
+                open_ends.append((function.inputs[index], shift))
+            elif node.op_type in _MOVES and _MOVES[node.op_type] in (None, index):
+                open_ends.extend((output, shift) for output in node.outputs)
+            elif node.op_type == "Where" and index > 0:
+                open_ends.append((node.outputs[0], shift))
+            elif node.op_type in ("Add", "Sub"):
+                offset = _constant(node.inputs[1 - index])
+                if offset is not None and (node.op_type == "Add" or index == 0):
+                    step = offset if node.op_type == "Add" else -offset
+                    open_ends.append((node.outputs[0], shift + step))
+
+
+def _constant(value: ir.Value | None) -> int | None:
+    tensor = constant_tensor(value)
+    if tensor is None or tensor.size != 1:
+        return None
+    return int(np.asarray(tensor.numpy()).reshape(-1)[0])
+
+
+def _rows(arrival: _Arrival) -> int | None:
+    """Number of rows of the table that an index addresses; None if it is none or unknown."""
+    node = arrival.node
+    key = ("" if node.domain == "ai.onnx" else node.domain, node.op_type, arrival.index)
+    if key not in _TABLES or _TABLES[key] >= len(node.inputs):
+        return None
+    table = node.inputs[_TABLES[key]]
+    if table is None or table.shape is None:
+        tensor = constant_tensor(table)
+        shape: tuple[object, ...] = () if tensor is None else tuple(tensor.shape)
+    else:
+        shape = tuple(table.shape)
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+    if not -len(shape) <= axis < len(shape):
+        return None
+    rows = shape[axis]
+    return rows if isinstance(rows, int) else None
+
+
+def index_range(model: ir.Model, value: ir.Value) -> IndexRange | None:
+    """The values that keep an integer input inside every table that it indexes; None: no table."""
+    found: IndexRange | None = None
+    for arrival in _arrivals(model, value):
+        rows = _rows(arrival)
+        if rows is not None:
+            own = IndexRange(max(0, -arrival.shift), rows - arrival.shift)
+            found = own if found is None else found.meet(own)
+    return found
+
+
+def is_mask(model: ir.Model, value: ir.Value) -> bool:
+    """Whether an input that indexes nothing is a mask of ones and zeros.
+
+    By its name, or because it becomes a condition: cast to bool, compared, or used as 1 - mask.
+    """
+    if _MASK.search(str(value.name)):
+        return True
+    for arrival in _arrivals(model, value):
+        node = arrival.node
+        if (node.domain, node.op_type, arrival.index) in _MASK_INPUTS:
+            return True
+        if node.op_type in _COMPARES or (node.op_type == "Where" and arrival.index == 0):
+            return True
+        if node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.BOOL:
+            return True
+        if node.op_type == "Sub" and arrival.index == 1 and _constant(node.inputs[0]) == 1:
+            return True
+    return False
+
+
+def reaches(model: ir.Model, value: ir.Value, op_type: str) -> bool:
+    """Whether the value arrives, only moved, at the data input of an operator of this type."""
+    return any(a.node.op_type == op_type and a.index == 0 for a in _arrivals(model, value))

@@ -1,0 +1,86 @@
+"""What a user says about the inputs: shapes by name, or arrays in files."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxfold.errors import UsageError
+
+__all__ = ["InputSpec"]
+
+_NPY = re.compile(r"(?P<name>.+?):(?P<path>(?:[A-Za-z]:[\\/])?[^:]*\.npy)")
+_SHAPE = re.compile(r"(?P<name>.+):(?P<dims>\[[\d,\s]*\]|\d+(?:\s*,\s*\d+)*)")
+_FORMS = "give name:1,128 or name:[1,128] or name:file.npy, or a file.npz"
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """Shapes and files for inputs by name; inputs that it does not name are made up.
+
+    A file is a .npy with one array, or a .npz that holds the array under the input's name.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, texts: Iterable[str]) -> InputSpec:
+        """Reads command-line values, each `name:1,128`, `name:[1,128]`, `name:x.npy` or `x.npz`.
+
+        A name may hold colons. Raises UsageError for anything else, for a missing file, and for an
+        input that is given twice.
+        """
+        shapes: dict[str, tuple[int, ...]] = {}
+        files: dict[str, Path] = {}
+        for text in texts:
+            for name, value in _parse_one(text).items():
+                if name in shapes or name in files:
+                    raise UsageError(f"--inputs gives {name!r} twice")
+                if isinstance(value, Path):
+                    files[name] = value
+                else:
+                    shapes[name] = value
+        return cls(shapes, files)
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self.shapes) | frozenset(self.files)
+
+    def load(self, name: str) -> npt.NDArray[Any]:
+        """The array that the files hold for an input; raises UsageError for an unreadable one."""
+        path = self.files[name]
+        try:
+            if path.suffix == ".npz":
+                with np.load(path, allow_pickle=False) as archive:
+                    return np.asarray(archive[name])
+            return np.asarray(np.load(path, allow_pickle=False))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise UsageError(f"{path}: it holds no array for {name!r}: {error}") from error
+
+
+def _parse_one(text: str) -> dict[str, tuple[int, ...] | Path]:
+    if text.endswith(".npz"):
+        path = _existing(Path(text))
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                return dict.fromkeys(archive.files, path)
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            raise UsageError(f"{path}: it is not a .npz file: {error}") from error
+    if (match := _NPY.fullmatch(text)) is not None:
+        return {match["name"]: _existing(Path(match["path"]))}
+    if (match := _SHAPE.fullmatch(text)) is not None:
+        return {match["name"]: tuple(int(d) for d in re.findall(r"\d+", match["dims"]))}
+    raise UsageError(f"--inputs {text!r} is not understood: {_FORMS}")
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise UsageError(f"{path}: there is no such file; {_FORMS}")
+    return path

@@ -1,0 +1,293 @@
+"""Targets: which nodes stand for a norm or a centring; returns them, changes nothing.
+
+portable  calls of functions of domain onnxfold with bodies in standard operators: every runtime
+          runs the body, ONNX Runtime with the onnxfold library runs the kernel of that name
+onnx      standard operators only: the same bodies, inlined
+ort       SimplifiedLayerNormalization, the contrib operator of ONNX Runtime
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfold.errors import InvariantError
+from onnxfold.graph import Fiber, GraphView, node_label
+from onnxfold.lower.functions import (
+    MAX_OPSET,
+    MIN_OPSET,
+    Affine,
+    Statistics,
+    call,
+    function,
+    op_name,
+)
+from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
+from onnxfold.planning.costs import Costs
+from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.rewrite.apply import Lowered
+
+__all__ = ["Target", "TargetLowering", "costs_of"]
+
+AffinePart = ir.Value | npt.NDArray[np.generic] | None
+_FUNCTION_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
+
+class Target(StrEnum):
+    """What the output model may contain."""
+
+    PORTABLE = "portable"
+    ONNX = "onnx"
+    ORT = "ort"
+
+
+# Portable: the kernels of the onnxfold library.  The others: ONNX Runtime 1.31's own operators.
+_COSTS = {
+    Target.PORTABLE: Costs(layer_norm=170, rms_norm=100, bias=0, centring=100),
+    Target.ONNX: Costs(layer_norm=340, rms_norm=190, bias=100, centring=250),
+    Target.ORT: Costs(layer_norm=340, rms_norm=190, bias=100, centring=250),
+}
+
+
+def costs_of(target: Target) -> Costs:
+    """Return the cost table that plans for ``target`` use."""
+    return _COSTS[target]
+
+
+@dataclass(frozen=True, slots=True)
+class _Affine:
+    """gamma and beta in the form that a call takes, or what must follow the call instead."""
+
+    kind: Affine
+    inputs: tuple[ir.Value, ...]
+    initializers: tuple[ir.Value, ...]
+    after: tuple[tuple[str, ir.Value], ...]  # operators that apply what the call cannot
+
+
+class TargetLowering:
+    """Lowers the norms of one model for one target."""
+
+    def __init__(self, view: GraphView, target: Target):
+        self._view = view
+        self._target = target
+
+    def refuse_rms(self, site: NormSite) -> Refusal | None:
+        """Say why a LayerNorm has no cheaper RMS form on this target, or None."""
+        if site.refusal is not None:
+            return site.refusal
+        if site.form is NormForm.DECOMPOSED and site.centred is not None:
+            return None  # reading x instead of x - mean(x) works for every spelling
+        return self._refuse_call(site)
+
+    def _refuse_call(self, site: NormSite) -> Refusal | None:
+        label = (node_label(site.nodes[-1]),)
+        if site.leaks:
+            names = ", ".join(leak.name or "" for leak in site.leaks)
+            return Refusal(
+                RefusalCode.STATISTICS_READ, f"its statistics ({names}) are read by others", label
+            )
+        if site.epsilon_mode is not EpsilonMode.INSIDE or site.factor != 1.0:
+            return Refusal(
+                RefusalCode.NO_CHEAPER_FORM,
+                f"no operator has epsilon {site.epsilon_mode.value} with factor {site.factor:g}",
+                label,
+            )
+        if self._trailing_axes(site) is None:
+            return Refusal(
+                RefusalCode.NO_CHEAPER_FORM, "no operator normalises other than last axes", label
+            )
+        dtype = site.input.dtype
+        opset = self._view.opset
+        if dtype not in _FUNCTION_TYPES or dtype != site.output.dtype:
+            return Refusal(
+                RefusalCode.UNSUPPORTED_TYPE,
+                f"no operator for {dtype} to {site.output.dtype}",
+                label,
+            )
+        least = 13 if dtype is ir.DataType.BFLOAT16 else MIN_OPSET
+        if not least <= opset <= MAX_OPSET:
+            return Refusal(RefusalCode.NO_CHEAPER_FORM, f"no operator at opset {opset}", label)
+        return None
+
+    def _trailing_axes(self, site: NormSite) -> int | None:
+        """Return k where the fiber is the last k whole axes, else None."""
+        rank = self._view.rank(site.input)
+        axes = site.fiber.axes
+        if rank is None or not site.fiber.whole or not axes:
+            return None
+        shape = self._view.shape(site.input) or ()
+        # Axes of size 1 take no part in a fiber but may stand between those that do.
+        between = [axis for axis in range(axes[0], rank) if axis not in axes]
+        return rank - axes[0] if all(shape[axis] == 1 for axis in between) else None
+
+    def rms_norm(self, site: NormSite, x: ir.Value) -> Lowered:
+        """Return RMSNorm of ``x`` with the norm's gamma and beta."""
+        if self._refuse_call(site) is None:
+            return self._call(site, Statistics.RMS, x)
+        if site.centred is None:
+            raise InvariantError(f"norm '{site.name}' has no RMS form on target {self._target}")
+        return Lowered((), ((site.centred, x),))
+
+    def layer_norm(self, site: NormSite) -> Lowered | None:
+        """Return one call for a decomposed norm that stays, where that is exact."""
+        if site.form is NormForm.OP or self._refuse_call(site) is not None:
+            return None
+        if site.kind is NormKind.LAYER_NORM:
+            return self._call(site, Statistics.LAYER, site.input)
+        if site.kind is NormKind.RMS_NORM:
+            return self._call(site, Statistics.RMS, site.input)
+        return None
+
+    def centring(self, value: ir.Value, fiber: Fiber) -> Lowered:
+        """Return value - mean(value) as a call, or as two operators for other axes or types."""
+        rank = self._view.rank(value) or 0
+        trailing = fiber.axes == tuple(range(rank - len(fiber.axes), rank))
+        if trailing and value.dtype in _FUNCTION_TYPES:
+            name = op_name(statistics=Statistics.CENTER)
+            node = call(name, [value], axes=len(fiber.axes))
+            return self._named(value, (node,), node.outputs[0], f"{value.name}.centred", name)
+        return self._plain_centring(value, fiber)
+
+    def _plain_centring(self, value: ir.Value, fiber: Fiber) -> Lowered:
+        initializers: tuple[ir.Value, ...] = ()
+        if self._view.opset >= 18:
+            axes = _initializer(f"{value.name}.centred.axes", np.array(fiber.axes, np.int64))
+            mean = ir.node("ReduceMean", [value, axes], {"keepdims": 1})
+            initializers = (axes,)
+        else:
+            mean = ir.node("ReduceMean", [value], {"axes": fiber.axes, "keepdims": 1})
+        mean.outputs[0].name = f"{value.name}.mean"
+        mean.outputs[0].type = value.type
+        centred = ir.node("Sub", [value, mean.outputs[0]])
+        output = centred.outputs[0]
+        output.name, output.shape, output.type = f"{value.name}.centred", value.shape, value.type
+        return Lowered((mean, centred), ((value, output),), initializers)
+
+    def _call(self, site: NormSite, statistics: Statistics, x: ir.Value) -> Lowered:
+        axes = self._trailing_axes(site) or 1
+        affine = self._affine(site, axes)
+        name = op_name(statistics=statistics, affine=affine.kind)
+        first = call(name, [x, *affine.inputs], axes=axes, epsilon=site.epsilon)
+        if self._target is Target.ORT and statistics is Statistics.RMS:
+            return self._contrib(site, x, affine, axes)
+        nodes = [first]
+        for op_type, operand in affine.after:
+            nodes.append(ir.node(op_type, [nodes[-1].outputs[0], operand]))
+        return self._finished(site, nodes, affine.initializers, name)
+
+    def _contrib(self, site: NormSite, x: ir.Value, affine: _Affine, axes: int) -> Lowered:
+        scale, *bias = affine.inputs or (self._ones(site, axes),)
+        initializers = affine.initializers + (() if affine.inputs else (scale,))
+        attributes = {"axis": -axes, "epsilon": site.epsilon, "stash_type": 1}
+        nodes = [ir.node("SimplifiedLayerNormalization", [x, scale], attributes)]
+        for op_type, operand in [*(("Add", beta) for beta in bias), *affine.after]:
+            nodes.append(ir.node(op_type, [nodes[-1].outputs[0], operand]))
+        return self._finished(site, nodes, initializers, None)
+
+    def _ones(self, site: NormSite, axes: int) -> ir.Value:
+        shape = [int(dim or 0) for dim in (self._view.shape(site.input) or ())[-axes:]]
+        dtype = (site.input.dtype or ir.DataType.FLOAT).numpy()
+        return _initializer(f"{site.output.name}.ones", np.ones(shape, dtype))
+
+    def _finished(
+        self,
+        site: NormSite,
+        nodes: list[ir.Node],
+        initializers: tuple[ir.Value, ...],
+        function_name: str | None,
+    ) -> Lowered:
+        for number, node in enumerate(nodes[:-1]):
+            node.outputs[0].name = f"{site.output.name}.part{number}"
+            node.outputs[0].type, node.outputs[0].shape = site.output.type, site.output.shape
+        nodes[0].name = site.name
+        for number, node in enumerate(nodes[1:], 1):
+            node.name = f"{site.name}.affine{number}"
+        lowered = Lowered(tuple(nodes), ((site.output, nodes[-1].outputs[0]),), initializers)
+        return self._with_function(lowered, function_name, site.input.dtype)
+
+    def _named(
+        self, value: ir.Value, nodes: tuple[ir.Node, ...], output: ir.Value, name: str, op: str
+    ) -> Lowered:
+        output.name, output.shape, output.type = name, value.shape, value.type
+        nodes[0].name = name
+        return self._with_function(Lowered(nodes, ((value, output),)), op, value.dtype)
+
+    def _with_function(
+        self, lowered: Lowered, name: str | None, dtype: ir.DataType | None
+    ) -> Lowered:
+        if name is None or dtype is None:
+            return lowered
+        body = function(name, self._view.opset, dtype)
+        return Lowered(lowered.nodes, lowered.stands_for, lowered.initializers, (body,))
+
+    def _affine(self, site: NormSite, axes: int) -> _Affine:
+        """Bring gamma and beta into the shape of the last axes, or apply them behind the call."""
+        made: list[ir.Value] = []
+        gamma = self._vector(site, site.gamma, axes, "gamma", made)
+        beta = self._vector(site, site.beta, axes, "beta", made)
+        if site.gamma is None and beta is not None:
+            gamma = self._ones(site, axes)
+            made.append(gamma)
+        if gamma is not None and beta is not None:
+            return _Affine(Affine.AFFINE, (gamma, beta), tuple(made), ())
+        after: list[tuple[str, ir.Value]] = []
+        if gamma is None and site.gamma is not None:
+            made.clear()
+            after.append(("Mul", self._as_value(site, site.gamma, "gamma", made)))
+        if (beta is None and site.beta is not None) or (beta is not None and gamma is None):
+            after.append(("Add", self._as_value(site, site.beta, "beta", made)))
+        if gamma is not None and not any(op == "Mul" for op, _ in after):
+            return _Affine(Affine.SCALE, (gamma,), tuple(made), tuple(after))
+        return _Affine(Affine.NONE, (), tuple(made), tuple(after))
+
+    def _vector(
+        self, site: NormSite, part: AffinePart, axes: int, role: str, made: list[ir.Value]
+    ) -> ir.Value | None:
+        """Return an affine part as a value of exactly the normalised shape, or None."""
+        if part is None:
+            return None
+        shape = tuple((self._view.shape(site.input) or ())[-axes:])
+        dtype = site.input.dtype
+        if isinstance(part, ir.Value) and self._view.shape(part) == shape and part.dtype == dtype:
+            return part
+        array = part if isinstance(part, np.ndarray) else self._view.array(part)
+        if array is None or dtype is None:
+            return None
+        sizes = [int(dim) for dim in shape if isinstance(dim, int)]
+        if array.size == 1:
+            array = np.broadcast_to(array.reshape(()), sizes)
+        elif array.size != int(np.prod(sizes)) or _squeezed(array.shape) != _squeezed(sizes):
+            return None
+        name = f"{site.output.name}.{role}"
+        made.append(
+            _initializer(name, np.ascontiguousarray(array.reshape(sizes).astype(dtype.numpy())))
+        )
+        return made[-1]
+
+    def _as_value(
+        self, site: NormSite, part: AffinePart, role: str, made: list[ir.Value]
+    ) -> ir.Value:
+        if isinstance(part, ir.Value):
+            return part
+        if part is None:
+            raise InvariantError(f"norm '{site.name}' has no {role}")
+        made.append(_initializer(f"{site.output.name}.{role}", part))
+        return made[-1]
+
+
+def _squeezed(shape: tuple[int, ...] | list[int]) -> tuple[int, ...]:
+    return tuple(dim for dim in shape if dim != 1)
+
+
+def _initializer(name: str, array: npt.NDArray[np.generic]) -> ir.Value:
+    tensor = ir.Tensor(array, name=name)
+    return ir.Value(
+        name=name,
+        shape=ir.Shape(tensor.shape.numpy()),
+        type=ir.TensorType(tensor.dtype),
+        const_value=tensor,
+    )

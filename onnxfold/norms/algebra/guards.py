@@ -1,0 +1,83 @@
+"""Guards of the closure: what may stand beside a tensor, and how far a norm may extend."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.norms.algebra.coefficient import ONE, ZERO, Coefficient
+from onnxfold.norms.algebra.forms import Affine, Over
+from onnxfold.norms.algebra.state import Algebra
+
+__all__ = ["along", "beside", "extend", "legal", "reading"]
+
+
+def beside(dropped: tuple[int, ...] | None) -> bool:
+    """Whether a statistic broadcasts against t: axes in front may be missing."""
+    return dropped is None or dropped == tuple(range(len(dropped)))
+
+
+def reading(algebra: Algebra, value: ir.Value, t: ir.Value, depth: int = 2) -> Affine | None:
+    """Return a value as an affine form of t, also a constant multiple of t itself."""
+    form = algebra.form(value)
+    if isinstance(form, Affine) and form.t is t:
+        return form
+    if algebra.atom(value) is t:
+        return Affine(t, None, ONE, ZERO)
+    node = algebra.canonical.root(value).producer()
+    if depth == 0 or form is not None or node is None or node.domain != "":
+        return None
+    if node.op_type == "Neg" and node.inputs[0] is not None:
+        inner = reading(algebra, node.inputs[0], t, depth - 1)
+        return None if inner is None else replace(inner, a=inner.a.negated())
+    if node.op_type == "Mul":
+        for operand, other in (node.inputs, node.inputs[::-1]):
+            if operand is None or algebra.canonical.atom(operand) is not t:
+                continue
+            factor = algebra.canonical.coefficient(other, t)
+            if factor is not None and algebra.varying(factor, t) is not None:
+                return Affine(t, None, factor, ZERO)
+    return None
+
+
+def extend(algebra: Algebra, node: ir.Node, value: ir.Value) -> bool:
+    """Note that a node extends a complete norm; no where something else reads the norm."""
+    if not algebra.single(value):
+        return False
+    algebra.extends[node.outputs[0]] = algebra.canonical.root(value)
+    return True
+
+
+def channel_axis(algebra: Algebra, t: ir.Value, over: Over) -> int | None:
+    """Return the one axis, beside the first, that a group or instance norm does not mix."""
+    if over.channel is not None:
+        return over.channel
+    dims = algebra.dims(t)
+    if dims is None or len(over.axes) < 2:
+        return None
+    rest = [axis for axis in range(1, len(dims)) if axis not in over.axes and dims[axis] != 1]
+    return rest[0] if len(rest) == 1 else None
+
+
+def along(algebra: Algebra, factor: Coefficient, t: ir.Value, over: Over) -> bool:
+    axes = algebra.varying(factor, t)
+    if axes is None:
+        return False
+    return axes <= set(over.axes) or axes == {channel_axis(algebra, t, over)}
+
+
+def legal(algebra: Algebra, form: Affine) -> bool:
+    """Whether all coefficients together stay along the fiber, or all along the channels."""
+    if form.over is None:
+        return True
+    axes: set[int] = set()
+    for factor in (form.a, form.m, form.c):
+        for runtime in factor.runtime or (None,):
+            part = factor if runtime is None else Coefficient(np.ones(()), (runtime,))
+            varied = algebra.varying(part, form.t)
+            if varied is None:
+                return False
+            axes |= varied
+    return axes <= set(form.over.axes) or axes == {channel_axis(algebra, form.t, form.over)}

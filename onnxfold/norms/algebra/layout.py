@@ -1,0 +1,129 @@
+"""Forms through Reshape, Flatten, Squeeze, Unsqueeze and Expand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.graph import follow_reshape
+from onnxfold.norms.algebra.coefficient import Coefficient
+from onnxfold.norms.algebra.forms import Affine, Form, Moment, Over, Root
+from onnxfold.norms.algebra.guards import extend, legal
+from onnxfold.norms.algebra.state import Algebra
+from onnxfold.norms.algebra.tokens import Token, fits, same_elements
+
+__all__ = ["reshape"]
+
+
+def reshape(algebra: Algebra, node: ir.Node) -> Form | None:
+    """Reshape and its kin: a reduced axis comes back or goes, or a norm returns to its layout."""
+    value = node.inputs[0]
+    form = None if value is None else algebra.form(value)
+    if value is None or not isinstance(form, Moment | Root | Affine):
+        return None
+    shape, whole = algebra.dims(node.outputs[0]), algebra.dims(form.t)
+    if shape is None or whole is None:
+        return None
+    if isinstance(form, Affine) and form.denominator is not None:
+        return _returned(algebra, node, value, form)
+    if isinstance(form, Affine) and not (form.a.is_zero and form.c.is_zero):
+        return None
+    if form.over is None:
+        return None
+    if form.dropped is None:
+        return _kept(form, form.over, node, shape, whole)
+    kept = tuple(1 if axis in form.dropped else dim for axis, dim in enumerate(whole))
+    if node.op_type != "Expand" and same_elements(shape, kept):
+        return replace(form, dropped=None)
+    return None
+
+
+def _kept(
+    form: Moment | Root | Affine,
+    over: Over,
+    node: ir.Node,
+    shape: tuple[Token, ...],
+    whole: tuple[Token, ...],
+) -> Form | None:
+    """Repeat a statistic up to the shape of t, or drop the axes that it was reduced over."""
+    if node.op_type == "Expand":
+        return form if len(shape) == len(whole) and fits(shape, whole) else None
+    single = tuple(axis for axis, dim in enumerate(whole) if dim == 1)
+    for dropped in (over.axes, tuple(sorted({*over.axes, *single}))):
+        rest = tuple(dim for axis, dim in enumerate(whole) if axis not in dropped)
+        if same_elements(shape, rest):
+            return replace(form, dropped=dropped)
+    return None
+
+
+def _returned(algebra: Algebra, node: ir.Node, value: ir.Value, form: Affine) -> Affine | None:
+    """Return a norm of Reshape(x), reshaped back to the shape of x, as a norm of x."""
+    if not form.complete or form.over is None or form.denominator is None:
+        return None
+    producer = form.t.producer()
+    if producer is None or producer.op_type not in ("Reshape", "Flatten", "Squeeze", "Unsqueeze"):
+        return None
+    x, whole = producer.inputs[0], algebra.dims(form.t)
+    shape = algebra.dims(x)
+    if x is None or shape is None or whole is None:
+        return None
+    if not same_elements(algebra.dims(node.outputs[0]), shape):
+        return None
+    over = _over_before(form.over, whole, shape)
+    a, m, c = (_before(term, whole, shape) for term in (form.a, form.m, form.c))
+    if over is None or a is None or m is None or c is None:
+        return None
+    if not extend(algebra, node, value):
+        return None
+    t = algebra.atom(x)
+    denominator = replace(form.denominator, t=t, over=over)
+    returned = replace(form, t=t, over=over, a=a, m=m, c=c, denominator=denominator)
+    return returned if legal(algebra, returned) else None
+
+
+def _over_before(over: Over, whole: tuple[Token, ...], shape: tuple[Token, ...]) -> Over | None:
+    """Return the same elements in the coordinates of the tensor before its Reshape."""
+    if over.fiber is None:
+        grouped = len(whole) == 3 and over.axes == (2,) and len(shape) > 2
+        groups, channels = whole[1], shape[1] if len(shape) > 1 else 0
+        if not grouped or not isinstance(groups, int) or not isinstance(channels, int):
+            return None
+        if whole[0] != shape[0] or groups < 1 or channels % groups:
+            return None
+        return Over(tuple(range(1, len(shape))), None, groups, 1)
+    fiber = follow_reshape(over.fiber, whole, shape)
+    if fiber is None:
+        return None
+    partial = [block.axis for block in fiber.blocks if not block.whole]
+    if len(set(partial)) > 1:
+        return None
+    channel = partial[0] if partial else over.channel
+    return Over(fiber.axes, fiber, 0, channel)
+
+
+def _before(
+    term: Coefficient, whole: tuple[Token, ...], shape: tuple[Token, ...]
+) -> Coefficient | None:
+    """Return a constant that varies along trailing axes in the layout before the Reshape."""
+    if term.number is not None:
+        return Coefficient.of(term.number)
+    if term.runtime:
+        return None
+    array = term.array
+    places = [axis for axis, dim in enumerate(array.shape) if dim != 1]
+    first = len(whole) - array.ndim + min(places, default=array.ndim)
+    tail = whole[first:]
+    sizes = [dim for dim in tail if isinstance(dim, int)]
+    if len(sizes) != len(tail):
+        return None
+    for axis in range(len(shape) - 1, -1, -1):
+        block = [dim for dim in shape[axis:] if isinstance(dim, int)]
+        if len(block) != len(shape) - axis:
+            return None
+        if prod(block) == prod(sizes):
+            full = np.broadcast_to(array.reshape(array.shape[min(places) :]), sizes)
+            return Coefficient(full.reshape(block))
+    return None

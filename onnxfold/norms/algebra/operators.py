@@ -1,0 +1,91 @@
+"""Operators that are half a norm: their forms join the algebra of what stands around them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from onnxfold.norms.algebra.coefficient import MINUS_ONE, ONE, ZERO, Coefficient
+from onnxfold.norms.algebra.forms import Affine, Denominator, Form, Over, Statistic
+from onnxfold.norms.algebra.moments import as_moment
+from onnxfold.norms.algebra.state import Algebra
+from onnxfold.norms.site import EpsilonMode
+
+__all__ = ["batch_normalization", "instance_normalization", "rms_operator"]
+
+_EPSILON = 1e-5  # the default of every operator here
+
+
+def instance_normalization(algebra: Algebra, node: ir.Node) -> Form | None:
+    """InstanceNormalization with scale 1 and bias 0: a norm over axes 2 and on."""
+    x, scale, bias = node.inputs[:3]
+    dims = algebra.dims(x)
+    if x is None or dims is None or len(dims) < 3:
+        return None
+    if algebra.canonical.uniform(scale) != 1.0 or algebra.canonical.uniform(bias) != 0.0:
+        return None
+    over = algebra.over(x, tuple(range(2, len(dims))))
+    if over is None:
+        return None
+    epsilon = node.attributes.get_float("epsilon", _EPSILON)
+    return _normalised(algebra, x, replace(over, channel=1), epsilon, ONE)
+
+
+def rms_operator(algebra: Algebra, node: ir.Node) -> Form | None:
+    """RMS norm of a centred tensor that nothing else reads: a layer norm, epsilon and all.
+
+    Where other nodes read the centred tensor too, it is a stream of its own, which happens to
+    have mean zero, and the operator stays the RMS norm that it is.
+    """
+    d = node.inputs[0]
+    form = None if d is None else algebra.form(d)
+    if d is None or not isinstance(form, Affine) or form.over is None or not algebra.single(d):
+        return None
+    dims, k = algebra.dims(form.t), form.centred
+    if dims is None or k is None:
+        return None
+    first = node.attributes.get_int("axis", -1)
+    over = algebra.over(form.t, tuple(range(first % len(dims), len(dims))))
+    gamma = algebra.canonical.coefficient(node.inputs[1], form.t)
+    if over != form.over or gamma is None or k != 1.0:
+        return None
+    if algebra.varying(gamma, form.t) is None:
+        return None
+    epsilon = node.attributes.get_float("epsilon", _EPSILON)
+    return _normalised(algebra, form.t, over, epsilon, gamma)
+
+
+def batch_normalization(algebra: Algebra, node: ir.Node) -> Form | None:
+    """BatchNormalization with the moments of its own input, scale 1 and bias 0."""
+    x, scale, bias, mean, variance = node.inputs[:5]
+    dims = algebra.dims(x)
+    u = None if mean is None else algebra.form(mean)
+    v = as_moment(algebra, variance)
+    if x is None or dims is None or not isinstance(u, Affine) or v is None:
+        return None
+    others = tuple(axis for axis in range(len(dims)) if axis != 1)
+    over, t = algebra.over(x, others), algebra.atom(x)
+    same = u.t is t and v.t is t and u.over == over and v.over == over
+    plain = u.m.number == 1.0 and u.a.is_zero and u.c.is_zero and u.denominator is None
+    if over is None or not same or not plain or v.mode is not None or v.factor != 1.0:
+        return None
+    if v.statistic is not Statistic.VARIANCE or u.dropped is None or v.dropped is None:
+        return None
+    if algebra.canonical.uniform(scale) != 1.0 or algebra.canonical.uniform(bias) != 0.0:
+        return None
+    epsilon = node.attributes.get_float("epsilon", _EPSILON)
+    return _normalised(algebra, x, over, epsilon, ONE)
+
+
+def _normalised(
+    algebra: Algebra, x: ir.Value, over: Over, epsilon: float, gamma: Coefficient
+) -> Affine:
+    """Return the layer norm of x over ``over``."""
+    t = algebra.atom(x)
+    dtype = algebra.canonical.dtype(t) or ir.DataType.FLOAT
+    wide = dtype if dtype is ir.DataType.DOUBLE else ir.DataType.FLOAT
+    denominator = Denominator(
+        t, over, Statistic.VARIANCE, 1.0, epsilon, EpsilonMode.INSIDE, False, wide
+    )
+    return Affine(t, over, gamma, gamma.times(MINUS_ONE), ZERO, denominator)

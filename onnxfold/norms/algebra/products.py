@@ -1,0 +1,214 @@
+"""Rule C, products: squares, a numerator over a root, gamma, signs and Casts.
+
+A form that is a complete norm is extended by gamma and beta only as far as nothing but the next
+node reads it, gamma and beta vary only along the normalised axes (or, for group and instance
+norms, along the channel axis), and each of them is one value or one constant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import isclose, sqrt
+
+import onnx_ir as ir
+
+from onnxfold.norms.algebra.canonical import is_narrowing
+from onnxfold.norms.algebra.coefficient import MINUS_ONE, Coefficient
+from onnxfold.norms.algebra.forms import Affine, Denominator, Form, Moment, Root, Statistic
+from onnxfold.norms.algebra.guards import along, beside, extend, legal, reading
+from onnxfold.norms.algebra.moments import (
+    as_moment,
+    inverted,
+    rescaled,
+    scaled_moment,
+    scaled_root,
+)
+from onnxfold.norms.algebra.state import Algebra
+
+__all__ = ["cast", "divide", "multiply", "negate", "reciprocal", "where"]
+
+_ROOT_TOLERANCE = 1e-6  # a float32 constant sqrt(n) is that near
+
+
+def multiply(algebra: Algebra, node: ir.Node) -> Form | None:
+    """Mul: a square, a numerator times a reciprocal root, or a scale."""
+    p, q = node.inputs
+    if p is None or q is None:
+        return None
+    if algebra.atom(p) is algebra.atom(q):
+        return algebra.square(p)
+    for value, other in ((p, q), (q, p)):
+        form = algebra.form(value)
+        if isinstance(form, Root):
+            product = _times_root(algebra, other, form)
+            return product or _scaled_root(algebra, form, value, other)
+    for value, other in ((p, q), (q, p)):
+        moment = as_moment(algebra, value)
+        number = algebra.number_beside(other, value)
+        if moment is not None and number is not None:
+            return scaled_moment(moment, number)
+    for value, other in ((p, q), (q, p)):
+        form = algebra.form(value)
+        if isinstance(form, Affine):
+            factor = algebra.canonical.coefficient(other, form.t)
+            if factor is not None and algebra.form(other) is None:
+                return _scaled(algebra, node, value, form, factor)
+    return None
+
+
+def divide(algebra: Algebra, node: ir.Node) -> Form | None:
+    """Div: a numerator over a root, 1 over a root, or a scale."""
+    p, q = node.inputs
+    if p is None or q is None:
+        return None
+    below = algebra.form(q)
+    if isinstance(below, Root):
+        inverse = inverted(below)
+        if below.power != 1 or inverse is None:
+            return None
+        return _times_root(algebra, p, inverse) or _scaled_root(algebra, inverse, q, p)
+    above = algebra.form(p)
+    if above is None or below is not None:
+        return None
+    number = algebra.number_beside(q, p)
+    if isinstance(above, Root | Moment) or as_moment(algebra, p) is not None:
+        if not number:
+            return None
+        if isinstance(above, Root):
+            return scaled_root(above, 1.0 / number)
+        moment = as_moment(algebra, p)
+        return None if moment is None else scaled_moment(moment, 1.0 / number)
+    if isinstance(above, Affine):
+        divisor = algebra.canonical.coefficient(q, above.t)
+        factor = None if divisor is None else divisor.inverse()
+        return None if factor is None else _scaled(algebra, node, p, above, factor)
+    return None
+
+
+def negate(algebra: Algebra, node: ir.Node) -> Form | None:
+    """Neg."""
+    value = node.inputs[0]
+    form = None if value is None else algebra.form(value)
+    if value is None or form is None:
+        return None
+    if isinstance(form, Affine):
+        return _scaled(algebra, node, value, form, MINUS_ONE)
+    if isinstance(form, Root):
+        return scaled_root(form, -1.0)
+    moment = as_moment(algebra, value)
+    return None if moment is None else scaled_moment(moment, -1.0)
+
+
+def reciprocal(algebra: Algebra, node: ir.Node) -> Form | None:
+    """Reciprocal of a root."""
+    form = None if node.inputs[0] is None else algebra.form(node.inputs[0])
+    return inverted(form) if isinstance(form, Root) else None
+
+
+def cast(algebra: Algebra, node: ir.Node) -> Form | None:
+    """Cast between float types; one that rounds is remembered."""
+    value = node.inputs[0]
+    form = None if value is None else algebra.form(value)
+    if value is None or form is None:
+        return None
+    canonical = algebra.canonical
+    narrowing = is_narrowing(canonical.dtype(value), canonical.dtype(node.outputs[0]))
+    if narrowing is None:
+        return None
+    if not isinstance(form, Affine):
+        return None if narrowing else form
+    if form.complete and not extend(algebra, node, value):
+        return None
+    rough = form.cancels or (narrowing and not form.complete)
+    return replace(form, narrowed=form.narrowed or narrowing, cancels=rough)
+
+
+def where(algebra: Algebra, node: ir.Node) -> Form | None:
+    """Where with a constant condition that is the same everywhere."""
+    condition = algebra.view.array(node.inputs[0])
+    if condition is None or condition.size != 1:
+        return None
+    chosen = node.inputs[1 if bool(condition.reshape(())) else 2]
+    if chosen is None or algebra.dims(chosen) != algebra.dims(node.outputs[0]):
+        return None
+    form = algebra.form(chosen)
+    return form if isinstance(form, Moment | Root) else None
+
+
+def _times_root(algebra: Algebra, value: ir.Value, root: Root) -> Affine | None:
+    """Return numerator / denominator; RMS forms are over the bare tensor."""
+    denominator = root.denominator
+    if root.power != -1 or not beside(root.dropped):
+        return None
+    for t in _tensors(algebra, value, denominator):
+        numerator = reading(algebra, value, t)
+        if numerator is None or t is not denominator.t or numerator.denominator is not None:
+            continue
+        if not numerator.c.is_zero or not beside(numerator.dropped):
+            continue
+        if numerator.over not in (None, denominator.over):
+            continue
+        product = replace(
+            numerator,
+            over=denominator.over,
+            a=numerator.a.times(root.coefficient),
+            m=numerator.m.times(root.coefficient),
+            denominator=denominator,
+            dropped=None,
+        )
+        return product if legal(algebra, product) else None
+    return None
+
+
+def _tensors(algebra: Algebra, value: ir.Value, denominator: Denominator) -> tuple[ir.Value, ...]:
+    form = algebra.form(value)
+    own = (form.t,) if isinstance(form, Affine) else ()
+    return (*own, denominator.t)
+
+
+def _scaled_root(algebra: Algebra, root: Root, value: ir.Value, other: ir.Value) -> Root | None:
+    number = algebra.number_beside(other, value)
+    if number is not None:
+        return scaled_root(root, number)
+    if root.power != -1 or not beside(root.dropped) or algebra.form(other) is not None:
+        return None
+    t = root.denominator.t
+    factor = algebra.canonical.coefficient(other, t)
+    if factor is None or not along(algebra, factor, t, root.denominator.over):
+        return None
+    return replace(root, coefficient=root.coefficient.times(factor), dropped=None)
+
+
+def _scaled(
+    algebra: Algebra, node: ir.Node, value: ir.Value, form: Affine, factor: Coefficient
+) -> Affine | None:
+    """Return factor * form."""
+    if form.over is None:
+        return None
+    number = factor.number
+    if number is None and (
+        form.dropped is not None or not along(algebra, factor, form.t, form.over)
+    ):
+        return None
+    if number is not None and algebra.varying(factor, form.t) is None:
+        return None
+    denominator, root = form.denominator, sqrt(form.over.size)
+    if form.complete:
+        if not form.c.is_zero or not extend(algebra, node, value):
+            return None
+        if (
+            denominator is not None
+            and denominator.statistic is Statistic.MEAN_SQUARE
+            and denominator.factor == form.over.size > 1
+            and number is not None
+            and isclose(number, root, rel_tol=_ROOT_TOLERANCE)
+        ):
+            return replace(form, denominator=rescaled(denominator, 1.0 / root))
+    scaled = replace(
+        form,
+        a=form.a.times(factor),
+        m=form.m.times(factor).snapped(),
+        c=form.c.times(factor),
+        rounds_before_affine=form.rounds_before_affine or (form.complete and form.narrowed),
+    )
+    return scaled if legal(algebra, scaled) and (not form.complete or scaled.complete) else None

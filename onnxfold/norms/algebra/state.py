@@ -1,0 +1,105 @@
+"""What is known about the values of one graph while its nodes are visited in order."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxfold.graph import AxisBlock, Fiber, GraphView
+from onnxfold.norms.algebra.canonical import Canonical
+from onnxfold.norms.algebra.coefficient import Coefficient
+from onnxfold.norms.algebra.forms import Affine, Form, Over, Square
+from onnxfold.norms.algebra.tokens import Token, fits
+
+__all__ = ["Algebra"]
+
+_SHAPE_READERS = frozenset(("Shape", "Size"))
+
+
+class Algebra:
+    """The forms of values; a value without one is just a tensor."""
+
+    def __init__(self, canonical: Canonical):
+        self.canonical = canonical
+        self.forms: dict[ir.Value, Form] = {}
+        self.extends: dict[ir.Value, ir.Value] = {}
+
+    @property
+    def view(self) -> GraphView:
+        """The model."""
+        return self.canonical.view
+
+    def form(self, value: ir.Value) -> Form | None:
+        """Return the form of a value or of what it copies."""
+        return self.forms.get(self.canonical.root(value))
+
+    def atom(self, value: ir.Value) -> ir.Value:
+        """Return the tensor that a value is, seen through copies and exact Casts."""
+        return self.canonical.atom(value)
+
+    def dims(self, value: ir.Value | None) -> tuple[Token, ...] | None:
+        """Return the shape in tokens."""
+        return self.canonical.dims(value)
+
+    def over(self, value: ir.Value, axes: tuple[int, ...]) -> Over | None:
+        """Return the elements that a reduction of ``axes`` runs over; None if only single ones."""
+        dims = self.dims(value)
+        if dims is None:
+            return None
+        places = tuple(axis for axis in axes if dims[axis] != 1)
+        if not places:
+            return None
+        blocks = []
+        for axis in places:
+            dim = dims[axis]
+            if not isinstance(dim, int) or dim < 1:
+                return Over(places, None)
+            blocks.append(AxisBlock(axis, 1, dim, 1))
+        return Over(places, Fiber.of(blocks))
+
+    def square(self, value: ir.Value) -> Form | None:
+        """Return the square of a value, seen at its exact source."""
+        root = self.canonical.root(value)
+        return Square(root if root in self.forms else self.atom(root))
+
+    def number_beside(self, value: ir.Value | None, other: ir.Value | None) -> float | None:
+        """Return a constant scalar that leaves the shape of ``other`` as it is."""
+        if value is None or other is None:
+            return None
+        number = self.canonical.number(value)
+        if number is None or not fits(self.dims(value), self.dims(other)):
+            return None
+        return number
+
+    def varying(self, factor: Coefficient, t: ir.Value) -> frozenset[int] | None:
+        """Return the axes of t along which a coefficient varies; None if it would enlarge t."""
+        limit = self.dims(t)
+        shape: tuple[Token, ...] | None = factor.array.shape
+        if factor.runtime:
+            shape = self.dims(factor.runtime[0])
+        if not fits(shape, limit) or shape is None or limit is None:
+            return None
+        offset = len(limit) - len(shape)
+        return frozenset(offset + axis for axis, dim in enumerate(shape) if dim != 1)
+
+    def single(self, value: ir.Value) -> bool:
+        """Whether one node alone reads the value, copies on the way included.
+
+        Who only asks for the shape does not count.
+        """
+        while True:
+            readers = {r.node for r in self.view.readers(value) if not _reads_shape(r.node)}
+            if value.is_graph_output() or len(readers) != 1:
+                return False
+            source = self.canonical.copied(value)
+            if source is None:
+                return True
+            value = source
+
+    def complete(self, value: ir.Value) -> Affine | None:
+        """Return the form of a value that is a norm, else None."""
+        form = self.form(value)
+        return form if isinstance(form, Affine) and form.complete else None
+
+
+def _reads_shape(node: ir.Node) -> bool:
+    return node.domain == "" and node.op_type in _SHAPE_READERS

@@ -1,0 +1,209 @@
+"""Sites of norms that are spelled out in several operators, and of DyT."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfold.errors import InvariantError
+from onnxfold.graph import Fiber, GraphView, node_label
+from onnxfold.norms.algebra import Affine, Algebra, Canonical, Coefficient, Match, Over, match_graph
+from onnxfold.norms.algebra.forms import Square, Statistic
+from onnxfold.norms.ops import size_refusal, spatial_refusal
+from onnxfold.norms.site import NormForm, NormKind, NormSite
+from onnxfold.refusal import Refusal
+
+__all__ = ["decomposed_sites"]
+
+_STEPS = frozenset(("Abs", "Mul", "Neg"))  # what may stand on x before a square or a root
+_PLUMBING = frozenset(
+    """Add Cast Concat ConstantOfShape Div Equal Gather Identity Mul ReduceProd Reshape Shape Size
+    Slice Squeeze Sub Unsqueeze Where""".split()
+)
+_PLUMBING_LIMIT = 200
+
+
+def decomposed_sites(view: GraphView) -> Iterator[NormSite]:
+    """Yield the norms of every graph that are more than one operator."""
+    canonical = Canonical(view)
+    for graph in view.model.graphs():
+        order = {node: index for index, node in enumerate(graph)}
+        algebra, matches = match_graph(canonical, graph)
+        for match in matches:
+            site = _site(algebra, match, order)
+            if site is not None:
+                yield site
+
+
+def _site(algebra: Algebra, match: Match, order: dict[ir.Node, int]) -> NormSite | None:
+    output, form, x, owned = _chosen(algebra, match)
+    nodes = tuple(sorted(owned, key=order.__getitem__))
+    denominator, over = form.denominator, form.over
+    if denominator is None or over is None or len(nodes) < 2:
+        return None
+    label = node_label(nodes[-1])
+    kind = _kind(algebra, form)
+    fiber, size = (over.fiber, over.size) if over.fiber is not None else (Fiber(()), 0)
+    return NormSite(
+        name=label,
+        kind=kind,
+        form=NormForm.DECOMPOSED,
+        input=x,
+        output=output,
+        fiber=fiber,
+        size=size,
+        epsilon=denominator.epsilon,
+        epsilon_mode=denominator.mode,
+        factor=denominator.factor,
+        nodes=nodes,
+        gamma=_expressed(form.a, 1.0),
+        beta=_expressed(form.c, 0.0),
+        centred=_centred(algebra, form, nodes),
+        leaks=_leaks(owned, nodes, output),
+        compute_dtype=denominator.dtype,
+        rounds_before_affine=form.rounds_before_affine,
+        moves_by_rounding=denominator.one_pass or form.cancels,
+        refusal=_refusal(kind, over, label),
+    )
+
+
+def _chosen(algebra: Algebra, match: Match) -> tuple[ir.Value, Affine, ir.Value, set[ir.Node]]:
+    """Return the longest norm whose result has the type of its input, else the longest."""
+    chain = ((match.output, match.form), *match.shorter)
+    tensors = {form.t for _, form in chain}
+    found = []
+    for output, form in chain:
+        owned, stops = _owned(algebra, output, form.t, tensors)
+        x = stops[0] if len(stops) == 1 or form.t not in stops else form.t
+        found.append((output, form, x, owned))
+        if algebra.canonical.dtype(x) == algebra.canonical.dtype(output):
+            return found[-1]
+    return found[0]
+
+
+def _owned(
+    algebra: Algebra, output: ir.Value, t: ir.Value, tensors: set[ir.Value]
+) -> tuple[set[ir.Node], list[ir.Value]]:
+    """Walk back from a norm to its input; return the nodes on the way and the inputs met.
+
+    The input is t or a copy of it; where the result has a wider type, the widened t.
+    """
+    canonical = algebra.canonical
+    wide = canonical.dtype(output)
+    widened = wide is not None and wide != canonical.dtype(t)
+    owned: set[ir.Node] = set()
+    stops: dict[ir.Value, None] = {}
+    waiting = [output]
+    while waiting:
+        node = waiting.pop().producer()
+        if node is None or node in owned:
+            continue
+        owned.add(node)
+        for operand in node.inputs:
+            if operand is None:
+                continue
+            if canonical.root(operand) is t or (
+                widened and algebra.atom(operand) is t and canonical.dtype(operand) == wide
+            ):
+                stops[operand] = None
+            elif algebra.atom(operand) in tensors or _belongs(algebra, operand, tensors):
+                waiting.append(operand)
+    return owned, list(stops)
+
+
+def _belongs(algebra: Algebra, value: ir.Value, tensors: set[ir.Value]) -> bool:
+    """Whether a value is computed from x on the way to the norm, not a coefficient or a shape."""
+    form = algebra.form(value)
+    if form is not None:
+        return isinstance(form, Square) or form.t in tensors
+    node = value.producer()
+    if node is None or node.domain != "" or node.op_type not in _STEPS:
+        return False
+    return any(operand and algebra.atom(operand) in tensors for operand in node.inputs)
+
+
+def _expressed(
+    coefficient: Coefficient, neutral: float
+) -> ir.Value | npt.NDArray[np.float64] | None:
+    """Return what the coefficient is in a site: absent, a value of the graph, or an array."""
+    if coefficient.runtime:
+        return coefficient.runtime[0]
+    if bool((coefficient.array == neutral).all()):
+        return None
+    return coefficient.array if coefficient.source is None else coefficient.source
+
+
+def _centred(algebra: Algebra, form: Affine, nodes: tuple[ir.Node, ...]) -> ir.Value | None:
+    """Return the value x - mean(x) where a node of the norm has exactly that as its result."""
+    for node in nodes:
+        for value in node.outputs[:1]:
+            found = algebra.forms.get(value)
+            if not isinstance(found, Affine) or found.t is not form.t or found.over != form.over:
+                continue
+            if found.centred == 1.0 and algebra.dims(value) == algebra.dims(form.t):
+                return value
+    return None
+
+
+def _leaks(
+    owned: set[ir.Node], nodes: tuple[ir.Node, ...], output: ir.Value
+) -> tuple[ir.Value, ...]:
+    """Return the inner values that would still be needed if the norm were one operator."""
+    inner = [value for node in nodes for value in node.outputs if value is not output]
+    return tuple(
+        value
+        for value in inner
+        if value.is_graph_output()
+        or any(use.node not in owned and not _dies(use.node, owned) for use in value.uses())
+    )
+
+
+def _dies(node: ir.Node, owned: set[ir.Node]) -> bool:
+    """Whether a node only computes shapes that nobody but the norm's own nodes asks for."""
+    if node.op_type not in ("Shape", "Size"):
+        return False
+    seen: set[ir.Node] = set()
+    waiting = [node]
+    while waiting:
+        current = waiting.pop()
+        if current in owned or current in seen:
+            continue
+        seen.add(current)
+        if len(seen) > _PLUMBING_LIMIT or current.op_type not in _PLUMBING:
+            return False
+        for value in current.outputs:
+            if value.is_graph_output():
+                return False
+            waiting += [use.node for use in value.uses()]
+    return True
+
+
+def _kind(algebra: Algebra, form: Affine) -> NormKind:
+    denominator, over = form.denominator, form.over
+    if denominator is None or over is None:
+        raise InvariantError("a norm without a denominator")
+    if denominator.statistic is Statistic.MEAN_SQUARE:
+        summed = over.size > 1 and denominator.factor == over.size
+        return NormKind.L2_NORM if summed else NormKind.RMS_NORM
+    if over.groups or over.channel in over.axes or (over.fiber and not over.fiber.whole):
+        return NormKind.GROUP_NORM
+    axes: set[int] = set()
+    for factor in (form.a, form.c):
+        axes |= algebra.varying(factor, form.t) or set()
+    inside = axes <= set(over.axes)
+    if not inside or (over.channel is not None and not axes):
+        return NormKind.INSTANCE_NORM
+    return NormKind.LAYER_NORM
+
+
+def _refusal(kind: NormKind, over: Over, label: str) -> Refusal | None:
+    if kind in (NormKind.GROUP_NORM, NormKind.INSTANCE_NORM):
+        partial = (
+            {block.axis for block in over.fiber.blocks if not block.whole} if over.fiber else ()
+        )
+        if any(axis != over.channel and axis not in partial for axis in over.axes):
+            return spatial_refusal(label)
+    return None if over.size else size_refusal(label)
