@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         "-o",
         "--output",
         type=Path,
-        default=Path("."),
+        default=Path(),
         metavar="PATH",
         help="a directory, or the file itself when it ends in .onnx (default: here)",
     )
@@ -86,7 +86,9 @@ def _export(name: str, options: argparse.Namespace) -> None:
     model = onnx.load(path, load_external_data=False)
     ops = Counter(node.op_type for node in model.graph.node)
     norms = ", ".join(f"{ops[op]} {op}" for op in _NORM_OPS)
-    print(f"{path}: {_bytes(path) / 1e6:.1f} MB, {sum(ops.values())} nodes, {norms}, {seconds:.1f} s")
+    print(
+        f"{path}: {_bytes(path) / 1e6:.1f} MB, {sum(ops.values())} nodes, {norms}, {seconds:.1f} s"
+    )
 
 
 def _bytes(path: Path) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import io
 import logging
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -62,10 +62,7 @@ def export(
         )
     path = _file_path(destination, name)
     model = _trace(recipe, Settings(small, attention), opset, exporter, dtype, seed)
-    clean(model)
     model.graph.name = name
-    weights = "trained weights" if recipe.trained else f"untrained weights, seed {seed}"
-    model.doc_string = f"{name}{', small' if small else ''}: {recipe.source}; {weights}"
     if external_data is None:
         external_data = _weight_bytes(model) > _SINGLE_FILE_LIMIT_BYTES
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,14 +82,18 @@ def _trace(
             warnings.simplefilter("ignore")
             torch.manual_seed(seed)
             example = recipe.build(settings)
-            if not recipe.trained:
+            if not example.trained:
                 randomise_constants(example.module)
-            return EXPORTERS[exporter](_cast(example, getattr(torch, DTYPES[dtype])), opset)
+            model = EXPORTERS[exporter](_cast(example, getattr(torch, DTYPES[dtype])), opset)
     except ModuleNotFoundError as missing:
         raise RequirementError(
             f"{recipe.name}: the package {missing.name} is not installed; "
             "install the extra with: pip install 'onnxfold[models]'"
         ) from missing
+    clean(model)
+    weights = "trained weights" if example.trained else f"untrained weights, seed {seed}"
+    model.doc_string = f"{recipe.name}{', small' * settings.small}: {recipe.source}; {weights}"
+    return model
 
 
 def _cast(example: Example, dtype: torch.dtype) -> Example:
@@ -129,18 +130,19 @@ def _with_torchscript(example: Example, opset: int) -> ir.Model:
     import torch
 
     axes = {name: dict(axes) for name, axes in example.dynamic_axes.items()}
-    stream = io.BytesIO()
-    torch.onnx.export(
-        example.module,
-        tuple(example.inputs.values()),
-        stream,
-        input_names=list(example.inputs),
-        output_names=list(example.outputs),
-        dynamic_axes=axes,
-        opset_version=opset,
-        dynamo=False,
-    )
-    return ir.from_proto(onnx.load_from_string(stream.getvalue()))
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "model.onnx"
+        torch.onnx.export(
+            example.module,
+            tuple(example.inputs.values()),
+            path,
+            input_names=list(example.inputs),
+            output_names=list(example.outputs),
+            dynamic_axes=axes,
+            opset_version=opset,
+            dynamo=False,
+        )
+        return ir.from_proto(onnx.load(path))
 
 
 EXPORTERS: Final[Mapping[ExporterName, Callable[[Example, int], ir.Model]]] = {

@@ -56,9 +56,7 @@ def model_of(
         import transformers
 
         values: dict[str, Any] = {**_NO_TOKENS, **small} if settings.small else dict(full)
-        configured = getattr(transformers, config)(
-            **values, attn_implementation=settings.attention
-        )
+        configured = getattr(transformers, config)(**values, attn_implementation=settings.attention)
         configured.use_cache = False
         built: torch.nn.Module = getattr(transformers, model)(configured, **arguments)
         return built
@@ -112,15 +110,27 @@ def text_inputs(vocabulary: int, names: tuple[str, ...]) -> InputSpec:
     return {name: (values.get(name, torch.zeros_like(ids)), TEXT_AXES) for name in names}
 
 
-def causal_lm(build: Callable[[Settings], Any]) -> Builder:
-    """A decoder with its language-model head: token ids and mask to logits."""
+def causal_lm(build: Callable[[Settings], Any], *, rotary: bool = False) -> Builder:
+    """A decoder with its language-model head: token ids and mask to logits.
+
+    At opset 23 torch 2.13 fuses rotary embeddings into RotaryEmbedding without regard to the
+    batch axis of the tables; `rotary` gives the model one row of positions for each sample.
+    """
 
     def example(settings: Settings) -> Example:
         model = build(settings)
         inputs = text_inputs(model.config.vocab_size, _TEXT_INPUTS)
-        return select(model, inputs, {"logits": "logits"})
+        arguments = _with_positions if rotary else dict
+        return select(model, inputs, {"logits": "logits"}, arguments)
 
     return example
+
+
+def _with_positions(inputs: dict[str, torch.Tensor]) -> dict[str, object]:
+    import torch
+
+    batch, length = inputs["input_ids"].shape
+    return {**inputs, "position_ids": torch.arange(length).expand(batch, length)}
 
 
 def text_encoder(

@@ -79,10 +79,12 @@ class Attention(nn.Module):
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
         scores = query @ key.transpose(-1, -2) * self.scale
         if self.causal:
-            future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+            place = torch.arange(length, device=x.device)
+            future = place.unsqueeze(0) > place.unsqueeze(1)
             scores = scores.masked_fill(future, torch.finfo(x.dtype).min)
         mixed = torch.softmax(scores, dim=-1) @ value
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        merged: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return merged
 
 
 class Block(nn.Module):
@@ -103,9 +105,11 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.post_norm:
             x = self.norm1(x + self.attention(x))
-            return self.norm2(x + self.mlp(x))
-        x = x + self.attention(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+            x = self.norm2(x + self.mlp(x))
+        else:
+            x = x + self.attention(self.norm1(x))
+            x = x + self.mlp(self.norm2(x))
+        return x
 
 
 class _Blocks(nn.Module):
@@ -120,7 +124,9 @@ class _Blocks(nn.Module):
             x = self.norm(x)
         for block in self.blocks:
             x = block(x)
-        return x if self.post_norm else self.norm(x)
+        if not self.post_norm:
+            x = self.norm(x)
+        return x
 
 
 class TokenTransformer(nn.Module):
@@ -138,18 +144,14 @@ class TokenTransformer(nn.Module):
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         places = torch.arange(input_ids.shape[1], device=input_ids.device)
-        logits: torch.Tensor = self.head(
-            self.body(self.tokens(input_ids) + self.positions(places))
-        )
+        logits: torch.Tensor = self.head(self.body(self.tokens(input_ids) + self.positions(places)))
         return logits
 
 
 class PatchTransformer(nn.Module):
     """Images [batch, channels, side, side] to logits [batch, classes] through a class token."""
 
-    def __init__(
-        self, shape: Shape, *, side: int, patch: int, channels: int, classes: int
-    ) -> None:
+    def __init__(self, shape: Shape, *, side: int, patch: int, channels: int, classes: int) -> None:
         super().__init__()
         tokens = 1 + (side // patch) ** 2
         self.patches = nn.Conv2d(channels, shape.width, kernel_size=patch, stride=patch)

@@ -46,13 +46,15 @@ class Example:
     """A module with the inputs that it is traced on.
 
     `inputs` are passed by position, in order; `dynamic_axes` names, for each input, the axes
-    that stay symbolic; `outputs` names the tensors that the module returns.
+    that stay symbolic; `outputs` names the tensors that the module returns. `trained` weights
+    are left as they are; others get distinct random norm parameters and biases.
     """
 
     module: torch.nn.Module
     inputs: Mapping[str, torch.Tensor]
     dynamic_axes: Mapping[str, DynamicAxes]
     outputs: tuple[str, ...]
+    trained: bool = False
 
 
 Builder = Callable[[Settings], Example]
@@ -64,7 +66,7 @@ class Recipe:
 
     `layer_norms` and `rms_norms` are the norms of the full-size model, counted from the
     architecture's definition and not from an export, so that an export can be checked against
-    them. `trained` weights are left as they are; others get distinct random norm parameters.
+    them.
     """
 
     name: str
@@ -76,4 +78,3 @@ class Recipe:
     layer_norms: int = 0
     rms_norms: int = 0
     exporters: tuple[ExporterName, ...] = ("dynamo",)
-    trained: bool = False

@@ -112,7 +112,8 @@ RECIPES: Final = (
                     "num_attention_heads": 4,
                     "max_position_embeddings": 64,
                 },
-            )
+            ),
+            rotary=True,
         ),
         source=source("GPTNeoXForCausalLM"),
         licence=LICENCE,
@@ -134,7 +135,8 @@ RECIPES: Final = (
                     "num_hidden_layers": 2,
                     "num_attention_heads": 4,
                 },
-            )
+            ),
+            rotary=True,
         ),
         source=source("PhiForCausalLM"),
         licence=LICENCE,
@@ -168,7 +170,8 @@ RECIPES: Final = (
     Recipe(
         name="llama-small",
         build=causal_lm(
-            model_of("LlamaForCausalLM", "LlamaConfig", full=_LLAMA_FULL, small=_LLAMA_SMALL)
+            model_of("LlamaForCausalLM", "LlamaConfig", full=_LLAMA_FULL, small=_LLAMA_SMALL),
+            rotary=True,
         ),
         source=source("LlamaForCausalLM"),
         licence=LICENCE,
@@ -184,7 +187,8 @@ RECIPES: Final = (
                 "MistralConfig",
                 full={**_LLAMA_FULL, "sliding_window": 256},
                 small={**_LLAMA_SMALL, "sliding_window": 8},
-            )
+            ),
+            rotary=True,
         ),
         source=source("MistralForCausalLM"),
         licence=LICENCE,
@@ -195,7 +199,8 @@ RECIPES: Final = (
     Recipe(
         name="qwen3-small",
         build=causal_lm(
-            model_of("Qwen3ForCausalLM", "Qwen3Config", full=_LLAMA_FULL, small=_LLAMA_SMALL)
+            model_of("Qwen3ForCausalLM", "Qwen3Config", full=_LLAMA_FULL, small=_LLAMA_SMALL),
+            rotary=True,
         ),
         source=source("Qwen3ForCausalLM"),
         licence=LICENCE,
@@ -206,7 +211,8 @@ RECIPES: Final = (
     Recipe(
         name="gemma-small",
         build=causal_lm(
-            model_of("GemmaForCausalLM", "GemmaConfig", full=_LLAMA_FULL, small=_LLAMA_SMALL)
+            model_of("GemmaForCausalLM", "GemmaConfig", full=_LLAMA_FULL, small=_LLAMA_SMALL),
+            rotary=True,
         ),
         source=source("GemmaForCausalLM"),
         licence=LICENCE,
@@ -217,7 +223,8 @@ RECIPES: Final = (
     Recipe(
         name="gemma2-small",
         build=causal_lm(
-            model_of("Gemma2ForCausalLM", "Gemma2Config", full=_LLAMA_FULL, small=_LLAMA_SMALL)
+            model_of("Gemma2ForCausalLM", "Gemma2Config", full=_LLAMA_FULL, small=_LLAMA_SMALL),
+            rotary=True,
         ),
         source=source("Gemma2ForCausalLM"),
         licence=LICENCE,

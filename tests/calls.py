@@ -56,18 +56,20 @@ def call_model(
     """A model of one call; what `constants` names is an initializer, the rest is an input."""
     constants = constants or {}
     numbers = [size if isinstance(size, int) else 1 for size in shape]
+    known = all(isinstance(size, int) for size in shape[len(shape) - axes :])
     values: dict[str, ir.Value] = {}
     for key, size in input_shapes(name, numbers, axes).items():
-        dims: Sequence[int | str] = shape if key in ("X", "residual") else size
+        like_x = key in ("X", "residual")
+        dims: Sequence[int | str | None] = shape if like_x else size if known else [None] * axes
         values[key] = ir.Value(name=key, shape=ir.Shape(dims), type=ir.TensorType(dtype))
         if key in constants:
             values[key].const_value = ir.tensor(constants[key], dtype=dtype, name=key)
     node = call(name, list(values.values()), axes=axes, epsilon=epsilon)
     for output, key in zip(node.outputs, SIGNATURES[name].outputs, strict=True):
         output.name, output.type = key, ir.TensorType(dtype)
-        last = shape[-1]
-        if SIGNATURES[name].statistics is Statistics.CRMS_FULL and isinstance(last, int):
-            last += 1
+        last: int | str | None = shape[-1]
+        if SIGNATURES[name].statistics is Statistics.CRMS_FULL:
+            last = last + 1 if isinstance(last, int) else None
         output.shape = ir.Shape([*shape[:-1], last])
     graph = ir.Graph(
         [value for key, value in values.items() if key not in constants],

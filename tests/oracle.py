@@ -19,10 +19,11 @@ def rounded_sum(inputs: Mapping[str, Array]) -> Array:
     """(X [+ linear_bias]) [+ residual] in float32, rounded once to the type of X."""
     x = inputs["X"]
     terms = [inputs[key] for key in ("linear_bias", "residual") if key in inputs]
-    total = x.astype(np.float32)
-    for term in terms:
-        total = total + term.astype(np.float32)
-    return total.astype(x.dtype)
+    with np.errstate(over="ignore"):
+        total = x.astype(np.float32)
+        for term in terms:
+            total = total + term.astype(np.float32)
+        return total.astype(x.dtype)
 
 
 def statistics(kind: Statistics, x: Float64, axes: int, epsilon: float) -> Float64:

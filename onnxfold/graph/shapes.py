@@ -38,21 +38,11 @@ _SHAPE_PRESERVING = frozenset(
 
 def infer_shapes(model: ir.Model) -> dict[ir.Value, Shape]:
     """Return the shape of every value whose rank can be known; the model is not changed."""
-    skeleton = _skeleton(model)
-    proto = ir.to_proto(skeleton)
-    inferred = ir.from_proto(
-        onnx.shape_inference.infer_shapes(
-            proto, check_type=False, strict_mode=False, data_prop=True
-        )
+    inferred = onnx.shape_inference.infer_shapes(
+        _skeleton(model), check_type=False, strict_mode=False, data_prop=True
     )
     shapes: dict[ir.Value, Shape] = {}
-    for graph, twin in zip(model.graphs(), inferred.graphs(), strict=True):
-        by_name = {value.name: value for value in graph_values(twin)}
-        for value in graph_values(graph):
-            shape = _declared(value) or _declared(by_name.get(value.name))
-            better = _declared(by_name.get(value.name))
-            if shape is not None:
-                shapes[value] = _merge(shape, better)
+    _read(model.graph, inferred.graph, shapes)
     return shapes
 
 
@@ -64,9 +54,106 @@ def graph_values(graph: ir.Graph) -> Iterator[ir.Value]:
         yield from (output for output in node.outputs if output.name)
 
 
-def _declared(value: ir.Value | None) -> Shape | None:
-    if value is None:
-        return None
+def _bodies(node: ir.Node) -> Iterator[tuple[str, int, ir.Graph]]:
+    for name, attribute in node.attributes.items():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield name, 0, attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from ((name, i, graph) for i, graph in enumerate(attribute.as_graphs()))
+
+
+def _skeleton(model: ir.Model) -> onnx.ModelProto:
+    """Serialise the model without its large tensors, which become typed inputs."""
+    proto = onnx.ModelProto(ir_version=max(model.ir_version, 8))
+    for domain, version in model.opset_imports.items():
+        proto.opset_import.add(domain=domain, version=version)
+    if not any(entry.domain == "" for entry in proto.opset_import):
+        proto.opset_import.add(domain="", version=1)
+    for function in model.functions.values():
+        proto.functions.append(ir.serde.serialize_function(function))
+    _fill(proto.graph, model.graph)
+    return proto
+
+
+def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
+    proto.name = graph.name or "graph"
+    listed = set()
+    for value in graph.inputs:
+        listed.add(value)
+        proto.input.append(ir.serde.serialize_value(value))
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        if tensor is not None and tensor.nbytes <= _LARGE_TENSOR_BYTES:
+            proto.initializer.append(ir.serde.serialize_tensor(tensor))
+            proto.initializer[-1].name = value.name or ""
+        elif tensor is not None and value not in listed:
+            shape, dtype = tensor.shape.numpy(), tensor.dtype.value
+            proto.input.append(onnx.helper.make_tensor_value_info(value.name or "", dtype, shape))
+    outputs = set(graph.outputs)
+    for node in graph:
+        proto.node.append(_node(node))
+        for output in node.outputs:
+            if output.name and output not in outputs and output.shape is not None:
+                proto.value_info.append(ir.serde.serialize_value(output))
+    for value in graph.outputs:
+        proto.output.append(ir.serde.serialize_value(value))
+
+
+def _node(node: ir.Node) -> onnx.NodeProto:
+    if (node.domain, node.op_type) in _SHAPE_PRESERVING:
+        first = node.inputs[0]
+        return onnx.helper.make_node(
+            "Identity",
+            [first.name or "" if first is not None else ""],
+            [node.outputs[0].name or ""],
+        )
+    proto = onnx.NodeProto(op_type=node.op_type, domain=node.domain, name=node.name or "")
+    proto.overload = node.overload
+    proto.input.extend(
+        (operand.name or "") if operand is not None else "" for operand in node.inputs
+    )
+    proto.output.extend(output.name or "" for output in node.outputs)
+    bodies = {(name, i): graph for name, i, graph in _bodies(node)}
+    for name, attribute in node.attributes.items():
+        if (name, 0) in bodies:
+            written = proto.attribute.add(name=name, type=attribute.type.value)
+            graphs = [graph for (key, _), graph in bodies.items() if key == name]
+            for graph in graphs:
+                _fill(
+                    written.g if attribute.type == ir.AttributeType.GRAPH else written.graphs.add(),
+                    graph,
+                )
+        elif not _is_large(attribute):
+            proto.attribute.append(ir.serde.serialize_attribute(attribute))
+    return proto
+
+
+def _is_large(attribute: ir.Attr) -> bool:
+    """Whether the attribute is a large tensor, whose node's output declares the shape instead."""
+    if attribute.is_ref() or attribute.type != ir.AttributeType.TENSOR:
+        return False
+    return attribute.as_tensor().nbytes > _LARGE_TENSOR_BYTES
+
+
+def _read(graph: ir.Graph, inferred: onnx.GraphProto, shapes: dict[ir.Value, Shape]) -> None:
+    """Collect the shapes of a graph and of its bodies from the inferred twin."""
+    protos = {info.name: info for infos in (inferred.value_info, inferred.output) for info in infos}
+    for value in graph_values(graph):
+        declared, found = _declared(value), _inferred(protos.get(value.name or ""))
+        shape = declared if declared is not None else found
+        if shape is not None:
+            shapes[value] = _merge(shape, found)
+    for node, twin in zip(graph, inferred.node, strict=True):
+        for name, position, body in _bodies(node):
+            for attribute in twin.attribute:
+                if attribute.name == name:
+                    single = attribute.type == onnx.AttributeProto.GRAPH
+                    _read(body, attribute.g if single else attribute.graphs[position], shapes)
+
+
+def _declared(value: ir.Value) -> Shape | None:
     shape = value.const_value.shape if value.const_value is not None else value.shape
     if shape is None:
         return None
@@ -79,6 +166,15 @@ def _dim(dim: int | ir.SymbolicDimProtocol) -> Dim:
     return str(dim.value) if dim.value is not None else None
 
 
+def _inferred(info: onnx.ValueInfoProto | None) -> Shape | None:
+    if info is None or not info.type.tensor_type.HasField("shape"):
+        return None
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None)
+        for dim in info.type.tensor_type.shape.dim
+    )
+
+
 def _merge(declared: Shape, inferred: Shape | None) -> Shape:
     """Prefer integers, then declared symbols, then inferred ones."""
     if inferred is None or len(inferred) != len(declared):
@@ -87,44 +183,3 @@ def _merge(declared: Shape, inferred: Shape | None) -> Shape:
         a if isinstance(a, int) else b if isinstance(b, int) else (a if a is not None else b)
         for a, b in zip(declared, inferred, strict=True)
     )
-
-
-def _skeleton(model: ir.Model) -> ir.Model:
-    """Copy the graph; large tensors become inputs, contrib operators their stand-ins."""
-    skeleton = model.clone()
-    for graph in skeleton.graphs():
-        for name, value in list(graph.initializers.items()):
-            tensor = value.const_value
-            if tensor is None or tensor.nbytes <= _LARGE_TENSOR_BYTES:
-                continue
-            value.shape = ir.Shape(tensor.shape.numpy())
-            value.type = ir.TensorType(tensor.dtype)
-            value.const_value = None
-            del graph.initializers[name]
-            if graph is skeleton.graph and value not in graph.inputs:
-                graph.inputs.append(value)
-        for node in graph:
-            _drop_large_attributes(node)
-            if (node.domain, node.op_type) in _SHAPE_PRESERVING:
-                _stand_in(node)
-    return skeleton
-
-
-def _drop_large_attributes(node: ir.Node) -> None:
-    """Drop the tensor of a large Constant; its output declares the shape instead."""
-    for attribute in list(node.attributes.values()):
-        if attribute.type != ir.AttributeType.TENSOR or attribute.is_ref():
-            continue
-        tensor = attribute.as_tensor()
-        if tensor.nbytes > _LARGE_TENSOR_BYTES and node.op_type == "Constant":
-            output = node.outputs[0]
-            output.shape, output.type = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)
-            del node.attributes[attribute.name]
-
-
-def _stand_in(node: ir.Node) -> None:
-    node.domain, node.op_type = "", "Identity"
-    node.attributes.clear()
-    node.resize_inputs(1)
-    if len(node.outputs) > 1 and not any(output.uses() for output in node.outputs[1:]):
-        node.resize_outputs(1)

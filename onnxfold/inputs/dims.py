@@ -24,14 +24,15 @@ Dim = int | str
 class Sizes:
     """Sizes to use where nothing else says.
 
-    Of batches, sequences and other lengths, caches, the sides of images, waveforms and frames.
+    Of batches, sequences and other lengths, caches, the sides of images, waveforms and frames;
+    samples is None for a model that convolves no sequence of floats.
     """
 
     batch: int
     length: int
     past: int
     image: int
-    samples: int
+    samples: int | None
     frames: int
 
 
@@ -63,13 +64,13 @@ def _is_integer(value: ir.Value) -> bool:
 
 
 def bind_dims(
-    inputs: Iterable[ir.Value], given: Mapping[str, tuple[int, ...]], sizes: Sizes, wave: bool
+    inputs: Iterable[ir.Value], given: Mapping[str, tuple[int, ...]], sizes: Sizes
 ) -> dict[str, tuple[int, ...]]:
     """A shape for every input that has one, consistent over all inputs.
 
     `given` shapes bind the symbols that they meet, through expressions such as `past + sequence`
-    too. `wave`: long sequences of floats, for models that convolve them. Raises UsageError where
-    given shapes contradict the model or each other, naming the input.
+    too. Raises UsageError where given shapes contradict the model or each other,
+    naming the input.
     """
     values = {str(v.name): v for v in inputs}
     shapes = {name: dims for name, v in values.items() if (dims := symbols_of(v)) is not None}
@@ -82,9 +83,10 @@ def bind_dims(
         for axis, dim in enumerate(dims):
             if isinstance(dim, str) and dim in atoms and dim not in bound:
                 first = axis == 0 and len(dims) > 1 and dim not in inner
-                bound[dim] = _default(values[name], axis, dim, sizes, batch=first, wave=wave)
+                bound[dim] = _default(values[name], axis, dim, sizes, batch=first)
     for symbol in _free_symbols(shapes) - set(bound):
-        bound[symbol] = sizes.past if _PAST.search(symbol) else sizes.length
+        other = sizes.past if _PAST.search(symbol) else sizes.length
+        bound[symbol] = sizes.batch if _BATCH.search(symbol) else other
     _make_totals(shapes, bound, fixed)
     return {
         name: tuple(d if isinstance(d, int) else _evaluate(name, d, bound, atoms) for d in dims)
@@ -181,7 +183,7 @@ def _like_given(
     return sizes
 
 
-def _default(value: ir.Value, axis: int, dim: str, sizes: Sizes, *, batch: bool, wave: bool) -> int:
+def _default(value: ir.Value, axis: int, dim: str, sizes: Sizes, *, batch: bool) -> int:
     shape = tuple(value.shape) if value.shape is not None else ()
     floating = value.dtype is not None and value.dtype.is_floating_point()
     if batch or _BATCH.search(dim):
@@ -190,7 +192,7 @@ def _default(value: ir.Value, axis: int, dim: str, sizes: Sizes, *, batch: bool,
         return sizes.past
     if floating and len(shape) == 4 and axis >= 2 and shape[1] in (1, 3):
         return sizes.image
-    if floating and wave and axis == len(shape) - 1:
+    if floating and sizes.samples is not None and axis == len(shape) - 1:
         return sizes.samples if len(shape) == 2 or shape[1] == 1 else sizes.frames
     return sizes.length
 

@@ -50,10 +50,10 @@ def make_inputs(
             length=int(generator.integers(5, 18)),
             past=int(generator.integers(1, 8)),
             image=_IMAGE,
-            samples=_SAMPLES,
+            samples=_SAMPLES if wave else None,
             frames=_FRAMES,
         )
-        bound = bind_dims(inputs, shapes, sizes, wave)
+        bound = bind_dims(inputs, shapes, sizes)
         hard = number > 0 and number == count - 1
         samples.append(
             {

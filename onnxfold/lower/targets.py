@@ -9,7 +9,6 @@ ort       SimplifiedLayerNormalization, the contrib operator of ONNX Runtime
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -26,23 +25,16 @@ from onnxfold.lower.functions import (
     function,
     op_name,
 )
+from onnxfold.lower.target import Target
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.planning.costs import Costs
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.rewrite.apply import Lowered
 
-__all__ = ["Target", "TargetLowering", "costs_of"]
+__all__ = ["TargetLowering", "costs_of"]
 
 AffinePart = ir.Value | npt.NDArray[np.generic] | None
 _FUNCTION_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
-
-
-class Target(StrEnum):
-    """What the output model may contain."""
-
-    PORTABLE = "portable"
-    ONNX = "onnx"
-    ORT = "ort"
 
 
 # Portable: the kernels of the onnxfold library.  The others: ONNX Runtime 1.31's own operators.
@@ -131,6 +123,10 @@ class TargetLowering:
         if site.centred is None:
             raise InvariantError(f"norm '{site.name}' has no RMS form on target {self._target}")
         return Lowered((), ((site.centred, x),))
+
+    def has_one_call(self, site: NormSite) -> bool:
+        """Whether one operator or function computes the norm as it stands."""
+        return self._refuse_call(site) is None
 
     def layer_norm(self, site: NormSite) -> Lowered | None:
         """Return one call for a decomposed norm that stays, where that is exact."""

@@ -21,6 +21,9 @@ __all__ = ["check_model", "packed_nbytes"]
 # Before operator set 7, Add and its like broadcast by attributes; no rule here covers that.
 _OLDEST_OPSET = 7
 _OLDEST_IR_VERSION = 3
+# What every numpy can hold, even where another dimension is 0.
+_MOST_DIMS = 32
+_MOST_ELEMENTS = 2**58
 
 _DATA_FIELDS: dict[str, tuple[str, ...]] = {
     "float_data": ("FLOAT", "COMPLEX64"),
@@ -187,6 +190,8 @@ def _check_tensor(tensor: onnx.TensorProto, what: str) -> None:
         raise ModelError(f"{what} has no type")
     if any(size < 0 for size in tensor.dims):
         raise ModelError(f"{what} has the negative shape {list(tensor.dims)}")
+    if len(tensor.dims) > _MOST_DIMS or math.prod(d for d in tensor.dims if d) > _MOST_ELEMENTS:
+        raise ModelError(f"{what} has the impossible shape {list(tensor.dims)}")
     if tensor.HasField("segment"):
         raise ModelError(f"{what} is stored in segments; export the model again")
     if tensor.data_location == onnx.TensorProto.EXTERNAL:

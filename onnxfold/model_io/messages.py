@@ -6,13 +6,14 @@ import os
 
 __all__ = ["first_cause", "one_line", "show"]
 
-_MOST_CHARACTERS = 400
+# A message names what is wrong last, so a long name is cut out of the middle.
+_HEAD, _TAIL = 240, 160
 
 
 def one_line(text: str) -> str:
-    """A text with its line breaks and other control characters escaped, cut to a few lines."""
-    if len(text) > _MOST_CHARACTERS:
-        text = text[:_MOST_CHARACTERS] + "..."
+    """A text with line breaks and other control characters escaped, of bounded length."""
+    if len(text) > _HEAD + _TAIL:
+        text = f"{text[:_HEAD]}...{text[-_TAIL:]}"
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 

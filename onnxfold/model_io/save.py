@@ -28,7 +28,8 @@ from onnxfold.model_io.destination import (
     orphans,
     resolved,
 )
-from onnxfold.model_io.load import HAS_EXTERNAL_DATA
+from onnxfold.model_io.external import FileTensor
+from onnxfold.model_io.load import HAS_EXTERNAL_DATA, references
 from onnxfold.model_io.messages import show
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.model_io.tensors import Slot, detach, payload, slots, take_number, tensor_protos
@@ -138,8 +139,8 @@ def stage(  # noqa: PLR0913  # each is an option of the command line
     Tensors in files are copied from file to file. `external_data` None keeps what the model had,
     but makes data external that a protobuf cannot hold; initializers of less than
     `threshold_bytes` stay embedded. The same model gives the same bytes, apart from the name of
-    the data file where it was taken. `progress` is called with bytes written and bytes in all.
-    The model itself is left as it was.
+    the data file where it was taken. `progress` is called with bytes written and bytes in all,
+    from the thread that writes. The model itself is left as it was.
 
     Raises:
         UsageError: the destination is the input (`source`) without `force`.
@@ -149,7 +150,7 @@ def stage(  # noqa: PLR0913  # each is an option of the command line
     check_destination(destination, source=source, force=force)
     final = resolved(destination)
     total = sum(slot.tensor.nbytes for slot in slots(model))
-    external = _is_external(model, total) if external_data is None else external_data
+    external = _is_external(model, total, source) if external_data is None else external_data
     try:
         with contextlib.ExitStack() as undo:
             folder = StagingFolder(final.parent)
@@ -187,13 +188,22 @@ def materialise(model: ir.Model) -> onnx.ModelProto:
     return proto
 
 
-def _is_external(model: ir.Model, total_bytes: int) -> bool:
+def _is_external(model: ir.Model, total_bytes: int, source: Path | None) -> bool:
     if total_bytes > _EMBEDDED_LIMIT_BYTES:
         return True
     known = model.meta.get(HAS_EXTERNAL_DATA)
     if known is not None:
         return bool(known)
-    return any(isinstance(slot.tensor, ir.ExternalTensor) for slot in slots(model))
+    # A clone of a loaded model has lost the note, and may have lost every reference to edits.
+    if any(_is_outside(slot.tensor) for slot in slots(model)):
+        return True
+    return source is not None and bool(references(source))
+
+
+def _is_outside(tensor: ir.TensorProtocol) -> bool:
+    if isinstance(tensor, FileTensor):
+        return not tensor.in_model
+    return isinstance(tensor, ir.ExternalTensor)
 
 
 def _leaves_protobuf(threshold_bytes: int) -> Callable[[Slot], bool]:

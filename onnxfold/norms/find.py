@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import GraphView
 from onnxfold.norms.decomposed import decomposed_sites
+from onnxfold.norms.dyt import dyt_sites
 from onnxfold.norms.ops import op_site
 from onnxfold.norms.site import NormSite
 
@@ -14,7 +15,7 @@ __all__ = ["find_norms"]
 
 def find_norms(view: GraphView) -> tuple[NormSite, ...]:
     """Return every norm of the main graph and of all bodies, one site each, inputs first."""
-    spelled = list(decomposed_sites(view))
+    spelled = [*decomposed_sites(view), *dyt_sites(view)]
     taken = {node for site in spelled for node in site.nodes}
     whole = [op_site(view, node) for node in view.nodes() if node not in taken]
     sites = [*spelled, *(site for site in whole if site is not None)]

@@ -56,8 +56,9 @@ class NormSite:
     axis of x, each element standing for ``affine_repeat`` neighbours.  ``centred`` is the value
     x - mean(x) of a decomposed form.  ``rounds_before_affine``: the quotient is rounded to the type
     of x before gamma.  ``moves_by_rounding``: one operator in its place gives results that differ
-    by more than the order of a few operations, as for a variance computed as E[x^2] - E[x]^2.  For
-    DyT, y = tanh(factor * x) * gamma + beta.  A ``size`` of 0 is unknown; then there is a ``refusal``.
+    by more than the order of a few operations, as for a variance computed as E[x^2] - E[x]^2.
+    For DyT, y = tanh(factor * x) * gamma + beta.  A ``size`` of 0 is unknown; then there is a
+    ``refusal``.
     """
 
     name: str

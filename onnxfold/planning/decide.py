@@ -96,6 +96,7 @@ def _read_cut(
     refusals: list[tuple[str, Refusal]] = []
     norms_of: dict[Point, list[str]] = {}
     gain = 0
+    claimed: set[Point] = set()
     for demand in demands:
         site = demand.site
         point = Point(site.input, site.fiber)
@@ -103,7 +104,8 @@ def _read_cut(
             refusals.append((site.name, _reason(graph, point)))
             continue
         gain += demand.gain_ps
-        folds.append(Fold(site.name, view.ref(site.output)))
+        writers = _writers(view, graph, cut, point, claimed)
+        folds.append(Fold(site.name, view.ref(site.output), writers))
         norms_of.setdefault(point, []).append(view.ref(site.output))
     weights: list[WeightCentring] = []
     insertions: list[Insertion] = []
@@ -123,6 +125,23 @@ def _read_cut(
             norms = tuple(norms_of.get(point, ()))
             insertions.append(Insertion(view.ref(point.value), point.fiber, readers, norms))
     return Plan(tuple(folds), tuple(weights), tuple(insertions), tuple(refusals), gain, cost)
+
+
+def _writers(
+    view: GraphView, graph: ZeroMeanGraph, cut: Cut, start: Point, claimed: set[Point]
+) -> tuple[str, ...]:
+    """Return the weights centred for ``start`` that are not yet claimed, and claim them."""
+    writers, queue = [], deque([start])
+    while queue:
+        point = queue.popleft()
+        if point in claimed or graph.points[point].zero_mean:
+            continue
+        claimed.add(point)
+        if graph.points[point].constant:
+            writers.append(view.ref(point.value))
+        elif point in cut.centred:
+            queue.extend(graph.points[point].carried)
+    return tuple(writers)
 
 
 def _readers_of_copy(

@@ -25,7 +25,6 @@ from onnxfold.zero_mean.walk import PointFacts, ZeroMeanGraph
 __all__ = ["Cut", "solve"]
 
 _SOURCE, _SINK = 0, 1
-_CAPACITY_SUM = 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +42,10 @@ def solve(
 ) -> Cut:
     """Return the minimum cut; ``copy_price`` gives None where no copy can be made."""
     number = {point: 2 + 2 * i for i, point in enumerate(graph.points)}
-    finite: list[tuple[int, int, int]] = []
     edges: list[tuple[int, int, int]] = []
     for point, gain in gains:
         if gain > 0:
-            finite.append((_SOURCE, number[point] + 1, gain))
+            edges.append((_SOURCE, number[point] + 1, gain))
     for point, facts in graph.points.items():
         if facts.zero_mean:
             continue
@@ -56,10 +54,9 @@ def solve(
         if price is None:
             edges.append((c, z, INFINITE))
         else:
-            finite.append((c, z, price))
+            edges.append((c, z, price))
         edges += _structural(z, facts, number)
-    edges += _scaled(finite)
-    _, source_side = minimum_cut(2 + 2 * len(number), edges, _SOURCE, _SINK)
+    _, source_side = minimum_cut(edges, _SOURCE, _SINK)
     return Cut(
         frozenset(point for point, z in number.items() if z in source_side),
         frozenset(point for point, z in number.items() if z + 1 in source_side),
@@ -74,11 +71,3 @@ def _structural(
     if facts.opaque is not None or facts.exact:
         edges.append((z, _SINK, INFINITE))
     return edges
-
-
-def _scaled(edges: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Bring the capacities into the range of int32 flows; small ones stay at least 1."""
-    total = sum(capacity for *_, capacity in edges)
-    if total <= _CAPACITY_SUM:
-        return edges
-    return [(a, b, max(1, k * _CAPACITY_SUM // (2 * total)) if k else 0) for a, b, k in edges]

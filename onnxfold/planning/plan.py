@@ -22,10 +22,14 @@ class ReaderRef:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A LayerNorm that becomes an RMSNorm; ``output`` is the reference of its result."""
+    """A LayerNorm that becomes an RMSNorm; ``output`` is the reference of its result.
+
+    ``writers`` are the weights that are centred for it and that no earlier norm asked for.
+    """
 
     norm: str
     output: str
+    writers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,10 @@ class Plan:
     def from_json(document: Mapping[str, Any]) -> Plan:
         """Read what :meth:`to_json` wrote; raises KeyError or TypeError on anything else."""
         return Plan(
-            tuple(Fold(**fold) for fold in document["folds"]),
+            tuple(
+                Fold(fold["norm"], fold["output"], tuple(fold["writers"]))
+                for fold in document["folds"]
+            ),
             tuple(
                 WeightCentring(
                     weight["value"],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from onnxfold.reference.interpreter import Observer, check_supported, run
+from onnxfold.reference.interpreter import Observer, check_supported, moves_numbers, run
 from onnxfold.reference.kernel import UnsupportedOperator
+from onnxfold.reference.kernels.random import is_drawn
 from onnxfold.reference.precision import Array, Precision, is_floating, unit_roundoff
 
 __all__ = [
@@ -12,7 +13,9 @@ __all__ = [
     "Precision",
     "UnsupportedOperator",
     "check_supported",
+    "is_drawn",
     "is_floating",
+    "moves_numbers",
     "run",
     "unit_roundoff",
 ]

@@ -16,7 +16,7 @@ from onnxfold.reference import kernels  # noqa: F401  (importing registers the k
 from onnxfold.reference.kernel import Call, Datum, Kernel, UnsupportedOperator, find_kernel
 from onnxfold.reference.precision import Array, Precision, carried, is_floating, is_half
 
-__all__ = ["Observer", "check_supported", "run"]
+__all__ = ["Observer", "check_supported", "moves_numbers", "run"]
 
 # Sees every value that a node computes, inside functions and subgraphs too, and gives the array to
 # go on with: the same one, or another of its shape and type.
@@ -62,6 +62,12 @@ def check_supported(model: ir.Model) -> None:
                 domain, node.op_type
             ):
                 raise UnsupportedOperator.at(node, "the float64 interpreter has no kernel for it")
+
+
+def moves_numbers(node: ir.Node) -> bool:
+    """Whether an operator passes numbers on as they are stored, so that it rounds nothing."""
+    found = find_kernel(_domain(node.domain), node.op_type)
+    return found is not None and found.raw
 
 
 def _domain(domain: str) -> str:
@@ -235,7 +241,7 @@ class _Interpreter:
             self._precision,
             lambda graph, data: self._run_graph(graph, data, frame),
         )
-        stored = [i.numpy() if isinstance(i, ir.TensorProtocol) else i for i in inputs]
+        stored = [_in_memory(i) for i in inputs]
         arguments = stored if found.raw else [self._widened(i) for i in stored]
         try:
             output = found.function(call, *arguments)
@@ -252,11 +258,10 @@ class _Interpreter:
 
     def _read(self, stored: Stored) -> Datum:
         """The datum in the type in which this precision carries it."""
-        if isinstance(stored, ir.TensorProtocol):
-            return carried(stored.numpy(), self._precision)
-        if isinstance(stored, list):
-            return [carried(np.asarray(a), self._precision) for a in stored]
-        return None if stored is None else carried(np.asarray(stored), self._precision)
+        datum = _in_memory(stored)
+        if isinstance(datum, list):
+            return [carried(np.asarray(a), self._precision) for a in datum]
+        return None if datum is None else carried(datum, self._precision)
 
     def _widened(self, datum: Datum) -> Datum:
         """What a kernel computes with: float64, or at least float32 under NATIVE."""
@@ -265,6 +270,13 @@ class _Interpreter:
         if self._precision is Precision.NATIVE and is_half(datum.dtype):
             return datum.astype(np.float32)
         return carried(datum, self._precision)
+
+
+def _in_memory(stored: Stored) -> Datum:
+    # Not isinstance of ir.TensorProtocol: a protocol tries all its members, for every input.
+    if stored is None or isinstance(stored, (np.ndarray, list)):
+        return stored
+    return np.asarray(stored if isinstance(stored, np.generic) else stored.numpy())
 
 
 def _resolved(node: ir.Node, frame: _Frame) -> Mapping[str, ir.Attr]:

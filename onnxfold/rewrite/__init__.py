@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxfold.rewrite.apply import Lowered, Lowering, apply_plan
+from onnxfold.rewrite.apply import Applied, Lowered, Lowering, apply_plan
 from onnxfold.rewrite.centre import centred, centred_tensor
 
-__all__ = ["Lowered", "Lowering", "apply_plan", "centred", "centred_tensor"]
+__all__ = ["Applied", "Lowered", "Lowering", "apply_plan", "centred", "centred_tensor"]

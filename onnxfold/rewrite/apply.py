@@ -19,7 +19,7 @@ from onnxfold.norms.site import NormSite
 from onnxfold.planning.plan import Insertion, Plan, ReaderRef, WeightCentring
 from onnxfold.rewrite.centre import centred_tensor
 
-__all__ = ["Lowered", "Lowering", "apply_plan"]
+__all__ = ["Applied", "Lowered", "Lowering", "apply_plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,14 @@ class Lowered:
     stands_for: tuple[tuple[ir.Value, ir.Value], ...]  # (old, new)
     initializers: tuple[ir.Value, ...] = ()
     functions: tuple[ir.Function, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The rewritten model, and whether anything in it differs from before."""
+
+    model: ir.Model
+    changed: bool
 
 
 class Lowering(Protocol):
@@ -47,8 +55,9 @@ class Lowering(Protocol):
 
 def apply_plan(
     view: GraphView, plan: Plan, sites: Iterable[NormSite], lowering: Lowering
-) -> ir.Model:
-    """Carry out ``plan`` on ``view.model`` and return it."""
+) -> Applied:
+    """Carry out ``plan`` on ``view.model``, in place."""
+    changed = not plan.empty
     values = view.by_ref()
     for weight in plan.weights:
         _centre_weight(view, values, weight)
@@ -65,7 +74,8 @@ def apply_plan(
             cheaper = lowering.layer_norm(site)
             if cheaper is not None:
                 _stand_in(view.model, site, cheaper)
-    return view.model
+                changed = True
+    return Applied(view.model, changed)
 
 
 def _centre_weight(view: GraphView, values: Mapping[str, ir.Value], weight: WeightCentring) -> None:

@@ -79,4 +79,4 @@ def one_hot(call: Call, indices: Array, depth: Array, values: Array) -> Array:
     places = indices.astype(np.int64)
     places = np.expand_dims(np.where(places < 0, places + count, places), axis)
     classes = np.arange(count).reshape([-1 if i == axis else 1 for i in range(rank)])
-    return np.where(places == classes, values[1], values[0])
+    return np.asarray(np.where(places == classes, values[1], values[0]))

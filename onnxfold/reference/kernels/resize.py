@@ -64,7 +64,7 @@ def _nearest(call: Call, source: Array) -> Array:
 
 
 def _hat(distance: Array) -> Array:
-    return np.maximum(1 - np.abs(distance), 0)
+    return np.asarray(np.maximum(1 - np.abs(distance), 0.0))
 
 
 def _cubic(distance: Array, a: float) -> Array:

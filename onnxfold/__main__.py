@@ -1,0 +1,8 @@
+"""``python -m onnxfold`` is the command ``onnxfold``."""
+
+from __future__ import annotations
+
+from onnxfold.cli import main
+
+if __name__ == "__main__":
+    main()

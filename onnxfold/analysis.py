@@ -1,0 +1,112 @@
+"""What can be folded in a model, and the plan for it: everything before anything changes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxfold.errors import UsageError
+from onnxfold.graph import GraphView
+from onnxfold.lower.target import Target
+from onnxfold.lower.targets import TargetLowering, costs_of
+from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.planning import Demand, Plan, count_foldable, decide
+from onnxfold.planning.costs import elements
+from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.zero_mean.relations import Assumptions, Embeddings
+
+__all__ = ["DEFAULT_SPLIT_BYTES", "Analysis", "analyse"]
+
+DEFAULT_SPLIT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """The norms of a model, what happens to each, and the counts of the paper.
+
+    ``refusals`` holds, by reference of the norm's output, why a norm is not folded.
+    ``algorithm1`` counts the norms that fold under the rules of the paper's Algorithm 1 (outputs
+    of norms count as centred, embeddings as opaque), ``algorithm1_embed_centred`` the same with a
+    centring behind every embedding.
+    """
+
+    view: GraphView
+    sites: tuple[NormSite, ...]
+    lowering: TargetLowering
+    plan: Plan
+    refusals: dict[str, Refusal]
+    algorithm1: int
+    algorithm1_embed_centred: int
+
+
+def analyse(
+    model: ir.Model,
+    target: Target = Target.PORTABLE,
+    *,
+    allow_split_bytes: int = DEFAULT_SPLIT_BYTES,
+    exclude: str | None = None,
+) -> Analysis:
+    """Find the norms of a prepared model and plan their folding.
+
+    ``exclude`` is a regular expression; norms whose name it matches anywhere stay as they are.
+    Raises UsageError when it is not a regular expression.
+    """
+    view = GraphView(model)
+    sites = find_norms(view)
+    lowering = TargetLowering(view, target)
+    excluded = _pattern(exclude)
+    refused: dict[str, Refusal] = {}
+    demands: list[Demand] = []
+    for site in sites:
+        refusal = _refuse_early(site, lowering, excluded)
+        if refusal is not None:
+            refused[view.ref(site.output)] = refusal
+            continue
+        count = elements(view.shape(site.input))
+        demands.append(Demand(site, costs_of(target).gain(count, site.beta is not None)))
+    plan = decide(view, sites, demands, costs_of(target), allow_split_bytes=allow_split_bytes)
+    by_name = {demand.site.name: view.ref(demand.site.output) for demand in demands}
+    refused |= {by_name[name]: refusal for name, refusal in plan.refusals}
+    layer_norms = [Demand(site, 1) for site in sites if site.kind is NormKind.LAYER_NORM]
+    return Analysis(
+        view,
+        sites,
+        lowering,
+        plan,
+        refused,
+        _paper_count(view, sites, layer_norms, Embeddings.OPAQUE),
+        _paper_count(view, sites, layer_norms, Embeddings.CENTRED),
+    )
+
+
+def _pattern(exclude: str | None) -> re.Pattern[str] | None:
+    if exclude is None:
+        return None
+    try:
+        return re.compile(exclude)
+    except re.error as error:
+        raise UsageError(f"--exclude {exclude!r} is not a regular expression: {error}") from error
+
+
+def _refuse_early(
+    site: NormSite, lowering: TargetLowering, excluded: re.Pattern[str] | None
+) -> Refusal | None:
+    if site.refusal is not None:
+        return site.refusal
+    if site.kind is NormKind.RMS_NORM:
+        return Refusal(RefusalCode.ALREADY_RMS, "is an RMSNorm already", ())
+    if not site.subtracts_mean:
+        sentence = f"{site.kind.value} does not subtract the mean"
+        return Refusal(RefusalCode.NOT_CENTRED_NORM, sentence, ())
+    if excluded is not None and excluded.search(site.name):
+        return Refusal(RefusalCode.EXCLUDED, "excluded by name", ())
+    return lowering.refuse_rms(site)
+
+
+def _paper_count(
+    view: GraphView, sites: Sequence[NormSite], demands: Sequence[Demand], embeddings: Embeddings
+) -> int:
+    return count_foldable(view, sites, demands, Assumptions(True, embeddings))

@@ -1,0 +1,292 @@
+"""optimize: the stages in order; the only place where they meet.
+
+    load -> prepare -> analyse -> rewrite -> prove -> stage -> verify -> publish
+
+The input is never changed.  Nothing is published before the proof and the verification passed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxfold import model_io
+from onnxfold.analysis import DEFAULT_SPLIT_BYTES, Analysis, analyse
+from onnxfold.errors import UsageError, VerificationError
+from onnxfold.graph import GraphView
+from onnxfold.inputs import InputSpec
+from onnxfold.lower.functions import DOMAIN
+from onnxfold.lower.target import Target
+from onnxfold.planning import Plan
+from onnxfold.prepare import Prepared, prepare
+from onnxfold.prove import Proof, prove
+from onnxfold.report import inspection
+from onnxfold.rewrite import apply_plan
+from onnxfold.sources import Source, open_source
+from onnxfold.verify import DEFAULT_LIMIT, ModelSource, Verification, verify
+
+__all__ = ["METADATA_KEY", "Options", "Result", "Stages", "inspect", "optimize"]
+
+METADATA_KEY = "onnxfold"
+_FUNCTIONS_SINCE_IR = 8
+
+Stages = Callable[[str, float], None]  # stage name, fraction done
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a user can ask of optimize; the fields are the options of the command line."""
+
+    target: Target = Target.PORTABLE
+    allow_split: int = DEFAULT_SPLIT_BYTES
+    exclude: str | None = None
+    check: int = 2
+    noise_limit: float = DEFAULT_LIMIT
+    rtol: float | None = None
+    atol: float | None = None
+    inputs: tuple[str, ...] = ()
+    seed: int = 0
+    providers: tuple[str, ...] = ()
+    save_as_external_data: bool | None = None
+    dry_run: bool = False
+    force: bool = False
+    fail_if_unchanged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What optimize did.
+
+    ``model`` is of the kind that was given: a path, an onnx.ModelProto, an onnx_ir.Model or an
+    onnx_graphsurgeon.Graph; None after a dry run.
+    """
+
+    model: Any
+    changed: bool
+    plan: Plan
+    report: dict[str, Any]
+    proof: Proof | None = None
+    verification: Verification | None = None
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Seconds per stage, and the listener that shows them."""
+
+    listener: Stages | None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        if self.listener is not None:
+            self.listener(name, 0.0)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
+        if self.listener is not None:
+            self.listener(name, 1.0)
+
+    def part(self, name: str) -> Callable[[int, int], None]:
+        """Return a callback that reports the progress within a stage."""
+
+        def show(done: int, total: int) -> None:
+            if self.listener is not None and total:
+                self.listener(name, done / total)
+
+        return show
+
+
+def inspect(
+    model: Any,
+    *,
+    target: Target | str = Target.PORTABLE,
+    allow_split: int = DEFAULT_SPLIT_BYTES,
+    exclude: str | None = None,
+) -> dict[str, Any]:
+    """Return what every norm of a model is, whether it folds, and otherwise why not.
+
+    ``model`` is a path, an onnx.ModelProto, an onnx_ir.Model or an onnx_graphsurgeon.Graph.
+    Raises ModelError when it cannot be read.
+    """
+    source = open_source(model)
+    analysis = analyse(
+        prepare(source.model).model,
+        Target(target),
+        allow_split_bytes=allow_split,
+        exclude=exclude,
+    )
+    return inspection(analysis)
+
+
+def optimize(
+    model: Any,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    progress: Stages | None = None,
+    **options: Any,
+) -> Result:
+    """Fold every LayerNorm that can exactly become an RMSNorm, prove and verify the result.
+
+    ``options`` are the fields of :class:`Options`.  Raises VerificationError when the result does
+    not compute the same function (then nothing is written), UsageError for options that make no
+    sense, ModelError when the model cannot be read or written.
+    """
+    chosen = Options(**options)
+    if chosen.check < 0:
+        raise UsageError(f"check must be 0 or more samples, not {chosen.check}")
+    clock = _Clock(progress)
+    if output is not None and not chosen.dry_run:
+        source_path = Path(model) if isinstance(model, (str, os.PathLike)) else None
+        model_io.check_destination(output, source=source_path, force=chosen.force)
+    with clock.stage("load"):
+        source = open_source(model)
+    if source.path is not None and output is None and not chosen.dry_run:
+        raise UsageError(f"say where to write the result of '{source.path}' (-o OUT)")
+    with clock.stage("analyse"):
+        prepared = prepare(source.model)
+        analysis = analyse(
+            prepared.model,
+            chosen.target,
+            allow_split_bytes=chosen.allow_split,
+            exclude=chosen.exclude,
+        )
+    report: dict[str, Any] = {"inspect": inspection(analysis), "prepared": _prepared(prepared)}
+    if chosen.dry_run:
+        report["timing_s"] = clock.seconds
+        return Result(None, not analysis.plan.empty, analysis.plan, report)
+    return _carry_out(source, output, analysis, chosen, clock, report)
+
+
+def _prepared(prepared: Prepared) -> dict[str, list[str]]:
+    return {"inlined": list(prepared.inlined), "split": list(prepared.split)}
+
+
+def _carry_out(
+    source: Source,
+    output: str | os.PathLike[str] | None,
+    analysis: Analysis,
+    options: Options,
+    clock: _Clock,
+    report: dict[str, Any],
+) -> Result:
+    with clock.stage("rewrite"):
+        rewritten = apply_plan(
+            analysis.view, analysis.plan, analysis.sites, analysis.lowering
+        )
+    changed = rewritten.changed
+    if options.fail_if_unchanged and not changed:
+        raise VerificationError("nothing to improve in this model, and --fail-if-unchanged is set")
+    proof: Proof | None = None
+    if changed and options.check:
+        with clock.stage("prove"):
+            before = GraphView(prepare(source.model).model)
+            proof = prove(before, GraphView(rewritten.model), analysis.plan)
+        report["proof"] = proof.to_json()
+        if not proof.passed:
+            raise VerificationError(f"the proof failed, nothing was written: {proof.failures[0]}")
+    result = _finished(rewritten.model, analysis, options) if changed else source.model
+    verification: Verification | None = None
+    if output is None:
+        if changed and options.check:
+            verification = _verified(source, ModelSource(result, None), options, clock)
+        returned: Any = source.give_back(result)
+    else:
+        returned, verification = _written(source, result, Path(output), options, clock, changed, report)
+    report["verification"] = (
+        verification.to_json() if verification is not None else {"passed": not changed, "method": "none"}
+    )
+    report["timing_s"] = clock.seconds
+    return Result(returned, changed, analysis.plan, report, proof, verification)
+
+
+def _finished(model: ir.Model, analysis: Analysis, options: Options) -> ir.Model:
+    """Bring the rewritten model into its final form: functions, IR version, provenance."""
+    if options.target is Target.ONNX:
+        _inline_functions(model)
+    used = {node.op_identifier() for graph in model.graphs() for node in graph}
+    for identifier in [key for key in model.functions if key[0] == DOMAIN and key not in used]:
+        del model.functions[identifier]
+    if not any(domain == DOMAIN for domain, *_ in used):
+        model.graph.opset_imports.pop(DOMAIN, None)
+    if model.functions and model.ir_version < _FUNCTIONS_SINCE_IR:
+        model.ir_version = _FUNCTIONS_SINCE_IR
+    model.metadata_props[METADATA_KEY] = json.dumps(
+        {
+            "version": version("onnxfold"),
+            "target": options.target.value,
+            "folded": len(analysis.plan.folds),
+            "inserted_centerings": len(analysis.plan.insertions),
+        },
+        sort_keys=True,
+    )
+    return model
+
+
+def _inline_functions(model: ir.Model) -> None:
+    from onnx_ir.passes.common import InlinePass
+
+    InlinePass(criteria=lambda function: function.domain == DOMAIN)(model)
+
+
+def _written(
+    source: Source,
+    result: ir.Model,
+    output: Path,
+    options: Options,
+    clock: _Clock,
+    changed: bool,
+    report: dict[str, Any],
+) -> tuple[Path, Verification | None]:
+    verification = None
+    with clock.stage("save"):
+        staged = model_io.stage(
+            result,
+            output,
+            source=source.path,
+            force=options.force,
+            external_data=options.save_as_external_data,
+            progress=clock.part("save"),
+        )
+    with staged:
+        if changed and options.check:
+            rewritten = ModelSource(model_io.load(staged.path), staged.path)
+            verification = _verified(source, rewritten, options, clock)
+        files = staged.commit()
+    report["output"] = {
+        "path": str(files.model),
+        "data": str(files.data) if files.data is not None else None,
+        "bytes": files.nbytes,
+        "functions": sorted(name for _, name, _ in result.functions),
+        "target": options.target.value,
+    }
+    return files.model, verification
+
+
+def _verified(
+    source: Source, rewritten: ModelSource, options: Options, clock: _Clock
+) -> Verification:
+    with clock.stage("verify"):
+        verification = verify(
+            ModelSource(source.model, source.path),
+            rewritten,
+            samples=options.check,
+            seed=options.seed,
+            spec=InputSpec.parse(options.inputs) if options.inputs else None,
+            limit=options.noise_limit,
+            rtol=options.rtol,
+            atol=options.atol,
+            providers=options.providers or None,
+            progress=clock.part("verify"),
+        )
+    if not verification.passed:
+        raise VerificationError(f"verification failed, nothing was written: {verification.worst}")
+    return verification

@@ -1,0 +1,111 @@
+"""A working copy of a model in which every norm stands alone.
+
+Calls of model-local functions are inlined, except onnxfold's own, and operators that fuse a
+residual addition with a norm are split into the addition and the norm, so that the analysis
+walks through the addition; lowering fuses them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+
+from onnxfold.errors import ModelError
+from onnxfold.graph import node_label, operator
+from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.skip_forms import SPLITTERS, Builder
+
+__all__ = ["Prepared", "prepare"]
+
+_OWN_DOMAIN = "onnxfold"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The working copy; which functions were inlined, which nodes split, and which could not be."""
+
+    model: ir.Model
+    inlined: tuple[str, ...]
+    split: tuple[str, ...]
+    left: tuple[Refusal, ...] = ()
+
+
+def prepare(model: ir.Model) -> Prepared:
+    """Return a copy without foreign functions and without skip forms; ``model`` is not changed.
+
+    Tensors are shared with the original.  Raises ModelError for functions that call themselves.
+    """
+    clone = model.clone()
+    inlined = _inline(clone)
+    split, left = _split(clone)
+    return Prepared(clone, inlined, split, left)
+
+
+def _inline(model: ir.Model) -> tuple[str, ...]:
+    before = {identifier: function.name for identifier, function in model.functions.items()}
+    if not before:
+        return ()
+    inline = passes.InlinePass(criteria=lambda function: _may_inline(model, function))
+    try:
+        inline(model)
+    except ir.passes.PreconditionError as error:
+        raise ModelError("model-local functions of the model call themselves") from error
+    _drop_unused(model)
+    gone = [key for key in before if key not in model.functions and key[0] != _OWN_DOMAIN]
+    return tuple(f"{domain}.{name}" if domain else name for domain, name, _ in gone)
+
+
+def _may_inline(model: ir.Model, function: ir.Function) -> bool:
+    """Whether the body means the same in the main graph: one version of every domain."""
+    if function.domain == _OWN_DOMAIN:
+        return False
+    imports = model.graph.opset_imports
+    same = all(imports.get(key, version) == version for key, version in _imports(function))
+    graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    return same and not any(attribute.type in graphs for attribute in function.attributes.values())
+
+
+def _imports(function: ir.Function) -> Iterator[tuple[str, int]]:
+    """Yield the operator sets that the nodes of a function really use."""
+    used = {node.domain for node in function.all_nodes()}
+    for domain, version in function.opset_imports.items():
+        if domain in used:
+            yield domain, version
+
+
+def _split(model: ir.Model) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
+    names: list[str] = []
+    left: list[Refusal] = []
+    builder: Builder | None = None
+    for graph in list(model.graphs()):
+        for node in list(graph):
+            splitter = SPLITTERS.get((node.domain, node.op_type))
+            if splitter is None:
+                continue
+            builder = builder or Builder(model)
+            label = node_label(node)
+            why_not = splitter(builder.at(node))
+            if why_not is None:
+                names.append(label)
+                continue
+            sentence = f"{operator(node)} is left as it is: {why_not}"
+            left.append(Refusal(RefusalCode.UNKNOWN_OP, sentence, (label,)))
+    if names:
+        _drop_unused(model)
+    return tuple(names), tuple(left)
+
+
+def _drop_unused(model: ir.Model) -> None:
+    """Remove the functions that no node calls, directly or through another function."""
+    called: set[ir.OperatorIdentifier] = set()
+    waiting = list(model.graph.all_nodes())
+    while waiting:
+        identifier = waiting.pop().op_identifier()
+        if identifier in model.functions and identifier not in called:
+            called.add(identifier)
+            waiting += model.functions[identifier].all_nodes()
+    for identifier in [key for key in model.functions if key not in called]:
+        del model.functions[identifier]

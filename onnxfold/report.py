@@ -1,0 +1,199 @@
+"""The report: JSON first, the table for people made from the same document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxfold.analysis import Analysis
+from onnxfold.errors import ModelError
+from onnxfold.html_report import page
+from onnxfold.norms import NormForm, NormKind, NormSite
+from onnxfold.refusal import Refusal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = [
+    "SCHEMA",
+    "inspection",
+    "print_norms",
+    "print_result",
+    "print_verification",
+    "totals",
+    "write_report",
+]
+
+SCHEMA = 1
+
+
+def inspection(analysis: Analysis) -> dict[str, Any]:
+    """Return the document of ``inspect --json``; its fields are a contract."""
+    view, plan = analysis.view, analysis.plan
+    folds = {fold.output: fold for fold in plan.folds}
+    norms = [
+        _norm(analysis, site, folds.get(view.ref(site.output)) is not None)
+        for site in analysis.sites
+    ]
+    for row, site in zip(norms, analysis.sites, strict=True):
+        fold = folds.get(view.ref(site.output))
+        row["writers"] = list(fold.writers) if fold is not None else []
+    return {
+        "schema": SCHEMA,
+        "model": {
+            "opset": view.opset,
+            "nodes": sum(1 for _ in view.nodes()),
+            "parameters": _parameters(analysis),
+        },
+        "norms": norms,
+        "summary": {
+            "norms": len(norms),
+            "layer_norms": sum(site.kind is NormKind.LAYER_NORM for site in analysis.sites),
+            "foldable": len(plan.folds),
+            "algorithm1": analysis.algorithm1,
+            "algorithm1_embed_centred": analysis.algorithm1_embed_centred,
+            "inserted_centerings": len(plan.insertions),
+            "split_bytes": plan.split_bytes,
+            "gamma_fused": 0,
+            "beta_fused": 0,
+        },
+    }
+
+
+def _norm(analysis: Analysis, site: NormSite, folded: bool) -> dict[str, Any]:
+    refusal: Refusal | None = analysis.refusals.get(analysis.view.ref(site.output))
+    return {
+        "name": site.name,
+        "kind": site.kind.value,
+        "form": site.form.value,
+        "input": site.input.name,
+        "output": site.output.name,
+        "axes": list(site.fiber.axes),
+        "size": site.size,
+        "epsilon": site.epsilon,
+        "foldable": folded,
+        "action": _action(analysis, site, folded),
+        "reason": refusal.to_json() if refusal is not None else None,
+    }
+
+
+def _action(analysis: Analysis, site: NormSite, folded: bool) -> str:
+    if folded:
+        return "rms"
+    if site.form is NormForm.OP or not analysis.lowering.has_one_call(site):
+        return "keep"
+    return "fused_layer_norm" if site.kind is NormKind.LAYER_NORM else "rms"
+
+
+def _parameters(analysis: Analysis) -> int:
+    tensors = {
+        id(tensor): tensor
+        for graph in analysis.view.model.graphs()
+        for value in graph.initializers.values()
+        if (tensor := analysis.view.tensor(value)) is not None
+    }
+    return sum(prod(tensor.shape.numpy()) for tensor in tensors.values())
+
+
+def totals(summary: Mapping[str, Any]) -> str:
+    """Return the one line that says what became of the norms."""
+    line = f"{summary['foldable']} of {summary['layer_norms']} LayerNorms fold to RMSNorm"
+    inserted = summary["inserted_centerings"]
+    if inserted:
+        line += f", with {inserted} inserted centring{'s' if inserted > 1 else ''}"
+    if summary["split_bytes"]:
+        line += f", {summary['split_bytes']:,} bytes of weights stored twice"
+    return line
+
+
+def print_norms(console: Console, document: Mapping[str, Any]) -> None:
+    """Print one row per norm and the line of totals."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("norm", "is", "becomes", "weights centred, or why not"):
+        table.add_column(heading, overflow="fold")
+    for row in document["norms"]:
+        becomes = {"rms": "RMSNorm", "fused_layer_norm": "one LayerNorm", "keep": "-"}
+        style = "green" if row["foldable"] else ""
+        table.add_row(
+            Text(row["name"]),
+            Text(f"{row['kind']} {row['size']}"),
+            Text(becomes[row["action"]], style=style),
+            Text(_because(row)),
+        )
+    console.print(table)
+    console.print(Text(totals(document["summary"]), style="bold"))
+
+
+def print_verification(console: Console, document: Mapping[str, Any]) -> None:
+    """Print one row per output and the verdict."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("output", "max error", "rms error", "rms of the original", "ratio"):
+        table.add_column(heading)
+    for row in document["outputs"]:
+        numbers = ("max_abs_error", "rms_error", "original_rms_error", "noise_ratio")
+        table.add_row(Text(row["name"]), *(f"{row[number]:.3g}" for number in numbers))
+    console.print(table)
+    verdict = "the same function" if document["passed"] else "NOT the same function"
+    style = "bold green" if document["passed"] else "bold red"
+    console.print(Text(f"{verdict}: {_checked(document)}", style=style))
+
+
+def _checked(document: Mapping[str, Any]) -> str:
+    truth = {"float64": "a float64 run", "onnxruntime": "an unoptimized run"}
+    return (
+        f"max error {document['max_abs_error']:.2g} against {truth[document['method']]}, "
+        f"{document['noise_ratio']:.2g}x the original's own rounding error "
+        f"({document['samples']} samples, {document['runtime']})"
+    )
+
+
+def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) -> None:
+    """Print what optimize did: the norms, the checks, the file."""
+    from rich.text import Text
+
+    print_norms(console, report["inspect"])
+    if "proof" in report:
+        proof = report["proof"]
+        console.print(
+            f"proved: {proof['folded_norms']} norms read zero-mean inputs, "
+            f"{proof['centred_weights']} changed weights reach only readers that cannot see it"
+        )
+    verification = report.get("verification", {})
+    if "outputs" in verification:
+        console.print(Text(f"checked: {_checked(verification)}"))
+    if "output" in report:
+        written = report["output"]
+        beside = f" and {written['data']}" if written["data"] else ""
+        console.print(Text(f"wrote {written['path']}{beside}, {written['bytes']:,} bytes"))
+    if verbose:
+        spent = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in report["timing_s"].items())
+        console.print(Text(f"seconds: {spent}"))
+
+
+def write_report(path: Path, report: Mapping[str, Any]) -> None:
+    """Write the report as JSON, or as one self-contained HTML page.
+
+    Raises ModelError when the file cannot be written.
+    """
+    text = json.dumps(report, indent=2) if path.suffix == ".json" else page(report)
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ModelError(f"cannot write the report '{path}': {error.strerror}") from error
+
+
+def _because(row: Mapping[str, Any]) -> str:
+    if row["foldable"]:
+        writers: Sequence[str] = row["writers"]
+        shown = ", ".join(writers[:2])
+        return f"{shown} and {len(writers) - 2} more" if len(writers) > 2 else shown
+    return row["reason"]["sentence"] if row["reason"] else ""

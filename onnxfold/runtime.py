@@ -1,0 +1,263 @@
+"""The kernel library in ONNX Runtime: where it is, whether it fits, registering it, testing it.
+
+A model made by onnxfold runs without the library, by the bodies of its functions. With the library
+registered on the session options, ONNX Runtime runs the kernels in their place.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfold.errors import OnnxfoldError, UsageError
+from onnxfold.lower.functions import (
+    DOMAIN,
+    SIGNATURES,
+    VERSION,
+    Signature,
+    Statistics,
+    call,
+    function,
+)
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+__all__ = [
+    "Diagnosis",
+    "SelfTest",
+    "diagnose",
+    "get_library_path",
+    "register",
+    "self_test",
+    "session",
+]
+
+LIBRARY_VARIABLE = "ONNXFOLD_LIBRARY"
+_FILES = {"cpu": "libonnxfold_ops.so", "cuda": "libonnxfold_ops_cuda.so"}
+_MARK = b"onnxfold-ops version "
+# ONNX Runtime has no way to ask whether a domain is registered; the options can carry a note.
+_NOTE = "onnxfold.library"
+
+Array = npt.NDArray[np.generic]
+
+
+def get_library_path(device: str = "cpu") -> str:
+    """The absolute path of the kernel library for "cpu" or "cuda".
+
+    The environment variable ONNXFOLD_LIBRARY overrides it. Raises UsageError for another device or
+    a variable that names no file, OnnxfoldError where the library was not built.
+    """
+    if device not in _FILES:
+        raise UsageError(f"no kernel library for device {device!r}; known: {', '.join(_FILES)}")
+    asked = os.environ.get(LIBRARY_VARIABLE)
+    if asked:
+        path = Path(asked).absolute()
+        if not path.is_file():
+            raise UsageError(f"{LIBRARY_VARIABLE} names {asked}, which is not a file")
+        return str(path)
+    path = Path(__file__).parent.absolute() / "_native" / _FILES[device]
+    if not path.is_file():
+        raise OnnxfoldError(
+            f"the {device} kernel library is not built: reinstall onnxfold where a C++ compiler "
+            f"is, or build custom_ops with CMake and set {LIBRARY_VARIABLE} to the file; models "
+            f"run without it, by the bodies of their functions"
+        )
+    return str(path)
+
+
+def register(session_options: ort.SessionOptions) -> None:
+    """Makes sessions with these options run onnxfold's kernels; a second call does nothing.
+
+    Raises OnnxfoldError where the library is missing, is of another version of onnxfold, or needs
+    a newer ONNX Runtime.
+    """
+    if _registered(session_options) is not None:
+        return
+    path = get_library_path()
+    _check_table(path, os.stat(path).st_mtime_ns)
+    from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+
+    try:
+        session_options.register_custom_ops_library(path)
+    except (Fail, RuntimeError) as cause:
+        raise OnnxfoldError(f"ONNX Runtime does not take {path}: {cause}") from cause
+    session_options.add_session_config_entry(_NOTE, path[-512:])
+
+
+def session(
+    model: str | os.PathLike[str] | bytes,
+    session_options: ort.SessionOptions | None = None,
+    *,
+    providers: list[str] | None = None,
+) -> ort.InferenceSession:
+    """An onnxruntime.InferenceSession of `model` with onnxfold's kernels registered.
+
+    Registers on `session_options` where they are given. The default provider is the CPU's.
+    Raises as `register` does.
+    """
+    import onnxruntime as ort
+
+    options = session_options if session_options is not None else ort.SessionOptions()
+    register(options)
+    source = model if isinstance(model, bytes) else os.fspath(model)
+    return ort.InferenceSession(source, options, providers=providers or ["CPUExecutionProvider"])
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """Kernels against function bodies: `cases` run, the worst error in units of its bound."""
+
+    passed: bool
+    cases: int
+    worst: float
+    failures: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What `onnxfold doctor` says of the runtime; `library_problem` is empty if all is well."""
+
+    onnxruntime: str
+    providers: tuple[str, ...]
+    machine: str
+    library: str
+    library_problem: str
+    self_test: SelfTest | None
+
+
+def diagnose() -> Diagnosis:
+    """Looks at ONNX Runtime and the library, and tests the kernels; raises nothing of its own."""
+    try:
+        import onnxruntime as ort
+    except ImportError:
+        return Diagnosis("", (), platform.machine(), "", "onnxruntime is not installed", None)
+    library, problem, test = "", "", None
+    try:
+        library = get_library_path()
+        test = self_test()
+        if not test.passed:
+            problem = f"{len(test.failures)} of {test.cases} kernel tests fail: {test.failures[0]}"
+    except OnnxfoldError as error:
+        problem = str(error)
+    providers = tuple(ort.get_available_providers())
+    return Diagnosis(ort.__version__, providers, platform.machine(), library, problem, test)
+
+
+def self_test() -> SelfTest:
+    """Runs every op in float32 and float16 by its kernel and by its body, and compares.
+
+    The model for the kernel holds no body, so that it loads only where the kernel is found.
+    Raises as `register` does.
+    """
+    failures = []
+    worst, cases = 0.0, 0
+    for signature in SIGNATURES.values():
+        for dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+            ratio = _error_in_bounds(signature, dtype)
+            worst, cases = max(worst, ratio), cases + 1
+            if not ratio <= 1:
+                failures.append(f"{signature.name} {dtype.name}: {ratio:.3g} times its bound")
+    return SelfTest(not failures, cases, worst, tuple(failures))
+
+
+def _registered(session_options: ort.SessionOptions) -> str | None:
+    try:
+        return str(session_options.get_session_config_entry(_NOTE))
+    except RuntimeError:
+        return None
+
+
+def _table() -> bytes:
+    rows = (
+        f"{s.name} {s.statistics.name} {s.residual:d} {s.linear_bias:d} {s.affine.name} "
+        f"{s.with_sum:d}\n"
+        for s in SIGNATURES.values()
+    )
+    return _MARK + f"{VERSION}\n{''.join(rows)}".encode()
+
+
+@lru_cache(maxsize=8)
+def _check_table(path: str, modified: int) -> None:
+    """Compares the op table that the library carries with SIGNATURES; once for each file."""
+    content = Path(path).read_bytes()
+    start = content.find(_MARK)
+    if start < 0:
+        raise OnnxfoldError(f"{path} is not onnxfold's kernel library")
+    found = content[start : content.index(b"\0", start)]
+    if found != _table():
+        raise OnnxfoldError(f"{path} was built for another version of onnxfold; rebuild it")
+
+
+def _error_in_bounds(signature: Signature, dtype: ir.DataType) -> float:
+    """The largest difference of kernel and body, in units of what rounding explains."""
+    import onnxruntime as ort
+
+    inputs = _test_inputs(signature, dtype)
+    outputs = []
+    for with_kernel in (True, False):
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = 1
+        if with_kernel:
+            register(options)
+        model = _test_model(signature, dtype, inputs, with_body=not with_kernel)
+        outputs.append(
+            ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run(
+                None, inputs
+            )
+        )
+    # Rows of 40 standard normals: 16 roundings of float32 statistics, 4 of the tensor type in the
+    # body (terms, division, scale, bias), each of a value not above 8.
+    unit = 2.0**-24 if dtype is ir.DataType.FLOAT else 2.0**-11
+    bound = 8 * (16 * 2.0**-24 + 4 * unit)
+    return max(
+        float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)))) / bound
+        for a, b in zip(*outputs, strict=True)
+    )
+
+
+def _test_inputs(signature: Signature, dtype: ir.DataType) -> dict[str, Array]:
+    rng = np.random.default_rng(0)
+    rows, size = 3, 40
+    full = signature.statistics is Statistics.CRMS_FULL
+    shapes: dict[str, tuple[int, ...]] = {
+        "X": (rows, size),
+        "residual": (rows, size),
+        "linear_bias": (size,),
+        "scale": (size + full,),
+        "bias": (size + full,),
+    }
+    return {key: rng.standard_normal(shapes[key]).astype(dtype.numpy()) for key in signature.inputs}
+
+
+def _test_model(
+    signature: Signature, dtype: ir.DataType, inputs: dict[str, Array], *, with_body: bool
+) -> bytes:
+    opset = 18
+    values = [
+        ir.Value(name=key, shape=ir.Shape(array.shape), type=ir.TensorType(dtype))
+        for key, array in inputs.items()
+    ]
+    node = call(signature.name, values, epsilon=1e-5)
+    for output, key in zip(node.outputs, signature.outputs, strict=True):
+        output.name, output.type = key, ir.TensorType(dtype)
+        output.shape = ir.Shape([None, None])
+    graph = ir.Graph(
+        values,
+        node.outputs,
+        nodes=[node],
+        opset_imports={"": opset, DOMAIN: VERSION},
+        name="self_test",
+    )
+    functions = [function(signature.name, opset, dtype)] if with_body else []
+    proto = ir.to_proto(ir.Model(graph, ir_version=8, functions=functions))
+    return bytes(proto.SerializeToString())

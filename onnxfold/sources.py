@@ -1,0 +1,75 @@
+"""Every kind of model that the Python interface takes, and how to give the same kind back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onnxfold import model_io
+from onnxfold.errors import UsageError
+from onnxfold.inputs import InputSpec
+from onnxfold.verify import ModelSource, Verification, verify
+
+__all__ = ["Source", "open_source", "verify_files"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model as onnx_ir holds it, where it came from, and the way back."""
+
+    model: ir.Model
+    path: Path | None
+    give_back: Callable[[ir.Model], Any]
+
+
+def verify_files(
+    first: Path,
+    second: Path,
+    *,
+    inputs: tuple[str, ...],
+    providers: tuple[str, ...],
+    progress: Callable[[str, float], None] | None,
+    **options: Any,
+) -> Verification:
+    """Verify one file against another; the words of ``inputs`` are those of the command line."""
+    models = [ModelSource(model_io.load(path), path) for path in (first, second)]
+    return verify(
+        *models,
+        spec=InputSpec.parse(inputs) if inputs else None,
+        providers=providers or None,
+        progress=None if progress is None else lambda done, n: progress("verify", done / n),
+        **options,
+    )
+
+
+def open_source(model: Any) -> Source:
+    """Open a path, an onnx.ModelProto, an onnx_ir.Model or an onnx_graphsurgeon.Graph.
+
+    Raises ModelError when it cannot be read, UsageError for any other type.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        path = Path(model)
+        return Source(model_io.load(path), path, lambda result: result)
+    if isinstance(model, ir.Model):
+        return Source(model, None, lambda result: result)
+    if isinstance(model, onnx.ModelProto):
+        return Source(model_io.from_proto(model), None, model_io.materialise)
+    if type(model).__module__.startswith("onnx_graphsurgeon"):
+        import onnx_graphsurgeon as gs
+
+        proto = gs.export_onnx(model)
+        return Source(
+            model_io.from_proto(proto),
+            None,
+            lambda result: gs.import_onnx(model_io.materialise(result)),
+        )
+    raise UsageError(
+        f"cannot optimize a {type(model).__name__}; give a path, an onnx.ModelProto, "
+        "an onnx_ir.Model or an onnx_graphsurgeon.Graph"
+    )

@@ -1,0 +1,165 @@
+"""Runs models in their own precision: by ONNX Runtime, or else by the interpreter."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold import model_io
+from onnxfold.errors import ModelError
+from onnxfold.reference import (
+    Array,
+    Observer,
+    Precision,
+    is_drawn,
+    is_floating,
+    moves_numbers,
+    run,
+    unit_roundoff,
+)
+from onnxfold.verify.result import ModelSource
+
+__all__ = ["CannotRun", "Feeds", "OnnxRuntime", "disturbed", "native", "why_not_onnxruntime"]
+
+Feeds = Mapping[str, Array]
+_EMBEDDED_LIMIT_BYTES = 1_800_000_000
+_THREADS = 2
+_FATAL = 4
+
+
+class CannotRun(ModelError):  # noqa: N818
+    """ONNX Runtime cannot load or run a model."""
+
+
+def why_not_onnxruntime(model: ir.Model) -> str | None:
+    """Why a model is not for ONNX Runtime here; None: it may be tried."""
+    try:
+        import onnxruntime  # noqa: F401
+    except ImportError:
+        return "onnxruntime is not installed"
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        if value.dtype is ir.DataType.BFLOAT16:
+            return "onnxruntime takes no bfloat16 from Python"
+    if any(is_drawn(node) for node in model.graph.all_nodes()):
+        return "the model draws random numbers"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxRuntime:
+    """ONNX Runtime with the given execution providers, one model in memory at a time."""
+
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+
+    @property
+    def label(self) -> str:
+        import onnxruntime
+
+        return f"onnxruntime {onnxruntime.__version__} {', '.join(self.providers)}"
+
+    def run(
+        self, source: ModelSource, samples: Sequence[Feeds], *, optimize: bool
+    ) -> list[dict[str, Array]]:
+        """Outputs for each sample, with all graph optimizations or none; raises CannotRun."""
+        if source.path is not None:
+            return self._run(str(source.path), source.label, samples, optimize=optimize)
+        if _stored_bytes(source.model) <= _EMBEDDED_LIMIT_BYTES:
+            content = model_io.materialise(source.model).SerializeToString()
+            return self._run(content, source.label, samples, optimize=optimize)
+        with tempfile.TemporaryDirectory(prefix="onnxfold-") as folder:
+            staged = model_io.stage(source.model, Path(folder) / "model.onnx", external_data=True)
+            with staged:
+                return self._run(str(staged.path), source.label, samples, optimize=optimize)
+
+    def _run(
+        self, content: str | bytes, label: str, samples: Sequence[Feeds], *, optimize: bool
+    ) -> list[dict[str, Array]]:
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.log_severity_level = _FATAL
+        options.intra_op_num_threads = min(_THREADS, os.cpu_count() or 1)
+        levels = ort.GraphOptimizationLevel
+        level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
+        options.graph_optimization_level = level
+        try:
+            session = ort.InferenceSession(content, options, providers=list(self.providers))
+            names = [output.name for output in session.get_outputs()]
+            wanted = {i.name for i in session.get_inputs()}
+            wanted |= {i.name for i in session.get_overridable_initializers()}
+            return [
+                _by_name(names, session.run(None, {n: x for n, x in s.items() if n in wanted}))
+                for s in samples
+            ]
+        except _errors() as error:
+            raise CannotRun(f"{label}: onnxruntime cannot run it: {_first_line(error)}") from error
+
+
+def _stored_bytes(model: ir.Model) -> int:
+    tensors = (v.const_value for v in model.graph.initializers.values())
+    return sum(t.nbytes for t in tensors if t is not None)
+
+
+def _by_name(names: Sequence[str], results: Sequence[Any]) -> dict[str, Array]:
+    outputs = {}
+    for name, result in zip(names, results, strict=True):
+        if not isinstance(result, np.ndarray):
+            raise CannotRun(f"output {name!r} is not a tensor, and only tensors can be compared")
+        outputs[name] = result
+    return outputs
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """The exceptions of onnxruntime, which have no common base of their own."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    own = (v for v in vars(state).values() if isinstance(v, type) and issubclass(v, Exception))
+    return (*own, RuntimeError, ValueError)
+
+
+def _first_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else text[:300] + "..."
+
+
+def native(model: ir.Model, samples: Sequence[Feeds]) -> list[dict[str, Array]]:
+    """Outputs of the interpreter in the model's own types."""
+    return [run(model, feeds, precision=Precision.NATIVE) for feeds in samples]
+
+
+def disturbed(model: ir.Model, feeds: Feeds, *, draws: int, seed: int) -> list[dict[str, Array]]:
+    """Outputs of the interpreter in the model's own types, with every result of an op disturbed.
+
+    Monte Carlo arithmetic (Parker 1997): each element is multiplied by 1 + u x, with x uniform in
+    [-1, 1] and u the unit roundoff of its type, so that each draw is another possible outcome of
+    rounding. Few outputs then still give a measure of noise that does not depend on luck.
+    """
+    outcomes = []
+    for draw in range(draws):
+        generator = np.random.default_rng([seed, draw])
+        observe = _disturbing(generator)
+        outcomes.append(run(model, feeds, precision=Precision.NATIVE, observe=observe))
+    return outcomes
+
+
+def _disturbing(generator: np.random.Generator) -> Observer:
+    def observe(value: ir.Value, array: Array) -> Array:
+        node = value.producer()
+        moved = node is None or moves_numbers(node)
+        if moved or not is_floating(array.dtype) or array.dtype.itemsize < 2:
+            return array
+        step = unit_roundoff(array.dtype) * generator.uniform(-1.0, 1.0, array.shape)
+        wide = np.result_type(array.dtype, np.float64)
+        return (array.astype(wide) * (1 + step)).astype(array.dtype)
+
+    return observe
+
+
+Progress = Callable[[int, int], None]
