@@ -10,30 +10,45 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import onnx
 import onnx_ir as ir
 
 from models.metadata import clean
 from models.parameters import randomise_constants
-from models.recipe import Attention, Example, ExporterName, Recipe, RequirementError, Settings
+from models.recipe import (
+    Attention,
+    Dtype,
+    Example,
+    ExporterName,
+    Recipe,
+    RequirementError,
+    Settings,
+)
 from models.table import find
 from onnxfold.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DTYPES", "EXPORTERS", "Dtype", "export"]
+__all__ = ["DTYPES", "EXPORTERS", "OPSETS", "export", "trace"]
 
-Dtype = Literal["fp32", "fp16", "bf16"]
 DTYPES: Final[Mapping[Dtype, str]] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
+# What torch 2.13 writes without a failed conversion afterwards.
+OPSETS: Final[Mapping[ExporterName, range]] = {
+    "dynamo": range(18, 26),
+    "torchscript": range(9, 21),
+}
+
 # A model beyond this size is written with its weights in a second file, unless told otherwise.
-_SINGLE_FILE_LIMIT_BYTES = 100 * 1024**2
+_SINGLE_FILE_BYTES = 100 * 1024**2
+# protobuf cannot hold more than 2 GiB; the graph beside the weights is small.
+_PROTOBUF_BYTES = 2**31 - 2**24
 
 
-def export(
+def export(  # noqa: PLR0913  one keyword for each option of the command line
     name: str,
     destination: str | os.PathLike[str],
     *,
@@ -52,7 +67,7 @@ def export(
     it above 100 MiB. The same arguments give the same bytes.
 
     Raises:
-        UsageError: no such recipe, or the recipe does not support the exporter.
+        UsageError: no such recipe, or it does not go with the options.
         RequirementError: torch or another package of the extra ``models`` is missing.
     """
     recipe = find(name)
@@ -61,37 +76,36 @@ def export(
             f"{name}: exports with {', '.join(recipe.exporters)} only, not with {exporter}"
         )
     path = _file_path(destination, name)
-    model = _trace(recipe, Settings(small, attention), opset, exporter, dtype, seed)
-    model.graph.name = name
+    model = _build(recipe, Settings(small, attention, opset, exporter, dtype, seed))
+    weight_bytes = _weight_bytes(model)
     if external_data is None:
-        external_data = _weight_bytes(model) > _SINGLE_FILE_LIMIT_BYTES
+        external_data = weight_bytes > _SINGLE_FILE_BYTES
+    elif not external_data and weight_bytes > _PROTOBUF_BYTES:
+        raise UsageError(f"{name}: {weight_bytes / 1e9:.1f} GB of weights need external data")
     path.parent.mkdir(parents=True, exist_ok=True)
     ir.save(model, path, external_data=f"{path.name}.data" if external_data else None)
     return path
 
 
-def _trace(
-    recipe: Recipe, settings: Settings, opset: int, exporter: ExporterName, dtype: Dtype, seed: int
-) -> ir.Model:
+def _build(recipe: Recipe, settings: Settings) -> ir.Model:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         import torch
 
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            # torch warns of its own deprecations and of every shape test it traces through.
-            warnings.simplefilter("ignore")
-            torch.manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
             example = recipe.build(settings)
             if not example.trained:
                 randomise_constants(example.module)
-            model = EXPORTERS[exporter](_cast(example, getattr(torch, DTYPES[dtype])), opset)
+            example = _cast(example, getattr(torch, DTYPES[settings.dtype]))
+            model = trace(example, opset=settings.opset, exporter=settings.exporter)
     except ModuleNotFoundError as missing:
         raise RequirementError(
             f"{recipe.name}: the package {missing.name} is not installed; "
             "install the extra with: pip install 'onnxfold[models]'"
         ) from missing
-    clean(model)
-    weights = "trained weights" if example.trained else f"untrained weights, seed {seed}"
+    weights = "trained weights" if example.trained else f"untrained weights, seed {settings.seed}"
+    model.graph.name = recipe.name
     model.doc_string = f"{recipe.name}{', small' * settings.small}: {recipe.source}; {weights}"
     return model
 
@@ -101,7 +115,25 @@ def _cast(example: Example, dtype: torch.dtype) -> Example:
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor
         for name, tensor in example.inputs.items()
     }
-    return replace(example, module=example.module.eval().to(dtype), inputs=inputs)
+    return replace(example, module=example.module.to(dtype), inputs=inputs)
+
+
+def trace(example: Example, *, opset: int, exporter: ExporterName = "dynamo") -> ir.Model:
+    """Export `example` in evaluation mode, without what names the machine it was traced on.
+
+    Raises:
+        UsageError: the exporter does not write that opset.
+    """
+    supported = OPSETS[exporter]
+    if opset not in supported:
+        raise UsageError(f"{exporter} writes opsets {supported[0]} to {supported[-1]}, not {opset}")
+    example.module.eval()
+    with warnings.catch_warnings():
+        # torch warns of its own deprecations and of every shape test it traces through.
+        warnings.simplefilter("ignore")
+        model = EXPORTERS[exporter](example, opset)
+    clean(model)
+    return model
 
 
 def _with_dynamo(example: Example, opset: int) -> ir.Model:

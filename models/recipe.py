@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Attention",
     "Builder",
+    "Dtype",
     "DynamicAxes",
     "Example",
     "ExporterName",
@@ -25,6 +26,7 @@ __all__ = [
 
 ExporterName = Literal["dynamo", "torchscript"]
 Attention = Literal["eager", "sdpa"]
+Dtype = Literal["fp32", "fp16", "bf16"]
 NormName = Literal["layer", "rms", "dyt"]
 DynamicAxes = Mapping[int, str]
 
@@ -35,10 +37,14 @@ class RequirementError(OnnxfoldError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a builder may vary: two narrow layers instead of the full size, and the attention."""
+    """What a user may choose: `small` is two narrow layers instead of the full size."""
 
     small: bool = False
     attention: Attention = "eager"
+    opset: int = 18
+    exporter: ExporterName = "dynamo"
+    dtype: Dtype = "fp32"
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,13 +111,11 @@ def _common(
 ) -> None:
     if verbose and quiet:
         raise typer.BadParameter("--verbose and --quiet exclude each other")
-    context.obj = (
-        Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL
-    )
+    context.obj = Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL
 
 
 @app.command()
-def optimize(  # noqa: PLR0913  # each is an option of the command line
+def optimize(
     context: typer.Context,
     model: Model,
     output: Annotated[
@@ -135,14 +133,21 @@ def optimize(  # noqa: PLR0913  # each is an option of the command line
     inputs: InputsOption = None,
     seed: SeedOption = 0,
     providers: ProvidersOption = None,
+    no_fuse_residual: Annotated[
+        bool, typer.Option("--no-fuse-residual", help="Leave residual additions on their own.")
+    ] = False,
     save_as_external_data: Annotated[
         bool,
-        typer.Option("--save-as-external-data", help="Weights in OUT.data; kept as they were else."),
+        typer.Option(
+            "--save-as-external-data", help="Weights in OUT.data; kept as they were else."
+        ),
     ] = False,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE.json|.html", help="Write the full report.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan and print, write nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Plan and print, write nothing.")
+    ] = False,
     fail_if_unchanged: Annotated[
         bool, typer.Option("--fail-if-unchanged", help="Exit 1 when nothing can be improved.")
     ] = False,
@@ -156,7 +161,8 @@ def optimize(  # noqa: PLR0913  # each is an option of the command line
       onnxfold optimize model.onnx -o fast.onnx --inputs input_ids:1,128 --report report.json
       onnxfold optimize model.onnx --dry-run
     """
-    from onnxfold import pipeline, report as reports
+    from onnxfold import pipeline
+    from onnxfold import report as reports
 
     verbosity: Verbosity = context.obj
     _check_report_name(report)
@@ -177,6 +183,7 @@ def optimize(  # noqa: PLR0913  # each is an option of the command line
             seed=seed,
             providers=tuple(providers or ()),
             save_as_external_data=True if save_as_external_data else None,
+            fuse_residual=not no_fuse_residual,
             dry_run=dry_run,
             force=force,
             fail_if_unchanged=fail_if_unchanged,
@@ -197,12 +204,11 @@ def inspect(
     exclude: ExcludeOption = None,
 ) -> None:
     """Show every norm: what it is, and whether it folds or why not.  Changes nothing."""
-    from onnxfold import pipeline, report as reports
+    from onnxfold import pipeline
+    from onnxfold import report as reports
 
     with _progress(context.obj):
-        document = pipeline.inspect(
-            model, target=target, allow_split=allow_split, exclude=exclude
-        )
+        document = pipeline.inspect(model, target=target, allow_split=allow_split, exclude=exclude)
     if as_json:
         typer.echo(json.dumps(document, indent=2))
     else:
@@ -210,7 +216,7 @@ def inspect(
 
 
 @app.command()
-def verify(  # noqa: PLR0913  # each is an option of the command line
+def verify(
     context: typer.Context,
     first: Annotated[Path, typer.Argument(metavar="A", help="The original model.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="The model to check against it.")],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -24,13 +24,14 @@ from onnxfold.analysis import DEFAULT_SPLIT_BYTES, Analysis, analyse
 from onnxfold.errors import UsageError, VerificationError
 from onnxfold.graph import GraphView
 from onnxfold.inputs import InputSpec
-from onnxfold.lower.functions import DOMAIN
+from onnxfold.lower.functions import DOMAIN, SIGNATURES
+from onnxfold.lower.residual import residual_fusions
 from onnxfold.lower.target import Target
 from onnxfold.planning import Plan
 from onnxfold.prepare import Prepared, prepare
 from onnxfold.prove import Proof, prove
 from onnxfold.report import inspection
-from onnxfold.rewrite import apply_plan
+from onnxfold.rewrite import Applied, apply_fusions, apply_plan
 from onnxfold.sources import Source, open_source
 from onnxfold.verify import DEFAULT_LIMIT, ModelSource, Verification, verify
 
@@ -57,6 +58,7 @@ class Options:
     seed: int = 0
     providers: tuple[str, ...] = ()
     save_as_external_data: bool | None = None
+    fuse_residual: bool = True
     dry_run: bool = False
     force: bool = False
     fail_if_unchanged: bool = False
@@ -179,39 +181,54 @@ def _carry_out(
     report: dict[str, Any],
 ) -> Result:
     with clock.stage("rewrite"):
-        rewritten = apply_plan(
-            analysis.view, analysis.plan, analysis.sites, analysis.lowering
-        )
+        rewritten = _rewritten(source, analysis, options)
     changed = rewritten.changed
     if options.fail_if_unchanged and not changed:
         raise VerificationError("nothing to improve in this model, and --fail-if-unchanged is set")
+    result = _finished(rewritten.model, analysis, options) if changed else source.model
     proof: Proof | None = None
     if changed and options.check:
         with clock.stage("prove"):
-            before = GraphView(prepare(source.model).model)
-            proof = prove(before, GraphView(rewritten.model), analysis.plan)
+            views = [GraphView(prepare(model).model) for model in (source.model, result)]
+            proof = prove(views[0], views[1], analysis.plan)
         report["proof"] = proof.to_json()
         if not proof.passed:
             raise VerificationError(f"the proof failed, nothing was written: {proof.failures[0]}")
-    result = _finished(rewritten.model, analysis, options) if changed else source.model
+    if options.target is not Target.PORTABLE:
+        _inline_functions(result)
     verification: Verification | None = None
     if output is None:
         if changed and options.check:
             verification = _verified(source, ModelSource(result, None), options, clock)
         returned: Any = source.give_back(result)
     else:
-        returned, verification = _written(source, result, Path(output), options, clock, changed, report)
-    report["verification"] = (
-        verification.to_json() if verification is not None else {"passed": not changed, "method": "none"}
-    )
+        checked = changed and options.check > 0
+        written = _write(source, result, Path(output), options, clock, checked)
+        verification = written.verification
+        returned, report["output"] = written.path, written.document
+    if verification is not None:
+        report["verification"] = verification.to_json()
     report["timing_s"] = clock.seconds
     return Result(returned, changed, analysis.plan, report, proof, verification)
 
 
+def _rewritten(source: Source, analysis: Analysis, options: Options) -> Applied:
+    """Carry out the plan, then fuse residual additions; a model of ours comes back unchanged."""
+    applied = apply_plan(analysis.view, analysis.plan, analysis.sites, analysis.lowering)
+    if options.target is not Target.PORTABLE or not options.fuse_residual:
+        return applied
+    fusions = residual_fusions(GraphView(applied.model))
+    apply_fusions(applied.model, fusions)
+    fused_before = sum(
+        node.domain == DOMAIN and node.op_type in SIGNATURES and SIGNATURES[node.op_type].residual
+        for graph in source.model.graphs()
+        for node in graph
+    )
+    return Applied(applied.model, applied.changed or len(fusions) != fused_before)
+
+
 def _finished(model: ir.Model, analysis: Analysis, options: Options) -> ir.Model:
     """Bring the rewritten model into its final form: functions, IR version, provenance."""
-    if options.target is Target.ONNX:
-        _inline_functions(model)
     used = {node.op_identifier() for graph in model.graphs() for node in graph}
     for identifier in [key for key in model.functions if key[0] == DOMAIN and key not in used]:
         del model.functions[identifier]
@@ -237,15 +254,22 @@ def _inline_functions(model: ir.Model) -> None:
     InlinePass(criteria=lambda function: function.domain == DOMAIN)(model)
 
 
-def _written(
+@dataclass(frozen=True, slots=True)
+class _Written:
+    path: Path
+    document: dict[str, Any]
+    verification: Verification | None
+
+
+def _write(
     source: Source,
     result: ir.Model,
     output: Path,
     options: Options,
     clock: _Clock,
-    changed: bool,
-    report: dict[str, Any],
-) -> tuple[Path, Verification | None]:
+    checked: bool,
+) -> _Written:
+    """Stage the result, verify the staged files, publish them."""
     verification = None
     with clock.stage("save"):
         staged = model_io.stage(
@@ -257,18 +281,18 @@ def _written(
             progress=clock.part("save"),
         )
     with staged:
-        if changed and options.check:
+        if checked:
             rewritten = ModelSource(model_io.load(staged.path), staged.path)
             verification = _verified(source, rewritten, options, clock)
         files = staged.commit()
-    report["output"] = {
+    document = {
         "path": str(files.model),
         "data": str(files.data) if files.data is not None else None,
         "bytes": files.nbytes,
         "functions": sorted(name for _, name, _ in result.functions),
         "target": options.target.value,
     }
-    return files.model, verification
+    return _Written(files.model, document, verification)
 
 
 def _verified(

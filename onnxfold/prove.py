@@ -85,7 +85,8 @@ class _Checker:
         self._relations = Relations(after, sites_after)
         self._shifts: dict[ir.Value, _Shift] = {}
         self._means: dict[Point, bool] = {}
-        self._stands_for = self._copies()
+        self._stands_for: dict[ir.Value, ir.Value] = {}
+        self._find_copies()
         self.failures: list[str] = []
         self.folded_norms = 0
         self.centred_weights = 0
@@ -104,29 +105,39 @@ class _Checker:
             matched[self._after.ref(found.output)] = found
         return matched
 
-    def _copies(self) -> dict[ir.Value, ir.Value]:
-        """Map every value that only the rewritten model has to the original it is a copy of.
+    def _find_copies(self) -> None:
+        """Map every value that only the rewritten model has to the original it stands for.
 
-        Read off the graphs: an input of a node of both models that has changed its name stands
-        for the value that the node read there before.
+        Read off the graphs, readers first: an input of a node of both models that has changed its
+        name stands for the value that the node read there before.
         """
-        copies: dict[ir.Value, ir.Value] = {}
-        for node in self._after.nodes():
-            old_node = self._twin(node)
-            if old_node is None or len(old_node.inputs) != len(node.inputs):
-                continue
-            for new, old in zip(node.inputs, old_node.inputs, strict=True):
-                if new is not None and old is not None and self._after.ref(new) not in self._old:
-                    copies[new] = old
-        for ref, site in self._sites_after.items():
-            twin = self._sites_before.get(ref)
-            if twin is not None and self._after.ref(site.input) not in self._old:
-                copies[site.input] = twin.input
-        return copies
+        for graph in self._after.model.graphs():
+            for node in reversed(graph):
+                self._find_copies_at(node)
+
+    def _find_copies_at(self, node: ir.Node) -> None:
+        for output in node.outputs:
+            ref = self._after.ref(output) if output.name else ""
+            site, twin = self._sites_after.get(ref), self._sites_before.get(ref)
+            if site is not None and twin is not None:
+                self._stand_for(site.input, twin.input)
+        old_node = self._twin(node)
+        if old_node is None or len(old_node.inputs) != len(node.inputs):
+            return
+        for new, old in zip(node.inputs, old_node.inputs, strict=True):
+            if new is not None and old is not None:
+                self._stand_for(new, old)
+
+    def _stand_for(self, new: ir.Value, old: ir.Value) -> None:
+        if self._after.ref(new) not in self._old:
+            self._stands_for.setdefault(new, old)
 
     def _twin(self, node: ir.Node) -> ir.Node | None:
-        """Return the node of the original that computes the same output with the same operator."""
-        old = self._old.get(self._after.ref(node.outputs[0])) if node.outputs else None
+        """Return the node of the original that computes the same value with the same operator."""
+        if not node.outputs:
+            return None
+        old = self._old.get(self._after.ref(node.outputs[0]))
+        old = old if old is not None else self._stands_for.get(node.outputs[0])
         producer = None if old is None else old.producer()
         if producer is None or producer.op_identifier() != node.op_identifier():
             return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from onnxfold.analysis import Analysis
 from onnxfold.errors import ModelError
 from onnxfold.html_report import page
-from onnxfold.norms import NormForm, NormKind, NormSite
+from onnxfold.norms import NormKind, NormSite
 from onnxfold.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _norm(analysis: Analysis, site: NormSite, folded: bool) -> dict[str, Any]:
 def _action(analysis: Analysis, site: NormSite, folded: bool) -> str:
     if folded:
         return "rms"
-    if site.form is NormForm.OP or not analysis.lowering.has_one_call(site):
+    if not analysis.lowering.calls_in_place(site):
         return "keep"
     return "fused_layer_norm" if site.kind is NormKind.LAYER_NORM else "rms"
 

@@ -12,6 +12,8 @@ from types import MappingProxyType
 import numpy as np
 import onnx_ir as ir
 
+from onnxfold.lower.functions import DOMAIN, SIGNATURES, function, op_name
+
 __all__ = ["SPLITTERS", "Builder", "Call"]
 
 _SKIP_EPSILON = 1e-12
@@ -22,6 +24,7 @@ class Builder:
     """Makes nodes and values with names that the model does not use yet."""
 
     def __init__(self, model: ir.Model):
+        self._model = model
         self.opset = model.graph.opset_imports.get("", 1)
         self._used: set[str] = set()
         for graph in model.graphs():
@@ -34,6 +37,10 @@ class Builder:
     def at(self, node: ir.Node) -> Call:
         """Start the replacement of a node."""
         return Call(self, node)
+
+    def define(self, body: ir.Function) -> None:
+        """Give the model the body of a function that it is to call."""
+        self._model.functions.setdefault(body.identifier(), body)
 
     def unique(self, name: str) -> str:
         """Return the name, with a number where it is taken."""
@@ -227,15 +234,19 @@ def _skip_group_norm(call: Call) -> str | None:
 
 
 def _own(call: Call) -> str | None:
-    """Split onnxfold's Add[Bias]Norm(X, residual[, linear_bias][, scale[, bias]]) -> Y, Sum."""
-    name = call.node.op_type.removeprefix("Add")
-    biased = name.startswith("Bias")
-    bias = call.required(2) if biased else None
+    """Split onnxfold's Add[Bias]Norm[WithSum](X, residual[, linear_bias][, scale[, bias]])."""
+    fused = SIGNATURES[call.node.op_type]
+    name = op_name(statistics=fused.statistics, affine=fused.affine)
+    dtype = call.required(0).dtype or call.node.outputs[0].dtype
+    if dtype is None:
+        return "its element type is unknown"
+    bias = call.required(2) if fused.linear_bias else None
     total = call.add(call.required(0), bias, call.required(1))
     attributes = {key: attribute.value for key, attribute in call.node.attributes.items()}
-    affine = call.node.inputs[3 if biased else 2 :]
-    normed = call.emit(name.removeprefix("Bias"), (total, *affine), domain="onnxfold", **attributes)
-    call.finish({0: normed[0], 1: total} if call.wants(1) else {0: normed[0]})
+    affine = call.node.inputs[3 if fused.linear_bias else 2 :]
+    normed = call.emit(name, (total, *affine), domain=DOMAIN, **attributes)
+    call.builder.define(function(name, call.opset, dtype))
+    call.finish({0: normed[0], 1: total} if fused.with_sum else {0: normed[0]})
     return None
 
 
@@ -247,11 +258,6 @@ SPLITTERS: MappingProxyType[tuple[str, str], Splitter] = MappingProxyType(
         ("com.microsoft", "SkipGroupNorm"): _skip_group_norm,
         ("com.microsoft", "SkipLayerNormalization"): _skip_layer_norm,
         ("com.microsoft", "SkipSimplifiedLayerNormalization"): _skip_rms_norm,
-        **{
-            ("onnxfold", f"{prefix}{norm}{affine}"): _own
-            for prefix in ("Add", "AddBias")
-            for norm in ("LayerNorm", "RMSNorm")
-            for affine in ("", "Scale", "Affine")
-        },
+        **{(DOMAIN, name): _own for name, row in SIGNATURES.items() if row.residual},
     }
 )

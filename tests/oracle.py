@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ from onnxfold.lower.functions import SIGNATURES, Statistics
 
 __all__ = ["Array", "Float64", "normalised", "rounded_sum", "statistics"]
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]  # of one of three element types
 Float64 = npt.NDArray[np.float64]
 
 
@@ -23,7 +24,8 @@ def rounded_sum(inputs: Mapping[str, Array]) -> Array:
         total = x.astype(np.float32)
         for term in terms:
             total = total + term.astype(np.float32)
-        return total.astype(x.dtype)
+        rounded: Array = total.astype(x.dtype)
+        return rounded
 
 
 def statistics(kind: Statistics, x: Float64, axes: int, epsilon: float) -> Float64:

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError
 from onnxfold.graph import Fiber, GraphView, node_label
 from onnxfold.lower.functions import (
+    DOMAIN,
     MAX_OPSET,
     MIN_OPSET,
     Affine,
@@ -33,6 +34,7 @@ from onnxfold.rewrite.apply import Lowered
 
 __all__ = ["TargetLowering", "costs_of"]
 
+_STATISTICS = {NormKind.LAYER_NORM: Statistics.LAYER, NormKind.RMS_NORM: Statistics.RMS}
 AffinePart = ir.Value | npt.NDArray[np.generic] | None
 _FUNCTION_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
@@ -124,19 +126,24 @@ class TargetLowering:
             raise InvariantError(f"norm '{site.name}' has no RMS form on target {self._target}")
         return Lowered((), ((site.centred, x),))
 
-    def has_one_call(self, site: NormSite) -> bool:
-        """Whether one operator or function computes the norm as it stands."""
-        return self._refuse_call(site) is None
-
     def layer_norm(self, site: NormSite) -> Lowered | None:
-        """Return one call for a decomposed norm that stays, where that is exact."""
-        if site.form is NormForm.OP or self._refuse_call(site) is not None:
+        """Return one call for a norm that stays, where that is cheaper and exact."""
+        statistics = _STATISTICS.get(site.kind)
+        if statistics is None or not self.calls_in_place(site):
             return None
-        if site.kind is NormKind.LAYER_NORM:
-            return self._call(site, Statistics.LAYER, site.input)
-        if site.kind is NormKind.RMS_NORM:
-            return self._call(site, Statistics.RMS, site.input)
-        return None
+        return self._call(site, statistics, site.input)
+
+    def calls_in_place(self, site: NormSite) -> bool:
+        """Whether a norm that stays is given to a kernel, or made one operator out of several."""
+        if site.kind not in _STATISTICS or self._refuse_call(site) is not None:
+            return False
+        if site.form is NormForm.DECOMPOSED:
+            # Below these versions the operators would be spelled out again.
+            since = {Statistics.LAYER: 17, Statistics.RMS: 23}[_STATISTICS[site.kind]]
+            contrib = self._target is Target.ORT and site.kind is NormKind.RMS_NORM
+            portable = self._target is Target.PORTABLE
+            return portable or contrib or self._view.opset >= since
+        return self._target is Target.PORTABLE and site.nodes[-1].domain != DOMAIN
 
     def centring(self, value: ir.Value, fiber: Fiber) -> Lowered:
         """Return value - mean(value) as a call, or as two operators for other axes or types."""

@@ -20,8 +20,8 @@ __all__ = ["decomposed_sites"]
 
 _STEPS = frozenset(("Abs", "Mul", "Neg"))  # what may stand on x before a square or a root
 _PLUMBING = frozenset(
-    """Add Cast Concat ConstantOfShape Div Equal Gather Identity Mul ReduceProd Reshape Shape Size
-    Slice Squeeze Sub Unsqueeze Where""".split()
+    """Add Cast Concat ConstantOfShape Div Equal Expand Gather Identity Mul ReduceProd Reshape
+    Shape Size Slice Squeeze Sub Unsqueeze Where""".split()
 )
 _PLUMBING_LIMIT = 200
 
@@ -74,6 +74,7 @@ def _chosen(algebra: Algebra, match: Match) -> tuple[ir.Value, Affine, ir.Value,
     """Return the longest norm whose result has the type of its input, else the longest."""
     chain = ((match.output, match.form), *match.shorter)
     tensors = {form.t for _, form in chain}
+    tensors |= {algebra.reshaped[value] for value, _ in chain if value in algebra.reshaped}
     found = []
     for output, form in chain:
         owned, stops = _owned(algebra, output, form.t, tensors)
@@ -101,7 +102,7 @@ def _owned(
         node = waiting.pop().producer()
         if node is None or node in owned:
             continue
-        owned.add(node)
+        owned |= {node, *algebra.conditions.get(node, ())}
         for operand in node.inputs:
             if operand is None:
                 continue
@@ -122,7 +123,7 @@ def _belongs(algebra: Algebra, value: ir.Value, tensors: set[ir.Value]) -> bool:
     node = value.producer()
     if node is None or node.domain != "" or node.op_type not in _STEPS:
         return False
-    return any(operand and algebra.atom(operand) in tensors for operand in node.inputs)
+    return any(operand is not None and algebra.atom(operand) in tensors for operand in node.inputs)
 
 
 def _expressed(

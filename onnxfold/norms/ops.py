@@ -116,6 +116,9 @@ def _trailing_norm(
         _sized_by_scale(view, dims, _operand(node, 1))
     fiber, size = _fiber(dims)
     contrib = node.op_type.startswith("Simplified") or node.domain == "com.microsoft"
+    refusal = None if size else size_refusal(node_label(node))
+    if not all(_broadcasts(view, _operand(node, index), dims) for index in (1, 2)):
+        refusal = _affine_refusal(node_label(node))
     return NormSite(
         name=node_label(node),
         kind=kind,
@@ -130,7 +133,27 @@ def _trailing_norm(
         beta=_unless_all(view, _operand(node, 2), 0),
         leaks=_leaks(node, (1, 2)),
         compute_dtype=_compute_dtype(node),
-        refusal=None if size else size_refusal(node_label(node)),
+        refusal=refusal,
+    )
+
+
+def _broadcasts(view: GraphView, value: ir.Value | None, dims: dict[int, Dim]) -> bool:
+    """Whether scale or bias is known not to fit the normalised axes (unknown sizes may fit)."""
+    shape = view.shape(value)
+    if value is None or shape is None or -1 in dims:
+        return True
+    sizes = list(dims.values())
+    if len(shape) > len(sizes):
+        return all(dim == 1 for dim in shape[: len(shape) - len(sizes)])
+    pairs = zip(shape, sizes[len(sizes) - len(shape) :], strict=True)
+    return all(a in (1, b) or not isinstance(a, int) or not isinstance(b, int) for a, b in pairs)
+
+
+def _affine_refusal(label: str) -> Refusal:
+    return Refusal(
+        RefusalCode.UNKNOWN_SHAPE,
+        "its scale or bias does not broadcast to the normalised axes, as the operator demands",
+        (label,),
     )
 
 

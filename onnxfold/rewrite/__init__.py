@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
-from onnxfold.rewrite.apply import Applied, Lowered, Lowering, apply_plan
+from onnxfold.rewrite.apply import (
+    Applied,
+    Fusion,
+    Lowered,
+    Lowering,
+    apply_fusions,
+    apply_plan,
+    stand_in,
+)
 from onnxfold.rewrite.centre import centred, centred_tensor
 
-__all__ = ["Applied", "Lowered", "Lowering", "apply_plan", "centred", "centred_tensor"]
+__all__ = [
+    "Applied",
+    "Fusion",
+    "Lowered",
+    "Lowering",
+    "apply_fusions",
+    "apply_plan",
+    "centred",
+    "centred_tensor",
+    "stand_in",
+]

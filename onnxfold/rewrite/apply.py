@@ -19,7 +19,7 @@ from onnxfold.norms.site import NormSite
 from onnxfold.planning.plan import Insertion, Plan, ReaderRef, WeightCentring
 from onnxfold.rewrite.centre import centred_tensor
 
-__all__ = ["Applied", "Lowered", "Lowering", "apply_plan"]
+__all__ = ["Applied", "Fusion", "Lowered", "Lowering", "apply_fusions", "apply_plan", "stand_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,45 @@ def apply_plan(
     for site in sites:
         ref = view.ref(site.output)
         if ref in folded:
-            _stand_in(view.model, site, lowering.rms_norm(site, fed.get(ref, site.input)))
+            lowered = lowering.rms_norm(site, fed.get(ref, site.input))
+            stand_in(view.model, lowered, _last(site), site.nodes)
         else:
             cheaper = lowering.layer_norm(site)
             if cheaper is not None:
-                _stand_in(view.model, site, cheaper)
+                stand_in(view.model, cheaper, _last(site), site.nodes)
                 changed = True
     return Applied(view.model, changed)
+
+
+class Fusion(Protocol):
+    """Nodes that one call replaces; the call is made when those before it are in place."""
+
+    @property
+    def norm(self) -> ir.Node:
+        """The last node that is replaced."""
+
+    @property
+    def additions(self) -> tuple[ir.Node, ...]:
+        """The nodes before it that are replaced too, in graph order."""
+
+    def lower(self, renamed: Mapping[ir.Value, ir.Value]) -> Lowered:
+        """Return the call, given what stands for values that are no more."""
+
+
+def apply_fusions(model: ir.Model, fusions: Iterable[Fusion]) -> None:
+    """Replace the nodes of every fusion, in graph order."""
+    renamed: dict[ir.Value, ir.Value] = {}
+    for fusion in fusions:
+        lowered = fusion.lower(renamed)
+        stand_in(model, lowered, fusion.additions[-1], (*fusion.additions, fusion.norm))
+        renamed.update(lowered.stands_for)
+
+
+def _last(site: NormSite) -> ir.Node:
+    node = site.output.producer()
+    if node is None:
+        raise InvariantError(f"norm '{site.name}' is computed by no node")
+    return node
 
 
 def _centre_weight(view: GraphView, values: Mapping[str, ir.Value], weight: WeightCentring) -> None:
@@ -166,19 +198,21 @@ def _register(model: ir.Model, graph: ir.Graph, lowered: Lowered) -> None:
         model.graph.opset_imports.setdefault(function.domain, 1)
 
 
-def _stand_in(model: ir.Model, site: NormSite, lowered: Lowered) -> None:
-    """Let new nodes compute what old ones did, under the old names, and sweep the old ones."""
-    anchor = site.output.producer()
-    if anchor is None or not isinstance(anchor.graph, ir.Graph):
-        raise InvariantError(f"norm '{site.name}' is in no graph")
-    graph = anchor.graph
-    graph.insert_before(anchor, lowered.nodes)
+def stand_in(model: ir.Model, lowered: Lowered, before: ir.Node, old: Iterable[ir.Node]) -> None:
+    """Insert new nodes before a node; they take over the names of what they stand for.
+
+    Those of the ``old`` nodes that nothing reads any more are removed, with their weights.
+    """
+    graph = before.graph
+    if not isinstance(graph, ir.Graph):
+        raise InvariantError(f"node '{before.name}' is in no graph")
+    graph.insert_before(before, lowered.nodes)
     _register(model, graph, lowered)
-    for old, new in lowered.stands_for:
+    for value, new in lowered.stands_for:
         if new.producer() in lowered.nodes:
-            _inherit(old, new)
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
-    _sweep(site.nodes)
+            _inherit(value, new)
+        value.replace_all_uses_with(new, replace_graph_outputs=True)
+    _sweep(old)
 
 
 def _inherit(old: ir.Value, new: ir.Value) -> None:

@@ -29,9 +29,9 @@ def value(name: str, *shape: int | str) -> onnx.ValueInfoProto:
 
 
 def rich_model(width: int = 64) -> onnx.ModelProto:
-    """y = f((x W1 + b) W2 (+ c in a branch)): weights in all places, texts on all levels."""
+    """y = f((x W1 + b) W2 c), c in a branch: weights in all places, texts on all levels."""
     then = helper.make_graph(
-        [helper.make_node("Add", ["m", "c"], ["t"], name="inner")],
+        [helper.make_node("MatMul", ["m", "c"], ["t"], name="inner")],
         "then",
         [],
         [value("t", "n", width)],

@@ -98,7 +98,7 @@ class Canonical:
             unchanged = True
         elif node.op_type == "Dropout":
             unchanged = self._inference(node)
-        elif node.op_type == "Cast":
+        elif node.op_type in ("Cast", "CastLike"):
             unchanged = self.dtype(first) is not None and self.dtype(first) == self.dtype(value)
         elif node.op_type == "Expand":
             unchanged = self.dims(value) == self.dims(first) is not None
@@ -169,6 +169,7 @@ class Canonical:
         """Return a constant scalar, also one computed from static sizes, else None."""
         if value is None:
             return None
+        value = self.root(value)
         scalar = self.view.scalar(value)
         if scalar is not None:
             return scalar
@@ -176,12 +177,19 @@ class Canonical:
         if vector is not None and len(vector) == 1 and isinstance(vector[0], int):
             return float(vector[0])
         node = value.producer()
+        if node is not None and node.op_type == "CastLike" and node.domain == "":
+            return self._rounded(self.number(node.inputs[0]), self.dtype(value))
         if node is None or node.domain != "" or node.op_type not in _ARITHMETIC:
             return None
         if self.view.rank(value) not in (0, 1):
             return None
         a, b = (self.number(operand) for operand in node.inputs)
         return None if a is None or b is None else _ARITHMETIC[node.op_type](a, b)
+
+    def _rounded(self, number: float | None, dtype: ir.DataType | None) -> float | None:
+        if number is None or dtype not in _FLOAT_BITS:
+            return None
+        return float(np.asarray(number).astype(dtype.numpy()))
 
     def uniform(self, value: ir.Value | None) -> float | None:
         """Return the one number that fills a value of whatever shape, else None."""

@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 __all__ = ["MINUS_ONE", "ONE", "ZERO", "Coefficient"]
 
-# 1/n is rounded to the model's type before it meets n, so n * (1/n) is 1 only up to this.
-_UNIT_TOLERANCE = 1e-5
+# 1/n is rounded to float32 before it meets n, so n * (1/n) is 1 only up to this.
+_UNIT_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +59,8 @@ class Coefficient:
 
     def times(self, other: Coefficient) -> Coefficient:
         """Return the product."""
+        if self.is_zero or other.is_zero:
+            return ZERO
         if other.number == 1.0:
             return self
         if self.number == 1.0:

@@ -111,7 +111,9 @@ class Affine:
     """``(a * t + m * mean(t)) / denominator + c``; ``over`` is None while there is no moment.
 
     ``dropped`` is only for a bare mean.  ``narrowed``: rounded to a smaller type on the way;
-    ``rounds_before_affine``: so rounded before gamma; ``cancels``: differences were taken late.
+    ``rounds_before_affine``: so rounded before gamma; ``cancels``: differences were taken late;
+    ``mixed``: gamma came with the denominator and varies along other axes than the fiber, as in a
+    group norm before its Reshape back.
     """
 
     t: ir.Value
@@ -124,10 +126,16 @@ class Affine:
     narrowed: bool = False
     rounds_before_affine: bool = False
     cancels: bool = False
+    mixed: bool = False
 
     @property
     def complete(self) -> bool:
         """Whether this is a norm of t: centred over a variance, or bare over a mean square."""
+        return not self.mixed and self.normalises
+
+    @property
+    def normalises(self) -> bool:
+        """Whether this would be a norm of t, did its coefficients vary along the right axes."""
         if self.denominator is None or self.a.is_zero or self.dropped is not None:
             return False
         if not (self.a.expressible and self.c.expressible):

@@ -61,7 +61,7 @@ def _kept(
 
 def _returned(algebra: Algebra, node: ir.Node, value: ir.Value, form: Affine) -> Affine | None:
     """Return a norm of Reshape(x), reshaped back to the shape of x, as a norm of x."""
-    if not form.complete or form.over is None or form.denominator is None:
+    if not form.normalises or form.over is None or form.denominator is None:
         return None
     producer = form.t.producer()
     if producer is None or producer.op_type not in ("Reshape", "Flatten", "Squeeze", "Unsqueeze"):
@@ -76,11 +76,12 @@ def _returned(algebra: Algebra, node: ir.Node, value: ir.Value, form: Affine) ->
     a, m, c = (_before(term, whole, shape) for term in (form.a, form.m, form.c))
     if over is None or a is None or m is None or c is None:
         return None
-    if not extend(algebra, node, value):
+    if not form.mixed and not extend(algebra, node, value):
         return None
+    algebra.reshaped[node.outputs[0]] = form.t
     t = algebra.atom(x)
     denominator = replace(form.denominator, t=t, over=over)
-    returned = replace(form, t=t, over=over, a=a, m=m, c=c, denominator=denominator)
+    returned = replace(form, t=t, over=over, a=a, m=m, c=c, denominator=denominator, mixed=False)
     return returned if legal(algebra, returned) else None
 
 

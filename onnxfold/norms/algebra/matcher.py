@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxfold.norms.algebra import layout, moments, operators, products, sums
+from onnxfold.norms.algebra import layout, moments, operators, products, selection, sums
 from onnxfold.norms.algebra.canonical import Canonical
 from onnxfold.norms.algebra.forms import Affine, Form
 from onnxfold.norms.algebra.state import Algebra
@@ -45,7 +45,7 @@ _RULES: dict[str, _Rule] = {
     "Sub": sums.subtract,
     "Sum": sums.add,
     "Unsqueeze": layout.reshape,
-    "Where": products.where,
+    "Where": selection.where,
 }
 
 

@@ -46,7 +46,7 @@ __all__ = [
     "summed_moments",
 ]
 
-_FACTOR_TOLERANCE = 1e-5  # 1/n is rounded to the model's type before it meets n
+_FACTOR_TOLERANCE = 1e-6  # 1/n is rounded to float32 before it meets n, and maybe squared
 _LARGEST_FLOAT32 = 3.4e38
 
 

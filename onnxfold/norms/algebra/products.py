@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxfold.norms.algebra.canonical import is_narrowing
 from onnxfold.norms.algebra.coefficient import MINUS_ONE, Coefficient
-from onnxfold.norms.algebra.forms import Affine, Denominator, Form, Moment, Root, Statistic
+from onnxfold.norms.algebra.forms import Affine, Form, Moment, Root, Square, Statistic
 from onnxfold.norms.algebra.guards import along, beside, extend, legal, reading
 from onnxfold.norms.algebra.moments import (
     as_moment,
@@ -25,7 +25,7 @@ from onnxfold.norms.algebra.moments import (
 )
 from onnxfold.norms.algebra.state import Algebra
 
-__all__ = ["cast", "divide", "multiply", "negate", "reciprocal", "where"]
+__all__ = ["cast", "divide", "multiply", "negate", "reciprocal"]
 
 _ROOT_TOLERANCE = 1e-6  # a float32 constant sqrt(n) is that near
 
@@ -116,23 +116,14 @@ def cast(algebra: Algebra, node: ir.Node) -> Form | None:
     if narrowing is None:
         return None
     if not isinstance(form, Affine):
-        return None if narrowing else form
+        if isinstance(form, Square) or not narrowing:
+            return None if narrowing else form
+        lossy = is_narrowing(canonical.dtype(form.t), canonical.dtype(node.outputs[0]))
+        return form if lossy is False else None  # computed in a wider type than x, and back
     if form.complete and not extend(algebra, node, value):
         return None
     rough = form.cancels or (narrowing and not form.complete)
     return replace(form, narrowed=form.narrowed or narrowing, cancels=rough)
-
-
-def where(algebra: Algebra, node: ir.Node) -> Form | None:
-    """Where with a constant condition that is the same everywhere."""
-    condition = algebra.view.array(node.inputs[0])
-    if condition is None or condition.size != 1:
-        return None
-    chosen = node.inputs[1 if bool(condition.reshape(())) else 2]
-    if chosen is None or algebra.dims(chosen) != algebra.dims(node.outputs[0]):
-        return None
-    form = algebra.form(chosen)
-    return form if isinstance(form, Moment | Root) else None
 
 
 def _times_root(algebra: Algebra, value: ir.Value, root: Root) -> Affine | None:
@@ -140,30 +131,20 @@ def _times_root(algebra: Algebra, value: ir.Value, root: Root) -> Affine | None:
     denominator = root.denominator
     if root.power != -1 or not beside(root.dropped):
         return None
-    for t in _tensors(algebra, value, denominator):
-        numerator = reading(algebra, value, t)
-        if numerator is None or t is not denominator.t or numerator.denominator is not None:
-            continue
-        if not numerator.c.is_zero or not beside(numerator.dropped):
-            continue
-        if numerator.over not in (None, denominator.over):
-            continue
-        product = replace(
-            numerator,
-            over=denominator.over,
-            a=numerator.a.times(root.coefficient),
-            m=numerator.m.times(root.coefficient),
-            denominator=denominator,
-            dropped=None,
-        )
-        return product if legal(algebra, product) else None
-    return None
-
-
-def _tensors(algebra: Algebra, value: ir.Value, denominator: Denominator) -> tuple[ir.Value, ...]:
-    form = algebra.form(value)
-    own = (form.t,) if isinstance(form, Affine) else ()
-    return (*own, denominator.t)
+    numerator = reading(algebra, value, denominator.t)
+    if numerator is None or numerator.denominator is not None or not numerator.c.is_zero:
+        return None
+    if not beside(numerator.dropped) or numerator.over not in (None, denominator.over):
+        return None
+    product = replace(
+        numerator,
+        over=denominator.over,
+        a=numerator.a.times(root.coefficient),
+        m=numerator.m.times(root.coefficient),
+        denominator=denominator,
+        dropped=None,
+    )
+    return replace(product, mixed=not legal(algebra, product))
 
 
 def _scaled_root(algebra: Algebra, root: Root, value: ir.Value, other: ir.Value) -> Root | None:
@@ -174,7 +155,7 @@ def _scaled_root(algebra: Algebra, root: Root, value: ir.Value, other: ir.Value)
         return None
     t = root.denominator.t
     factor = algebra.canonical.coefficient(other, t)
-    if factor is None or not along(algebra, factor, t, root.denominator.over):
+    if factor is None or algebra.varying(factor, t) is None:
         return None
     return replace(root, coefficient=root.coefficient.times(factor), dropped=None)
 
@@ -185,12 +166,10 @@ def _scaled(
     """Return factor * form."""
     if form.over is None:
         return None
-    number = factor.number
-    if number is None and (
-        form.dropped is not None or not along(algebra, factor, form.t, form.over)
-    ):
+    number, axes = factor.number, algebra.varying(factor, form.t)
+    if axes is None or (number is None and form.dropped is not None):
         return None
-    if number is not None and algebra.varying(factor, form.t) is None:
+    if not form.mixed and not along(algebra, factor, form.t, form.over):
         return None
     denominator, root = form.denominator, sqrt(form.over.size)
     if form.complete:
@@ -211,4 +190,6 @@ def _scaled(
         c=form.c.times(factor),
         rounds_before_affine=form.rounds_before_affine or (form.complete and form.narrowed),
     )
-    return scaled if legal(algebra, scaled) and (not form.complete or scaled.complete) else None
+    if not (form.mixed or legal(algebra, scaled)) or (form.complete and not scaled.complete):
+        return None
+    return scaled

@@ -16,12 +16,18 @@ _SHAPE_READERS = frozenset(("Shape", "Size"))
 
 
 class Algebra:
-    """The forms of values; a value without one is just a tensor."""
+    """The forms of values; a value without one is just a tensor.
+
+    ``extends`` leads from a norm to the shorter norm that it extends, ``reshaped`` from a norm of x
+    to the Reshape of x that it was computed on, ``conditions`` from a Where to what decides it.
+    """
 
     def __init__(self, canonical: Canonical):
         self.canonical = canonical
         self.forms: dict[ir.Value, Form] = {}
         self.extends: dict[ir.Value, ir.Value] = {}
+        self.reshaped: dict[ir.Value, ir.Value] = {}
+        self.conditions: dict[ir.Node, frozenset[ir.Node]] = {}
 
     @property
     def view(self) -> GraphView:

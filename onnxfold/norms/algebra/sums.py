@@ -102,8 +102,9 @@ def _affine_sum(algebra: Algebra, p: Affine, q: Affine, sign: Coefficient) -> Af
         p.dropped if p.dropped == q.dropped else None,
         p.narrowed or q.narrowed,
         cancels=p.cancels or q.cancels or p.denominator is not None,
+        mixed=p.mixed or q.mixed,
     )
-    return total if legal(algebra, total) else None
+    return total if total.mixed or legal(algebra, total) else None
 
 
 def _constant(p: Affine, q: Affine) -> bool:
@@ -117,7 +118,9 @@ def _may_shift(algebra: Algebra, node: ir.Node, value: ir.Value, term: Coefficie
     form = algebra.form(value)
     if not isinstance(form, Affine) or form.over is None:
         return False
-    if not along(algebra, term, form.t, form.over):
+    if algebra.varying(term, form.t) is None:
+        return False
+    if not form.mixed and not along(algebra, term, form.t, form.over):
         return False
     return not form.complete or (form.c.is_zero and extend(algebra, node, value))
 
@@ -137,6 +140,6 @@ def _shifted(
         c=c,
         rounds_before_affine=form.rounds_before_affine or (form.complete and form.narrowed),
     )
-    if not legal(algebra, shifted) or (form.complete and not shifted.complete):
+    if not (form.mixed or legal(algebra, shifted)) or (form.complete and not shifted.complete):
         return None
     return shifted

@@ -1,0 +1,93 @@
+# Needs Python 3.11 or newer, make and a C++ compiler; everything else goes into .venv.
+#   make demo                    fold the shipped model and show the result
+#   make test                    run the tests
+#   make PYTHON=python3.12 test  with another interpreter
+
+PYTHON ?= python3
+VENV   ?= .venv
+MODEL  ?=
+
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+NATIVE := $(shell find custom_ops -type f)
+DEMO   := build/demo
+DIGITS := models/digits_vit/digits_vit.onnx
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint format types docs bench clean
+
+help:
+	@echo 'make demo       fold the shipped model and compare its accuracy before and after'
+	@echo 'make test       run the tests (about ten minutes on two cores)'
+	@echo 'make test-slow  run the long tests too; installs torch and transformers'
+	@echo 'make lint       check style          make format  repair it'
+	@echo 'make types      check types'
+	@echo 'make docs       write the generated pages of docs/'
+	@echo 'make bench      time the tool on GPT-2 (MODEL=gpt2.onnx; exported when not given)'
+	@echo 'make clean      remove all that was made, .venv too'
+
+demo: $(VENV)/.demo
+	@mkdir -p $(DEMO)
+	@echo '$$ onnxfold optimize $(DIGITS) -o $(DEMO)/fast.onnx --report $(DEMO)/report.html'
+	@$(BIN)/onnxfold optimize $(DIGITS) -o $(DEMO)/fast.onnx --report $(DEMO)/report.html
+	@echo
+	@echo '$$ python models/digits_vit/accuracy.py $(DIGITS) $(DEMO)/fast.onnx'
+	@$(BIN)/python models/digits_vit/accuracy.py $(DIGITS) $(DEMO)/fast.onnx
+	@echo
+	@echo 'The folded model is $(DEMO)/fast.onnx; every norm and every error is in $(DEMO)/report.html.'
+
+test: $(VENV)/.test
+	@$(BIN)/python -m pytest -q -n 2
+
+test-slow: $(VENV)/.slow
+	@$(BIN)/python -m pytest -q -n 2 -m 'slow or not slow'
+
+lint: $(VENV)/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: $(VENV)/.dev
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+types: $(VENV)/.dev
+	@$(BIN)/mypy
+
+docs: $(VENV)/.demo
+	@$(BIN)/python docs/generate.py
+
+bench: $(VENV)/.slow
+	@$(BIN)/python benchmarks/fold.py $(MODEL)
+
+clean:
+	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp is newer than the files that decide what is installed, so a second call is quick.
+# The install is editable: only the description of the package and the kernels need another.
+$(VENV)/.venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'onnxfold needs Python 3.11 or newer: make PYTHON=/path/to/python3.11'; exit 1; }
+	@echo 'making a virtual environment in $(VENV)'
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.venv pyproject.toml $(NATIVE)
+	@echo 'installing onnxfold and ONNX Runtime into $(VENV)'
+	@$(PIP) --editable '.[ort]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	@echo 'installing what the tests need'
+	@$(PIP) --editable '.[ort,test]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.test
+	@echo 'installing the linters'
+	@$(PIP) --editable '.[ort,test,dev]'
+	@touch $@
+
+$(VENV)/.slow: $(VENV)/.test
+	@echo 'installing torch and transformers'
+	@$(PIP) --editable '.[ort,test,models]'
+	@touch $@

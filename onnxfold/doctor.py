@@ -1,0 +1,130 @@
+"""doctor: what is installed, what is missing and how to get it, and whether the kernels work.
+
+A part that is optional and absent (ONNX Runtime, a kernel library) is no illness; a part that is
+there and does not work is.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from onnxfold.errors import OnnxfoldError, UsageError
+from onnxfold.runtime import SelfTest, get_library_path, self_test
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["examine", "print_examination"]
+
+_PACKAGES = ("onnxfold", "onnx", "onnx-ir", "numpy", "scipy")
+_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
+_INSTALL_RUNTIME = "pip install 'onnxfold[ort]'"
+_ABSENT = "not built; models run without them, by the bodies of their functions"
+
+
+def examine() -> dict[str, Any]:
+    """Return versions, execution providers, kernel libraries and the result of their self-test.
+
+    ``healthy`` is False when something that is installed does not work.
+    """
+    problems: list[str] = []
+    runtime = _runtime(problems)
+    kernels = {device: _library(device, problems) for device in ("cpu", "cuda")}
+    test = None
+    if runtime["version"] is not None and kernels["cpu"]["path"] is not None:
+        test = _tested(problems)
+    return {
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "onnxruntime": runtime,
+        "kernels": kernels,
+        "self_test": None if test is None else asdict(test),
+        "problems": problems,
+        "healthy": not problems,
+    }
+
+
+def print_examination(console: Console, document: Mapping[str, Any]) -> None:
+    """Print what :func:`examine` found: one line per fact, then the verdict."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("python", Text(f"{document['python']}, {document['machine']}"))
+    for name, found in document["packages"].items():
+        table.add_row(name, Text(found or "not installed"))
+    runtime = document["onnxruntime"]
+    providers = ", ".join(runtime["providers"])
+    remedy = f"not installed: {runtime['install']}"
+    shown = f"{runtime['version']} ({providers})" if runtime["version"] else remedy
+    table.add_row("onnxruntime", Text(shown))
+    for device, library in document["kernels"].items():
+        table.add_row(f"{device} kernels", Text(library["path"] or _ABSENT))
+    table.add_row("self-test", Text(_test_line(document["self_test"])))
+    console.print(table)
+    for problem in document["problems"]:
+        console.print(Text(f"problem: {problem}", style="bold red"))
+    if document["healthy"]:
+        console.print(Text("healthy: all that is installed works", style="bold green"))
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _runtime(problems: list[str]) -> dict[str, Any]:
+    """Describe ONNX Runtime; one that is installed and cannot be imported is a problem."""
+    found: dict[str, Any] = {"version": None, "providers": [], "install": _INSTALL_RUNTIME}
+    try:
+        import onnxruntime as ort
+    except ImportError as error:
+        installed = [name for name in _RUNTIMES if _version(name) is not None]
+        if installed:
+            problems.append(f"{installed[0]} is installed and cannot be imported: {error}")
+        return found
+    return {
+        "version": ort.__version__,
+        "providers": list(ort.get_available_providers()),
+        "install": None,
+    }
+
+
+def _library(device: str, problems: list[str]) -> dict[str, str | None]:
+    try:
+        return {"path": get_library_path(device), "problem": None}
+    except UsageError as error:  # asked for by the environment, and not there
+        if str(error) not in problems:
+            problems.append(str(error))
+        return {"path": None, "problem": str(error)}
+    except OnnxfoldError as error:
+        return {"path": None, "problem": str(error)}
+
+
+def _tested(problems: list[str]) -> SelfTest | None:
+    try:
+        test = self_test()
+    except OnnxfoldError as error:
+        problems.append(str(error))
+        return None
+    if not test.passed:
+        problems.append(
+            f"{len(test.failures)} of {test.cases} kernel tests fail: {test.failures[0]}"
+        )
+    return test
+
+
+def _test_line(test: Mapping[str, Any] | None) -> str:
+    if test is None:
+        return "not run"
+    verdict = "passed" if test["passed"] else "FAILED"
+    return f"{verdict}: {test['cases']} cases, worst error {test['worst']:.2g} of its bound"

@@ -1,0 +1,93 @@
+"""Where: with a condition that is decided, or that only singles out rows without spread."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxfold.norms.algebra.forms import Affine, Form, Moment, Root
+from onnxfold.norms.algebra.state import Algebra
+
+__all__ = ["where"]
+
+_CONDITION_LIMIT = 24
+
+
+def where(algebra: Algebra, node: ir.Node) -> Form | None:
+    """Where with a constant condition that is the same everywhere, or a guard of constant rows."""
+    condition = algebra.view.array(node.inputs[0])
+    if condition is None:
+        return _guarded(algebra, node)
+    if condition.size == 0 or not (condition.all() or not condition.any()):
+        return None
+    chosen = node.inputs[1 if bool(condition.reshape(-1)[0]) else 2]
+    if chosen is None or algebra.dims(chosen) != algebra.dims(node.outputs[0]):
+        return None
+    form = algebra.form(chosen)
+    return form if isinstance(form, Moment | Root) else None
+
+
+def _guarded(algebra: Algebra, node: ir.Node) -> Form | None:
+    """Where(min(x) = max(x) [and ..], 0, x - mean(x)) is x - mean(x): it is zero in such rows."""
+    condition, zero, centred = node.inputs
+    form = None if centred is None else algebra.form(centred)
+    if condition is None or centred is None or not isinstance(form, Affine) or form.centred is None:
+        return None
+    if algebra.canonical.uniform(zero) != 0.0:
+        return None
+    if algebra.dims(centred) != algebra.dims(node.outputs[0]):
+        return None
+    if not _constant_rows(algebra, condition, form):
+        return None
+    nodes = _condition_nodes(algebra, condition, form.t)
+    if nodes is None:
+        return None
+    algebra.conditions[node] = nodes
+    return form
+
+
+def _constant_rows(algebra: Algebra, condition: ir.Value, form: Affine) -> bool:
+    """Whether the condition implies that all elements of the row are equal."""
+    node = condition.producer()
+    if node is None or node.domain != "":
+        return False
+    if node.op_type == "And":
+        return any(
+            operand is not None and _constant_rows(algebra, operand, form)
+            for operand in node.inputs
+        )
+    if node.op_type != "Equal":
+        return False
+    found = set()
+    for operand in node.inputs:
+        extreme = None if operand is None else operand.producer()
+        if extreme is None or extreme.op_type not in ("ReduceMin", "ReduceMax"):
+            return False
+        x, axes = extreme.inputs[0], algebra.view.axes(extreme)
+        dims = algebra.dims(x)
+        if x is None or dims is None or not axes or not extreme.attributes.get_int("keepdims", 1):
+            return False
+        places = tuple(sorted({axis % len(dims) for axis in axes}))
+        if algebra.atom(x) is not form.t or algebra.over(x, places) != form.over:
+            return False
+        found.add(extreme.op_type)
+    return len(found) == 2
+
+
+def _condition_nodes(
+    algebra: Algebra, condition: ir.Value, t: ir.Value
+) -> frozenset[ir.Node] | None:
+    """Return the nodes of a condition that is computed from t and its moments alone."""
+    nodes: set[ir.Node] = set()
+    waiting = [condition]
+    while waiting:
+        value = waiting.pop()
+        form = algebra.form(value)
+        known = isinstance(form, Affine) and form.t is t
+        if known or algebra.atom(value) is t or algebra.view.array(value) is not None:
+            continue
+        node = value.producer()
+        if node is None or len(nodes) > _CONDITION_LIMIT:
+            return None
+        nodes.add(node)
+        waiting += [operand for operand in node.inputs if operand is not None]
+    return frozenset(nodes)

@@ -1,0 +1,80 @@
+"""Resident memory, measured by the system in a fresh process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto
+
+from tests.model_io.files import linear, refer, weight
+
+COUNT, MIB = 12, 2**20
+TENSOR_MIB = 16
+
+# Prints how far the resident memory rose, in MiB, while a model was loaded, edited and saved.
+SCRIPT = """
+import pathlib, sys
+import numpy as np, onnx_ir as ir
+from onnxfold import model_io
+
+def status(key):
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key))
+
+def edited(tensor):
+    evaluate = lambda: ir.Tensor(tensor.numpy() + np.float32(1))
+    return ir.LazyTensor(evaluate, dtype=tensor.dtype, shape=tensor.shape, name=tensor.name)
+
+before = status("VmRSS")
+pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak starts again
+model = model_io.load(sys.argv[1])
+values = list(model.graph.initializers.values())
+for value in values[: int(sys.argv[3])]:
+    value.const_value = edited(value.const_value)
+for value in values:
+    value.const_value.numpy().max()
+with model_io.stage(model, sys.argv[2], external_data=sys.argv[4] == "external") as staged:
+    files = staged.commit()
+print((status("VmHWM") - before) // 1024, files.nbytes)
+"""
+
+
+def sparse_model(folder: Path, external: bool) -> Path:
+    """A model of 192 MiB of zeros that takes no room on the disk."""
+    proto = linear(*(weight(f"w{i}", 1) for i in range(COUNT)))
+    nbytes = TENSOR_MIB * MIB
+    for index, tensor in enumerate(proto.graph.initializer):
+        tensor.dims[0] = nbytes // 4
+        refer(tensor, "in.data", index * nbytes, nbytes)
+    with open(folder / "in.data", "wb") as file:
+        file.truncate(COUNT * nbytes)
+    (folder / "in.onnx").write_bytes(proto.SerializeToString())
+    if external:
+        return folder / "in.onnx"
+    embedded = onnx.load(folder / "in.onnx")
+    assert embedded.graph.initializer[0].data_location != TensorProto.EXTERNAL
+    onnx.save(embedded, folder / "one.onnx")
+    return folder / "one.onnx"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("form", ["external", "embedded"])
+@pytest.mark.parametrize(("edits", "tensors"), [(0, 1), (4, 4)])
+def test_memory_is_that_of_a_few_tensors(
+    tmp_path: Path, form: str, edits: int, tensors: int
+) -> None:
+    """Read: one mapped weight. Edited: one mapped, its result, and the result being written.
+
+    The fourth is for what numpy and the system keep for a moment.
+    """
+    source = sparse_model(tmp_path, form == "external")
+    paths = str(source), str(tmp_path / "out.onnx")
+    command = [sys.executable, "-c", SCRIPT, *paths, str(edits), form]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603  # ours
+    peak_mib, nbytes = map(int, output.split())
+    assert nbytes >= COUNT * TENSOR_MIB * MIB
+    assert peak_mib < tensors * TENSOR_MIB + 8

@@ -1,0 +1,383 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnxfold import model_io
+from onnxfold.errors import InvariantError, ModelError, UsageError
+from onnxfold.model_io import copying
+from tests.model_io.files import contents, linear, listing, rich_model, run, save, weight
+
+
+def doubled(path: Path) -> ir.Model:
+    """A model whose first weight, of three, is edited."""
+    model = model_io.load(path)
+    initializer = model.graph.initializers["W1"]
+    assert initializer.const_value is not None
+    initializer.const_value = ir.tensor(initializer.const_value.numpy() * 2)
+    return model
+
+
+def publish(model: ir.Model, path: Path, source: Path | None = None) -> model_io.OutputFiles:
+    with model_io.stage(model, path, source=source, force=source is not None) as staged:
+        return staged.commit()
+
+
+@pytest.mark.parametrize("data", [(), ("in.data",)], ids=["embedded", "external"])
+def test_nothing_is_left_of_a_model_that_is_not_committed(
+    tmp_path: Path, data: tuple[str, ...]
+) -> None:
+    source = save(rich_model(), tmp_path / "in.onnx", *data)
+    before = listing(tmp_path)
+    with model_io.stage(model_io.load(source), tmp_path / "out.onnx") as staged:
+        (folder,) = set(listing(tmp_path)) - set(before)
+        assert folder.startswith(".")
+        assert staged.path.parent.name == folder
+        assert staged.path.name == "out.onnx"
+    assert listing(tmp_path) == before
+    with pytest.raises(InvariantError):
+        staged.commit()
+    with pytest.raises(KeyError), model_io.stage(model_io.load(source), tmp_path / "out.onnx"):
+        raise KeyError
+    assert listing(tmp_path) == before
+
+
+def test_a_model_is_committed_once(tmp_path: Path) -> None:
+    source = save(rich_model(), tmp_path / "in.onnx", "in.data")
+    with model_io.stage(model_io.load(source), tmp_path / "out.onnx") as staged:
+        result = staged.commit()
+        with pytest.raises(InvariantError, match="committed twice"):
+            staged.commit()
+    assert result.model == tmp_path / "out.onnx"
+    assert result.data == tmp_path / "out.onnx.data"
+    assert listing(tmp_path) == ["in.data", "in.onnx", "out.onnx", "out.onnx.data"]
+
+
+def test_an_output_is_replaced_together_with_its_data(tmp_path: Path) -> None:
+    source = save(rich_model(), tmp_path / "in.onnx", "in.data")
+    names = []
+    for _ in range(3):
+        result = publish(model_io.load(source), tmp_path / "out.onnx")
+        assert result.data is not None
+        names.append(result.data.name)
+        assert listing(tmp_path) == sorted(["in.data", "in.onnx", "out.onnx", names[-1]])
+    assert names == ["out.onnx.data", "out.onnx.1.data", "out.onnx.data"]
+    np.testing.assert_array_equal(run(tmp_path / "out.onnx"), run(source))
+
+
+@pytest.mark.parametrize("data", [(), ("in.onnx.data",), ("a", "b")], ids=["one", "two", "shards"])
+def test_the_input_is_replaced_only_by_force_and_then_whole(
+    tmp_path: Path, data: tuple[str, ...]
+) -> None:
+    source = save(rich_model(200), tmp_path / "in.onnx", *data)
+    expected = run(source, 200)
+    before = listing(tmp_path), contents(source)
+    with pytest.raises(UsageError, match="it is the input; give another output, or --force"):
+        model_io.stage(model_io.load(source), source, source=source)
+    assert (listing(tmp_path), contents(source)) == before
+    model = model_io.load(source)
+    W1 = model.graph.initializers["W1"].const_value
+    W2 = model.graph.initializers["W2"].const_value
+    assert W1 is not None
+    assert W2 is not None
+    kept = W1.numpy()
+    model.graph.initializers["b"].const_value = ir.tensor(np.zeros(200, np.float32))
+    result = publish(model, source, source)
+    assert listing(tmp_path) == sorted(path.name for path in (result.model, result.data) if path)
+    assert contents(source)["b"] == bytes(800)
+    assert contents(source)["W1"] == kept.tobytes() == weight("W1", 200, 200).raw_data
+    assert not np.array_equal(run(source, 200), expected)
+    # The caller's model still names the old file, which is gone: no wrong bytes are given for it.
+    with pytest.raises(ModelError, match=r"No such file|has changed since"):
+        W2.numpy()
+
+
+def test_the_input_is_known_by_any_of_its_names(tmp_path: Path) -> None:
+    source = save(rich_model(), tmp_path / "in.onnx", "in.data")
+    (tmp_path / "link.onnx").symlink_to(source)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "folder").symlink_to(".")
+    os.link(source, tmp_path / "hard.onnx")
+    for name in ("link.onnx", "hard.onnx", "folder/in.onnx", "sub/../in.onnx"):
+        with pytest.raises(UsageError, match="it is the input"):
+            model_io.check_destination(tmp_path / name, source=source, force=False)
+        with pytest.raises(UsageError, match="it is the input"):
+            model_io.check_destination(source, source=tmp_path / name, force=False)
+        model_io.check_destination(tmp_path / name, source=source, force=True)
+
+
+def test_the_data_of_the_input_is_never_an_output(tmp_path: Path) -> None:
+    source = save(rich_model(), tmp_path / "in.onnx", "in.0", "in.1")
+    for name in ("in.0", "in.1"):
+        for force in (False, True):
+            with pytest.raises(UsageError, match="holds the weights of the input"):
+                model_io.stage(model_io.load(source), tmp_path / name, source=source, force=force)
+
+
+def test_a_link_at_the_destination_is_replaced_and_its_target_kept(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    source = save(rich_model(), tmp_path / "blobs" / "hash.onnx", "hash.data")
+    before = contents(source)
+    link = tmp_path / "model.onnx"
+    link.symlink_to(source)
+    result = publish(doubled(link), link, link)
+    assert not link.is_symlink()
+    assert result.data == tmp_path / "model.onnx.data"
+    assert contents(source) == before
+    assert contents(link)["W1"] != before["W1"]
+
+
+def test_data_that_another_model_uses_is_neither_taken_nor_deleted(tmp_path: Path) -> None:
+    source = save(rich_model(), tmp_path / "in.onnx", "in.data")
+    first = publish(model_io.load(source), tmp_path / "out.onnx")
+    shutil.copy(first.model, tmp_path / "copy.ONNX")
+    expected = run(source)
+    second = publish(doubled(source), tmp_path / "out.onnx")
+    assert first.data is not None
+    assert first.data.exists()
+    assert second.data == tmp_path / "out.onnx.1.data"
+    np.testing.assert_array_equal(run(tmp_path / "copy.ONNX"), expected)
+    # A model that was renamed keeps the data of its old name.
+    (tmp_path / "copy.ONNX").unlink()
+    second.model.rename(tmp_path / "best.onnx")
+    best = run(tmp_path / "best.onnx")
+    third = publish(model_io.load(source), tmp_path / "out.onnx")
+    assert third.data == tmp_path / "out.onnx.2.data"
+    np.testing.assert_array_equal(run(tmp_path / "best.onnx"), best)
+
+
+def test_data_is_kept_where_it_is_unclear_who_uses_it(tmp_path: Path) -> None:
+    source = save(rich_model(), tmp_path / "in.onnx", "in.data")
+    damaged = tmp_path / "damaged.onnx"
+    damaged.write_bytes(source.read_bytes()[:-5])
+    first = publish(model_io.load(source), tmp_path / "out.onnx")
+    publish(model_io.load(source), tmp_path / "out.onnx")
+    assert first.data is not None
+    assert first.data.exists()
+    # The input, when it lies elsewhere, may share what the old output used.
+    damaged.unlink()
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "w.data").write_bytes((tmp_path / "in.data").read_bytes())
+    here = save(rich_model(), tmp_path / "sub" / "out.onnx", "w.data")
+    above = save(rich_model(), tmp_path / "above.onnx", "w.data")
+    (tmp_path / "w.data").unlink()
+    (tmp_path / "w.data").symlink_to("sub/w.data")
+    publish(model_io.load(above), here, above)
+    np.testing.assert_array_equal(run(above), run(source))
+
+
+def test_an_embedded_output_replaces_an_external_one_and_its_data(tmp_path: Path) -> None:
+    source = save(rich_model(), tmp_path / "in.onnx")
+    model = model_io.load(source)
+    with model_io.stage(model, tmp_path / "out.onnx", external_data=True) as staged:
+        staged.commit()
+    publish(model, tmp_path / "out.onnx")
+    assert listing(tmp_path) == ["in.onnx", "out.onnx"]
+
+
+def test_the_mode_of_a_replaced_model_is_kept(tmp_path: Path) -> None:
+    source = save(rich_model(), tmp_path / "in.onnx")
+    mask = os.umask(0o027)
+    try:
+        result = publish(model_io.load(source), tmp_path / "out.onnx")
+        assert stat.S_IMODE(result.model.stat().st_mode) == 0o640
+        result.model.chmod(0o604)
+        result = publish(model_io.load(source), tmp_path / "out.onnx")
+        assert stat.S_IMODE(result.model.stat().st_mode) == 0o604
+    finally:
+        os.umask(mask)
+
+
+def test_data_names_avoid_everything_in_the_folder(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    assert model_io.default_data_name(path) == "m.onnx.data"
+    (tmp_path / "m.onnx.data").mkdir()
+    (tmp_path / "m.onnx.1.data").symlink_to("nowhere")
+    assert model_io.default_data_name(path) == "m.onnx.2.data"
+    name = os.fsdecode(b"\xff.onnx")
+    assert model_io.default_data_name(tmp_path / name) == "?.onnx.data"
+    source = save(rich_model(), tmp_path / "in.onnx", "in.data")
+    result = publish(model_io.load(source), tmp_path / name)
+    assert contents(result.model)["W1"] == weight("W1", 64, 64).raw_data
+
+
+def test_two_that_write_the_same_output_do_not_mix(tmp_path: Path) -> None:
+    source = save(rich_model(), tmp_path / "in.onnx", "in.data")
+    with (
+        model_io.stage(model_io.load(source), tmp_path / "out.onnx") as first,
+        model_io.stage(doubled(source), tmp_path / "out.onnx") as second,
+    ):
+        first.commit()
+        with pytest.raises(ModelError, match="another process has written it meanwhile"):
+            second.commit()
+    np.testing.assert_array_equal(run(tmp_path / "out.onnx"), run(source))
+    assert listing(tmp_path) == ["in.data", "in.onnx", "out.onnx", "out.onnx.data"]
+
+
+def test_a_destination_that_cannot_be_written_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(path: Path, message: str) -> None:
+        with pytest.raises(ModelError, match=message) as caught:
+            model_io.check_destination(path, source=None, force=True)
+        assert str(caught.value).startswith(str(path))
+
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    check(
+        tmp_path / "no" / "out.onnx", rf"does not exist; create it first \(mkdir -p {tmp_path}/no\)"
+    )
+    check(tmp_path / "file" / "out.onnx", "is not a folder")
+    check(tmp_path, "it is a directory; name a file in it")
+    check(Path("/"), "it is a directory")
+    check(tmp_path / "pipe", "it is no regular file")
+    check(Path("/dev/null"), "it is no regular file")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    check(tmp_path / "out.onnx", "cannot be written; choose another output folder")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    model_io.check_destination("out.onnx", source=None, force=False)
+    (tmp_path / "out.onnx").symlink_to("nowhere")
+    model_io.check_destination("out.onnx", source=Path("in.onnx"), force=False)
+
+
+def test_a_folder_that_refuses_new_files_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = save(rich_model(), tmp_path / "in.onnx")
+
+    def readonly(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(tmp_path))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", readonly)
+    with pytest.raises(ModelError, match=r"out.onnx: it cannot be written: Read-only file system"):
+        model_io.stage(model_io.load(source), tmp_path / "out.onnx")
+
+
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("after", [0, 20_000, 900_000])
+def test_a_full_disk_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, external: bool, after: int
+) -> None:
+    source = save(linear(weight("W1", 500, 500)), tmp_path / "in.onnx", "in.data")
+    publish(model_io.load(source), tmp_path / "out.onnx")
+    before = listing(tmp_path), contents(tmp_path / "out.onnx")
+    space = after
+
+    def write(self: copying.Output, data: bytes | memoryview) -> None:
+        nonlocal space
+        space -= len(data)
+        if space < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(copying.Output, "_copy_in_kernel", lambda self, piece: piece.start)
+    monkeypatch.setattr(copying.Output, "_write", write)
+    with pytest.raises(ModelError, match=r"the disk is full: 1.0 MB are needed and .* MB are free"):
+        model_io.stage(
+            doubled(source) if after else model_io.load(source),
+            tmp_path / "out.onnx",
+            external_data=external,
+        )
+    assert (listing(tmp_path), contents(tmp_path / "out.onnx")) == before
+
+
+def test_an_error_of_the_system_while_writing_is_told_in_one_line(tmp_path: Path) -> None:
+    source = save(linear(weight("W1", 500, 500)), tmp_path / "in.onnx", "in.data")
+    before = listing(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for external in (False, True):
+        # The kernel refuses what grows beyond the limit, in copies and in writes.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, limits[1]))
+        try:
+            with pytest.raises(ModelError, match="it cannot be written: File too large") as caught:
+                model_io.stage(model_io.load(source), tmp_path / "out.onnx", external_data=external)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert str(caught.value).isprintable()
+        assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_rename_that_fails_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    source = save(rich_model(), tmp_path / "in.onnx", "in.data")
+    publish(model_io.load(source), tmp_path / "out.onnx")
+    before = listing(tmp_path), contents(tmp_path / "out.onnx")
+    rename: Callable[[Path, Path], None] = os.replace
+    calls = 0
+
+    def replace(old: Path, new: Path) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == failing:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        rename(old, new)
+
+    with model_io.stage(doubled(source), tmp_path / "out.onnx") as staged:
+        monkeypatch.setattr(os, "replace", replace)
+        with pytest.raises(ModelError, match="cannot be written: Operation not permitted"):
+            staged.commit()
+    assert (listing(tmp_path), contents(tmp_path / "out.onnx")) == before
+
+
+def test_a_source_that_goes_away_or_shrinks_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "in.onnx"
+    for damage in ("gone", "changed", "shorter"):
+        source = save(rich_model(), path, "in.data")
+        model = model_io.load(source)
+        data = tmp_path / "in.data"
+        if damage == "gone":
+            data.unlink()
+        elif damage == "changed":
+            data.write_bytes(data.read_bytes())
+            os.utime(data, ns=(1, 1))
+        else:
+            os.truncate(data, 5000)
+        with pytest.raises(ModelError, match=r"in.data: (No such file|the file has changed)"):
+            model_io.stage(model, tmp_path / "out.onnx")
+        assert not (tmp_path / "out.onnx").exists()
+
+
+def test_a_foreign_file_that_is_too_short_is_named(tmp_path: Path) -> None:
+    model = model_io.load(save(rich_model(), tmp_path / "in.onnx"))
+    (tmp_path / "raw.bin").write_bytes(bytes(1000))
+    tensor = ir.ExternalTensor(
+        "raw.bin", 0, None, ir.DataType.FLOAT, shape=ir.Shape([400]), name="F", base_dir=tmp_path
+    )
+    model.graph.register_initializer(ir.Value(name="F", const_value=tensor))
+    with pytest.raises(ModelError, match=r"raw.bin: the file became shorter"):
+        model_io.stage(model, tmp_path / "out.onnx")
+    tensor.invalidate()
+    with pytest.raises(InvariantError, match="after it was invalidated"):
+        model_io.stage(model, tmp_path / "out.onnx")
+
+
+def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(tmp_path: Path) -> None:
+    source = save(rich_model(), tmp_path / "in.onnx")
+    left, fresh, used = (tmp_path / f".onnxfold-{name}" for name in ("left", "fresh", "used"))
+    for folder in (left, fresh, used):
+        folder.mkdir()
+        (folder / "out.onnx").touch()
+    for folder in (left, used):
+        os.utime(folder, (0, 0))
+    (tmp_path / ".onnxfold-link").symlink_to(fresh)
+    lock = os.open(used, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        publish(model_io.load(source), tmp_path / "out.onnx")
+    finally:
+        os.close(lock)
+    hidden = [name for name in listing(tmp_path) if name.startswith(".")]
+    assert hidden == [".onnxfold-fresh", ".onnxfold-link", ".onnxfold-used"]

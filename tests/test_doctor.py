@@ -1,0 +1,118 @@
+"""doctor: facts about this installation, and the difference between absent and broken."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from onnxfold import doctor
+from onnxfold.doctor import examine, print_examination
+from onnxfold.errors import OnnxfoldError, UsageError
+from onnxfold.runtime import SelfTest
+
+
+def printed(document: dict[str, object]) -> str:
+    stream = io.StringIO()
+    print_examination(Console(file=stream, width=200), document)
+    return stream.getvalue()
+
+
+def library_is(monkeypatch: pytest.MonkeyPatch, found: str | OnnxfoldError) -> None:
+    def path(_device: str) -> str:
+        if isinstance(found, OnnxfoldError):
+            raise found
+        return found
+
+    monkeypatch.setattr(doctor, "get_library_path", path)
+
+
+def self_test_is(monkeypatch: pytest.MonkeyPatch, outcome: SelfTest | OnnxfoldError) -> None:
+    def run() -> SelfTest:
+        if isinstance(outcome, OnnxfoldError):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(doctor, "self_test", run)
+
+
+def test_the_document_is_json_and_names_every_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    library_is(monkeypatch, OnnxfoldError("not built"))
+    document = json.loads(json.dumps(examine()))
+    assert document["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert all(document["packages"][name] for name in ("onnx", "onnx-ir", "numpy", "scipy"))
+    assert "CPUExecutionProvider" in document["onnxruntime"]["providers"]
+
+
+def test_a_library_that_was_not_built_is_no_illness(monkeypatch: pytest.MonkeyPatch) -> None:
+    library_is(monkeypatch, OnnxfoldError("the cpu kernel library is not built"))
+    document = examine()
+    assert document["healthy"]
+    assert document["self_test"] is None
+    assert "not built; models run without them" in printed(document)
+
+
+def test_a_library_that_the_environment_names_wrongly_is_one_problem(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ONNXFOLD_LIBRARY", str(tmp_path / "absent.so"))
+    document = examine()
+    assert not document["healthy"]
+    assert len(document["problems"]) == 1
+    assert "absent.so" in printed(document)
+
+
+def test_a_missing_onnxruntime_is_named_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.setattr(doctor, "_RUNTIMES", ())
+    document = examine()
+    assert document["healthy"]
+    assert document["onnxruntime"]["version"] is None
+    assert "pip install 'onnxfold[ort]'" in printed(document)
+
+
+def test_an_onnxruntime_that_cannot_be_imported_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    document = examine()
+    assert not document["healthy"]
+    assert "cannot be imported" in document["problems"][0]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "sentence"),
+    [
+        (SelfTest(False, 74, 3.5, ("RMSNorm FLOAT: 3.5 times its bound",)), "1 of 74 kernel tests"),
+        (OnnxfoldError("built for another version"), "built for another version"),
+    ],
+)
+def test_kernels_that_fail_their_test_are_a_problem(
+    monkeypatch: pytest.MonkeyPatch, outcome: SelfTest | OnnxfoldError, sentence: str
+) -> None:
+    library_is(monkeypatch, "/somewhere/libonnxfold_ops.so")
+    self_test_is(monkeypatch, outcome)
+    document = examine()
+    assert not document["healthy"]
+    text = printed(document)
+    assert sentence in text
+    assert "healthy" not in text
+
+
+def test_kernels_that_pass_are_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    library_is(monkeypatch, "/somewhere/libonnxfold_ops.so")
+    self_test_is(monkeypatch, SelfTest(True, 74, 0.25, ()))
+    text = printed(examine())
+    assert "passed: 74 cases, worst error 0.25 of its bound" in text
+    assert "healthy" in text
+
+
+def test_an_unknown_device_is_never_asked_for() -> None:
+    with pytest.raises(UsageError, match="no kernel library"):
+        doctor.get_library_path("tpu")
