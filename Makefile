@@ -31,10 +31,11 @@ demo: $(VENV)/.demo
 	@echo '$$ onnxfold optimize $(DIGITS) -o $(DEMO)/fast.onnx --report $(DEMO)/report.html'
 	@$(BIN)/onnxfold optimize $(DIGITS) -o $(DEMO)/fast.onnx --report $(DEMO)/report.html
 	@echo
-	@echo '$$ python models/digits_vit/accuracy.py $(DIGITS) $(DEMO)/fast.onnx'
-	@$(BIN)/python models/digits_vit/accuracy.py $(DIGITS) $(DEMO)/fast.onnx
+	@echo '$$ python -m models.digits_vit.accuracy $(DIGITS) $(DEMO)/fast.onnx'
+	@$(BIN)/python -m models.digits_vit.accuracy $(DIGITS) $(DEMO)/fast.onnx
 	@echo
-	@echo 'The folded model is $(DEMO)/fast.onnx; every norm and every error is in $(DEMO)/report.html.'
+	@echo '$(DEMO)/fast.onnx computes the same function with cheaper norms;'
+	@echo '$(DEMO)/report.html shows what became of each, and every error that was measured.'
 
 test: $(VENV)/.test
 	@$(BIN)/python -m pytest -q -n 2

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -21,24 +19,26 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
+_PIPED_WIDTH = 120
+
 app = typer.Typer(
     name="onnxfold",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Give an ONNX model the same function with cheaper normalization.
 
-Every LayerNorm that can [bold]exactly[/bold] become an RMSNorm does: the weights that feed it are
-centred, the result is proved and checked against a float64 run of the original.
+    Every LayerNorm that can **exactly** become an RMSNorm does: the weights before it are
+    centred once, in the file, so that nothing has to subtract a mean at run time. The result is
+    proved from the weights, checked against a float64 run of the original, and only then written.
 
-[bold]Start here[/bold]
+    `onnxfold optimize model.onnx -o fast.onnx` folds, proves, checks and writes.
 
-  onnxfold optimize model.onnx -o fast.onnx   fold, prove, check, write
-  onnxfold inspect model.onnx                 every norm: folds, or why not
+    `onnxfold inspect model.onnx` shows every norm: whether it folds, or why not.
 
-Exit codes: 0 done and checked, 1 the check failed and nothing was written, 2 bad usage,
-3 the model cannot be read, written or is not supported.""",
+    Exit codes: 0 done and checked, also when nothing was to do; 1 the check failed and nothing was
+    written; 2 bad usage; 3 the model cannot be read or written, or is not supported.""",
 )
 
 
@@ -54,8 +54,8 @@ Model = Annotated[Path, typer.Argument(metavar="IN", help="The ONNX model, .onnx
 TargetOption = Annotated[
     Target,
     typer.Option(
-        help="[bold]portable[/bold]: functions that any runtime runs and the onnxfold kernels "
-        "speed up; [bold]onnx[/bold]: standard operators only; [bold]ort[/bold]: ONNX Runtime's "
+        help="**portable**: functions that any runtime runs and the onnxfold kernels "
+        "speed up; **onnx**: standard operators only; **ort**: ONNX Runtime's "
         "contrib operators."
     ),
 ]
@@ -93,6 +93,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machine
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"onnxfold {version('onnxfold')}")
         raise typer.Exit
 
@@ -155,11 +157,17 @@ def optimize(
 ) -> None:
     """Fold every LayerNorm that can exactly become an RMSNorm; prove, check and write the result.
 
-    Nothing is written unless the proof and the check pass.
+    Nothing is written unless the proof and the check pass. OUT runs in any ONNX runtime; IN is
+    never changed.
 
-      onnxfold optimize model.onnx -o fast.onnx
-      onnxfold optimize model.onnx -o fast.onnx --inputs input_ids:1,128 --report report.json
-      onnxfold optimize model.onnx --dry-run
+    `onnxfold optimize model.onnx -o fast.onnx`
+
+    `onnxfold optimize model.onnx -o fast.onnx --report report.html` keeps the details.
+
+    `onnxfold optimize model.onnx --dry-run` shows the plan and writes nothing.
+
+    `onnxfold optimize model.onnx -o fast.onnx --inputs ids:1,128 --inputs mask:mask.npy`
+    checks on inputs of this shape and on your own data.
     """
     from onnxfold import pipeline
     from onnxfold import report as reports
@@ -203,14 +211,14 @@ def inspect(
     allow_split: SplitOption = 1 << 20,
     exclude: ExcludeOption = None,
 ) -> None:
-    """Show every norm: what it is, and whether it folds or why not.  Changes nothing."""
+    """Show every norm: what it is, and whether it folds or why not. Changes nothing."""
     from onnxfold import pipeline
     from onnxfold import report as reports
 
     with _progress(context.obj):
         document = pipeline.inspect(model, target=target, allow_split=allow_split, exclude=exclude)
     if as_json:
-        typer.echo(json.dumps(document, indent=2))
+        _print_json(document)
     else:
         reports.print_norms(_console(), document)
 
@@ -228,7 +236,11 @@ def verify(
     providers: ProvidersOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check that B computes what A computes, relative to the rounding error of A itself."""
+    """Check that B computes what A computes, relative to the rounding error of A itself.
+
+    Both run on seeded inputs and are compared with a float64 run of A. B passes when no output
+    errs more than a small multiple of what A errs itself; exits 1 otherwise.
+    """
     from onnxfold import report as reports
     from onnxfold.sources import verify_files
 
@@ -245,7 +257,7 @@ def verify(
             progress=progress,
         )
     if as_json:
-        typer.echo(json.dumps(verification.to_json(), indent=2))
+        _print_json(verification.to_json())
     else:
         reports.print_verification(_console(), verification.to_json())
     if not verification.passed:
@@ -259,7 +271,7 @@ def doctor(as_json: JsonOption = False) -> None:
 
     document = examine()
     if as_json:
-        typer.echo(json.dumps(document, indent=2))
+        _print_json(document)
     else:
         print_examination(_console(), document)
     if not document["healthy"]:
@@ -281,10 +293,17 @@ def _check_report_name(report: Path | None) -> None:
         raise UsageError(f"--report {report}: the name must end in .json or .html")
 
 
+def _print_json(document: dict[str, Any]) -> None:
+    import json
+
+    typer.echo(json.dumps(document, indent=2))
+
+
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    width = None if sys.stdout.isatty() else _PIPED_WIDTH
+    return Console(width=width, highlight=False)
 
 
 @contextmanager

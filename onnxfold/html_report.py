@@ -13,8 +13,8 @@ __all__ = ["page"]
 
 _FATES = {
     "folded": "folded to RMSNorm",
-    "fused": "one fused operator",
-    "kept": "left as it is",
+    "fused": "made one operator",
+    "kept": "left as written",
 }
 _KINDS = {
     "layer_norm": "LayerNorm",
@@ -24,7 +24,8 @@ _KINDS = {
     "l2_norm": "L2 norm",
     "dyt": "DyT",
 }
-_BECOMES = {"rms": "RMSNorm", "fused_layer_norm": "fused LayerNorm", "keep": "as it is"}
+_BECOMES = {"rms": "RMSNorm", "fused_layer_norm": "fused LayerNorm", "keep": "as written"}
+_WIDE = 20  # characters that still fit one column of the facts
 _TRUTHS = {
     "float64": "a float64 run of the original",
     "onnxruntime": "a run of the original without optimizations",
@@ -96,7 +97,11 @@ def _facts(report: Mapping[str, Any]) -> str:
             facts.append(("weights in", output["data"]))
         if output["functions"]:
             facts.append(("functions", ", ".join(output["functions"])))
-    rows = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(str(v))}</dd></div>" for k, v in facts)
+    rows = "".join(
+        f'<div class="{"wide" if len(value) > _WIDE else ""}"><dt>{name}</dt>'
+        f"<dd>{escape(value)}</dd></div>"
+        for name, value in facts
+    )
     return f'<dl class="facts">{rows}</dl>'
 
 
@@ -173,9 +178,7 @@ def _because(norm: Mapping[str, Any]) -> str:
             return "what it reads is centred already"
         if len(weights) <= 4:
             return " ".join(weights)
-        return (
-            f"<details><summary>{len(weights)} weights</summary>{' '.join(weights)}</details>"
-        )
+        return f"<details><summary>{len(weights)} weights</summary>{' '.join(weights)}</details>"
     reason = norm["reason"]
     if reason is None:
         return ""

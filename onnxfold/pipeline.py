@@ -122,7 +122,7 @@ def inspect(
     source = open_source(model)
     analysis = analyse(
         prepare(source.model).model,
-        Target(target),
+        _target(target),
         allow_split_bytes=allow_split,
         exclude=exclude,
     )
@@ -142,7 +142,7 @@ def optimize(
     not compute the same function (then nothing is written), UsageError for options that make no
     sense, ModelError when the model cannot be read or written.
     """
-    chosen = Options(**options)
+    chosen = Options(**{**options, "target": _target(options.get("target", Target.PORTABLE))})
     if chosen.check < 0:
         raise UsageError(f"check must be 0 or more samples, not {chosen.check}")
     clock = _Clock(progress)
@@ -166,6 +166,14 @@ def optimize(
         report["timing_s"] = clock.seconds
         return Result(None, not analysis.plan.empty, analysis.plan, report)
     return _carry_out(source, output, analysis, chosen, clock, report)
+
+
+def _target(name: Target | str) -> Target:
+    try:
+        return Target(name)
+    except ValueError as error:
+        names = ", ".join(target.value for target in Target)
+        raise UsageError(f"there is no target '{name}'; the targets are {names}") from error
 
 
 def _prepared(prepared: Prepared) -> dict[str, list[str]]:

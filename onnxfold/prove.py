@@ -108,9 +108,17 @@ class _Checker:
     def _find_copies(self) -> None:
         """Map every value that only the rewritten model has to the original it stands for.
 
-        Read off the graphs, readers first: an input of a node of both models that has changed its
-        name stands for the value that the node read there before.
+        A centring stands for what it centres.  The rest is read off the graphs, readers first: an
+        input of a node of both models that has changed its name stands for the value that the
+        node read there before.
         """
+        for node in self._after.nodes():
+            source = node.inputs[0] if node.inputs else None
+            if source is None or self._relations.centring_fiber(node) is None:
+                continue
+            original = self._original(source)
+            if original is not None:
+                self._stand_for(node.outputs[0], original)
         for graph in self._after.model.graphs():
             for node in reversed(graph):
                 self._find_copies_at(node)
@@ -121,12 +129,27 @@ class _Checker:
             site, twin = self._sites_after.get(ref), self._sites_before.get(ref)
             if site is not None and twin is not None:
                 self._stand_for(site.input, twin.input)
-        old_node = self._twin(node)
-        if old_node is None or len(old_node.inputs) != len(node.inputs):
-            return
-        for new, old in zip(node.inputs, old_node.inputs, strict=True):
+        twin_node = self._twin(node)
+        for new, old in self._paired_inputs(node, twin_node) if twin_node is not None else ():
             if new is not None and old is not None:
                 self._stand_for(new, old)
+
+    def _paired_inputs(
+        self, node: ir.Node, twin: ir.Node
+    ) -> tuple[tuple[ir.Value | None, ir.Value | None], ...]:
+        """Pair the inputs of two nodes; a sum of two may have its terms exchanged."""
+        if len(node.inputs) != len(twin.inputs):
+            return ()
+        straight = tuple(zip(node.inputs, twin.inputs, strict=True))
+        if node.op_type != "Add" or node.domain:
+            return straight
+        crossed = tuple(zip(node.inputs, twin.inputs[::-1], strict=True))
+        return max((straight, crossed), key=self._agreements)
+
+    def _agreements(self, pairs: tuple[tuple[ir.Value | None, ir.Value | None], ...]) -> int:
+        return sum(
+            new is not None and old is not None and self._original(new) is old for new, old in pairs
+        )
 
     def _stand_for(self, new: ir.Value, old: ir.Value) -> None:
         if self._after.ref(new) not in self._old:
@@ -248,7 +271,7 @@ class _Checker:
             return True
         return any(
             (new is None) != (old is None) or (new is not None and self._original(new) is not old)
-            for new, old in zip(node.inputs, twin.inputs, strict=True)
+            for new, old in self._paired_inputs(node, twin)
         )
 
     def _judge_norm(self, old: NormSite, new: NormSite) -> None:

@@ -9,7 +9,6 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -35,13 +34,13 @@ class ResidualFusion:
     name: str
     body: ir.Function
 
-    def lower(self, renamed: Mapping[ir.Value, ir.Value]) -> Lowered:
-        """Return the call; ``renamed`` says what stands for values that earlier fusions moved."""
+    def lower(self) -> Lowered:
+        """Return the call."""
         inputs = [*self.operands, *self.norm.inputs[1:]]
         axes = self.norm.attributes.get_ints("axes", (-1,))
         node = call(
             self.name,
-            [renamed.get(value, value) for value in inputs if value is not None],
+            [value for value in inputs if value is not None],
             axes=len(axes),
             epsilon=self.norm.attributes.get_float("epsilon", 0.0),
         )

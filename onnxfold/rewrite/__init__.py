@@ -9,7 +9,6 @@ from onnxfold.rewrite.apply import (
     Lowering,
     apply_fusions,
     apply_plan,
-    stand_in,
 )
 from onnxfold.rewrite.centre import centred, centred_tensor
 
@@ -22,5 +21,4 @@ __all__ = [
     "apply_plan",
     "centred",
     "centred_tensor",
-    "stand_in",
 ]

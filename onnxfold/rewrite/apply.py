@@ -15,11 +15,12 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import Fiber, GraphView
+from onnxfold.graph.shapes import graph_values
 from onnxfold.norms.site import NormSite
 from onnxfold.planning.plan import Insertion, Plan, ReaderRef, WeightCentring
 from onnxfold.rewrite.centre import centred_tensor
 
-__all__ = ["Applied", "Fusion", "Lowered", "Lowering", "apply_fusions", "apply_plan", "stand_in"]
+__all__ = ["Applied", "Fusion", "Lowered", "Lowering", "apply_fusions", "apply_plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +60,23 @@ def apply_plan(
     """Carry out ``plan`` on ``view.model``, in place."""
     changed = not plan.empty
     values = view.by_ref()
+    editor = _Editor(view.model)
     for weight in plan.weights:
-        _centre_weight(view, values, weight)
+        _centre_weight(view, values, weight, editor)
     fed: dict[str, ir.Value] = {}
     for insertion in plan.insertions:
-        copy = _insert_centring(view.model, values, insertion, lowering)
+        copy = _insert_centring(editor, values, insertion, lowering)
         fed.update(dict.fromkeys(insertion.norms, copy))
     folded = {fold.output for fold in plan.folds}
     for site in sites:
         ref = view.ref(site.output)
         if ref in folded:
             lowered = lowering.rms_norm(site, fed.get(ref, site.input))
-            stand_in(view.model, lowered, _last(site), site.nodes)
+            editor.stand_in(lowered, _last(site), site.nodes)
         else:
             cheaper = lowering.layer_norm(site)
             if cheaper is not None:
-                stand_in(view.model, cheaper, _last(site), site.nodes)
+                editor.stand_in(cheaper, _last(site), site.nodes)
                 changed = True
     return Applied(view.model, changed)
 
@@ -90,17 +92,16 @@ class Fusion(Protocol):
     def additions(self) -> tuple[ir.Node, ...]:
         """The nodes before it that are replaced too, in graph order."""
 
-    def lower(self, renamed: Mapping[ir.Value, ir.Value]) -> Lowered:
-        """Return the call, given what stands for values that are no more."""
+    def lower(self) -> Lowered:
+        """Return the call that replaces them."""
 
 
 def apply_fusions(model: ir.Model, fusions: Iterable[Fusion]) -> None:
     """Replace the nodes of every fusion, in graph order."""
-    renamed: dict[ir.Value, ir.Value] = {}
+    editor = _Editor(model)
     for fusion in fusions:
-        lowered = fusion.lower(renamed)
-        stand_in(model, lowered, fusion.additions[-1], (*fusion.additions, fusion.norm))
-        renamed.update(lowered.stands_for)
+        old = (*fusion.additions, fusion.norm)
+        editor.stand_in(fusion.lower(), fusion.additions[-1], old)
 
 
 def _last(site: NormSite) -> ir.Node:
@@ -110,13 +111,15 @@ def _last(site: NormSite) -> ir.Node:
     return node
 
 
-def _centre_weight(view: GraphView, values: Mapping[str, ir.Value], weight: WeightCentring) -> None:
+def _centre_weight(
+    view: GraphView, values: Mapping[str, ir.Value], weight: WeightCentring, editor: _Editor
+) -> None:
     value = values[weight.value]
     tensor = view.tensor(value)
     if tensor is None:
         raise InvariantError(f"the plan centres '{weight.value}', which is no weight")
     if weight.readers:
-        _split(values, value, tensor, weight)
+        _split(values, value, tensor, weight, editor)
         return
     centred = centred_tensor(tensor, weight.fiber, tensor.name or value.name or "")
     if value.is_initializer():
@@ -134,12 +137,13 @@ def _split(
     value: ir.Value,
     tensor: ir.TensorProtocol,
     weight: WeightCentring,
+    editor: _Editor,
 ) -> None:
     node = value.producer()
     graph = node.graph if node is not None else value.graph
     if not isinstance(graph, ir.Graph):
         raise InvariantError(f"'{weight.value}' is in no graph")
-    name = _unused(values, f"{value.name}.centred")
+    name = editor.unused(f"{value.name}.centred")
     copy = ir.Value(
         name=name,
         shape=ir.Shape(tensor.shape.numpy()),
@@ -148,14 +152,6 @@ def _split(
     )
     graph.register_initializer(copy)
     _redirect(values, weight.readers, copy)
-
-
-def _unused(values: Mapping[str, ir.Value], name: str) -> str:
-    taken = {value.name for value in values.values()}
-    candidate, number = name, 2
-    while candidate in taken:
-        candidate, number = f"{name}.{number}", number + 1
-    return candidate
 
 
 def _redirect(values: Mapping[str, ir.Value], readers: Iterable[ReaderRef], new: ir.Value) -> None:
@@ -167,52 +163,79 @@ def _redirect(values: Mapping[str, ir.Value], readers: Iterable[ReaderRef], new:
 
 
 def _insert_centring(
-    model: ir.Model, values: Mapping[str, ir.Value], insertion: Insertion, lowering: Lowering
+    editor: _Editor, values: Mapping[str, ir.Value], insertion: Insertion, lowering: Lowering
 ) -> ir.Value:
     value = values[insertion.value]
     lowered = lowering.centring(value, insertion.fiber)
-    _add(model, value, lowered)
+    editor.insert_behind(value, lowered)
     copy = lowered.stands_for[0][1]
     _redirect(values, insertion.readers, copy)
     return copy
 
 
-def _add(model: ir.Model, after: ir.Value, lowered: Lowered) -> None:
-    """Insert nodes behind the producer of a value, or first where the value is an input."""
-    node = after.producer()
-    graph = node.graph if node is not None else after.graph
-    if not isinstance(graph, ir.Graph):
-        raise InvariantError(f"'{after.name}' is in no graph")
-    if node is not None:
-        graph.insert_after(node, lowered.nodes)
-    elif len(graph) > 0:
-        graph.insert_before(graph[0], lowered.nodes)
-    _register(model, graph, lowered)
+class _Editor:
+    """Inserts nodes into one model; remembers which names are taken and what replaced what."""
 
+    def __init__(self, model: ir.Model):
+        self._model = model
+        self._taken = {value.name for graph in model.graphs() for value in graph_values(graph)}
+        self._replaced: dict[ir.Value, ir.Value] = {}
 
-def _register(model: ir.Model, graph: ir.Graph, lowered: Lowered) -> None:
-    for initializer in lowered.initializers:
-        graph.register_initializer(initializer)
-    for function in lowered.functions:
-        model.functions.setdefault(function.identifier(), function)
-        model.graph.opset_imports.setdefault(function.domain, 1)
+    def unused(self, name: str) -> str:
+        """Return the name, with a number where it is taken, and take it."""
+        candidate, number = name, 2
+        while candidate in self._taken:
+            candidate, number = f"{name}.{number}", number + 1
+        self._taken.add(candidate)
+        return candidate
 
+    def insert_behind(self, value: ir.Value, lowered: Lowered) -> None:
+        """Insert nodes behind the producer of a value, or first where the value is an input."""
+        node = value.producer()
+        graph = node.graph if node is not None else value.graph
+        if not isinstance(graph, ir.Graph):
+            raise InvariantError(f"'{value.name}' is in no graph")
+        self._prepare(graph, lowered, ())
+        if node is not None:
+            graph.insert_after(node, lowered.nodes)
+        elif len(graph) > 0:
+            graph.insert_before(graph[0], lowered.nodes)
 
-def stand_in(model: ir.Model, lowered: Lowered, before: ir.Node, old: Iterable[ir.Node]) -> None:
-    """Insert new nodes before a node; they take over the names of what they stand for.
+    def stand_in(self, lowered: Lowered, before: ir.Node, old: Iterable[ir.Node]) -> None:
+        """Insert new nodes before a node; they take over the names of what they stand for.
 
-    Those of the ``old`` nodes that nothing reads any more are removed, with their weights.
-    """
-    graph = before.graph
-    if not isinstance(graph, ir.Graph):
-        raise InvariantError(f"node '{before.name}' is in no graph")
-    graph.insert_before(before, lowered.nodes)
-    _register(model, graph, lowered)
-    for value, new in lowered.stands_for:
-        if new.producer() in lowered.nodes:
-            _inherit(value, new)
-        value.replace_all_uses_with(new, replace_graph_outputs=True)
-    _sweep(old)
+        Those of the ``old`` nodes that nothing reads any more are removed, with their weights.
+        """
+        graph = before.graph
+        if not isinstance(graph, ir.Graph):
+            raise InvariantError(f"node '{before.name}' is in no graph")
+        self._prepare(graph, lowered, tuple(new for _, new in lowered.stands_for))
+        graph.insert_before(before, lowered.nodes)
+        for value, new in lowered.stands_for:
+            heir = self._replaced.get(new, new)
+            if heir.producer() in lowered.nodes:
+                _inherit(value, heir)
+            value.replace_all_uses_with(heir, replace_graph_outputs=True)
+            self._replaced[value] = heir
+        _sweep(old)
+
+    def _prepare(self, graph: ir.Graph, lowered: Lowered, heirs: tuple[ir.Value, ...]) -> None:
+        """Name what is new, read what replaced an operand, register weights and functions."""
+        for value in lowered.initializers:
+            value.name = self.unused(value.name or "weight")
+            if value.const_value is not None:
+                value.const_value.name = value.name
+            graph.register_initializer(value)
+        for node in lowered.nodes:
+            for index, operand in enumerate(node.inputs):
+                if operand in self._replaced:
+                    node.replace_input_with(index, self._replaced[operand])
+            for output in node.outputs:
+                if output not in heirs:
+                    output.name = self.unused(output.name or node.op_type)
+        for function in lowered.functions:
+            self._model.functions.setdefault(function.identifier(), function)
+            self._model.graph.opset_imports.setdefault(function.domain, 1)
 
 
 def _inherit(old: ir.Value, new: ir.Value) -> None:

@@ -158,7 +158,7 @@ class Sample:
         """Return the node as a function of its operands, in float64."""
         function, attributes = self.function, self.attributes
         if function is not None:
-            return lambda arrays: function(arrays, attributes)
+            return lambda arrays: function(arrays, attributes)[: self.outputs]
         names = self._names()
         outputs = [f"y{k}" for k in range(self.outputs)]
         node = helper.make_node(self.op_type, names, outputs, **self.attributes)

@@ -96,11 +96,16 @@ class Coefficient:
         """Whether self = -other up to the rounding of 1/n."""
         if self.runtime != other.runtime:
             return False
+        if np.array_equal(self.array, -other.array):
+            return True
+        p, q = self.number, other.number
+        if p is not None and q is not None:
+            return abs(p + q) <= _UNIT_TOLERANCE * abs(q)
         try:
             mine, theirs = np.broadcast_arrays(self.array, -other.array)
         except ValueError:
             return False
-        return bool(np.allclose(mine, theirs, rtol=_UNIT_TOLERANCE, atol=0.0))
+        return bool((np.abs(mine - theirs) <= _UNIT_TOLERANCE * np.abs(theirs)).all())
 
 
 ZERO = Coefficient.of(0.0)

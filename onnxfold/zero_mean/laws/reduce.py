@@ -61,18 +61,39 @@ class SpatialAverage:
         return ((0, fiber),)
 
 
+# These crop, fill in extrapolated values, or move elements of an axis whose scale is 1.
+_MOVING_TRANSFORMS = frozenset({"tf_crop_and_resize", "tf_half_pixel_for_nn"})
+
+
 @dataclass(frozen=True, slots=True)
 class Resize:
     """Interpolation of other axes with the same weights in every set; no extrapolated values."""
 
     def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        touched = sizes_changed(view, node)
+        transform = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
+        if transform in _MOVING_TRANSFORMS:
+            return refuse(RefusalCode.UNKNOWN_OP, node, f"is not followed with {transform}")
+        policy = node.attributes.get_string("keep_aspect_ratio_policy", "stretch")
+        if policy != "stretch":
+            return refuse(RefusalCode.UNKNOWN_OP, node, f"is not followed with policy {policy}")
+        touched = self._resampled(view, node)
         if touched is None:
             return unknown_shape(node)
-        transform = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
-        if transform == "tf_crop_and_resize":
-            return refuse(RefusalCode.UNKNOWN_OP, node, "may fill in extrapolated values")
-        return broken(node, fiber) if set(touched) & set(fiber.axes) else Carried(((0, fiber),))
+        return broken(node, fiber) if touched & set(fiber.axes) else Carried(((0, fiber),))
+
+    def _resampled(self, view: GraphView, node: ir.Node) -> set[int] | None:
+        """Return the axes whose scale is or may be other than 1, which can keep their size."""
+        position = 1 if view.opset < 11 else 2
+        scales = node.inputs[position] if len(node.inputs) > position else None
+        if scales is None or view.dim(scales, 0) == 0:
+            changed = sizes_changed(view, node)
+            return None if changed is None else set(changed)
+        factors, rank = view.array(scales), view.rank(node.inputs[0])
+        if factors is None or rank is None:
+            return None
+        axes = node.attributes.get_ints("axes", tuple(range(rank)))
+        pairs = zip(axes, factors.tolist(), strict=True)
+        return {axis % rank for axis, factor in pairs if factor != 1.0}
 
     def push(self, view: GraphView, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
         return ((0, fiber),) if index == 0 else None

@@ -1,0 +1,124 @@
+"""Fold counts of every recipe, and why each norm that is left is left.
+
+    python -m models gpt2 bert-base ... -o exports
+    python -m benchmarks.recipes exports
+
+reads exports/NAME.onnx or exports/NAME/model.onnx for every recipe of ``models``, and writes
+benchmarks/results/recipes.csv (one row for a recipe) and recipes_left.csv (one row for a norm that
+stays a LayerNorm).  ``python docs/generate.py`` makes docs/recipes.md from these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnxfold
+from benchmarks.rows import RESULTS, Conditions, conditions, write
+from models.table import RECIPES
+
+__all__ = ["main"]
+
+_ANY_SIZE = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeRow(Conditions):
+    """Counts of one recipe.
+
+    ``split_foldable`` and ``split_insertions`` are those of ``--allow-split`` without a limit.
+    ``algorithm1`` and ``algorithm1_embed_centred`` are the paper's counts, of ``layer_norms``.
+    """
+
+    recipe: str
+    parameters: int
+    opset: int
+    norms: int
+    layer_norms: int
+    foldable: int
+    inserted_centerings: int
+    split_foldable: int
+    split_insertions: int
+    algorithm1: int
+    algorithm1_embed_centred: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftRow:
+    """One LayerNorm that stays one, and the reason."""
+
+    recipe: str
+    norm: str
+    becomes: str
+    code: str
+    sentence: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Count the exports in a directory, write the two files and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__)
+    parser.add_argument("exports", type=Path, metavar="DIRECTORY")
+    directory: Path = parser.parse_args(arguments).exports
+    rows: list[RecipeRow] = []
+    left: list[LeftRow] = []
+    for name in RECIPES:
+        path = _export(directory, name)
+        if path is None:
+            print(f"{name:22} no export in {directory}")
+            continue
+        document = onnxfold.inspect(path)
+        rows.append(_counts(name, path, document))
+        left += _left(name, document)
+        print(f"{name:22} {rows[-1].foldable:3} of {rows[-1].layer_norms}")
+    if not rows:
+        print(f"no export of a recipe in {directory}", file=sys.stderr)
+        return 2
+    write(RESULTS / "recipes.csv", rows)
+    write(RESULTS / "recipes_left.csv", left)
+    return 0
+
+
+def _export(directory: Path, name: str) -> Path | None:
+    places = (directory / f"{name}.onnx", directory / name / "model.onnx")
+    return next((path for path in places if path.exists()), None)
+
+
+def _counts(name: str, path: Path, document: dict[str, Any]) -> RecipeRow:
+    summary, model = document["summary"], document["model"]
+    split = onnxfold.inspect(path, allow_split=_ANY_SIZE)["summary"]
+    return RecipeRow(
+        recipe=name,
+        parameters=model["parameters"],
+        opset=model["opset"],
+        norms=summary["norms"],
+        layer_norms=summary["layer_norms"],
+        foldable=summary["foldable"],
+        inserted_centerings=summary["inserted_centerings"],
+        split_foldable=split["foldable"],
+        split_insertions=split["inserted_centerings"],
+        algorithm1=summary["algorithm1"],
+        algorithm1_embed_centred=summary["algorithm1_embed_centred"],
+        **conditions(),
+    )
+
+
+def _left(name: str, document: dict[str, Any]) -> list[LeftRow]:
+    return [
+        LeftRow(
+            recipe=name,
+            norm=norm["name"],
+            becomes=norm["action"],
+            code=norm["reason"]["code"],
+            sentence=norm["reason"]["sentence"],
+        )
+        for norm in document["norms"]
+        if norm["kind"] == "layer_norm" and not norm["foldable"]
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

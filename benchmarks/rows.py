@@ -1,0 +1,86 @@
+"""Rows of benchmarks/results: the conditions of a measurement, and CSV files of dataclasses."""
+
+from __future__ import annotations
+
+import csv
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RESULTS", "Conditions", "append", "conditions", "read", "write"]
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """When and on what a row was measured; the field order is the column order."""
+
+    date: str
+    onnxfold: str
+    python: str
+    onnx_ir: str
+    numpy: str
+    cpu: str
+    cores: int
+
+
+def conditions() -> dict[str, Any]:
+    """Return the fields of :class:`Conditions` for this machine and moment."""
+    return asdict(
+        Conditions(
+            date=datetime.now(UTC).strftime("%Y-%m-%d"),
+            onnxfold=version("onnxfold"),
+            python=platform.python_version(),
+            onnx_ir=version("onnx-ir"),
+            numpy=version("numpy"),
+            cpu=_cpu(),
+            cores=os.cpu_count() or 1,
+        )
+    )
+
+
+def _cpu() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def write(path: Path, rows: Sequence[Any]) -> None:
+    """Replace the file by these rows, dataclasses of one type."""
+    _put(path, rows, "w", header=True)
+
+
+def append(path: Path, rows: Sequence[Any]) -> None:
+    """Add rows to the file; its columns must be those of the rows."""
+    known = path.exists()
+    if known:
+        columns = path.read_text(encoding="utf-8").partition("\n")[0].strip().split(",")
+        if columns != [field.name for field in fields(rows[0])]:
+            raise ValueError(f"{path} has other columns than {type(rows[0]).__name__}")
+    _put(path, rows, "a", header=not known)
+
+
+def _put(path: Path, rows: Iterable[Any], mode: str, *, header: bool) -> None:
+    rows = list(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open(mode, encoding="utf-8", newline="") as file:
+        columns = [field.name for field in fields(rows[0])]
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        if header:
+            writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a file, every field as text."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))

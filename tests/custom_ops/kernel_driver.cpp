@@ -1,0 +1,280 @@
+// Tests the compute, launch and check layers without ONNX Runtime: under the sanitizers, under an
+// emulator of another architecture, or as they are. Every buffer has the exact size of its tensor,
+// so that the address sanitizer sees a step outside. Prints what was wrong; exits 1 if anything was.
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <string>
+#include <vector>
+
+#include "onnxfold/check.h"
+#include "onnxfold/launch.h"
+#include "onnxfold/ops.h"
+
+using namespace onnxfold;
+
+namespace {
+
+int failures = 0;
+long compared = 0;
+
+void fail(const std::string& what) {
+  if (++failures <= 20) printf("%s\n", what.c_str());
+}
+
+// A binary format: digits of the significand, smallest normal exponent, largest exponent.
+struct Format {
+  int digits, low, high;
+};
+constexpr Format kFormats[] = {{24, -126, 127}, {11, -14, 15}, {8, -126, 127}};
+
+Format format(ElementType type) { return kFormats[static_cast<int>(type)]; }
+size_t bytes(ElementType type) { return type == ElementType::FLOAT ? 4 : 2; }
+
+double rounded(ElementType type, double v) {
+  if (v == 0 || !isfinite(v)) return v;
+  const Format f = format(type);
+  int exponent = ilogb(v) < f.low ? f.low : ilogb(v);
+  const double last_place = ldexp(1.0, exponent - f.digits + 1);
+  const double result = nearbyint(v / last_place) * last_place;
+  return fabs(result) >= ldexp(1.0, f.high + 1) ? copysign(INFINITY, v) : result;
+}
+
+// One tensor: its values, and the same in its own format in a heap block of exactly its size.
+class Tensor {
+ public:
+  Tensor(ElementType type, size_t count) : type_(type), count_(count) {
+    data_ = malloc(count * bytes(type) + (count == 0));
+  }
+  Tensor(const Tensor& other) : Tensor(other.type_, other.count_) {
+    memcpy(data_, other.data_, count_ * bytes(type_));
+  }
+  Tensor& operator=(const Tensor&) = delete;
+  ~Tensor() { free(data_); }
+
+  void* data() { return data_; }
+  size_t count() const { return count_; }
+
+  double operator[](size_t i) const {
+    if (type_ == ElementType::FLOAT) return static_cast<const float*>(data_)[i];
+    const uint16_t bits = static_cast<const uint16_t*>(data_)[i];
+    const Format f = format(type_);
+    const int stored = f.digits - 1;
+    const int mantissa = bits & ((1 << stored) - 1);
+    const int exponent = (bits & 0x7fff) >> stored;
+    double v;
+    if (exponent == f.high - f.low + 2)
+      v = mantissa != 0 ? NAN : INFINITY;
+    else if (exponent == 0)
+      v = ldexp(mantissa, f.low - stored);
+    else
+      v = ldexp(mantissa + (1 << stored), exponent - 1 + f.low - stored);
+    return (bits & 0x8000) != 0 ? -v : v;
+  }
+
+  void set(size_t i, double v) {
+    if (type_ == ElementType::FLOAT) {
+      static_cast<float*>(data_)[i] = static_cast<float>(v);
+      return;
+    }
+    // Values are chosen representable and finite; the search is short for it.
+    const Format f = format(type_);
+    const double magnitude = fabs(rounded(type_, v));
+    const int stored = f.digits - 1;
+    uint16_t bits = 0;
+    if (magnitude != 0) {
+      const int exponent = ilogb(magnitude) < f.low ? f.low : ilogb(magnitude);
+      const long digits = lround(ldexp(magnitude, stored - exponent));
+      const long biased = digits >= (1 << stored) ? exponent - f.low + 1 : 0;
+      bits = static_cast<uint16_t>((biased << stored) | (digits & ((1 << stored) - 1)));
+    }
+    static_cast<uint16_t*>(data_)[i] = bits | (signbit(v) ? 0x8000 : 0);
+  }
+
+ private:
+  ElementType type_;
+  size_t count_;
+  void* data_;
+};
+
+double random_normal() {
+  double sum = -6;
+  for (int i = 0; i < 12; ++i) sum += rand() / (RAND_MAX + 1.0);
+  return sum;
+}
+
+Tensor random_tensor(ElementType type, size_t count, double offset) {
+  Tensor t(type, count);
+  for (size_t i = 0; i < count; ++i) t.set(i, offset + random_normal());
+  return t;
+}
+
+struct Case {
+  const Op& op;
+  ElementType type;
+  size_t rows, size;
+  double epsilon;
+
+  size_t y_size() const { return size + (op.statistics == Statistics::CRMS_FULL ? 1 : 0); }
+  std::string name() const {
+    return std::string(op.name) + " type " + std::to_string(static_cast<int>(type)) + " " +
+           std::to_string(rows) + "x" + std::to_string(size);
+  }
+};
+
+// The op's formula in float64 for one row, from the rounded sum s; y before scale and bias.
+std::vector<double> normalised(const Case& c, const std::vector<double>& s) {
+  std::vector<double> v = s;
+  double sum = 0, squares = 0, size = static_cast<double>(c.size);
+  for (double x : v) sum += x;
+  if (c.op.statistics == Statistics::LAYER || c.op.statistics == Statistics::CENTER)
+    for (double& x : v) x -= sum / size;
+  if (c.op.statistics == Statistics::CENTER) return v;
+  if (c.op.statistics == Statistics::CRMS || c.op.statistics == Statistics::CRMS_FULL) {
+    squares = sum * sum;
+    size += 1;
+  }
+  if (c.op.statistics == Statistics::CRMS_FULL) v.push_back(-sum);
+  const size_t stored = c.size;
+  for (size_t i = 0; i < stored; ++i) squares += v[i] * v[i];
+  for (double& x : v) x /= sqrt(squares / size + c.epsilon);
+  return v;
+}
+
+Failure* serial_for(void* context, Executor::Task task, size_t count, void* data) {
+  for (size_t i = count; i-- > 0;) task(data, i);
+  *static_cast<size_t*>(context) += count;
+  return nullptr;
+}
+
+void compare(const Case& c, Tensor& x, Tensor& residual, Tensor& linear_bias, Tensor& scale,
+             Tensor& bias, Tensor& y, Tensor& sum) {
+  const double unit = c.type == ElementType::FLOAT ? 0 : ldexp(1.0, -format(c.type).digits);
+  const bool layer = c.op.statistics == Statistics::LAYER;
+  double largest = c.op.affine == Affine::NONE ? 1 : 0;
+  for (size_t i = 0; i < c.y_size() && c.op.affine != Affine::NONE; ++i)
+    largest = fmax(largest, fabs(scale[i]));
+  for (size_t row = 0; row < c.rows; ++row) {
+    std::vector<double> s;
+    double magnitude = 0, peak = 0;
+    for (size_t i = 0; i < c.size; ++i) {
+      const size_t at = row * c.size + i;
+      float total = static_cast<float>(x[at]);
+      if (c.op.linear_bias) total += static_cast<float>(linear_bias[i]);
+      if (c.op.residual) total += static_cast<float>(residual[at]);
+      s.push_back(c.op.residual ? rounded(c.type, total) : static_cast<double>(total));
+      peak = fmax(peak, fabs(s[i]));
+      if (c.op.with_sum && sum[at] != s[i]) fail(c.name() + ": a sum differs");
+    }
+    const std::vector<double> norm = normalised(c, s);
+    for (double v : norm) magnitude += fabs(v);
+    for (size_t i = 0; i < c.y_size(); ++i) {
+      double factor = 1, expected = norm[i];
+      if (c.op.affine != Affine::NONE) expected *= factor = scale[i];
+      if (c.op.affine == Affine::AFFINE) expected += bias[i];
+      // As in tests/custom_ops/harness.py.
+      double bound = unit * fabs(expected) + 2e-6 * (fabs(norm[i] * factor) + fabs(expected)) +
+                     (layer ? 5e-6 : 1e-6) * largest;
+      if (c.op.statistics == Statistics::CENTER) bound = unit * fabs(expected) + 2e-6 * peak;
+      if (i == c.size) bound += 1e-7 * magnitude * largest;
+      const double got = y[row * c.y_size() + i];
+      ++compared;
+      if (!(fabs(got - expected) <= bound))
+        fail(c.name() + ": " + std::to_string(got) + " where " + std::to_string(expected));
+    }
+  }
+}
+
+void run_case(const Case& c) {
+  const ElementType t = c.type;
+  Tensor x = random_tensor(t, c.rows * c.size, 0.5);
+  Tensor residual = random_tensor(t, c.op.residual ? c.rows * c.size : 0, 0);
+  Tensor linear_bias = random_tensor(t, c.op.linear_bias ? c.size : 0, 0);
+  Tensor scale = random_tensor(t, c.op.affine != Affine::NONE ? c.y_size() : 0, 1);
+  Tensor bias = random_tensor(t, c.op.affine == Affine::AFFINE ? c.y_size() : 0, 0);
+  Tensor y(t, c.rows * c.y_size());
+  Tensor sum(t, c.op.with_sum ? c.rows * c.size : 0);
+  Arguments a = {x.data(),
+                 c.op.residual ? residual.data() : nullptr,
+                 c.op.linear_bias ? linear_bias.data() : nullptr,
+                 c.op.affine != Affine::NONE ? scale.data() : nullptr,
+                 c.op.affine == Affine::AFFINE ? bias.data() : nullptr,
+                 y.data(),
+                 c.op.with_sum ? sum.data() : nullptr,
+                 static_cast<int64_t>(c.rows),
+                 static_cast<int64_t>(c.size),
+                 static_cast<float>(c.epsilon)};
+  const RowsFunction rows = cpu_backend.find(c.op, t);
+  size_t tasks = 0;
+  if (cpu_backend.launch(rows, a, {serial_for, &tasks}) != nullptr) fail(c.name() + ": launch");
+  compare(c, x, residual, linear_bias, scale, bias, y, sum);
+
+  // In place, in each way that may happen: not a bit changes.
+  if (c.op.statistics == Statistics::CRMS_FULL) return;
+  for (int way = 0; way < (c.op.residual ? 2 : 1); ++way) {
+    Tensor x2 = x, residual2 = residual;
+    Arguments b = a;
+    b.x = x2.data();
+    if (c.op.residual) b.residual = residual2.data();
+    Tensor& y2 = way == 0 ? x2 : residual2;
+    Tensor& sum2 = way == 0 ? residual2 : x2;
+    b.y = y2.data();
+    if (c.op.with_sum) b.sum = sum2.data();
+    rows(b, 0, b.rows);
+    if (memcmp(y2.data(), y.data(), y.count() * bytes(t)) != 0) fail(c.name() + ": y in place");
+    if (c.op.with_sum && memcmp(sum2.data(), sum.data(), sum.count() * bytes(t)) != 0)
+      fail(c.name() + ": sum in place");
+  }
+}
+
+void test_checks() {
+  const Op rms = {"RMSNorm", Statistics::RMS, false, false, Affine::NONE, false};
+  const Op full = {"CRMSNormFull", Statistics::CRMS_FULL, false, false, Affine::NONE, false};
+  Arguments a = {};
+  const Shape x = {{2, 3, 4}, 3}, other = {{2, 4, 3}, 3};
+  if (check_input(-2, x, a) != nullptr || a.rows != 2 || a.size != 12) fail("check_input");
+  if (check_input(-4, x, a) == nullptr) fail("check_input takes too many axes");
+  if (check_residual(x, x) != nullptr || check_residual(x, other) == nullptr)
+    fail("check_residual");
+  if (check_attributes(rms, -1, 1e-5f) != nullptr || check_attributes(rms, 0, 1e-5f) == nullptr ||
+      check_attributes(rms, -17, 0) == nullptr || check_attributes(rms, -1, NAN) == nullptr ||
+      check_attributes(full, -2, 0) == nullptr)
+    fail("check_attributes");
+  a.size = 12;
+  if (check_scale(full, a, 13) != nullptr || check_scale(full, a, 12) == nullptr)
+    fail("check_scale");
+  Shape grown = x, unknown = {{2, -1}, 2};
+  output_shape(full, grown);
+  output_shape(full, unknown);
+  if (grown.dims[2] != 5 || unknown.dims[1] != -1) fail("output_shape");
+}
+
+void test_chunks() {
+  for (int64_t rows : {0, 1, 7, 1000, 1000000}) {
+    for (int64_t size : {0, 1, 768, 100000}) {
+      const int64_t chunk = rows_per_chunk(rows, size);
+      if (chunk < 1 || (rows + chunk - 1) / chunk > 64) fail("rows_per_chunk");
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const size_t longest = argc > 1 ? strtoul(argv[1], nullptr, 10) : 20000;
+  test_checks();
+  test_chunks();
+  for (size_t i = 0; i < op_count; ++i) {
+    for (ElementType type : {ElementType::FLOAT, ElementType::FLOAT16, ElementType::BFLOAT16}) {
+      for (size_t size : {0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 127, 128,
+                          129, 383, 384, 767, 768, 769, 1024, 4097, 16384, 16411}) {
+        if (size <= longest) run_case({ops[i], type, size < 100 ? 5u : 2u, size, 1e-5});
+      }
+      run_case({ops[i], type, 700, 40, 1e-3});
+    }
+  }
+  printf("%ld values compared, %d failures\n", compared, failures);
+  return failures == 0 && compared > 0 ? 0 : 1;
+}
