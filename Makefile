@@ -58,7 +58,7 @@ docs: $(VENV)/.demo
 	@$(BIN)/python docs/generate.py
 
 bench: $(VENV)/.slow
-	@$(BIN)/python benchmarks/fold.py $(MODEL)
+	@$(BIN)/python -m benchmarks.fold $(MODEL)
 
 clean:
 	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -23,6 +23,7 @@ from onnxfold import model_io
 from onnxfold.analysis import DEFAULT_SPLIT_BYTES, Analysis, analyse
 from onnxfold.errors import UsageError, VerificationError
 from onnxfold.graph import GraphView
+from onnxfold.graph.shapes import strip_types
 from onnxfold.inputs import InputSpec
 from onnxfold.lower.functions import DOMAIN, SIGNATURES
 from onnxfold.lower.residual import residual_fusions
@@ -193,7 +194,7 @@ def _carry_out(
     changed = rewritten.changed
     if options.fail_if_unchanged and not changed:
         raise VerificationError("nothing to improve in this model, and --fail-if-unchanged is set")
-    result = _finished(rewritten.model, analysis, options) if changed else source.model
+    result = _finished(rewritten.model, source, analysis, options) if changed else source.model
     proof: Proof | None = None
     if changed and options.check:
         with clock.stage("prove"):
@@ -235,8 +236,9 @@ def _rewritten(source: Source, analysis: Analysis, options: Options) -> Applied:
     return Applied(applied.model, applied.changed or len(fusions) != fused_before)
 
 
-def _finished(model: ir.Model, analysis: Analysis, options: Options) -> ir.Model:
-    """Bring the rewritten model into its final form: functions, IR version, provenance."""
+def _finished(model: ir.Model, source: Source, analysis: Analysis, options: Options) -> ir.Model:
+    """Bring the rewritten model into its final form: types, functions, IR version, provenance."""
+    strip_types(model, like=source.model)
     used = {node.op_identifier() for graph in model.graphs() for node in graph}
     for identifier in [key for key in model.functions if key[0] == DOMAIN and key not in used]:
         del model.functions[identifier]

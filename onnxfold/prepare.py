@@ -15,12 +15,14 @@ import onnx_ir.passes.common as passes
 
 from onnxfold.errors import ModelError
 from onnxfold.graph import node_label, operator
+from onnxfold.graph.shapes import fill_types
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.skip_forms import SPLITTERS, Builder
 
 __all__ = ["Prepared", "prepare"]
 
 _OWN_DOMAIN = "onnxfold"
+_OVERRIDABLE_SINCE_IR = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,14 @@ def prepare(model: ir.Model) -> Prepared:
     Tensors are shared with the original.  Raises ModelError for functions that call themselves.
     """
     clone = model.clone()
+    if clone.ir_version < _OVERRIDABLE_SINCE_IR:
+        # Every initializer had to be listed as an input, and none could be overridden.
+        passes.RemoveInitializersFromInputsPass()(clone)
     inlined = _inline(clone)
-    split, left = _split(clone)
+    fill_types(clone)
+    split, left = _split(clone)  # asks for types
+    if split:
+        fill_types(clone)
     return Prepared(clone, inlined, split, left)
 
 

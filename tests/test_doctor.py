@@ -12,7 +12,7 @@ from rich.console import Console
 
 from onnxfold import doctor
 from onnxfold.doctor import examine, print_examination
-from onnxfold.errors import OnnxfoldError, UsageError
+from onnxfold.errors import OnnxfoldError
 from onnxfold.runtime import SelfTest
 
 
@@ -111,8 +111,3 @@ def test_kernels_that_pass_are_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     text = printed(examine())
     assert "passed: 74 cases, worst error 0.25 of its bound" in text
     assert "healthy" in text
-
-
-def test_an_unknown_device_is_never_asked_for() -> None:
-    with pytest.raises(UsageError, match="no kernel library"):
-        doctor.get_library_path("tpu")

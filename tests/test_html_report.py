@@ -208,7 +208,7 @@ def test_a_dry_run_says_that_nothing_was_checked(norms: tuple[dict[str, Any], ..
     shown = Page(page(report(*norms)))
     assert "dry run" in shown.words
     assert shown.words.count("Not run.") == 2
-    assert ("This model has no norm." in shown.words) is not norms
+    assert ("This model has no norm." in shown.words) == (not norms)
 
 
 def test_an_unchanged_model_has_a_page_without_a_table_of_outputs() -> None:

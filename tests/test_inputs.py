@@ -18,7 +18,7 @@ Samples = list[dict[str, np.ndarray]]
 
 
 def parsed(inputs: str, body: str = "", initializers: str = "", outputs: str = "") -> ir.Model:
-    first = inputs.split()[-1] if inputs else "c"
+    first = inputs.rsplit(maxsplit=1)[-1]
     body = body or f"y = Identity ({first})"
     return ir.from_proto(
         onnx.parser.parse_model(
@@ -112,11 +112,11 @@ def test_the_same_seed_gives_the_same_samples_and_another_seed_others() -> None:
 
 
 def test_a_symbol_has_one_size_per_sample_and_sizes_vary_between_samples() -> None:
-    model = parsed("float[batch, S, 8] x, float[S, batch, 3] y")
+    model = parsed("float[batch, S, 8] x, float[S, batch, 3] z")
     samples = made(model, count=12)
     for sample in samples:
         batch, length = sample["x"].shape[:2]
-        assert sample["y"].shape == (length, batch, 3)
+        assert sample["z"].shape == (length, batch, 3)
         assert 1 <= batch <= 3
         assert 5 <= length <= 17
     assert len({s["x"].shape for s in samples}) > 4
@@ -171,7 +171,7 @@ EMBEDDINGS: list[tuple[str, str, int, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "body", "low", "high"), EMBEDDINGS, ids=lambda v: str(v))
+@pytest.mark.parametrize(("name", "body", "low", "high"), EMBEDDINGS, ids=str)
 def test_indices_stay_inside_the_tables_that_they_address(
     name: str, body: str, low: int, high: int
 ) -> None:
@@ -283,7 +283,9 @@ def test_dtypes_are_those_of_the_model(text: str, kind: str) -> None:
 
 
 def test_strings_and_shapeless_inputs_must_be_given() -> None:
-    with pytest.raises(UsageError, match="input 'x' has strings: give it with --inputs x:file.npy"):
+    with pytest.raises(
+        UsageError, match=r"input 'x' has strings: give it with --inputs x:file\.npy"
+    ):
         made(parsed("string[2] x"))
     model = parsed("float[2] x")
     model.graph.inputs[0].shape = None

@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from onnxfold.affine.channels import Channels
 from onnxfold.affine.linear import LINEAR, Absorbs
-from onnxfold.graph import Fiber, GraphView, node_label
+from onnxfold.graph import Fiber, GraphView
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.zero_mean.law import Carried, refuse
 from onnxfold.zero_mean.laws import NONLINEAR, law_of
@@ -95,7 +95,7 @@ def _carry(view: GraphView, node: ir.Node, index: int, channels: Channels) -> Re
     if node.op_type == "Concat":
         jointly = tuple(range(len(node.inputs)))
     why = _PASS_DIAGONAL.get(node.op_type)
-    shift = None if why is None else refuse(RefusalCode.NOT_LINEAR_SHIFT, node, why)
+    shift = None if why is None else refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, why)
     if node.op_type == "Pad" and not _pads(view, node):
         shift = None
     return Passes(tuple(outputs), jointly, shift)
@@ -167,7 +167,3 @@ _BEHIND = frozenset(
     ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 )
 
-
-def label(node: ir.Node) -> tuple[str, ...]:
-    """Return the node's name for a refusal."""
-    return (node_label(node),)

@@ -87,7 +87,7 @@ def _matmul(view: GraphView, node: ir.Node, index: int, channels: Channels) -> A
     outer = output = Channels(())
     rest = _rest(w, inner[1 - index])
     if not batch_free or len(w) > 2 or len(rest) > 1:
-        shift = refuse(RefusalCode.NOT_LINEAR_SHIFT, node, "has one weight per batch")
+        shift = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, "has one weight per batch")
     elif rest:
         (free,) = rest
         size = w[free]
@@ -135,9 +135,9 @@ def _gemm(view: GraphView, node: ir.Node, index: int, channels: Channels) -> Abs
     beta = node.attributes.get_float("beta", 1.0)
     shift = None
     if index == 1:
-        shift = refuse(RefusalCode.NOT_LINEAR_SHIFT, node, "would need a bias per row")
+        shift = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, "would need a bias per row")
     elif beta == 0.0:
-        shift = refuse(RefusalCode.NOT_LINEAR_SHIFT, node, "leaves its bias out (beta is 0)")
+        shift = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, "leaves its bias out (beta is 0)")
     return Absorbs(
         1 - index,
         channels.renamed({inner[index]: inner[1 - index]}),
@@ -165,7 +165,7 @@ def _conv(view: GraphView, node: ir.Node, index: int, channels: Channels) -> Abs
         return refuse(RefusalCode.GROUPED_CONVOLUTION, node, "has groups that cut the channels")
     shift = None
     if _conv_pads(node):
-        shift = refuse(RefusalCode.NOT_LINEAR_SHIFT, node, "pads with zeros, which have no shift")
+        shift = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, "pads with zeros, which have no shift")
     return Absorbs(
         1,
         placed,
@@ -210,7 +210,7 @@ def _conv_transpose(
         return _exact(node)
     if channels.axes != (1,):
         return _wrong_side(node, channels)
-    shift = refuse(RefusalCode.NOT_LINEAR_SHIFT, node, "adds up fewer positions at its borders")
+    shift = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, "adds up fewer positions at its borders")
     none = Channels(())
     return Absorbs(1, channels.renamed({1: 0}), none, none, shift_refusal=shift)
 
@@ -254,7 +254,7 @@ def _einsum(view: GraphView, node: ir.Node, index: int, channels: Channels) -> A
     size = shape[w.index(own[0])] if shape is not None and len(own) == 1 else None
     plain = all(label in w for label in summed) and not set(w) - set(own) - set(summed)
     if not isinstance(size, int) or own[0] not in result or not plain:
-        shift = refuse(RefusalCode.NOT_LINEAR_SHIFT, node, "has no bias per channel of its result")
+        shift = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, "has no bias per channel of its result")
     else:
         outer = Channels.along([(w.index(own[0]), size)])
         output = Channels.along([(result.index(own[0]), size)])

@@ -32,22 +32,16 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     """Return the tensor of an initializer or Constant node; None for anything else.
 
     An initializer that is also a graph input is a default that callers may override, hence no
-    constant (from IR version 4 on; before, every initializer had to be listed as an input).
+    constant.
     """
     if value is None:
         return None
     if value.is_initializer():
-        if value.is_graph_input() and not _listed_by_rule(value):
-            return None
-        return value.const_value
+        return None if value.is_graph_input() else value.const_value
     node = value.producer()
     if node is None or node.op_type != "Constant" or node.domain != "":
         return None
     return _constant_node_tensor(node)
-
-
-def _listed_by_rule(value: ir.Value) -> bool:
-    return bool(value.metadata_props.get("onnxfold.listed_by_rule"))
 
 
 def _constant_node_tensor(node: ir.Node) -> ir.TensorProtocol | None:

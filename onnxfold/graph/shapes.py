@@ -1,4 +1,4 @@
-"""Shapes of all values, with symbolic dimensions, without touching the model.
+"""Types and shapes of all values, with symbolic dimensions.
 
 The inference is onnx's own, run on a skeleton of the model from which the large tensors are
 left out.  Operators that onnx does not know stand in as a standard operator with the same
@@ -14,9 +14,10 @@ import onnx_ir as ir
 
 from onnxfold.graph.dims import Dim, Shape
 
-__all__ = ["graph_values", "infer_shapes"]
+__all__ = ["fill_types", "graph_values", "is_filled", "known_shapes", "strip_types"]
 
 _LARGE_TENSOR_BYTES = 4096
+_FILLED = "onnxfold.types_filled"
 
 # Contrib operators whose first output has the shape and type of their first input.
 _SHAPE_PRESERVING = frozenset(
@@ -36,14 +37,45 @@ _SHAPE_PRESERVING = frozenset(
 )
 
 
-def infer_shapes(model: ir.Model) -> dict[ir.Value, Shape]:
-    """Return the shape of every value whose rank can be known; the model is not changed."""
+def fill_types(model: ir.Model) -> None:
+    """Give every value of a working copy the element type and the shape that can be known."""
     inferred = onnx.shape_inference.infer_shapes(
         _skeleton(model), check_type=False, strict_mode=False, data_prop=True
     )
-    shapes: dict[ir.Value, Shape] = {}
-    _read(model.graph, inferred.graph, shapes)
-    return shapes
+    _fill_graph(model.graph, inferred.graph)
+    model.meta[_FILLED] = True
+
+
+def strip_types(model: ir.Model, like: ir.Model) -> None:
+    """Take away again what :func:`fill_types` added: keep what ``like`` declares by name."""
+    declared = {
+        value.name
+        for graph in like.graphs()
+        for node in graph
+        for value in node.outputs
+        if value.type is not None or value.shape is not None
+    }
+    for graph in model.graphs():
+        kept = set(graph.outputs)
+        for node in graph:
+            for value in node.outputs:
+                if value.name not in declared and value not in kept:
+                    value.type = value.shape = None
+
+
+def known_shapes(model: ir.Model) -> dict[ir.Value, Shape]:
+    """Return the shape of every value whose rank is known in a model with filled types."""
+    return {
+        value: shape
+        for graph in model.graphs()
+        for value in graph_values(graph)
+        if (shape := _declared(value)) is not None
+    }
+
+
+def is_filled(model: ir.Model) -> bool:
+    """Whether :func:`fill_types` has seen the model."""
+    return bool(model.meta.get(_FILLED))
 
 
 def graph_values(graph: ir.Graph) -> Iterator[ir.Value]:
@@ -127,6 +159,9 @@ def _node(node: ir.Node) -> onnx.NodeProto:
                 )
         elif not _is_large(attribute):
             proto.attribute.append(ir.serde.serialize_attribute(attribute))
+            if (node.op_type, name) == ("Squeeze", "axes"):
+                # onnx 1.23 infers a wrong shape from unsorted axes below opset 11.
+                proto.attribute[-1].ints[:] = sorted(proto.attribute[-1].ints)
     return proto
 
 
@@ -137,20 +172,22 @@ def _is_large(attribute: ir.Attr) -> bool:
     return attribute.as_tensor().nbytes > _LARGE_TENSOR_BYTES
 
 
-def _read(graph: ir.Graph, inferred: onnx.GraphProto, shapes: dict[ir.Value, Shape]) -> None:
-    """Collect the shapes of a graph and of its bodies from the inferred twin."""
+def _fill_graph(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
     protos = {info.name: info for infos in (inferred.value_info, inferred.output) for info in infos}
     for value in graph_values(graph):
-        declared, found = _declared(value), _inferred(protos.get(value.name or ""))
+        info = protos.get(value.name or "")
+        if info is not None and value.type is None and info.type.HasField("tensor_type"):
+            value.type = ir.TensorType(ir.DataType(info.type.tensor_type.elem_type))
+        declared, found = _declared(value), _inferred(info)
         shape = declared if declared is not None else found
-        if shape is not None:
-            shapes[value] = _merge(shape, found)
+        if shape is not None and value.const_value is None:
+            value.shape = ir.Shape(_merge(shape, found))
     for node, twin in zip(graph, inferred.node, strict=True):
         for name, position, body in _bodies(node):
             for attribute in twin.attribute:
                 if attribute.name == name:
                     single = attribute.type == onnx.AttributeProto.GRAPH
-                    _read(body, attribute.g if single else attribute.graphs[position], shapes)
+                    _fill_graph(body, attribute.g if single else attribute.graphs[position])
 
 
 def _declared(value: ir.Value) -> Shape | None:

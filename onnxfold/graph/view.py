@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxfold.graph.constants import ConstantFolder, constant_tensor
 from onnxfold.graph.dims import Dim, Shape
-from onnxfold.graph.shapes import graph_values, infer_shapes
+from onnxfold.graph.shapes import fill_types, graph_values, is_filled, known_shapes
 
 __all__ = ["GraphView", "Reader", "node_label", "operator"]
 
@@ -40,12 +40,18 @@ def node_label(node: ir.Node) -> str:
 
 
 class GraphView:
-    """Answers about one model that does not change while the view is in use."""
+    """Answers about one working copy that does not change while the view is in use.
+
+    Types and shapes that the model leaves out are inferred and filled in when the first view of
+    it is made.
+    """
 
     def __init__(self, model: ir.Model):
         self.model = model
         self.opset = model.graph.opset_imports.get("", 1)
-        self._shapes = infer_shapes(model)
+        if not is_filled(model):
+            fill_types(model)
+        self._shapes = known_shapes(model)
         self._refs: dict[ir.Value, str] | None = None
         self._folder = ConstantFolder(self.opset, self._shapes, _SMALL_CONSTANT_ELEMENTS)
 

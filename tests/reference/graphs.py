@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from onnxfold.reference import Array, Precision, run
 
-__all__ = ["float64", "model_of", "native", "onnxruntime_outputs", "one_node", "parsed"]
+__all__ = ["float64", "native", "one_node", "onnxruntime_outputs", "parsed"]
 
 
 def parsed(text: str) -> ir.Model:
@@ -58,18 +58,14 @@ def _feeds(inputs: Sequence[Array | None]) -> dict[str, Array]:
     return {f"x{i}": np.asarray(x) for i, x in enumerate(inputs) if x is not None}
 
 
-def model_of(proto: onnx.ModelProto) -> ir.Model:
-    return ir.from_proto(proto)
-
-
 def float64(proto: onnx.ModelProto, inputs: Sequence[Array | None]) -> list[Array]:
     """Outputs of the truth; float64 inputs keep all their digits, whatever the model's types."""
-    outputs = run(model_of(proto), _feeds(inputs), precision=Precision.FLOAT64)
+    outputs = run(ir.from_proto(proto), _feeds(inputs), precision=Precision.FLOAT64)
     return list(outputs.values())
 
 
 def native(proto: onnx.ModelProto, inputs: Sequence[Array | None]) -> list[Array]:
-    return list(run(model_of(proto), _feeds(inputs), precision=Precision.NATIVE).values())
+    return list(run(ir.from_proto(proto), _feeds(inputs), precision=Precision.NATIVE).values())
 
 
 def onnxruntime_outputs(proto: onnx.ModelProto, inputs: Sequence[Array | None]) -> list[Array]:

@@ -126,9 +126,24 @@ def _with_axes(
     draw: Draw, op_type: str, opset: int, dims: Dims, axes: list[int], as_input: int
 ) -> Sample:
     x = draw.floats(dims)
-    if opset < as_input:
-        return Sample(op_type, opset, (x,), {"axes": axes}, draw.size_of)
-    return Sample(op_type, opset, (x, _ints(*axes)), {}, draw.size_of)
+    if opset >= as_input:
+        return Sample(op_type, opset, (x, _ints(*axes)), {}, draw.size_of)
+    function = _squeezed if op_type == "Squeeze" else _unsqueezed
+    return Sample(op_type, opset, (x,), {"axes": axes}, draw.size_of, function=function)
+
+
+def _squeezed(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
+    return [np.squeeze(_first(arrays), axis=tuple(attributes["axes"]))]
+
+
+def _unsqueezed(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
+    return [np.expand_dims(_first(arrays), axis=tuple(attributes["axes"]))]
+
+
+def _first(arrays: list[Array | None]) -> Array:
+    if arrays[0] is None:
+        raise AssertionError("the first operand is required")
+    return arrays[0]
 
 
 def _expand(draw: Draw) -> Sample:

@@ -113,9 +113,36 @@ def _conv(transposed: bool) -> Any:
         if draw.chance(0.3):
             attributes["pads"] = [draw.number(0, 1) for _ in range(2 * spatial)]
         name = "ConvTranspose" if transposed else "Conv"
-        return Sample(name, draw.pick((9, 11)), tuple(operands), attributes, draw.size_of)
+        function = _conv_transpose if transposed else None
+        opset = draw.pick((9, 11, 22))
+        return Sample(name, opset, tuple(operands), attributes, draw.size_of, function=function)
 
     return sample
+
+
+def _conv_transpose(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
+    """Scatter every input element times its kernel; onnx's own evaluator fails on groups."""
+    x, W, *bias = arrays
+    if x is None or W is None:
+        raise AssertionError("a factor is missing")
+    group, rank = attributes.get("group", 1), x.ndim - 2
+    strides = attributes.get("strides", [1] * rank)
+    pads = attributes.get("pads", [0] * 2 * rank)
+    kernel = W.shape[2:]
+    extent = [(n - 1) * s + k for n, s, k in zip(x.shape[2:], strides, kernel, strict=True)]
+    y = np.zeros((x.shape[0], W.shape[1] * group, *extent))
+    inside = x.shape[1] // group
+    for channel in range(x.shape[1]):
+        first = channel // inside * W.shape[1]
+        for place in np.ndindex(*x.shape[2:]):
+            spread = np.multiply.outer(x[(slice(None), channel, *place)], W[channel])
+            window = [slice(p * s, p * s + k) for p, s, k in zip(place, strides, kernel, strict=True)]
+            y[(slice(None), slice(first, first + W.shape[1]), *window)] += spread
+    cropped = [slice(pads[k], y.shape[2 + k] - pads[rank + k]) for k in range(rank)]
+    y = y[(slice(None), slice(None), *cropped)]
+    if bias and bias[0] is not None:
+        y = y + bias[0].reshape(1, -1, *[1] * rank)
+    return [y]
 
 
 _EQUATIONS = (

@@ -1,0 +1,203 @@
+"""Tensors with edits: evaluated in float64 in order, rounded once, one tensor at a time.
+
+A weight may be scaled by the norm before it and centred for the norm after it.  Every edit is
+added to the list of the same lazy tensor, so that the stored result is rounded once whatever the
+number and order of the edits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import lcm
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfold.affine.channels import Channels
+from onnxfold.graph import Fiber
+from onnxfold.rewrite.affine import weighted_sum
+from onnxfold.zero_mean.arrays import fiber_means, split_digits
+
+__all__ = ["Centre", "Edit", "EditedTensor", "Product", "Scale", "Shift", "edited", "float64_chunks"]
+
+_CHUNK_ELEMENTS = 1 << 17  # float64 work space of 1 MiB, which stays in cache
+
+Array = npt.NDArray[np.generic]
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Centre:
+    """W becomes W - mean(W) along ``fiber``."""
+
+    fiber: Fiber
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scale:
+    """W becomes g * W, one element of g for each of its channels."""
+
+    channels: Channels
+    vector: Float64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shift:
+    """b becomes b + s, one element of s for each of its channels."""
+
+    channels: Channels
+    vector: Float64 | Product
+
+    def values(self) -> Float64:
+        """Return s."""
+        return self.vector.value if isinstance(self.vector, Product) else self.vector
+
+
+class Product:
+    """factor * W s, computed when first asked for; W as it was when the product was made."""
+
+    def __init__(
+        self,
+        weight: ir.TensorProtocol,
+        vector: Float64,
+        inner: Channels,
+        outer: Channels,
+        factor: float = 1.0,
+    ):
+        self._weight = weight
+        self._vector = vector
+        self._inner = inner
+        self._outer = outer
+        self._factor = factor
+
+    @cached_property
+    def value(self) -> Float64:
+        """The vector, one element for each channel of ``outer``."""
+        shape = self._weight.shape.numpy()
+        chunks = float64_chunks(self._weight)
+        return self._factor * weighted_sum(chunks, shape, self._vector, self._inner, self._outer)
+
+
+Edit = Centre | Scale | Shift
+
+
+class EditedTensor(ir.LazyTensor):
+    """A tensor and the edits made to it, in order; computed whenever it is read or saved."""
+
+    def __init__(self, base: ir.TensorProtocol, edits: tuple[Edit, ...], name: str):
+        self.base = base
+        self.edits = edits
+        super().__init__(
+            self._compute,
+            dtype=base.dtype,
+            shape=ir.Shape(base.shape.numpy()),
+            name=name,
+            doc_string=base.doc_string,
+            cache=False,
+        )
+
+    def _compute(self) -> ir.TensorProtocol:
+        array = _evaluated(self.base.numpy(), self.edits)
+        return ir.Tensor(array, dtype=self.dtype, name=self.name)
+
+
+def edited(tensor: ir.TensorProtocol, edit: Edit, name: str) -> EditedTensor:
+    """Return the tensor with one more edit."""
+    if isinstance(tensor, EditedTensor):
+        return EditedTensor(tensor.base, (*tensor.edits, edit), name)
+    return EditedTensor(tensor, (edit,), name)
+
+
+def float64_chunks(tensor: ir.TensorProtocol) -> Iterator[tuple[int, Float64]]:
+    """Yield (first row, rows) of the tensor in float64, edited but not rounded."""
+    if isinstance(tensor, EditedTensor):
+        yield from _Evaluation(tensor.base.numpy(), tensor.edits).chunks()
+    else:
+        yield from _Evaluation(tensor.numpy(), ()).chunks()
+
+
+def _evaluated(W: Array, edits: tuple[Edit, ...]) -> Array:
+    result = np.empty(W.shape or (1,), dtype=W.dtype)
+    for start, chunk in _Evaluation(W, edits).chunks():
+        result[start : start + chunk.shape[0]] = chunk
+    return result.reshape(W.shape)
+
+
+class _Evaluation:
+    """Applies edits to chunks of axis 0 that hold whole sets, or by means taken beforehand."""
+
+    def __init__(self, W: Array, edits: tuple[Edit, ...]):
+        self._view = W.reshape(W.shape or (1,))
+        self._shape = W.shape
+        self._edits = edits
+        self._means: dict[int, Float64] = {}
+        self._unit = 1
+        for edit in edits:
+            if isinstance(edit, Centre):
+                self._unit = lcm(self._unit, self._rows_per_digit(edit))
+
+    def chunks(self) -> Iterator[tuple[int, Float64]]:
+        """Yield the rows with all edits."""
+        yield from self._chunks(len(self._edits))
+
+    def _rows_per_digit(self, edit: Centre) -> int:
+        """How many rows of axis 0 stand for one step of the first digit."""
+        digits, _ = split_digits(self._view.shape, edit.fiber)
+        return max(1, self._view.shape[0] // max(1, digits[0]))
+
+    def _chunks(self, count: int) -> Iterator[tuple[int, Float64]]:
+        rows, unit = self._view.shape[0], self._unit
+        row = max(1, self._view.size // max(1, rows))
+        step = max(1, _CHUNK_ELEMENTS // (row * unit)) * unit
+        for start in range(0, rows, step):
+            chunk = self._view[start : start + step].astype(np.float64)
+            for number, edit in enumerate(self._edits[:count]):
+                chunk = self._apply(number, edit, start, chunk)
+            yield start, chunk
+
+    def _apply(self, number: int, edit: Edit, start: int, chunk: Float64) -> Float64:
+        if isinstance(edit, Centre):
+            return self._centre(number, edit, chunk)
+        vector = edit.vector if isinstance(edit, Scale) else edit.values()
+        spread = edit.channels.spread(vector, self._view.shape)
+        rows = spread[start : start + chunk.shape[0]] if spread.shape[0] > 1 else spread
+        if isinstance(edit, Scale):
+            chunk *= rows
+        else:
+            chunk += rows
+        return chunk
+
+    def _centre(self, number: int, edit: Centre, chunk: Float64) -> Float64:
+        digits, members = split_digits(self._view.shape, edit.fiber)
+        if not self._shape or not members:
+            return np.zeros_like(chunk)  # sets of one element
+        shown = chunk.reshape((chunk.shape[0] // self._rows_per_digit(edit), *digits[1:]))
+        # Whole sets lie within a chunk unless the first digit is part of the fiber.
+        if 0 in members:
+            shown -= self._means_before(number, edit)
+        else:
+            shown -= shown.mean(axis=members, keepdims=True)
+        return shown.reshape(chunk.shape)
+
+    def _means_before(self, number: int, edit: Centre) -> Float64:
+        """Return the means over sets that span chunks, of the tensor with the edits before."""
+        if number not in self._means:
+            if number == 0:
+                self._means[number] = fiber_means(self._view, edit.fiber)
+            else:
+                self._means[number] = self._streamed_means(number, edit)
+        return self._means[number]
+
+    def _streamed_means(self, number: int, edit: Centre) -> Float64:
+        digits, members = split_digits(self._view.shape, edit.fiber)
+        unit = self._rows_per_digit(edit)
+        total: Float64 | None = None
+        for _, chunk in self._chunks(number):
+            shown = chunk.reshape((chunk.shape[0] // unit, *digits[1:]))
+            part = shown.sum(axis=members, keepdims=True)
+            total = part if total is None else total + part
+        size = np.prod([digits[member] for member in members])
+        return np.asarray((np.zeros(1) if total is None else total) / size)
