@@ -56,7 +56,7 @@ def analyse(
     """
     view = GraphView(model)
     sites = find_norms(view)
-    lowering = TargetLowering(view, target)
+    lowering = TargetLowering(view, target, sites)
     excluded = _pattern(exclude)
     refused: dict[str, Refusal] = {}
     demands: list[Demand] = []

@@ -25,7 +25,7 @@ from onnxfold.errors import UsageError, VerificationError
 from onnxfold.graph import GraphView
 from onnxfold.graph.shapes import strip_types
 from onnxfold.inputs import InputSpec
-from onnxfold.lower.functions import DOMAIN, SIGNATURES
+from onnxfold.lower.functions import DOMAIN, INLINED, SIGNATURES
 from onnxfold.lower.residual import residual_fusions
 from onnxfold.lower.target import Target
 from onnxfold.planning import Plan
@@ -203,8 +203,8 @@ def _carry_out(
         report["proof"] = proof.to_json()
         if not proof.passed:
             raise VerificationError(f"the proof failed, nothing was written: {proof.failures[0]}")
-    if options.target is not Target.PORTABLE:
-        _inline_functions(result)
+    if changed:
+        _inline_functions(result, everything=options.target is not Target.PORTABLE)
     verification: Verification | None = None
     if output is None:
         if changed and options.check:
@@ -258,10 +258,17 @@ def _finished(model: ir.Model, source: Source, analysis: Analysis, options: Opti
     return model
 
 
-def _inline_functions(model: ir.Model) -> None:
+def _inline_functions(model: ir.Model, *, everything: bool) -> None:
+    """Replace calls of domain onnxfold by their bodies: all, or those that must not stay."""
     from onnx_ir.passes.common import InlinePass
 
-    InlinePass(criteria=lambda function: function.domain == DOMAIN)(model)
+    def wanted(function: ir.Function) -> bool:
+        return function.domain == DOMAIN and (everything or function.overload == INLINED)
+
+    if any(wanted(function) for function in model.functions.values()):
+        InlinePass(criteria=wanted)(model)
+    if not any(function.domain == DOMAIN for function in model.functions.values()):
+        model.graph.opset_imports.pop(DOMAIN, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.lower.functions import DOMAIN, SIGNATURES, function, op_name
+from onnxfold.rewrite.apply import add_function
 
 __all__ = ["SPLITTERS", "Builder", "Call"]
 
@@ -40,7 +41,7 @@ class Builder:
 
     def define(self, body: ir.Function) -> None:
         """Give the model the body of a function that it is to call."""
-        self._model.functions.setdefault(body.identifier(), body)
+        add_function(self._model, body)
 
     def unique(self, name: str) -> str:
         """Return the name, with a number where it is taken."""

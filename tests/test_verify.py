@@ -395,4 +395,4 @@ def test_locate_accepts_a_fold_and_names_the_first_wrong_node() -> None:
 def test_a_failure_names_the_first_node_that_differs() -> None:
     w = weights()
     result = verified(model(w), model(w, rms=True))
-    assert str(result.worst).endswith("the first node that differs is 'norm' (RMSNorm)")
+    assert str(result.worst).endswith("the first node that differs is 'norm' (onnxfold.RMSNorm)")

@@ -35,6 +35,7 @@ from onnxfold.errors import InvariantError
 
 __all__ = [
     "DOMAIN",
+    "INLINED",
     "MAX_OPSET",
     "MIN_OPSET",
     "SIGNATURES",
@@ -49,6 +50,7 @@ __all__ = [
 
 DOMAIN = "onnxfold"
 VERSION = 1
+INLINED = "inlined"  # the overload of calls that do not stay in the written model
 MIN_OPSET = 7
 MAX_OPSET = 25
 
@@ -76,7 +78,13 @@ _WITH_SUM = "WithSum"
 _FORMS = (("", False), ("Add", False), ("AddBias", False), ("Add", True), ("AddBias", True))
 _ADDABLE = (Statistics.RMS, Statistics.LAYER)
 _LAST_AXIS_ONLY = (Statistics.CRMS, Statistics.CRMS_FULL)
-_TYPES = {ir.DataType.FLOAT: 7, ir.DataType.FLOAT16: 7, ir.DataType.BFLOAT16: 13}
+_TYPES = {
+    ir.DataType.FLOAT: 7,
+    ir.DataType.DOUBLE: 7,
+    ir.DataType.FLOAT16: 7,
+    ir.DataType.BFLOAT16: 13,
+}
+_OWN_STATISTICS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)  # others are widened to FLOAT
 _ATTRIBUTE_TYPES = {
     "axes": ir.AttributeType.INTS,
     "axis": ir.AttributeType.INT,
@@ -175,6 +183,7 @@ def call(
     *,
     axes: int = 1,
     epsilon: float = 0.0,
+    overload: str = "",
 ) -> ir.Node:
     """A node that calls op `name` over the last `axes` axes.
 
@@ -195,15 +204,16 @@ def call(
         inputs,
         {key: values[key] for key in signature.attributes},
         domain=DOMAIN,
+        overload=overload,
         num_outputs=len(signature.outputs),
     )
 
 
-def function(name: str, opset: int, dtype: ir.DataType) -> ir.Function:
+def function(name: str, opset: int, dtype: ir.DataType, overload: str = "") -> ir.Function:
     """The body of op `name` for a model whose default domain has version `opset`.
 
-    A body for FLOAT is right for FLOAT alone. A body for FLOAT16 or BFLOAT16 is right for the
-    three types from opset 15 on (CastLike), and for its own type alone below.
+    A body for FLOAT or DOUBLE is right for that type alone. A body for FLOAT16 or BFLOAT16 is
+    right for FLOAT and both half types from opset 15 on (CastLike), for its own type alone below.
     Raises InvariantError for an opset or type that no body exists for.
     """
     if not MIN_OPSET <= opset <= MAX_OPSET:
@@ -220,7 +230,7 @@ def function(name: str, opset: int, dtype: ir.DataType) -> ir.Function:
         list(inputs.values()), outputs, nodes=body.nodes, opset_imports={"": opset}, name=name
     )
     attributes = [ir.Attr(key, _ATTRIBUTE_TYPES[key], None) for key in signature.attributes]
-    return ir.Function(DOMAIN, name, graph=graph, attributes=attributes)
+    return ir.Function(DOMAIN, name, overload, graph=graph, attributes=attributes)
 
 
 class _Body:
@@ -231,6 +241,7 @@ class _Body:
         self.dtype = dtype
         self.last_axis_only = last_axis_only
         self.nodes: list[ir.Node] = []
+        self.statistics_type = dtype if dtype in _OWN_STATISTICS else ir.DataType.FLOAT
 
     def op(self, op_type: str, *inputs: ir.Value, **attributes: _AttributeValue) -> ir.Value:
         self.nodes.append(ir.node(op_type, inputs, attributes))
@@ -239,7 +250,7 @@ class _Body:
         return output
 
     def constant(self, value: float) -> ir.Value:
-        return self.op("Constant", value=ir.tensor(np.array(value, np.float32)))
+        return self.op("Constant", value=ir.tensor(np.array(value, self.statistics_type.numpy())))
 
     def attribute(self, key: str, source: str) -> ir.Attr:
         return ir.RefAttr(key, source, _ATTRIBUTE_TYPES[source])
@@ -248,6 +259,12 @@ class _Body:
         return ir.AttrInt64s(key, [-1]) if self.last_axis_only else self.attribute(key, "axes")
 
     def epsilon(self) -> ir.Value:
+        epsilon = self._float_epsilon()
+        if self.statistics_type is ir.DataType.FLOAT:
+            return epsilon
+        return self.op("Cast", epsilon, to=self.statistics_type)
+
+    def _float_epsilon(self) -> ir.Value:
         if self.opset >= 12:
             return self.op("Constant", value_float=self.attribute("value_float", "epsilon"))
         # Constant takes no float attribute yet; the alpha of a Gemm of ones does, and folds away.
@@ -264,24 +281,28 @@ class _Body:
         )
 
     def wide(self, x: ir.Value) -> ir.Value:
-        return x if self.dtype is ir.DataType.FLOAT else self.op("Cast", x, to=ir.DataType.FLOAT)
+        if self.dtype in _OWN_STATISTICS:
+            return x
+        return self.op("Cast", x, to=ir.DataType.FLOAT)
 
     def narrow(self, y: ir.Value, like: ir.Value) -> ir.Value:
-        if self.dtype is ir.DataType.FLOAT:
+        if self.dtype in _OWN_STATISTICS:
             return y
         if self.opset >= 15:
             return self.op("CastLike", y, like)
         return self.op("Cast", y, to=self.dtype)
 
     def ones(self, x: ir.Value) -> ir.Value:
-        """Ones in float32, in the shape of the normalised axes of x; from opset 12 on."""
+        """Ones of the statistics' type in the shape of x's normalised axes; from opset 12 on."""
         if self.opset >= 15:
             start = -1 if self.last_axis_only else self.attribute("start", "axis")
             shape = self.op("Shape", x, start=start)
         else:
             indices = self.op("Constant", value_ints=self.axes("value_ints"))
             shape = self.op("Gather", self.op("Shape", x), indices)
-        return self.op("ConstantOfShape", shape, value=ir.tensor(np.ones(1, np.float32)))
+        return self.op(
+            "ConstantOfShape", shape, value=ir.tensor(np.ones(1, self.statistics_type.numpy()))
+        )
 
 
 def _outputs(

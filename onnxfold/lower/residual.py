@@ -57,7 +57,7 @@ def residual_fusions(view: GraphView) -> tuple[ResidualFusion, ...]:
     fusions = []
     for node in view.nodes():
         signature = SIGNATURES.get(node.op_type) if node.domain == DOMAIN else None
-        if signature is None or not _plain(signature):
+        if signature is None or node.overload or not _plain(signature):
             continue
         fusion = _fusion(view, node, signature, taken)
         if fusion is not None:

@@ -8,6 +8,7 @@ ort       SimplifiedLayerNormalization, the contrib operator of ONNX Runtime
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from onnxfold.errors import InvariantError
 from onnxfold.graph import Fiber, GraphView, node_label
 from onnxfold.lower.functions import (
     DOMAIN,
+    INLINED,
     MAX_OPSET,
     MIN_OPSET,
     Affine,
@@ -36,7 +38,10 @@ __all__ = ["TargetLowering", "costs_of"]
 
 _STATISTICS = {NormKind.LAYER_NORM: Statistics.LAYER, NormKind.RMS_NORM: Statistics.RMS}
 AffinePart = ir.Value | npt.NDArray[np.generic] | None
-_FUNCTION_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+_FUNCTION_TYPES = frozenset(
+    {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
+)
+_CASTLIKE_SINCE = 15
 
 
 # Portable: the kernels of the onnxfold library.  The others: ONNX Runtime 1.31's own operators.
@@ -65,9 +70,10 @@ class _Affine:
 class TargetLowering:
     """Lowers the norms of one model for one target."""
 
-    def __init__(self, view: GraphView, target: Target):
+    def __init__(self, view: GraphView, target: Target, sites: Iterable[NormSite] = ()):
         self._view = view
         self._target = target
+        self._types = {site.input.dtype for site in sites}
 
     def refuse_rms(self, site: NormSite) -> Refusal | None:
         """Say why a LayerNorm has no cheaper RMS form on this target, or None."""
@@ -151,7 +157,8 @@ class TargetLowering:
         trailing = fiber.axes == tuple(range(rank - len(fiber.axes), rank))
         if trailing and value.dtype in _FUNCTION_TYPES:
             name = op_name(statistics=Statistics.CENTER)
-            node = call(name, [value], axes=len(fiber.axes))
+            overload = self._overload(value.dtype)
+            node = call(name, [value], axes=len(fiber.axes), overload=overload)
             return self._named(value, (node,), node.outputs[0], f"{value.name}.centred", name)
         return self._plain_centring(value, fiber)
 
@@ -174,7 +181,13 @@ class TargetLowering:
         axes = self._trailing_axes(site) or 1
         affine = self._affine(site, axes)
         name = op_name(statistics=statistics, affine=affine.kind)
-        first = call(name, [x, *affine.inputs], axes=axes, epsilon=site.epsilon)
+        first = call(
+            name,
+            [x, *affine.inputs],
+            axes=axes,
+            epsilon=site.epsilon,
+            overload=self._overload(site.input.dtype),
+        )
         if self._target is Target.ORT and statistics is Statistics.RMS:
             return self._contrib(site, x, affine, axes)
         nodes = [first]
@@ -219,12 +232,18 @@ class TargetLowering:
         nodes[0].name = name
         return self._with_function(Lowered(nodes, ((value, output),)), op, value.dtype)
 
+    def _overload(self, dtype: ir.DataType | None) -> str:
+        """Say which calls must not stay: no kernel has DOUBLE, old bodies have one type each."""
+        mixed = self._view.opset < _CASTLIKE_SINCE and len(self._types) > 1
+        half = dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+        return INLINED if dtype is ir.DataType.DOUBLE or (mixed and half) else ""
+
     def _with_function(
         self, lowered: Lowered, name: str | None, dtype: ir.DataType | None
     ) -> Lowered:
         if name is None or dtype is None:
             return lowered
-        body = function(name, self._view.opset, dtype)
+        body = function(name, self._view.opset, dtype, self._overload(dtype))
         return Lowered(lowered.nodes, lowered.stands_for, lowered.initializers, (body,))
 
     def _affine(self, site: NormSite, axes: int) -> _Affine:

@@ -7,17 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from onnxfold.graph import AxisBlock, Fiber
+from onnxfold.planning.fusion import AffineFusion, ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["Fold", "Insertion", "Plan", "ReaderRef", "WeightCentring"]
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ReaderRef:
-    """An input of a node; the node is named by the reference of its first output."""
-
-    node: str
-    index: int
+__all__ = ["AffineFusion", "Fold", "Insertion", "Plan", "ReaderRef", "WeightCentring"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +63,19 @@ class Plan:
     refusals: tuple[tuple[str, Refusal], ...] = ()
     gain_ps: int = 0
     cost_ps: int = 0
+    fusions: tuple[AffineFusion, ...] = ()
 
     @property
     def empty(self) -> bool:
         """Whether nothing is to be done."""
-        return not self.folds
+        return not self.folds and not self.fusions
 
     @property
     def split_bytes(self) -> int:
         """The bytes of the weights that are stored twice."""
-        return sum(weight.nbytes for weight in self.weights if weight.readers)
+        centred = sum(weight.nbytes for weight in self.weights if weight.readers)
+        places = (place for fusion in self.fusions for place in fusion.places)
+        return centred + sum(place.nbytes for place in places if place.copy)
 
     def to_json(self) -> dict[str, object]:
         """Return a JSON document that :meth:`from_json` reads back to an equal plan."""
@@ -124,10 +120,12 @@ class Plan:
             ),
             document["gain_ps"],
             document["cost_ps"],
+            tuple(AffineFusion.from_json(row) for row in document["fusions"]),
         )
 
     def __str__(self) -> str:
-        lines = [f"fold      {fold.norm}" for fold in self.folds]
+        lines = [f"fuse      {fusion}" for fusion in self.fusions]
+        lines += [f"fold      {fold.norm}" for fold in self.folds]
         for weight in self.weights:
             how = f"copy for {len(weight.readers)} readers" if weight.readers else "in place"
             lines.append(f"centre    {weight.value} along {weight.fiber}, {how}")

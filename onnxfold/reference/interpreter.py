@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError
+from onnxfold.graph import node_label, operator
 from onnxfold.reference import kernels  # noqa: F401  (importing registers the kernels)
 from onnxfold.reference.kernel import Call, Datum, Kernel, UnsupportedOperator, find_kernel
 from onnxfold.reference.precision import Array, Precision, carried, is_floating, is_half
@@ -249,7 +250,7 @@ class _Interpreter:
             raise
         except _KERNEL_ERRORS as error:
             raise ModelError(
-                f"node {node.name!r} ({node.op_type}) cannot be computed: {error}"
+                f"node {node_label(node)!r} ({operator(node)}) cannot be computed: {error}"
             ) from error
         results = list(output) if isinstance(output, tuple) else [output]
         if found.raw or self._precision is Precision.FLOAT64:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError
+from onnxfold.graph import node_label, operator
 from onnxfold.reference.precision import Array, Precision
 
 __all__ = ["Call", "Datum", "Kernel", "Output", "UnsupportedOperator", "find_kernel", "kernel"]
@@ -18,6 +19,7 @@ __all__ = ["Call", "Datum", "Kernel", "Output", "UnsupportedOperator", "find_ker
 Datum: TypeAlias = "Array | list[Array] | None"
 # One result, or a tuple of them.
 Output: TypeAlias = "Datum | tuple[Datum, ...]"
+Function = TypeVar("Function", bound=Callable[..., object])
 RunGraph: TypeAlias = Callable[[ir.Graph, Sequence[Datum]], list[Datum]]
 
 
@@ -26,8 +28,7 @@ class UnsupportedOperator(ModelError):  # noqa: N818
 
     @classmethod
     def at(cls, node: ir.Node, why: str) -> UnsupportedOperator:
-        domain = f"{node.domain}." if node.domain else ""
-        return cls(f"node {node.name!r} ({domain}{node.op_type}): {why}")
+        return cls(f"node {node_label(node)!r} ({operator(node)}): {why}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +95,16 @@ def kernel(
     domain: str = "",
     raw: bool = False,
     result_like: tuple[int | None, ...] | None = None,
-) -> Callable[[Callable[..., Output]], Callable[..., Output]]:
+) -> Callable[[Function], Function]:
     """Registers a function as the kernel of the named operators; a second one for a name raises."""
 
-    def register(function: Callable[..., Output]) -> Callable[..., Output]:
+    def register(function: Function) -> Function:
         for name in names:
             if (domain, name) in _KERNELS:
                 raise ValueError(f"two kernels for {domain}.{name}")
-            _KERNELS[domain, name] = Kernel(function, raw, result_like)
+            _KERNELS[domain, name] = Kernel(
+                cast("Callable[..., Output]", function), raw, result_like
+            )
         return function
 
     return register

@@ -20,7 +20,15 @@ from onnxfold.norms.site import NormSite
 from onnxfold.planning.plan import Insertion, Plan, ReaderRef, WeightCentring
 from onnxfold.rewrite.centre import centred_tensor
 
-__all__ = ["Applied", "Fusion", "Lowered", "Lowering", "apply_fusions", "apply_plan"]
+__all__ = [
+    "Applied",
+    "Fusion",
+    "Lowered",
+    "Lowering",
+    "add_function",
+    "apply_fusions",
+    "apply_plan",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +181,17 @@ def _insert_centring(
     return copy
 
 
+def add_function(model: ir.Model, body: ir.Function) -> None:
+    """Give the model a function, unless it has one of that name that is right for more types.
+
+    The body for a half type converts, hence is right for FLOAT too and has more nodes.
+    """
+    present = model.functions.get(body.identifier())
+    if present is None or len(present) < len(body):
+        model.functions[body.identifier()] = body
+    model.graph.opset_imports.setdefault(body.domain, 1)
+
+
 class _Editor:
     """Inserts nodes into one model; remembers which names are taken and what replaced what."""
 
@@ -234,8 +253,7 @@ class _Editor:
                 if output not in heirs:
                     output.name = self.unused(output.name or node.op_type)
         for function in lowered.functions:
-            self._model.functions.setdefault(function.identifier(), function)
-            self._model.graph.opset_imports.setdefault(function.domain, 1)
+            add_function(self._model, function)
 
 
 def _inherit(old: ir.Value, new: ir.Value) -> None:

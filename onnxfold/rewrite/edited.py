@@ -21,7 +21,16 @@ from onnxfold.graph import Fiber
 from onnxfold.rewrite.affine import weighted_sum
 from onnxfold.zero_mean.arrays import fiber_means, split_digits
 
-__all__ = ["Centre", "Edit", "EditedTensor", "Product", "Scale", "Shift", "edited", "float64_chunks"]
+__all__ = [
+    "Centre",
+    "Edit",
+    "EditedTensor",
+    "Product",
+    "Scale",
+    "Shift",
+    "edited",
+    "float64_chunks",
+]
 
 _CHUNK_ELEMENTS = 1 << 17  # float64 work space of 1 MiB, which stays in cache
 

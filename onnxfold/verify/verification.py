@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError, UsageError, VerificationError
+from onnxfold.graph import node_label, operator
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.reference import (
     Array,
@@ -350,4 +351,4 @@ def _worst(
         return sentence
     if node is None:
         return sentence
-    return f"{sentence}; the first node that differs is {node.name!r} ({node.op_type})"
+    return f"{sentence}; the first node that differs is {node_label(node)!r} ({operator(node)})"

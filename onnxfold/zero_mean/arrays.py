@@ -84,4 +84,7 @@ def _has_zero_means(view: Array, members: tuple[int, ...], roundoff: tuple[float
     wide = view.astype(np.float64)
     means = np.abs(wide.mean(axis=members))
     relative, absolute = roundoff
+    # The means of the centring and of this check are float64 sums of as many terms as a set has.
+    size = wide.size // max(1, means.size)
+    relative += 2 * size * _ROUNDOFF["float64"][0]
     return bool(np.all(means <= relative * np.abs(wide).mean(axis=members) + absolute))

@@ -52,8 +52,10 @@ class _Check:
             if shape is None:
                 self.tally["unknown shape"] += 1
                 continue
-            sizes = tuple(self.sample.resolved(dim) or n for dim, n in zip(shape, result.shape, strict=True))
-            if sizes != result.shape:
+            sizes = [self.sample.resolved(dim) for dim in shape]
+            if len(sizes) != result.ndim or any(
+                size not in (None, n) for size, n in zip(sizes, result.shape, strict=True)
+            ):
                 raise Unsound(f"{self._name()} has shape {result.shape}, the view says {shape}")
             for fiber in self._fibers(shape, result.shape):
                 self._check_pull(index, fiber)

@@ -166,7 +166,8 @@ class Sample:
 
         def run(arrays: list[Array | None]) -> list[Array]:
             feeds = {name: a for name, a in zip(names, arrays, strict=True) if a is not None}
-            return [np.asarray(result) for result in session.run(None, feeds)]
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                return [np.asarray(result) for result in session.run(None, feeds)]
 
         return run
 

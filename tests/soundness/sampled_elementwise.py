@@ -14,7 +14,9 @@ __all__ = ["ELEMENTWISE"]
 Key = tuple[str, str]
 
 
-def _done(draw: Draw, op_type: str, opset: int, operands: list[Operand | None], **rest: Any) -> Sample:
+def _done(
+    draw: Draw, op_type: str, opset: int, operands: list[Operand | None], **rest: Any
+) -> Sample:
     return Sample(op_type, opset, tuple(operands), rest.pop("attributes", {}), draw.size_of, **rest)
 
 
@@ -101,7 +103,9 @@ def _dropout(draw: Draw) -> Sample:
     x = draw.floats(draw.dims(1, 3))
     outputs = draw.number(1, 2)
     if opset < 12:
-        return _done(draw, "Dropout", opset, [x], attributes={"ratio": 0.3}, outputs=outputs, function=_kept)
+        return _done(
+            draw, "Dropout", opset, [x], attributes={"ratio": 0.3}, outputs=outputs, function=_kept
+        )
     ratio = fixed(np.array(0.4))
     training = draw.pick((None, False, True))
     operands = [x, ratio] if training is None else [x, ratio, fixed(np.array(training))]

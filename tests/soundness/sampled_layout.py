@@ -17,7 +17,9 @@ __all__ = ["LAYOUT"]
 def _transpose(draw: Draw) -> Sample:
     dims = draw.dims(1, 4)
     attributes = {"perm": draw.shuffled(range(len(dims)))} if draw.chance(0.8) else {}
-    return Sample("Transpose", draw.pick((9, 13, 21)), (draw.floats(dims),), attributes, draw.size_of)
+    return Sample(
+        "Transpose", draw.pick((9, 13, 21)), (draw.floats(dims),), attributes, draw.size_of
+    )
 
 
 def _ints(*numbers: int) -> Operand:
@@ -69,7 +71,9 @@ def _reshape(draw: Draw) -> Sample:
                 known.extend(sizes)
                 keep, run = prod(run), []
             written.append(-1)
-            known.append(None if any(isinstance(d, str) for d in dims[position:end]) else taken // keep)
+            known.append(
+                None if any(isinstance(d, str) for d in dims[position:end]) else taken // keep
+            )
             joined, position = True, end
             continue
         else:
@@ -95,7 +99,9 @@ def _flattened(draw: Draw, dims: Dims) -> Sample:
 def _flatten(draw: Draw) -> Sample:
     dims = draw.dims(1, 4)
     attributes = {"axis": draw.number(0, len(dims))} if draw.chance(0.8) else {}
-    return Sample("Flatten", draw.pick((9, 11, 13, 21)), (draw.floats(dims),), attributes, draw.size_of)
+    return Sample(
+        "Flatten", draw.pick((9, 11, 13, 21)), (draw.floats(dims),), attributes, draw.size_of
+    )
 
 
 def _squeeze(draw: Draw) -> Sample:
@@ -151,7 +157,9 @@ def _expand(draw: Draw) -> Sample:
     source = draw.narrower(full)
     shape = [1 if draw.chance(0.2) and len(full) == len(source) else n for n in draw.static(full)]
     shape = [n if m != 1 else max(n, 1) for n, m in zip(shape, draw.static(full), strict=True)]
-    return Sample("Expand", draw.pick((9, 13)), (draw.floats(source), _ints(*shape)), {}, draw.size_of)
+    return Sample(
+        "Expand", draw.pick((9, 13)), (draw.floats(source), _ints(*shape)), {}, draw.size_of
+    )
 
 
 def _split(draw: Draw) -> Sample:
@@ -178,7 +186,9 @@ def _cumsum(draw: Draw) -> Sample:
     dims = draw.dims(1, 3)
     attributes = {name: 1 for name in ("exclusive", "reverse") if draw.chance(0.4)}
     axis = fixed(np.array(draw.axis(len(dims)), dtype=np.int64))
-    return Sample("CumSum", draw.pick((11, 14)), (draw.floats(dims), axis), attributes, draw.size_of)
+    return Sample(
+        "CumSum", draw.pick((11, 14)), (draw.floats(dims), axis), attributes, draw.size_of
+    )
 
 
 def _slice(draw: Draw) -> Sample:
@@ -259,8 +269,10 @@ _PAD_MODES = ("constant", "constant", "constant", "edge", "reflect", "wrap")
 def _pad(draw: Draw) -> Sample:
     opset = draw.pick((9, 11, 13, 18, 19, 21))
     mode = draw.pick(_PAD_MODES if opset >= 19 else _PAD_MODES[:-1])
-    dims = draw.dims(1, 3) if mode == "constant" else tuple(
-        draw.dim(sizes=(3, 4)) for _ in range(draw.number(1, 3))
+    dims = (
+        draw.dims(1, 3)
+        if mode == "constant"
+        else tuple(draw.dim(sizes=(3, 4)) for _ in range(draw.number(1, 3)))
     )
     rank = len(dims)
     chosen = list(range(rank))
@@ -273,7 +285,7 @@ def _pad(draw: Draw) -> Sample:
     x = draw.floats(dims)
     if opset < 11:
         attributes |= {"pads": pads} | ({} if fill is None else {"value": fill})
-        return Sample("Pad", opset, (x,), attributes, draw.size_of)
+        return Sample("Pad", opset, (x,), attributes, draw.size_of, function=_pad_2)
     operands: list[Operand | None] = [x, fixed(np.array(pads, np.int64), constant=draw.chance(0.9))]
     if fill is not None:
         operands.append(Operand(np.array(fill), (), draw.chance(0.7), moves=True))
@@ -285,6 +297,19 @@ def _pad(draw: Draw) -> Sample:
         sizes[axis] += pads[place] + pads[len(chosen) + place]
     known = None if all(o is None or o.constant for o in operands[1:]) else tuple(sizes)
     return Sample("Pad", opset, tuple(operands), attributes, draw.size_of, output_dims=known)
+
+
+def _pad_2(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
+    """Pad-2 has in attributes what Pad-13 reads from inputs."""
+    node = helper.make_node(
+        "Pad", ["x", "pads", "fill"], ["y"], mode=attributes.get("mode", "constant")
+    )
+    feeds = {
+        "x": _first(arrays),
+        "pads": np.array(attributes["pads"], dtype=np.int64),
+        "fill": np.array(attributes.get("value", 0.0)),
+    }
+    return list(ReferenceEvaluator(node, opsets={"": 13}).run(None, feeds))
 
 
 _MODES = ("nearest", "linear", "cubic")

@@ -136,7 +136,9 @@ def _conv_transpose(arrays: list[Array | None], attributes: dict[str, Any]) -> l
         first = channel // inside * W.shape[1]
         for place in np.ndindex(*x.shape[2:]):
             spread = np.multiply.outer(x[(slice(None), channel, *place)], W[channel])
-            window = [slice(p * s, p * s + k) for p, s, k in zip(place, strides, kernel, strict=True)]
+            window = [
+                slice(p * s, p * s + k) for p, s, k in zip(place, strides, kernel, strict=True)
+            ]
             y[(slice(None), slice(first, first + W.shape[1]), *window)] += spread
     cropped = [slice(pads[k], y.shape[2 + k] - pads[rank + k]) for k in range(rank)]
     y = y[(slice(None), slice(None), *cropped)]

@@ -37,7 +37,9 @@ def test_every_line_of_the_table_has_a_sampler_and_the_other_way_round() -> None
     assert {law.key for law in LAWS} == set(SAMPLERS)
 
 
-@pytest.mark.parametrize("key", [law.key for law in LAWS], ids=lambda key: ".".join(filter(None, key)))
+@pytest.mark.parametrize(
+    "key", [law.key for law in LAWS], ids=lambda key: ".".join(filter(None, key))
+)
 def test_what_the_law_says_is_what_the_numbers_do(key: tuple[str, str]) -> None:
     tally: Counter[str] = Counter()
 

@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy.special import expit
 
 from onnxfold.reference.kernel import Call, kernel
 from onnxfold.reference.kernels.activation import gelu_erf, gelu_tanh, quick_gelu, softmax
+from onnxfold.reference.kernels.convolution import conv
+from onnxfold.reference.kernels.linear import gemm
 from onnxfold.reference.kernels.normalization import layer_norm, rms_norm
 from onnxfold.reference.precision import Array
 
@@ -130,6 +133,42 @@ def fused_matmul(call: Call, a: Array, b: Array) -> Array:
     left = _swapped(a, call.integer("transA", 0), call.integer("transBatchA", 0))
     right = _swapped(b, call.integer("transB", 0), call.integer("transBatchB", 0))
     return np.asarray(np.matmul(left, right) * np.asarray(call.real("alpha", 1.0), a.dtype))
+
+
+def _activated(call: Call, y: Array, parameters: tuple[float, ...]) -> Array:
+    """The activation that a fused node names, applied to its result."""
+    name = call.text("activation", "")
+    if not name:
+        return y
+    first, second = (*parameters, 0.0, 0.0)[:2]
+    match name:
+        case "Relu":
+            return np.asarray(np.maximum(y, np.zeros((), y.dtype)))
+        case "Tanh":
+            return np.asarray(np.tanh(y))
+        case "Sigmoid":
+            return np.asarray(expit(y))
+        case "LeakyRelu":
+            return np.where(y < 0, y * np.asarray(first, y.dtype), y)
+        case "Clip":
+            return np.asarray(np.clip(y, np.asarray(first, y.dtype), np.asarray(second, y.dtype)))
+    raise call.unsupported(f"the activation {name!r}")
+
+
+@kernel("FusedGemm", domain=_DOMAIN)
+def fused_gemm(call: Call, a: Array, b: Array, c: Array | None = None) -> Array:
+    parameters = (call.real("activation_alpha", 0.0), call.real("activation_beta", 0.0))
+    return _activated(call, gemm(call, a, b, c), parameters)
+
+
+@kernel("FusedConv", domain=_DOMAIN)
+def fused_conv(
+    call: Call, x: Array, w: Array, b: Array | None = None, z: Array | None = None
+) -> Array:
+    """Activation of conv(x, w) + b + z."""
+    given = call.attributes.get("activation_params")
+    parameters = () if given is None else tuple(given.as_floats())
+    return _activated(call, _sum(conv(call, x, w, b), z), parameters)
 
 
 @kernel("GroupNorm", "SkipGroupNorm", domain=_DOMAIN)

@@ -10,7 +10,7 @@ from onnxfold.reference.kernel import Call, kernel
 from onnxfold.reference.kernels.windows import Windows, padded, windows_of
 from onnxfold.reference.precision import Array
 
-__all__ = ["convolve"]
+__all__ = ["conv", "convolve"]
 
 # From this many input channels per group on, one matrix product per kernel position is as fast
 # as one product over gathered patches, and it needs no copy of the patches.

@@ -1,7 +1,5 @@
 """Operators that move, cut and join numbers without computing on them."""
 
-# ruff: noqa: PLR0913, PLR0917  (the inputs of an operator are the arguments of its kernel)
-
 from __future__ import annotations
 
 from collections.abc import Sequence

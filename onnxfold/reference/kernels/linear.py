@@ -7,7 +7,7 @@ import numpy as np
 from onnxfold.reference.kernel import Call, kernel
 from onnxfold.reference.precision import Array
 
-__all__ = ["integer_matmul"]
+__all__ = ["gemm", "integer_matmul"]
 
 
 @kernel("MatMul")

@@ -5,8 +5,6 @@ inside; under NATIVE no kernel computes in less, and under FLOAT64 none computes
 float64, so it is not read.
 """
 
-# ruff: noqa: PLR0913, PLR0917  (the inputs of an operator are the arguments of its kernel)
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,7 +1,5 @@
 """RNN, GRU and LSTM."""
 
-# ruff: noqa: PLR0913  (the inputs of an operator are the arguments of its kernel)
-
 from __future__ import annotations
 
 from collections.abc import Callable

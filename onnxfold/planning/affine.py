@@ -1,0 +1,304 @@
+"""Deciding which gammas and betas move into the linear layers behind their norms.
+
+gamma moves when every reader of the norm is linear with a constant weight that no other reader
+needs unchanged (or that is small enough to store twice).  beta moves with it when no zero padding
+stands between and every reader has a bias, or can have one for free (Gemm, Conv, Attention).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.affine.channels import Channels
+from onnxfold.affine.laws import Absorbs
+from onnxfold.affine.source import Source, source_of
+from onnxfold.affine.walk import Reached, Root, follow, root_of
+from onnxfold.graph import GraphView, Reader, node_label
+from onnxfold.norms.site import NormSite
+from onnxfold.planning.fusion import Absorption, AffineFusion, Place, ReaderRef
+from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.zero_mean.law import refuse
+
+__all__ = ["AffineDecision", "decide_affine", "shape_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class AffineDecision:
+    """What moves, and for every norm of which something stays the reason, by its reference."""
+
+    fusions: tuple[AffineFusion, ...]
+    refusals: tuple[tuple[str, Refusal], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A fusion, and what tells its edits of gamma and of beta from those of other norms."""
+
+    fusion: AffineFusion
+    marks: tuple[bytes, bytes]
+
+
+def decide_affine(
+    view: GraphView,
+    sites: Iterable[NormSite],
+    *,
+    allow_split_bytes: int,
+    saves_alone: Callable[[NormSite], bool] = lambda _: False,
+) -> AffineDecision:
+    """Return what moves where; weights above ``allow_split_bytes`` are never stored twice.
+
+    ``saves_alone`` says whether a norm that keeps a beta is cheaper without its gamma.
+    """
+    order = {node: number for number, node in enumerate(view.nodes())}
+    candidates: list[_Candidate] = []
+    refusals: dict[str, Refusal] = {}
+    for site in sites:
+        source = source_of(view, site)
+        if source is None:
+            continue
+        made: _Candidate | Refusal = (
+            source
+            if isinstance(source, Refusal)
+            else _candidate(view, order, source, saves_alone(site))
+        )
+        if isinstance(made, Refusal):
+            refusals[view.ref(site.output)] = made
+        else:
+            candidates.append(made)
+            if source_keeps_beta(source, made.fusion) and made.fusion.output not in refusals:
+                refusals[made.fusion.output] = _beta_refusal(view, order, source)
+    kept, shared = _settle(view, candidates, allow_split_bytes)
+    return AffineDecision(tuple(kept), tuple({**refusals, **shared}.items()))
+
+
+def source_keeps_beta(source: object, fusion: AffineFusion) -> bool:
+    """Whether the norm has a beta that the fusion leaves behind."""
+    return isinstance(source, Source) and source.beta is not None and not fusion.beta
+
+
+def _candidate(
+    view: GraphView, order: dict[ir.Node, int], source: Source, saves_alone: bool
+) -> _Candidate | Refusal:
+    reached = follow(view, order, source.value, source.channels)
+    if isinstance(reached, Refusal):
+        return reached
+    found, shift_refusal = reached
+    readers: list[Absorption] = []
+    for item in found:
+        made = _absorption(view, item)
+        if isinstance(made, Refusal):
+            return made
+        readers.append(made)
+        if made.bias is None and shift_refusal is None:
+            shift_refusal = _no_bias(item.reader.node)
+    beta = source.beta is not None and shift_refusal is None
+    if source.beta is not None and not beta:
+        obstacle = _keeps_beta(source, saves_alone, shift_refusal)
+        if obstacle is not None:
+            return obstacle
+    if not beta:
+        readers = [replace(reader, bias=None) for reader in readers]
+    gamma = source.gamma is not None
+    fusion = AffineFusion(
+        source.site.name, view.ref(source.site.output), gamma, beta, tuple(readers)
+    )
+    vectors = (source.gamma, source.beta)
+    marks = tuple(b"" if vector is None else vector.tobytes() for vector in vectors)
+    return _Candidate(fusion, (marks[0], marks[0] + b"/" + marks[1]))
+
+
+def _keeps_beta(
+    source: Source, saves_alone: bool, shift_refusal: Refusal | None
+) -> Refusal | None:
+    """Say why gamma stays with a beta that cannot move, or None: beta / gamma can stay alone."""
+    why = shift_refusal or Refusal(RefusalCode.SHIFT_CANNOT_CROSS, "beta cannot move")
+    if source.gamma is None:
+        return why
+    if not saves_alone:
+        sentence = f"{why.sentence}; with beta in place, the norm multiplies by gamma for free"
+        return Refusal(why.code, sentence, why.nodes)
+    with np.errstate(all="ignore"):
+        left = None if source.beta is None else (source.beta / source.gamma).astype(np.float32)
+    if left is None or not np.all(np.isfinite(left)):
+        sentence = f"{why.sentence}, and gamma has zeros, so beta / gamma cannot stay behind"
+        return Refusal(why.code, sentence, why.nodes)
+    return None
+
+
+def _beta_refusal(view: GraphView, order: dict[ir.Node, int], source: Source) -> Refusal:
+    """Return why beta alone stays."""
+    reached = follow(view, order, source.value, source.channels)
+    if not isinstance(reached, Refusal):
+        found, refusal = reached
+        if refusal is not None:
+            return refusal
+        for item in found:
+            made = _absorption(view, item)
+            if isinstance(made, Absorption) and made.bias is None:
+                return _no_bias(item.reader.node)
+    return Refusal(RefusalCode.SHIFT_CANNOT_CROSS, "beta cannot move")
+
+
+def _no_bias(node: ir.Node) -> Refusal:
+    sentence = "has no bias to take beta, and a new one would cost an operator"
+    return refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, sentence)
+
+
+def _absorption(view: GraphView, item: Reached) -> Absorption | Refusal:
+    node, absorbs = item.reader.node, item.absorbs
+    root = root_of(view, Reader(node, absorbs.weight), absorbs.channels, absorbs.outer)
+    if isinstance(root, Refusal):
+        return root
+    weight = _place(view, root.value, root.reader, root.channels)
+    whole = all(digit.whole for digit in root.outer.digits)
+    disjoint = not set(root.outer.axes) & set(root.channels.axes) or absorbs.bias is not None
+    bias = _bias(view, node, absorbs, root) if whole and disjoint else None
+    return Absorption(
+        _ref(view, item.reader), weight, root.outer, bias, absorbs.factor
+    )
+
+
+def _bias(view: GraphView, node: ir.Node, absorbs: Absorbs, root: Root) -> Place | None:
+    """Return the constant that takes W beta: the operator's own bias, or that of an Add behind."""
+    if absorbs.shift_refusal is not None or node.outputs[0].name is None:
+        return None
+    size = absorbs.outer.size
+    if absorbs.bias is not None:
+        operand = node.inputs[absorbs.bias] if absorbs.bias < len(node.inputs) else None
+        reader = Reader(node, absorbs.bias)
+        if operand is None:
+            return Place("", _ref(view, reader), Channels.along([(0, size)]), 0)
+        shape = shape_of(view, operand)
+        if shape is None or not shape or shape[-1] != size or any(d != 1 for d in shape[:-1]):
+            return None
+        return _place(view, operand, reader, Channels.along([(len(shape) - 1, size)]))
+    return _added(view, node.outputs[0], absorbs.output)
+
+
+def _added(view: GraphView, value: ir.Value, output: Channels) -> Place | None:
+    """Return the constant of an Add that alone reads ``value``, if it has the output's channels."""
+    readers = view.readers(value)
+    if len(readers) != 1 or view.is_output(value):
+        return None
+    node, index = readers[0].node, readers[0].index
+    if (node.domain, node.op_type) != ("", "Add") or node.graph is not value.graph:
+        return None
+    operand = node.inputs[1 - index]
+    shape, rank = shape_of(view, operand), view.rank(value)
+    if operand is None or shape is None or rank is None or len(shape) > rank:
+        return None
+    offset = rank - len(shape)
+    sizes = {digit.axis: digit.size for digit in output.digits}
+    if any(axis < offset for axis in sizes):
+        return None
+    if any(dim != sizes.get(axis + offset, 1) for axis, dim in enumerate(shape)):
+        return None
+    channels = output.renamed({axis: axis - offset for axis in output.axes})
+    return _place(view, operand, Reader(node, 1 - index), channels)
+
+
+def shape_of(view: GraphView, value: ir.Value | None) -> tuple[int, ...] | None:
+    """Return the shape of a constant of a floating type, None for anything else."""
+    tensor = view.tensor(value)
+    if tensor is None or not tensor.dtype.is_floating_point():
+        return None
+    return tensor.shape.numpy()
+
+
+def _ref(view: GraphView, reader: Reader) -> ReaderRef:
+    return ReaderRef(view.ref(reader.node.outputs[0]), reader.index)
+
+
+def _place(view: GraphView, value: ir.Value, reader: Reader, channels: Channels) -> Place:
+    tensor = view.tensor(value)
+    nbytes = 0 if tensor is None else tensor.nbytes
+    return Place(view.ref(value), _ref(view, reader), channels, nbytes)
+
+
+_Edit = tuple[str, Channels, bytes]  # gamma or beta with its weight, where, which numbers
+
+
+def _settle(
+    view: GraphView, candidates: Sequence[_Candidate], limit: int
+) -> tuple[list[AffineFusion], dict[str, Refusal]]:
+    """Change constants in place where all readers agree, copy small ones, refuse the rest.
+
+    A refused norm leaves its weights as they are, so the others must be asked again.
+    """
+    refused: dict[str, Refusal] = {}
+    waiting = list(candidates)
+    values = view.by_ref()
+    while True:
+        wanted = _wanted(waiting)
+        settled: list[AffineFusion] = []
+        rest: list[_Candidate] = []
+        for candidate in waiting:
+            obstacle = None
+            for place in candidate.fusion.places:
+                if place.value and not _agreed(values[place.value], wanted[place.value]):
+                    if place.nbytes > limit:
+                        obstacle = _shared(candidate.fusion, values[place.value], place)
+                        break
+            if obstacle is None:
+                rest.append(candidate)
+                settled.append(_with_copies(candidate.fusion, values, wanted))
+            else:
+                refused[candidate.fusion.output] = obstacle
+        if len(rest) == len(waiting):
+            return settled, refused
+        waiting = rest
+
+
+def _wanted(candidates: Iterable[_Candidate]) -> dict[str, dict[ReaderRef, _Edit]]:
+    """Return for every constant which of its readers want which edit."""
+    wanted: dict[str, dict[ReaderRef, _Edit]] = defaultdict(dict)
+    for candidate in candidates:
+        gamma, beta = candidate.marks
+        for reader in candidate.fusion.readers:
+            if candidate.fusion.gamma:
+                place = reader.weight
+                wanted[place.value][place.reader] = ("", place.channels, gamma)
+            if reader.bias is not None and reader.bias.value:
+                place = reader.bias
+                source = f"{reader.weight.value} {reader.factor} {reader.weight.channels}"
+                wanted[place.value][place.reader] = (source, place.channels, beta)
+    return wanted
+
+
+def _agreed(value: ir.Value, wanted: dict[ReaderRef, _Edit]) -> bool:
+    """Whether all readers of a constant want the same edit."""
+    readers = len(value.uses()) + value.is_graph_output()
+    return readers == len(wanted) and len(set(wanted.values())) == 1
+
+
+def _with_copies(
+    fusion: AffineFusion, values: dict[str, ir.Value], wanted: dict[str, dict[ReaderRef, _Edit]]
+) -> AffineFusion:
+    def settled(place: Place | None) -> Place | None:
+        if place is None or not place.value:
+            return place
+        return replace(place, copy=not _agreed(values[place.value], wanted[place.value]))
+
+    readers = tuple(
+        replace(
+            reader,
+            weight=(settled(reader.weight) if fusion.gamma else None) or reader.weight,
+            bias=settled(reader.bias),
+        )
+        for reader in fusion.readers
+    )
+    return replace(fusion, readers=readers)
+
+
+def _shared(fusion: AffineFusion, value: ir.Value, place: Place) -> Refusal:
+    readers = tuple(node_label(use.node) for use in value.uses())
+    sentence = (
+        f"weight '{value.name}' of {place.nbytes:,} bytes has {len(readers)} readers that do not "
+        "all follow this norm, and is too large to store twice"
+    )
+    return Refusal(RefusalCode.SHARED_WEIGHT, sentence, readers)

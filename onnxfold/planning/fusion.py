@@ -1,0 +1,116 @@
+"""What affine fusion does, as frozen data: which constants change, for which readers, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onnxfold.affine.channels import Channels
+from onnxfold.graph import AxisBlock
+
+__all__ = ["Absorption", "AffineFusion", "Place", "ReaderRef"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ReaderRef:
+    """An input of a node; the node is named by the reference of its first output."""
+
+    node: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A constant that changes along ``channels``, in its own coordinates.
+
+    ``reader`` is the node input that reads it.  ``copy``: this reader gets a changed copy and the
+    other readers keep the original.  ``value`` empty: the constant is new and starts as zeros.
+    """
+
+    value: str
+    reader: ReaderRef
+    channels: Channels
+    nbytes: int = 0
+    copy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Absorption:
+    """A linear reader: its weight W takes gamma, its bias takes factor * W beta.
+
+    ``outer`` are the channels of the reader's output in W.
+    """
+
+    reader: ReaderRef
+    weight: Place
+    outer: Channels
+    bias: Place | None = None
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class AffineFusion:
+    """A norm whose gamma or beta or both move into all of its readers.
+
+    ``output`` is the reference of the norm's result.  ``gamma`` without ``beta`` leaves
+    beta / gamma behind, where the norm has a beta.
+    """
+
+    norm: str
+    output: str
+    gamma: bool
+    beta: bool
+    readers: tuple[Absorption, ...]
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """All constants that change."""
+        return tuple(
+            place
+            for reader in self.readers
+            for place in (reader.weight if self.gamma else None, reader.bias)
+            if place is not None
+        )
+
+    def __str__(self) -> str:
+        parts = " and ".join(
+            part for part, moves in (("gamma", self.gamma), ("beta", self.beta)) if moves
+        )
+        return f"{parts} of {self.norm} into {len(self.readers)} linear layers"
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> AffineFusion:
+        """Read what ``dataclasses.asdict`` gave."""
+        return AffineFusion(
+            document["norm"],
+            document["output"],
+            document["gamma"],
+            document["beta"],
+            tuple(_absorption(row) for row in document["readers"]),
+        )
+
+
+def _absorption(document: Mapping[str, Any]) -> Absorption:
+    bias = document["bias"]
+    return Absorption(
+        ReaderRef(**document["reader"]),
+        _place(document["weight"]),
+        _channels(document["outer"]),
+        None if bias is None else _place(bias),
+        document["factor"],
+    )
+
+
+def _place(document: Mapping[str, Any]) -> Place:
+    return Place(
+        document["value"],
+        ReaderRef(**document["reader"]),
+        _channels(document["channels"]),
+        document["nbytes"],
+        document["copy"],
+    )
+
+
+def _channels(document: Mapping[str, Any]) -> Channels:
+    return Channels(tuple(AxisBlock(**digit) for digit in document["digits"]))

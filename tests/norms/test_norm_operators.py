@@ -1,0 +1,220 @@
+"""Norms that are one operator: what the site says, and that it computes the operator's result."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+from onnxfold.norms import EpsilonMode, NormForm, NormKind
+from onnxfold.refusal import RefusalCode
+from tests.norms.replay import replay_error, sites_of
+
+FLOAT32_BOUND = 2e-6  # outputs are of order 1 and go through about ten roundings of 6e-8
+
+
+def model(body: str, inputs: str = "float[B,3,8] x", *, opset: int = 23) -> onnx.ModelProto:
+    head = f'<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1, "onnxfold" : 1]>'
+    return parser.parse_model(f"{head}\nagraph ({inputs}) => (float[] y)\n{{\n{body}\n}}")
+
+
+def only_site(proto: onnx.ModelProto):
+    sites = sites_of(proto)
+    assert len(sites) == 1, [site.name for site in sites]
+    return sites[0]
+
+
+@pytest.mark.parametrize(
+    ("axis", "axes"),
+    [(-1, (2,)), (2, (2,)), (-2, (1, 2)), (1, (1, 2))],
+)
+def test_layer_normalization_reads_any_axis_form(axis, axes):
+    shape = {(2,): "8", (1, 2): "3,8"}[axes]
+    proto = model(
+        f"y = LayerNormalization<axis={axis}, epsilon=1e-6>(x, g, b)",
+        f"float[B,3,8] x, float[{shape}] g, float[{shape}] b",
+    )
+    ((site, error),) = replay_error(proto)
+    assert site.kind is NormKind.LAYER_NORM
+    assert site.form is NormForm.OP
+    assert site.fiber.axes == axes
+    assert site.fiber.whole
+    assert site.size == {(2,): 8, (1, 2): 24}[axes]
+    assert site.epsilon == float(np.float32(1e-6))
+    assert error < FLOAT32_BOUND
+
+
+def test_defaults_are_those_of_the_specification():
+    site = only_site(model("y = LayerNormalization(x, g)", "float[B,3,8] x, float[8] g"))
+    assert site.epsilon == 1e-5
+    assert site.fiber.axes == (2,)
+    assert site.beta is None
+
+
+def test_a_scale_of_ones_and_a_bias_of_zeros_are_absent():
+    site = only_site(
+        model(
+            "g = Constant<value = float[8] {1,1,1,1,1,1,1,1}>()\n"
+            "b = Constant<value = float[8] {0,0,0,0,0,0,0,0}>()\n"
+            "y = LayerNormalization(x, g, b)"
+        )
+    )
+    assert site.gamma is None
+    assert site.beta is None
+
+
+def test_statistics_that_something_reads_leak():
+    site = only_site(
+        model("y, mean, inv = LayerNormalization(x, g)\nz = Neg(inv)", "float[2,8] x, float[8] g")
+    )
+    assert [value.name for value in site.leaks] == ["inv"]
+
+
+def test_the_scale_tells_a_size_that_the_input_does_not():
+    site = only_site(model("y = LayerNormalization(x, g)", "float[B,T,D] x, float[8] g"))
+    assert site.size == 8
+    assert site.refusal is None
+
+
+def test_an_unknown_size_or_rank_is_refused_but_reported():
+    dynamic = only_site(model("y = RMSNormalization(x, g)", "float[B,D] x, float[D] g"))
+    assert dynamic.size == 0
+    assert dynamic.refusal is not None
+    assert dynamic.refusal.code is RefusalCode.DYNAMIC_FIBER
+    anything = only_site(model("y = RMSNormalization(x, g)", "float x, float[8] g"))
+    assert anything.refusal is not None
+
+
+def test_a_scale_that_does_not_broadcast_is_refused():
+    site = only_site(
+        model("y = LayerNormalization<axis=1>(x, g)", "float[B,3,8] x, float[24] g")
+    )
+    assert site.refusal is not None
+    assert site.refusal.code is RefusalCode.UNKNOWN_SHAPE
+
+
+@pytest.mark.parametrize(
+    ("call", "form"),
+    [
+        ("RMSNormalization<epsilon=1e-6>(x, g)", NormForm.OP),
+        ("SimplifiedLayerNormalization<epsilon=1e-6>(x, g)", NormForm.CONTRIB),
+        ("com.microsoft.SimplifiedLayerNormalization<epsilon=1e-6>(x, g)", NormForm.CONTRIB),
+        ("onnxfold.RMSNormScale<axes=[-1], axis=-1, epsilon=1e-6>(x, g)", NormForm.OP),
+    ],
+)
+def test_rms_operators_of_every_domain_are_one_form(call, form):
+    site = only_site(model(f"y = {call}", "float[B,3,8] x, float[8] g"))
+    assert site.kind is NormKind.RMS_NORM
+    assert site.form is form
+    assert site.gamma is not None
+    assert site.gamma.name == "g"
+    assert site.size == 8
+    assert site.epsilon == float(np.float32(1e-6))
+
+
+def test_onnxfold_layer_norm_over_two_axes():
+    site = only_site(
+        model(
+            "y = onnxfold.LayerNormAffine<axes=[-2,-1], axis=-2, epsilon=1e-5>(x, g, b)",
+            "float[B,3,8] x, float[3,8] g, float[3,8] b",
+        )
+    )
+    assert site.kind is NormKind.LAYER_NORM
+    assert site.fiber.axes == (1, 2)
+    assert site.beta is not None
+
+
+def test_layer_normalization_below_its_opset_is_read():
+    site = only_site(model("y = LayerNormalization(x, g)", "float[2,8] x, float[8] g", opset=14))
+    assert site.kind is NormKind.LAYER_NORM
+
+
+def test_lp_normalization_of_order_2_is_an_l2_norm():
+    ((site, error),) = replay_error(model("y = LpNormalization<axis=1, p=2>(x)"))
+    assert site.kind is NormKind.L2_NORM
+    assert site.factor == site.size == 3
+    assert error < FLOAT32_BOUND
+    assert sites_of(model("y = LpNormalization<axis=1, p=1>(x)")) == ()
+
+
+def test_mean_variance_normalization_adds_epsilon_outside():
+    proto = model("y = MeanVarianceNormalization<axes=[1,2]>(x)")
+    ((site, error),) = replay_error(proto)
+    assert site.epsilon_mode is EpsilonMode.OUTSIDE
+    assert site.epsilon == 1e-9
+    assert error < FLOAT32_BOUND
+
+
+def test_group_normalization_has_scales_per_group_in_18_and_per_channel_in_21():
+    for opset, length in ((18, 2), (21, 8)):
+        proto = model(
+            "y = GroupNormalization<num_groups=2>(x, g, b)",
+            f"float[B,8,3,4] x, float[{length}] g, float[{length}] b",
+            opset=opset,
+        )
+        ((site, error),) = replay_error(proto)
+        assert site.kind is NormKind.GROUP_NORM
+        assert site.affine_axis == 1
+        assert site.affine_repeat == (4 if opset == 18 else 1)
+        assert site.size == 48
+        assert site.refusal is not None
+        assert site.refusal.code is RefusalCode.SPATIAL_NORM
+        assert error < FLOAT32_BOUND
+
+
+def test_group_normalization_of_vectors_has_a_block_fiber_and_no_refusal():
+    proto = model(
+        "y = GroupNormalization<num_groups=2>(x, g, b)", "float[B,8] x, float[8] g, float[8] b"
+    )
+    ((site, error),) = replay_error(proto)
+    (block,) = site.fiber.blocks
+    assert (block.axis, block.inner, block.size, block.outer) == (1, 1, 4, 2)
+    assert site.refusal is None
+    assert error < FLOAT32_BOUND
+
+
+def test_instance_normalization_is_refused_as_spatial():
+    proto = model(
+        "y = InstanceNormalization(x, g, b)", "float[B,8,5] x, float[8] g, float[8] b"
+    )
+    ((site, error),) = replay_error(proto)
+    assert site.kind is NormKind.INSTANCE_NORM
+    assert site.refusal is not None
+    assert site.refusal.code is RefusalCode.SPATIAL_NORM
+    assert error < FLOAT32_BOUND
+
+
+def test_contrib_group_norm_has_its_channels_last():
+    call = "y = com.microsoft.GroupNorm<groups=2, activation=0>(x, g, b)"
+    site = only_site(model(call, "float[B,3,4,8] x, float[8] g, float[8] b"))
+    assert site.form is NormForm.CONTRIB
+    assert site.affine_axis == 3
+    assert site.size == 48
+    assert site.refusal is not None
+    with_swish = "y = com.microsoft.GroupNorm<groups=2, activation=1>(x, g, b)"
+    assert sites_of(model(with_swish, "float[B,3,4,8] x, float[8] g, float[8] b")) == ()
+
+
+def test_norms_in_bodies_are_found_after_those_around_them():
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        agraph (bool c, float[2,8] x, float[8] g) => (float[2,8] y)
+        {
+            h = LayerNormalization(x, g)
+            y = If(c) <
+                then_branch = one () => (float[2,8] a) { a = LayerNormalization(h, g) },
+                else_branch = two () => (float[2,8] b) {
+                    m = ReduceMean<axes=[-1]>(h)
+                    d = Sub(h, m)
+                    q = Mul(d, d)
+                    v = ReduceMean<axes=[-1]>(q)
+                    s = Sqrt(v)
+                    b = Div(d, s)
+                }
+            >
+        }"""
+    )
+    sites = sites_of(proto)
+    assert [site.output.name for site in sites] == ["h", "a", "b"]
+    assert [site.form for site in sites] == [NormForm.OP, NormForm.OP, NormForm.DECOMPOSED]
