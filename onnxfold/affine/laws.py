@@ -16,6 +16,7 @@ Source: FlashNorm (Graef et al., 2024), section 1: W* = diag(g) W, c* = c + s W.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import onnx_ir as ir
 
@@ -80,16 +81,18 @@ def react(view: GraphView, node: ir.Node, index: int, channels: Channels) -> Rea
 
 def _carry(view: GraphView, node: ir.Node, index: int, channels: Channels) -> Reaction:
     outputs: list[tuple[int, Channels]] = []
-    jointly = (index,)
+    jointly: tuple[int, ...] = (index,)
     if not channels.digits:
         return refuse(RefusalCode.UNKNOWN_SHAPE, node, "has channels of unknown place")
     if node.op_type in ("CastLike", "Gather", "Expand", "Tile", "Reshape") and index != 0:
         return refuse(RefusalCode.EXACT_READER, node, "must see the values with gamma and beta")
     for position, output in enumerate(node.outputs):
-        moved = channels.mapped(lambda digit, at=position: _pushed(view, node, index, digit, at))
+        moved = channels.mapped(partial(_pushed, view, node, index, position))
         if moved is None:
             if position == 0 or output.uses() or output.is_graph_output():
-                return refuse(RefusalCode.FIBER_BROKEN, node, f"mixes or cuts the channels {channels}")
+                return refuse(
+                    RefusalCode.FIBER_BROKEN, node, f"mixes or cuts the channels {channels}"
+                )
             continue
         outputs.append((position, moved))
     if node.op_type == "Concat":
@@ -102,7 +105,7 @@ def _carry(view: GraphView, node: ir.Node, index: int, channels: Channels) -> Re
 
 
 def _pushed(
-    view: GraphView, node: ir.Node, index: int, digit: Fiber, position: int
+    view: GraphView, node: ir.Node, index: int, position: int, digit: Fiber
 ) -> Fiber | None:
     """Return where one digit stands in an output, confirmed from the output back."""
     law = law_of(node.domain, node.op_type)
@@ -143,7 +146,9 @@ def _pads(view: GraphView, node: ir.Node) -> bool:
     return pads is None or any(pads)
 
 
-def pulled(view: GraphView, value: ir.Value, channels: Channels) -> tuple[ir.Value, Channels] | None:
+def pulled(
+    view: GraphView, value: ir.Value, channels: Channels
+) -> tuple[ir.Value, Channels] | None:
     """Return a layout's input and the channels there, for a value that a layout computes.
 
     Only operators with one data input that move elements: what a weight may stand behind.
@@ -163,7 +168,4 @@ def pulled(view: GraphView, value: ir.Value, channels: Channels) -> tuple[ir.Val
     return None if moved is None else (source, moved)
 
 
-_BEHIND = frozenset(
-    ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-)
-
+_BEHIND = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))

@@ -254,7 +254,9 @@ def _einsum(view: GraphView, node: ir.Node, index: int, channels: Channels) -> A
     size = shape[w.index(own[0])] if shape is not None and len(own) == 1 else None
     plain = all(label in w for label in summed) and not set(w) - set(own) - set(summed)
     if not isinstance(size, int) or own[0] not in result or not plain:
-        shift = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, "has no bias per channel of its result")
+        shift = refuse(
+            RefusalCode.SHIFT_CANNOT_CROSS, node, "has no bias per channel of its result"
+        )
     else:
         outer = Channels.along([(w.index(own[0]), size)])
         output = Channels.along([(result.index(own[0]), size)])

@@ -104,9 +104,7 @@ def _of_nodes(view: GraphView, site: NormSite) -> Source | Refusal | None:
     if made is None:
         return _unknown(site, "has a gamma or beta of another shape than its input")
     channels, vectors = made
-    return Source(
-        site, value, channels, vectors.get(_GAMMA), vectors.get(_BETA), tuple(nodes)
-    )
+    return Source(site, value, channels, vectors.get(_GAMMA), vectors.get(_BETA), tuple(nodes))
 
 
 def _before_casts(site: NormSite) -> ir.Value:
@@ -139,9 +137,7 @@ def _alone(value: ir.Value) -> bool:
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 
-def _vectors(
-    parts: dict[int, Array], shape: Shape
-) -> tuple[Channels, dict[int, Float64]] | None:
+def _vectors(parts: dict[int, Array], shape: Shape) -> tuple[Channels, dict[int, Float64]] | None:
     """Return the channels along which any part varies, and each part as a vector over them."""
     rank = len(shape)
     aligned = {
@@ -163,5 +159,3 @@ def _vectors(
         for index, array in aligned.items()
     }
     return channels, vectors
-
-

@@ -118,9 +118,7 @@ class _Walk:
         return None
 
 
-def root_of(
-    view: GraphView, reader: Reader, channels: Channels, outer: Channels
-) -> Root | Refusal:
+def root_of(view: GraphView, reader: Reader, channels: Channels, outer: Channels) -> Root | Refusal:
     """Return the constant behind an operand, through layouts that nothing else reads."""
     holder = reader
     value = reader.node.inputs[reader.index] if reader.index < len(reader.node.inputs) else None

@@ -126,6 +126,14 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
     outputs = set(graph.outputs)
     for node in graph:
         proto.node.append(_node(node))
+        large = [a.as_tensor() for a in node.attributes.values() if _is_large(a)]
+        if large and node.op_type == "Constant":
+            name, tensor = node.outputs[0].name or "", large[0]
+            info = onnx.helper.make_tensor_value_info(
+                name, tensor.dtype.value, tensor.shape.numpy()
+            )
+            proto.value_info.append(info)
+            continue
         for output in node.outputs:
             if output.name and output not in outputs and output.shape is not None:
                 proto.value_info.append(ir.serde.serialize_value(output))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxfold.inputs.draw import make_inputs
+from onnxfold.inputs.draw import IMAGE_SIDES, make_inputs
 from onnxfold.inputs.spec import InputSpec
 
-__all__ = ["InputSpec", "make_inputs"]
+__all__ = ["IMAGE_SIDES", "InputSpec", "make_inputs"]

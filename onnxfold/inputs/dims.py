@@ -25,7 +25,8 @@ class Sizes:
     """Sizes to use where nothing else says.
 
     Of batches, sequences and other lengths, caches, the sides of images, waveforms and frames;
-    samples is None for a model that convolves no sequence of floats.
+    samples is None for a model that convolves no sequence of floats. channels: of the inputs that
+    are convolved as they are, by name.
     """
 
     batch: int
@@ -34,6 +35,8 @@ class Sizes:
     image: int
     samples: int | None
     frames: int
+    latent: int
+    channels: Mapping[str, int]
 
 
 def symbols_of(value: ir.Value) -> tuple[Dim, ...] | None:
@@ -190,8 +193,11 @@ def _default(value: ir.Value, axis: int, dim: str, sizes: Sizes, *, batch: bool)
         return sizes.batch
     if _PAST.search(dim) and not _TOTAL.search(dim):
         return sizes.past
-    if floating and len(shape) == 4 and axis >= 2 and shape[1] in (1, 3):
-        return sizes.image
+    channels = sizes.channels.get(str(value.name))
+    if channels is not None and axis == 1:
+        return channels
+    if floating and len(shape) == 4 and axis >= 2 and (shape[1] in (1, 3) or channels is not None):
+        return sizes.image if (channels or shape[1]) in (1, 3) else sizes.latent
     if floating and sizes.samples is not None and axis == len(shape) - 1:
         return sizes.samples if len(shape) == 2 or shape[1] == 1 else sizes.frames
     return sizes.length

@@ -11,10 +11,10 @@ import onnx_ir as ir
 
 from onnxfold.errors import UsageError
 from onnxfold.inputs.dims import Sizes, bind_dims, symbols_of
-from onnxfold.inputs.roles import index_range, is_mask, reaches
+from onnxfold.inputs.roles import convolved_channels, index_range, is_mask, reaches
 from onnxfold.inputs.spec import InputSpec
 
-__all__ = ["make_inputs"]
+__all__ = ["IMAGE_SIDES", "make_inputs"]
 
 Array = npt.NDArray[Any]
 
@@ -22,19 +22,21 @@ _POSITION = re.compile(r"position|pos_ids", re.IGNORECASE)
 _CACHE = re.compile(r"past|cache", re.IGNORECASE)
 # Side of an image and length of a waveform where the model leaves them open: 224 is a multiple of
 # the patches of 14, 16 and 32 pixels and of windows of 7; wav2vec2 needs 400 samples for a frame.
-_IMAGE, _SAMPLES, _FRAMES = 224, 3200, 128
+# What is convolved with another number of channels than 1 or 3 is no picture, but smaller.
+IMAGE_SIDES = (224, 384, 256, 336, 448, 512, 32, 64, 96, 128)
+_SAMPLES, _FRAMES, _LATENT = 3200, 128, 32
 # The hard sample: mean 10, deviation 5, so that a norm must subtract a large mean.
 _HARD_MEAN, _HARD_DEVIATION = 10.0, 5.0
 
 
 def make_inputs(
-    model: ir.Model, spec: InputSpec, *, count: int, seed: int
+    model: ir.Model, spec: InputSpec, *, count: int, seed: int, image_side: int = IMAGE_SIDES[0]
 ) -> list[dict[str, Array]]:
     """`count` samples of inputs, the same for the same seed; sizes vary between samples.
 
     Integers that index tables stay inside them, masks are ones with some trailing zeros in all
     rows but the first, floats are N(0, 1), in the last of several samples N(10, 5^2). Shapes and
-    arrays of `spec` are kept. Raises UsageError, naming the input, where that cannot be done.
+    arrays of `spec` are kept. `image_side`: of pictures whose sides the model leaves open. Raises UsageError, naming the input, where that cannot be done.
     """
     inputs = [v for v in model.graph.inputs if not v.is_initializer()]
     known = {str(v.name): v for v in model.graph.inputs}
@@ -42,6 +44,9 @@ def make_inputs(
     inputs += [v for n, v in known.items() if v.is_initializer() and n in spec.names()]
     shapes = {**spec.shapes, **{name: array.shape for name, array in given.items()}}
     wave = any(_is_wave(model, v) for v in inputs)
+    channels = {
+        str(v.name): found for v in inputs if (found := convolved_channels(model, v)) is not None
+    }
     samples = []
     for number in range(count):
         generator = np.random.default_rng([seed, number])
@@ -49,9 +54,11 @@ def make_inputs(
             batch=2 if number == 0 else int(generator.integers(1, 4)),
             length=int(generator.integers(5, 18)),
             past=int(generator.integers(1, 8)),
-            image=_IMAGE,
+            image=image_side,
             samples=_SAMPLES if wave else None,
             frames=_FRAMES,
+            latent=_LATENT,
+            channels=channels,
         )
         bound = bind_dims(inputs, shapes, sizes)
         hard = number > 0 and number == count - 1

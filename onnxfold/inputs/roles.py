@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import constant_tensor
 
-__all__ = ["IndexRange", "index_range", "is_mask", "reaches"]
+__all__ = ["IndexRange", "convolved_channels", "index_range", "is_mask", "reaches"]
 
 _MASK = re.compile(r"mask", re.IGNORECASE)
 # Operators whose output holds numbers of their data input; the value is the input that moves.
@@ -148,6 +148,20 @@ def is_mask(model: ir.Model, value: ir.Value) -> bool:
         if node.op_type == "Sub" and arrival.index == 1 and _constant(node.inputs[0]) == 1:
             return True
     return False
+
+
+def convolved_channels(model: ir.Model, value: ir.Value) -> int | None:
+    """Channels that an input must have to be convolved as it is; None: it is not."""
+    rank = None if value.shape is None else len(value.shape)
+    for arrival in _arrivals(model, value):
+        node = arrival.node
+        if node.op_type != "Conv" or arrival.index != 0 or len(node.inputs) < 2:
+            continue
+        weight = constant_tensor(node.inputs[1])
+        if weight is not None and len(weight.shape) == rank:
+            group = node.attributes["group"].as_int() if "group" in node.attributes else 1
+            return int(weight.shape.numpy()[1]) * group
+    return None
 
 
 def reaches(model: ir.Model, value: ir.Value, op_type: str) -> bool:

@@ -79,9 +79,15 @@ class TargetLowering:
         """Say why a LayerNorm has no cheaper RMS form on this target, or None."""
         if site.refusal is not None:
             return site.refusal
-        if site.form is NormForm.DECOMPOSED and site.centred is not None:
-            return None  # reading x instead of x - mean(x) works for every spelling
+        if self._can_bypass(site):
+            return None
         return self._refuse_call(site)
+
+    def _can_bypass(self, site: NormSite) -> bool:
+        """Whether the spelled norm can read x instead of x - mean(x), whatever its spelling."""
+        centred = site.centred
+        decomposed = site.form is NormForm.DECOMPOSED
+        return decomposed and centred is not None and not centred.is_graph_output()
 
     def _refuse_call(self, site: NormSite) -> Refusal | None:
         label = (node_label(site.nodes[-1]),)
@@ -128,7 +134,7 @@ class TargetLowering:
         """Return RMSNorm of ``x`` with the norm's gamma and beta."""
         if self._refuse_call(site) is None:
             return self._call(site, Statistics.RMS, x)
-        if site.centred is None:
+        if site.centred is None or not self._can_bypass(site):
             raise InvariantError(f"norm '{site.name}' has no RMS form on target {self._target}")
         return Lowered((), ((site.centred, x),))
 

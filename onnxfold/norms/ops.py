@@ -19,6 +19,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 __all__ = ["NORM_OPERATORS", "op_site", "size_refusal", "spatial_refusal"]
 
 _MVN_EPSILON = 1e-9
+_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
 def op_site(view: GraphView, node: ir.Node) -> NormSite | None:
@@ -179,7 +180,7 @@ def _own(view: GraphView, node: ir.Node) -> NormSite | None:
 
 
 def _lp_normalization(view: GraphView, node: ir.Node) -> NormSite | None:
-    """LpNormalization-1 with p = 2: x / sqrt(sum x^2) along one axis, without epsilon."""
+    """LpNormalization-1 with p = 2: x / sqrt(sum x^2) along one axis, and 0 for a row of zeros."""
     rank = view.rank(_x(node)) or 0
     axis = node.attributes.get_int("axis", -1)
     if node.attributes.get_int("p", 2) != 2 or not -rank <= axis < rank:
@@ -193,7 +194,8 @@ def _lp_normalization(view: GraphView, node: ir.Node) -> NormSite | None:
         output=node.outputs[0],
         fiber=fiber,
         size=size,
-        epsilon=0.0,
+        epsilon=_SMALLEST,
+        epsilon_mode=EpsilonMode.MAX_OUTSIDE,
         nodes=(node,),
         factor=float(size),
         compute_dtype=_x(node).dtype or ir.DataType.FLOAT,

@@ -70,15 +70,10 @@ def decide_affine(
             refusals[view.ref(site.output)] = made
         else:
             candidates.append(made)
-            if source_keeps_beta(source, made.fusion) and made.fusion.output not in refusals:
+            if isinstance(source, Source) and source.beta is not None and not made.fusion.beta:
                 refusals[made.fusion.output] = _beta_refusal(view, order, source)
     kept, shared = _settle(view, candidates, allow_split_bytes)
     return AffineDecision(tuple(kept), tuple({**refusals, **shared}.items()))
-
-
-def source_keeps_beta(source: object, fusion: AffineFusion) -> bool:
-    """Whether the norm has a beta that the fusion leaves behind."""
-    return isinstance(source, Source) and source.beta is not None and not fusion.beta
 
 
 def _candidate(
@@ -112,9 +107,7 @@ def _candidate(
     return _Candidate(fusion, (marks[0], marks[0] + b"/" + marks[1]))
 
 
-def _keeps_beta(
-    source: Source, saves_alone: bool, shift_refusal: Refusal | None
-) -> Refusal | None:
+def _keeps_beta(source: Source, saves_alone: bool, shift_refusal: Refusal | None) -> Refusal | None:
     """Say why gamma stays with a beta that cannot move, or None: beta / gamma can stay alone."""
     why = shift_refusal or Refusal(RefusalCode.SHIFT_CANNOT_CROSS, "beta cannot move")
     if source.gamma is None:
@@ -158,9 +151,7 @@ def _absorption(view: GraphView, item: Reached) -> Absorption | Refusal:
     whole = all(digit.whole for digit in root.outer.digits)
     disjoint = not set(root.outer.axes) & set(root.channels.axes) or absorbs.bias is not None
     bias = _bias(view, node, absorbs, root) if whole and disjoint else None
-    return Absorption(
-        _ref(view, item.reader), weight, root.outer, bias, absorbs.factor
-    )
+    return Absorption(_ref(view, item.reader), weight, root.outer, bias, absorbs.factor)
 
 
 def _bias(view: GraphView, node: ir.Node, absorbs: Absorbs, root: Root) -> Place | None:
@@ -207,7 +198,7 @@ def shape_of(view: GraphView, value: ir.Value | None) -> tuple[int, ...] | None:
     tensor = view.tensor(value)
     if tensor is None or not tensor.dtype.is_floating_point():
         return None
-    return tensor.shape.numpy()
+    return tuple(tensor.shape.numpy())
 
 
 def _ref(view: GraphView, reader: Reader) -> ReaderRef:
@@ -240,10 +231,11 @@ def _settle(
         for candidate in waiting:
             obstacle = None
             for place in candidate.fusion.places:
-                if place.value and not _agreed(values[place.value], wanted[place.value]):
-                    if place.nbytes > limit:
-                        obstacle = _shared(candidate.fusion, values[place.value], place)
-                        break
+                if not place.value or place.nbytes <= limit:
+                    continue
+                if not _agreed(values[place.value], wanted[place.value]):
+                    obstacle = _shared(values[place.value], place)
+                    break
             if obstacle is None:
                 rest.append(candidate)
                 settled.append(_with_copies(candidate.fusion, values, wanted))
@@ -295,7 +287,7 @@ def _with_copies(
     return replace(fusion, readers=readers)
 
 
-def _shared(fusion: AffineFusion, value: ir.Value, place: Place) -> Refusal:
+def _shared(value: ir.Value, place: Place) -> Refusal:
     readers = tuple(node_label(use.node) for use in value.uses())
     sentence = (
         f"weight '{value.name}' of {place.nbytes:,} bytes has {len(readers)} readers that do not "

@@ -157,7 +157,8 @@ def _readers_of_copy(
             continue
         for index, operand in enumerate(node.inputs):
             if operand is point.value:
-                readers.add(ReaderRef(view.ref(node.outputs[0]), index))
+                first = next(output for output in node.outputs if output.name)
+                readers.add(ReaderRef(view.ref(first), index))
     return tuple(sorted(readers))
 
 

@@ -85,7 +85,7 @@ class Product:
     @cached_property
     def value(self) -> Float64:
         """The vector, one element for each channel of ``outer``."""
-        shape = self._weight.shape.numpy()
+        shape = tuple(self._weight.shape.numpy())
         chunks = float64_chunks(self._weight)
         return self._factor * weighted_sum(chunks, shape, self._vector, self._inner, self._outer)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.errors import ModelError, UsageError, VerificationError
+from onnxfold.errors import InvariantError, ModelError, UsageError, VerificationError
 from onnxfold.graph import node_label, operator
-from onnxfold.inputs import InputSpec, make_inputs
+from onnxfold.inputs import IMAGE_SIDES, InputSpec, make_inputs
 from onnxfold.reference import (
     Array,
     Precision,
@@ -88,10 +88,11 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
         raise UsageError(f"a verification needs at least 1 sample, not {samples}")
     law = Law(limit, _tolerance(rtol, atol))
     _check_interface(original, rewritten)
-    feeds = make_inputs(original.model, spec or InputSpec(), count=samples, seed=seed)
     runtime = OnnxRuntime(tuple(providers)) if providers else OnnxRuntime()
     steps = _Steps(progress, 3 * samples)
-    truths, reason = _truths(original, feeds, float64_limit_bytes, steps)
+    feeds, truths, reason = _sampled(
+        original.model, spec or InputSpec(), samples, seed, float64_limit_bytes, steps
+    )
     if truths is not None:
         evidence = _against_truth(original, rewritten, feeds, truths, runtime)
     else:
@@ -117,7 +118,7 @@ def _tolerance(rtol: float | None, atol: float | None) -> Tolerance | None:
 def _check_interface(original: ModelSource, rewritten: ModelSource) -> None:
     for kind in ("inputs", "outputs"):
         before, after = (
-            [str(v.name) for v in getattr(source.model.graph, kind)]
+            [str(v.name) for v in getattr(source.model.graph, kind) if not v.is_initializer()]
             for source in (original, rewritten)
         )
         if before != after:
@@ -126,11 +127,34 @@ def _check_interface(original: ModelSource, rewritten: ModelSource) -> None:
             )
 
 
+def _sampled(
+    model: ir.Model, spec: InputSpec, samples: int, seed: int, limit_bytes: int, steps: _Steps
+) -> tuple[list[Outputs], list[Outputs] | None, str]:
+    """Inputs with their truths, or None for these and the reason.
+
+    Pictures of open size are tried in several sizes, for a model may take but one of them.
+    """
+    first: tuple[list[Outputs], list[Outputs] | None, str] | None = None
+    shapes: set[tuple[tuple[int, ...], ...]] = set()
+    for side in IMAGE_SIDES:
+        feeds = make_inputs(model, spec, count=samples, seed=seed, image_side=side)
+        shape = tuple(array.shape for array in feeds[0].values())
+        if shape in shapes:
+            break
+        shapes.add(shape)
+        truths, reason = _truths(model, feeds, limit_bytes, steps)
+        if truths is not None:
+            return feeds, truths, ""
+        first = first or (feeds, None, reason)
+    if first is None:
+        raise InvariantError("no inputs were made")
+    return first
+
+
 def _truths(
-    original: ModelSource, feeds: Sequence[Feeds], limit_bytes: int, steps: _Steps
+    model: ir.Model, feeds: Sequence[Feeds], limit_bytes: int, steps: _Steps
 ) -> tuple[list[Outputs] | None, str]:
     """Float64 outputs for each sample, or None and the reason."""
-    model = original.model
     sizes = [t.size for v in model.graph.initializers.values() if (t := v.const_value) is not None]
     if sum(sizes) > FLOAT64_LIMIT_PARAMETERS:
         return None, f"{sum(sizes):,} parameters are too many for a float64 run"
@@ -192,11 +216,16 @@ def _against_runtime(
         plain, optimized = (runtime.run(original, feeds, optimize=on) for on in (False, True))
     except CannotRun as error:
         raise ModelError(
-            f"{error}; if the sample inputs do not suit the model, give them with --inputs"
+            f"{error}; if it is the made-up inputs {_shown(feeds[0])} that do not suit the model, "
+            "give others with --inputs"
         ) from error
     changed = _run_rewritten(runtime, rewritten, feeds, optimize=False)
     label = f"{runtime.label} (no float64 run: {reason})"
     return _Evidence("onnxruntime", label, plain, [optimized], changed, _depth(original.model))
+
+
+def _shown(feeds: Feeds) -> str:
+    return ", ".join(f"{name}:{','.join(map(str, x.shape))}" for name, x in feeds.items())
 
 
 def _run_rewritten(

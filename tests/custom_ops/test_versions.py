@@ -21,7 +21,7 @@ VERSIONS = ("1.17.3", "1.20.1", "1.24.4", "1.31.1")
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every op in the types that NumPy can feed, by its kernel alone and with its body beside it."""
+    """Every op in the types that NumPy can feed, by its kernel alone and with its body."""
     folder = tmp_path_factory.mktemp("cases")
     for name, signature in SIGNATURES.items():
         for dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16):

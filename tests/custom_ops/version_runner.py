@@ -42,7 +42,7 @@ def problems_of(library: str, model: Path) -> list[str]:
     found = loaded.run(names, part(case, "in_"))
     again = loaded.run(names, part(case, "in_"))
     problems = []
-    for name, got, repeated in zip(names, found, again):
+    for name, got, repeated in zip(names, found, again, strict=True):
         error = np.abs(got.astype(np.float64) - case["out_" + name])
         if got.shape != case["out_" + name].shape or not (error <= case["bound_" + name]).all():
             problems.append(f"{model.stem}: {name} is wrong")
@@ -76,8 +76,8 @@ def main(library: str, folder: str) -> int:
     problems = [problem for model in models for problem in problems_of(library, model)]
     problems += many_sessions(library, models[0])
     problems += double_registration(library, models[0])
-    print(f"onnxruntime {ort.__version__}: {len(models)} models, {len(problems)} problems")
-    print("\n".join(problems[:20]))
+    count = f"onnxruntime {ort.__version__}: {len(models)} models, {len(problems)} problems"
+    sys.stdout.write("\n".join([count, *problems[:20], ""]))
     return 1 if problems or not models else 0
 
 

@@ -41,7 +41,8 @@ def values_of(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str,
     """Run the model node by node and return every value by name."""
     if _needs_onnxruntime(model):
         return _by_onnxruntime(model, feeds)
-    values = ReferenceEvaluator(model).run(None, feeds, intermediate=True)
+    with np.errstate(all="ignore"):  # the evaluator divides by zero where a model does
+        values = ReferenceEvaluator(model).run(None, feeds, intermediate=True)
     constants = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
     return {**constants, **feeds, **values}
 

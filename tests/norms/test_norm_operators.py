@@ -82,14 +82,14 @@ def test_an_unknown_size_or_rank_is_refused_but_reported():
     assert dynamic.size == 0
     assert dynamic.refusal is not None
     assert dynamic.refusal.code is RefusalCode.DYNAMIC_FIBER
-    anything = only_site(model("y = RMSNormalization(x, g)", "float x, float[8] g"))
+    body = "h = com.microsoft.Unheard(x)\ny = RMSNormalization(h, g)"
+    anything = only_site(model(body, "float[B,8] x, float[8] g"))
+    assert anything.size == 0
     assert anything.refusal is not None
 
 
 def test_a_scale_that_does_not_broadcast_is_refused():
-    site = only_site(
-        model("y = LayerNormalization<axis=1>(x, g)", "float[B,3,8] x, float[24] g")
-    )
+    site = only_site(model("y = LayerNormalization<axis=1>(x, g)", "float[B,3,8] x, float[24] g"))
     assert site.refusal is not None
     assert site.refusal.code is RefusalCode.UNKNOWN_SHAPE
 
@@ -134,6 +134,8 @@ def test_lp_normalization_of_order_2_is_an_l2_norm():
     ((site, error),) = replay_error(model("y = LpNormalization<axis=1, p=2>(x)"))
     assert site.kind is NormKind.L2_NORM
     assert site.factor == site.size == 3
+    assert site.epsilon_mode is EpsilonMode.MAX_OUTSIDE  # a row of zeros gives zeros
+    assert 0 < site.epsilon < 1e-44
     assert error < FLOAT32_BOUND
     assert sites_of(model("y = LpNormalization<axis=1, p=1>(x)")) == ()
 
@@ -175,9 +177,7 @@ def test_group_normalization_of_vectors_has_a_block_fiber_and_no_refusal():
 
 
 def test_instance_normalization_is_refused_as_spatial():
-    proto = model(
-        "y = InstanceNormalization(x, g, b)", "float[B,8,5] x, float[8] g, float[8] b"
-    )
+    proto = model("y = InstanceNormalization(x, g, b)", "float[B,8,5] x, float[8] g, float[8] b")
     ((site, error),) = replay_error(proto)
     assert site.kind is NormKind.INSTANCE_NORM
     assert site.refusal is not None

@@ -21,17 +21,17 @@ from onnxfold.zero_mean.relations import Carries, Point, Relations, Unseen
 from tests.soundness.projector import mean_along, project
 from tests.soundness.sample import Array, Draw, Sample
 
-__all__ = ["Unsound", "check_sample"]
+__all__ = ["UnsoundError", "check_sample"]
 
 _FIBERS_PER_VALUE = 4
 
 
-class Unsound(AssertionError):
+class UnsoundError(AssertionError):
     """A law said what the numbers deny."""
 
 
 def check_sample(sample: Sample, draw: Draw) -> Counter[str]:
-    """Raise Unsound where the law is wrong on the sample; count what it answered."""
+    """Raise UnsoundError where the law is wrong on the sample; count what it answered."""
     return _Check(sample, draw).run()
 
 
@@ -56,7 +56,9 @@ class _Check:
             if len(sizes) != result.ndim or any(
                 size not in (None, n) for size, n in zip(sizes, result.shape, strict=True)
             ):
-                raise Unsound(f"{self._name()} has shape {result.shape}, the view says {shape}")
+                raise UnsoundError(
+                    f"{self._name()} has shape {result.shape}, the view says {shape}"
+                )
             for fiber in self._fibers(shape, result.shape):
                 self._check_pull(index, fiber)
         for index, operand in enumerate(self.sample.operands):
@@ -142,7 +144,9 @@ class _Check:
     def _moving(self, index: int, where: str) -> Array:
         operand = self.sample.operands[index]
         if operand is None or not operand.moves:
-            raise Unsound(f"{where}: carries input {index}, which holds no values of the stream")
+            raise UnsoundError(
+                f"{where}: carries input {index}, which holds no values of the stream"
+            )
         return operand.array
 
     def _shifted(self, array: Array, fiber: Fiber, index: int) -> Array:
@@ -159,4 +163,4 @@ class _Check:
         scale = max([1.0, *(float(np.abs(y.astype(np.float64)).max(initial=0)) for y in self.y)])
         worst = float(np.abs(np.asarray(a, np.float64) - b).max(initial=0))
         if not worst <= self.sample.tolerance * 1e2 * scale:
-            raise Unsound(f"{message} (off by {worst:g})")
+            raise UnsoundError(f"{message} (off by {worst:g})")

@@ -6,8 +6,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from onnx.reference import ReferenceEvaluator
 from onnx import helper
+from onnx.reference import ReferenceEvaluator
 
 from tests.soundness.sample import Array, Dims, Draw, Operand, Sample, fixed
 

@@ -66,11 +66,9 @@ def _fused(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array
     for array, letter in zip(arrays, "AB", strict=True):
         if array is None:
             raise AssertionError("a factor is missing")
-        if attributes.get(f"transBatch{letter}"):
-            array = np.moveaxis(array, -2, 0)
-        if attributes.get(f"trans{letter}"):
-            array = np.swapaxes(array, -1, -2)
-        factors.append(array)
+        batched = np.moveaxis(array, -2, 0) if attributes.get(f"transBatch{letter}") else array
+        swapped = attributes.get(f"trans{letter}")
+        factors.append(np.swapaxes(batched, -1, -2) if swapped else batched)
     return [np.asarray(attributes["alpha"] * (factors[0] @ factors[1]))]
 
 
@@ -175,7 +173,7 @@ def _einsum(draw: Draw) -> Sample:
     for factor in factors:
         labels = factor.replace("...", "")
         dims = tuple(size.setdefault(label, draw.dim(sizes=(2, 3, 4))) for label in labels)
-        operands.append(draw.floats(((2, *dims) if "..." in factor else dims)))
+        operands.append(draw.floats((2, *dims) if "..." in factor else dims))
     return Sample("Einsum", 12, tuple(operands), {"equation": equation}, draw.size_of)
 
 

@@ -1,0 +1,316 @@
+"""Times onnxfold's kernels beside every way that ONNX Runtime has to compute the same, in one run.
+
+    python -m benchmarks.kernels [--out benchmarks/results/kernels.csv] [--rounds 41]
+
+Each method is a chain of nodes in one session, so that the cost of a call to a session vanishes and
+memory is used as in a model: each node reads what the one before it wrote. The methods of one
+operation and shape take turns, one run each per round; the result is the median over the rounds, of
+nanoseconds per element of one tensor, with the 10th and 90th percentile.
+
+Operations, on rows [128, n]:
+    rms, layer          y = norm(x), scale, and bias for layer
+    add_rms, add_layer  y, s = norm(y + s), s as in a pre-norm model: the sum is used again
+    post_layer          y = norm(y + r) as in a post-norm model: the sum is used once
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxfold.lower.functions import DOMAIN, VERSION
+from onnxfold.runtime import register
+
+ROWS = 128
+SIZES = (384, 768, 1024, 4096)
+TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
+LENGTH = 12
+EPSILON = 1e-5
+OURS = "onnxfold"
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One way to compute an operation: op templates, `{0}` in place of the index of the link.
+
+    `disabled` names optimizers of ONNX Runtime to leave out; `left` are the ops that a link must
+    still be made of when the session is ready, so that what is timed is what is named.
+    """
+
+    name: str
+    link: Sequence[tuple[str, str, str, str]]  # op, domain, inputs, outputs
+    left: tuple[str, ...]
+    disabled: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the results."""
+
+    date: str
+    cpu: str
+    onnxruntime: str
+    threads: int
+    dtype: str
+    operation: str
+    rows: int
+    size: int
+    method: str
+    ns_per_element: float
+    p10: float
+    p90: float
+    times_ours: float
+
+
+SKIP = "com.microsoft"
+NO_SKIP = ("SkipLayerNormFusion",)
+SIMPLIFIED = ("SimplifiedLayerNormalization", "", "y{0} scale", "y{1}")
+ADD = ("Add", "", "y{0} s{0}", "s{1}")
+OPERATIONS: dict[str, tuple[Method, ...]] = {
+    "rms": (
+        Method(OURS, [("RMSNormScale", DOMAIN, "y{0} scale", "y{1}")], ("RMSNormScale",)),
+        Method("SimplifiedLayerNormalization", [SIMPLIFIED], ("SimplifiedLayerNormalization",)),
+        Method(
+            "RMSNormalization",
+            [("RMSNormalization", "", "y{0} scale", "y{1}")],
+            ("RMSNormalization",),
+        ),
+    ),
+    "layer": (
+        Method(
+            OURS, [("LayerNormAffine", DOMAIN, "y{0} scale bias", "y{1}")], ("LayerNormAffine",)
+        ),
+        Method(
+            "LayerNormalization",
+            [("LayerNormalization", "", "y{0} scale bias", "y{1}")],
+            ("LayerNormalization",),
+        ),
+    ),
+    "add_rms": (
+        Method(
+            OURS,
+            [("AddRMSNormScaleWithSum", DOMAIN, "y{0} s{0} scale", "y{1} s{1}")],
+            ("AddRMSNormScaleWithSum",),
+        ),
+        Method(
+            "Add + SimplifiedLayerNormalization",
+            [ADD, ("SimplifiedLayerNormalization", "", "s{1} scale", "y{1}")],
+            ("Add", "SimplifiedLayerNormalization"),
+            NO_SKIP,
+        ),
+        Method(
+            "SkipSimplifiedLayerNormalization",
+            [("SkipSimplifiedLayerNormalization", SKIP, "y{0} s{0} scale", "y{1} - - s{1}")],
+            ("SkipSimplifiedLayerNormalization",),
+        ),
+    ),
+    "add_layer": (
+        Method(
+            OURS,
+            [("AddLayerNormAffineWithSum", DOMAIN, "y{0} s{0} scale bias", "y{1} s{1}")],
+            ("AddLayerNormAffineWithSum",),
+        ),
+        Method(
+            "Add + LayerNormalization",
+            [ADD, ("LayerNormalization", "", "s{1} scale bias", "y{1}")],
+            ("Add", "LayerNormalization"),
+            NO_SKIP,
+        ),
+        Method(
+            "SkipLayerNormalization",
+            [("SkipLayerNormalization", SKIP, "y{0} s{0} scale bias", "y{1} - - s{1}")],
+            ("SkipLayerNormalization",),
+        ),
+    ),
+    "post_layer": (
+        Method(
+            OURS,
+            [("AddLayerNormAffine", DOMAIN, "y{0} s0 scale bias", "y{1}")],
+            ("AddLayerNormAffine",),
+        ),
+        Method(
+            "Add + LayerNormalization",
+            [
+                ("Add", "", "y{0} s0", "t{1}"),
+                ("LayerNormalization", "", "t{1} scale bias", "y{1}"),
+            ],
+            ("Add", "LayerNormalization"),
+            NO_SKIP,
+        ),
+        Method(
+            "SkipLayerNormalization",
+            [("SkipLayerNormalization", SKIP, "y{0} s0 scale bias", "y{1}")],
+            ("SkipLayerNormalization",),
+        ),
+    ),
+}
+
+
+def chain(method: Method, size: int, dtype: str) -> onnx.ModelProto:
+    """LENGTH links: y0 and s0 are inputs, the last y (and s) outputs."""
+
+    def names(template: str, i: int) -> list[str]:
+        return [name.strip("-") for name in template.format(i, i + 1).split()]
+
+    nodes = []
+    for i in range(LENGTH):
+        for op, domain, inputs, outputs in method.link:
+            node = helper.make_node(op, names(inputs, i), names(outputs, i), domain=domain)
+            if op != "Add":
+                node.attribute.append(helper.make_attribute("epsilon", EPSILON))
+                if not op.startswith("Skip"):
+                    node.attribute.append(helper.make_attribute("axis", -1))
+                if domain == DOMAIN:
+                    node.attribute.append(helper.make_attribute("axes", [-1]))
+            nodes.append(node)
+    rng = np.random.default_rng(0)
+    weights = {"scale": 1 + 0.1 * rng.standard_normal(size), "bias": rng.standard_normal(size)}
+    used = {name for node in nodes for name in node.input}
+    given = [name for name in ("y0", "s0") if name in used]
+    made = {name for node in nodes for name in node.output}
+    last = [name for name in (f"y{LENGTH}", f"s{LENGTH}") if name in made]
+
+    def info(name: str) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, TYPES[dtype], ["rows", size])
+
+    graph = helper.make_graph(
+        nodes,
+        "chain",
+        [info(name) for name in given],
+        [info(name) for name in last],
+        [
+            numpy_helper.from_array(value.astype(dtype), name)
+            for name, value in weights.items()
+            if name in used
+        ],
+    )
+    imports = [helper.make_opsetid(d, v) for d, v in (("", 23), (DOMAIN, VERSION), (SKIP, 1))]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+class Timed:
+    """A session with bound inputs and outputs."""
+
+    def __init__(self, method: Method, size: int, dtype: str, threads: int, scratch: Path) -> None:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        options.optimized_model_filepath = str(scratch)
+        register(options)
+        model = chain(method, size, dtype).SerializeToString()
+        self.session = ort.InferenceSession(
+            model,
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=list(method.disabled),
+        )
+        ops = [node.op_type for node in onnx.load(scratch).graph.node]
+        ops = [op for op in ops if op != "Cast"]
+        if sorted(ops) != sorted(method.left * LENGTH):
+            raise RuntimeError(f"{method.name} became {sorted(set(ops))}; its time means nothing")
+        rng = np.random.default_rng(1)
+        self.binding = self.session.io_binding()
+        for value in self.session.get_inputs():
+            array = rng.standard_normal((ROWS, size)).astype(dtype)
+            self.binding.bind_ortvalue_input(value.name, ort.OrtValue.ortvalue_from_numpy(array))
+        for value in self.session.get_outputs():
+            array = np.empty((ROWS, size), dtype)
+            self.binding.bind_ortvalue_output(value.name, ort.OrtValue.ortvalue_from_numpy(array))
+
+    def run(self) -> int:
+        """Nanoseconds of one run."""
+        start = time.perf_counter_ns()
+        self.session.run_with_iobinding(self.binding)
+        return time.perf_counter_ns() - start
+
+
+def measure(
+    operation: str, size: int, dtype: str, threads: int, rounds: int, scratch: Path
+) -> Iterator[Row]:
+    """One row for each method, ours first."""
+    methods = OPERATIONS[operation]
+    timed = [Timed(method, size, dtype, threads, scratch) for method in methods]
+    times = np.empty((rounds, len(timed)))
+    for i in range(-3, rounds):
+        for k, candidate in enumerate(timed):
+            elapsed = candidate.run()
+            if i >= 0:
+                times[i, k] = elapsed / (LENGTH * ROWS * size)
+    medians = np.median(times, axis=0)
+    for k, method in enumerate(methods):
+        p10, p90 = np.percentile(times[:, k], [10, 90])
+        yield Row(
+            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+            cpu=cpu_name(),
+            onnxruntime=ort.__version__,
+            threads=threads,
+            dtype=dtype,
+            operation=operation,
+            rows=ROWS,
+            size=size,
+            method=method.name,
+            ns_per_element=round(float(medians[k]), 4),
+            p10=round(float(p10), 4),
+            p90=round(float(p90), 4),
+            times_ours=round(float(np.median(times[:, k] / times[:, 0])), 2),
+        )
+
+
+def cpu_name() -> str:
+    """The processor, with the kernels' instruction set where one was asked for."""
+    import os
+
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    family = "avx512" if "avx512f" in flags else "avx2" if "avx2" in flags else platform.machine()
+    asked = os.environ.get("ONNXFOLD_ISA")
+    return (
+        f"{models[0] if models else platform.machine()}, {f'kernels {asked}' if asked else family}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/kernels.csv"))
+    parser.add_argument("--rounds", type=int, default=41)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--operations", nargs="*", default=list(OPERATIONS))
+    parser.add_argument("--dtypes", nargs="*", default=list(TYPES))
+    options = parser.parse_args()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    scratch = options.out.with_suffix(".optimized.onnx")
+    new = not options.out.exists()
+    with options.out.open("a", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
+        if new:
+            writer.writeheader()
+        for operation in options.operations:
+            for dtype in options.dtypes:
+                for size in SIZES:
+                    for row in measure(
+                        operation, size, dtype, options.threads, options.rounds, scratch
+                    ):
+                        writer.writerow(asdict(row))
+                        print(
+                            f"{operation:10} {dtype} {size:5} {row.method:36} "
+                            f"{row.ns_per_element:7.3f} ns [{row.p10:.3f}, {row.p90:.3f}] "
+                            f"{row.times_ours:6.2f}x"
+                        )
+    scratch.unlink()
+
+
+if __name__ == "__main__":
+    main()
