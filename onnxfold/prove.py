@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber, GraphView, Reader, node_label
+from onnxfold.graph import Fiber, GraphView, Reader, follow_reshape, node_label
 from onnxfold.norms import NormSite, find_norms
 from onnxfold.planning import Plan
 from onnxfold.refusal import Refusal
@@ -94,15 +94,16 @@ class _Checker:
     def _matched(self, sites: Iterable[NormSite]) -> dict[str, NormSite]:
         """Key the norms by result; a Mul or Add behind a norm is its affine if it was before."""
         matched = {}
-        for site in sites:
+        for found in sites:
+            site = _without_reshapes(self._after, found)
             whole = site
             while self._after.ref(whole.output) not in self._sites_before:
                 longer = _with_next_affine(whole)
                 if longer is None:
                     break
                 whole = longer
-            found = whole if self._after.ref(whole.output) in self._sites_before else site
-            matched[self._after.ref(found.output)] = found
+            known = whole if self._after.ref(whole.output) in self._sites_before else found
+            matched[self._after.ref(known.output)] = known
         return matched
 
     def _find_copies(self) -> None:
@@ -361,6 +362,24 @@ class _Checker:
                     pending.append(following)
         self._means.update(dict.fromkeys(order, True))
         return True
+
+
+def _without_reshapes(view: GraphView, site: NormSite) -> NormSite:
+    """Return Reshape, norm, Reshape back as the norm of what the first Reshape reads."""
+    before = site.input.producer()
+    uses = list(site.output.uses())
+    if before is None or before.op_type != "Reshape" or len(uses) != 1:
+        return site
+    source, after = before.inputs[0], uses[0].node
+    if source is None or after.op_type != "Reshape" or after.domain or site.gamma is not None:
+        return site
+    inner, outer = view.shape(source), view.shape(site.input)
+    if inner is None or outer is None or view.shape(after.outputs[0]) != inner:
+        return site
+    fiber = follow_reshape(site.fiber, outer, inner)
+    if fiber is None or site.beta is not None:
+        return site
+    return replace(site, input=source, output=after.outputs[0], fiber=fiber)
 
 
 def _with_next_affine(site: NormSite) -> NormSite | None:

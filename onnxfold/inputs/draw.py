@@ -36,7 +36,8 @@ def make_inputs(
 
     Integers that index tables stay inside them, masks are ones with some trailing zeros in all
     rows but the first, floats are N(0, 1), in the last of several samples N(10, 5^2). Shapes and
-    arrays of `spec` are kept. `image_side`: of pictures whose sides the model leaves open. Raises UsageError, naming the input, where that cannot be done.
+    arrays of `spec` are kept. `image_side`: of pictures whose sides the model leaves open. Raises
+    UsageError, naming the input, where that cannot be done.
     """
     inputs = [v for v in model.graph.inputs if not v.is_initializer()]
     known = {str(v.name): v for v in model.graph.inputs}

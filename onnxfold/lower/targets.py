@@ -102,7 +102,7 @@ class TargetLowering:
                 f"no operator has epsilon {site.epsilon_mode.value} with factor {site.factor:g}",
                 label,
             )
-        if self._trailing_axes(site) is None:
+        if self._trailing_axes(site) is None and self._blocks(site) is None:
             return Refusal(
                 RefusalCode.NO_CHEAPER_FORM, "no operator normalises other than last axes", label
             )
@@ -130,9 +130,22 @@ class TargetLowering:
         between = [axis for axis in range(axes[0], rank) if axis not in axes]
         return rank - axes[0] if all(shape[axis] == 1 for axis in between) else None
 
+    def _blocks(self, site: NormSite) -> tuple[int, int] | None:
+        """Return (blocks, size) where the fiber is blocks of neighbours on the last axis."""
+        rank = self._view.rank(site.input)
+        if rank is None or len(site.fiber.blocks) != 1:
+            return None
+        (block,) = site.fiber.blocks
+        if block.axis != rank - 1 or block.inner != 1 or block.whole or block.outer is None:
+            return None
+        return block.outer, block.size
+
     def rms_norm(self, site: NormSite, x: ir.Value) -> Lowered:
         """Return RMSNorm of ``x`` with the norm's gamma and beta."""
         if self._refuse_call(site) is None:
+            blocks = self._blocks(site)
+            if blocks is not None:
+                return self._blocked_call(site, x, blocks)
             return self._call(site, Statistics.RMS, x)
         if site.centred is None or not self._can_bypass(site):
             raise InvariantError(f"norm '{site.name}' has no RMS form on target {self._target}")
@@ -148,6 +161,8 @@ class TargetLowering:
     def calls_in_place(self, site: NormSite) -> bool:
         """Whether a norm that stays is given to a kernel, or made one operator out of several."""
         if site.kind not in _STATISTICS or self._refuse_call(site) is not None:
+            return False
+        if self._trailing_axes(site) is None:
             return False
         if site.form is NormForm.DECOMPOSED:
             # Below these versions the operators would be spelled out again.
@@ -201,6 +216,36 @@ class TargetLowering:
             nodes.append(ir.node(op_type, [nodes[-1].outputs[0], operand]))
         return self._finished(site, nodes, affine.initializers, name)
 
+    def _blocked_call(self, site: NormSite, x: ir.Value, blocks: tuple[int, int]) -> Lowered:
+        """Return Reshape, RMSNorm over the new last axis, Reshape back, gamma, beta."""
+        leading = [0] * ((self._view.rank(site.input) or 1) - 1)  # 0 keeps a dimension
+        split = _initializer(f"{x.name}.blocks", np.array([*leading, *blocks], np.int64))
+        joined = _initializer(
+            f"{x.name}.joined", np.array([*leading, blocks[0] * blocks[1]], np.int64)
+        )
+        made: list[ir.Value] = []
+        apart = ir.node("Reshape", [x, split])
+        norm, name = self._plain_rms(site, apart.outputs[0], blocks[1], made)
+        nodes = [apart, norm, ir.node("Reshape", [norm.outputs[0], joined])]
+        for op_type, part, role in (("Mul", site.gamma, "gamma"), ("Add", site.beta, "beta")):
+            if part is not None:
+                operand = self._as_value(site, part, role, made)
+                nodes.append(ir.node(op_type, [nodes[-1].outputs[0], operand]))
+        return self._finished(site, nodes, (split, joined, *made), name)
+
+    def _plain_rms(
+        self, site: NormSite, x: ir.Value, size: int, made: list[ir.Value]
+    ) -> tuple[ir.Node, str | None]:
+        """Return an RMSNorm of x over its last axis without affine, and its function's name."""
+        if self._target is Target.ORT:
+            dtype = (site.input.dtype or ir.DataType.FLOAT).numpy()
+            made.append(_initializer(f"{site.output.name}.ones", np.ones(size, dtype)))
+            attributes = {"axis": -1, "epsilon": site.epsilon, "stash_type": 1}
+            return ir.node("SimplifiedLayerNormalization", [x, made[-1]], attributes), None
+        name = op_name(statistics=Statistics.RMS)
+        overload = self._overload(site.input.dtype)
+        return call(name, [x], epsilon=site.epsilon, overload=overload), name
+
     def _contrib(self, site: NormSite, x: ir.Value, affine: _Affine, axes: int) -> Lowered:
         scale, *bias = affine.inputs or (self._ones(site, axes),)
         initializers = affine.initializers + (() if affine.inputs else (scale,))
@@ -224,7 +269,7 @@ class TargetLowering:
     ) -> Lowered:
         for number, node in enumerate(nodes[:-1]):
             node.outputs[0].name = f"{site.output.name}.part{number}"
-            node.outputs[0].type, node.outputs[0].shape = site.output.type, site.output.shape
+            node.outputs[0].type = site.output.type
         nodes[0].name = site.name
         for number, node in enumerate(nodes[1:], 1):
             node.name = f"{site.name}.affine{number}"

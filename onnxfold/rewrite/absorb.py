@@ -157,7 +157,10 @@ class _Absorber:
         end.replace_all_uses_with(start)
         producer = start.producer()
         last = end.producer()
+        operands = [operand for node in nodes for operand in node.inputs]
         sweep(list(reversed(nodes)))
+        for operand in operands:
+            self._drop_if_unread(operand)
         if own and producer is not None and last is not None:
             name, end.name = end.name, f"{end.name}.fused"
             start.name, producer.name = name, last.name
@@ -191,11 +194,15 @@ class _Absorber:
         return self._editor.new_constant(like, tensor, f"{like.name}.left")
 
     def _drop_if_unread(self, value: ir.Value | None) -> None:
+        """Remove a constant expression that nothing reads any more, and what only it reads."""
         if value is None or value.uses() or value.is_graph_output():
             return
-        producer = value.producer()
-        if producer is not None:
-            sweep([producer])
+        node = value.producer()
+        if node is not None and node.graph is not None and self._view.array(value) is not None:
+            operands = list(node.inputs)
+            sweep([node])
+            for operand in operands:
+                self._drop_if_unread(operand)
         elif value.is_initializer() and not value.is_graph_input() and value.graph is not None:
             value.graph.initializers.pop(value.name or "", None)
 

@@ -139,9 +139,11 @@ class _Evaluation:
     """Applies edits to chunks of axis 0 that hold whole sets, or by means taken beforehand."""
 
     def __init__(self, W: Array, edits: tuple[Edit, ...]):
-        self._view = W.reshape(W.shape or (1,))
+        shape: tuple[int, ...] = W.shape or (1,)
+        self._view: Array = W.reshape(shape)
         self._shape = W.shape
         self._edits = edits
+        self._spreads: dict[int, Float64] = {}
         self._means: dict[int, Float64] = {}
         self._unit = 1
         for edit in edits:
@@ -155,7 +157,8 @@ class _Evaluation:
     def _rows_per_digit(self, edit: Centre) -> int:
         """How many rows of axis 0 stand for one step of the first digit."""
         digits, _ = split_digits(self._view.shape, edit.fiber)
-        return max(1, self._view.shape[0] // max(1, digits[0]))
+        rows: int = self._view.shape[0]
+        return max(1, rows // max(1, digits[0]))
 
     def _chunks(self, count: int) -> Iterator[tuple[int, Float64]]:
         rows, unit = self._view.shape[0], self._unit
@@ -170,8 +173,10 @@ class _Evaluation:
     def _apply(self, number: int, edit: Edit, start: int, chunk: Float64) -> Float64:
         if isinstance(edit, Centre):
             return self._centre(number, edit, chunk)
-        vector = edit.vector if isinstance(edit, Scale) else edit.values()
-        spread = edit.channels.spread(vector, self._view.shape)
+        if number not in self._spreads:
+            vector = edit.vector if isinstance(edit, Scale) else edit.values()
+            self._spreads[number] = edit.channels.spread(vector, self._view.shape)
+        spread = self._spreads[number]
         rows = spread[start : start + chunk.shape[0]] if spread.shape[0] > 1 else spread
         if isinstance(edit, Scale):
             chunk *= rows

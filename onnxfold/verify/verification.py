@@ -216,8 +216,8 @@ def _against_runtime(
         plain, optimized = (runtime.run(original, feeds, optimize=on) for on in (False, True))
     except CannotRun as error:
         raise ModelError(
-            f"{error}; if it is the made-up inputs {_shown(feeds[0])} that do not suit the model, "
-            "give others with --inputs"
+            f"{original.label} does not run on the inputs {_shown(feeds[0])}; if they do not suit "
+            f"the model, give others with --inputs ({error})"
         ) from error
     changed = _run_rewritten(runtime, rewritten, feeds, optimize=False)
     label = f"{runtime.label} (no float64 run: {reason})"

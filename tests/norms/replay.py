@@ -5,10 +5,43 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
 from onnxfold.graph import GraphView
 from onnxfold.norms import EpsilonMode, NormKind, NormSite, find_norms
+
+FLOAT32_BOUND = 2e-6  # outputs are of order 1 and go through about ten roundings of 6e-8
+
+
+def model(
+    body: str,
+    inputs: str = "float[B,3,8] x",
+    outputs: str = "float[] y",
+    *,
+    opset: int = 17,
+) -> onnx.ModelProto:
+    """A model in ONNX text; other inputs than x are given a constant by `with_constants`."""
+    head = f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1, "onnxfold" : 1]>'
+    return parser.parse_model(f"{head}\nagraph ({inputs}) => ({outputs})\n{{\n{body}\n}}")
+
+
+def with_constants(proto: onnx.ModelProto, seed: int = 1, **given: object) -> onnx.ModelProto:
+    """Turn every input but x into an initializer, random unless given."""
+    rng = np.random.default_rng(seed)
+    for value in [value for value in proto.graph.input if value.name != "x"]:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        array = given.get(value.name, rng.standard_normal(shape))
+        tensor = onnx.numpy_helper.from_array(np.asarray(array, np.float32), value.name)
+        proto.graph.initializer.append(tensor)
+        proto.graph.input.remove(value)
+    return proto
+
+
+def only_site(proto: onnx.ModelProto) -> NormSite:
+    sites = sites_of(proto)
+    assert len(sites) == 1, [site.name for site in sites]
+    return sites[0]
 
 
 def sites_of(model: onnx.ModelProto) -> tuple[NormSite, ...]:
@@ -57,7 +90,7 @@ def _needs_onnxruntime(model: onnx.ModelProto) -> bool:
 
 
 def _by_onnxruntime(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    import onnxruntime  # noqa: PLC0415
+    import onnxruntime
 
     exposed = onnx.ModelProto()
     exposed.CopyFrom(model)
@@ -83,10 +116,7 @@ def replay(site: NormSite, values: dict[str, np.ndarray]) -> np.ndarray:
     x = values[site.input.name].astype(np.float64)
     gamma = _affine(site, site.gamma, values, x.ndim)
     beta = _affine(site, site.beta, values, x.ndim)
-    if site.kind is NormKind.DYT:
-        normed = np.tanh(site.factor * x)
-    else:
-        normed = _normalised(site, x)
+    normed = np.tanh(site.factor * x) if site.kind is NormKind.DYT else _normalised(site, x)
     y = normed if gamma is None else normed * gamma
     return y if beta is None else y + beta
 

@@ -9,20 +9,12 @@ from onnx import parser
 
 from onnxfold.norms import EpsilonMode, NormForm, NormKind
 from onnxfold.refusal import RefusalCode
-from tests.norms.replay import replay_error, sites_of
-
-FLOAT32_BOUND = 2e-6  # outputs are of order 1 and go through about ten roundings of 6e-8
+from tests.norms.replay import FLOAT32_BOUND, only_site, replay_error, sites_of
+from tests.norms.replay import model as text_model
 
 
 def model(body: str, inputs: str = "float[B,3,8] x", *, opset: int = 23) -> onnx.ModelProto:
-    head = f'<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1, "onnxfold" : 1]>'
-    return parser.parse_model(f"{head}\nagraph ({inputs}) => (float[] y)\n{{\n{body}\n}}")
-
-
-def only_site(proto: onnx.ModelProto):
-    sites = sites_of(proto)
-    assert len(sites) == 1, [site.name for site in sites]
-    return sites[0]
+    return text_model(body, inputs, opset=opset)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,313 @@
+"""Norms of several operators, by hand: what is found, what it owns, and what must not be found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxfold.norms import EpsilonMode, NormForm, NormKind
+from onnxfold.refusal import RefusalCode
+from tests.norms.replay import (
+    FLOAT32_BOUND,
+    model,
+    only_site,
+    replay_error,
+    sites_of,
+    with_constants,
+)
+
+CONSTANTS = "two = Constant<value = float {2.0}>()\ne = Constant<value = float {1e-5}>()\n"
+CENTRE = "u = ReduceMean<axes=[-1]>(x)\nd = Sub(x, u)\n"
+DEVIATION = "q = Pow(d, two)\nv = ReduceMean<axes=[-1]>(q)\nve = Add(v, e)\ns = Sqrt(ve)\n"
+AFFINE = "float[B,3,8] x, float[8] g, float[8] b"
+
+
+def norm(tail: str, inputs: str = "float[B,3,8] x", outputs: str = "float[] y", **given):
+    """A layer norm up to the deviation, and what follows."""
+    return with_constants(model(CONSTANTS + CENTRE + DEVIATION + tail, inputs, outputs), **given)
+
+
+def names(values):
+    return [value.name for value in values]
+
+
+def test_the_form_of_torch_is_one_layer_norm():
+    ((site, error),) = replay_error(norm("n = Div(d, s)\nm = Mul(n, g)\ny = Add(m, b)", AFFINE))
+    assert (site.kind, site.form) == (NormKind.LAYER_NORM, NormForm.DECOMPOSED)
+    assert (site.input.name, site.output.name) == ("x", "y")
+    assert (site.gamma.name, site.beta.name) == ("g", "b")
+    assert site.centred.name == "d"
+    assert (site.size, site.fiber.axes, site.factor) == (8, (2,), 1.0)
+    assert (site.epsilon, site.epsilon_mode) == (float(np.float32(1e-5)), EpsilonMode.INSIDE)
+    assert [node.op_type for node in site.nodes] == (
+        "ReduceMean Sub Pow ReduceMean Add Sqrt Div Mul Add".split()
+    )
+    assert site.leaks == ()
+    assert not site.moves_by_rounding
+    assert error < FLOAT32_BOUND
+
+
+def test_inner_values_that_are_read_elsewhere_leak():
+    proto = norm("y = Div(d, s)\nz = Neg(v)", outputs="float[] y, float[] z, float[] u")
+    site = only_site(proto)
+    assert sorted(names(site.leaks)) == ["u", "v"]
+
+
+def test_a_quotient_that_two_branches_read_ends_the_norm():
+    """As in MMDiT, where one norm feeds two modulations."""
+    tail = "n = Div(d, s)\ny = Mul(n, g)\nz = Mul(n, b)"
+    site = only_site(norm(tail, AFFINE, "float[] y, float[] z"))
+    assert site.output.name == "n"
+    assert site.gamma is None
+    assert site.leaks == ()
+
+
+def test_gamma_in_the_reciprocal_and_the_mean_taken_late():
+    """tf.nn.batch_normalization: x * m + (b - u * m) with m = g / s."""
+    tail = "r = Reciprocal(s)\nm = Mul(r, g)\nxm = Mul(x, m)\num = Mul(u, m)\n"
+    tail += "c = Sub(b, um)\ny = Add(xm, c)"
+    ((site, error),) = replay_error(norm(tail, AFFINE))
+    assert (site.gamma.name, site.beta.name) == ("g", "b")
+    assert site.moves_by_rounding
+    assert error < FLOAT32_BOUND
+
+
+def test_a_variance_of_two_moments_moves_by_rounding():
+    body = CONSTANTS + CENTRE + "xx = Mul(x, x)\nw = ReduceMean<axes=[-1]>(xx)\nuu = Mul(u, u)\n"
+    body += "zero = Constant<value = float {0.0}>()\nraw = Sub(w, uu)\nv = Max(zero, raw)\n"
+    body += "ve = Add(v, e)\ns = Sqrt(ve)\ny = Div(d, s)"
+    ((site, error),) = replay_error(model(body))
+    assert site.kind is NormKind.LAYER_NORM
+    assert site.moves_by_rounding
+    assert error < FLOAT32_BOUND
+
+
+def test_mean_minus_x_is_a_layer_norm_with_gamma_negated():
+    body = CONSTANTS + "u = ReduceMean<axes=[-1]>(x)\nd = Sub(u, x)\n" + DEVIATION
+    proto = with_constants(
+        model(body + "n = Div(d, s)\ny = Mul(n, g)", "float[B,3,8] x, float[8] g")
+    )
+    ((site, error),) = replay_error(proto)
+    assert site.kind is NormKind.LAYER_NORM
+    assert isinstance(site.gamma, np.ndarray)
+    assert site.centred is None
+    assert error < FLOAT32_BOUND
+
+
+def test_two_affines_are_one_norm_with_the_second_outside():
+    tail = "n = Div(d, s)\nm = Mul(n, g)\nh = Add(m, b)\nk = Mul(h, g)\ny = Add(k, b)"
+    site = only_site(norm(tail, AFFINE))
+    assert site.output.name == "h"
+
+
+def test_two_constant_factors_fold_into_one_gamma():
+    ((site, error),) = replay_error(norm("n = Div(d, s)\nm = Mul(g, n)\ny = Mul(m, b)", AFFINE))
+    assert isinstance(site.gamma, np.ndarray)
+    assert site.gamma.dtype == np.float64
+    assert error < FLOAT32_BOUND
+
+
+@pytest.mark.parametrize(
+    ("inputs", "why"),
+    [
+        ("float[B,3,8] x, float[3,1] g", "it varies along another axis"),
+        ("float[B,3,8] x, float[3,8] g", "it varies along another axis too, as RoPE tables do"),
+        ("float[B,3,8] x, float[2,1,1,8] g", "it makes the result larger"),
+    ],
+)
+def test_a_gamma_that_is_no_gamma_stays_outside(inputs, why):
+    site = only_site(norm("n = Div(d, s)\ny = Mul(n, g)", inputs))
+    assert site.output.name == "n", why
+    assert site.gamma is None
+
+
+def test_a_residual_is_not_a_bias_although_its_shape_would_do():
+    body = CONSTANTS + CENTRE + DEVIATION + "n = Div(d, s)\ny = Add(n, r)"
+    site = only_site(model(body, "float[1,8] x, float[1,8] r"))
+    assert site.output.name == "n"
+
+
+def test_a_runtime_gamma_of_lower_rank_is_a_gamma():
+    body = CONSTANTS + CENTRE + DEVIATION + "n = Div(d, s)\ny = Mul(n, g)"
+    site = only_site(model(body, "float[B,3,8] x, float[8] g"))
+    assert site.gamma.name == "g"
+
+
+def test_a_mean_of_other_axes_leaves_an_rms_norm_of_the_difference():
+    body = CONSTANTS + CENTRE + DEVIATION.replace("[-1]", "[-2,-1]") + "y = Div(d, s)"
+    ((site, error),) = replay_error(model(body))
+    assert site.kind is NormKind.RMS_NORM
+    assert site.input.name == "d"
+    assert site.fiber.axes == (1, 2)
+    assert error < FLOAT32_BOUND
+
+
+def test_a_difference_that_is_not_quite_centred_is_only_an_rms_input():
+    body = (
+        CONSTANTS + "t = ReduceSum<keepdims=1>(x, a)\nninth = Constant<value=float {0.111111}>()\n"
+    )
+    body = "a = Constant<value_ints=[-1]>()\n" + body + "u = Mul(t, ninth)\nd = Sub(x, u)\n"
+    site = only_site(model(body + DEVIATION + "y = Div(d, s)"))
+    assert site.kind is NormKind.RMS_NORM
+    assert site.input.name == "d"
+
+
+NOT_NORMS = {
+    "uncentred numerator over a variance": "y = Div(x, s)",
+    "operands of Div exchanged": "y = Div(s, d)",
+    "reciprocal of the wrong thing": "r = Reciprocal(d)\ny = Mul(r, s)",
+    "multiplied with the deviation": "y = Mul(d, s)",
+    "another tensor's deviation": "w = Exp(x)\nt = ReduceMean<axes=[-1]>(w)\nf = Sub(w, t)\ny = Div(f, s)",
+    "deviation squared": "ss = Mul(s, s)\ny = Div(d, ss)",
+}
+
+
+@pytest.mark.parametrize("tail", NOT_NORMS.values(), ids=NOT_NORMS)
+def test_what_only_looks_like_a_norm_is_none(tail):
+    assert sites_of(norm(tail)) == ()
+
+
+@pytest.mark.parametrize(
+    "epsilon", ["float[8] e", "float[B,3,1] e", "float e"], ids=["vector", "tensor", "runtime"]
+)
+def test_an_epsilon_that_is_no_constant_scalar_is_no_norm(epsilon):
+    body = CONSTANTS.split("\n", maxsplit=1)[0] + "\n" + CENTRE + DEVIATION + "y = Div(d, s)"
+    assert sites_of(model(body, f"float[B,3,8] x, {epsilon}")) == ()
+
+
+def test_a_negative_epsilon_is_no_norm():
+    body = CONSTANTS.replace("1e-5", "-1e-5") + CENTRE + DEVIATION + "y = Div(d, s)"
+    assert sites_of(model(body)) == ()
+
+
+def test_an_exponent_of_three_is_no_norm():
+    body = CONSTANTS.replace("2.0", "3.0") + CENTRE + DEVIATION + "y = Div(d, s)"
+    assert sites_of(model(body)) == ()
+
+
+def test_dropped_axes_of_a_square_are_no_norm():
+    """[8,8] minus a mean of shape [8] broadcasts silently along the wrong axis."""
+    body = CONSTANTS + "u = ReduceMean<axes=[-1], keepdims=0>(x)\nd = Sub(x, u)\n" + DEVIATION
+    sites = sites_of(model(body + "y = Div(d, s)", "float[8,8] x"))
+    assert [(site.kind, site.input.name) for site in sites] == [(NormKind.RMS_NORM, "d")]
+    kept = CONSTANTS + CENTRE + DEVIATION.replace("[-1]", "[-1], keepdims=0") + "y = Div(d, s)"
+    assert sites_of(model(kept, "float[8,8] x")) == ()
+
+
+def test_dropped_leading_axes_broadcast_rightly():
+    body = CONSTANTS + CENTRE + DEVIATION + "y = Div(d, s)"
+    ((site, error),) = replay_error(model(body.replace("[-1]", "[0], keepdims=0"), "float[8,5] x"))
+    assert site.fiber.axes == (0,)
+    assert error < FLOAT32_BOUND
+
+
+def test_the_false_friend_of_jax2onnx_0_3_is_no_norm():
+    """Statistics over all axes, and a numerator that is not centred."""
+    body = CONSTANTS + "u = ReduceMean(x)\nd = Sub(x, u)\nq = Mul(d, d)\nv = ReduceMean(q)\n"
+    assert (
+        sites_of(model(body + "ve = Add(v, e)\ns = Sqrt(ve)\ny = Div(x, s)", "float[4,3,8] x"))
+        == ()
+    )
+
+
+def test_global_response_normalization_is_no_norm():
+    body = "a = ReduceL2<axes=[1,2]>(x)\nu = ReduceMean<axes=[-1]>(a)\n" + CONSTANTS
+    body += "ue = Add(u, e)\nr = Div(a, ue)\ny = Mul(x, r)"
+    assert sites_of(model(body, "float[B,4,5,8] x")) == ()
+
+
+def test_softmax_spelled_out_is_no_norm():
+    body = (
+        "m = ReduceMax<axes=[-1]>(x)\nd = Sub(x, m)\nw = Exp(d)\na = Constant<value_ints=[-1]>()\n"
+    )
+    assert sites_of(model(body + "t = ReduceSum(w, a)\ny = Div(w, t)")) == ()
+
+
+def test_an_rms_operator_on_a_private_difference_is_a_layer_norm():
+    """What ONNX Runtime leaves of a layer norm without bias."""
+    body = CENTRE + "y = SimplifiedLayerNormalization<epsilon=1e-5>(d, g)"
+    ((site, error),) = replay_error(with_constants(model(body, "float[B,3,8] x, float[8] g")))
+    assert (site.kind, site.form) == (NormKind.LAYER_NORM, NormForm.DECOMPOSED)
+    assert site.input.name == "x"
+    assert site.gamma.name == "g"
+    assert error < FLOAT32_BOUND
+
+
+def test_an_rms_operator_on_a_shared_difference_stays_an_rms_norm():
+    body = CENTRE + "y = SimplifiedLayerNormalization(d, g)\nz = Neg(d)"
+    proto = with_constants(model(body, "float[B,3,8] x, float[8] g", "float[] y, float[] z"))
+    site = only_site(proto)
+    assert site.kind is NormKind.RMS_NORM
+    assert site.input.name == "d"
+
+
+def test_unit_instance_normalization_with_gamma_along_the_row_is_a_layer_norm():
+    body = (
+        "one = Constant<value = float[3] {1,1,1}>()\nzero = Constant<value = float[3] {0,0,0}>()\n"
+    )
+    body += "n = InstanceNormalization(x, one, zero)\nm = Mul(n, g)\ny = Add(m, b)"
+    ((site, error),) = replay_error(with_constants(model(body, AFFINE)))
+    assert site.kind is NormKind.LAYER_NORM
+    assert site.refusal is None
+    assert error < FLOAT32_BOUND
+
+
+def test_grouped_vectors_are_a_block_of_the_channel_axis():
+    body = "s = Constant<value_ints=[0,2,-1]>()\nt = Constant<value_ints=[-1,8]>()\n"
+    body += "one = Constant<value=float[2] {1,1}>()\nzero = Constant<value=float[2] {0,0}>()\n"
+    body += "r = Reshape(x, s)\ni = InstanceNormalization(r, one, zero)\nn = Reshape(i, t)\n"
+    body += "m = Mul(n, g)\ny = Add(m, b)"
+    proto = with_constants(model(body, "float[B,8] x, float[8] g, float[8] b"))
+    ((site, error),) = replay_error(proto)
+    assert site.kind is NormKind.GROUP_NORM
+    (block,) = site.fiber.blocks
+    assert (block.axis, block.inner, block.size, block.outer) == (1, 1, 4, 2)
+    assert site.refusal is None
+    assert (site.input.name, site.output.name) == ("x", "y")
+    assert error < FLOAT32_BOUND
+
+
+def test_a_manual_instance_norm_is_refused_as_spatial():
+    body = (
+        CONSTANTS + (CENTRE + DEVIATION).replace("[-1]", "[2,3]") + "n = Div(d, s)\ny = Mul(n, g)"
+    )
+    proto = with_constants(model(body, "float[B,5,3,4] x, float[5,1,1] g"))
+    ((site, error),) = replay_error(proto)
+    assert site.kind is NormKind.INSTANCE_NORM
+    assert site.refusal.code is RefusalCode.SPATIAL_NORM
+    assert error < FLOAT32_BOUND
+
+
+def test_dyt_has_its_scale_as_factor():
+    body = "a = Constant<value=float {0.7}>()\nx1 = Mul(a, x)\nt = Tanh(x1)\nm = Mul(t, g)\ny = Add(m, b)"
+    ((site, error),) = replay_error(with_constants(model(body, AFFINE)))
+    assert site.kind is NormKind.DYT
+    assert (site.gamma.name, site.beta.name) == ("g", "b")
+    assert abs(site.factor - 0.7) < 1e-7
+    assert error < FLOAT32_BOUND
+
+
+def test_the_tanh_form_of_gelu_is_no_dyt():
+    body = "a = Constant<value=float {0.7978846}>()\none = Constant<value=float {1.0}>()\n"
+    body += "x1 = Mul(x, a)\nt = Tanh(x1)\nt1 = Add(t, one)\nh = Mul(x, t1)\ny = Mul(h, g)"
+    assert sites_of(with_constants(model(body, "float[B,3,8] x, float[8] g"))) == ()
+
+
+def test_add_of_exact_zero_vanishes_and_of_almost_zero_does_not():
+    tail = "z = Constant<value=float {0.0}>()\nn = Div(d, s)\nm = Add(n, z)\ny = Mul(m, g)"
+    site = only_site(norm(tail, "float[B,3,8] x, float[8] g"))
+    assert site.output.name == "y"
+    assert site.beta is None
+    almost = tail.replace("{0.0}", "{1e-9}")
+    assert only_site(norm(almost, "float[B,3,8] x, float[8] g")).output.name == "m"
+
+
+def test_norms_in_a_row_are_one_site_each():
+    body = CONSTANTS + CENTRE + DEVIATION + "n = Div(d, s)\nm = Mul(n, g)\ny1 = Add(m, b)\n"
+    second = (CENTRE + DEVIATION + "n = Div(d, s)\nm = Mul(n, g)\ny = Add(m, b)").replace("x", "y1")
+    for name in ("u", "d", "q", "v", "ve", "s", "n", "m"):
+        second = second.replace(f"{name} =", f"{name}2 =").replace(f"({name},", f"({name}2,")
+        second = second.replace(f", {name})", f", {name}2)").replace(f"({name})", f"({name}2)")
+    found = replay_error(with_constants(model(body + second, AFFINE)))
+    assert [(site.input.name, site.output.name) for site, _ in found] == [("x", "y1"), ("y1", "y")]
+    assert all(error < FLOAT32_BOUND for _, error in found)
