@@ -33,6 +33,7 @@ __all__ = [
     "UsageError",
     "Verification",
     "VerificationError",
+    "__version__",
     "get_library_path",
     "inspect",
     "optimize",
@@ -40,6 +41,8 @@ __all__ = [
     "session",
     "verify",
 ]
+
+__version__ = "0.1.0"
 
 _HOME = {
     "InvariantError": "errors",

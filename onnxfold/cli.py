@@ -93,9 +93,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machine
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"onnxfold {version('onnxfold')}")
+        typer.echo(f"onnxfold {__version__}")
         raise typer.Exit
 
 

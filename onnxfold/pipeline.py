@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
-from onnxfold import model_io
+from onnxfold import __version__, model_io
 from onnxfold.analysis import DEFAULT_SPLIT_BYTES, Analysis, analyse
 from onnxfold.errors import UsageError, VerificationError
 from onnxfold.graph import GraphView
@@ -248,7 +247,7 @@ def _finished(model: ir.Model, source: Source, analysis: Analysis, options: Opti
         model.ir_version = _FUNCTIONS_SINCE_IR
     model.metadata_props[METADATA_KEY] = json.dumps(
         {
-            "version": version("onnxfold"),
+            "version": __version__,
             "target": options.target.value,
             "folded": len(analysis.plan.folds),
             "inserted_centerings": len(analysis.plan.insertions),

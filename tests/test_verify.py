@@ -314,7 +314,7 @@ def test_inputs_and_outputs_must_have_the_same_names() -> None:
 def test_inputs_that_do_not_suit_are_told_to_be_given() -> None:
     picky = single("s = Constant <value_ints = [3, 7]> ()  y = Reshape (x, s)", "float[P, Q] x")
     with pytest.raises(
-        ModelError, match="does not run on the inputs x:2,.*give others with --inputs"
+        ModelError, match=r"does not run on the inputs x:2,.*give others with --inputs"
     ):
         verified(picky, picky)
     assert verified(picky, picky, spec=InputSpec.parse(["x:7,3"])).passed
@@ -322,12 +322,9 @@ def test_inputs_that_do_not_suit_are_told_to_be_given() -> None:
 
 def test_pictures_of_open_size_are_tried_in_several_sizes() -> None:
     picky = single(
-        "s = Constant <value_ints = [-1, 3, 384, 384]> ()  r = Reshape (x, s)  y = Conv (r, w)",
-        "float[B, 3, H, W] x, float[1, 3, 32, 32] w",
-        "float[B, 1, P, Q] y",
+        "y = Add (x, grid)", "float[B, 3, H, W] x, float[3, 64, 64] grid", "float[B, 3, H, W] y"
     )
-    spec = InputSpec.parse(["w:1,3,32,32"])
-    assert verified(picky, picky, samples=1, spec=spec).method == "float64"
+    assert verified(picky, picky, samples=1).method == "float64"
 
 
 def test_at_least_one_sample_is_needed() -> None:

@@ -114,12 +114,21 @@ class ConstantFolder:
         return array if node.op_type == "Shape" else np.asarray(np.prod(array), dtype=np.int64)
 
     def _compute(self, node: ir.Node, inputs: list[Array | None]) -> list[Array]:
+        from onnx import helper
         from onnx.reference import ReferenceEvaluator  # slow to import, seldom needed
 
         proto = ir.to_proto(node)
         feeds = {name: array for name, array in zip(proto.input, inputs, strict=True) if name}
-        evaluator = ReferenceEvaluator(proto, opsets={"": self._opset})
-        return [np.asarray(result) for result in evaluator.run(None, feeds)]
+        # In a model, for a node by itself is read as one of the newest opset (onnx 1.23).
+        operands = [helper.make_empty_tensor_value_info(name) for name in feeds]
+        results = [helper.make_empty_tensor_value_info(name) for name in proto.output if name]
+        model = helper.make_model(
+            helper.make_graph([proto], "constant", operands, results),
+            opset_imports=[helper.make_opsetid("", self._opset)],
+        )
+        computed = ReferenceEvaluator(model).run(None, feeds)
+        by_name = dict(zip((info.name for info in results), computed, strict=True))
+        return [np.asarray(by_name[name]) if name else np.zeros(0) for name in proto.output]
 
 
 def _elements(shape: Array | None) -> float:

@@ -100,7 +100,8 @@ def orphans(final: Path, source: Path | None) -> tuple[Path, ...]:
         if source is not None:
             others.add(source)
         for other in others:
-            if not (other.exists() and other.samefile(final)):
+            # A symbolic link will lead to the new model, a hard link stays with the old one.
+            if Path(os.path.realpath(other)) != final:
                 used -= references(other)
     except ModelError:
         return ()

@@ -124,7 +124,7 @@ class StagedModel:
             raise
 
 
-def stage(  # noqa: PLR0913  # each is an option of the command line
+def stage(  # each is an option of the command line
     model: ir.Model,
     destination: str | os.PathLike[str],
     *,

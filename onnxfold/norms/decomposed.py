@@ -117,13 +117,21 @@ def _owned(
 
 def _belongs(algebra: Algebra, value: ir.Value, tensors: set[ir.Value]) -> bool:
     """Whether a value is computed from x on the way to the norm, not a coefficient or a shape."""
-    form = algebra.form(value)
-    if form is not None:
-        return isinstance(form, Square) or form.t in tensors
+    if _is_step(algebra, value, tensors):
+        return True
     node = value.producer()
     if node is None or node.domain != "" or node.op_type not in _STEPS:
         return False
-    return any(operand is not None and algebra.atom(operand) in tensors for operand in node.inputs)
+    return any(
+        operand is not None
+        and (algebra.atom(operand) in tensors or _is_step(algebra, operand, tensors))
+        for operand in node.inputs
+    )
+
+
+def _is_step(algebra: Algebra, value: ir.Value, tensors: set[ir.Value]) -> bool:
+    form = algebra.form(value)
+    return form is not None and (isinstance(form, Square) or form.t in tensors)
 
 
 def _expressed(
@@ -134,7 +142,7 @@ def _expressed(
         return coefficient.runtime[0]
     if bool((coefficient.array == neutral).all()):
         return None
-    return coefficient.array if coefficient.source is None else coefficient.source
+    return np.asarray(coefficient.array) if coefficient.source is None else coefficient.source
 
 
 def _centred(algebra: Algebra, form: Affine, nodes: tuple[ir.Node, ...]) -> ir.Value | None:

@@ -117,12 +117,13 @@ def _read_cut(
         readers = _readers_of_copy(view, graph, cut, point) if copied else ()
         if copied:
             cost += prices.of_copy(point, facts) or 0
+        norms = tuple(norms_of.get(point, ())) if copied else ()
         if facts.constant:
             tensor = view.tensor(point.value)
             nbytes = 0 if tensor is None else tensor.nbytes
-            weights.append(WeightCentring(view.ref(point.value), point.fiber, nbytes, readers))
+            ref = view.ref(point.value)
+            weights.append(WeightCentring(ref, point.fiber, nbytes, readers, norms))
         elif copied:
-            norms = tuple(norms_of.get(point, ()))
             insertions.append(Insertion(view.ref(point.value), point.fiber, readers, norms))
     return Plan(tuple(folds), tuple(weights), tuple(insertions), tuple(refusals), gain, cost)
 

@@ -29,14 +29,20 @@ class Fold:
 class WeightCentring:
     """A weight W that becomes P W along ``fiber``.
 
-    ``readers`` empty: in place, for all of its readers.  Otherwise the weight is split: these
-    readers get a centred copy, the others keep the original.
+    ``readers`` and ``norms`` empty: in place, for all of its readers.  Otherwise the weight is
+    split: these node inputs and these folded norms get a centred copy, the others the original.
     """
 
     value: str
     fiber: Fiber
     nbytes: int
     readers: tuple[ReaderRef, ...] = ()
+    norms: tuple[str, ...] = ()
+
+    @property
+    def split(self) -> bool:
+        """Whether the weight is stored twice."""
+        return bool(self.readers or self.norms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ class Plan:
     @property
     def split_bytes(self) -> int:
         """The bytes of the weights that are stored twice."""
-        centred = sum(weight.nbytes for weight in self.weights if weight.readers)
+        centred = sum(weight.nbytes for weight in self.weights if weight.split)
         places = (place for fusion in self.fusions for place in fusion.places)
         return centred + sum(place.nbytes for place in places if place.copy)
 
@@ -99,6 +105,7 @@ class Plan:
                     _fiber(weight["fiber"]),
                     weight["nbytes"],
                     _readers(weight["readers"]),
+                    tuple(weight["norms"]),
                 )
                 for weight in document["weights"]
             ),
@@ -127,7 +134,8 @@ class Plan:
         lines = [f"fuse      {fusion}" for fusion in self.fusions]
         lines += [f"fold      {fold.norm}" for fold in self.folds]
         for weight in self.weights:
-            how = f"copy for {len(weight.readers)} readers" if weight.readers else "in place"
+            count = len(weight.readers) + len(weight.norms)
+            how = f"copy for {count} readers" if weight.split else "in place"
             lines.append(f"centre    {weight.value} along {weight.fiber}, {how}")
         for insertion in self.insertions:
             readers = len(insertion.readers) + len(insertion.norms)

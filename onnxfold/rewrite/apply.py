@@ -59,9 +59,11 @@ def apply_plan(
     changed = not plan.empty
     values = view.by_ref()
     editor = Editor(view.model)
-    for weight in plan.weights:
-        _centre_weight(view, values, weight, editor)
     fed: dict[str, ir.Value] = {}
+    # In place first: a copy along another fiber is then a copy of what all readers get.
+    for weight in sorted(plan.weights, key=lambda weight: weight.split):
+        copy = _centre_weight(view, values, weight, editor)
+        fed.update(dict.fromkeys(weight.norms, copy))
     for insertion in plan.insertions:
         copy = _insert_centring(editor, values, insertion, lowering)
         fed.update(dict.fromkeys(insertion.norms, copy))
@@ -116,9 +118,8 @@ def _centre_weight(
     tensor = view.tensor(value)
     if tensor is None:
         raise InvariantError(f"the plan centres '{weight.value}', which is no weight")
-    if weight.readers:
-        _split(values, value, tensor, weight, editor)
-        return
+    if weight.split:
+        return _split(values, value, tensor, weight, editor)
     change_constant(value, centred_tensor(tensor, weight.fiber, tensor.name or value.name or ""))
 
 

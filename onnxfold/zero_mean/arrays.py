@@ -15,7 +15,7 @@ import numpy.typing as npt
 from onnxfold.errors import InvariantError
 from onnxfold.graph import Fiber
 
-__all__ = ["fiber_means", "is_centred", "split_digits"]
+__all__ = ["fiber_means", "is_centred", "split_digits", "within_rounding"]
 
 _SAMPLED_SETS = 64
 # Half the distance of neighbouring numbers: relative, and absolute below the normal range.
@@ -88,3 +88,14 @@ def _has_zero_means(view: Array, members: tuple[int, ...], roundoff: tuple[float
     size = wide.size // max(1, means.size)
     relative += 2 * size * _ROUNDOFF["float64"][0]
     return bool(np.all(means <= relative * np.abs(wide).mean(axis=members) + absolute))
+
+
+def within_rounding(stored: Array, exact: npt.NDArray[np.float64], magnitude: Array | float) -> bool:
+    """Whether ``stored`` is ``exact`` after one rounding to its type.
+
+    ``magnitude`` bounds the terms that ``exact`` is the sum of, for the float64 rounding of a sum
+    of any order: 2^-40 of it, far below the roundoff of the types that models store.
+    """
+    relative, absolute = _ROUNDOFF[stored.dtype.name]
+    error = np.abs(stored.astype(np.float64) - exact)
+    return bool(np.all(error <= relative * np.abs(exact) + absolute + 2.0**-40 * magnitude))

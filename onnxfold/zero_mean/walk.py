@@ -33,8 +33,7 @@ class PointFacts:
     """What is known of a point.
 
     ``constant``: the value is a weight.  ``zero_mean``: its mean along the fiber is 0 as it
-    stands.  ``opaque``: why it cannot be centred by its producers.  ``carried``: the points that
-    must be centred with it.  ``siblings``: the other outputs of its producer, which move with it.
+  ``siblings``: the other outputs of its producer, which move with it.
     ``carries_to``: the points that move when it moves.  ``exact``: the readers that must see the
     original value.
     """
@@ -43,6 +42,7 @@ class PointFacts:
     zero_mean: bool
     opaque: Refusal | None
     carried: tuple[Point, ...]
+    positions: tuple[int, ...]
     siblings: tuple[Point, ...]
     carries_to: tuple[Point, ...]
     exact: tuple[Refusal, ...]
@@ -75,6 +75,7 @@ class _Producer:
     zero_mean: bool = False
     opaque: Refusal | None = None
     carried: tuple[Point, ...] = ()
+    positions: tuple[int, ...] = ()
     siblings: tuple[Point, ...] = ()
 
 
@@ -108,6 +109,7 @@ class _Walk:
                 producer.zero_mean,
                 producer.opaque,
                 producer.carried,
+                producer.positions,
                 producer.siblings,
                 *self._readers.get(point, ((), ())),
             )
@@ -145,9 +147,10 @@ class _Walk:
         siblings = tuple(
             Point(output, point.fiber)
             for output in (node.outputs if node is not None else ())
-            if output is not point.value and output.uses()
+            if output is not point.value and (output.uses() or output.is_graph_output())
         )
-        return _Producer(constant=False, carried=tuple(carried), siblings=siblings)
+        positions = tuple(index for index, _ in pulled.inputs)
+        return _Producer(False, carried=tuple(carried), positions=positions, siblings=siblings)
 
     def _pull_constant(self, value: ir.Value) -> _Producer:
         tensor = self._view.tensor(value)
@@ -194,6 +197,6 @@ def _with_zero_means(points: dict[Point, PointFacts]) -> dict[Point, PointFacts]
         for point in dependants.get(ready.popleft(), ()):
             waiting[point] -= 1
             if waiting[point] == 0:
-                result[point] = PointFacts(False, True, None, (), (), (), ())
+                result[point] = PointFacts(False, True, None, (), (), (), (), ())
                 ready.append(point)
     return result

@@ -125,9 +125,12 @@ def test_the_data_of_the_input_is_never_an_output(tmp_path: Path) -> None:
                 model_io.stage(model_io.load(source), tmp_path / name, source=source, force=force)
 
 
-def test_a_link_at_the_destination_is_replaced_and_its_target_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["blobs/hash", "hash", "hash.onnx"])
+def test_a_link_at_the_destination_is_replaced_and_its_target_kept(
+    tmp_path: Path, target: str
+) -> None:
     (tmp_path / "blobs").mkdir()
-    source = save(rich_model(), tmp_path / "blobs" / "hash.onnx", "hash.data")
+    source = save(rich_model(), tmp_path / target, "hash.data")
     before = contents(source)
     link = tmp_path / "model.onnx"
     link.symlink_to(source)
@@ -136,6 +139,23 @@ def test_a_link_at_the_destination_is_replaced_and_its_target_kept(tmp_path: Pat
     assert result.data == tmp_path / "model.onnx.data"
     assert contents(source) == before
     assert contents(link)["W1"] != before["W1"]
+
+
+def test_another_name_of_the_old_output_stays_whole(tmp_path: Path) -> None:
+    source = save(rich_model(), tmp_path / "in.onnx", "in.data")
+    old = publish(model_io.load(source), tmp_path / "out.onnx")
+    os.link(old.model, tmp_path / "hard.onnx")
+    publish(doubled(source), tmp_path / "out.onnx")
+    assert contents(tmp_path / "hard.onnx") == contents(source)
+    # A symbolic link leads to the new model, so it does not need the old data.
+    (tmp_path / "link.onnx").symlink_to("out.onnx")
+    (tmp_path / "hard.onnx").unlink()
+    second = publish(doubled(source), tmp_path / "out.onnx", tmp_path / "link.onnx")
+    third = publish(model_io.load(source), tmp_path / "out.onnx", tmp_path / "link.onnx")
+    assert second.data is not None
+    assert not second.data.exists()
+    assert third.data is not None
+    assert contents(tmp_path / "link.onnx") == contents(source)
 
 
 def test_data_that_another_model_uses_is_neither_taken_nor_deleted(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto
 
 from onnxfold.reference import Array
+from onnxfold.reference.kernels import convolution
 
 from .graphs import float64, one_node
 
@@ -257,6 +258,15 @@ def test_a_float32_model_is_computed_in_float64(case: Case) -> None:
     # At most a few hundred roundings of 1.1e-16 meet in one element, amplified by the large mean.
     bound = 1e-13 * max(1.0, float(np.abs(case.inputs[0]).max())) ** 2
     assert np.abs(got - expected).max() <= bound * np.abs(expected).max()
+
+
+def test_large_convolutions_gather_their_patches_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution, "_PATCHES_BYTES", 8 * 27 * 11 * 2)
+    x, w = random(2, 3, 9, 13), random(4, 3, 3, 3)
+    proto = one_node("Conv", [x.astype(np.float32), w.astype(np.float32)])
+    expected = F.conv2d(torch.from_numpy(x), torch.from_numpy(w)).numpy()
+    # Sums of 27 products.
+    np.testing.assert_allclose(float64(proto, [x, w])[0], expected, rtol=0, atol=1e-14)
 
 
 def test_layer_normalization_gives_mean_and_inverse_deviation_in_float64() -> None:

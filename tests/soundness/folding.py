@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
@@ -104,8 +104,9 @@ def _wide(model: onnx.ModelProto) -> onnx.ModelProto:
         _widen_type(value)
     _widen_graph(wide.graph)
     for function in wide.functions:
-        for node in function.node:
-            _widen_node(node)
+        nodes = [new for node in function.node for new in _widened(node)]
+        del function.node[:]
+        function.node.extend(nodes)
     return wide
 
 
@@ -118,11 +119,13 @@ def _widen_graph(graph: onnx.GraphProto) -> None:
     for tensor in graph.initializer:
         _widen_tensor(tensor)
     del graph.value_info[:]
-    for node in graph.node:
-        _widen_node(node)
+    nodes = [new for node in graph.node for new in _widened(node)]
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
-def _widen_node(node: onnx.NodeProto) -> None:
+def _widened(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return the node with wide tensors; a float attribute becomes a tensor of FLOAT, hence a Cast."""
     for attribute in node.attribute:
         if attribute.name == "to" and attribute.i == TensorProto.FLOAT:
             attribute.i = TensorProto.DOUBLE
@@ -130,6 +133,12 @@ def _widen_node(node: onnx.NodeProto) -> None:
             _widen_tensor(attribute.t)
         elif attribute.HasField("g"):
             _widen_graph(attribute.g)
+        elif attribute.name == "value_float":
+            name = node.output[0]
+            node.output[0] = f"{name}.float"
+            cast = helper.make_node("Cast", [node.output[0]], [name], to=TensorProto.DOUBLE)
+            return [node, cast]
+    return [node]
 
 
 def _widen_tensor(tensor: onnx.TensorProto) -> None:

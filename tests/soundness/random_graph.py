@@ -465,7 +465,7 @@ class _Maker:
         if self.chance(0.6):
             beta = self.numbers.random(shape) if self.chance(0.7) else np.zeros(shape)
             inputs.append(self.initializer(self.floats(beta), "beta"))
-        return self.node("LayerNormalization", *inputs, axis=-2 if wide else -1, epsilon=1e-3)
+        return self.node("LayerNormalization", *inputs, axis=-2 if wide else -1, epsilon=2.0**-10)
 
     def spelled_norm(self, x: str, size: int, *, wide: bool) -> str:
         self.made["norm spelled out"] += 1
@@ -474,7 +474,7 @@ class _Maker:
         centred = self.node("Sub", x, mean)
         square = self.node("Pow", centred, self.scalar(2.0))
         variance = self.with_axes("ReduceMean", square, axes, 18, keepdims=1)
-        root = self.node("Sqrt", self.node("Add", variance, self.scalar(1e-3)))
+        root = self.node("Sqrt", self.node("Add", variance, self.scalar(2.0**-10)))
         y = self.node("Div", centred, root)
         if self.chance(0.7):
             y = self.node("Mul", y, self.initializer(self.floats(1 + self.numbers.random(size)), "gamma"))

@@ -162,7 +162,12 @@ class Sample:
         names = self._names()
         outputs = [f"y{k}" for k in range(self.outputs)]
         node = helper.make_node(self.op_type, names, outputs, **self.attributes)
-        session = ReferenceEvaluator(node, opsets={"": self.opset})
+        # In a model: a node by itself is evaluated as one of the newest opset.
+        operands = [helper.make_empty_tensor_value_info(name) for name in names if name]
+        results = [helper.make_empty_tensor_value_info(name) for name in outputs]
+        graph = helper.make_graph([node], "sample", operands, results)
+        imports = [helper.make_opsetid("", self.opset)]
+        session = ReferenceEvaluator(helper.make_model(graph, opset_imports=imports))
 
         def run(arrays: list[Array | None]) -> list[Array]:
             feeds = {name: a for name, a in zip(names, arrays, strict=True) if a is not None}

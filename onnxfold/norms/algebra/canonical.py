@@ -7,8 +7,6 @@ and multiplication by exactly 1 or addition of exactly 0 (no tolerance).
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
@@ -27,10 +25,15 @@ _FLOAT_BITS = {  # exponent and fraction: a Cast is exact iff neither shrinks
 }
 _BOOLEAN = frozenset("And Equal Greater GreaterOrEqual IsNaN Less LessOrEqual Not Or".split())
 _RESHAPES = frozenset(("Flatten", "Reshape", "Squeeze", "Unsqueeze"))
-_ARITHMETIC: dict[str, Callable[[float, float], float]] = {
-    "Add": operator.add,
-    "Mul": operator.mul,
-    "Sub": operator.sub,
+_ARITHMETIC: dict[str, np.ufunc] = {
+    "Add": np.add,
+    "Div": np.divide,
+    "Mul": np.multiply,
+    "Neg": np.negative,
+    "Pow": np.power,
+    "Reciprocal": np.reciprocal,
+    "Sqrt": np.sqrt,
+    "Sub": np.subtract,
 }
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
 
@@ -183,8 +186,12 @@ class Canonical:
             return None
         if self.view.rank(value) not in (0, 1):
             return None
-        a, b = (self.number(operand) for operand in node.inputs)
-        return None if a is None or b is None else _ARITHMETIC[node.op_type](a, b)
+        operands = [self.number(operand) for operand in node.inputs]
+        if any(operand is None for operand in operands):
+            return None
+        with np.errstate(all="ignore"):
+            result = float(_ARITHMETIC[node.op_type](*operands))
+        return result if math.isfinite(result) else None
 
     def _rounded(self, number: float | None, dtype: ir.DataType | None) -> float | None:
         if number is None or dtype not in _FLOAT_BITS:

@@ -76,14 +76,12 @@ def _constant_rows(algebra: Algebra, condition: ir.Value, form: Affine) -> bool:
 def _condition_nodes(
     algebra: Algebra, condition: ir.Value, t: ir.Value
 ) -> frozenset[ir.Node] | None:
-    """Return the nodes of a condition that is computed from t and its moments alone."""
+    """Return the nodes of a condition that is computed from t alone."""
     nodes: set[ir.Node] = set()
     waiting = [condition]
     while waiting:
         value = waiting.pop()
-        form = algebra.form(value)
-        known = isinstance(form, Affine) and form.t is t
-        if known or algebra.atom(value) is t or algebra.view.array(value) is not None:
+        if algebra.atom(value) is t or algebra.view.array(value) is not None:
             continue
         node = value.producer()
         if node is None or len(nodes) > _CONDITION_LIMIT:

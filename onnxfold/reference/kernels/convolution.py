@@ -15,6 +15,7 @@ __all__ = ["conv", "convolve"]
 # From this many input channels per group on, one matrix product per kernel position is as fast
 # as one product over gathered patches, and it needs no copy of the patches.
 _CHANNELS_FOR_SHIFTS = 16
+_PATCHES_BYTES = 1 << 26
 
 
 def convolve(x: Array, w: Array, windows: Windows, group: int) -> Array:
@@ -59,12 +60,16 @@ def _by_shifts(x: Array, w: Array, windows: Windows, y: Array) -> None:
 
 
 def _by_patches(x: Array, w: Array, windows: Windows, y: Array) -> None:
-    """One product with the gathered patches [C * kernel, positions] per sample."""
+    """Products with gathered patches [C * kernel, positions], some rows of positions at a time."""
     flat = w.reshape(w.shape[0], -1)
+    across = prod(windows.sizes[1:])
+    rows = max(1, _PATCHES_BYTES // max(1, flat.shape[1] * across * y.itemsize))
     for sample in range(x.shape[0]):
         shifts = [windows.view(x[sample], offset) for offset in windows.offsets()]
-        patches = np.stack(shifts, axis=1).reshape(flat.shape[1], -1)
-        y[sample] += flat @ patches
+        for row in range(0, windows.sizes[0], rows):
+            parts = [shift[:, row : row + rows] for shift in shifts]
+            patches = np.stack(parts, axis=1).reshape(flat.shape[1], -1)
+            y[sample, :, row * across : row * across + patches.shape[1]] = flat @ patches
 
 
 def _per_channel(b: Array, rank: int) -> Array:
