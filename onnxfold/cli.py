@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from onnxfold import __version__
 from onnxfold.errors import OnnxfoldError, UsageError, VerificationError
 from onnxfold.lower.target import Target
 
@@ -25,6 +26,7 @@ app = typer.Typer(
     name="onnxfold",
     no_args_is_help=True,
     add_completion=False,
+    pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Give an ONNX model the same function with cheaper normalization.
@@ -336,6 +338,16 @@ def main() -> None:
         app()
     except OnnxfoldError as error:
         _fail(error)
+    except Exception as error:  # the last resort: a defect is one line too, and never exit code 0
+        if {"-v", "--verbose"} & set(sys.argv[1:]):
+            raise
+        sentence = str(error).splitlines()[0] if str(error) else ""
+        typer.echo(
+            f"onnxfold: internal error, {type(error).__name__}: {sentence}; this is a defect: "
+            "please report it with the traceback that --verbose shows",
+            err=True,
+        )
+        sys.exit(3)
     except KeyboardInterrupt:
         typer.echo("onnxfold: interrupted", err=True)
         sys.exit(130)
