@@ -338,6 +338,8 @@ def main() -> None:
         app()
     except OnnxfoldError as error:
         _fail(error)
+    except BrokenPipeError:
+        sys.exit(0)
     except Exception as error:  # the last resort: a defect is one line too, and never exit code 0
         if {"-v", "--verbose"} & set(sys.argv[1:]):
             raise
@@ -351,5 +353,3 @@ def main() -> None:
     except KeyboardInterrupt:
         typer.echo("onnxfold: interrupted", err=True)
         sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(0)
