@@ -98,6 +98,23 @@ RECIPES: Final = (
         layer_norms=26,
     ),
     Recipe(
+        name="clip-image",
+        build=image_model(
+            model_of(
+                "CLIPVisionModelWithProjection",
+                "CLIPVisionConfig",
+                full={},
+                small={**_VIT_SMALL, "projection_dim": 16},
+            ),
+            {"image_embeds": "image_embeds"},
+        ),
+        source=source("CLIPVisionModelWithProjection"),
+        licence=LICENCE,
+        layers="12 of 12 of ViT-B/32, 88M",
+        why="clip-vision as deployed: the embedding is the only output, so the stream is not one",
+        layer_norms=26,
+    ),
+    Recipe(
         name="swin-t",
         build=image_model(
             model_of(

@@ -24,6 +24,7 @@ _PLUMBING = frozenset(
     Shape Size Slice Squeeze Sub Unsqueeze Where""".split()
 )
 _PLUMBING_LIMIT = 200
+_DEAD_LIMIT = 8
 
 
 def decomposed_sites(view: GraphView) -> Iterator[NormSite]:
@@ -171,17 +172,18 @@ def _leaks(
 
 
 def _dies(node: ir.Node, owned: set[ir.Node]) -> bool:
-    """Whether a node only computes shapes that nobody but the norm's own nodes asks for."""
-    if node.op_type not in ("Shape", "Size"):
-        return False
+    """Whether a node leads nowhere, or only computes shapes that the norm's own nodes ask for."""
+    shape = node.op_type in ("Shape", "Size")
     seen: set[ir.Node] = set()
     waiting = [node]
     while waiting:
         current = waiting.pop()
-        if current in owned or current in seen:
+        if current in seen or (shape and current in owned):
             continue
         seen.add(current)
-        if len(seen) > _PLUMBING_LIMIT or current.op_type not in _PLUMBING:
+        if len(seen) > (_PLUMBING_LIMIT if shape else _DEAD_LIMIT) or current in owned:
+            return False
+        if shape and current.op_type not in _PLUMBING:
             return False
         for value in current.outputs:
             if value.is_graph_output():

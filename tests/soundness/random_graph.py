@@ -477,9 +477,13 @@ class _Maker:
         root = self.node("Sqrt", self.node("Add", variance, self.scalar(2.0**-10)))
         y = self.node("Div", centred, root)
         if self.chance(0.7):
-            y = self.node("Mul", y, self.initializer(self.floats(1 + self.numbers.random(size)), "gamma"))
+            y = self.node(
+                "Mul", y, self.initializer(self.floats(1 + self.numbers.random(size)), "gamma")
+            )
         if self.chance(0.6):
-            y = self.node("Add", y, self.initializer(self.floats(self.numbers.random(size)), "beta"))
+            y = self.node(
+                "Add", y, self.initializer(self.floats(self.numbers.random(size)), "beta")
+            )
         if self.chance(0.08):
             self.made["statistics are read"] += 1
             leak = self.rng.choice((mean, centred, variance))

@@ -285,7 +285,68 @@ def _pad(draw: Draw) -> Sample:
     x = draw.floats(dims)
     if opset < 11:
         attributes |= {"pads": pads} | ({} if fill is None else {"value": fill})
-        return Sample("Pad", opset, (x,), attributes, draw.size_of, function=_pad_2)
+        return Sample("Pad", opset, (x,), attributes, draw.size_of, function=_padded)
+    operands: list[Operand | None] = [x, fixed(np.array(pads, np.int64), constant=draw.chance(0.9))]
+    if fill is not None:
+        operands.append(Operand(np.array(fill), (), draw.chance(0.7), moves=True))
+    if len(chosen) != rank or (opset >= 18 and draw.chance(0.3)):
+        operands += [None] * (3 - len(operands))
+        operands.append(_ints(*(a - rank if draw.chance(0.4) else a for a in chosen)))
+    sizes = list(draw.static(dims))
+    for place, axis in enumerate(chosen):
+        sizes[axis] += pads[place] + pads[len(chosen) + place]
+    known = None if all(o is None or o.constant for o in operands[1:]) else tuple(sizes)
+    return Sample(
+        "Pad",
+        opset,
+        tuple(operands),
+        attributes,
+        draw.size_of,
+        function=_padded,
+        output_dims=known,
+    )
+
+
+def _padded(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
+    """Crop where pads are negative, then pad; in attributes below opset 11."""
+    x, mode = _first(arrays), attributes.get("mode", "constant")
+    pads, fill, axes = (*arrays[1:], None, None, None)[:3]
+    written = attributes["pads"] if pads is None else pads.tolist()
+    chosen = range(x.ndim) if axes is None else [int(axis) % x.ndim for axis in axes]
+    width = [(0, 0)] * x.ndim
+    for place, axis in enumerate(chosen):
+        width[axis] = (written[place], written[place + len(written) // 2])
+    kept = [slice(max(0, -a), n - max(0, -b)) for (a, b), n in zip(width, x.shape, strict=True)]
+    grown = [(max(0, a), max(0, b)) for a, b in width]
+    if mode != "constant":
+        return [np.pad(x[tuple(kept)], grown, mode=mode)]
+    value = attributes.get("value", 0.0) if fill is None else fill.reshape(())
+    return [np.pad(x[tuple(kept)], grown, constant_values=value)]
+
+
+_MODES = ("constant", "constant", "constant", "edge", "reflect", "wrap")
+
+
+def _pad(draw: Draw) -> Sample:
+    opset = draw.pick((9, 11, 13, 18, 19, 21))
+    mode = draw.pick(_PAD_MODES if opset >= 19 else _PAD_MODES[:-1])
+    dims = (
+        draw.dims(1, 3)
+        if mode == "constant"
+        else tuple(draw.dim(sizes=(3, 4)) for _ in range(draw.number(1, 3)))
+    )
+    rank = len(dims)
+    chosen = list(range(rank))
+    if opset >= 18 and draw.chance(0.5):
+        chosen = draw.shuffled(chosen)[: draw.number(1, rank)]
+    low = -1 if mode == "constant" and min(draw.static(dims)) > 2 else 0
+    pads = [draw.pick((0, 0, 1, 2, low)) for _ in range(2 * len(chosen))]
+    attributes: dict[str, Any] = {"mode": mode} if mode != "constant" or draw.chance(0.3) else {}
+    fill = draw.pick((None, 0.0, 1.5))
+    x = draw.floats(dims)
+    if opset < 11:
+        attributes |= {"pads": pads} | ({} if fill is None else {"value": fill})
+        return Sample("Pad", opset, (x,), attributes, draw.size_of, function=_padded)
     operands: list[Operand | None] = [x, fixed(np.array(pads, np.int64), constant=draw.chance(0.9))]
     if fill is not None:
         operands.append(Operand(np.array(fill), (), draw.chance(0.7), moves=True))
@@ -318,7 +379,6 @@ _TRANSFORMS = (
     "pytorch_half_pixel",
     "align_corners",
     "asymmetric",
-    "tf_half_pixel_for_nn",
     "tf_crop_and_resize",
 )
 
@@ -336,7 +396,7 @@ def _resize(draw: Draw) -> Sample:
         return Sample(
             "Resize", opset, tuple(operands), attributes, draw.size_of, function=_resize_10
         )
-    transforms = _TRANSFORMS[:4] + (_TRANSFORMS[4:] if opset < 13 else _TRANSFORMS[5:])
+    transforms: tuple[str, ...] = _TRANSFORMS
     if opset >= 19:
         transforms += ("half_pixel_symmetric",)
     if draw.chance(0.8):
