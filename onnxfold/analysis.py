@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
 
 import onnx_ir as ir
 
@@ -12,15 +14,27 @@ from onnxfold.errors import UsageError
 from onnxfold.graph import GraphView
 from onnxfold.lower.target import Target
 from onnxfold.lower.targets import TargetLowering, costs_of
-from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.norms import NormForm, NormKind, NormSite, find_norms
 from onnxfold.planning import Demand, Plan, count_foldable, decide
+from onnxfold.planning.affine import AffineDecision, decide_affine
 from onnxfold.planning.costs import elements
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.rewrite.absorb import apply_affine
 from onnxfold.zero_mean.relations import Assumptions, Embeddings
 
-__all__ = ["DEFAULT_SPLIT_BYTES", "Analysis", "analyse"]
+__all__ = ["DEFAULT_SPLIT_BYTES", "Analysis", "Description", "analyse"]
 
 DEFAULT_SPLIT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A model as it came, before anything moved: its size, and a report row for each norm."""
+
+    opset: int
+    nodes: int
+    parameters: int
+    norms: tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +44,7 @@ class Analysis:
     ``refusals`` holds, by reference of the norm's output, why a norm is not folded.
     ``algorithm1`` counts the norms that fold under the rules of the paper's Algorithm 1 (outputs
     of norms count as centred, embeddings as opaque), ``algorithm1_embed_centred`` the same with a
-    centring behind every embedding.
+    centring behind every embedding.  ``affine_refusals`` holds why gamma or beta stays.
     """
 
     view: GraphView
@@ -40,6 +54,8 @@ class Analysis:
     refusals: dict[str, Refusal]
     algorithm1: int
     algorithm1_embed_centred: int
+    description: Description
+    affine_refusals: dict[str, Refusal] = field(default_factory=dict)
 
 
 def analyse(
@@ -48,16 +64,25 @@ def analyse(
     *,
     allow_split_bytes: int = DEFAULT_SPLIT_BYTES,
     exclude: str | None = None,
+    fuse_affine: bool = False,
 ) -> Analysis:
     """Find the norms of a prepared model and plan their folding.
 
-    ``exclude`` is a regular expression; norms whose name it matches anywhere stay as they are.
+    ``fuse_affine`` moves gamma and beta into the linear layers behind, in ``model`` itself, before
+    the rest is planned.  ``exclude`` is a regular expression; norms whose name it matches anywhere stay as they are.
     Raises UsageError when it is not a regular expression.
     """
     view = GraphView(model)
     sites = find_norms(view)
-    lowering = TargetLowering(view, target, sites)
     excluded = _pattern(exclude)
+    description = _describe(view, sites)
+    moved = AffineDecision((), ())
+    if fuse_affine:
+        moved = _fuse(view, sites, target, allow_split_bytes, excluded)
+        if moved.fusions:
+            view = GraphView(model)
+            sites = find_norms(view)
+    lowering = TargetLowering(view, target, sites)
     refused: dict[str, Refusal] = {}
     demands: list[Demand] = []
     for site in sites:
@@ -75,10 +100,67 @@ def analyse(
         view,
         sites,
         lowering,
-        plan,
+        replace(plan, fusions=moved.fusions),
         refused,
         _paper_count(view, sites, layer_norms, Embeddings.OPAQUE),
         _paper_count(view, sites, layer_norms, Embeddings.CENTRED),
+        description,
+        dict(moved.refusals),
+    )
+
+
+def _fuse(
+    view: GraphView,
+    sites: Sequence[NormSite],
+    target: Target,
+    allow_split_bytes: int,
+    excluded: re.Pattern[str] | None,
+) -> AffineDecision:
+    lowering = TargetLowering(view, target, sites)
+    kept = [site for site in sites if excluded is None or not excluded.search(site.name)]
+    decision = decide_affine(
+        view,
+        kept,
+        allow_split_bytes=allow_split_bytes,
+        # One operator multiplies by gamma for free; spelled out, it is an operator more.
+        saves_alone=lambda site: (
+            site.form is NormForm.DECOMPOSED and not lowering.calls_in_place(site)
+        ),
+    )
+    apply_affine(view, kept, decision.fusions)
+    return decision
+
+
+def _describe(view: GraphView, sites: Sequence[NormSite]) -> Description:
+    tensors = {
+        id(tensor): tensor
+        for graph in view.model.graphs()
+        for value in graph.initializers.values()
+        if (tensor := view.tensor(value)) is not None
+    }
+    return Description(
+        view.opset,
+        sum(1 for _ in view.nodes()),
+        sum(prod(tensor.shape.numpy()) for tensor in tensors.values()),
+        tuple(
+            {
+                "ref": view.ref(site.output),
+                "name": site.name,
+                "kind": site.kind.value,
+                "form": site.form.value,
+                "input": site.input.name,
+                "output": site.output.name,
+                "axes": list(site.fiber.axes),
+                "size": site.size,
+                "epsilon": site.epsilon,
+                "affine": [
+                    part
+                    for part, value in (("gamma", site.gamma), ("beta", site.beta))
+                    if value is not None
+                ],
+            }
+            for site in sites
+        ),
     )
 
 

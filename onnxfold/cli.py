@@ -90,6 +90,10 @@ RtolOption = Annotated[
     float | None, typer.Option(help="Also demand |error| <= atol + rtol |truth|.")
 ]
 AtolOption = Annotated[float | None, typer.Option(help="See --rtol.")]
+NoFuseAffineOption = Annotated[
+    bool,
+    typer.Option("--no-fuse-affine", help="Leave gamma, beta and scales where they are."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
@@ -135,6 +139,7 @@ def optimize(
     inputs: InputsOption = None,
     seed: SeedOption = 0,
     providers: ProvidersOption = None,
+    no_fuse_affine: NoFuseAffineOption = False,
     no_fuse_residual: Annotated[
         bool, typer.Option("--no-fuse-residual", help="Leave residual additions on their own.")
     ] = False,
@@ -192,6 +197,7 @@ def optimize(
             providers=tuple(providers or ()),
             save_as_external_data=True if save_as_external_data else None,
             fuse_residual=not no_fuse_residual,
+            fuse_affine=not no_fuse_affine,
             dry_run=dry_run,
             force=force,
             fail_if_unchanged=fail_if_unchanged,
@@ -210,13 +216,20 @@ def inspect(
     target: TargetOption = Target.PORTABLE,
     allow_split: SplitOption = 1 << 20,
     exclude: ExcludeOption = None,
+    no_fuse_affine: NoFuseAffineOption = False,
 ) -> None:
     """Show every norm: what it is, and whether it folds or why not. Changes nothing."""
     from onnxfold import pipeline
     from onnxfold import report as reports
 
     with _progress(context.obj):
-        document = pipeline.inspect(model, target=target, allow_split=allow_split, exclude=exclude)
+        document = pipeline.inspect(
+            model,
+            target=target,
+            allow_split=allow_split,
+            exclude=exclude,
+            fuse_affine=not no_fuse_affine,
+        )
     if as_json:
         _print_json(document)
     else:

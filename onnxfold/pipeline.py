@@ -30,6 +30,7 @@ from onnxfold.lower.target import Target
 from onnxfold.planning import Plan
 from onnxfold.prepare import Prepared, prepare
 from onnxfold.prove import Proof, prove
+from onnxfold.prove_affine import prove_affine
 from onnxfold.report import inspection
 from onnxfold.rewrite import Applied, apply_fusions, apply_plan
 from onnxfold.sources import Source, open_source
@@ -59,6 +60,7 @@ class Options:
     providers: tuple[str, ...] = ()
     save_as_external_data: bool | None = None
     fuse_residual: bool = True
+    fuse_affine: bool = True
     dry_run: bool = False
     force: bool = False
     fail_if_unchanged: bool = False
@@ -113,6 +115,7 @@ def inspect(
     target: Target | str = Target.PORTABLE,
     allow_split: int = DEFAULT_SPLIT_BYTES,
     exclude: str | None = None,
+    fuse_affine: bool = True,
 ) -> dict[str, Any]:
     """Return what every norm of a model is, whether it folds, and otherwise why not.
 
@@ -125,6 +128,7 @@ def inspect(
         _target(target),
         allow_split_bytes=allow_split,
         exclude=exclude,
+        fuse_affine=fuse_affine,
     )
     return inspection(analysis)
 
@@ -160,6 +164,7 @@ def optimize(
             chosen.target,
             allow_split_bytes=chosen.allow_split,
             exclude=chosen.exclude,
+            fuse_affine=chosen.fuse_affine,
         )
     report: dict[str, Any] = {"inspect": inspection(analysis), "prepared": _prepared(prepared)}
     if chosen.dry_run:
@@ -189,6 +194,7 @@ def _carry_out(
     report: dict[str, Any],
 ) -> Result:
     with clock.stage("rewrite"):
+        moved = _copy_of_moved(analysis) if options.check else None
         rewritten = _rewritten(source, analysis, options)
     changed = rewritten.changed
     if options.fail_if_unchanged and not changed:
@@ -197,8 +203,7 @@ def _carry_out(
     proof: Proof | None = None
     if changed and options.check:
         with clock.stage("prove"):
-            views = [GraphView(prepare(model).model) for model in (source.model, result)]
-            proof = prove(views[0], views[1], analysis.plan)
+            proof = _proved(source, moved, result, analysis.plan)
         report["proof"] = proof.to_json()
         if not proof.passed:
             raise VerificationError(f"the proof failed, nothing was written: {proof.failures[0]}")
@@ -218,6 +223,23 @@ def _carry_out(
         report["verification"] = verification.to_json()
     report["timing_s"] = clock.seconds
     return Result(returned, changed, analysis.plan, report, proof, verification)
+
+
+def _copy_of_moved(analysis: Analysis) -> ir.Model | None:
+    """Return a copy of the model after affine fusion, before centring; tensors are shared."""
+    return analysis.view.model.clone() if analysis.plan.fusions else None
+
+
+def _proved(source: Source, moved: ir.Model | None, result: ir.Model, plan: Plan) -> Proof:
+    """Prove the affine fusion, then the centring of the model that it gave."""
+    before, after = (GraphView(prepare(model).model) for model in (source.model, result))
+    if moved is None:
+        return prove(before, after, plan)
+    between = GraphView(moved)
+    affine = prove_affine(before, between, plan.fusions)
+    return prove(between, after, plan).joined(
+        affine.scaled_weights, affine.shifted_biases, affine.failures
+    )
 
 
 def _rewritten(source: Source, analysis: Analysis, options: Options) -> Applied:

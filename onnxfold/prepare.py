@@ -2,7 +2,8 @@
 
 Calls of model-local functions are inlined, except onnxfold's own, and operators that fuse a
 residual addition with a norm are split into the addition and the norm, so that the analysis
-walks through the addition; lowering fuses them again.
+walks through the addition; lowering fuses them again.  Transposes that an optimizer moved into
+a norm are moved back in front of it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from onnxfold.graph import node_label, operator
 from onnxfold.graph.shapes import fill_types
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.skip_forms import SPLITTERS, Builder
+from onnxfold.transposes import pull_transposes
 
 __all__ = ["Prepared", "prepare"]
 
@@ -27,12 +29,15 @@ _OVERRIDABLE_SINCE_IR = 4
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The working copy; which functions were inlined, which nodes split, and which could not be."""
+    """The working copy, and what was done: the names of inlined functions, of split nodes, of
+    Transposes moved; ``left`` says which nodes could not be split, and why.
+    """
 
     model: ir.Model
     inlined: tuple[str, ...]
     split: tuple[str, ...]
     left: tuple[Refusal, ...] = ()
+    moved: tuple[str, ...] = ()
 
 
 def prepare(model: ir.Model) -> Prepared:
@@ -49,7 +54,8 @@ def prepare(model: ir.Model) -> Prepared:
     split, left = _split(clone)  # asks for types
     if split:
         fill_types(clone)
-    return Prepared(clone, inlined, split, left)
+    moved = pull_transposes(clone, Builder(clone).unique)
+    return Prepared(clone, inlined, split, left, moved)
 
 
 def _inline(model: ir.Model) -> tuple[str, ...]:

@@ -26,7 +26,8 @@ from onnxfold.graph import Fiber, GraphView, Reader, follow_reshape, node_label
 from onnxfold.norms import NormSite, find_norms
 from onnxfold.planning import Plan
 from onnxfold.refusal import Refusal
-from onnxfold.zero_mean.arrays import fiber_means, is_centred, split_digits
+from onnxfold.rewrite.edited import unrounded
+from onnxfold.zero_mean.arrays import fiber_means, is_centred, split_digits, within_rounding
 from onnxfold.zero_mean.law import ZeroMean
 from onnxfold.zero_mean.relations import Carries, Point, Relations, Unseen
 
@@ -43,6 +44,19 @@ class Proof:
     folded_norms: int
     centred_weights: int
     failures: tuple[str, ...]
+    scaled_weights: int = 0
+    shifted_biases: int = 0
+
+    def joined(self, scaled_weights: int, shifted_biases: int, failures: tuple[str, ...]) -> Proof:
+        """Return this proof together with that of the affine fusion before it."""
+        return Proof(
+            self.passed and not failures,
+            self.folded_norms,
+            self.centred_weights,
+            (*failures, *self.failures),
+            scaled_weights,
+            shifted_biases,
+        )
 
     def to_json(self) -> dict[str, object]:
         """Return the report's form."""
@@ -50,6 +64,8 @@ class Proof:
             "passed": self.passed,
             "folded_norms": self.folded_norms,
             "centred_weights": self.centred_weights,
+            "scaled_weights": self.scaled_weights,
+            "shifted_biases": self.shifted_biases,
             "failures": list(self.failures),
         }
 
@@ -186,7 +202,8 @@ class _Checker:
                 continue
             self.centred_weights += 1
             claimed = fibers.get(self._before.ref(original), [])
-            fiber = next((f for f in claimed if _is_shift(*arrays, f)), None)
+            exact = unrounded(old)
+            fiber = next((f for f in claimed if _is_shift(exact, arrays[1], f)), None)
             self._shifts[value] = _Shift(fiber, f"weight '{value.name}'")
 
     def walk_forward(self) -> None:
@@ -404,7 +421,10 @@ def _is_shift(old: Array, new: Array, fiber: Fiber) -> bool:
         return False
     digits, _ = split_digits(old.shape, fiber)
     expected = np.subtract(old.reshape(digits), fiber_means(old, fiber), dtype=np.float64)
-    return bool(np.array_equal(expected.astype(new.dtype), new.reshape(digits)))
+    stored = new.reshape(digits)
+    if np.array_equal(expected.astype(new.dtype), stored):
+        return True
+    return within_rounding(stored, expected, np.abs(expected) + np.abs(fiber_means(old, fiber)))
 
 
 def _same_epsilon(old: float, new: float) -> bool:

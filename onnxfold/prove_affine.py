@@ -27,6 +27,7 @@ from onnxfold.affine.laws import Absorbs, Passes, react
 from onnxfold.affine.source import Source, source_of
 from onnxfold.affine.walk import Root, root_of
 from onnxfold.graph import GraphView, Reader, node_label
+from onnxfold.graph.compare import pairs, same_attributes, same_tensor
 from onnxfold.norms import find_norms
 from onnxfold.planning.fusion import AffineFusion
 from onnxfold.refusal import Refusal
@@ -138,7 +139,7 @@ class _Checker:
         first, second = self._before.tensor(old), self._after.tensor(new)
         if (first is None) != (second is None):
             raise _Failed(f"'{old.name}' is a constant in one model only")
-        if first is None or second is None or first is second or _same_tensor(first, second):
+        if first is None or second is None or first is second or same_tensor(first, second):
             return _Image(new)
         return _Image(new, weight=True)
 
@@ -152,12 +153,12 @@ class _Checker:
                 node.outputs[0], twin.outputs[0]
             )
             return
-        if not _same_attributes(node, twin):
+        if not same_attributes(node, twin):
             raise _Failed("has other attributes")
         source = self._sources.get(node.outputs[0])
         if source is not None and not source.nodes:
             self._relate_norm(node, twin, source)
-        elif all(self._unchanged(*pair) for pair in _pairs(node, twin)):
+        elif all(self._unchanged(*pair) for pair in pairs(node, twin)):
             for old, new in zip(node.outputs, twin.outputs, strict=True):
                 self._images[old] = _Image(new)
         elif self._is_layout_of_weight(node, twin):
@@ -185,14 +186,17 @@ class _Checker:
         image = self._images.get(old)
         return image is not None and image.equal and image.value is new
 
+    def _copied(self, old: ir.Value | None, new: ir.Value | None) -> bool:
+        """Whether both are constants: what became of a copied one is checked where it is read."""
+        return self._before.tensor(old) is not None and self._after.tensor(new) is not None
+
     def _is_layout_of_weight(self, node: ir.Node, twin: ir.Node) -> bool:
         """Whether only the first input is a changed constant, and the rest is unchanged."""
-        first, *rest = _pairs(node, twin)
+        first, *rest = pairs(node, twin)
         image = None if first[0] is None else self._images.get(first[0])
         return (
             image is not None
-            and image.weight
-            and image.value is first[1]
+            and ((image.weight and image.value is first[1]) or self._copied(*first))
             and len(node.outputs) == 1
             and all(self._unchanged(*pair) for pair in rest)
         )
@@ -227,7 +231,7 @@ class _Checker:
         return image.r, image.s
 
     def _relate_norm(self, node: ir.Node, twin: ir.Node, source: Source) -> None:
-        """gamma * x + beta = r * (gamma' * x + beta') + s with r = gamma / gamma'."""
+        """With r = gamma / gamma': gamma * x + beta = r * (gamma' * x + beta') + s."""
         first, other = node.inputs[0], twin.inputs[0]
         if not self._unchanged(first, other) or len(node.inputs) > 3 or len(twin.inputs) > 3:
             raise _Failed("is a norm of something else")
@@ -260,15 +264,14 @@ class _Checker:
     def _relate_changed(self, node: ir.Node, twin: ir.Node) -> None:
         """A node with related inputs or changed constants: a carrier, a bias, a linear reader."""
         related = {}
-        for index, (old, new) in enumerate(_pairs(node, twin)):
+        for index, (old, new) in enumerate(pairs(node, twin)):
             image = None if old is None else self._images.get(old)
-            if image is not None and image.value is not new:
+            if image is not None and image.value is not new and not self._copied(old, new):
                 raise _Failed(f"reads '{new.name if new else ''}' instead of '{image.value.name}'")
             if image is not None and image.channels is not None:
-                if old is not None and old.producer() is not None:
-                    producer = old.producer()
-                    if producer is not None and producer.graph is not node.graph:
-                        raise _Failed("reads a changed value from inside a body")
+                producer = None if old is None else old.producer()
+                if producer is None or producer.graph is not node.graph:
+                    raise _Failed("reads a changed value from inside a body")
                 related[index] = image
         if node.op_type == "Add" and node.domain == "" and self._add_bias(node, twin, related):
             return
@@ -299,7 +302,7 @@ class _Checker:
                 raise _Failed("joins values that changed in different ways")
         if passes.shift_refusal is not None and image.s is not None and np.any(image.s):
             raise _Failed(f"sees a shift: {passes.shift_refusal.sentence}")
-        for index, pair in enumerate(_pairs(node, twin)):
+        for index, pair in enumerate(pairs(node, twin)):
             if index not in related and not self._unchanged(*pair):
                 raise _Failed("reads a constant that has changed")
         for position, channels in passes.outputs:
@@ -347,7 +350,7 @@ class _Checker:
                 raise _Failed(root.sentence)
             roots.append(root)
         weights = self._weights(roots[0], roots[1], r)
-        for position, pair in enumerate(_pairs(node, twin)):
+        for position, pair in enumerate(pairs(node, twin)):
             if position not in (index, absorbs.weight, absorbs.bias) and not self._unchanged(*pair):
                 raise _Failed("reads another constant that has changed")
         total = np.zeros(absorbs.outer.size)
@@ -384,7 +387,10 @@ class _Checker:
         for start, chunk in float64_chunks(first):
             rows = slice(start, start + chunk.shape[0])
             factor = spread[rows] if spread.ndim and spread.shape[0] > 1 else spread
-            if not within_rounding(stored[rows], chunk * factor, 0.0):
+            exact = chunk * factor
+            if np.array_equal(stored[rows], exact.astype(stored.dtype)):
+                continue
+            if not within_rounding(stored[rows], exact, 0.0):
                 raise _Failed(f"weight '{new.value.name}' is not the original times gamma")
         self.scaled += 1
         return first
@@ -407,13 +413,6 @@ class _Checker:
         self.shifted += 1
 
 
-def _pairs(node: ir.Node, twin: ir.Node) -> tuple[tuple[ir.Value | None, ir.Value | None], ...]:
-    """Pair the inputs; what one node lacks at the end is None."""
-    length = max(len(node.inputs), len(twin.inputs))
-    filled = [[*n.inputs, *(None,) * (length - len(n.inputs))] for n in (node, twin)]
-    return tuple(zip(*filled, strict=True))
-
-
 def _vector(array: Array, channels: Channels, rank: int) -> Float64:
     """Return a constant that broadcasts against a tensor as a vector over its channels."""
     aligned = array.reshape((1,) * (rank - array.ndim) + array.shape)
@@ -433,26 +432,3 @@ def _equal(a: _Image, b: _Image) -> bool:
     if a.r is None or a.s is None or b.r is None or b.s is None:
         return False
     return np.array_equal(a.r, b.r) and np.array_equal(a.s, b.s)
-
-
-def _same_tensor(a: ir.TensorProtocol, b: ir.TensorProtocol) -> bool:
-    same = a.dtype == b.dtype and tuple(a.shape.numpy()) == tuple(b.shape.numpy())
-    return same and np.array_equal(a.numpy(), b.numpy())
-
-
-def _same_attributes(a: ir.Node, b: ir.Node) -> bool:
-    graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-    if set(a.attributes) != set(b.attributes):
-        return False
-    for name, first in a.attributes.items():
-        second = b.attributes[name]
-        if first.type != second.type:
-            return False
-        if first.type in graphs:
-            continue  # bodies are walked node by node
-        if first.type is ir.AttributeType.TENSOR:
-            if not _same_tensor(first.as_tensor(), second.as_tensor()):
-                return False
-        elif first.value != second.value:
-            return False
-    return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ from onnxfold.analysis import Analysis
 from onnxfold.errors import ModelError
 from onnxfold.html_report import page
 from onnxfold.norms import NormKind, NormSite
-from onnxfold.refusal import Refusal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,70 +30,60 @@ SCHEMA = 1
 
 def inspection(analysis: Analysis) -> dict[str, Any]:
     """Return the document of ``inspect --json``; its fields are a contract."""
-    view, plan = analysis.view, analysis.plan
-    folds = {fold.output: fold for fold in plan.folds}
-    norms = [
-        _norm(analysis, site, folds.get(view.ref(site.output)) is not None)
-        for site in analysis.sites
-    ]
-    for row, site in zip(norms, analysis.sites, strict=True):
-        fold = folds.get(view.ref(site.output))
-        row["writers"] = list(fold.writers) if fold is not None else []
+    plan, found = analysis.plan, analysis.description
+    norms = _norms(analysis)
     return {
         "schema": SCHEMA,
-        "model": {
-            "opset": view.opset,
-            "nodes": sum(1 for _ in view.nodes()),
-            "parameters": _parameters(analysis),
-        },
+        "model": {"opset": found.opset, "nodes": found.nodes, "parameters": found.parameters},
         "norms": norms,
         "summary": {
             "norms": len(norms),
-            "layer_norms": sum(site.kind is NormKind.LAYER_NORM for site in analysis.sites),
+            "layer_norms": sum(row["kind"] == NormKind.LAYER_NORM for row in norms),
             "foldable": len(plan.folds),
             "algorithm1": analysis.algorithm1,
             "algorithm1_embed_centred": analysis.algorithm1_embed_centred,
             "inserted_centerings": len(plan.insertions),
             "split_bytes": plan.split_bytes,
-            "gamma_fused": 0,
-            "beta_fused": 0,
+            "gamma_fused": sum(fusion.gamma for fusion in plan.fusions),
+            "beta_fused": sum(fusion.beta for fusion in plan.fusions),
         },
     }
 
 
-def _norm(analysis: Analysis, site: NormSite, folded: bool) -> dict[str, Any]:
-    refusal: Refusal | None = analysis.refusals.get(analysis.view.ref(site.output))
-    return {
-        "name": site.name,
-        "kind": site.kind.value,
-        "form": site.form.value,
-        "input": site.input.name,
-        "output": site.output.name,
-        "axes": list(site.fiber.axes),
-        "size": site.size,
-        "epsilon": site.epsilon,
-        "foldable": folded,
-        "action": _action(analysis, site, folded),
-        "reason": refusal.to_json() if refusal is not None else None,
-    }
+def _norms(analysis: Analysis) -> list[dict[str, Any]]:
+    """Return one row for each norm that the model came with."""
+    view, plan = analysis.view, analysis.plan
+    sites = {view.ref(site.output): site for site in analysis.sites}
+    folds = {fold.output: fold for fold in plan.folds}
+    fusions = {fusion.output: fusion for fusion in plan.fusions}
+    rows = []
+    for known in analysis.description.norms:
+        ref = known["ref"]
+        fold, fusion = folds.get(ref), fusions.get(ref)
+        reason, stays = analysis.refusals.get(ref), analysis.affine_refusals.get(ref)
+        row = {key: part for key, part in known.items() if key not in ("ref", "affine")}
+        rows.append(
+            {
+                **row,
+                "foldable": fold is not None,
+                "action": _action(analysis, sites.get(ref), fold is not None),
+                "reason": reason.to_json() if reason is not None else None,
+                "affine": known["affine"],
+                "gamma_fused": fusion is not None and fusion.gamma,
+                "beta_fused": fusion is not None and fusion.beta,
+                "affine_reason": stays.to_json() if stays is not None else None,
+                "writers": list(fold.writers) if fold is not None else [],
+            }
+        )
+    return rows
 
 
-def _action(analysis: Analysis, site: NormSite, folded: bool) -> str:
+def _action(analysis: Analysis, site: NormSite | None, folded: bool) -> str:
     if folded:
         return "rms"
-    if not analysis.lowering.calls_in_place(site):
+    if site is None or not analysis.lowering.calls_in_place(site):
         return "keep"
     return "fused_layer_norm" if site.kind is NormKind.LAYER_NORM else "rms"
-
-
-def _parameters(analysis: Analysis) -> int:
-    tensors = {
-        id(tensor): tensor
-        for graph in analysis.view.model.graphs()
-        for value in graph.initializers.values()
-        if (tensor := analysis.view.tensor(value)) is not None
-    }
-    return sum(prod(tensor.shape.numpy()) for tensor in tensors.values())
 
 
 def totals(summary: Mapping[str, Any]) -> str:
@@ -106,6 +94,9 @@ def totals(summary: Mapping[str, Any]) -> str:
         line += f", with {inserted} inserted centring{'s' if inserted > 1 else ''}"
     if summary["split_bytes"]:
         line += f", {summary['split_bytes']:,} bytes of weights stored twice"
+    gammas, betas = summary.get("gamma_fused", 0), summary.get("beta_fused", 0)
+    if gammas or betas:
+        line += f"; {gammas} gammas and {betas} betas move into the next linear layers"
     return line
 
 

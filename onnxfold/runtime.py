@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+import onnxfold
 from onnxfold.errors import OnnxfoldError, UsageError
 from onnxfold.lower.functions import (
     DOMAIN,
@@ -64,8 +65,10 @@ def get_library_path(device: str = "cpu") -> str:
         if not path.is_file():
             raise UsageError(f"{LIBRARY_VARIABLE} names {asked}, which is not a file")
         return str(path)
-    path = Path(__file__).parent.absolute() / "_native" / _FILES[device]
-    if not path.is_file():
+    # An editable install keeps what it builds apart from the sources: the package has two folders.
+    places = [Path(folder).absolute() / "_native" / _FILES[device] for folder in onnxfold.__path__]
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
         raise OnnxfoldError(
             f"the {device} kernel library is not built: reinstall onnxfold where a C++ compiler "
             f"is, or build custom_ops with CMake and set {LIBRARY_VARIABLE} to the file; models "

@@ -22,6 +22,7 @@ from onnxfold.lower.functions import (
     INLINED,
     MAX_OPSET,
     MIN_OPSET,
+    SIGNATURES,
     Affine,
     Statistics,
     call,
@@ -170,7 +171,8 @@ class TargetLowering:
             contrib = self._target is Target.ORT and site.kind is NormKind.RMS_NORM
             portable = self._target is Target.PORTABLE
             return portable or contrib or self._view.opset >= since
-        return self._target is Target.PORTABLE and site.nodes[-1].domain != DOMAIN
+        node = site.nodes[-1]
+        return self._target is Target.PORTABLE and (node.domain != DOMAIN or _lost_affine(site))
 
     def centring(self, value: ir.Value, fiber: Fiber) -> Lowered:
         """Return value - mean(value) as a call, or as two operators for other axes or types."""
@@ -350,6 +352,14 @@ class TargetLowering:
             raise InvariantError(f"norm '{site.name}' has no {role}")
         made.append(_initializer(f"{site.output.name}.{role}", part))
         return made[-1]
+
+
+def _lost_affine(site: NormSite) -> bool:
+    """Whether a call of ours takes a scale of ones or a bias of zeros."""
+    affine = SIGNATURES[site.nodes[-1].op_type].affine
+    if affine is Affine.AFFINE:
+        return site.beta is None
+    return affine is Affine.SCALE and site.gamma is None
 
 
 def _squeezed(shape: tuple[int, ...] | list[int]) -> tuple[int, ...]:

@@ -90,7 +90,7 @@ def orphans(final: Path, source: Path | None) -> tuple[Path, ...]:
     Only plain files beside it, and none that the input or another model of the folder uses; a
     model that cannot be read is taken to use everything.
     """
-    if final.is_symlink() or not final.is_file() or final.suffix.lower() != ".onnx":
+    if not final.is_file() or final.suffix.lower() != ".onnx":
         return ()
     try:
         used = {path for path in references(final) if path.parent == final.parent}

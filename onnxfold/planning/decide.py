@@ -151,13 +151,11 @@ def _readers_of_copy(
     """Return the node inputs that must read the centred copy: those of centred carriers."""
     readers = set()
     for other in cut.centred:
-        if point not in graph.points[other].carried:
-            continue
-        node = other.value.producer()
+        node, facts = other.value.producer(), graph.points[other]
         if node is None:
             continue
-        for index, operand in enumerate(node.inputs):
-            if operand is point.value:
+        for index, operand in zip(facts.positions, facts.carried, strict=True):
+            if operand == point:
                 first = next(output for output in node.outputs if output.name)
                 readers.add(ReaderRef(view.ref(first), index))
     return tuple(sorted(readers))

@@ -128,6 +128,16 @@ def float64_chunks(tensor: ir.TensorProtocol) -> Iterator[tuple[int, Float64]]:
         yield from _Evaluation(tensor.numpy(), ()).chunks()
 
 
+def unrounded(tensor: ir.TensorProtocol) -> Array:
+    """Return an edited tensor in float64 before its rounding; any other tensor as it is stored."""
+    if not isinstance(tensor, EditedTensor):
+        return tensor.numpy()
+    result = np.empty(tuple(tensor.shape.numpy()) or (1,))
+    for start, chunk in float64_chunks(tensor):
+        result[start : start + chunk.shape[0]] = chunk
+    return result.reshape(tuple(tensor.shape.numpy()))
+
+
 def _evaluated(W: Array, edits: tuple[Edit, ...]) -> Array:
     result = np.empty(W.shape or (1,), dtype=W.dtype)
     for start, chunk in _Evaluation(W, edits).chunks():

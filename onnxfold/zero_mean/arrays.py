@@ -90,7 +90,11 @@ def _has_zero_means(view: Array, members: tuple[int, ...], roundoff: tuple[float
     return bool(np.all(means <= relative * np.abs(wide).mean(axis=members) + absolute))
 
 
-def within_rounding(stored: Array, exact: npt.NDArray[np.float64], magnitude: Array | float) -> bool:
+def within_rounding(
+    stored: Array,
+    exact: npt.NDArray[np.float64],
+    magnitude: npt.NDArray[np.float64] | float,
+) -> bool:
     """Whether ``stored`` is ``exact`` after one rounding to its type.
 
     ``magnitude`` bounds the terms that ``exact`` is the sum of, for the float64 rounding of a sum

@@ -173,6 +173,32 @@ CASES = [
         11,
     ),
     Case("LogSoftmax", [random(3, 4)], lambda x: F.log_softmax(x, -1)),
+    *(
+        Case(
+            "GridSample",
+            [random(2, 3, 5, 4), 1.3 * random(2, 6, 7, 2)],
+            lambda x, grid, mode=mode, padding=padding, corners=corners: F.grid_sample(
+                x, grid, "bi" * (mode != "nearest") + mode, padding, corners
+            ),
+            {
+                "mode": "bi" * (mode != "nearest") + mode,
+                "padding_mode": padding,
+                "align_corners": int(corners),
+            },
+            16,
+            f"{mode}-{padding}-{corners}",
+        )
+        for mode in ("linear", "nearest", "cubic")
+        for padding in ("zeros", "border", "reflection")
+        for corners in (False, True)
+    ),
+    Case(
+        "GridSample",
+        [random(2, 3, 5, 4, 3), random(2, 2, 3, 4, 3)],
+        lambda x, grid: F.grid_sample(x, grid, align_corners=False),
+        opset=20,
+        name="3d",
+    ),
     Case("Erf", [random(9)], torch.erf),
     Case("Selu", [random(9)], lambda x: SELU_GAMMA * F.elu(x, SELU_ALPHA)),
     Case("Celu", [random(9)], lambda x: F.celu(x, 1.5), {"alpha": 1.5}),

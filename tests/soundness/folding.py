@@ -125,7 +125,7 @@ def _widen_graph(graph: onnx.GraphProto) -> None:
 
 
 def _widened(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return the node with wide tensors; a float attribute becomes a tensor of FLOAT, hence a Cast."""
+    """Return the node with wide tensors; a float attribute makes a FLOAT, hence a Cast."""
     for attribute in node.attribute:
         if attribute.name == "to" and attribute.i == TensorProto.FLOAT:
             attribute.i = TensorProto.DOUBLE

@@ -289,7 +289,7 @@ def _pad(draw: Draw) -> Sample:
     operands: list[Operand | None] = [x, fixed(np.array(pads, np.int64), constant=draw.chance(0.9))]
     if fill is not None:
         operands.append(Operand(np.array(fill), (), draw.chance(0.7), moves=True))
-    if len(chosen) != rank or (opset >= 18 and draw.chance(0.3)):
+    if chosen != list(range(rank)) or (opset >= 18 and draw.chance(0.3)):
         operands += [None] * (3 - len(operands))
         operands.append(_ints(*(a - rank if draw.chance(0.4) else a for a in chosen)))
     sizes = list(draw.static(dims))
@@ -322,55 +322,6 @@ def _padded(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Arra
         return [np.pad(x[tuple(kept)], grown, mode=mode)]
     value = attributes.get("value", 0.0) if fill is None else fill.reshape(())
     return [np.pad(x[tuple(kept)], grown, constant_values=value)]
-
-
-_MODES = ("constant", "constant", "constant", "edge", "reflect", "wrap")
-
-
-def _pad(draw: Draw) -> Sample:
-    opset = draw.pick((9, 11, 13, 18, 19, 21))
-    mode = draw.pick(_PAD_MODES if opset >= 19 else _PAD_MODES[:-1])
-    dims = (
-        draw.dims(1, 3)
-        if mode == "constant"
-        else tuple(draw.dim(sizes=(3, 4)) for _ in range(draw.number(1, 3)))
-    )
-    rank = len(dims)
-    chosen = list(range(rank))
-    if opset >= 18 and draw.chance(0.5):
-        chosen = draw.shuffled(chosen)[: draw.number(1, rank)]
-    low = -1 if mode == "constant" and min(draw.static(dims)) > 2 else 0
-    pads = [draw.pick((0, 0, 1, 2, low)) for _ in range(2 * len(chosen))]
-    attributes: dict[str, Any] = {"mode": mode} if mode != "constant" or draw.chance(0.3) else {}
-    fill = draw.pick((None, 0.0, 1.5))
-    x = draw.floats(dims)
-    if opset < 11:
-        attributes |= {"pads": pads} | ({} if fill is None else {"value": fill})
-        return Sample("Pad", opset, (x,), attributes, draw.size_of, function=_padded)
-    operands: list[Operand | None] = [x, fixed(np.array(pads, np.int64), constant=draw.chance(0.9))]
-    if fill is not None:
-        operands.append(Operand(np.array(fill), (), draw.chance(0.7), moves=True))
-    if len(chosen) != rank or (opset >= 18 and draw.chance(0.3)):
-        operands += [None] * (3 - len(operands))
-        operands.append(_ints(*(a - rank if draw.chance(0.4) else a for a in chosen)))
-    sizes = list(draw.static(dims))
-    for place, axis in enumerate(chosen):
-        sizes[axis] += pads[place] + pads[len(chosen) + place]
-    known = None if all(o is None or o.constant for o in operands[1:]) else tuple(sizes)
-    return Sample("Pad", opset, tuple(operands), attributes, draw.size_of, output_dims=known)
-
-
-def _pad_2(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
-    """Pad-2 has in attributes what Pad-13 reads from inputs."""
-    node = helper.make_node(
-        "Pad", ["x", "pads", "fill"], ["y"], mode=attributes.get("mode", "constant")
-    )
-    feeds = {
-        "x": _first(arrays),
-        "pads": np.array(attributes["pads"], dtype=np.int64),
-        "fill": np.array(attributes.get("value", 0.0)),
-    }
-    return list(ReferenceEvaluator(node, opsets={"": 13}).run(None, feeds))
 
 
 _MODES = ("nearest", "linear", "cubic")

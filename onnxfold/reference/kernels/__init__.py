@@ -20,6 +20,7 @@ from onnxfold.reference.kernels import (
     recurrent,
     reduction,
     resize,
+    sampling,
     tensors,
 )
 
@@ -41,5 +42,6 @@ __all__ = [
     "recurrent",
     "reduction",
     "resize",
+    "sampling",
     "tensors",
 ]

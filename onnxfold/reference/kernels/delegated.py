@@ -1,7 +1,7 @@
 """Operators that onnx's own reference implementation computes, and in float64 too.
 
 Only listed names: some of onnx 1.23's implementations compute in float32 whatever they are given
-(GridSample, LinearAttention, DequantizeLinear), ignore attributes (LSTM: clip, sequence_lens), or
+(AffineGrid, LinearAttention, DequantizeLinear), ignore attributes (LSTM: clip, sequence_lens), or
 take the defaults of the newest opset (Softmax).
 """
 

@@ -9,7 +9,7 @@ import numpy as np
 from onnxfold.reference.kernel import Call, kernel
 from onnxfold.reference.precision import Array
 
-__all__: list[str] = []
+__all__ = ["cubic_weight"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def _hat(distance: Array) -> Array:
     return np.asarray(np.maximum(1 - np.abs(distance), 0.0))
 
 
-def _cubic(distance: Array, a: float) -> Array:
+def cubic_weight(distance: Array, a: float) -> Array:
     """Keys' kernel (1981) with parameter a."""
     d = np.abs(distance)
     inner = ((a + 2) * d - (a + 3)) * d * d + 1
@@ -95,7 +95,7 @@ def _weights(call: Call, axis: _Axis) -> Array:
         place = base + shift
         distance = (source - place) / stretch
         if mode == "cubic":
-            weight = _cubic(distance, call.real("cubic_coeff_a", -0.75))
+            weight = cubic_weight(distance, call.real("cubic_coeff_a", -0.75))
         else:
             weight = _hat(distance)
         if excluded:

@@ -1,0 +1,40 @@
+"""Equality of the nodes and constants of two models."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+__all__ = ["pairs", "same_attributes", "same_tensor"]
+
+
+def pairs(node: ir.Node, twin: ir.Node) -> tuple[tuple[ir.Value | None, ir.Value | None], ...]:
+    """Pair the inputs; what one node lacks at the end is None."""
+    length = max(len(node.inputs), len(twin.inputs))
+    filled = [[*n.inputs, *(None,) * (length - len(n.inputs))] for n in (node, twin)]
+    return tuple(zip(*filled, strict=True))
+
+
+def same_tensor(a: ir.TensorProtocol, b: ir.TensorProtocol) -> bool:
+    """Whether two tensors have the same type, shape and numbers."""
+    same = a.dtype == b.dtype and tuple(a.shape.numpy()) == tuple(b.shape.numpy())
+    return same and np.array_equal(a.numpy(), b.numpy())
+
+
+def same_attributes(a: ir.Node, b: ir.Node) -> bool:
+    """Whether two nodes have the same attributes, bodies left out."""
+    graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    if set(a.attributes) != set(b.attributes):
+        return False
+    for name, first in a.attributes.items():
+        second = b.attributes[name]
+        if first.type != second.type:
+            return False
+        if first.type in graphs:
+            continue  # bodies are walked node by node
+        if first.type is ir.AttributeType.TENSOR:
+            if not same_tensor(first.as_tensor(), second.as_tensor()):
+                return False
+        elif first.value != second.value:
+            return False
+    return True
