@@ -29,8 +29,10 @@ _OVERRIDABLE_SINCE_IR = 4
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The working copy, and what was done: the names of inlined functions, of split nodes, of
-    Transposes moved; ``left`` says which nodes could not be split, and why.
+    """The working copy, and what was done to it.
+
+    Names of inlined functions, of split nodes and of moved Transposes; ``left`` says which nodes
+    could not be split, and why.
     """
 
     model: ir.Model

@@ -67,14 +67,14 @@ def get_library_path(device: str = "cpu") -> str:
         return str(path)
     # An editable install keeps what it builds apart from the sources: the package has two folders.
     places = [Path(folder).absolute() / "_native" / _FILES[device] for folder in onnxfold.__path__]
-    path = next((place for place in places if place.is_file()), None)
-    if path is None:
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
         raise OnnxfoldError(
             f"the {device} kernel library is not built: reinstall onnxfold where a C++ compiler "
             f"is, or build custom_ops with CMake and set {LIBRARY_VARIABLE} to the file; models "
             f"run without it, by the bodies of their functions"
         )
-    return str(path)
+    return str(found)
 
 
 def register(session_options: ort.SessionOptions) -> None:
