@@ -20,10 +20,15 @@ _NORM_OPS = ("LayerNormalization", "RMSNormalization", "ReduceMean")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Export what `arguments` ask for and return the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     if options.list:
         _list()
         return 0
+    if not options.names:
+        parser.error("name a recipe, or see --list")
+    if len(options.names) > 1 and options.output.suffix == ".onnx":
+        parser.error(f"{options.output} is one file, but there are {len(options.names)} recipes")
     try:
         for name in options.names:
             _export(name, options)

@@ -14,7 +14,7 @@ from onnxfold.errors import UsageError
 from onnxfold.graph import GraphView
 from onnxfold.lower.target import Target
 from onnxfold.lower.targets import TargetLowering, costs_of
-from onnxfold.norms import NormForm, NormKind, NormSite, find_norms
+from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.planning import Demand, Plan, count_foldable, decide
 from onnxfold.planning.affine import AffineDecision, decide_affine
 from onnxfold.planning.costs import elements
@@ -44,7 +44,8 @@ class Analysis:
     ``refusals`` holds, by reference of the norm's output, why a norm is not folded.
     ``algorithm1`` counts the norms that fold under the rules of the paper's Algorithm 1 (outputs
     of norms count as centred, embeddings as opaque), ``algorithm1_embed_centred`` the same with a
-    centring behind every embedding.  ``affine_refusals`` holds why gamma or beta stays.
+    centring behind every embedding.  ``affine_refusals`` holds why gamma or beta stays,
+    ``description`` the model as it came.
     """
 
     view: GraphView
@@ -69,8 +70,8 @@ def analyse(
     """Find the norms of a prepared model and plan their folding.
 
     ``fuse_affine`` moves gamma and beta into the linear layers behind, in ``model`` itself, before
-    the rest is planned.  ``exclude`` is a regular expression; norms whose name it matches anywhere stay as they are.
-    Raises UsageError when it is not a regular expression.
+    the rest is planned.  ``exclude`` is a regular expression; norms whose name it matches anywhere
+    stay as they are.  Raises UsageError when it is not a regular expression.
     """
     view = GraphView(model)
     sites = find_norms(view)
@@ -119,13 +120,7 @@ def _fuse(
     lowering = TargetLowering(view, target, sites)
     kept = [site for site in sites if excluded is None or not excluded.search(site.name)]
     decision = decide_affine(
-        view,
-        kept,
-        allow_split_bytes=allow_split_bytes,
-        # One operator multiplies by gamma for free; spelled out, it is an operator more.
-        saves_alone=lambda site: (
-            site.form is NormForm.DECOMPOSED and not lowering.calls_in_place(site)
-        ),
+        view, kept, allow_split_bytes=allow_split_bytes, keep=lowering.keep_affine
     )
     apply_affine(view, kept, decision.fusions)
     return decision

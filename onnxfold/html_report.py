@@ -82,6 +82,7 @@ def _facts(report: Mapping[str, Any]) -> str:
         ("nodes", f"{model['nodes']:,}"),
         ("opset", str(model["opset"])),
         ("norms", f"{summary['norms']:,}"),
+        ("gammas, betas moved", f"{summary['gamma_fused']}, {summary['beta_fused']}"),
         ("weights stored twice", f"{summary['split_bytes']:,} bytes"),
         ("counted by Algorithm 1", str(summary["algorithm1"])),
         ("with centred embeddings", str(summary["algorithm1_embed_centred"])),
@@ -167,7 +168,7 @@ def _norm_row(index: int, norm: Mapping[str, Any]) -> str:
         f'<tr id="norm-{index}"><th scope="row"><code>{escape(norm["name"])}</code></th>'
         f'<td>{escape(kind)}</td><td class="number">{norm["size"]}</td>'
         f'<td><span class="badge {fate}">{escape(_BECOMES[norm["action"]])}</span></td>'
-        f"<td>{_because(norm)}</td></tr>"
+        f"<td>{_because(norm)}{_affine(norm)}</td></tr>"
     )
 
 
@@ -183,6 +184,20 @@ def _because(norm: Mapping[str, Any]) -> str:
     if reason is None:
         return ""
     return f"{escape(reason['sentence'])} <small>{escape(reason['code'])}</small>"
+
+
+def _affine(norm: Mapping[str, Any]) -> str:
+    """What becomes of gamma and beta."""
+    parts: Sequence[str] = norm["affine"]
+    moved = [part for part in parts if norm[f"{part}_fused"]]
+    stay = [part for part in parts if part not in moved]
+    lines = []
+    if moved:
+        lines.append(f"{' and '.join(moved)} moved into the next linear layers")
+    if stay:
+        reason = norm["affine_reason"]
+        lines.append(" and ".join(stay) + (f" kept: {reason['sentence']}" if reason else " kept"))
+    return "".join(f'<div class="affine">{escape(line)}</div>' for line in lines)
 
 
 def _verification(verification: Mapping[str, Any]) -> str:
@@ -227,8 +242,9 @@ def _proof(proof: Mapping[str, Any] | None) -> str:
     return (
         f"<section><h2>Proof</h2><p>{_passed(proof['passed'])} From the weights as they are "
         f"written: {proof['folded_norms']} folded norms read inputs of mean zero, and "
-        f"{proof['centred_weights']} changed weights reach only readers that cannot see the "
-        f"change.</p>{listed}</section>"
+        f"{proof['centred_weights']} centred weights reach only readers that cannot see the "
+        f"change. {proof['scaled_weights']} weights carry a gamma and {proof['shifted_biases']} "
+        f"biases a beta of the norm before them.</p>{listed}</section>"
     )
 
 

@@ -54,9 +54,9 @@ def prepare(model: ir.Model) -> Prepared:
     inlined = _inline(clone)
     fill_types(clone)
     split, left = _split(clone)  # asks for types
-    if split:
-        fill_types(clone)
     moved = pull_transposes(clone, Builder(clone).unique)
+    if split or moved:
+        fill_types(clone)
     return Prepared(clone, inlined, split, left, moved)
 
 

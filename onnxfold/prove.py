@@ -16,18 +16,25 @@ Source: Algorithm 1 of CBWC, as a checker, with affine parts and readers taken i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber, GraphView, Reader, follow_reshape, node_label
-from onnxfold.norms import NormSite, find_norms
+from onnxfold.graph import Fiber, GraphView, Reader, node_label
+from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.planning import Plan
+from onnxfold.prove_forms import (
+    is_shift,
+    same_attributes,
+    same_epsilon,
+    with_next_affine,
+    without_reshapes,
+)
 from onnxfold.refusal import Refusal
 from onnxfold.rewrite.edited import unrounded
-from onnxfold.zero_mean.arrays import fiber_means, is_centred, split_digits, within_rounding
+from onnxfold.zero_mean.arrays import is_centred
 from onnxfold.zero_mean.law import ZeroMean
 from onnxfold.zero_mean.relations import Carries, Point, Relations, Unseen
 
@@ -96,9 +103,13 @@ class _Checker:
         self._before, self._after, self._plan = before, after, plan
         self._old = before.by_ref()
         self._sites_before = {before.ref(s.output): s for s in find_norms(before)}
+        self._site_of_centred = {
+            s.centred: s for s in self._sites_before.values() if s.centred is not None
+        }
         sites_after = find_norms(after)
         self._sites_after = self._matched(sites_after)
         self._relations = Relations(after, sites_after)
+        self._relations_before = Relations(before, self._sites_before.values())
         self._shifts: dict[ir.Value, _Shift] = {}
         self._means: dict[Point, bool] = {}
         self._stands_for: dict[ir.Value, ir.Value] = {}
@@ -111,10 +122,10 @@ class _Checker:
         """Key the norms by result; a Mul or Add behind a norm is its affine if it was before."""
         matched = {}
         for found in sites:
-            site = _without_reshapes(self._after, found)
+            site = without_reshapes(self._after, found)
             whole = site
             while self._after.ref(whole.output) not in self._sites_before:
-                longer = _with_next_affine(whole)
+                longer = with_next_affine(whole)
                 if longer is None:
                     break
                 whole = longer
@@ -203,7 +214,7 @@ class _Checker:
             self.centred_weights += 1
             claimed = fibers.get(self._before.ref(original), [])
             exact = unrounded(old)
-            fiber = next((f for f in claimed if _is_shift(exact, arrays[1], f)), None)
+            fiber = next((f for f in claimed if is_shift(exact, arrays[1], f)), None)
             self._shifts[value] = _Shift(fiber, f"weight '{value.name}'")
 
     def walk_forward(self) -> None:
@@ -238,10 +249,11 @@ class _Checker:
         copied = self._stands_for.get(node.outputs[index])
         if copied is not None and self._twin(node) is None:
             return self._shift_of_copy(node, copied)
+        centred = self._reads_centred(node)
         moved = [
             (position, operand, self._shifts[operand])
             for position, operand in enumerate(node.inputs)
-            if operand is not None and operand in self._shifts
+            if operand is not None and operand in self._shifts and position not in centred
         ]
         if self._rewired(node):
             return _Shift(None, f"node '{node_label(node)}'")
@@ -285,12 +297,45 @@ class _Checker:
         twin = self._twin(node)
         if twin is None:
             return bool(node.outputs and self._after.ref(node.outputs[0]) in self._old)
-        if len(twin.inputs) != len(node.inputs) or not _same_attributes(twin, node):
+        if len(twin.inputs) != len(node.inputs) or not same_attributes(twin, node):
             return True
         return any(
-            (new is None) != (old is None) or (new is not None and self._original(new) is not old)
+            (new is None) != (old is None)
+            or (new is not None and old is not None and not self._stands(new, old))
             for new, old in self._paired_inputs(node, twin)
         )
+
+    def _stands(self, new: ir.Value, old: ir.Value) -> bool:
+        return self._original(new) is old or self._is_centred(new, old)
+
+    def _is_centred(self, new: ir.Value, old: ir.Value) -> bool:
+        """Whether ``old`` was x - mean(x), ``new`` is x but for a shift, and its mean is 0."""
+        whole = self._uncentred(old)
+        if whole is None or self._original(new) is not whole.value:
+            return False
+        shift = self._shifts.get(new)
+        if shift is not None and (shift.fiber is None or not shift.fiber.covers(whole.fiber)):
+            return False
+        return self._mean_is_zero(Point(new, whole.fiber))
+
+    def _uncentred(self, value: ir.Value) -> Point | None:
+        """Return x and its fiber where ``value`` of the original is x - mean(x)."""
+        site = self._site_of_centred.get(value)
+        if site is not None:
+            return Point(site.input, site.fiber)
+        node = value.producer()
+        fiber = None if node is None else self._relations_before.centring_fiber(node)
+        source = None if node is None else node.inputs[0]
+        return None if fiber is None or source is None else Point(source, fiber)
+
+    def _reads_centred(self, node: ir.Node) -> set[int]:
+        """Return the inputs at which x of mean 0 takes the place of x - mean(x)."""
+        twin = self._twin(node)
+        return {
+            position
+            for position, (new, old) in enumerate(self._paired_inputs(node, twin) if twin else ())
+            if new is not None and old is not None and self._is_centred(new, old)
+        }
 
     def _judge_norm(self, old: NormSite, new: NormSite) -> None:
         problem = self._norm_problem(old, new)
@@ -300,16 +345,17 @@ class _Checker:
         self._shifts[new.output] = _Shift(None, f"norm '{old.name}'")
 
     def _norm_problem(self, old: NormSite, new: NormSite) -> str | None:
-        if self._original(new.input) is not old.input:
+        if not self._stands(new.input, old.input) and not self._subtracts_it(new, old.input):
             return f"reads '{new.input.name}', which does not stand for '{old.input.name}'"
         if (new.fiber, new.epsilon_mode, new.factor) != (old.fiber, old.epsilon_mode, old.factor):
             return "works along other elements or with another epsilon mode"
-        if not _same_epsilon(old.epsilon, new.epsilon):
+        if not same_epsilon(old.epsilon, new.epsilon):
             return f"has epsilon {new.epsilon:g} instead of {old.epsilon:g}"
         for role, a, b in (("gamma", old.gamma, new.gamma), ("beta", old.beta, new.beta)):
-            if not self._same_affine(a, b):
+            if not self._same_affine(a, b, neutral=float(role == "gamma")):
                 return f"has another {role}"
-        shift = self._shifts.get(new.input)
+        centred = self._is_centred(new.input, old.input)
+        shift = None if centred else self._shifts.get(new.input)
         if shift is not None and (shift.fiber is None or not shift.fiber.covers(old.fiber)):
             return f"sees a change that began at {shift.origin}"
         if shift is not None and not old.subtracts_mean:
@@ -321,7 +367,14 @@ class _Checker:
             return None
         return f"became {new.kind.value}, but its input '{new.input.name}' may have a mean"
 
-    def _same_affine(self, old: object, new: object) -> bool:
+    def _subtracts_it(self, new: NormSite, old: ir.Value) -> bool:
+        """Whether ``old`` was x - mean(x), and the norm of x subtracts that mean itself."""
+        whole = self._uncentred(old)
+        if whole is None or not new.subtracts_mean or whole.fiber != new.fiber:
+            return False
+        return self._original(new.input) is whole.value
+
+    def _same_affine(self, old: object, new: object, neutral: float) -> bool:
         if old is None and new is None:
             return True
         if isinstance(old, ir.Value) and isinstance(new, ir.Value):
@@ -334,10 +387,10 @@ class _Checker:
             for part, view in ((old, self._before), (new, self._after))
             if part is None or isinstance(part, (ir.Value, np.ndarray))
         ]
-        first, second = (np.ones(1) if array is None else array for array in arrays)
         if (old is None) != (new is None):
-            return bool(np.all(first == second))
-        if any(array is None for array in arrays):
+            return any(array is not None and bool(np.all(array == neutral)) for array in arrays)
+        first, second = arrays
+        if first is None or second is None:
             return False
         return np.array_equal(first.reshape(-1), second.reshape(-1)) or (
             min(first.size, second.size) == 1 and bool(np.all(first == second))
@@ -358,8 +411,12 @@ class _Checker:
             order.append(current)
             tensor = self._after.tensor(current.value)
             if tensor is not None:
-                if not is_centred(tensor.numpy(), current.fiber):
+                if not self._weight_is_centred(current, tensor):
                     return False
+                continue
+            through = self._before_rms_norm(current)
+            if through is not None:
+                pending.append(through)
                 continue
             pulled = self._relations.pull(current)
             if isinstance(pulled, Refusal):
@@ -380,72 +437,21 @@ class _Checker:
         self._means.update(dict.fromkeys(order, True))
         return True
 
+    def _weight_is_centred(self, point: Point, tensor: ir.TensorProtocol) -> bool:
+        array = tensor.numpy()
+        if is_centred(array, point.fiber):
+            return True
+        original = self._original(point.value)
+        old = None if original is None else self._before.tensor(original)
+        if old is None:
+            return False
+        return is_centred(array, point.fiber, float(np.abs(old.numpy()).max(initial=0)))
 
-def _without_reshapes(view: GraphView, site: NormSite) -> NormSite:
-    """Return Reshape, norm, Reshape back as the norm of what the first Reshape reads."""
-    before = site.input.producer()
-    uses = list(site.output.uses())
-    if before is None or before.op_type != "Reshape" or len(uses) != 1:
-        return site
-    source, after = before.inputs[0], uses[0].node
-    if source is None or after.op_type != "Reshape" or after.domain or site.gamma is not None:
-        return site
-    inner, outer = view.shape(source), view.shape(site.input)
-    if inner is None or outer is None or view.shape(after.outputs[0]) != inner:
-        return site
-    fiber = follow_reshape(site.fiber, outer, inner)
-    if fiber is None or site.beta is not None:
-        return site
-    return replace(site, input=source, output=after.outputs[0], fiber=fiber)
-
-
-def _with_next_affine(site: NormSite) -> NormSite | None:
-    """Return the norm with the Mul or Add that alone reads its result as gamma or beta."""
-    uses = list(site.output.uses())
-    if len(uses) != 1 or site.output.is_graph_output():
-        return None
-    node, index = uses[0].node, uses[0].idx
-    if node.op_type not in ("Mul", "Add") or node.domain or len(node.inputs) != 2:
-        return None
-    operand = node.inputs[1 - index]
-    if node.op_type == "Mul" and site.gamma is None and site.beta is None:
-        return replace(site, output=node.outputs[0], gamma=operand)
-    if node.op_type == "Add" and site.beta is None:
-        return replace(site, output=node.outputs[0], beta=operand)
-    return None
-
-
-def _is_shift(old: Array, new: Array, fiber: Fiber) -> bool:
-    """Whether old - new is constant along the fiber, up to one rounding of each new element."""
-    if old.shape != new.shape:
-        return False
-    digits, _ = split_digits(old.shape, fiber)
-    expected = np.subtract(old.reshape(digits), fiber_means(old, fiber), dtype=np.float64)
-    stored = new.reshape(digits)
-    if np.array_equal(expected.astype(new.dtype), stored):
-        return True
-    return within_rounding(stored, expected, np.abs(expected) + np.abs(fiber_means(old, fiber)))
-
-
-def _same_epsilon(old: float, new: float) -> bool:
-    return bool(np.float32(old) == np.float32(new))
-
-
-def _same_attributes(a: ir.Node, b: ir.Node) -> bool:
-    if set(a.attributes) != set(b.attributes):
-        return False
-    return all(
-        _same_attribute(a.op_type, first, b.attributes[name])
-        for name, first in a.attributes.items()
-    )
-
-
-def _same_attribute(op_type: str, a: ir.Attr, b: ir.Attr) -> bool:
-    if a.type != b.type:
-        return False
-    if a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-        return True  # bodies are walked node by node
-    if a.type is ir.AttributeType.TENSOR:
-        # The tensor of a Constant node is a weight like any other.
-        return op_type == "Constant" or np.array_equal(a.as_tensor().numpy(), b.as_tensor().numpy())
-    return bool(a.value == b.value)
+    def _before_rms_norm(self, point: Point) -> Point | None:
+        """Return what an RMSNorm divides, where its result has mean 0 as soon as that has."""
+        site = self._sites_after.get(self._after.ref(point.value))
+        if site is None or site.subtracts_mean or not point.fiber.covers(site.fiber):
+            return None
+        if site.kind is not NormKind.RMS_NORM or not self._relations.keeps_zero_mean(site):
+            return None
+        return Point(site.input, site.fiber)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.affine.channels import Channels
-from onnxfold.affine.laws import Absorbs, Passes, react
+from onnxfold.affine.laws import Absorbs, Passes, Unseen, react
 from onnxfold.affine.source import Source, source_of
 from onnxfold.affine.walk import Root, root_of
 from onnxfold.graph import GraphView, Reader, node_label
@@ -106,9 +106,10 @@ class _Checker:
         for source in self._sources.values():
             start = source.nodes[-1].inputs if source.nodes else ()
             for operand in start:
-                if operand is not None and before.array(operand) is None:
-                    if before.ref(operand) not in self._new:
-                        self._alias[operand] = before.ref(source.value)
+                if operand is None or before.array(operand) is not None:
+                    continue
+                if before.ref(operand) not in self._new:
+                    self._alias[operand] = before.ref(source.value)
 
     def walk(self) -> None:
         """Relate every value of the original, then judge the outputs of all graphs."""
@@ -277,8 +278,15 @@ class _Checker:
             return
         if not related:
             raise _Failed("reads a constant that has changed")
+        reactions = {
+            index: react(self._before, node, index, image.channels or Channels(()))
+            for index, image in related.items()
+        }
+        if all(isinstance(reaction, Unseen) for reaction in reactions.values()):
+            self._images.update(zip(node.outputs, map(_Image, twin.outputs), strict=True))
+            return
         for index, image in related.items():
-            reaction = react(self._before, node, index, image.channels or Channels(()))
+            reaction = reactions[index]
             if isinstance(reaction, Absorbs) and len(related) == 1:
                 self._absorb(node, twin, index, image, reaction)
                 return

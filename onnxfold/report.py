@@ -131,7 +131,7 @@ def print_verification(console: Console, document: Mapping[str, Any]) -> None:
         table.add_column(heading)
     for row in document["outputs"]:
         numbers = ("max_abs_error", "rms_error", "original_rms_error", "noise_ratio")
-        table.add_row(Text(row["name"]), *(f"{row[number]:.3g}" for number in numbers))
+        table.add_row(Text(row["name"]), *(_digits(row[number], 3) for number in numbers))
     console.print(table)
     verdict = "the same function" if document["passed"] else "NOT the same function"
     style = "bold green" if document["passed"] else "bold red"
@@ -141,10 +141,15 @@ def print_verification(console: Console, document: Mapping[str, Any]) -> None:
 def _checked(document: Mapping[str, Any]) -> str:
     truth = {"float64": "a float64 run", "onnxruntime": "an unoptimized run"}
     return (
-        f"max error {document['max_abs_error']:.2g} against {truth[document['method']]}, "
-        f"{document['noise_ratio']:.2g}x the original's own rounding error "
+        f"max error {_digits(document['max_abs_error'], 2)} against {truth[document['method']]}, "
+        f"{_digits(document['noise_ratio'], 2)} times the original's own rounding error "
         f"({document['samples']} samples, {document['runtime']})"
     )
+
+
+def _digits(number: float | None, digits: int) -> str:
+    """A number of the JSON document, in which infinities and NaN are null."""
+    return "not finite" if number is None else f"{number:.{digits}g}"
 
 
 def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) -> None:

@@ -130,7 +130,7 @@ def _axes(node: ir.Node) -> tuple[int, ...] | None:
 
 def _pull(move: _Move) -> bool:
     inner = move.inner
-    x = inner.inputs[0]
+    x = inner.inputs[0] if inner.inputs else None
     if x is None or inner.domain != "":
         return False
     if inner.op_type in _REDUCTIONS and _reducible(inner):

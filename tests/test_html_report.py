@@ -61,6 +61,10 @@ def norm(name: str, **changes: Any) -> dict[str, Any]:
         "foldable": True,
         "action": "rms",
         "reason": None,
+        "affine": ["gamma", "beta"],
+        "gamma_fused": True,
+        "beta_fused": False,
+        "affine_reason": {"code": "exact_reader", "sentence": "a zero pad", "nodes": []},
         "writers": ["W", "b"],
     } | changes
 
@@ -79,8 +83,8 @@ def report(*norms: dict[str, Any], **more: Any) -> dict[str, Any]:
         "algorithm1_embed_centred": 1,
         "inserted_centerings": 1,
         "split_bytes": 0,
-        "gamma_fused": 0,
-        "beta_fused": 0,
+        "gamma_fused": 3,
+        "beta_fused": 2,
     }
     model = {"opset": 18, "nodes": 1234, "parameters": 124_439_808}
     inspect = {"schema": 1, "model": model, "norms": list(norms), "summary": summary}
@@ -113,6 +117,17 @@ def verification(*outputs: dict[str, Any], passed: bool = True) -> dict[str, Any
     }
 
 
+def proof(*failures: str) -> dict[str, Any]:
+    return {
+        "passed": not failures,
+        "folded_norms": 1,
+        "centred_weights": 2,
+        "scaled_weights": 3,
+        "shifted_biases": 4,
+        "failures": list(failures),
+    }
+
+
 def written(name: str) -> dict[str, Any]:
     return {
         "path": f"somewhere/{name}",
@@ -124,14 +139,13 @@ def written(name: str) -> dict[str, Any]:
 
 
 def test_the_page_shows_every_part_of_a_full_report() -> None:
-    proof = {"passed": True, "folded_norms": 1, "centred_weights": 2, "failures": []}
     shown = Page(
         page(
             report(
                 norm("first"),
                 kept("second"),
                 verification=verification(output_check("logits")),
-                proof=proof,
+                proof=proof(),
                 output=written("fast.onnx"),
             )
         )
@@ -145,6 +159,9 @@ def test_the_page_shows_every_part_of_a_full_report() -> None:
         "logits",
         "1.4e-07",
         "1 folded norms read inputs of mean zero",
+        "gamma moved into the next linear layers",
+        "beta kept: a zero pad",
+        "3 weights carry a gamma and 4 biases a beta",
         "analyse 0.200 s",
     ):
         assert words in shown.words
@@ -178,7 +195,7 @@ def test_hostile_names_stay_text() -> None:
         norm(_HOSTILE, writers=[_HOSTILE] * 7),
         kept(_HOSTILE, _HOSTILE),
         verification=verification(output_check(_HOSTILE)),
-        proof={"passed": False, "folded_norms": 0, "centred_weights": 0, "failures": [_HOSTILE]},
+        proof=proof(_HOSTILE),
         output=written(_HOSTILE),
     )
     text = page(hostile)

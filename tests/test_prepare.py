@@ -220,3 +220,56 @@ def test_a_model_without_any_of_this_is_copied_as_it_is():
     assert prepared.inlined == prepared.split == prepared.left == ()
     assert ir.to_proto(prepared.model) == ir.to_proto(model)
     assert prepared.model is not model
+
+
+def transposed(body: str, ops: str):
+    proto = skip_model(body, "float[B,8,3,4] x", "float[] y")
+    prepared, sites = check(proto, ops)
+    return prepared, sites
+
+
+TAIL = """
+    two = Constant<value = float {2.0}>()
+    q = Pow(t, two)
+    v = ReduceMean<axes=[-1]>(q)
+    e = Constant<value = float {1e-5}>()
+    ve = Add(v, e)
+    s = Sqrt(ve)
+    y = Div(t, s)
+"""
+
+
+def test_a_transpose_inside_a_norm_moves_in_front_of_it():
+    body = "u = ReduceMean<axes=[1]>(x)\nd = Sub(x, u)\nt = Transpose<perm=[0,2,3,1]>(d)" + TAIL
+    prepared, (site,) = transposed(body, "Transpose ReduceMean Sub Pow ReduceMean Add Sqrt Div")
+    assert prepared.moved == ("Transpose->t",)
+    assert site.kind is NormKind.LAYER_NORM
+    assert site.fiber.axes == (3,)
+    assert site.input.producer().op_type == "Transpose"
+
+
+def test_a_transposed_norm_of_rows_and_the_transposed_rows_meet():
+    body = """
+        l = ReduceL2<axes=[1]>(x)
+        n = Transpose<perm=[0,2,3,1]>(l)
+        t = Transpose<perm=[0,2,3,1]>(x)
+        y = Div(t, n)
+    """
+    _, (site,) = transposed(body, "Transpose ReduceL2 Div")
+    assert site.kind is NormKind.L2_NORM
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "u = ReduceMean<axes=[1]>(x)\nd = Sub(x, u)\ny = Transpose<perm=[0,2,3,1]>(d)\nz = Neg(d)",
+        "d = Sub(x, x)\ny = Transpose<perm=[0,2,3,1]>(d)",
+        "u = ReduceMean<axes=[1], keepdims=0>(x)\ny = Transpose<perm=[0,2,1]>(u)",
+    ],
+    ids=["shared", "no mean", "axes dropped"],
+)
+def test_other_transposes_stay(body):
+    proto = skip_model(body, "float[B,8,3,4] x", "float[] y")
+    prepared = prepare(ir.from_proto(proto))
+    assert prepared.moved == ()
+    assert [n.op_type for n in prepared.model.graph] == [n.op_type for n in proto.graph.node]

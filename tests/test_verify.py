@@ -327,9 +327,55 @@ def test_pictures_of_open_size_are_tried_in_several_sizes() -> None:
     assert verified(picky, picky, samples=1).method == "float64"
 
 
-def test_at_least_one_sample_is_needed() -> None:
-    with pytest.raises(UsageError, match="at least 1 sample"):
-        verified(single("y = Neg (x)"), single("y = Neg (x)"), samples=0)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples": 0}, "at least 1 sample"),
+        ({"limit": 0.0}, "limit of the noise ratio must be positive"),
+        ({"limit": float("nan")}, "limit of the noise ratio must be positive"),
+        ({"rtol": -1.0}, "rtol must be 0 or more"),
+        ({"providers": ["NoProvider"]}, "onnxruntime has no 'NoProvider' here; it has .*CPU"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        verified(single("y = Neg (x)"), single("y = Neg (x)"), **options)
+
+
+def _spoilt(monkeypatch: pytest.MonkeyPatch, *, optimized_only: bool) -> None:
+    """Makes ONNX Runtime wrong by 30%: in all it computes, or in what it optimizes."""
+    plain = runners.OnnxRuntime.run
+
+    def spoilt(self: object, source: object, samples: object, *, optimize: bool) -> object:
+        results = plain(self, source, samples, optimize=optimize)  # type: ignore[arg-type]
+        factor = np.float32(1.3 if optimize or not optimized_only else 1)
+        return [{n: x * factor for n, x in outputs.items()} for outputs in results]
+
+    monkeypatch.setattr(runners.OnnxRuntime, "run", spoilt)
+
+
+@pytest.mark.parametrize("optimized_only", [True, False])
+def test_a_runtime_far_from_the_truth_excuses_no_error(
+    monkeypatch: pytest.MonkeyPatch, optimized_only: bool
+) -> None:
+    w = weights()
+    _spoilt(monkeypatch, optimized_only=optimized_only)
+    assert verified(model(w), model(w.centred(), rms=True)).passed
+    assert not verified(model(w), model(_one_gamma(w.centred()), rms=True)).passed
+
+
+def test_a_quantised_model_is_as_noisy_as_its_flips() -> None:
+    inputs = "float[16, 64] x, uint8[64, 32] w"
+    text = "q, s, z = DynamicQuantizeLinear ({})  i = MatMulInteger (q, w, z)  " + (
+        "f = Cast <to = 1> (i)  y = Mul (f, s)"
+    )
+    left = single(
+        "k = Constant <value = float {3.0}> ()  a = Div (x, k)  " + text.format("a"), inputs
+    )
+    other = "k = Constant <value = float {0.33333334}> ()  a = Mul (x, k)  "
+    assert verified(left, single(other + text.format("a"), inputs)).passed
+    off = other.replace("0.33333334", "0.36")
+    assert not verified(left, single(off + text.format("a"), inputs)).passed
 
 
 def test_random_operators_are_run_by_the_interpreter() -> None:

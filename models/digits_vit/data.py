@@ -26,7 +26,7 @@ class Digits:
 
 def split_digits(seed: int) -> tuple[Digits, Digits]:
     """Split the digits at random into four fifths for training and one fifth held out."""
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # it has no types
 
     source = load_digits()
     order = np.random.default_rng(seed).permutation(len(source.target))

@@ -62,7 +62,7 @@ def train(digits: Digits, *, epochs: int) -> PatchTransformer:
     )
     loss_of = nn.CrossEntropyLoss(label_smoothing=LABEL_SMOOTHING)
     for _ in range(epochs):
-        for batch in torch.randperm(len(labels))[: steps * BATCH].split(BATCH):
+        for batch in torch.randperm(len(labels))[: steps * BATCH].reshape(steps, BATCH):
             loss = loss_of(model(_shifted(images[batch])), labels[batch])
             optimiser.zero_grad()
             loss.backward()

@@ -43,10 +43,8 @@ Reader = Callable[[GraphView, ir.Node, int, Channels], Absorbs | Refusal]
 
 
 def _wrong_side(node: ir.Node, channels: Channels) -> Refusal:
-    return refuse(
-        RefusalCode.FIBER_BROKEN, node, f"does not sum over the channels ({channels}), so W diag(g) "
-        "is another product",
-    )  # fmt: skip
+    sentence = f"does not sum over the channels ({channels}), so they are no part of its weight"
+    return refuse(RefusalCode.FIBER_BROKEN, node, sentence)
 
 
 def _exact(node: ir.Node) -> Refusal:

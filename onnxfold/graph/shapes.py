@@ -141,14 +141,40 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
         proto.output.append(ir.serde.serialize_value(value))
 
 
+def _stand_in(node: ir.Node) -> onnx.NodeProto | None:
+    """Return a standard node with the shape of a node that onnx does not know, else None."""
+    names = [operand.name or "" if operand is not None else "" for operand in node.inputs]
+    output = node.outputs[0].name or ""
+    # ONNX Runtime writes LayerNormalization below its opset, 17, too.
+    plain_norm = (node.domain, node.op_type) == ("", "LayerNormalization") and not any(
+        value.name for value in node.outputs[1:]
+    )
+    if plain_norm or (node.domain, node.op_type) in _SHAPE_PRESERVING:
+        return onnx.helper.make_node("Identity", names[:1], [output])
+    if node.domain != "com.microsoft":
+        return None
+    if node.op_type == "FusedMatMul":
+        flags = node.attributes
+        if flags.get_int("transBatchA", 0) or flags.get_int("transBatchB", 0):
+            return None
+        left = "...ji" if flags.get_int("transA", 0) else "...ij"
+        right = "...kj" if flags.get_int("transB", 0) else "...jk"
+        equation = f"{left},{right}->...ik"
+        return onnx.helper.make_node("Einsum", names[:2], [output], equation=equation)
+    if node.op_type == "FusedConv":
+        kept = {
+            name: attribute.value
+            for name, attribute in node.attributes.items()
+            if not name.startswith("activation")
+        }
+        return onnx.helper.make_node("Conv", names[:3], [output], **kept)
+    return None
+
+
 def _node(node: ir.Node) -> onnx.NodeProto:
-    if (node.domain, node.op_type) in _SHAPE_PRESERVING:
-        first = node.inputs[0]
-        return onnx.helper.make_node(
-            "Identity",
-            [first.name or "" if first is not None else ""],
-            [node.outputs[0].name or ""],
-        )
+    stand_in = _stand_in(node)
+    if stand_in is not None:
+        return stand_in
     proto = onnx.NodeProto(op_type=node.op_type, domain=node.domain, name=node.name or "")
     proto.overload = node.overload
     proto.input.extend(

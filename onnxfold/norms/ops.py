@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError
-from onnxfold.graph import AxisBlock, Dim, Fiber, GraphView, node_label
+from onnxfold.graph import AxisBlock, Dim, Fiber, GraphView, Shape, node_label
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -226,17 +226,12 @@ def _mean_variance_normalization(view: GraphView, node: ir.Node) -> NormSite | N
     )
 
 
-def _grouped(
-    view: GraphView, node: ir.Node, kind: NormKind, groups: int | None, channel: int
-) -> NormSite | None:
-    """Return a norm over a group of channels and all axes but the first and the channel axis.
-
-    ``groups`` None means one group per channel.
-    """
-    shape = view.shape(_x(node)) or ()
-    if len(shape) < 2:
-        return None
-    channel %= len(shape)
+def _grouped_fiber(
+    shape: Shape | None, groups: int | None, channel: int
+) -> tuple[Fiber, int, bool]:
+    """Return the fiber of a group, its size, and whether it has spatial axes."""
+    if shape is None:
+        return Fiber(()), 0, False
     spatial = {axis: dim for axis, dim in enumerate(shape) if axis not in (0, channel)}
     fiber, size = _fiber(spatial)
     channels = shape[channel]
@@ -247,9 +242,25 @@ def _grouped(
             block = AxisBlock(channel, 1, channels // groups, groups)
             fiber = Fiber.of((*fiber.blocks, block))
             size = fiber.size
+    return fiber, size, any(dim != 1 for dim in spatial.values())
+
+
+def _grouped(
+    view: GraphView, node: ir.Node, kind: NormKind, groups: int | None, channel: int
+) -> NormSite | None:
+    """Return a norm over a group of channels and all axes but the first and the channel axis.
+
+    ``groups`` None means one group per channel.
+    """
+    shape = view.shape(_x(node))
+    if shape is not None and len(shape) < 2:
+        return None
+    channel = channel if shape is None else channel % len(shape)
+    fiber, size, spatial = _grouped_fiber(shape, groups, channel)
+    channels = None if shape is None else shape[channel]
     label = node_label(node)
     refusal = None if size else size_refusal(label)
-    if any(dim != 1 for dim in spatial.values()):
+    if spatial:
         refusal = spatial_refusal(label)
     repeat = 1
     if (

@@ -19,7 +19,7 @@ from onnxfold.affine.laws import Absorbs
 from onnxfold.affine.source import Source, source_of
 from onnxfold.affine.walk import Reached, Root, follow, root_of
 from onnxfold.graph import GraphView, Reader, node_label
-from onnxfold.norms.site import NormSite
+from onnxfold.norms.site import NormKind, NormSite
 from onnxfold.planning.fusion import Absorption, AffineFusion, Place, ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.zero_mean.law import refuse
@@ -48,11 +48,11 @@ def decide_affine(
     sites: Iterable[NormSite],
     *,
     allow_split_bytes: int,
-    saves_alone: Callable[[NormSite], bool] = lambda _: False,
+    keep: Callable[[NormSite], Refusal | None] = lambda _: None,
 ) -> AffineDecision:
     """Return what moves where; weights above ``allow_split_bytes`` are never stored twice.
 
-    ``saves_alone`` says whether a norm that keeps a beta is cheaper without its gamma.
+    ``keep`` says why a norm is better left with its gamma and beta, or None.
     """
     order = {node: number for number, node in enumerate(view.nodes())}
     candidates: list[_Candidate] = []
@@ -61,11 +61,9 @@ def decide_affine(
         source = source_of(view, site)
         if source is None:
             continue
-        made: _Candidate | Refusal = (
-            source
-            if isinstance(source, Refusal)
-            else _candidate(view, order, source, saves_alone(site))
-        )
+        made: _Candidate | Refusal | None = keep(site)
+        if made is None:
+            made = source if isinstance(source, Refusal) else _candidate(view, order, source)
         if isinstance(made, Refusal):
             refusals[view.ref(site.output)] = made
         else:
@@ -76,9 +74,7 @@ def decide_affine(
     return AffineDecision(tuple(kept), tuple({**refusals, **shared}.items()))
 
 
-def _candidate(
-    view: GraphView, order: dict[ir.Node, int], source: Source, saves_alone: bool
-) -> _Candidate | Refusal:
+def _candidate(view: GraphView, order: dict[ir.Node, int], source: Source) -> _Candidate | Refusal:
     reached = follow(view, order, source.value, source.channels)
     if isinstance(reached, Refusal):
         return reached
@@ -93,7 +89,7 @@ def _candidate(
             shift_refusal = _no_bias(item.reader.node)
     beta = source.beta is not None and shift_refusal is None
     if source.beta is not None and not beta:
-        obstacle = _keeps_beta(source, saves_alone, shift_refusal)
+        obstacle = _keeps_beta(source, shift_refusal)
         if obstacle is not None:
             return obstacle
     if not beta:
@@ -107,12 +103,12 @@ def _candidate(
     return _Candidate(fusion, (marks[0], marks[0] + b"/" + marks[1]))
 
 
-def _keeps_beta(source: Source, saves_alone: bool, shift_refusal: Refusal | None) -> Refusal | None:
+def _keeps_beta(source: Source, shift_refusal: Refusal | None) -> Refusal | None:
     """Say why gamma stays with a beta that cannot move, or None: beta / gamma can stay alone."""
     why = shift_refusal or Refusal(RefusalCode.SHIFT_CANNOT_CROSS, "beta cannot move")
     if source.gamma is None:
         return why
-    if not saves_alone:
+    if source.site.kind is not NormKind.DYT:  # spelled out for good, so a Mul less is a gain
         sentence = f"{why.sentence}; with beta in place, the norm multiplies by gamma for free"
         return Refusal(why.code, sentence, why.nodes)
     with np.errstate(all="ignore"):

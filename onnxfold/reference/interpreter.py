@@ -13,7 +13,6 @@ import onnx_ir as ir
 
 from onnxfold.errors import ModelError
 from onnxfold.graph import node_label, operator
-from onnxfold.reference import kernels  # noqa: F401  (importing registers the kernels)
 from onnxfold.reference.kernel import Call, Datum, Kernel, UnsupportedOperator, find_kernel
 from onnxfold.reference.precision import Array, Precision, carried, is_floating, is_half
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -111,4 +112,6 @@ def kernel(
 
 
 def find_kernel(domain: str, name: str) -> Kernel | None:
+    """The kernel of an operator; the kernels, which need scipy, are imported by the first call."""
+    import_module("onnxfold.reference.kernels")
     return _KERNELS.get((domain, name))

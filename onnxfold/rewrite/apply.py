@@ -113,7 +113,7 @@ def _last(site: NormSite) -> ir.Node:
 
 def _centre_weight(
     view: GraphView, values: Mapping[str, ir.Value], weight: WeightCentring, editor: Editor
-) -> None:
+) -> ir.Value:
     value = values[weight.value]
     tensor = view.tensor(value)
     if tensor is None:
@@ -121,6 +121,7 @@ def _centre_weight(
     if weight.split:
         return _split(values, value, tensor, weight, editor)
     change_constant(value, centred_tensor(tensor, weight.fiber, tensor.name or value.name or ""))
+    return value
 
 
 def _split(
@@ -129,10 +130,11 @@ def _split(
     tensor: ir.TensorProtocol,
     weight: WeightCentring,
     editor: Editor,
-) -> None:
+) -> ir.Value:
     name = f"{value.name}.centred"
     copy = editor.new_constant(value, centred_tensor(tensor, weight.fiber, name), name)
     _redirect(values, weight.readers, copy)
+    return copy
 
 
 def _redirect(values: Mapping[str, ir.Value], readers: Iterable[ReaderRef], new: ir.Value) -> None:

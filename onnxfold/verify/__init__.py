@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from onnxfold.verify.evidence import FLOAT64_LIMIT_BYTES
 from onnxfold.verify.locate import locate
 from onnxfold.verify.result import ModelSource, OutputCheck, Verification
-from onnxfold.verify.verification import DEFAULT_LIMIT, FLOAT64_LIMIT_BYTES, verify
+from onnxfold.verify.verification import DEFAULT_LIMIT, verify
 
 __all__ = [
     "DEFAULT_LIMIT",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold import model_io
-from onnxfold.errors import ModelError
+from onnxfold.errors import ModelError, UsageError
 from onnxfold.reference import (
     Array,
     Observer,
@@ -57,6 +57,23 @@ class OnnxRuntime:
     """ONNX Runtime with the given execution providers, one model in memory at a time."""
 
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
+
+    @classmethod
+    def of(cls, providers: Sequence[str] | None) -> OnnxRuntime:
+        """Raises UsageError for providers that the installed ONNX Runtime does not have."""
+        if not providers:
+            return cls()
+        try:
+            from onnxruntime import get_available_providers
+        except ImportError as error:
+            raise UsageError("--providers needs onnxruntime, which is not installed") from error
+        available = get_available_providers()
+        unknown = [name for name in providers if name not in available]
+        if unknown:
+            raise UsageError(
+                f"onnxruntime has no {unknown[0]!r} here; it has {', '.join(available)}"
+            )
+        return cls(tuple(providers))
 
     @property
     def label(self) -> str:
@@ -160,6 +177,3 @@ def _disturbing(generator: np.random.Generator) -> Observer:
         return (array.astype(wide) * (1 + step)).astype(array.dtype)
 
     return observe
-
-
-Progress = Callable[[int, int], None]

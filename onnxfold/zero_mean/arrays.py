@@ -60,16 +60,18 @@ def fiber_means(array: Array, fiber: Fiber) -> npt.NDArray[np.float64]:
     return np.asarray(array.reshape(digits).mean(axis=members, dtype=np.float64, keepdims=True))
 
 
-def is_centred(array: Array, fiber: Fiber) -> bool:
+def is_centred(array: Array, fiber: Fiber, magnitude: float = 0.0) -> bool:
     """Whether every set has mean 0 up to the rounding of a stored centred array.
 
     Each stored element is off by at most u |w| + v, u and v the relative and absolute roundoff of
-    the type, so the mean of a centred set is at most u mean|w| + v.  A few sets decide first, so
+    the type, so the mean of a centred set is at most u mean|w| + v.  ``magnitude`` bounds the
+    elements before the centring, whose means were taken in float64.  A few sets decide first, so
     that "no" is cheap.
     """
     digits, members = split_digits(array.shape, fiber)
     view = array.reshape(digits)
-    roundoff = _ROUNDOFF[array.dtype.name]
+    relative, absolute = _ROUNDOFF[array.dtype.name]
+    roundoff = relative, absolute + 2 * fiber.size * _ROUNDOFF["float64"][0] * magnitude
     first = next(
         (axis for axis in range(view.ndim) if axis not in members and digits[axis] > 1), None
     )

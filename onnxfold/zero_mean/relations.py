@@ -131,9 +131,7 @@ class Relations:
             return None
         if self._assumptions.norm_output_centred and site.subtracts_mean:
             return ZeroMean()
-        if site.form is NormForm.DECOMPOSED:
-            return None  # the laws of its nodes say it
-        if site.subtracts_mean and self._keeps_mean(site):
+        if site.subtracts_mean and self.keeps_zero_mean(site):
             return ZeroMean()
         if site.subtracts_mean:
             return refuse(
@@ -143,8 +141,8 @@ class Relations:
             )
         return refuse(RefusalCode.NOT_CENTRED_NORM, node, "is a norm that keeps the mean")
 
-    def _keeps_mean(self, site: NormSite) -> bool:
-        """Whether gamma is one number and beta has no mean, so that the output's mean is 0."""
+    def keeps_zero_mean(self, site: NormSite) -> bool:
+        """Whether gamma is one number and beta is 0: what has mean 0 before them has it after."""
         gamma, beta = (self._numbers(part) for part in (site.gamma, site.beta))
         if gamma is None or beta is None:
             return False

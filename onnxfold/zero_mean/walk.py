@@ -33,7 +33,9 @@ class PointFacts:
     """What is known of a point.
 
     ``constant``: the value is a weight.  ``zero_mean``: its mean along the fiber is 0 as it
-  ``siblings``: the other outputs of its producer, which move with it.
+    stands.  ``opaque``: why it cannot be centred by its producers.  ``carried``: the points that
+    must be centred with it, which its producer reads at ``positions``.  ``siblings``: the other
+    outputs of its producer, which move with it.
     ``carries_to``: the points that move when it moves.  ``exact``: the readers that must see the
     original value.
     """

@@ -314,3 +314,20 @@ def test_norms_in_a_row_are_one_site_each():
     found = replay_error(with_constants(model(body + second, AFFINE)))
     assert [(site.input.name, site.output.name) for site, _ in found] == [("x", "y1"), ("y1", "y")]
     assert all(error < FLOAT32_BOUND for _, error in found)
+
+
+def test_a_gamma_too_large_to_read_is_still_a_gamma():
+    body = (
+        CONSTANTS + (CENTRE + DEVIATION).replace("[-1]", "[1,2]") + "n = Div(d, s)\ny = Mul(n, g)"
+    )
+    proto = with_constants(model(body, "float[2,300,300] x, float[300,300] g"))
+    ((site, error),) = replay_error(proto)
+    assert site.gamma.name == "g"
+    assert error < 10 * FLOAT32_BOUND  # sums of 90000 elements in float32
+
+
+def test_an_instance_norm_of_unknown_rank_is_refused_but_reported():
+    body = "h = com.microsoft.Unheard(x)\ny = InstanceNormalization(h, g, b)"
+    site = only_site(model(body, "float[B,8] x, float[8] g, float[8] b"))
+    assert site.kind is NormKind.INSTANCE_NORM
+    assert site.refusal.code is RefusalCode.DYNAMIC_FIBER

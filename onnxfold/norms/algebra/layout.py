@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import follow_reshape
 from onnxfold.norms.algebra.coefficient import Coefficient
-from onnxfold.norms.algebra.forms import Affine, Form, Moment, Over, Root
+from onnxfold.norms.algebra.forms import Affine, Form, Moment, Over, Root, Square
 from onnxfold.norms.algebra.guards import extend, legal
 from onnxfold.norms.algebra.state import Algebra
 from onnxfold.norms.algebra.tokens import Token, fits, same_elements
@@ -72,6 +72,8 @@ def _returned(algebra: Algebra, node: ir.Node, value: ir.Value, form: Affine) ->
         return None
     if not same_elements(algebra.dims(node.outputs[0]), shape):
         return None
+    if not _only_the_norm_reads(algebra, form.t):
+        return None
     over = _over_before(form.over, whole, shape)
     a, m, c = (_before(term, whole, shape) for term in (form.a, form.m, form.c))
     if over is None or a is None or m is None or c is None:
@@ -83,6 +85,22 @@ def _returned(algebra: Algebra, node: ir.Node, value: ir.Value, form: Affine) ->
     denominator = replace(form.denominator, t=t, over=over)
     returned = replace(form, t=t, over=over, a=a, m=m, c=c, denominator=denominator, mixed=False)
     return returned if legal(algebra, returned) else None
+
+
+def _only_the_norm_reads(algebra: Algebra, t: ir.Value) -> bool:
+    """Whether a Reshape of x serves the norm alone; where a residual reads it too, it is the x."""
+    if t.is_graph_output():
+        return False
+    for reader in algebra.view.readers(t):
+        if reader.node.op_type in ("Shape", "Size") or not reader.node.outputs:
+            continue
+        result = reader.node.outputs[0]
+        form = algebra.form(result)
+        if form is None and algebra.atom(result) is not t:
+            return False
+        if form is not None and not isinstance(form, Square) and form.t is not t:
+            return False
+    return True
 
 
 def _over_before(over: Over, whole: tuple[Token, ...], shape: tuple[Token, ...]) -> Over | None:

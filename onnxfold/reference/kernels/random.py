@@ -14,25 +14,6 @@ import onnx_ir as ir
 from onnxfold.reference.kernel import Call, kernel
 from onnxfold.reference.precision import Array
 
-__all__ = ["is_drawn"]
-
-_RANDOM = frozenset(
-    {
-        "Bernoulli",
-        "Multinomial",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-    }
-)
-
-
-def is_drawn(node: ir.Node) -> bool:
-    """Whether a node may draw random numbers, as Dropout does when it is told to train."""
-    trains = node.op_type == "Dropout" and len(node.inputs) > 2 and node.inputs[2] is not None
-    return node.domain in ("", "ai.onnx") and (node.op_type in _RANDOM or trains)
-
 
 def _generator(call: Call) -> np.random.Generator:
     seed = call.attributes["seed"].value if call.has("seed") else 0

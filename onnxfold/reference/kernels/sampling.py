@@ -67,7 +67,9 @@ def grid_sample(call: Call, x: Array, grid: Array) -> Array:
         unit = (grid[..., x.ndim - 3 - axis] + 1) / 2
         position = unit * (size - 1) if call.integer("align_corners", 0) else unit * size - 0.5
         position = np.rint(position) if kind == "nearest" else position
-        positions.append(_inside(call, position, size))
+        # A cubic needs its position between pixels, and these are brought inside one by one;
+        # so do PyTorch and ONNX Runtime 1.31, while onnx 1.23's reference clamps the position.
+        positions.append(position if kind == "cubic" else _inside(call, position, size))
     if kind == "nearest":
         return _pixels(call, x, positions)
     bases = [np.floor(position) for position in positions]

@@ -1,0 +1,95 @@
+"""What a proof compares: attributes, weights, and the extents of norms in two models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfold.graph import Fiber, GraphView, follow_reshape
+from onnxfold.norms import NormSite
+from onnxfold.zero_mean.arrays import fiber_means, split_digits, within_rounding
+
+__all__ = [
+    "is_shift",
+    "same_attributes",
+    "same_epsilon",
+    "with_next_affine",
+    "without_reshapes",
+]
+
+Array = npt.NDArray[np.generic]
+
+
+def without_reshapes(view: GraphView, site: NormSite) -> NormSite:
+    """Return Reshape, norm, Reshape back as the norm of what the first Reshape reads."""
+    before = site.input.producer()
+    uses = list(site.output.uses())
+    if before is None or before.op_type != "Reshape" or len(uses) != 1:
+        return site
+    source, after = before.inputs[0], uses[0].node
+    if source is None or after.op_type != "Reshape" or after.domain or site.gamma is not None:
+        return site
+    inner, outer = view.shape(source), view.shape(site.input)
+    if inner is None or outer is None or view.shape(after.outputs[0]) != inner:
+        return site
+    fiber = follow_reshape(site.fiber, outer, inner)
+    if fiber is None or site.beta is not None:
+        return site
+    return replace(site, input=source, output=after.outputs[0], fiber=fiber)
+
+
+def with_next_affine(site: NormSite) -> NormSite | None:
+    """Return the norm with the Mul or Add that alone reads its result as gamma or beta."""
+    uses = list(site.output.uses())
+    if len(uses) != 1 or site.output.is_graph_output():
+        return None
+    node, index = uses[0].node, uses[0].idx
+    if node.op_type not in ("Mul", "Add") or node.domain or len(node.inputs) != 2:
+        return None
+    operand = node.inputs[1 - index]
+    if node.op_type == "Mul" and site.gamma is None and site.beta is None:
+        return replace(site, output=node.outputs[0], gamma=operand)
+    if node.op_type == "Add" and site.beta is None:
+        return replace(site, output=node.outputs[0], beta=operand)
+    return None
+
+
+def is_shift(old: Array, new: Array, fiber: Fiber) -> bool:
+    """Whether old - new is constant along the fiber, up to one rounding of each new element."""
+    if old.shape != new.shape:
+        return False
+    digits, _ = split_digits(old.shape, fiber)
+    expected = np.subtract(old.reshape(digits), fiber_means(old, fiber), dtype=np.float64)
+    stored = new.reshape(digits)
+    if np.array_equal(expected.astype(new.dtype), stored):
+        return True
+    return within_rounding(stored, expected, np.abs(expected) + np.abs(fiber_means(old, fiber)))
+
+
+def same_epsilon(old: float, new: float) -> bool:
+    """Whether both are the same number in float32, in which operators hold it."""
+    return bool(np.float32(old) == np.float32(new))
+
+
+def same_attributes(a: ir.Node, b: ir.Node) -> bool:
+    """Whether two nodes have equal attributes, bodies left out."""
+    if set(a.attributes) != set(b.attributes):
+        return False
+    return all(
+        _same_attribute(a.op_type, first, b.attributes[name])
+        for name, first in a.attributes.items()
+    )
+
+
+def _same_attribute(op_type: str, a: ir.Attr, b: ir.Attr) -> bool:
+    if a.type != b.type:
+        return False
+    if a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+        return True  # bodies are walked node by node
+    if a.type is ir.AttributeType.TENSOR:
+        # The tensor of a Constant node is a weight like any other.
+        return op_type == "Constant" or np.array_equal(a.as_tensor().numpy(), b.as_tensor().numpy())
+    return bool(a.value == b.value)
