@@ -3,9 +3,10 @@
     python -m benchmarks.kernels [--out benchmarks/results/kernels.csv] [--rounds 41]
 
 Each method is a chain of nodes in one session, so that the cost of a call to a session vanishes and
-memory is used as in a model: each node reads what the one before it wrote. The methods of one
-operation and shape take turns, one run each per round; the result is the median over the rounds, of
-nanoseconds per element of one tensor, with the 10th and 90th percentile.
+memory is used as in a model: each node reads what the one before it wrote, from the second level
+cache for all but the longest rows. The methods of one operation and shape take turns, one run each
+per round; the result is the median over the rounds, of nanoseconds per element of one tensor, with
+the 10th and 90th percentile. The percentiles tell how quiet the machine was.
 
 Operations, on rows [128, n]:
     rms, layer          y = norm(x), scale, and bias for layer
@@ -16,12 +17,12 @@ Operations, on rows [128, n]:
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
+import os
 import platform
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,13 +30,14 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks.rows import RESULTS, Conditions, append, conditions
 from onnxfold.lower.functions import DOMAIN, VERSION
 from onnxfold.runtime import register
 
 ROWS = 128
 SIZES = (384, 768, 1024, 4096)
 TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
-LENGTH = 12
+LENGTH = 24
 EPSILON = 1e-5
 OURS = "onnxfold"
 
@@ -54,13 +56,12 @@ class Method:
     disabled: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the results."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRow(Conditions):
+    """One method at one shape; `times_ours` is the median of the rounds' ratios."""
 
-    date: str
-    cpu: str
     onnxruntime: str
+    kernels: str
     threads: int
     dtype: str
     operation: str
@@ -237,7 +238,7 @@ class Timed:
 
 def measure(
     operation: str, size: int, dtype: str, threads: int, rounds: int, scratch: Path
-) -> Iterator[Row]:
+) -> Iterator[KernelRow]:
     """One row for each method, ours first."""
     methods = OPERATIONS[operation]
     timed = [Timed(method, size, dtype, threads, scratch) for method in methods]
@@ -250,10 +251,10 @@ def measure(
     medians = np.median(times, axis=0)
     for k, method in enumerate(methods):
         p10, p90 = np.percentile(times[:, k], [10, 90])
-        yield Row(
-            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-            cpu=cpu_name(),
+        yield KernelRow(
+            **conditions(),
             onnxruntime=ort.__version__,
+            kernels=instruction_set(),
             threads=threads,
             dtype=dtype,
             operation=operation,
@@ -267,49 +268,39 @@ def measure(
         )
 
 
-def cpu_name() -> str:
-    """The processor, with the kernels' instruction set where one was asked for."""
-    import os
-
+def instruction_set() -> str:
+    """The instruction set of the kernels: the machine's best, or a lower one that was asked for."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    flags = next((line for line in lines if line.startswith("flags")), "")
-    family = "avx512" if "avx512f" in flags else "avx2" if "avx2" in flags else platform.machine()
-    asked = os.environ.get("ONNXFOLD_ISA")
-    return (
-        f"{models[0] if models else platform.machine()}, {f'kernels {asked}' if asked else family}"
-    )
+    flags = set(info.read_text(encoding="utf-8").split()) if info.exists() else set()
+    levels = {"avx512vl": "v4", "avx2": "v3", "ssse3": "v2"}
+    best = next((level for flag, level in levels.items() if flag in flags), platform.machine())
+    return min(best, os.environ.get("ONNXFOLD_ISA", best))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/kernels.csv"))
+    """Measure what the command line asks for, and append the rows to the results."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=RESULTS / "kernels.csv")
     parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--operations", nargs="*", default=list(OPERATIONS))
     parser.add_argument("--dtypes", nargs="*", default=list(TYPES))
     options = parser.parse_args()
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    scratch = options.out.with_suffix(".optimized.onnx")
-    new = not options.out.exists()
-    with options.out.open("a", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
-        if new:
-            writer.writeheader()
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder) / "optimized.onnx"
         for operation in options.operations:
             for dtype in options.dtypes:
                 for size in SIZES:
-                    for row in measure(
-                        operation, size, dtype, options.threads, options.rounds, scratch
-                    ):
-                        writer.writerow(asdict(row))
+                    rows = list(
+                        measure(operation, size, dtype, options.threads, options.rounds, scratch)
+                    )
+                    append(options.out, rows)
+                    for row in rows:
                         print(
                             f"{operation:10} {dtype} {size:5} {row.method:36} "
                             f"{row.ns_per_element:7.3f} ns [{row.p10:.3f}, {row.p90:.3f}] "
                             f"{row.times_ours:6.2f}x"
                         )
-    scratch.unlink()
 
 
 if __name__ == "__main__":

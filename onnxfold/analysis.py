@@ -94,8 +94,7 @@ def analyse(
         count = elements(view.shape(site.input))
         demands.append(Demand(site, costs_of(target).gain(count, site.beta is not None)))
     plan = decide(view, sites, demands, costs_of(target), allow_split_bytes=allow_split_bytes)
-    by_name = {demand.site.name: view.ref(demand.site.output) for demand in demands}
-    refused |= {by_name[name]: refusal for name, refusal in plan.refusals}
+    refused |= dict(plan.refusals)
     layer_norms = [Demand(site, 1) for site in sites if site.kind is NormKind.LAYER_NORM]
     return Analysis(
         view,

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, GraphView, Reader, node_label
-from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.norms import NormSite, find_norms
 from onnxfold.planning import Plan
 from onnxfold.prove_forms import (
     is_shift,
@@ -32,10 +32,8 @@ from onnxfold.prove_forms import (
     with_next_affine,
     without_reshapes,
 )
-from onnxfold.refusal import Refusal
+from onnxfold.prove_means import Means
 from onnxfold.rewrite.edited import unrounded
-from onnxfold.zero_mean.arrays import is_centred
-from onnxfold.zero_mean.law import ZeroMean
 from onnxfold.zero_mean.relations import Carries, Point, Relations, Unseen
 
 __all__ = ["Proof", "prove"]
@@ -110,8 +108,8 @@ class _Checker:
         self._sites_after = self._matched(sites_after)
         self._relations = Relations(after, sites_after)
         self._relations_before = Relations(before, self._sites_before.values())
+        self._means = Means(before, after, self._relations, self._sites_after, self._original)
         self._shifts: dict[ir.Value, _Shift] = {}
-        self._means: dict[Point, bool] = {}
         self._stands_for: dict[ir.Value, ir.Value] = {}
         self._find_copies()
         self.failures: list[str] = []
@@ -206,7 +204,11 @@ class _Checker:
             new = self._after.tensor(value)
             original = self._original(value)
             old = None if original is None else self._before.tensor(original)
-            if new is None or original is None or old is None or new is old:
+            if original is None or new is old:
+                continue
+            if old is None or new is None or new.dtype != old.dtype:
+                if new is not None or not value.producer():
+                    self._shifts[value] = _Shift(None, f"'{value.name}'")
                 continue
             arrays = old.numpy(), new.numpy()
             if arrays[0].shape == arrays[1].shape and np.array_equal(*arrays):
@@ -228,12 +230,23 @@ class _Checker:
                     self.failures.append(
                         f"output '{output.name}' sees a change that began at {shift.origin}"
                     )
+        self._compare_outputs()
         missing = [ref for ref in self._sites_before if ref not in self._sites_after]
         for ref in missing:
             if ref in self._after.by_ref():
                 self.failures.append(
                     f"the norm that computes '{ref}' cannot be recognised any more"
                 )
+
+    def _compare_outputs(self) -> None:
+        """Every graph gives the values that it gave before, in the same order."""
+        graphs = zip(self._before.model.graphs(), self._after.model.graphs(), strict=False)
+        for old, new in graphs:
+            stand = [self._original(output) for output in new.outputs]
+            if len(stand) != len(old.outputs) or any(
+                a is not b for a, b in zip(stand, old.outputs, strict=True)
+            ):
+                self.failures.append(f"graph '{new.name}' gives other outputs than before")
 
     def _visit(self, node: ir.Node) -> None:
         for index, output in enumerate(node.outputs):
@@ -316,7 +329,7 @@ class _Checker:
         shift = self._shifts.get(new)
         if shift is not None and (shift.fiber is None or not shift.fiber.covers(whole.fiber)):
             return False
-        return self._mean_is_zero(Point(new, whole.fiber))
+        return self._means.are_zero(Point(new, whole.fiber))
 
     def _uncentred(self, value: ir.Value) -> Point | None:
         """Return x and its fiber where ``value`` of the original is x - mean(x)."""
@@ -325,8 +338,9 @@ class _Checker:
             return Point(site.input, site.fiber)
         node = value.producer()
         fiber = None if node is None else self._relations_before.centring_fiber(node)
-        source = None if node is None else node.inputs[0]
-        return None if fiber is None or source is None else Point(source, fiber)
+        if node is None or fiber is None or node.inputs[0] is None:
+            return None
+        return Point(node.inputs[0], fiber)
 
     def _reads_centred(self, node: ir.Node) -> set[int]:
         """Return the inputs at which x of mean 0 takes the place of x - mean(x)."""
@@ -363,7 +377,7 @@ class _Checker:
         if old.kind is new.kind:
             return None
         self.folded_norms += 1
-        if old.subtracts_mean and self._mean_is_zero(Point(new.input, new.fiber)):
+        if old.subtracts_mean and self._means.are_zero(Point(new.input, new.fiber)):
             return None
         return f"became {new.kind.value}, but its input '{new.input.name}' may have a mean"
 
@@ -395,63 +409,3 @@ class _Checker:
         return np.array_equal(first.reshape(-1), second.reshape(-1)) or (
             min(first.size, second.size) == 1 and bool(np.all(first == second))
         )
-
-    def _mean_is_zero(self, point: Point) -> bool:
-        """Whether the value's mean along the fiber is 0 in the rewritten model."""
-        if point not in self._means:
-            self._means[point] = False  # no cycles in a graph; guards against a broken one
-            self._means[point] = self._decide_mean(point)
-        return self._means[point]
-
-    def _decide_mean(self, point: Point) -> bool:
-        order: list[Point] = []
-        pending, seen = [point], {point}
-        while pending:
-            current = pending.pop()
-            order.append(current)
-            tensor = self._after.tensor(current.value)
-            if tensor is not None:
-                if not self._weight_is_centred(current, tensor):
-                    return False
-                continue
-            through = self._before_rms_norm(current)
-            if through is not None:
-                pending.append(through)
-                continue
-            pulled = self._relations.pull(current)
-            if isinstance(pulled, Refusal):
-                return False
-            if isinstance(pulled, ZeroMean):
-                continue
-            node = current.value.producer()
-            for index, fiber in pulled.inputs:
-                operand = node.inputs[index] if node is not None else None
-                if operand is None:
-                    return False
-                following = Point(operand, fiber)
-                if self._means.get(following):
-                    continue
-                if following not in seen:
-                    seen.add(following)
-                    pending.append(following)
-        self._means.update(dict.fromkeys(order, True))
-        return True
-
-    def _weight_is_centred(self, point: Point, tensor: ir.TensorProtocol) -> bool:
-        array = tensor.numpy()
-        if is_centred(array, point.fiber):
-            return True
-        original = self._original(point.value)
-        old = None if original is None else self._before.tensor(original)
-        if old is None:
-            return False
-        return is_centred(array, point.fiber, float(np.abs(old.numpy()).max(initial=0)))
-
-    def _before_rms_norm(self, point: Point) -> Point | None:
-        """Return what an RMSNorm divides, where its result has mean 0 as soon as that has."""
-        site = self._sites_after.get(self._after.ref(point.value))
-        if site is None or site.subtracts_mean or not point.fiber.covers(site.fiber):
-            return None
-        if site.kind is not NormKind.RMS_NORM or not self._relations.keeps_zero_mean(site):
-            return None
-        return Point(site.input, site.fiber)

@@ -46,8 +46,10 @@ def graph(
     opset: int = 18,
 ) -> ir.Model:
     """Return a model from ONNX text, with constants as initializers."""
+    typed, nodes = body.split("> ", 1) if body.startswith("<") else ("", body)
+    typed = f"{typed}>" if typed else ""
     text = f"""<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]>
-    g ({inputs}) => ({outputs}) {{ {body} }}"""
+    g ({inputs}) => ({outputs}) {typed} {{ {nodes} }}"""
     proto = onnx.parser.parse_model(text)
     for name, array in constants.items():
         proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))

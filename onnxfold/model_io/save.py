@@ -182,7 +182,7 @@ def materialise(model: ir.Model) -> onnx.ModelProto:
     """
     total = sum(slot.tensor.nbytes for slot in slots(model))
     _check_limit(total, "write it to a file instead")
-    proto, taken = detach(model, lambda slot: isinstance(slot.tensor, ir.ExternalTensor))
+    proto, taken = detach(model, _leaves_protobuf(_PROTOBUF_LIMIT_BYTES + 1))
     for tensor in tensor_protos(proto):
         _embed(tensor, take_number(tensor), taken)
     return proto
@@ -207,11 +207,13 @@ def _is_outside(tensor: ir.TensorProtocol) -> bool:
 
 
 def _leaves_protobuf(threshold_bytes: int) -> Callable[[Slot], bool]:
+    """Whether a tensor is written by us: from a file, computed, or a large initializer."""
+
     def wanted(slot: Slot) -> bool:
         tensor = slot.tensor
         if tensor.dtype is ir.DataType.STRING:
             return False
-        if isinstance(tensor, ir.ExternalTensor):
+        if isinstance(tensor, (ir.ExternalTensor, ir.LazyTensor)):
             return True
         return slot.is_initializer and tensor.nbytes >= threshold_bytes
 

@@ -145,20 +145,29 @@ def take_number(tensor: onnx.TensorProto) -> int | None:
 
 
 def payload(tensor: ir.TensorProtocol) -> memoryview:
-    """The bytes of a tensor as ONNX stores them (little endian, sub-byte values packed)."""
+    """The bytes of a tensor as ONNX stores them (little endian, sub-byte values packed).
+
+    Raises:
+        InvariantError: a computed tensor has another type or shape than it was declared with.
+
+    """
     if tensor.nbytes == 0:
         return memoryview(b"")
     if isinstance(tensor, ir.ExternalTensor) or tensor.dtype.bitwidth < 8:
         data = memoryview(tensor.tobytes())
-    else:
-        array = tensor.numpy()
-        little = array.dtype.newbyteorder("<")
-        data = np.ascontiguousarray(array, dtype=little).reshape(-1).view(np.uint8).data
-    if data.nbytes != tensor.nbytes:
-        raise InvariantError(
-            f"tensor '{tensor.name}' of {tensor.nbytes} bytes gave {data.nbytes} bytes"
-        )
-    return data
+        if data.nbytes != tensor.nbytes:
+            raise _another(tensor, f"{data.nbytes} bytes")
+        return data
+    array = tensor.numpy()
+    if array.dtype != tensor.dtype.numpy() or array.shape != tuple(tensor.shape.numpy()):
+        raise _another(tensor, f"{array.dtype} {list(array.shape)}")
+    little = array.dtype.newbyteorder("<")
+    return np.ascontiguousarray(array, dtype=little).reshape(-1).view(np.uint8).data
+
+
+def _another(tensor: ir.TensorProtocol, given: str) -> InvariantError:
+    declared = f"{tensor.dtype.name} {list(tensor.shape.numpy())}"
+    return InvariantError(f"tensor '{tensor.name}' was declared {declared} and gave {given}")
 
 
 def _placeholder(tensor: ir.TensorProtocol, number: int) -> ir.ExternalTensor:

@@ -40,7 +40,7 @@ def decomposed_sites(view: GraphView) -> Iterator[NormSite]:
 
 
 def _site(algebra: Algebra, match: Match, order: dict[ir.Node, int]) -> NormSite | None:
-    output, form, x, owned = _chosen(algebra, match)
+    output, form, x, owned = _chosen(algebra, match, order)
     nodes = tuple(sorted(owned, key=order.__getitem__))
     denominator, over = form.denominator, form.over
     if denominator is None or over is None or len(nodes) < 2:
@@ -71,14 +71,16 @@ def _site(algebra: Algebra, match: Match, order: dict[ir.Node, int]) -> NormSite
     )
 
 
-def _chosen(algebra: Algebra, match: Match) -> tuple[ir.Value, Affine, ir.Value, set[ir.Node]]:
+def _chosen(
+    algebra: Algebra, match: Match, order: dict[ir.Node, int]
+) -> tuple[ir.Value, Affine, ir.Value, set[ir.Node]]:
     """Return the longest norm whose result has the type of its input, else the longest."""
     chain = ((match.output, match.form), *match.shorter)
     tensors = {form.t for _, form in chain}
     tensors |= {algebra.reshaped[value] for value, _ in chain if value in algebra.reshaped}
     found = []
     for output, form in chain:
-        owned, stops = _owned(algebra, output, form.t, tensors)
+        owned, stops = _owned(algebra, output, form.t, tensors, order)
         x = stops[0] if len(stops) == 1 or form.t not in stops else form.t
         found.append((output, form, x, owned))
         if algebra.canonical.dtype(x) == algebra.canonical.dtype(output):
@@ -87,11 +89,16 @@ def _chosen(algebra: Algebra, match: Match) -> tuple[ir.Value, Affine, ir.Value,
 
 
 def _owned(
-    algebra: Algebra, output: ir.Value, t: ir.Value, tensors: set[ir.Value]
+    algebra: Algebra,
+    output: ir.Value,
+    t: ir.Value,
+    tensors: set[ir.Value],
+    order: dict[ir.Node, int],
 ) -> tuple[set[ir.Node], list[ir.Value]]:
     """Walk back from a norm to its input; return the nodes on the way and the inputs met.
 
-    The input is t or a copy of it; where the result has a wider type, the widened t.
+    The input is t or a copy of it; where the result has a wider type, the widened t.  The walk
+    stays in the graph whose nodes ``order`` has.
     """
     canonical = algebra.canonical
     wide = canonical.dtype(output)
@@ -107,10 +114,14 @@ def _owned(
         for operand in node.inputs:
             if operand is None:
                 continue
+            outside = operand.producer() not in order
             if canonical.root(operand) is t or (
-                widened and algebra.atom(operand) is t and canonical.dtype(operand) == wide
+                algebra.atom(operand) is t
+                and (outside or (widened and canonical.dtype(operand) == wide))
             ):
                 stops[operand] = None
+            elif outside:
+                continue
             elif algebra.atom(operand) in tensors or _belongs(algebra, operand, tensors):
                 waiting.append(operand)
     return owned, list(stops)

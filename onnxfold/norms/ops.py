@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import ModelError
 from onnxfold.graph import AxisBlock, Dim, Fiber, GraphView, Shape, node_label
+from onnxfold.norms.algebra.canonical import uniform
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -60,8 +61,7 @@ def _operand(node: ir.Node, index: int) -> ir.Value | None:
 
 def _unless_all(view: GraphView, value: ir.Value | None, neutral: float) -> ir.Value | None:
     """Return the operand, or None where it is a constant full of the neutral element."""
-    array = view.array(value)
-    return None if array is not None and bool(np.all(array == neutral)) else value
+    return None if uniform(view, value) == neutral else value
 
 
 def _leaks(node: ir.Node, outputs: tuple[int, ...]) -> tuple[ir.Value, ...]:
@@ -141,7 +141,7 @@ def _trailing_norm(
 def _broadcasts(view: GraphView, value: ir.Value | None, dims: dict[int, Dim]) -> bool:
     """Whether scale or bias is known not to fit the normalised axes (unknown sizes may fit)."""
     shape = view.shape(value)
-    if value is None or shape is None or -1 in dims:
+    if value is None or shape is None or -1 in dims or uniform(view, value) is not None:
         return True
     sizes = list(dims.values())
     if len(shape) > len(sizes):

@@ -101,7 +101,7 @@ def _read_cut(
         site = demand.site
         point = Point(site.input, site.fiber)
         if point not in cut.at_hand:
-            refusals.append((site.name, _reason(graph, point)))
+            refusals.append((view.ref(site.output), _reason(graph, point)))
             continue
         gain += demand.gain_ps
         writers = _writers(view, graph, cut, point, claimed)

@@ -57,7 +57,7 @@ class Insertion:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be done, why the rest is left, and the estimated effect.
+    """What will be done, why the rest is left (by the norm's output), and the estimated effect.
 
     ``gain_ps`` and ``cost_ps`` are picoseconds with every symbolic dimension counted once; a plan
     never costs more than it gains.
@@ -87,7 +87,7 @@ class Plan:
         """Return a JSON document that :meth:`from_json` reads back to an equal plan."""
         document = asdict(self)
         document["refusals"] = [
-            {"norm": norm, **refusal.to_json()} for norm, refusal in self.refusals
+            {"output": output, **refusal.to_json()} for output, refusal in self.refusals
         ]
         return document
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +14,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-Array = npt.NDArray[np.float32]
+from onnxfold import model_io
+
+Array = npt.NDArray[Any]
 OPSETS = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
 Range = tuple[str, int]
 
@@ -118,7 +121,7 @@ def typed_weights() -> list[onnx.TensorProto]:
         "empty": np.empty((0, 4), np.float32),
         "scalar": np.array(3.0, np.float32),
     }
-    weights = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    weights = [ir.serde.serialize_tensor(ir.tensor(a, name=name)) for name, a in arrays.items()]
     text = np.array([b"a", b"", b"text" * 1000], object)
     weights.append(numpy_helper.from_array(text, "text"))
     weights.append(helper.make_tensor("fields", TensorProto.FLOAT, [400], list(range(400))))
@@ -183,3 +186,17 @@ def run(path: Path, width: int = 64) -> Array:
 
 def listing(folder: Path) -> Sequence[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def written(model: ir.Model, path: Path, **options: bool | int | None) -> model_io.OutputFiles:
+    with model_io.stage(model, path, **options) as staged:  # type: ignore[arg-type]  # the options
+        return staged.commit()
+
+
+def lazily(tensor: ir.TensorProtocol, edit: Callable[[Array], Array]) -> ir.LazyTensor:
+    return ir.LazyTensor(
+        lambda: ir.Tensor(edit(tensor.numpy())),
+        dtype=tensor.dtype,
+        shape=ir.Shape(tensor.shape.numpy()),
+        name=tensor.name,
+    )

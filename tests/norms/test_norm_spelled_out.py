@@ -331,3 +331,14 @@ def test_an_instance_norm_of_unknown_rank_is_refused_but_reported():
     site = only_site(model(body, "float[B,8] x, float[8] g, float[8] b"))
     assert site.kind is NormKind.INSTANCE_NORM
     assert site.refusal.code is RefusalCode.DYNAMIC_FIBER
+
+
+def test_a_reshaped_stream_that_a_residual_reads_is_itself_the_input():
+    """OPT flattens tokens before a norm and keeps the residual flat."""
+    body = "a = Constant<value_ints=[-1,8]>()\nr = Reshape(x, a)\n"
+    body += CONSTANTS + (CENTRE + DEVIATION).replace("(x", "(r") + "n = Div(d, s)\nm = Mul(n, g)\n"
+    body += "z = Add(r, m)\nshape = Constant<value_ints=[-1,3,8]>()\ny = Reshape(m, shape)"
+    proto = model(body, "float[B,3,8] x, float[8] g", "float[] y, float[] z")
+    site = only_site(with_constants(proto))
+    assert (site.input.name, site.output.name) == ("r", "m")
+    assert site.leaks == ()

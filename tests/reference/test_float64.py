@@ -12,8 +12,7 @@ from onnx import TensorProto
 
 from onnxfold.reference import Array
 from onnxfold.reference.kernels import convolution
-
-from .graphs import float64, one_node
+from tests.reference.graphs import float64, one_node
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional

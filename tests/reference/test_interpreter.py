@@ -12,8 +12,7 @@ from onnx import TensorProto, helper
 
 from onnxfold.errors import ModelError
 from onnxfold.reference import Precision, UnsupportedOperator, check_supported, run
-
-from .graphs import onnxruntime_outputs, parsed
+from tests.reference.graphs import onnxruntime_outputs, parsed
 
 X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
 

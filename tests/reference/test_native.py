@@ -10,8 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxfold.reference import Array, is_floating
-
-from .graphs import native, one_node, onnxruntime_outputs
+from tests.reference.graphs import native, one_node, onnxruntime_outputs
 
 pytest.importorskip("onnxruntime")
 F32, F16, I64, I32, U8, I8, BOOL = (

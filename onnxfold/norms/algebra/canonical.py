@@ -15,7 +15,7 @@ from onnxfold.graph import GraphView
 from onnxfold.norms.algebra.coefficient import Coefficient
 from onnxfold.norms.algebra.tokens import Token, Tokens, fits, same_elements
 
-__all__ = ["Canonical", "is_narrowing"]
+__all__ = ["Canonical", "is_narrowing", "uniform"]
 
 _FLOAT_BITS = {  # exponent and fraction: a Cast is exact iff neither shrinks
     ir.DataType.FLOAT16: (5, 10),
@@ -35,7 +35,13 @@ _ARITHMETIC: dict[str, np.ufunc] = {
     "Sqrt": np.sqrt,
     "Sub": np.subtract,
 }
+_COMMUTATIVE = frozenset(("Add", "Mul"))
+_REPEATED = _COMMUTATIVE | _RESHAPES | {"Cast", "Neg", "Sub", "Transpose"}
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
+
+
+def _identity(operand: object) -> int:
+    return id(operand)
 
 
 def is_narrowing(source: ir.DataType | None, target: ir.DataType | None) -> bool | None:
@@ -46,12 +52,32 @@ def is_narrowing(source: ir.DataType | None, target: ir.DataType | None) -> bool
     return after[0] < before[0] or after[1] < before[1]
 
 
+def uniform(view: GraphView, value: ir.Value | None) -> float | None:
+    """Return the one number that fills a value of whatever shape, else None."""
+    while value is not None:
+        array = view.array(value)
+        if array is not None:
+            first = float(array.reshape(-1)[0]) if array.size else math.nan
+            return first if bool(np.all(array == first)) else None
+        node = value.producer()
+        if node is None or node.domain != "":
+            return None
+        if node.op_type == "ConstantOfShape":
+            filler = node.attributes.get_tensor("value")
+            return 0.0 if filler is None else float(filler.numpy().reshape(()))
+        if node.op_type not in ("Expand", "Identity", "Cast", *_RESHAPES):
+            return None
+        value = node.inputs[0]
+    return None
+
+
 class Canonical:
     """Questions about values, answered once and remembered."""
 
     def __init__(self, view: GraphView):
         self.view = view
         self.tokens = Tokens(view)
+        self._first: dict[tuple[object, ...], ir.Value] = {}
         self._roots: dict[ir.Value, ir.Value] = {}
         self._atoms: dict[ir.Value, ir.Value] = {}
         self._dtypes: dict[ir.Value, ir.DataType | None] = {}
@@ -67,12 +93,28 @@ class Canonical:
             trail.append(value)
             source = self.copied(value)
             if source is None:
-                self._roots[value] = value
+                self._roots[value] = self._twin(value)
                 break
             value = source
         root = self._roots[value]
         self._roots.update((item, root) for item in trail)
         return root
+
+    def _twin(self, value: ir.Value) -> ir.Value:
+        """Return the first value that the same operator computes from the same operands."""
+        node = value.producer()
+        if node is None or node.domain != "" or node.op_type not in _REPEATED:
+            return value
+        operands = []
+        for operand in node.inputs:
+            integers = self.view.integers(operand)
+            known = None if operand is None else self._roots.get(operand, operand)
+            operands.append(known if integers is None else integers)
+        if node.op_type in _COMMUTATIVE:
+            operands.sort(key=_identity)
+        attributes = sorted((key, repr(item.value)) for key, item in node.attributes.items())
+        key = (node.graph, node.op_type, *operands, *attributes)
+        return self._first.setdefault(key, value)
 
     def atom(self, value: ir.Value) -> ir.Value:
         """Return the value that this one equals exactly, through widening Casts too."""
@@ -200,21 +242,7 @@ class Canonical:
 
     def uniform(self, value: ir.Value | None) -> float | None:
         """Return the one number that fills a value of whatever shape, else None."""
-        while value is not None:
-            array = self.view.array(value)
-            if array is not None:
-                first = float(array.reshape(-1)[0]) if array.size else math.nan
-                return first if bool(np.all(array == first)) else None
-            node = value.producer()
-            if node is None or node.domain != "":
-                return None
-            if node.op_type == "ConstantOfShape":
-                filler = node.attributes.get_tensor("value")
-                return 0.0 if filler is None else float(filler.numpy().reshape(()))
-            if node.op_type not in ("Expand", "Identity", "Cast", *_RESHAPES):
-                return None
-            value = node.inputs[0]
-        return None
+        return uniform(self.view, value)
 
     def coefficient(self, value: ir.Value | None, t: ir.Value) -> Coefficient | None:
         """Return a factor or term that may stand beside t, whatever axes it varies along.
