@@ -96,9 +96,7 @@ def forced(model: ir.Model, fusions: tuple[AffineFusion, ...]) -> Fused:
     return Fused(copy, AffineDecision(fusions, ()), _proof(model, copy, fusions))
 
 
-def _proof(
-    original: ir.Model, result: ir.Model, fusions: tuple[AffineFusion, ...]
-) -> AffineProof:
+def _proof(original: ir.Model, result: ir.Model, fusions: tuple[AffineFusion, ...]) -> AffineProof:
     return prove_affine(GraphView(prepare(original).model), GraphView(result), fusions)
 
 

@@ -16,7 +16,7 @@ from onnxfold.model_io import wire
 from onnxfold.model_io.check import check_model
 from onnxfold.model_io.external import attach, model_folders, resolve
 from onnxfold.model_io.messages import first_cause, show
-from onnxfold.model_io.tensors import slots
+from onnxfold.model_io.tensors import tensor_protos
 
 __all__ = ["HAS_EXTERNAL_DATA", "from_proto", "load", "references"]
 
@@ -73,9 +73,13 @@ def references(path: str | os.PathLike[str]) -> frozenset[Path]:
     """
     path = Path(path)
     label = show(path)
-    model = _deserialize(_parse(path, label), label)
-    links = (slot.tensor for slot in slots(model))
-    names = {os.fspath(link.location) for link in links if isinstance(link, ir.ExternalTensor)}
+    proto = _parse(path, label)
+    if not proto.HasField("graph"):
+        raise ModelError(f"{label}: not an ONNX model")
+    links = (t for t in tensor_protos(proto) if t.data_location == onnx.TensorProto.EXTERNAL)
+    entries = (entry for link in links for entry in link.external_data)
+    # Text that cannot be decoded is given as bytes.
+    names = {os.fsdecode(entry.value) for entry in entries if entry.key == "location"}
     folders = model_folders(path)
     return frozenset(resolve(name, folders, label) for name in names - {wire.IN_MODEL})
 

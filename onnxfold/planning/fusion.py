@@ -9,7 +9,7 @@ from typing import Any
 from onnxfold.affine.channels import Channels
 from onnxfold.graph import AxisBlock
 
-__all__ = ["Absorption", "AffineFusion", "Place", "ReaderRef"]
+__all__ = ["Absorption", "AffineFusion", "Place", "ReaderRef", "ScaleFusion"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -88,6 +88,38 @@ class AffineFusion:
             document["gamma"],
             document["beta"],
             tuple(_absorption(row) for row in document["readers"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleFusion:
+    """An operator z = scale * y + shift that goes, for the linear layer before it does it.
+
+    ``output`` is the reference of z, ``writer`` that of the linear layer's result; ``scaled`` are
+    the constants that take the scale, ``shifted`` the one that takes the shift after it.
+    """
+
+    name: str
+    output: str
+    writer: str
+    scaled: tuple[Place, ...]
+    shifted: Place | None = None
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """All constants that change."""
+        return self.scaled if self.shifted is None else (*self.scaled, self.shifted)
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> ScaleFusion:
+        """Read what ``dataclasses.asdict`` gave."""
+        shifted = document["shifted"]
+        return ScaleFusion(
+            document["name"],
+            document["output"],
+            document["writer"],
+            tuple(_place(row) for row in document["scaled"]),
+            None if shifted is None else _place(shifted),
         )
 
 

@@ -13,16 +13,17 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from onnxfold.affine.back import ChannelOp, channel_op
 from onnxfold.affine.channels import Channels
 from onnxfold.affine.source import Source, source_of
 from onnxfold.errors import InvariantError
 from onnxfold.graph import GraphView
 from onnxfold.norms.site import NormSite
-from onnxfold.planning.fusion import Absorption, AffineFusion, Place
+from onnxfold.planning.fusion import Absorption, AffineFusion, Place, ScaleFusion
 from onnxfold.rewrite.edited import Edit, Product, Scale, Shift, edited
 from onnxfold.rewrite.editor import Editor, change_constant, sweep
 
-__all__ = ["apply_affine"]
+__all__ = ["apply_affine", "apply_scales"]
 
 Float64 = npt.NDArray[np.float64]
 _GAMMA, _BETA = 1, 2
@@ -48,6 +49,24 @@ def apply_affine(
         absorber.take_away(fusion, source)
 
 
+def apply_scales(view: GraphView, fusions: Iterable[ScaleFusion]) -> None:
+    """Let linear layers do the operators behind them, on ``view.model``, in place.
+
+    Fusions are carried out in order: a later one scales what an earlier one has added.
+    """
+    values = view.by_ref()
+    made: list[tuple[ScaleFusion, ChannelOp]] = []
+    for fusion in fusions:
+        node = values[fusion.output].producer()
+        op = None if node is None else channel_op(view, node)
+        if op is None:
+            raise InvariantError(f"'{fusion.output}' is no product or sum with a constant")
+        made.append((fusion, op))
+    absorber = _Absorber(view)
+    for fusion, op in made:
+        absorber.do_before(fusion, op)
+
+
 class _Absorber:
     """Edits constants once each, however many norms ask for the same edit."""
 
@@ -57,6 +76,7 @@ class _Absorber:
         self._editor = Editor(view.model)
         self._before: dict[str, ir.TensorProtocol] = {}
         self._edited: set[str] = set()
+        self._copied: set[tuple[ir.Node, int]] = set()
         self._fills: dict[tuple[ir.DataType, tuple[int, ...], float], ir.Value] = {}
 
     def absorb(self, fusion: AffineFusion, source: Source, reader: Absorption) -> None:
@@ -68,6 +88,45 @@ class _Absorber:
             self._change(reader.bias, Shift(reader.bias.channels, product), tensor.dtype)
         if fusion.gamma and source.gamma is not None:
             self._change(weight, Scale(weight.channels, source.gamma), tensor.dtype)
+
+    def do_before(self, fusion: ScaleFusion, op: ChannelOp) -> None:
+        """Change the constants before a scale, and remove the scale."""
+        for place in fusion.scaled:
+            if op.scale is not None:
+                self._append(place, Scale(place.channels, op.scale))
+        if fusion.shifted is not None and op.shift is not None:
+            self._append(fusion.shifted, Shift(fusion.shifted.channels, op.shift))
+        start, end = op.node.inputs[op.index], op.node.outputs[0]
+        if start is None:
+            raise InvariantError(f"'{fusion.output}' has no input")
+        operands = list(op.node.inputs)
+        end.replace_all_uses_with(start, replace_graph_outputs=True)
+        sweep([op.node])
+        for operand in operands:
+            self._drop_if_unread(operand)
+        name, end.name = end.name, f"{end.name}.fused"
+        start.name = name
+
+    def _append(self, place: Place, edit: Edit) -> None:
+        """Edit what the reader has now, copying it first where others need it unchanged."""
+        node = self._node(place)
+        index = place.reader.index
+        value = node.inputs[index] if index < len(node.inputs) else None
+        if value is None:
+            weight = self._view.tensor(node.inputs[1])
+            dtype = weight.dtype if weight is not None else ir.DataType.FLOAT
+            self._add_bias(place, edit, dtype)
+            return
+        tensor = self._view.tensor(value)
+        if tensor is None:
+            raise InvariantError(f"the plan changes '{value.name}', which is no constant")
+        if place.copy and (node, index) not in self._copied:
+            self._copied.add((node, index))
+            name = f"{value.name}.fused"
+            copy = self._editor.new_constant(value, edited(tensor, edit, name), name)
+            node.replace_input_with(index, copy)
+        else:
+            change_constant(value, edited(tensor, edit, tensor.name or value.name or ""))
 
     def _original(self, ref: str) -> ir.TensorProtocol:
         """Return the tensor of a constant as it was before any fusion."""

@@ -210,3 +210,13 @@ def test_norms_in_bodies_are_found_after_those_around_them():
     sites = sites_of(proto)
     assert [site.output.name for site in sites] == ["h", "a", "b"]
     assert [site.form for site in sites] == [NormForm.OP, NormForm.OP, NormForm.DECOMPOSED]
+
+
+def test_a_scale_of_ones_made_from_the_shape_of_x_is_absent():
+    """What the dynamo exporter writes for RMSNorm without a weight at opset 23."""
+    body = (
+        "s = Shape(x)\ng = ConstantOfShape<value = float[1] {1.0}>(s)\ny = RMSNormalization(x, g)"
+    )
+    site = only_site(model(body))
+    assert site.gamma is None
+    assert site.refusal is None

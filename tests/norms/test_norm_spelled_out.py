@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from onnx import parser
 
 from onnxfold.norms import EpsilonMode, NormForm, NormKind
 from onnxfold.refusal import RefusalCode
@@ -342,3 +343,34 @@ def test_a_reshaped_stream_that_a_residual_reads_is_itself_the_input():
     site = only_site(with_constants(proto))
     assert (site.input.name, site.output.name) == ("r", "m")
     assert site.leaks == ()
+
+
+def test_the_same_layout_made_twice_is_one_tensor():
+    body = "t = Transpose<perm=[0,2,1]>(x)\nt2 = Transpose<perm=[0,2,1]>(x)\n"
+    body += "q = Mul(t, t)\nv = ReduceMean<axes=[-1]>(q)\n" + CONSTANTS
+    body += "ve = Add(v, e)\ns = Sqrt(ve)\ny = Div(t2, s)"
+    ((site, error),) = replay_error(model(body))
+    assert site.kind is NormKind.RMS_NORM
+    assert error < FLOAT32_BOUND
+
+
+def test_a_norm_in_a_body_of_a_value_from_outside_owns_only_what_is_inside():
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        agraph (bool c, float16[2,8] h, float16[2,8] z) => (float[2,8] y)
+        {
+            x = Cast<to=1>(h)
+            y = If(c) <
+                then_branch = one () => (float[2,8] a) {
+                    q = Mul(x, x)
+                    v = ReduceMean<axes=[-1]>(q)
+                    s = Sqrt(v)
+                    a = Div(x, s)
+                },
+                else_branch = two () => (float[2,8] b) { b = Cast<to=1>(z) }
+            >
+        }"""
+    )
+    site = only_site(proto)
+    assert site.input.name == "x"
+    assert [node.op_type for node in site.nodes] == ["Mul", "ReduceMean", "Sqrt", "Div"]

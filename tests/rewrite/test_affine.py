@@ -30,8 +30,7 @@ MOVES = {
         1,
     ),
     "gemm, all attributes": (
-        f"{LN} f = Flatten<axis=2>(n) "
-        "y = Gemm<alpha=0.5, beta=2.0, transB=1>(f, W, b)",
+        f"{LN} f = Flatten<axis=2>(n) y = Gemm<alpha=0.5, beta=2.0, transB=1>(f, W, b)",
         {"W": (5, 6), "b": (5,)},
         1,
     ),

@@ -35,13 +35,8 @@ _ARITHMETIC: dict[str, np.ufunc] = {
     "Sqrt": np.sqrt,
     "Sub": np.subtract,
 }
-_COMMUTATIVE = frozenset(("Add", "Mul"))
-_REPEATED = _COMMUTATIVE | _RESHAPES | {"Cast", "Neg", "Sub", "Transpose"}
+_REPEATED = _RESHAPES | {"Cast", "Transpose"}  # what exporters write twice in front of a norm
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
-
-
-def _identity(operand: object) -> int:
-    return id(operand)
 
 
 def is_narrowing(source: ir.DataType | None, target: ir.DataType | None) -> bool | None:
@@ -110,8 +105,6 @@ class Canonical:
             integers = self.view.integers(operand)
             known = None if operand is None else self._roots.get(operand, operand)
             operands.append(known if integers is None else integers)
-        if node.op_type in _COMMUTATIVE:
-            operands.sort(key=_identity)
         attributes = sorted((key, repr(item.value)) for key, item in node.attributes.items())
         key = (node.graph, node.op_type, *operands, *attributes)
         return self._first.setdefault(key, value)

@@ -1,0 +1,245 @@
+"""Backward from z = c * y + d per channel to the linear layer that computes y.
+
+A diagonal behind W x + b is part of W and b: c * (W x + b) + d = (diag(c) W) x + (c * b + d).
+Between the two may stand what moves elements without another reader, the Add of a bias, and for
+one number c also the product with another activation (attention scores).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfold.affine.channels import SCALAR, Channels
+from onnxfold.affine.laws import pulled
+from onnxfold.affine.walk import Root, root_of
+from onnxfold.graph import Fiber, GraphView, Reader
+from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.zero_mean.law import Carried, refuse
+from onnxfold.zero_mean.laws import law_of
+
+__all__ = ["ChannelOp", "Writer", "channel_op", "writer_of"]
+
+Float64 = npt.NDArray[np.float64]
+
+_WEIGHTED = frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedMatMul", "Gemm", "MatMul"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChannelOp:
+    """A node that computes z = scale * y + shift per channel, y its input ``index``."""
+
+    node: ir.Node
+    index: int
+    channels: Channels
+    scale: Float64 | None
+    shift: Float64 | None
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """The linear layer behind a channel operator, and every constant that its scale reaches.
+
+    ``weight`` and ``biases`` are roots with the channels in their own coordinates; ``new_bias`` is
+    an input that may take a bias where none is.
+    """
+
+    node: ir.Node
+    weight: Root
+    biases: tuple[Root, ...]
+    new_bias: Reader | None
+
+
+def channel_op(view: GraphView, node: ir.Node) -> ChannelOp | None:
+    """Return what Mul, Div, Add, Sub by a constant or BatchNormalization does per channel."""
+    if node.domain != "":
+        return None
+    if node.op_type == "BatchNormalization":
+        return _batch_norm(view, node)
+    if node.op_type not in ("Add", "Div", "Mul", "Sub") or len(node.inputs) != 2:
+        return None
+    for index in (0, 1) if node.op_type in ("Add", "Mul") else (0,):
+        y, constant = node.inputs[index], node.inputs[1 - index]
+        array, rank = view.array(constant), view.rank(y)
+        if array is None or y is None or rank is None or array.dtype.kind not in "fV":
+            continue
+        if view.array(y) is not None or array.ndim > rank:
+            return None
+        return _elementwise(view, node, index, y, array)
+    return None
+
+
+def _elementwise(
+    view: GraphView, node: ir.Node, index: int, y: ir.Value, array: npt.NDArray[np.generic]
+) -> ChannelOp | None:
+    shape = view.shape(y) or ()
+    aligned = array.reshape((1,) * (len(shape) - array.ndim) + array.shape).astype(np.float64)
+    if any(size not in (1, dim) for size, dim in zip(aligned.shape, shape, strict=True)):
+        return None
+    channels = Channels.along((axis, n) for axis, n in enumerate(aligned.shape) if n > 1)
+    vector = aligned.reshape(-1)
+    with np.errstate(all="ignore"):
+        vector = 1.0 / vector if node.op_type == "Div" else vector
+    if not np.all(np.isfinite(vector)):
+        return None
+    if node.op_type in ("Mul", "Div"):
+        return ChannelOp(node, index, channels, vector, None)
+    return ChannelOp(node, index, channels, None, -vector if node.op_type == "Sub" else vector)
+
+
+def _batch_norm(view: GraphView, node: ir.Node) -> ChannelOp | None:
+    """(y - mean) * scale / sqrt(var + epsilon) + B on axis 1, in inference mode."""
+    y = node.inputs[0]
+    if y is None or node.attributes.get_int("training_mode", 0) or len(node.outputs) > 1:
+        return None
+    arrays = [view.array(operand) for operand in node.inputs[1:5]]
+    known = [array.astype(np.float64) for array in arrays if array is not None]
+    if len(known) != 4 or view.rank(y) is None:
+        return None
+    scale, bias, mean, variance = known
+    factor = scale / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
+    if not np.all(np.isfinite(factor)):
+        return None
+    channels = Channels.along([(1, factor.size)])
+    return ChannelOp(node, 0, channels, factor, bias - mean * factor)
+
+
+def writer_of(
+    view: GraphView, op: ChannelOp, passed: frozenset[ir.Node] = frozenset()
+) -> Writer | Refusal:
+    """Return the linear layer that computes the operator's input, through what has no other reader.
+
+    ``passed`` are channel operators that are absorbed as well.
+    """
+    value, channels = op.node.inputs[op.index], op.channels
+    biases: list[Root] = []
+    while value is not None:
+        node = value.producer()
+        if node is None:
+            break
+        if len(value.uses()) != 1 or value.is_graph_output():
+            return refuse(RefusalCode.EXACT_READER, node, "gives its result to others as well")
+        if node.graph is not op.node.graph:
+            return refuse(RefusalCode.BODY_BORDER, node, "is in another graph")
+        if node.op_type in _WEIGHTED and node.domain in ("", "com.microsoft"):
+            made = _writer(view, node, channels, biases)
+            if not isinstance(made, int):
+                return made
+            value = node.inputs[made]
+            continue
+        step = _back(view, node, channels, biases, passed)
+        if isinstance(step, Refusal):
+            return step
+        value, channels = step
+    return refuse(RefusalCode.ACTIVATION, op.node, "does not follow a linear layer")
+
+
+def _back(
+    view: GraphView,
+    node: ir.Node,
+    channels: Channels,
+    biases: list[Root],
+    passed: frozenset[ir.Node],
+) -> tuple[ir.Value, Channels] | Refusal:
+    moved = pulled(view, node.outputs[0], channels)
+    if moved is not None:
+        return moved
+    known = channel_op(view, node)
+    source = None if known is None else node.inputs[known.index]
+    if known is None or source is None:
+        return refuse(RefusalCode.ACTIVATION, node, "is not linear per channel")
+    if node in passed:
+        return source, channels
+    if node.op_type == "Add":
+        root = _bias_root(view, Reader(node, 1 - known.index), channels, node.outputs[0])
+        if root is not None:
+            biases.append(root)
+            return source, channels
+    return refuse(RefusalCode.VARIES_ALONG_FIBER, node, "adds or multiplies something else")
+
+
+def _bias_root(
+    view: GraphView, reader: Reader, channels: Channels, output: ir.Value
+) -> Root | None:
+    operand, rank = reader.node.inputs[reader.index], view.rank(output)
+    tensor = view.tensor(operand)
+    if operand is None or tensor is None or rank is None:
+        return None
+    shape = tuple(tensor.shape.numpy())
+    offset = rank - len(shape)
+    sizes = {d.axis: d.inner * d.size * (d.outer or 0) for d in channels.digits}
+    if any(axis < offset or shape[axis - offset] == 1 for axis in sizes):
+        return None
+    placed = channels.renamed({axis: axis - offset for axis in channels.axes})
+    return Root(operand, reader, placed, SCALAR)
+
+
+def _writer(
+    view: GraphView, node: ir.Node, channels: Channels, biases: list[Root]
+) -> Writer | Refusal | int:
+    """Return the writer, or the input in which the walk goes on where both are activations."""
+    places = _operands(view, node, channels)
+    if places is None:
+        return refuse(RefusalCode.FIBER_BROKEN, node, "has channels that are not its weight's")
+    index, inner = places
+    root = root_of(view, Reader(node, index), inner, SCALAR)
+    if isinstance(root, Refusal):
+        dynamic = root.code is RefusalCode.DYNAMIC_WEIGHT
+        return index if dynamic and not channels.digits and "MatMul" in node.op_type else root
+    found = list(biases)
+    new_bias = None
+    if node.op_type in ("Conv", "ConvTranspose", "FusedConv", "Gemm"):
+        if node.op_type == "FusedConv":
+            return refuse(RefusalCode.ACTIVATION, node, "may end in an activation")
+        operand = node.inputs[2] if len(node.inputs) > 2 else None
+        reader = Reader(node, 2)
+        if operand is None:
+            new_bias = reader
+        else:
+            tensor = view.tensor(operand)
+            shape = () if tensor is None else tuple(tensor.shape.numpy())
+            axes = {axis: len(shape) - 1 for axis in channels.axes}
+            full = channels.size in (1, shape[-1] if shape else 0)
+            if tensor is None or not full or len(axes) > 1:
+                return refuse(RefusalCode.DYNAMIC_WEIGHT, node, "has a bias that cannot follow")
+            found.append(Root(operand, reader, channels.renamed(axes), SCALAR))
+    return Writer(node, root, tuple(found), new_bias)
+
+
+def _operands(view: GraphView, node: ir.Node, channels: Channels) -> tuple[int, Channels] | None:
+    """Return the input that holds the output's channels, and where they are in it."""
+    if not channels.digits:
+        constant = [view.tensor(operand) is not None for operand in node.inputs[:2]]
+        behind = "MatMul" in node.op_type and constant[0] and not constant[1]
+        return (
+            0
+            if behind
+            or ("MatMul" in node.op_type and not any(constant) and not _is_weight(view, node, 1))
+            else 1
+        ), SCALAR
+    if node.op_type in ("Conv", "FusedConv"):
+        return (1, channels.renamed({1: 0})) if channels.axes == (1,) else None
+    law = law_of(node.domain, node.op_type)
+    if law is None:
+        return None
+    indices: set[int] = set()
+
+    def back(digit: Fiber) -> Fiber | None:
+        found = law.family.pull(view, node, 0, digit)
+        carried = (
+            [pair for pair in found.inputs if pair[0] < 2] if isinstance(found, Carried) else []
+        )
+        indices.update(index for index, _ in carried)
+        return carried[0][1] if len(carried) == 1 else None
+
+    moved = channels.mapped(back)
+    return None if moved is None or len(indices) != 1 else (indices.pop(), moved)
+
+
+def _is_weight(view: GraphView, node: ir.Node, index: int) -> bool:
+    """Whether an operand is a layout of a constant."""
+    root = root_of(view, Reader(node, index), SCALAR, SCALAR)
+    return isinstance(root, Root)

@@ -1,0 +1,97 @@
+"""Deciding which scales, biases and BatchNormalizations move into the linear layer before them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from onnxfold.affine.back import ChannelOp, Writer, channel_op, writer_of
+from onnxfold.affine.channels import Channels
+from onnxfold.affine.walk import Root
+from onnxfold.graph import GraphView, Reader
+from onnxfold.norms.site import NormSite
+from onnxfold.planning.fusion import Place, ReaderRef, ScaleFusion
+from onnxfold.refusal import Refusal
+
+__all__ = ["decide_scales"]
+
+
+def decide_scales(
+    view: GraphView, sites: Iterable[NormSite], *, allow_split_bytes: int
+) -> tuple[ScaleFusion, ...]:
+    """Return the operators that a linear layer before them can do in its weights.
+
+    The nodes of a norm stay, whatever they are.  A weight with other readers is copied up to
+    ``allow_split_bytes``, and left alone above.
+    """
+    of_norms = {node for site in sites for node in site.nodes}
+    passed: set[ir.Node] = set()
+    fusions: list[ScaleFusion] = []
+    for node in view.nodes():
+        op = None if node in of_norms else channel_op(view, node)
+        if op is None:
+            continue
+        writer = writer_of(view, op, frozenset(passed))
+        if isinstance(writer, Refusal):
+            continue
+        fusion = _fusion(view, op, writer, allow_split_bytes)
+        if fusion is not None:
+            fusions.append(fusion)
+            passed.add(node)
+    return tuple(fusions)
+
+
+def _fusion(view: GraphView, op: ChannelOp, writer: Writer, limit: int) -> ScaleFusion | None:
+    shifted = None
+    if op.shift is not None:
+        shifted = _shifted(view, op, writer)
+        if shifted is None:
+            return None
+    roots = (writer.weight, *writer.biases) if op.scale is not None else ()
+    scaled = tuple(_place(view, root) for root in roots)
+    places = (*scaled, *((shifted,) if shifted is not None else ()))
+    if any(place.copy and place.nbytes > limit for place in places):
+        return None
+    return ScaleFusion(
+        op.node.name or op.node.outputs[0].name or op.node.op_type,
+        view.ref(op.node.outputs[0]),
+        view.ref(writer.node.outputs[0]),
+        scaled,
+        shifted,
+    )
+
+
+def _shifted(view: GraphView, op: ChannelOp, writer: Writer) -> Place | None:
+    """Return the constant that takes the shift: the bias next to the operator, or a new one."""
+    if writer.biases:
+        root = writer.biases[0]
+        tensor = view.tensor(root.value)
+        if tensor is None or root.channels.size != op.channels.size:
+            return None
+        whole = {digit.axis: digit.size for digit in root.channels.digits if digit.whole}
+        shape = tuple(tensor.shape.numpy())
+        complete = all(dim == 1 or whole.get(axis) == dim for axis, dim in enumerate(shape))
+        return _place(view, root) if complete and whole else None
+    if writer.new_bias is None or not writer.weight.channels.digits:
+        return None
+    size = op.channels.size
+    reader = writer.new_bias
+    ref = ReaderRef(view.ref(reader.node.outputs[0]), reader.index)
+    return Place("", ref, Channels.along([(0, size)]))
+
+
+def _place(view: GraphView, root: Root) -> Place:
+    tensor = view.tensor(root.value)
+    readers = len(root.value.uses()) + root.value.is_graph_output()
+    return Place(
+        view.ref(root.value),
+        _ref(view, root.reader),
+        root.channels,
+        0 if tensor is None else tensor.nbytes,
+        copy=readers != 1,
+    )
+
+
+def _ref(view: GraphView, reader: Reader) -> ReaderRef:
+    return ReaderRef(view.ref(reader.node.outputs[0]), reader.index)
