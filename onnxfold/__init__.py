@@ -17,10 +17,10 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from onnxfold.lower.target import Target
-    from onnxfold.pipeline import Options, Result, inspect, optimize
+    from onnxfold.pipeline import Options, Result, inspect, optimize, verify
     from onnxfold.planning.plan import Plan
     from onnxfold.runtime import get_library_path, register, session
-    from onnxfold.verify import Verification, verify
+    from onnxfold.verification import Verification
 
 __all__ = [
     "InvariantError",
@@ -53,14 +53,14 @@ _HOME = {
     "Result": "pipeline",
     "Target": "lower.target",
     "UsageError": "errors",
-    "Verification": "verify",
+    "Verification": "verification",
     "VerificationError": "errors",
     "get_library_path": "runtime",
     "inspect": "pipeline",
     "optimize": "pipeline",
     "register": "runtime",
     "session": "runtime",
-    "verify": "verify",
+    "verify": "pipeline",
 }
 
 

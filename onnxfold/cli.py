@@ -254,11 +254,11 @@ def verify(
     Both run on seeded inputs and are compared with a float64 run of A. B passes when no output
     errs more than a small multiple of what A errs itself; exits 1 otherwise.
     """
+    from onnxfold import pipeline
     from onnxfold import report as reports
-    from onnxfold.sources import verify_files
 
     with _progress(context.obj) as progress:
-        verification = verify_files(
+        verification = pipeline.verify(
             first,
             second,
             samples=samples,

@@ -34,9 +34,10 @@ from onnxfold.prove_affine import prove_affine
 from onnxfold.report import inspection
 from onnxfold.rewrite import Applied, apply_fusions, apply_plan
 from onnxfold.sources import Source, open_source
-from onnxfold.verify import DEFAULT_LIMIT, ModelSource, Verification, verify
+from onnxfold.verification import DEFAULT_LIMIT, ModelSource, Verification
+from onnxfold.verification import verify as verify_models
 
-__all__ = ["METADATA_KEY", "Options", "Result", "Stages", "inspect", "optimize"]
+__all__ = ["METADATA_KEY", "Options", "Result", "Stages", "inspect", "optimize", "verify"]
 
 METADATA_KEY = "onnxfold"
 _FUNCTIONS_SINCE_IR = 8
@@ -131,6 +132,31 @@ def inspect(
         fuse_affine=fuse_affine,
     )
     return inspection(analysis)
+
+
+def verify(
+    original: Any,
+    rewritten: Any,
+    *,
+    inputs: tuple[str, ...] = (),
+    providers: tuple[str, ...] = (),
+    progress: Stages | None = None,
+    **options: Any,
+) -> Verification:
+    """Check that ``rewritten`` computes what ``original`` does, relative to its rounding error.
+
+    Both are what :func:`optimize` takes.  ``inputs`` are as on the command line (``ids:1,128``);
+    ``options`` are samples, seed, limit, rtol and atol.  Raises ModelError when a model cannot be
+    read or run; a difference is no error but a result whose ``passed`` is False.
+    """
+    sources = [open_source(model) for model in (original, rewritten)]
+    return verify_models(
+        *(ModelSource(source.model, source.path) for source in sources),
+        spec=InputSpec.parse(inputs) if inputs else None,
+        providers=providers or None,
+        progress=_Clock(progress).part("verify"),
+        **options,
+    )
 
 
 def optimize(
@@ -337,7 +363,7 @@ def _verified(
     source: Source, rewritten: ModelSource, options: Options, clock: _Clock
 ) -> Verification:
     with clock.stage("verify"):
-        verification = verify(
+        verification = verify_models(
             ModelSource(source.model, source.path),
             rewritten,
             samples=options.check,

@@ -26,10 +26,11 @@ from onnxfold.affine.channels import Channels
 from onnxfold.affine.laws import Absorbs, Passes, Unseen, react
 from onnxfold.affine.source import Source, source_of
 from onnxfold.affine.walk import Root, root_of
-from onnxfold.graph import GraphView, Reader, node_label
-from onnxfold.graph.compare import pairs, same_attributes, same_tensor
+from onnxfold.graph import GraphView, Reader
+from onnxfold.graph.compare import pairs
 from onnxfold.norms import find_norms
 from onnxfold.planning.fusion import AffineFusion
+from onnxfold.prove_forward import Failed, ForwardChecker, Image, vector_over
 from onnxfold.refusal import Refusal
 from onnxfold.rewrite.affine import weighted_sum
 from onnxfold.rewrite.edited import float64_chunks
@@ -55,28 +56,6 @@ class AffineProof:
         return not self.failures
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Image:
-    """The value that stands for u: equal where ``channels`` is None, else u = r * v + s.
-
-    ``weight``: a changed constant or a layout of one; only a linear reader may read it.
-    """
-
-    value: ir.Value
-    channels: Channels | None = None
-    r: Float64 | None = None
-    s: Float64 | None = None
-    weight: bool = False
-
-    @property
-    def equal(self) -> bool:
-        return self.channels is None and not self.weight
-
-
-class _Failed(Exception):  # noqa: N818  # control flow of this file: ends one node's check
-    """Why a node's output cannot be related."""
-
-
 def prove_affine(
     before: GraphView, after: GraphView, fusions: Iterable[AffineFusion]
 ) -> AffineProof:
@@ -86,12 +65,9 @@ def prove_affine(
     return AffineProof(checker.scaled, checker.shifted, tuple(checker.failures))
 
 
-class _Checker:
+class _Checker(ForwardChecker):
     def __init__(self, before: GraphView, after: GraphView, fusions: tuple[AffineFusion, ...]):
-        self._before, self._after = before, after
-        self._new = after.by_ref()
-        self._images: dict[ir.Value, _Image] = {}
-        self.failures: list[str] = []
+        super().__init__(before, after)
         self.scaled = 0
         self.shifted = 0
         outputs = {fusion.output for fusion in fusions}
@@ -102,7 +78,6 @@ class _Checker:
             and isinstance(source := source_of(before, site), Source)
         }
         # A value that lost the operators behind it has taken over the name of the last one.
-        self._alias: dict[ir.Value, str] = {}
         for source in self._sources.values():
             start = source.nodes[-1].inputs if source.nodes else ()
             for operand in start:
@@ -111,103 +86,19 @@ class _Checker:
                 if before.ref(operand) not in self._new:
                     self._alias[operand] = before.ref(source.value)
 
-    def walk(self) -> None:
-        """Relate every value of the original, then judge the outputs of all graphs."""
-        for graph in self._before.model.graphs():
-            for value in (*graph.inputs, *graph.initializers.values()):
-                self._relate_source(value)
-            for node in graph:
-                try:
-                    self._relate(node)
-                except _Failed as failed:
-                    self.failures.append(f"node '{node_label(node)}': {failed}")
-                    return  # everything behind it would fail as well
-            for output in graph.outputs:
-                image = self._images.get(output)
-                twin = self._new.get(self._before.ref(output))
-                if image is None or not image.equal or image.value is not twin:
-                    self.failures.append(f"output '{output.name}' is not what it was")
-        if len(self._before.model.graph.outputs) != len(self._after.model.graph.outputs):
-            self.failures.append("the number of outputs has changed")
-
-    def _relate_source(self, value: ir.Value) -> None:
-        twin = self._new.get(self._before.ref(value))
-        if twin is None:
-            return  # a constant that nothing reads any more; else its reader fails
-        self._images[value] = self._image_of_constant(value, twin)
-
-    def _image_of_constant(self, old: ir.Value, new: ir.Value) -> _Image:
-        first, second = self._before.tensor(old), self._after.tensor(new)
-        if (first is None) != (second is None):
-            raise _Failed(f"'{old.name}' is a constant in one model only")
-        if first is None or second is None or first is second or same_tensor(first, second):
-            return _Image(new)
-        return _Image(new, weight=True)
-
-    def _relate(self, node: ir.Node) -> None:
-        twin = self._twin(node)
-        if twin is None:
-            self._relate_removed(node)
-            return
-        if node.op_type == "Constant" and node.domain == "":
-            self._images[node.outputs[0]] = self._image_of_constant(
-                node.outputs[0], twin.outputs[0]
-            )
-            return
-        if not same_attributes(node, twin):
-            raise _Failed("has other attributes")
+    def _relate_special(self, node: ir.Node, twin: ir.Node) -> bool:
         source = self._sources.get(node.outputs[0])
-        if source is not None and not source.nodes:
-            self._relate_norm(node, twin, source)
-        elif all(self._unchanged(*pair) for pair in pairs(node, twin)):
-            for old, new in zip(node.outputs, twin.outputs, strict=True):
-                self._images[old] = _Image(new)
-        elif self._is_layout_of_weight(node, twin):
-            self._images[node.outputs[0]] = _Image(twin.outputs[0], weight=True)
-        else:
-            self._relate_changed(node, twin)
-
-    def _twin(self, node: ir.Node) -> ir.Node | None:
-        """Return the node of the rewritten model that does the same, by what it computes."""
-        output = node.outputs[0]
-        new = self._new.get(self._alias.get(output, self._before.ref(output)))
-        producer = None if new is None else new.producer()
-        if producer is None or producer.op_identifier() != node.op_identifier():
-            return None
-        aliased = output in self._alias
-        return None if not aliased and self._is_alias(producer.outputs[0], node) else producer
-
-    def _is_alias(self, new: ir.Value, node: ir.Node) -> bool:
-        ref = self._after.ref(new)
-        return any(ref == name and old is not node.outputs[0] for old, name in self._alias.items())
-
-    def _unchanged(self, old: ir.Value | None, new: ir.Value | None) -> bool:
-        if old is None or new is None:
-            return old is new
-        image = self._images.get(old)
-        return image is not None and image.equal and image.value is new
-
-    def _copied(self, old: ir.Value | None, new: ir.Value | None) -> bool:
-        """Whether both are constants: what became of a copied one is checked where it is read."""
-        return self._before.tensor(old) is not None and self._after.tensor(new) is not None
-
-    def _is_layout_of_weight(self, node: ir.Node, twin: ir.Node) -> bool:
-        """Whether only the first input is a changed constant, and the rest is unchanged."""
-        first, *rest = pairs(node, twin)
-        image = None if first[0] is None else self._images.get(first[0])
-        return (
-            image is not None
-            and ((image.weight and image.value is first[1]) or self._copied(*first))
-            and len(node.outputs) == 1
-            and all(self._unchanged(*pair) for pair in rest)
-        )
+        if source is None or source.nodes:
+            return False
+        self._relate_norm(node, twin, source)
+        return True
 
     def _relate_removed(self, node: ir.Node) -> None:
         """A Mul or Add with a constant that is gone, or a constant that nothing reads any more."""
         if self._before.array(node.outputs[0]) is not None:
             return
         if node.op_type not in ("Mul", "Add") or node.domain or len(node.inputs) != 2:
-            raise _Failed("is gone or is another operator")
+            raise Failed("is gone or is another operator")
         for index, operand in enumerate(node.inputs):
             array = self._before.array(operand)
             other = node.inputs[1 - index]
@@ -216,38 +107,31 @@ class _Checker:
                 continue
             source = next((s for s in self._sources.values() if node in s.nodes), None)
             if source is None:
-                raise _Failed("is gone, and the plan does not say why")
-            part = _vector(array, source.channels, self._before.rank(node.outputs[0]) or 0)
+                raise Failed("is gone, and the plan does not say why")
+            part = vector_over(array, source.channels, self._before.rank(node.outputs[0]) or 0)
             r, s = self._numbers(image, source.channels)
             r, s = (r * part, s * part) if node.op_type == "Mul" else (r, s + part)
-            self._images[node.outputs[0]] = _Image(image.value, source.channels, r, s)
+            self._images[node.outputs[0]] = Image(image.value, source.channels, r, s)
             return
-        raise _Failed("is gone")
-
-    def _numbers(self, image: _Image, channels: Channels) -> tuple[Float64, Float64]:
-        if image.channels is None or image.r is None or image.s is None:
-            return np.ones(channels.size), np.zeros(channels.size)
-        if image.channels != channels:
-            raise _Failed("works along other channels than the change before it")
-        return image.r, image.s
+        raise Failed("is gone")
 
     def _relate_norm(self, node: ir.Node, twin: ir.Node, source: Source) -> None:
         """With r = gamma / gamma': gamma * x + beta = r * (gamma' * x + beta') + s."""
         first, other = node.inputs[0], twin.inputs[0]
         if not self._unchanged(first, other) or len(node.inputs) > 3 or len(twin.inputs) > 3:
-            raise _Failed("is a norm of something else")
+            raise Failed("is a norm of something else")
         gamma, beta = (self._operand(self._before, node, i, source) for i in (1, 2))
         new_gamma, new_beta = (self._operand(self._after, twin, i, source) for i in (1, 2))
         if np.any(new_gamma == 0):
-            raise _Failed("has a gamma with zeros left")
+            raise Failed("has a gamma with zeros left")
         r = gamma / new_gamma
         s = beta - r * new_beta
         if np.all(np.abs(s) <= 2.0**-22 * np.abs(beta)):  # beta / gamma, rounded once
             s = np.zeros_like(s)
         channels = None if np.all(r == 1) and not np.any(s) else source.channels
-        self._images[node.outputs[0]] = _Image(twin.outputs[0], channels, r, s)
+        self._images[node.outputs[0]] = Image(twin.outputs[0], channels, r, s)
         for old, new in zip(node.outputs[1:], twin.outputs[1:], strict=True):
-            self._images[old] = _Image(new)  # the statistics
+            self._images[old] = Image(new)  # the statistics
 
     def _operand(self, view: GraphView, node: ir.Node, index: int, source: Source) -> Float64:
         operand = node.inputs[index] if index < len(node.inputs) else None
@@ -255,12 +139,12 @@ class _Checker:
             return np.full(source.channels.size, 1.0 if index == 1 else 0.0)
         array, site = view.array(operand), source.site
         if array is None:
-            raise _Failed("has a gamma or beta that is no constant")
+            raise Failed("has a gamma or beta that is no constant")
         rank = self._before.rank(source.value) or 0
         if site.affine_axis is not None:
             behind = (1,) * (rank - 1 - site.affine_axis % rank)
             array = np.repeat(array.reshape(-1), site.affine_repeat).reshape((-1, *behind))
-        return _vector(array, source.channels, rank)
+        return vector_over(array, source.channels, rank)
 
     def _relate_changed(self, node: ir.Node, twin: ir.Node) -> None:
         """A node with related inputs or changed constants: a carrier, a bias, a linear reader."""
@@ -268,22 +152,22 @@ class _Checker:
         for index, (old, new) in enumerate(pairs(node, twin)):
             image = None if old is None else self._images.get(old)
             if image is not None and image.value is not new and not self._copied(old, new):
-                raise _Failed(f"reads '{new.name if new else ''}' instead of '{image.value.name}'")
+                raise Failed(f"reads '{new.name if new else ''}' instead of '{image.value.name}'")
             if image is not None and image.channels is not None:
                 producer = None if old is None else old.producer()
                 if producer is None or producer.graph is not node.graph:
-                    raise _Failed("reads a changed value from inside a body")
+                    raise Failed("reads a changed value from inside a body")
                 related[index] = image
         if node.op_type == "Add" and node.domain == "" and self._add_bias(node, twin, related):
             return
         if not related:
-            raise _Failed("reads a constant that has changed")
+            raise Failed("reads a constant that has changed")
         reactions = {
             index: react(self._before, node, index, image.channels or Channels(()))
             for index, image in related.items()
         }
         if all(isinstance(reaction, Unseen) for reaction in reactions.values()):
-            self._images.update(zip(node.outputs, map(_Image, twin.outputs), strict=True))
+            self._images.update(zip(node.outputs, map(Image, twin.outputs), strict=True))
             return
         for index, image in related.items():
             reaction = reactions[index]
@@ -292,32 +176,10 @@ class _Checker:
                 return
             if not isinstance(reaction, Passes):
                 sentence = reaction.sentence if isinstance(reaction, Refusal) else "reads it twice"
-                raise _Failed(f"sees a changed value: {sentence}")
+                raise Failed(f"sees a changed value: {sentence}")
             self._pass_on(node, twin, related, image, reaction)
 
-    def _pass_on(
-        self,
-        node: ir.Node,
-        twin: ir.Node,
-        related: dict[int, _Image],
-        image: _Image,
-        passes: Passes,
-    ) -> None:
-        if set(passes.jointly) != set(related):
-            raise _Failed("joins a changed value with others")
-        for other in related.values():
-            if other.channels != image.channels or not _equal(other, image):
-                raise _Failed("joins values that changed in different ways")
-        if passes.shift_refusal is not None and image.s is not None and np.any(image.s):
-            raise _Failed(f"sees a shift: {passes.shift_refusal.sentence}")
-        for index, pair in enumerate(pairs(node, twin)):
-            if index not in related and not self._unchanged(*pair):
-                raise _Failed("reads a constant that has changed")
-        for position, channels in passes.outputs:
-            new = twin.outputs[position]
-            self._images[node.outputs[position]] = _Image(new, channels, image.r, image.s)
-
-    def _add_bias(self, node: ir.Node, twin: ir.Node, related: dict[int, _Image]) -> bool:
+    def _add_bias(self, node: ir.Node, twin: ir.Node, related: dict[int, Image]) -> bool:
         """u0 + b = r * v0 + s + b and v0 + b': u = r * (v0 + b') + (s + b - r * b')."""
         if len(related) != 1 or len(node.inputs) != 2:
             return False
@@ -328,26 +190,26 @@ class _Checker:
             return False
         rank = self._before.rank(node.outputs[0]) or 0
         if rank != self._before.rank(node.inputs[index]):
-            raise _Failed("broadcasts a changed value")
+            raise Failed("broadcasts a changed value")
         arrays = [tensor.numpy() for tensor in tensors if tensor is not None]
-        b, b_new = (_vector(array, image.channels, rank) for array in arrays)
+        b, b_new = (vector_over(array, image.channels, rank) for array in arrays)
         r, s = self._numbers(image, image.channels)
         stored = np.broadcast_to(arrays[1], arrays[1].shape).reshape(-1)
         exact = (s + b) / np.where(r == 0, 1.0, r)
         one_each = stored.size == image.channels.size
         if one_each and not np.any(r == 0):
             magnitude = (np.abs(s) + np.abs(b)) / np.abs(r)
-            order = _vector(arrays[1], image.channels, rank).astype(arrays[1].dtype)
+            order = vector_over(arrays[1], image.channels, rank).astype(arrays[1].dtype)
             if within_rounding(order, exact, magnitude):
                 s, b, b_new = np.zeros_like(s), np.zeros_like(s), np.zeros_like(s)
                 self.shifted += 1
         s = s + b - r * b_new
         channels = None if np.all(r == 1) and not np.any(s) else image.channels
-        self._images[node.outputs[0]] = _Image(twin.outputs[0], channels, r, s)
+        self._images[node.outputs[0]] = Image(twin.outputs[0], channels, r, s)
         return True
 
     def _absorb(
-        self, node: ir.Node, twin: ir.Node, index: int, image: _Image, absorbs: Absorbs
+        self, node: ir.Node, twin: ir.Node, index: int, image: Image, absorbs: Absorbs
     ) -> None:
         r, s = self._numbers(image, image.channels or Channels(()))
         roots = []
@@ -355,18 +217,18 @@ class _Checker:
             at = Reader(reader, absorbs.weight)
             root = root_of(view, at, absorbs.channels, absorbs.outer)
             if isinstance(root, Refusal):
-                raise _Failed(root.sentence)
+                raise Failed(root.sentence)
             roots.append(root)
         weights = self._weights(roots[0], roots[1], r)
         for position, pair in enumerate(pairs(node, twin)):
             if position not in (index, absorbs.weight, absorbs.bias) and not self._unchanged(*pair):
-                raise _Failed("reads another constant that has changed")
+                raise Failed("reads another constant that has changed")
         total = np.zeros(absorbs.outer.size)
         if np.any(s):
             if absorbs.shift_refusal is not None:
-                raise _Failed(f"sees a shift: {absorbs.shift_refusal.sentence}")
+                raise Failed(f"sees a shift: {absorbs.shift_refusal.sentence}")
             if any(not digit.whole for digit in roots[0].outer.digits):
-                raise _Failed("has a weight in which its outputs cannot be told apart")
+                raise Failed("has a weight in which its outputs cannot be told apart")
             chunks = float64_chunks(weights)
             shape = tuple(weights.shape.numpy())
             total = absorbs.factor * weighted_sum(
@@ -375,21 +237,21 @@ class _Checker:
         if absorbs.bias is None:
             channels = absorbs.output if np.any(total) else None
             ones = np.ones_like(total)
-            self._images[node.outputs[0]] = _Image(twin.outputs[0], channels, ones, total)
+            self._images[node.outputs[0]] = Image(twin.outputs[0], channels, ones, total)
         else:
             self._own_bias(node, twin, absorbs.bias, total)
-            self._images[node.outputs[0]] = _Image(twin.outputs[0])
+            self._images[node.outputs[0]] = Image(twin.outputs[0])
         for old, new in zip(node.outputs[1:], twin.outputs[1:], strict=True):
-            self._images[old] = _Image(new)
+            self._images[old] = Image(new)
 
     def _weights(self, old: Root, new: Root, r: Float64) -> ir.TensorProtocol:
         """Check W' = W diag(r) within one rounding; return W."""
         first, second = self._before.tensor(old.value), self._after.tensor(new.value)
         if first is None or second is None or old.channels != new.channels:
-            raise _Failed("has another weight")
+            raise Failed("has another weight")
         shape = tuple(first.shape.numpy())
         if shape != tuple(second.shape.numpy()) or first.dtype != second.dtype:
-            raise _Failed("has a weight of another shape or type")
+            raise Failed("has a weight of another shape or type")
         spread = old.channels.spread(r, shape)
         stored = second.numpy().reshape(shape or (1,))
         for start, chunk in float64_chunks(first):
@@ -399,7 +261,7 @@ class _Checker:
             if np.array_equal(stored[rows], exact.astype(stored.dtype)):
                 continue
             if not within_rounding(stored[rows], exact, 0.0):
-                raise _Failed(f"weight '{new.value.name}' is not the original times gamma")
+                raise Failed(f"weight '{new.value.name}' is not the original times gamma")
         self.scaled += 1
         return first
 
@@ -409,34 +271,13 @@ class _Checker:
             return
         tensors = self._before.tensor(old), self._after.tensor(new)
         if tensors[1] is None or (old is not None and tensors[0] is None):
-            raise _Failed("has a bias that is no constant")
+            raise Failed("has a bias that is no constant")
         stored = tensors[1].numpy()
         exact = np.zeros(total.size) if tensors[0] is None else tensors[0].numpy()
         if stored.size != total.size or exact.size != total.size:
-            raise _Failed("has a bias of another size than its output")
+            raise Failed("has a bias of another size than its output")
         wide = exact.astype(np.float64).reshape(-1)
         magnitude = np.abs(wide) + np.abs(total)
         if not within_rounding(stored.reshape(-1), wide + total, magnitude):
-            raise _Failed("has a bias that is not the original plus W beta")
+            raise Failed("has a bias that is not the original plus W beta")
         self.shifted += 1
-
-
-def _vector(array: Array, channels: Channels, rank: int) -> Float64:
-    """Return a constant that broadcasts against a tensor as a vector over its channels."""
-    aligned = array.reshape((1,) * (rank - array.ndim) + array.shape)
-    axes = {digit.axis: digit.size for digit in channels.digits}
-    sizes = tuple(axes.get(axis, 1) for axis in range(rank))
-    if not all(digit.whole for digit in channels.digits) or any(
-        dim not in (1, size) for dim, size in zip(aligned.shape, sizes, strict=True)
-    ):
-        raise _Failed("has a constant that varies along other axes than the change")
-    order = channels.spread(np.arange(channels.size, dtype=np.float64), sizes).astype(np.int64)
-    result = np.empty(channels.size)
-    result[order.reshape(-1)] = np.broadcast_to(aligned, sizes).astype(np.float64).reshape(-1)
-    return result
-
-
-def _equal(a: _Image, b: _Image) -> bool:
-    if a.r is None or a.s is None or b.r is None or b.s is None:
-        return False
-    return np.array_equal(a.r, b.r) and np.array_equal(a.s, b.s)

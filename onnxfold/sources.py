@@ -13,10 +13,8 @@ import onnx_ir as ir
 
 from onnxfold import model_io
 from onnxfold.errors import UsageError
-from onnxfold.inputs import InputSpec
-from onnxfold.verify import ModelSource, Verification, verify
 
-__all__ = ["Source", "open_source", "verify_files"]
+__all__ = ["Source", "open_source"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,26 +24,6 @@ class Source:
     model: ir.Model
     path: Path | None
     give_back: Callable[[ir.Model], Any]
-
-
-def verify_files(
-    first: Path,
-    second: Path,
-    *,
-    inputs: tuple[str, ...],
-    providers: tuple[str, ...],
-    progress: Callable[[str, float], None] | None,
-    **options: Any,
-) -> Verification:
-    """Verify one file against another; the words of ``inputs`` are those of the command line."""
-    models = [ModelSource(model_io.load(path), path) for path in (first, second)]
-    return verify(
-        *models,
-        spec=InputSpec.parse(inputs) if inputs else None,
-        providers=providers or None,
-        progress=None if progress is None else lambda done, n: progress("verify", done / n),
-        **options,
-    )
 
 
 def open_source(model: Any) -> Source:

@@ -43,11 +43,13 @@ class ChannelOp:
 class Writer:
     """The linear layer behind a channel operator, and every constant that its scale reaches.
 
-    ``weight`` and ``biases`` are roots with the channels in their own coordinates; ``new_bias`` is
-    an input that may take a bias where none is.
+    ``output`` are the channels in the layer's output.  ``weight`` and ``biases`` are roots with
+    the channels in their own coordinates; ``new_bias`` is an input that may take a bias where none
+    is.
     """
 
     node: ir.Node
+    output: Channels
     weight: Root
     biases: tuple[Root, ...]
     new_bias: Reader | None
@@ -93,7 +95,7 @@ def _elementwise(
 def _batch_norm(view: GraphView, node: ir.Node) -> ChannelOp | None:
     """(y - mean) * scale / sqrt(var + epsilon) + B on axis 1, in inference mode."""
     y = node.inputs[0]
-    if y is None or node.attributes.get_int("training_mode", 0) or len(node.outputs) > 1:
+    if y is None or node.attributes.get_int("training_mode", 0) != 0 or len(node.outputs) > 1:
         return None
     arrays = [view.array(operand) for operand in node.inputs[1:5]]
     known = [array.astype(np.float64) for array in arrays if array is not None]
@@ -206,7 +208,7 @@ def _writer(
             if tensor is None or not full or len(axes) > 1:
                 return refuse(RefusalCode.DYNAMIC_WEIGHT, node, "has a bias that cannot follow")
             found.append(Root(operand, reader, channels.renamed(axes), SCALAR))
-    return Writer(node, root, tuple(found), new_bias)
+    return Writer(node, channels, root, tuple(found), new_bias)
 
 
 def _operands(view: GraphView, node: ir.Node, channels: Channels) -> tuple[int, Channels] | None:

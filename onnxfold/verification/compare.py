@@ -10,7 +10,7 @@ from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.graph import node_label, operator
 from onnxfold.inputs import InputSpec
 from onnxfold.reference import is_floating
-from onnxfold.verify.evidence import (
+from onnxfold.verification.evidence import (
     FLOAT64_LIMIT_BYTES,
     Evidence,
     Pair,
@@ -19,10 +19,10 @@ from onnxfold.verify.evidence import (
     sample,
     with_more_noise,
 )
-from onnxfold.verify.law import Judgement, Law, Tolerance, judge
-from onnxfold.verify.locate import locate
-from onnxfold.verify.result import ModelSource, OutputCheck, Verification
-from onnxfold.verify.runners import Feeds, OnnxRuntime
+from onnxfold.verification.law import Judgement, Law, Tolerance, judge
+from onnxfold.verification.locate import locate
+from onnxfold.verification.result import ModelSource, OutputCheck, Verification
+from onnxfold.verification.runners import Feeds, OnnxRuntime
 
 __all__ = ["DEFAULT_LIMIT", "verify"]
 
@@ -49,7 +49,7 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     progress: Progress | None = None,
     float64_limit_bytes: int = FLOAT64_LIMIT_BYTES,
 ) -> Verification:
-    """Compares two models on seeded inputs by the law of `onnxfold.verify.law`.
+    """Compares two models on seeded inputs by the law of `onnxfold.verification.law`.
 
     The truth is a float64 run of the original. Both models run in their own precision, by ONNX
     Runtime if it can, else by the interpreter. `rtol` or `atol` replace the law by bounds on the

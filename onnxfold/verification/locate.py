@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import OnnxfoldError
 from onnxfold.reference import Array, Precision, is_floating, run, unit_roundoff
-from onnxfold.verify.runners import Feeds
+from onnxfold.verification.runners import Feeds
 
 __all__ = ["locate"]
 

@@ -19,8 +19,8 @@ from onnxfold.reference import (
     run,
     unit_roundoff,
 )
-from onnxfold.verify.result import ModelSource
-from onnxfold.verify.runners import (
+from onnxfold.verification.result import ModelSource
+from onnxfold.verification.runners import (
     CannotRun,
     Feeds,
     OnnxRuntime,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from onnxfold.verify.evidence import FLOAT64_LIMIT_BYTES
-from onnxfold.verify.locate import locate
-from onnxfold.verify.result import ModelSource, OutputCheck, Verification
-from onnxfold.verify.verification import DEFAULT_LIMIT, verify
+from onnxfold.verification.compare import DEFAULT_LIMIT, verify
+from onnxfold.verification.evidence import FLOAT64_LIMIT_BYTES
+from onnxfold.verification.locate import locate
+from onnxfold.verification.result import ModelSource, OutputCheck, Verification
 
 __all__ = [
     "DEFAULT_LIMIT",

@@ -24,7 +24,7 @@ from onnxfold.reference import (
     run,
     unit_roundoff,
 )
-from onnxfold.verify.result import ModelSource
+from onnxfold.verification.result import ModelSource
 
 __all__ = ["CannotRun", "Feeds", "OnnxRuntime", "disturbed", "native", "why_not_onnxruntime"]
 

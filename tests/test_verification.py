@@ -16,7 +16,7 @@ import pytest
 
 from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.inputs import InputSpec
-from onnxfold.verify import ModelSource, Verification, locate, runners, verify
+from onnxfold.verification import ModelSource, Verification, locate, runners, verify
 from tests.folded import BODY, VOCABULARY, WIDTH, Weights, model, weights
 
 Array = np.ndarray

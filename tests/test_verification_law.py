@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxfold.verify.law import Judgement, Law, Tolerance, judge
+from onnxfold.verification.law import Judgement, Law, Tolerance, judge
 
 U = 2.0**-24
 G = np.random.default_rng(0)

@@ -1,0 +1,324 @@
+"""Proof of scales that moved into the linear layer before them.
+
+For every value u of the original and the value v that stands for it: v = r * u + s per channel
+from a linear layer whose weight is diag(r) W on, until the products and sums by constants that
+make up r and s, and that the rewritten model lacks, have been passed.
+
+* a linear layer: W' = diag(r) W within one rounding, s = b' - r * b;
+* the Add of a bias: s becomes s + b' - r * b;
+* z = c * u + d that is gone: v = (r / c) * z + (s - (r / c) * d), where r has been kept as the
+  product of the c that it is claimed to be, so that nothing is divided;
+* what moves elements passes r and s on; for one number, so does a product with an activation.
+
+s counts as 0 when it is within the roundings of the biases that it comes from.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfold.affine.back import ChannelOp, Writer, channel_op, writer_of
+from onnxfold.affine.channels import Channels
+from onnxfold.affine.laws import Passes, pulled, react
+from onnxfold.graph import GraphView
+from onnxfold.graph.compare import pairs
+from onnxfold.planning.fusion import ScaleFusion
+from onnxfold.prove_affine import AffineProof
+from onnxfold.prove_forward import Failed, ForwardChecker, Image, vector_over
+from onnxfold.refusal import Refusal
+from onnxfold.rewrite.edited import float64_chunks
+from onnxfold.zero_mean.arrays import unit_roundoff, within_rounding
+
+__all__ = ["prove_scales"]
+
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ahead(Image):
+    """v = prod(pending) * u + s along ``channels``, s up to ``slack``; pending is in order."""
+
+    pending: tuple[Float64, ...] = ()
+    slack: Float64 | None = None
+
+    @property
+    def scale(self) -> Float64:
+        """R, the product of what is pending."""
+        size = 1 if self.channels is None else self.channels.size
+        return np.asarray(prod(self.pending, start=np.ones(size)))
+
+
+def prove_scales(
+    before: GraphView, after: GraphView, fusions: Iterable[ScaleFusion]
+) -> AffineProof:
+    """Check ``after`` against ``before``; the fusions name the operators that are gone."""
+    checker = _Checker(before, after, tuple(fusions))
+    checker.walk()
+    return AffineProof(checker.scaled, checker.shifted, tuple(checker.failures))
+
+
+class _Checker(ForwardChecker):
+    def __init__(self, before: GraphView, after: GraphView, fusions: tuple[ScaleFusion, ...]):
+        super().__init__(before, after)
+        self.scaled = 0
+        self.shifted = 0
+        values = before.by_ref()
+        self._ops: dict[ir.Node, ChannelOp] = {}
+        self._claims: dict[ir.Node, list[tuple[ChannelOp, Writer]]] = defaultdict(list)
+        for fusion in fusions:
+            value = values.get(fusion.output)
+            node = None if value is None else value.producer()
+            op = None if node is None else channel_op(before, node)
+            if op is None or node is None:
+                self.failures.append(f"'{fusion.output}' is no product or sum with a constant")
+                continue
+            writer = writer_of(before, op, frozenset(self._gone))
+            if isinstance(writer, Refusal):
+                self.failures.append(f"'{fusion.output}': {writer.sentence}")
+                continue
+            self._ops[node] = op
+            self._gone.add(node)
+            self._claims[writer.node].append((op, writer))
+        self._find_heirs()
+
+    def _find_heirs(self) -> None:
+        """What stands before an operator that is gone has its name, or that of the next one."""
+        for node in reversed(list(self._ops)):
+            start, ref = node.inputs[self._ops[node].index], self._before.ref(node.outputs[0])
+            if start is not None and self._before.ref(start) not in self._new:
+                self._alias[start] = self._alias.get(node.outputs[0], ref)
+
+    def _relate_special(self, node: ir.Node, twin: ir.Node) -> bool:
+        claims = self._claims.get(node)
+        if not claims:
+            return False
+        weight = claims[0][1].weight
+        index = self._weight_input(node, weight.reader.node, weight.reader.index)
+        changed = {index, 2} if node.op_type != "MatMul" else {index}
+        for position, pair in enumerate(pairs(node, twin)):
+            if position not in changed and not self._unchanged(*pair):
+                raise Failed("reads something else that has changed")
+        channels = max((writer.output for _, writer in claims), key=lambda c: len(c.digits))
+        pending = tuple(
+            _widened(op.scale, writer.output, channels)
+            for op, writer in claims
+            if op.scale is not None
+        )
+        self._check_weight(node, twin, index, claims)
+        image = _Ahead(twin.outputs[0], channels, pending=pending)
+        s, slack = self._own_bias(node, twin, image) if node.op_type != "MatMul" else (None, None)
+        zeros = np.zeros(channels.size)
+        self._images[node.outputs[0]] = _settled(
+            twin.outputs[0], channels, pending,
+            zeros if s is None else s, zeros if slack is None else slack,
+        )  # fmt: skip
+        return True
+
+    def _weight_input(self, node: ir.Node, holder: ir.Node, index: int) -> int:
+        """Return the input of a linear layer behind which a constant is read."""
+        if holder is node:
+            return index
+        for position, operand in enumerate(node.inputs[:2]):
+            value = operand
+            while value is not None:
+                producer = value.producer()
+                if producer is holder:
+                    return position
+                value = producer.inputs[0] if producer is not None and producer.inputs else None
+        raise Failed("has no weight that can be found")
+
+    def _check_weight(
+        self, node: ir.Node, twin: ir.Node, index: int, claims: list[tuple[ChannelOp, Writer]]
+    ) -> None:
+        """W' = W times every claimed scale, within one rounding."""
+        old = self._before.tensor(claims[0][1].weight.value)
+        new = self._after.tensor(self._root(twin, index))
+        first, second = node.inputs[index], twin.inputs[index]
+        self._same_layout(first, second)
+        if old is None or new is None or tuple(old.shape.numpy()) != tuple(new.shape.numpy()):
+            raise Failed("has a weight of another shape")
+        if old.dtype != new.dtype:
+            raise Failed("has a weight of another type")
+        shape = tuple(old.shape.numpy())
+        factor = np.ones((1,) * len(shape))
+        for op, writer in claims:
+            if op.scale is not None:
+                factor = factor * writer.weight.channels.spread(op.scale, shape)
+        stored = new.numpy().reshape(shape or (1,))
+        for start, chunk in float64_chunks(old):
+            rows = slice(start, start + chunk.shape[0])
+            exact = chunk * (factor[rows] if factor.ndim and factor.shape[0] > 1 else factor)
+            if np.array_equal(stored[rows], exact.astype(stored.dtype)):
+                continue
+            if not within_rounding(stored[rows], exact, 2.0 * np.abs(exact)):
+                raise Failed("has a weight that is not the original times the scale")
+        self.scaled += 1
+
+    def _root(self, node: ir.Node, index: int) -> ir.Value | None:
+        value = node.inputs[index]
+        while value is not None and self._after.tensor(value) is None:
+            producer = value.producer()
+            value = producer.inputs[0] if producer is not None and producer.inputs else None
+        return value
+
+    def _same_layout(self, old: ir.Value | None, new: ir.Value | None) -> None:
+        """The layouts between a constant and its reader are the same nodes."""
+        while old is not None and self._before.tensor(old) is None:
+            if new is None or self._before.ref(old) != self._after.ref(new):
+                raise Failed("has a weight in another layout")
+            first, second = old.producer(), new.producer()
+            if first is None or second is None or first.op_identifier() != second.op_identifier():
+                raise Failed("has a weight in another layout")
+            old, new = first.inputs[0], second.inputs[0]
+
+    def _own_bias(self, node: ir.Node, twin: ir.Node, image: _Ahead) -> tuple[Float64, Float64]:
+        arrays = []
+        for view, side in ((self._before, node), (self._after, twin)):
+            operand = side.inputs[2] if len(side.inputs) > 2 else None
+            tensor = view.tensor(operand)
+            if operand is not None and tensor is None:
+                raise Failed("has a bias that is no constant")
+            arrays.append(None if tensor is None else tensor.numpy())
+        size = 1 if image.channels is None else image.channels.size
+        if node.op_type == "Gemm" and node.attributes.get_float("beta", 1.0) != 1.0:
+            raise Failed("multiplies its bias")
+        if size == 1:
+            sizes = {array.size for array in arrays if array is not None}
+            if len(sizes) > 1:
+                raise Failed("has a bias of another size")
+            # One number for all channels: every element of the bias must follow it alone.
+            b, b_new = (np.zeros(1) if a is None else _wide(a) for a in arrays)
+            slack = 0.0 if arrays[1] is None else unit_roundoff(arrays[1].dtype) * np.abs(b_new)
+            if np.all(np.abs(b_new - image.scale * b) <= slack * (1 + 2.0**-20) + 1e-300):
+                self.shifted += arrays[1] is not None
+                return np.zeros(1), np.zeros(1)
+            raise Failed("has a bias that is not the original times the scale")
+        b, b_new = (np.zeros(size) if a is None else _wide(a) for a in arrays)
+        if b.size != size or b_new.size != size:
+            raise Failed("has a bias of another size than its output")
+        self.shifted += arrays[1] is not None
+        rounding = 0.0 if arrays[1] is None else unit_roundoff(arrays[1].dtype)
+        return b_new - image.scale * b, rounding * np.abs(b_new)
+
+    def _relate_removed(self, node: ir.Node) -> None:
+        if self._before.array(node.outputs[0]) is not None:
+            return
+        op = self._ops.get(node)
+        start = None if op is None else node.inputs[op.index]
+        image = None if start is None else self._images.get(start)
+        if op is None or not isinstance(image, _Ahead) or image.channels is None:
+            raise Failed("is gone, and nothing stands for it")
+        s, slack, pending = image.s, image.slack, image.pending
+        if s is None or slack is None:
+            raise Failed("is gone, and nothing stands for it")
+        if op.scale is not None:
+            if not pending or not np.array_equal(
+                pending[0], _widened(op.scale, op.channels, image.channels)
+            ):
+                raise Failed("is gone, and no weight has taken its scale")
+            pending = pending[1:]
+        if op.shift is not None:
+            rest = prod(pending, start=np.ones(image.channels.size))
+            d = _widened(op.shift, op.channels, image.channels)
+            s, slack = s - rest * d, slack + 2.0**-50 * np.abs(rest * d)
+        self._images[node.outputs[0]] = _settled(image.value, image.channels, pending, s, slack)
+
+    def _relate_changed(self, node: ir.Node, twin: ir.Node) -> None:
+        related: dict[int, _Ahead] = {}
+        for index, (old, new) in enumerate(pairs(node, twin)):
+            image = None if old is None else self._images.get(old)
+            if isinstance(image, _Ahead) and image.channels is not None:
+                if image.value is not new or old is None:
+                    raise Failed("reads another value than it did")
+                producer = old.producer()
+                if producer is None or producer.graph is not node.graph:
+                    raise Failed("reads a changed value from inside a body")
+                related[index] = image
+        if len(related) != 1:
+            raise Failed("reads what has changed")
+        ((index, image),) = related.items()
+        if node.op_type == "Add" and node.domain == "" and self._add_bias(node, twin, index, image):
+            return
+        for position, pair in enumerate(pairs(node, twin)):
+            if position != index and not self._unchanged(*pair):
+                raise Failed("reads something else that has changed")
+        channels = self._behind(node, index, image)
+        self._images[node.outputs[0]] = _Ahead(
+            twin.outputs[0], channels, None, image.s, pending=image.pending, slack=image.slack
+        )
+
+    def _behind(self, node: ir.Node, index: int, image: _Ahead) -> Channels:
+        channels = image.channels or Channels(())
+        if not channels.digits:
+            moves = index == 0 and pulled(self._before, node.outputs[0], channels) is not None
+            product = "MatMul" in node.op_type and image.s is not None and not np.any(image.s)
+            if moves or product:
+                return channels
+            raise Failed("sees a changed value")
+        reaction = react(self._before, node, index, channels)
+        if not isinstance(reaction, Passes) or reaction.shift_refusal is not None:
+            raise Failed("sees a changed value")
+        if set(reaction.jointly) != {index} or len(reaction.outputs) != 1 or len(node.outputs) > 1:
+            raise Failed("sees a changed value")
+        return reaction.outputs[0][1]
+
+    def _add_bias(self, node: ir.Node, twin: ir.Node, index: int, image: _Ahead) -> bool:
+        old, new = node.inputs[1 - index], twin.inputs[1 - index]
+        first, second = self._before.tensor(old), self._after.tensor(new)
+        if first is None or second is None or image.channels is None:
+            return False
+        rank = self._before.rank(node.outputs[0]) or 0
+        if rank != self._before.rank(node.inputs[index]) or image.s is None or image.slack is None:
+            raise Failed("broadcasts a changed value")
+        rounding = unit_roundoff(second.numpy().dtype)
+        if not image.channels.digits and max(first.size, second.size) > 1:
+            b, b_new = _wide(first.numpy()), _wide(second.numpy())
+            if b.shape != b_new.shape or np.any(image.s):
+                raise Failed("has a bias of another size")
+            error = np.abs(b_new - image.scale * b)
+            if np.any(error > rounding * np.abs(b_new) * (1 + 2.0**-20) + 1e-300):
+                raise Failed("has a bias that is not the original times the scale")
+            s, slack = image.s, image.slack
+        else:
+            b, b_new = (vector_over(t.numpy(), image.channels, rank) for t in (first, second))
+            s = image.s + b_new - image.scale * b
+            slack = image.slack + rounding * np.abs(b_new)
+        self.shifted += 1
+        self._images[node.outputs[0]] = _settled(
+            twin.outputs[0], image.channels, image.pending, s, slack
+        )
+        return True
+
+
+def _settled(
+    value: ir.Value,
+    channels: Channels,
+    pending: tuple[Float64, ...],
+    s: Float64,
+    slack: Float64,
+) -> Image:
+    """Return the relation with s = 0 where it is within the roundings; equality where no r is."""
+    if np.all(np.abs(s) <= slack * (1 + 2.0**-20) + 1e-300):
+        if not pending:
+            return Image(value)
+        s, slack = np.zeros_like(s), np.zeros_like(slack)
+    return _Ahead(value, channels, None, s, pending=pending, slack=slack)
+
+
+def _wide(array: npt.NDArray[np.generic]) -> Float64:
+    return array.astype(np.float64).reshape(-1)
+
+
+def _widened(vector: Float64, own: Channels, wanted: Channels) -> Float64:
+    if own.size == 1:
+        return np.broadcast_to(vector.reshape(-1)[:1], (wanted.size,)).astype(np.float64)
+    if own.size != wanted.size:
+        raise Failed("works along other channels than the change before it")
+    return vector

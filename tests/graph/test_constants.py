@@ -1,0 +1,121 @@
+"""What counts as constant, and constant expressions of every opset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxfold.graph import GraphView
+
+Array = npt.NDArray[Any]
+_AXES = np.array([0], dtype=np.int64)
+
+
+def _view(
+    nodes: list[onnx.NodeProto],
+    weights: dict[str, Array],
+    opset: int = 17,
+    ir_version: int = 8,
+    listed: tuple[str, ...] = (),
+) -> GraphView:
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])]
+    inputs += [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, weights[name].shape)
+        for name in listed
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "constants",
+        inputs,
+        [helper.make_empty_tensor_value_info(nodes[-1].output[0])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    imports = [helper.make_opsetid("", opset)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=ir_version)
+    return GraphView(ir.from_proto(model))
+
+
+def _array(view: GraphView, name: str) -> Array | None:
+    return view.array(view.by_ref()[name])
+
+
+@pytest.mark.parametrize("opset", [9, 11, 12, 13, 17, 18, 21])
+def test_constant_expressions_are_read_in_the_opset_of_the_model(opset: int) -> None:
+    """Unsqueeze, Squeeze and the reductions take axes as attributes or as an input."""
+    w = np.arange(6, dtype=np.float32).reshape(2, 3)
+    as_input = opset >= 13
+    unsqueeze = ["w", "axes"] if as_input else ["w"]
+    attributes: dict[str, Any] = {} if as_input else {"axes": [0]}
+    mean: dict[str, Any] = {} if opset >= 18 else {"axes": [0]}
+    nodes = [
+        helper.make_node("Unsqueeze", unsqueeze, ["u"], **attributes),
+        helper.make_node("Squeeze", ["u", "axes"] if as_input else ["u"], ["s"], **attributes),
+        helper.make_node(
+            "ReduceMean", ["s", "axes"] if opset >= 18 else ["s"], ["m"], keepdims=0, **mean
+        ),
+        helper.make_node("Add", ["x", "m"], ["y"]),
+    ]
+    view = _view(nodes, {"w": w, "axes": _AXES}, opset)
+    np.testing.assert_array_equal(_array(view, "u"), w[None])  # type: ignore[arg-type] # not None
+    np.testing.assert_array_equal(_array(view, "m"), w.mean(axis=0))  # type: ignore[arg-type] # not None
+    assert _array(view, "y") is None
+
+
+def test_every_output_of_a_constant_split_is_its_own_part() -> None:
+    w = np.arange(4, dtype=np.float32)
+    view = _view([helper.make_node("Split", ["w"], ["a", "b"], axis=0)], {"w": w})
+    np.testing.assert_array_equal(_array(view, "b"), w[2:])  # type: ignore[arg-type] # not None
+
+
+def test_the_shape_of_an_input_is_constant_where_it_is_static() -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["all"]),
+        helper.make_node("Shape", ["x"], ["last"], start=1),
+    ]
+    view = _view(nodes, {})
+    assert _array(view, "all") is None
+    assert view.integers(view.by_ref()["last"]) == (4,)
+
+
+def test_a_default_that_callers_may_override_is_no_constant() -> None:
+    w = np.ones(4, dtype=np.float32)
+    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
+    assert _array(_view(nodes, {"w": w}), "w") is not None
+    assert _array(_view(nodes, {"w": w}, listed=("w",)), "w") is None
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ({"value_float": 2.5}, np.float32(2.5)),
+        ({"value_int": 3}, np.int64(3)),
+        ({"value_ints": [1, 2]}, np.array([1, 2])),
+        ({"value_floats": [0.5]}, np.array([0.5], np.float32)),
+        ({"value": numpy_helper.from_array(np.array([1.0, 2.0]))}, np.array([1.0, 2.0])),
+    ],
+)
+def test_constant_nodes_of_every_form_are_read(attributes: dict[str, Any], expected: Array) -> None:
+    view = _view([helper.make_node("Constant", [], ["c"], **attributes)], {})
+    array = _array(view, "c")
+    assert array is not None
+    assert array.dtype == expected.dtype
+    np.testing.assert_array_equal(array, expected)
+
+
+def test_large_tensors_are_not_read() -> None:
+    large = np.zeros((1 << 9, 1 << 9), dtype=np.float32)
+    view = _view([helper.make_node("Neg", ["w"], ["y"])], {"w": large})
+    assert _array(view, "w") is None
+    assert _array(view, "y") is None
+    assert view.tensor(view.by_ref()["w"]) is not None
+
+
+def test_random_numbers_are_not_constant() -> None:
+    node = helper.make_node("RandomNormal", [], ["r"], shape=[4])
+    assert _array(_view([node], {}), "r") is None

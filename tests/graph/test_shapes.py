@@ -1,0 +1,76 @@
+"""Shapes of all values, against a run of the model."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from onnxfold.graph import GraphView
+from tests.soundness.random_graph import B, random_graph
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_shape_is_the_one_that_a_run_has(seed: int) -> None:
+    graph = random_graph(seed)
+    view = GraphView(ir.from_proto(graph.model))
+    values = [v for node in view.model.graph for v in node.outputs if v.name]
+    wide = onnx.ModelProto()
+    wide.CopyFrom(graph.model)
+    del wide.graph.output[:]
+    wide.graph.output.extend(helper.make_empty_tensor_value_info(v.name) for v in values)
+    with np.errstate(all="ignore"):
+        arrays = ReferenceEvaluator(wide).run(None, graph.feeds)
+    known = 0
+    for value, array in zip(values, arrays, strict=True):
+        shape = view.shape(value)
+        if shape is None:
+            continue
+        known += 1
+        sizes = [B if dim == "batch" else dim for dim in shape]
+        assert len(sizes) == array.ndim, value.name
+        for size, true in zip(sizes, array.shape, strict=True):
+            assert not isinstance(size, int) or size == true, value.name
+    assert known > 0.9 * len(values)
+
+
+def _model(nodes: list[onnx.NodeProto], opset: int, weights: dict[str, np.ndarray]) -> ir.Model:  # type: ignore[type-arg] # any dtype
+    graph = helper.make_graph(
+        nodes,
+        "shapes",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 2, 1, 1])],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    return ir.from_proto(helper.make_model(graph, opset_imports=imports, ir_version=8))
+
+
+@pytest.mark.parametrize("axes", [[2, 3], [3, 2]])
+def test_squeeze_with_unsorted_axes_has_the_right_shape(axes: list[int]) -> None:
+    view = GraphView(_model([helper.make_node("Squeeze", ["x"], ["y"], axes=axes)], 9, {}))
+    assert view.shape(view.by_ref()["y"]) == ("batch", 2)
+
+
+def test_a_large_weight_is_left_out_of_the_inference_but_has_its_shape() -> None:
+    node = helper.make_node("MatMul", ["x", "W"], ["y"])
+    view = GraphView(_model([node], 17, {"W": np.zeros((1, 5000), np.float32)}))
+    assert view.shape(view.by_ref()["W"]) == (1, 5000)
+    assert view.shape(view.by_ref()["y"]) == ("batch", 2, 1, 5000)
+
+
+def test_a_contrib_operator_that_keeps_shapes_keeps_them() -> None:
+    node = helper.make_node("FastGelu", ["x"], ["y"], domain="com.microsoft")
+    view = GraphView(_model([node], 17, {}))
+    assert view.shape(view.by_ref()["y"]) == ("batch", 2, 1, 1)
+
+
+def test_an_unknown_operator_has_no_shape() -> None:
+    node = helper.make_node("Whatever", ["x"], ["y"], domain="com.microsoft")
+    view = GraphView(_model([node], 17, {}))
+    assert view.shape(view.by_ref()["y"]) is None
+    assert view.rank(view.by_ref()["y"]) is None
+    assert view.dim(view.by_ref()["y"], 0) is None
