@@ -10,6 +10,10 @@ MODEL  ?=
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NATIVE := $(shell find custom_ops -type f)
+# Installs the packages of one extra without building the kernels again.
+EXTRA  := import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+          print(*project["optional-dependencies"][sys.argv[1]], sep="\n")
+extra   = $(BIN)/python -c '$(EXTRA)' $(1) >$(VENV)/$(1).txt && $(PIP) -r $(VENV)/$(1).txt
 DEMO   := build/demo
 DIGITS := models/digits_vit/digits_vit.onnx
 
@@ -74,21 +78,21 @@ $(VENV)/.venv:
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.venv pyproject.toml $(NATIVE)
-	@echo 'installing onnxfold and ONNX Runtime into $(VENV)'
+	@echo 'installing onnxfold, its kernels and ONNX Runtime into $(VENV)'
 	@$(PIP) --editable '.[ort]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.demo
 	@echo 'installing what the tests need'
-	@$(PIP) --editable '.[ort,test]'
+	@$(call extra,test)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test
 	@echo 'installing the linters'
-	@$(PIP) --editable '.[ort,test,dev]'
+	@$(call extra,dev)
 	@touch $@
 
 $(VENV)/.slow: $(VENV)/.test
 	@echo 'installing torch and transformers'
-	@$(PIP) --editable '.[ort,test,models]'
+	@$(call extra,models)
 	@touch $@

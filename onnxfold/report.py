@@ -11,6 +11,7 @@ from onnxfold.analysis import Analysis
 from onnxfold.errors import ModelError
 from onnxfold.html_report import page
 from onnxfold.norms import NormKind, NormSite
+from onnxfold.refusal import Refusal, RefusalCode
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,6 +62,9 @@ def _norms(analysis: Analysis) -> list[dict[str, Any]]:
         ref = known["ref"]
         fold, fusion = folds.get(ref), fusions.get(ref)
         reason, stays = analysis.refusals.get(ref), analysis.affine_refusals.get(ref)
+        if fold is None and ref not in sites:  # a DyT whose affine part has moved is a plain tanh
+            sentence = f"{known['kind']} does not subtract the mean"
+            reason = Refusal(RefusalCode.NOT_CENTRED_NORM, sentence)
         row = {key: part for key, part in known.items() if key not in ("ref", "affine")}
         rows.append(
             {

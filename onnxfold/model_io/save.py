@@ -99,13 +99,13 @@ class StagedModel:
                 for path in staged:
                     _sync(path)
             self._publish(final, data)
-            if left:
-                _sync(final.parent)
         except OSError as error:
             raise ModelError(_reason(error, final, nbytes)) from error
-        for path in left:
-            # The new model stands; an old file that cannot be deleted harms nobody.
-            with contextlib.suppress(OSError):
+        # The new model stands; an old file that cannot be deleted harms nobody.
+        with contextlib.suppress(OSError):
+            if left:
+                _sync(final.parent)
+            for path in left:
                 path.unlink()
         self.close()
         return OutputFiles(final, data, nbytes)
@@ -124,7 +124,7 @@ class StagedModel:
             raise
 
 
-def stage(  # each is an option of the command line
+def stage(
     model: ir.Model,
     destination: str | os.PathLike[str],
     *,

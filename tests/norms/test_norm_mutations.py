@@ -80,6 +80,9 @@ def test_a_site_in_a_damaged_norm_still_replays(model):
     except (ValueError, IndexError, TypeError, RuntimeError):
         assume(False)  # the shapes no longer fit, and no runtime would take the model
     for site in sites_of(model):
+        if site.size == 0:
+            assert site.refusal is not None
+            continue
         expected = values[site.output.name]
         y = replay(site, values)
         assert y.shape == expected.shape
