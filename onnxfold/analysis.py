@@ -18,8 +18,10 @@ from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.planning import Demand, Plan, count_foldable, decide
 from onnxfold.planning.affine import AffineDecision, decide_affine
 from onnxfold.planning.costs import elements
+from onnxfold.planning.fusion import ScaleFusion
+from onnxfold.planning.scales import decide_scales
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.rewrite.absorb import apply_affine
+from onnxfold.rewrite.absorb import apply_affine, apply_scales
 from onnxfold.zero_mean.relations import Assumptions, Embeddings
 
 __all__ = ["DEFAULT_SPLIT_BYTES", "Analysis", "Description", "analyse"]
@@ -45,7 +47,8 @@ class Analysis:
     ``algorithm1`` counts the norms that fold under the rules of the paper's Algorithm 1 (outputs
     of norms count as centred, embeddings as opaque), ``algorithm1_embed_centred`` the same with a
     centring behind every embedding.  ``affine_refusals`` holds why gamma or beta stays,
-    ``description`` the model as it came.
+    ``description`` the model as it came, ``between`` a copy with gammas and betas moved but not
+    yet the scales, where both do.
     """
 
     view: GraphView
@@ -57,6 +60,7 @@ class Analysis:
     algorithm1_embed_centred: int
     description: Description
     affine_refusals: dict[str, Refusal] = field(default_factory=dict)
+    between: ir.Model | None = None
 
 
 def analyse(
@@ -69,8 +73,8 @@ def analyse(
 ) -> Analysis:
     """Find the norms of a prepared model and plan their folding.
 
-    ``fuse_affine`` moves gamma and beta into the linear layers behind, in ``model`` itself, before
-    the rest is planned.  ``exclude`` is a regular expression; norms whose name it matches anywhere
+    ``fuse_affine`` moves gamma and beta into the linear layers behind, and scales into those
+    before, in ``model`` itself, before the rest is planned.  ``exclude`` is a regular expression; norms whose name it matches anywhere
     stay as they are.  Raises UsageError when it is not a regular expression.
     """
     view = GraphView(model)
@@ -78,9 +82,17 @@ def analyse(
     excluded = _pattern(exclude)
     description = _describe(view, sites)
     moved = AffineDecision((), ())
+    scales: tuple[ScaleFusion, ...] = ()
+    between: ir.Model | None = None
     if fuse_affine:
         moved = _fuse(view, sites, target, allow_split_bytes, excluded)
         if moved.fusions:
+            view = GraphView(model)
+            sites = find_norms(view)
+        scales = decide_scales(view, sites, allow_split_bytes=allow_split_bytes)
+        if scales:
+            between = model.clone() if moved.fusions else None
+            apply_scales(view, scales)
             view = GraphView(model)
             sites = find_norms(view)
     lowering = TargetLowering(view, target, sites)
@@ -100,12 +112,13 @@ def analyse(
         view,
         sites,
         lowering,
-        replace(plan, fusions=moved.fusions),
+        replace(plan, fusions=moved.fusions, scales=scales),
         refused,
         _paper_count(view, sites, layer_norms, Embeddings.OPAQUE),
         _paper_count(view, sites, layer_norms, Embeddings.CENTRED),
         description,
         dict(moved.refusals),
+        between,
     )
 
 

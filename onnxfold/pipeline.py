@@ -31,6 +31,7 @@ from onnxfold.planning import Plan
 from onnxfold.prepare import Prepared, prepare
 from onnxfold.prove import Proof, prove
 from onnxfold.prove_affine import prove_affine
+from onnxfold.prove_scales import prove_scales
 from onnxfold.report import inspection
 from onnxfold.rewrite import Applied, apply_fusions, apply_plan
 from onnxfold.sources import Source, open_source
@@ -229,7 +230,7 @@ def _carry_out(
     proof: Proof | None = None
     if changed and options.check:
         with clock.stage("prove"):
-            proof = _proved(source, moved, result, analysis.plan)
+            proof = _proved(source, analysis, moved, result)
         report["proof"] = proof.to_json()
         if not proof.passed:
             raise VerificationError(f"the proof failed, nothing was written: {proof.failures[0]}")
@@ -253,19 +254,26 @@ def _carry_out(
 
 def _copy_of_moved(analysis: Analysis) -> ir.Model | None:
     """Return a copy of the model after affine fusion, before centring; tensors are shared."""
-    return analysis.view.model.clone() if analysis.plan.fusions else None
+    plan = analysis.plan
+    return analysis.view.model.clone() if plan.fusions or plan.scales else None
 
 
-def _proved(source: Source, moved: ir.Model | None, result: ir.Model, plan: Plan) -> Proof:
-    """Prove the affine fusion, then the centring of the model that it gave."""
+def _proved(source: Source, analysis: Analysis, moved: ir.Model | None, result: ir.Model) -> Proof:
+    """Prove the steps: gammas and betas, then scales, then the centring."""
     before, after = (GraphView(prepare(model).model) for model in (source.model, result))
-    if moved is None:
-        return prove(before, after, plan)
-    between = GraphView(moved)
-    affine = prove_affine(before, between, plan.fusions)
-    return prove(between, after, plan).joined(
-        affine.scaled_weights, affine.shifted_biases, affine.failures
-    )
+    plan, steps = analysis.plan, []
+    last = None if moved is None else GraphView(moved)
+    if last is not None and plan.fusions:
+        between = last if analysis.between is None else GraphView(analysis.between)
+        steps.append(prove_affine(before, between, plan.fusions))
+        before = between
+    if last is not None and plan.scales:
+        steps.append(prove_scales(before, last, plan.scales))
+        before = last
+    proof = prove(before, after, plan)
+    for step in steps:
+        proof = proof.joined(step.scaled_weights, step.shifted_biases, step.failures)
+    return proof
 
 
 def _rewritten(source: Source, analysis: Analysis, options: Options) -> Applied:

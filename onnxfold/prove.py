@@ -59,8 +59,8 @@ class Proof:
             self.folded_norms,
             self.centred_weights,
             (*failures, *self.failures),
-            scaled_weights,
-            shifted_biases,
+            self.scaled_weights + scaled_weights,
+            self.shifted_biases + shifted_biases,
         )
 
     def to_json(self) -> dict[str, object]:

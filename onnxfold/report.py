@@ -47,6 +47,7 @@ def inspection(analysis: Analysis) -> dict[str, Any]:
             "split_bytes": plan.split_bytes,
             "gamma_fused": sum(fusion.gamma for fusion in plan.fusions),
             "beta_fused": sum(fusion.beta for fusion in plan.fusions),
+            "scales_fused": len(plan.scales),
         },
     }
 
@@ -101,6 +102,8 @@ def totals(summary: Mapping[str, Any]) -> str:
     gammas, betas = summary.get("gamma_fused", 0), summary.get("beta_fused", 0)
     if gammas or betas:
         line += f"; {gammas} gammas and {betas} betas move into the next linear layers"
+    if summary.get("scales_fused"):
+        line += f"; {summary['scales_fused']} scales move into the linear layers before"
     return line
 
 

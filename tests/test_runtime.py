@@ -14,6 +14,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+import onnxfold
 from onnxfold import runtime
 from onnxfold.errors import OnnxfoldError, UsageError
 from onnxfold.lower.functions import SIGNATURES, call
@@ -53,7 +54,7 @@ def test_unknown_device_is_bad_usage() -> None:
 
 def test_missing_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("ONNXFOLD_LIBRARY", raising=False)
-    monkeypatch.setattr(runtime, "__file__", str(tmp_path / "runtime.py"))
+    monkeypatch.setattr(onnxfold, "__path__", [str(tmp_path)])
     with pytest.raises(OnnxfoldError, match="the cpu kernel library is not built: reinstall"):
         register(ort.SessionOptions())
     found = diagnose()

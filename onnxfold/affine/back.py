@@ -95,6 +95,8 @@ def _elementwise(
 def _batch_norm(view: GraphView, node: ir.Node) -> ChannelOp | None:
     """(y - mean) * scale / sqrt(var + epsilon) + B on axis 1, in inference mode."""
     y = node.inputs[0]
+    if view.opset < 7 or node.attributes.get_int("spatial", 1) != 1:
+        return None
     if y is None or node.attributes.get_int("training_mode", 0) != 0 or len(node.outputs) > 1:
         return None
     arrays = [view.array(operand) for operand in node.inputs[1:5]]
@@ -196,6 +198,8 @@ def _writer(
     if node.op_type in ("Conv", "ConvTranspose", "FusedConv", "Gemm"):
         if node.op_type == "FusedConv":
             return refuse(RefusalCode.ACTIVATION, node, "may end in an activation")
+        if node.attributes.get_float("beta", 1.0) != 1.0:
+            return refuse(RefusalCode.VARIES_ALONG_FIBER, node, "multiplies its bias")
         operand = node.inputs[2] if len(node.inputs) > 2 else None
         reader = Reader(node, 2)
         if operand is None:

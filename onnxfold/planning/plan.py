@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from onnxfold.graph import AxisBlock, Fiber
-from onnxfold.planning.fusion import AffineFusion, ReaderRef
+from onnxfold.planning.fusion import AffineFusion, ReaderRef, ScaleFusion
 from onnxfold.refusal import Refusal, RefusalCode
 
 __all__ = ["AffineFusion", "Fold", "Insertion", "Plan", "ReaderRef", "WeightCentring"]
@@ -70,17 +70,18 @@ class Plan:
     gain_ps: int = 0
     cost_ps: int = 0
     fusions: tuple[AffineFusion, ...] = ()
+    scales: tuple[ScaleFusion, ...] = ()
 
     @property
     def empty(self) -> bool:
         """Whether nothing is to be done."""
-        return not self.folds and not self.fusions
+        return not (self.folds or self.fusions or self.scales)
 
     @property
     def split_bytes(self) -> int:
         """The bytes of the weights that are stored twice."""
         centred = sum(weight.nbytes for weight in self.weights if weight.split)
-        places = (place for fusion in self.fusions for place in fusion.places)
+        places = (place for fusion in (*self.fusions, *self.scales) for place in fusion.places)
         return centred + sum(place.nbytes for place in places if place.copy)
 
     def to_json(self) -> dict[str, object]:
@@ -128,10 +129,12 @@ class Plan:
             document["gain_ps"],
             document["cost_ps"],
             tuple(AffineFusion.from_json(row) for row in document["fusions"]),
+            tuple(ScaleFusion.from_json(row) for row in document["scales"]),
         )
 
     def __str__(self) -> str:
         lines = [f"fuse      {fusion}" for fusion in self.fusions]
+        lines += [f"absorb    {scale.name} into {scale.writer}" for scale in self.scales]
         lines += [f"fold      {fold.norm}" for fold in self.folds]
         for weight in self.weights:
             count = len(weight.readers) + len(weight.norms)

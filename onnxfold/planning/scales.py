@@ -10,7 +10,7 @@ from onnxfold.affine.back import ChannelOp, Writer, channel_op, writer_of
 from onnxfold.affine.channels import Channels
 from onnxfold.affine.walk import Root
 from onnxfold.graph import GraphView, Reader
-from onnxfold.norms.site import NormSite
+from onnxfold.norms.site import NormKind, NormSite
 from onnxfold.planning.fusion import Place, ReaderRef, ScaleFusion
 from onnxfold.refusal import Refusal
 
@@ -22,10 +22,10 @@ def decide_scales(
 ) -> tuple[ScaleFusion, ...]:
     """Return the operators that a linear layer before them can do in its weights.
 
-    The nodes of a norm stay, whatever they are.  A weight with other readers is copied up to
+    The nodes of a norm stay, whatever they are, but for the alpha of a DyT.  A weight with other readers is copied up to
     ``allow_split_bytes``, and left alone above.
     """
-    of_norms = {node for site in sites for node in site.nodes}
+    of_norms = {node for site in sites if site.kind is not NormKind.DYT for node in site.nodes}
     passed: set[ir.Node] = set()
     fusions: list[ScaleFusion] = []
     for node in view.nodes():
