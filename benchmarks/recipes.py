@@ -45,6 +45,8 @@ class RecipeRow(Conditions):
     split_insertions: int
     algorithm1: int
     algorithm1_embed_centred: int
+    gamma_fused: int
+    beta_fused: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,8 @@ def _counts(name: str, path: Path, document: dict[str, Any]) -> RecipeRow:
         split_insertions=split["inserted_centerings"],
         algorithm1=summary["algorithm1"],
         algorithm1_embed_centred=summary["algorithm1_embed_centred"],
+        gamma_fused=summary["gamma_fused"],
+        beta_fused=summary["beta_fused"],
         **conditions(),
     )
 

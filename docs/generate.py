@@ -129,6 +129,7 @@ def _counts(rows: Sequence[Row]) -> str:
             "with splitting",
             "Algorithm 1",
             "embeddings centred",
+            "gammas, betas moved",
         ),
         [
             (
@@ -139,6 +140,7 @@ def _counts(rows: Sequence[Row]) -> str:
                 f"{row['split_foldable']}, {row['split_insertions']} centrings",
                 _percent(row, "algorithm1"),
                 _percent(row, "algorithm1_embed_centred"),
+                f"{row['gamma_fused']}, {row['beta_fused']}",
             )
             for row in rows
         ],

@@ -33,7 +33,7 @@ from onnxfold.planning.fusion import ScaleFusion
 from onnxfold.prove_affine import AffineProof
 from onnxfold.prove_forward import Failed, ForwardChecker, Image, vector_over
 from onnxfold.refusal import Refusal
-from onnxfold.rewrite.edited import float64_chunks
+from onnxfold.rewrite.edited import float64_chunks, unrounded
 from onnxfold.zero_mean.arrays import unit_roundoff, within_rounding
 
 __all__ = ["prove_scales"]
@@ -179,13 +179,17 @@ class _Checker(ForwardChecker):
             old, new = first.inputs[0], second.inputs[0]
 
     def _own_bias(self, node: ir.Node, twin: ir.Node, image: _Ahead) -> tuple[Float64, Float64]:
-        arrays = []
+        tensors = []
         for view, side in ((self._before, node), (self._after, twin)):
             operand = side.inputs[2] if len(side.inputs) > 2 else None
             tensor = view.tensor(operand)
             if operand is not None and tensor is None:
                 raise Failed("has a bias that is no constant")
-            arrays.append(None if tensor is None else tensor.numpy())
+            tensors.append(tensor)
+        arrays = [
+            None if tensors[0] is None else unrounded(tensors[0]),
+            None if tensors[1] is None else tensors[1].numpy(),
+        ]
         size = 1 if image.channels is None else image.channels.size
         if node.op_type == "Gemm" and node.attributes.get_float("beta", 1.0) != 1.0:
             raise Failed("multiplies its bias")
@@ -279,7 +283,7 @@ class _Checker(ForwardChecker):
             raise Failed("broadcasts a changed value")
         rounding = unit_roundoff(second.numpy().dtype)
         if not image.channels.digits and max(first.size, second.size) > 1:
-            b, b_new = _wide(first.numpy()), _wide(second.numpy())
+            b, b_new = _wide(unrounded(first)), _wide(second.numpy())
             if b.shape != b_new.shape or np.any(image.s):
                 raise Failed("has a bias of another size")
             error = np.abs(b_new - image.scale * b)
@@ -287,7 +291,8 @@ class _Checker(ForwardChecker):
                 raise Failed("has a bias that is not the original times the scale")
             s, slack = image.s, image.slack
         else:
-            b, b_new = (vector_over(t.numpy(), image.channels, rank) for t in (first, second))
+            both = (unrounded(first), second.numpy())
+            b, b_new = (vector_over(array, image.channels, rank) for array in both)
             s = image.s + b_new - image.scale * b
             slack = image.slack + rounding * np.abs(b_new)
         self.shifted += 1

@@ -18,6 +18,7 @@ NUMPY_TYPES = {
     ir.DataType.FLOAT: np.dtype(np.float32),
     ir.DataType.FLOAT16: np.dtype(np.float16),
     ir.DataType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+    ir.DataType.DOUBLE: np.dtype(np.float64),
 }
 
 

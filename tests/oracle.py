@@ -17,13 +17,14 @@ Float64 = npt.NDArray[np.float64]
 
 
 def rounded_sum(inputs: Mapping[str, Array]) -> Array:
-    """(X [+ linear_bias]) [+ residual] in float32, rounded once to the type of X."""
+    """(X [+ linear_bias]) [+ residual] in float32 or wider, rounded once to the type of X."""
     x = inputs["X"]
     terms = [inputs[key] for key in ("linear_bias", "residual") if key in inputs]
     with np.errstate(over="ignore"):
-        total = x.astype(np.float32)
+        wide = np.promote_types(np.float32, x.dtype)
+        total = x.astype(wide)
         for term in terms:
-            total = total + term.astype(np.float32)
+            total = total + term.astype(wide)
         rounded: Array = total.astype(x.dtype)
         return rounded
 

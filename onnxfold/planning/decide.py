@@ -80,7 +80,8 @@ class _Prices:
         tensor = self._view.tensor(point.value)
         if tensor is None or tensor.nbytes <= self._allow_split_bytes:
             return self._costs.split
-        if facts.exact and is_centred(tensor.numpy(), point.fiber):
+        others = facts.exact or len(facts.carries_to) > 1
+        if others and is_centred(tensor.numpy(), point.fiber):
             return 0
         return None
 
@@ -114,6 +115,8 @@ def _read_cut(
         if facts.zero_mean or point not in cut.at_hand:
             continue
         copied = point not in cut.centred
+        if copied and facts.constant and prices.of_copy(point, facts) == 0:
+            continue  # a weight that is centred as it stands
         readers = _readers_of_copy(view, graph, cut, point) if copied else ()
         if copied:
             cost += prices.of_copy(point, facts) or 0

@@ -81,7 +81,8 @@ class Plan:
     def split_bytes(self) -> int:
         """The bytes of the weights that are stored twice."""
         centred = sum(weight.nbytes for weight in self.weights if weight.split)
-        places = (place for fusion in (*self.fusions, *self.scales) for place in fusion.places)
+        places = [place for fusion in self.fusions for place in fusion.places]
+        places += [place for scale in self.scales for place in scale.places]
         return centred + sum(place.nbytes for place in places if place.copy)
 
     def to_json(self) -> dict[str, object]:
@@ -121,7 +122,7 @@ class Plan:
             ),
             tuple(
                 (
-                    row["norm"],
+                    row["output"],
                     Refusal(RefusalCode(row["code"]), row["sentence"], tuple(row["nodes"])),
                 )
                 for row in document["refusals"]

@@ -22,8 +22,8 @@ def decide_scales(
 ) -> tuple[ScaleFusion, ...]:
     """Return the operators that a linear layer before them can do in its weights.
 
-    The nodes of a norm stay, whatever they are, but for the alpha of a DyT.  A weight with other readers is copied up to
-    ``allow_split_bytes``, and left alone above.
+    The nodes of a norm stay, whatever they are, but for the alpha of a DyT.  A weight with other
+    readers is copied up to ``allow_split_bytes``, and left alone above.
     """
     of_norms = {node for site in sites if site.kind is not NormKind.DYT for node in site.nodes}
     passed: set[ir.Node] = set()

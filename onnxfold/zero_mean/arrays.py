@@ -20,7 +20,7 @@ __all__ = ["fiber_means", "is_centred", "split_digits", "unit_roundoff", "within
 _SAMPLED_SETS = 64
 # Half the distance of neighbouring numbers: relative, and absolute below the normal range.
 _ROUNDOFF = {
-    "bfloat16": (2.0**-9, 2.0**-134),
+    "bfloat16": (2.0**-8, 2.0**-134),
     "float16": (2.0**-11, 2.0**-25),
     "float32": (2.0**-24, 2.0**-150),
     "float64": (2.0**-53, 2.0**-1075),
