@@ -74,8 +74,9 @@ def analyse(
     """Find the norms of a prepared model and plan their folding.
 
     ``fuse_affine`` moves gamma and beta into the linear layers behind, and scales into those
-    before, in ``model`` itself, before the rest is planned.  ``exclude`` is a regular expression; norms whose name it matches anywhere
-    stay as they are.  Raises UsageError when it is not a regular expression.
+    before, in ``model`` itself, before the rest is planned.  ``exclude`` is a regular expression;
+    norms whose name it matches anywhere stay as they are.  Raises UsageError when it is not a
+    regular expression.
     """
     view = GraphView(model)
     sites = find_norms(view)

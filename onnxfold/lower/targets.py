@@ -364,7 +364,8 @@ class TargetLowering:
             return part
         if part is None:
             raise InvariantError(f"norm '{site.name}' has no {role}")
-        made.append(_initializer(f"{site.output.name}.{role}", part))
+        dtype = (site.output.dtype or ir.DataType.FLOAT).numpy()
+        made.append(_initializer(f"{site.output.name}.{role}", part.astype(dtype)))
         return made[-1]
 
 
