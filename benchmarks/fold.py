@@ -5,7 +5,8 @@
 exports GPT-2 with ``models`` when no model is given, prints a table against the bars of
 docs/architecture.md and appends its rows to benchmarks/results/fold.csv.  Copying and folding are
 timed in turns in one run, since a machine's speed swings; a value is the median, with the 20th and
-80th percentile.
+80th percentile.  Rows that end in "processor" are processor time, which other work on the machine
+does not lengthen as it does the time on the clock.
 """
 
 from __future__ import annotations
@@ -28,14 +29,26 @@ from benchmarks.rows import RESULTS, Conditions, append, conditions
 __all__ = ["main"]
 
 _EXPORTED = Path("build") / "bench" / "gpt2.onnx"
-_IMPORTS = "import onnxfold.cli, onnxfold.pipeline, onnxfold.report"
-_MIB = 1 << 20
+# VmHWM, since the peak that wait4 gives counts the parent's memory at the fork.
+_STATUS = Path("/proc/self/status")
+_PEAK = f"""
+print(next(line for line in open("{_STATUS}") if line.startswith("VmHWM")).split()[1])
+"""
+_IMPORTS = f"import onnxfold.cli, onnxfold.pipeline, onnxfold.report{_PEAK}"
+_FOLD = f"""
+import sys
+from onnxfold.cli import app
+app(sys.argv[1:], standalone_mode=False){_PEAK}"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldRow(Conditions):
-    """One measurement; ``bar`` is the largest median that is good enough, empty where none is."""
+    """One measurement; ``bar`` is the largest median that is good enough, empty where none is.
 
+    ``load`` is the load average of the minute before: what else the machine was doing.
+    """
+
+    load: float
     model: str
     what: str
     unit: str
@@ -57,7 +70,7 @@ class _Sample:
 @dataclass(frozen=True, slots=True)
 class _Ended:
     seconds: float
-    peak_bytes: int
+    processor_seconds: float
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,13 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=9, help="of everything that is timed")
     options = parser.parse_args(arguments)
     model: Path = options.model or _exported()
+    load = os.getloadavg()[0]
     samples = [*_startup(options.runs), *_fold(model, options.runs), *_command(model, options.runs)]
-    rows = [_row(model, sample) for sample in samples]
-    print(f"{'':44} {'low':>10} {'median':>10} {'high':>10} {'bar':>8}")
+    rows = [_row(model, load, sample) for sample in samples]
+    print(f"load average before: {load:.2f}")
+    print(f"{'':48} {'low':>10} {'median':>10} {'high':>10} {'bar':>8}")
     for row in rows:
         bar = "" if row.bar is None else f"{row.bar:8g}{'' if row.median <= row.bar else '  OVER'}"
         unit = f"{row.what}, {row.unit}"
-        print(f"{unit:44} {row.low:10.3f} {row.median:10.3f} {row.high:10.3f} {bar}")
+        print(f"{unit:48} {row.low:10.3f} {row.median:10.3f} {row.high:10.3f} {bar}")
     append(RESULTS / "fold.csv", rows)
     return 0
 
@@ -88,9 +103,10 @@ def _exported() -> Path:
     return _EXPORTED
 
 
-def _row(model: Path, sample: _Sample) -> FoldRow:
+def _row(model: Path, load: float, sample: _Sample) -> FoldRow:
     low, median, high = np.percentile(sample.values, (20, 50, 80))
     return FoldRow(
+        load=round(load, 2),
         model=model.stem if model.stem != "model" else model.absolute().parent.name,
         what=sample.what,
         unit=sample.unit,
@@ -110,11 +126,21 @@ def _startup(runs: int) -> list[_Sample]:
         "import onnxfold": (["-c", "import onnxfold"], None),
         "onnxfold --help": (["-m", "onnxfold", "--help"], 0.4),
     }
-    seconds: dict[str, list[float]] = {what: [] for what in commands}
+    ended: dict[str, list[_Ended]] = {what: [] for what in commands}
     for _ in range(runs):
         for what, (words, _bar) in commands.items():
-            seconds[what].append(_run([sys.executable, *words]).seconds)
-    return [_Sample(what, "s", tuple(seconds[what]), bar) for what, (_, bar) in commands.items()]
+            ended[what].append(_run([sys.executable, *words]))
+    return [
+        sample for what, (_, bar) in commands.items() for sample in _both(what, ended[what], bar)
+    ]
+
+
+def _both(what: str, ended: Sequence[_Ended], bar: float | None = None) -> list[_Sample]:
+    """Time on the clock, to which the bar belongs, and processor time."""
+    return [
+        _Sample(what, "s", tuple(end.seconds for end in ended), bar),
+        _Sample(f"{what}, processor", "s", tuple(end.processor_seconds for end in ended)),
+    ]
 
 
 def _fold(model: Path, runs: int) -> list[_Sample]:
@@ -123,11 +149,15 @@ def _fold(model: Path, runs: int) -> list[_Sample]:
     from onnxfold import model_io
 
     stages: dict[str, list[float]] = {"analyse": [], "rewrite": [], "changed weights": []}
+    processor: list[float] = []
     for _ in range(runs + 1):
-        result = onnxfold.optimize(model_io.load(model), check=0)
+        source = model_io.load(model)
+        begin = time.process_time()
+        result = onnxfold.optimize(source, check=0)
         start = time.perf_counter()
         _compute_changed(result.model)
         stages["changed weights"].append(time.perf_counter() - start)
+        processor.append(time.process_time() - begin)
         for stage in ("analyse", "rewrite"):
             stages[stage].append(result.report["timing_s"][stage])
     warm = {stage: tuple(seconds[1:]) for stage, seconds in stages.items()}
@@ -135,6 +165,7 @@ def _fold(model: Path, runs: int) -> list[_Sample]:
     return [
         *(_Sample(stage, "s", seconds) for stage, seconds in warm.items()),
         _Sample("analyse, rewrite, changed weights", "s", total, 0.25),
+        _Sample("analyse, rewrite, changed weights, processor", "s", tuple(processor[1:])),
     ]
 
 
@@ -146,13 +177,13 @@ def _compute_changed(model: ir.Model) -> None:
 
 
 def _command(model: Path, runs: int) -> list[_Sample]:
-    """The whole command against copying the same files, in turns, and its peak memory."""
+    """The whole command against copying the same files, in turns; its memory and its output."""
     files = _files(model)
     given = sum(file.stat().st_size for file in files)
     with tempfile.TemporaryDirectory(dir=model.parent) as scratch:
         output = Path(scratch) / "fast.onnx"
-        fold = [sys.executable, "-m", "onnxfold", "-q", "optimize", str(model)]
-        fold += ["-o", str(output), "--no-check"]
+        words = ["-q", "optimize", str(model), "-o", str(output), "--no-check"]
+        fold = [sys.executable, "-m", "onnxfold", *words]
         copy = ["cp", *map(str, files), scratch]
         ended: dict[str, list[_Ended]] = {"fold": [], "copy": []}
 
@@ -164,19 +195,35 @@ def _command(model: Path, runs: int) -> list[_Sample]:
             turn("copy", copy)
             turn("fold", fold)
         written = sum(file.stat().st_size for file in _files(output))
-    imports = [_run([sys.executable, "-c", _IMPORTS]).peak_bytes for _ in range(3)]
+        memory = _memory(words, runs) if _STATUS.exists() else []
     copied = tuple(end.seconds for end in ended["copy"])
     folded = tuple(end.seconds for end in ended["fold"])
-    peaks = tuple((end.peak_bytes - min(imports)) / _MIB for end in ended["fold"])
     ratios = tuple(f / c for f, c in zip(folded, copied, strict=True))
     return [
-        _Sample("copying the files", "s", copied),
-        _Sample("optimize --no-check", "s", folded),
+        *_both("copying the files", ended["copy"]),
+        *_both("optimize --no-check", ended["fold"]),
         _Sample("optimize --no-check / copying", "ratio", ratios, 2.0),
-        _Sample("peak memory above the imports", "MiB", peaks, 150.0),
+        *memory,
         _Sample("output bytes / input bytes", "ratio", (written / given,)),
         _Sample("output bytes - input bytes", "bytes", (float(written - given),)),
     ]
+
+
+def _memory(words: Sequence[str], runs: int) -> list[_Sample]:
+    """Peak resident memory of the command above that of an interpreter with its imports."""
+    base = min(_peak(_IMPORTS) for _ in range(3))
+    peaks = tuple(_peak(_FOLD, *words) - base for _ in range(min(runs, 3)))
+    return [
+        _Sample("memory of the imports", "MiB", (base,)),
+        _Sample("peak memory above the imports", "MiB", peaks, 150.0),
+    ]
+
+
+def _peak(code: str, *words: str) -> float:
+    """Return the peak of resident memory of a program that prints it in KiB, in MiB."""
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return int(done.stdout.split()[-1]) / 1024
 
 
 def _files(model: Path) -> list[Path]:
@@ -200,8 +247,7 @@ def _run(command: Sequence[str]) -> _Ended:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise RuntimeError(f"{command} exits {process.returncode}")
-    scale = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in KiB on Linux
-    return _Ended(seconds, usage.ru_maxrss * scale)
+    return _Ended(seconds, usage.ru_utime + usage.ru_stime)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,12 @@ from onnxfold.planning.fusion import ScaleFusion
 from onnxfold.planning.scales import decide_scales
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.rewrite.absorb import apply_affine, apply_scales
+from onnxfold.rewrite.ranges import (
+    DEFAULT_RANGE_LIMIT,
+    RangeWarning,
+    affine_ranges,
+    scale_ranges,
+)
 from onnxfold.zero_mean.relations import Assumptions, Embeddings
 
 __all__ = ["DEFAULT_SPLIT_BYTES", "Analysis", "Description", "analyse"]
@@ -48,7 +54,7 @@ class Analysis:
     of norms count as centred, embeddings as opaque), ``algorithm1_embed_centred`` the same with a
     centring behind every embedding.  ``affine_refusals`` holds why gamma or beta stays,
     ``description`` the model as it came, ``between`` a copy with gammas and betas moved but not
-    yet the scales, where both do.
+    yet the scales, where both do, ``ranges`` the weights whose range grows much.
     """
 
     view: GraphView
@@ -61,6 +67,7 @@ class Analysis:
     description: Description
     affine_refusals: dict[str, Refusal] = field(default_factory=dict)
     between: ir.Model | None = None
+    ranges: tuple[RangeWarning, ...] = ()
 
 
 def analyse(
@@ -70,11 +77,13 @@ def analyse(
     allow_split_bytes: int = DEFAULT_SPLIT_BYTES,
     exclude: str | None = None,
     fuse_affine: bool = False,
+    range_limit: float = DEFAULT_RANGE_LIMIT,
 ) -> Analysis:
     """Find the norms of a prepared model and plan their folding.
 
     ``fuse_affine`` moves gamma and beta into the linear layers behind, and scales into those
-    before, in ``model`` itself, before the rest is planned.  ``exclude`` is a regular expression;
+    before, in ``model`` itself, before the rest is planned; weights whose range this widens more
+    than ``range_limit`` times are named.  ``exclude`` is a regular expression;
     norms whose name it matches anywhere stay as they are.  Raises UsageError when it is not a
     regular expression.
     """
@@ -85,13 +94,17 @@ def analyse(
     moved = AffineDecision((), ())
     scales: tuple[ScaleFusion, ...] = ()
     between: ir.Model | None = None
+    ranges: tuple[RangeWarning, ...] = ()
     if fuse_affine:
-        moved = _fuse(view, sites, target, allow_split_bytes, excluded)
+        moved = _decide_affine(view, sites, target, allow_split_bytes, excluded)
+        ranges = affine_ranges(view, sites, moved.fusions, range_limit)
+        apply_affine(view, sites, moved.fusions)
         if moved.fusions:
             view = GraphView(model)
             sites = find_norms(view)
         scales = decide_scales(view, sites, allow_split_bytes=allow_split_bytes)
         if scales:
+            ranges += scale_ranges(view, scales, range_limit)
             between = model.clone() if moved.fusions else None
             apply_scales(view, scales)
             view = GraphView(model)
@@ -120,10 +133,11 @@ def analyse(
         description,
         dict(moved.refusals),
         between,
+        ranges,
     )
 
 
-def _fuse(
+def _decide_affine(
     view: GraphView,
     sites: Sequence[NormSite],
     target: Target,
@@ -132,11 +146,7 @@ def _fuse(
 ) -> AffineDecision:
     lowering = TargetLowering(view, target, sites)
     kept = [site for site in sites if excluded is None or not excluded.search(site.name)]
-    decision = decide_affine(
-        view, kept, allow_split_bytes=allow_split_bytes, keep=lowering.keep_affine
-    )
-    apply_affine(view, kept, decision.fusions)
-    return decision
+    return decide_affine(view, kept, allow_split_bytes=allow_split_bytes, keep=lowering.keep_affine)
 
 
 def _describe(view: GraphView, sites: Sequence[NormSite]) -> Description:

@@ -90,6 +90,13 @@ RtolOption = Annotated[
     float | None, typer.Option(help="Also demand |error| <= atol + rtol |truth|.")
 ]
 AtolOption = Annotated[float | None, typer.Option(help="See --rtol.")]
+RangeLimitOption = Annotated[
+    float,
+    typer.Option(
+        metavar="RATIO",
+        help="Warn where a scale widens the range of a weight's columns more than this.",
+    ),
+]
 NoFuseAffineOption = Annotated[
     bool,
     typer.Option("--no-fuse-affine", help="Leave gamma, beta and scales where they are."),
@@ -140,6 +147,7 @@ def optimize(
     seed: SeedOption = 0,
     providers: ProvidersOption = None,
     no_fuse_affine: NoFuseAffineOption = False,
+    range_limit: RangeLimitOption = 16.0,
     no_fuse_residual: Annotated[
         bool, typer.Option("--no-fuse-residual", help="Leave residual additions on their own.")
     ] = False,
@@ -198,6 +206,7 @@ def optimize(
             save_as_external_data=True if save_as_external_data else None,
             fuse_residual=not no_fuse_residual,
             fuse_affine=not no_fuse_affine,
+            range_limit=range_limit,
             dry_run=dry_run,
             force=force,
             fail_if_unchanged=fail_if_unchanged,

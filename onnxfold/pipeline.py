@@ -34,6 +34,7 @@ from onnxfold.prove_affine import prove_affine
 from onnxfold.prove_scales import prove_scales
 from onnxfold.report import inspection
 from onnxfold.rewrite import Applied, apply_fusions, apply_plan
+from onnxfold.rewrite.ranges import DEFAULT_RANGE_LIMIT
 from onnxfold.sources import Source, open_source
 from onnxfold.verification import DEFAULT_LIMIT, ModelSource, Verification
 from onnxfold.verification import verify as verify_models
@@ -63,6 +64,7 @@ class Options:
     save_as_external_data: bool | None = None
     fuse_residual: bool = True
     fuse_affine: bool = True
+    range_limit: float = DEFAULT_RANGE_LIMIT
     dry_run: bool = False
     force: bool = False
     fail_if_unchanged: bool = False
@@ -192,6 +194,7 @@ def optimize(
             allow_split_bytes=chosen.allow_split,
             exclude=chosen.exclude,
             fuse_affine=chosen.fuse_affine,
+            range_limit=chosen.range_limit,
         )
     report: dict[str, Any] = {"inspect": inspection(analysis), "prepared": _prepared(prepared)}
     if chosen.dry_run:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber, GraphView, Reader, node_label
+from onnxfold.graph import Fiber, GraphView, Reader, node_label, whole_axes
 from onnxfold.norms import NormSite, find_norms
 from onnxfold.planning import Plan
 from onnxfold.prove_forms import (
@@ -281,9 +281,26 @@ class _Checker:
                 return None
             if isinstance(effect, Carries):
                 for point in effect.points:
-                    if point.value is node.outputs[index] and self._joint(point, fibers):
-                        return _Shift(point.fiber, shift.origin)
+                    for spread in (self._spread(point, operand), point):
+                        if point.value is node.outputs[index] and self._joint(spread, fibers):
+                            return _Shift(spread.fiber, shift.origin)
         return _Shift(None, moved[0][2].origin)
+
+    def _spread(self, point: Point, operand: ir.Value) -> Point:
+        """Add the axes along which broadcasting repeats the operand, and so its shift."""
+        result, source = self._after.shape(point.value), self._after.shape(operand)
+        offset = len(result or ()) - len(source or ())
+        if result is None or source is None or offset < 0:
+            return point
+        repeated = [
+            axis
+            for axis, dim in enumerate(result)
+            if isinstance(dim, int) and dim > 1 and (axis < offset or source[axis - offset] == 1)
+        ]
+        whole = whole_axes(result, repeated)
+        if whole is None or set(repeated) & set(point.fiber.axes):
+            return point
+        return Point(point.value, Fiber.of((*point.fiber.blocks, *whole.blocks)))
 
     def _joint(self, point: Point, fibers: dict[int, Fiber | None]) -> bool:
         """Whether the law of ``point`` turns all moved inputs together into one shift."""

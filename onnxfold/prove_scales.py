@@ -34,7 +34,7 @@ from onnxfold.prove_affine import AffineProof
 from onnxfold.prove_forward import Failed, ForwardChecker, Image, vector_over
 from onnxfold.refusal import Refusal
 from onnxfold.rewrite.edited import float64_chunks, unrounded
-from onnxfold.zero_mean.arrays import unit_roundoff, within_rounding
+from onnxfold.zero_mean.arrays import rounding_of, within_rounding
 
 __all__ = ["prove_scales"]
 
@@ -115,10 +115,14 @@ class _Checker(ForwardChecker):
         image = _Ahead(twin.outputs[0], channels, pending=pending)
         s, slack = self._own_bias(node, twin, image) if node.op_type != "MatMul" else (None, None)
         zeros = np.zeros(channels.size)
-        self._images[node.outputs[0]] = _settled(
-            twin.outputs[0], channels, pending,
-            zeros if s is None else s, zeros if slack is None else slack,
-        )  # fmt: skip
+        self._images[node.outputs[0]] = _Ahead(
+            twin.outputs[0],
+            channels,
+            None,
+            zeros if s is None else s,
+            pending=pending,
+            slack=zeros if slack is None else slack,
+        )
         return True
 
     def _weight_input(self, node: ir.Node, holder: ir.Node, index: int) -> int:
@@ -199,7 +203,7 @@ class _Checker(ForwardChecker):
                 raise Failed("has a bias of another size")
             # One number for all channels: every element of the bias must follow it alone.
             b, b_new = (np.zeros(1) if a is None else _wide(a) for a in arrays)
-            slack = 0.0 if arrays[1] is None else unit_roundoff(arrays[1].dtype) * np.abs(b_new)
+            slack = np.zeros(1) if arrays[1] is None else rounding_of(arrays[1]).reshape(-1)
             if np.all(np.abs(b_new - image.scale * b) <= slack * (1 + 2.0**-20) + 1e-300):
                 self.shifted += arrays[1] is not None
                 return np.zeros(1), np.zeros(1)
@@ -208,8 +212,8 @@ class _Checker(ForwardChecker):
         if b.size != size or b_new.size != size:
             raise Failed("has a bias of another size than its output")
         self.shifted += arrays[1] is not None
-        rounding = 0.0 if arrays[1] is None else unit_roundoff(arrays[1].dtype)
-        return b_new - image.scale * b, rounding * np.abs(b_new)
+        slack = np.zeros(size) if arrays[1] is None else rounding_of(arrays[1]).reshape(-1)
+        return b_new - image.scale * b, slack
 
     def _relate_removed(self, node: ir.Node) -> None:
         if self._before.array(node.outputs[0]) is not None:
@@ -217,6 +221,9 @@ class _Checker(ForwardChecker):
         op = self._ops.get(node)
         start = None if op is None else node.inputs[op.index]
         image = None if start is None else self._images.get(start)
+        if op is not None and image is not None and image.equal:
+            zeros = np.zeros(op.channels.size)
+            image = _Ahead(image.value, op.channels, None, zeros, slack=zeros)
         if op is None or not isinstance(image, _Ahead) or image.channels is None:
             raise Failed("is gone, and nothing stands for it")
         s, slack, pending = image.s, image.slack, image.pending
@@ -262,7 +269,7 @@ class _Checker(ForwardChecker):
         channels = image.channels or Channels(())
         if not channels.digits:
             moves = index == 0 and pulled(self._before, node.outputs[0], channels) is not None
-            product = "MatMul" in node.op_type and image.s is not None and not np.any(image.s)
+            product = "MatMul" in node.op_type and _negligible(image.s, image.slack)
             if moves or product:
                 return channels
             raise Failed("sees a changed value")
@@ -281,23 +288,23 @@ class _Checker(ForwardChecker):
         rank = self._before.rank(node.outputs[0]) or 0
         if rank != self._before.rank(node.inputs[index]) or image.s is None or image.slack is None:
             raise Failed("broadcasts a changed value")
-        rounding = unit_roundoff(second.numpy().dtype)
+        stored = second.numpy()
         if not image.channels.digits and max(first.size, second.size) > 1:
-            b, b_new = _wide(unrounded(first)), _wide(second.numpy())
+            b, b_new = _wide(unrounded(first)), _wide(stored)
             if b.shape != b_new.shape or np.any(image.s):
                 raise Failed("has a bias of another size")
             error = np.abs(b_new - image.scale * b)
-            if np.any(error > rounding * np.abs(b_new) * (1 + 2.0**-20) + 1e-300):
+            if not np.all(error <= rounding_of(stored).reshape(-1) * (1 + 2.0**-20) + 1e-300):
                 raise Failed("has a bias that is not the original times the scale")
             s, slack = image.s, image.slack
         else:
-            both = (unrounded(first), second.numpy())
-            b, b_new = (vector_over(array, image.channels, rank) for array in both)
+            both = (unrounded(first), stored, rounding_of(stored))
+            b, b_new, rounding = (vector_over(array, image.channels, rank) for array in both)
             s = image.s + b_new - image.scale * b
-            slack = image.slack + rounding * np.abs(b_new)
+            slack = image.slack + rounding
         self.shifted += 1
-        self._images[node.outputs[0]] = _settled(
-            twin.outputs[0], image.channels, image.pending, s, slack
+        self._images[node.outputs[0]] = _Ahead(
+            twin.outputs[0], image.channels, None, s, pending=image.pending, slack=slack
         )
         return True
 
@@ -309,12 +316,17 @@ def _settled(
     s: Float64,
     slack: Float64,
 ) -> Image:
-    """Return the relation with s = 0 where it is within the roundings; equality where no r is."""
-    if np.all(np.abs(s) <= slack * (1 + 2.0**-20) + 1e-300):
-        if not pending:
-            return Image(value)
-        s, slack = np.zeros_like(s), np.zeros_like(slack)
+    """Return the relation, which is equality where no scale is left and s is within roundings."""
+    if not pending and _negligible(s, slack):
+        return Image(value)
     return _Ahead(value, channels, None, s, pending=pending, slack=slack)
+
+
+def _negligible(s: Float64 | None, slack: Float64 | None) -> bool:
+    """Whether a shift is within the roundings of the biases that it comes from."""
+    if s is None or slack is None:
+        return False
+    return bool(np.all(np.abs(s) <= slack * (1 + 2.0**-20) + 1e-300))
 
 
 def _wide(array: npt.NDArray[np.generic]) -> Float64:

@@ -37,6 +37,7 @@ def inspection(analysis: Analysis) -> dict[str, Any]:
         "schema": SCHEMA,
         "model": {"opset": found.opset, "nodes": found.nodes, "parameters": found.parameters},
         "norms": norms,
+        "range_warnings": [warning.to_json() for warning in analysis.ranges],
         "summary": {
             "norms": len(norms),
             "layer_norms": sum(row["kind"] == NormKind.LAYER_NORM for row in norms),
@@ -164,6 +165,12 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
     from rich.text import Text
 
     print_norms(console, report["inspect"])
+    for warning in report["inspect"].get("range_warnings", ()):
+        console.print(
+            f"warning: {warning['cause']} widens the range of '{warning['weight']}' "
+            f"{warning['widening']:.3g} times, which half floats and int8 may not bear; "
+            "--exclude leaves it"
+        )
     if "proof" in report:
         proof = report["proof"]
         console.print(

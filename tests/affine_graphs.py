@@ -21,7 +21,7 @@ from onnxfold.rewrite.absorb import apply_affine
 
 Array = npt.NDArray[np.generic]
 
-__all__ = ["LARGE", "Fused", "error", "forced", "fuse", "graph", "outputs", "weights"]
+__all__ = ["LARGE", "Array", "Fused", "error", "forced", "fuse", "graph", "outputs", "weights"]
 
 LARGE = 1 << 40
 
@@ -112,7 +112,10 @@ def outputs(model: ir.Model, seed: int = 0) -> dict[str, Array]:
 
 def error(before: ir.Model, after: ir.Model) -> float:
     """The largest difference of any output, relative to its largest element."""
-    first, second = outputs(before), outputs(after)
+    first, second = (
+        {name: array.astype(np.float64) for name, array in outputs(model).items()}
+        for model in (before, after)
+    )
     assert set(first) == set(second)
     return max(
         float(np.max(np.abs(first[name] - second[name])) / np.max(np.abs(first[name])))

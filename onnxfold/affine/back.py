@@ -151,18 +151,22 @@ def _back(
     moved = pulled(view, node.outputs[0], channels)
     if moved is not None:
         return moved
-    known = channel_op(view, node)
-    source = None if known is None else node.inputs[known.index]
-    if known is None or source is None:
-        return refuse(RefusalCode.ACTIVATION, node, "is not linear per channel")
     if node in passed:
-        return source, channels
-    if node.op_type == "Add":
-        root = _bias_root(view, Reader(node, 1 - known.index), channels, node.outputs[0])
-        if root is not None:
-            biases.append(root)
+        known = channel_op(view, node)
+        source = None if known is None else node.inputs[known.index]
+        if source is not None:
             return source, channels
-    return refuse(RefusalCode.VARIES_ALONG_FIBER, node, "adds or multiplies something else")
+    if (node.domain, node.op_type) != ("", "Add"):
+        return refuse(RefusalCode.ACTIVATION, node, "is not linear per channel")
+    for index, operand in enumerate(node.inputs):
+        other = node.inputs[1 - index]
+        if view.tensor(operand) is None or other is None:
+            continue
+        root = _bias_root(view, Reader(node, index), channels, node.outputs[0])
+        if root is not None and view.rank(other) == view.rank(node.outputs[0]):
+            biases.append(root)
+            return other, channels
+    return refuse(RefusalCode.VARIES_ALONG_FIBER, node, "adds something else")
 
 
 def _bias_root(

@@ -63,7 +63,7 @@ class ConstantFolder:
     """Evaluates small constant values on demand and remembers them.
 
     ``limit`` bounds the number of elements of every tensor that takes part, so that asking never
-    reads a weight.
+    reads a weight; a tensor that is ``costly``, being computed from weights, counts as unknown.
     """
 
     def __init__(self, opset: int, shapes: Mapping[ir.Value, Shape], limit: int):
@@ -84,7 +84,8 @@ class ConstantFolder:
     def _evaluate(self, value: ir.Value) -> Array | None:
         tensor = constant_tensor(value)
         if tensor is not None:
-            return tensor.numpy() if tensor.size <= self._limit else None
+            cheap = tensor.size <= self._limit and not getattr(tensor, "costly", False)
+            return tensor.numpy() if cheap else None
         node = value.producer()
         if node is None or node.domain != "" or node.op_type not in _FOLDABLE:
             return None

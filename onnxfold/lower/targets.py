@@ -115,6 +115,10 @@ class TargetLowering:
                 f"no operator for {dtype} to {site.output.dtype}",
                 label,
             )
+        spelled = site.form is NormForm.DECOMPOSED
+        if dtype is ir.DataType.DOUBLE and spelled and np.float32(site.epsilon) != site.epsilon:
+            sentence = f"epsilon {site.epsilon!r} fits no attribute, which are float32"
+            return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, label)
         least = 13 if dtype is ir.DataType.BFLOAT16 else MIN_OPSET
         if not least <= opset <= MAX_OPSET:
             return Refusal(RefusalCode.NO_CHEAPER_FORM, f"no operator at opset {opset}", label)

@@ -16,6 +16,7 @@ import onnx
 
 __all__ = [
     "IN_MODEL",
+    "Buffer",
     "MalformedError",
     "graph_header",
     "initializer",

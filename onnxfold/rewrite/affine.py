@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from onnxfold.affine.channels import Channels
 
-__all__ = ["column_range", "weighted_sum"]
+__all__ = ["column_maxima", "column_range", "weighted_sum"]
 
 Array = npt.NDArray[np.generic]
 Float64 = npt.NDArray[np.float64]
@@ -67,6 +67,27 @@ def _sum_products(chunk: Float64, factor: Float64, summed: tuple[int, ...]) -> F
     if chunk.ndim == 2 and summed == (1,) and factor.shape[0] == 1:
         return np.asarray(chunk @ np.broadcast_to(factor[0], chunk.shape[1:]))
     return np.asarray((chunk * factor).sum(axis=summed))
+
+
+def column_maxima(
+    chunks: Chunks, shape: tuple[int, ...], factor: Float64, outer: Channels
+) -> tuple[Float64, Float64]:
+    """Return the maxima of |W| and of |W| * factor over all axes but those of ``outer``."""
+    kept = outer.axes
+    others = tuple(axis for axis in range(len(shape)) if axis not in kept)
+    before = np.zeros(tuple(shape[axis] for axis in kept))
+    after = np.zeros_like(before)
+    for start, chunk in chunks:
+        rows = slice(start, start + chunk.shape[0])
+        sizes = np.abs(chunk)
+        scaled = sizes * (factor[rows] if factor.shape[0] > 1 else factor)
+        for total, part in ((before, sizes), (after, scaled)):
+            maxima = part.max(axis=others)
+            if 0 in kept:
+                total[rows] = maxima
+            else:
+                np.maximum(total, maxima, out=total)
+    return before, after
 
 
 def column_range(maxima: Float64) -> float:

@@ -30,6 +30,7 @@ __all__ = [
     "Shift",
     "edited",
     "float64_chunks",
+    "unrounded",
 ]
 
 _CHUNK_ELEMENTS = 1 << 17  # float64 work space of 1 MiB, which stays in cache
@@ -107,6 +108,11 @@ class EditedTensor(ir.LazyTensor):
             doc_string=base.doc_string,
             cache=False,
         )
+
+    @property
+    def costly(self) -> bool:
+        """Whether it takes a pass over another weight to compute this one."""
+        return any(isinstance(e, Shift) and isinstance(e.vector, Product) for e in self.edits)
 
     def _compute(self) -> ir.TensorProtocol:
         array = _evaluated(self.base.numpy(), self.edits)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from onnxfold.errors import InvariantError
 from onnxfold.graph import Fiber
 
-__all__ = ["fiber_means", "is_centred", "split_digits", "unit_roundoff", "within_rounding"]
+__all__ = ["fiber_means", "is_centred", "rounding_of", "split_digits", "within_rounding"]
 
 _SAMPLED_SETS = 64
 # Half the distance of neighbouring numbers: relative, and absolute below the normal range.
@@ -107,6 +107,8 @@ def within_rounding(
     return bool(np.all(error <= relative * np.abs(exact) + absolute + 2.0**-40 * magnitude))
 
 
-def unit_roundoff(dtype: np.dtype[np.generic]) -> float:
-    """Return half the distance of neighbouring numbers, relative, of a floating type."""
-    return _ROUNDOFF[dtype.name][0]
+def rounding_of(stored: Array) -> npt.NDArray[np.float64]:
+    """Return the most that rounding to its type moved each element; 0 for what is not finite."""
+    relative, absolute = _ROUNDOFF[stored.dtype.name]
+    wide = stored.astype(np.float64)
+    return np.where(np.isfinite(wide), relative * np.abs(wide) + absolute, 0.0)

@@ -28,6 +28,7 @@ __all__ = ["Assumptions", "Carries", "Effect", "Embeddings", "Point", "Relations
 
 AffinePart = ir.Value | npt.NDArray[np.generic] | None
 
+_EMBEDDINGS = frozenset({"Gather", "GatherND"})
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 
@@ -102,7 +103,7 @@ class Relations:
         by_norm = self._pull_norm(value, node, fiber)
         if by_norm is not None:
             return by_norm
-        if node.op_type == "Gather" and self._view.tensor(node.inputs[0]) is not None:
+        if node.op_type in _EMBEDDINGS and self._view.tensor(node.inputs[0]) is not None:
             if self._assumptions.embeddings is Embeddings.OPAQUE:
                 return refuse(RefusalCode.ACTIVATION, node, "is an embedding, counted as opaque")
             if self._assumptions.embeddings is Embeddings.CENTRED:

@@ -102,10 +102,7 @@ def test_body_computes_the_op_in_onnxruntime(name: str, opset: int, dtype: ir.Da
     model = call_model(name, ("batch", 3, 24), dtype, opset=opset, epsilon=EPSILON)
     outputs = onnxruntime(model, inputs)
     total = outputs[1] if SIGNATURES[name].with_sum else None
-    # ORT 1.31 has float32 statistics in the norm that it makes of a float64 body, as it has in the
-    # norm that it makes of an exporter's nodes.
-    single = UNIT[ir.DataType.FLOAT]
-    assert_outputs_right(name, inputs, outputs[0], total, unit=UNIT[dtype], statistics_unit=single)
+    assert_outputs_right(name, inputs, outputs[0], total, unit=UNIT[dtype])
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,24 @@ def test_a_shared_input_of_two_fibers_keeps_both_norms_exact() -> None:
     assert "W" not in _in_place(plan)
 
 
+def test_an_epsilon_that_no_attribute_can_hold_keeps_the_spelling_of_the_norm() -> None:
+    """Attributes are float32; the constant of a float64 model is not."""
+    graph = Graph()
+    graph.weights |= {"axes": np.array([-1], dtype=np.int64), "two": np.array(2.0)}
+    graph.weights["epsilon"] = np.array(1e-3)
+    h = graph.node("MatMul", ["x", graph.weight("W", C, C)], "h")
+    graph.node("ReduceMean", [h, "axes"], "mean")
+    graph.node("Sub", [h, "mean"], "centred")
+    graph.node("Pow", ["centred", "two"], "square")
+    graph.node("ReduceMean", ["square", "axes"], "variance")
+    graph.node("Add", ["variance", "epsilon"], "moved")
+    graph.node("Sqrt", ["moved"], "root")
+    graph.node("Div", ["centred", "root"], "ln")
+    folded = graph.fold("ln")
+    assert len(folded.plan.folds) == 1
+    assert "Sub" not in {node.op_type for node in folded.model.graph.node}
+
+
 def test_nothing_is_planned_for_a_model_without_norms() -> None:
     graph = Graph()
     graph.node("MatMul", ["x", graph.weight("W", C, C)], "h")

@@ -38,29 +38,47 @@ typedef struct OrtApi {
   void* unused_52[5];
   OrtStatus* (*CreateTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo** info);             // 57
   OrtStatus* (*SetTensorElementType)(OrtTensorTypeAndShapeInfo* info, int type);            // 58
-  OrtStatus* (*SetDimensions)(OrtTensorTypeAndShapeInfo* info, const int64_t* dims, size_t rank);  // 59
+  // 59
+  OrtStatus* (*SetDimensions)(OrtTensorTypeAndShapeInfo* info, const int64_t* dims, size_t rank);
   OrtStatus* (*GetTensorElementType)(const OrtTensorTypeAndShapeInfo* info, int* type);     // 60
   OrtStatus* (*GetDimensionsCount)(const OrtTensorTypeAndShapeInfo* info, size_t* rank);    // 61
-  OrtStatus* (*GetDimensions)(const OrtTensorTypeAndShapeInfo* info, int64_t* dims, size_t rank);  // 62
+  // 62
+  OrtStatus* (*GetDimensions)(const OrtTensorTypeAndShapeInfo* info, int64_t* dims, size_t rank);
   void* unused_63;
-  OrtStatus* (*GetTensorShapeElementCount)(const OrtTensorTypeAndShapeInfo* info, size_t* count);  // 64
-  OrtStatus* (*GetTensorTypeAndShape)(const OrtValue* value, OrtTensorTypeAndShapeInfo** info);    // 65
+  // 64
+  OrtStatus* (*GetTensorShapeElementCount)(const OrtTensorTypeAndShapeInfo* info, size_t* count);
+  // 65
+  OrtStatus* (*GetTensorTypeAndShape)(const OrtValue* value, OrtTensorTypeAndShapeInfo** info);
   void* unused_66[19];
-  OrtStatus* (*KernelInfoGetAttribute_float)(const OrtKernelInfo* info, const char* name, float* out);    // 85
-  OrtStatus* (*KernelInfoGetAttribute_int64)(const OrtKernelInfo* info, const char* name, int64_t* out);  // 86
+  // 85
+  OrtStatus* (*KernelInfoGetAttribute_float)(const OrtKernelInfo* info, const char* name,
+      float* out);
+  // 86
+  OrtStatus* (*KernelInfoGetAttribute_int64)(const OrtKernelInfo* info, const char* name,
+      int64_t* out);
   void* unused_87[3];
-  OrtStatus* (*KernelContext_GetInput)(const OrtKernelContext* context, size_t index, const OrtValue** out);  // 90
-  OrtStatus* (*KernelContext_GetOutput)(OrtKernelContext* context, size_t index, const int64_t* dims, size_t rank, OrtValue** out);  // 91
+  // 90
+  OrtStatus* (*KernelContext_GetInput)(const OrtKernelContext* context, size_t index,
+      const OrtValue** out);
+  // 91
+  OrtStatus* (*KernelContext_GetOutput)(OrtKernelContext* context, size_t index,
+      const int64_t* dims, size_t rank, OrtValue** out);
   void* unused_92;
   void (*ReleaseStatus)(OrtStatus* status);  // 93
   void* unused_94[5];
   void (*ReleaseTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo* info);  // 99
   void* unused_100[168];
-  OrtStatus* (*ShapeInferContext_GetInputTypeShape)(const OrtShapeInferContext* context, size_t index, OrtTensorTypeAndShapeInfo** info);  // 268
+  // 268
+  OrtStatus* (*ShapeInferContext_GetInputTypeShape)(const OrtShapeInferContext* context,
+      size_t index, OrtTensorTypeAndShapeInfo** info);
   void* unused_269;
-  OrtStatus* (*ShapeInferContext_SetOutputTypeShape)(const OrtShapeInferContext* context, size_t index, const OrtTensorTypeAndShapeInfo* info);  // 270
+  // 270
+  OrtStatus* (*ShapeInferContext_SetOutputTypeShape)(const OrtShapeInferContext* context,
+      size_t index, const OrtTensorTypeAndShapeInfo* info);
   void* unused_271[3];
-  OrtStatus* (*KernelContext_ParallelFor)(const OrtKernelContext* context, void (*task)(void* data, size_t index), size_t total, size_t batches, void* data);  // 274
+  // 274
+  OrtStatus* (*KernelContext_ParallelFor)(const OrtKernelContext* context,
+      void (*task)(void* data, size_t index), size_t total, size_t batches, void* data);
 } OrtApi;
 
 typedef struct OrtApiBase {
@@ -86,7 +104,9 @@ struct OrtCustomOp {
   int (*GetVariadicInputHomogeneity)(const OrtCustomOp* op);
   int (*GetVariadicOutputMinArity)(const OrtCustomOp* op);
   int (*GetVariadicOutputHomogeneity)(const OrtCustomOp* op);
-  OrtStatus* (*CreateKernelV2)(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** kernel);  // since 16
+  // since 16
+  OrtStatus* (*CreateKernelV2)(const OrtCustomOp* op, const OrtApi* api,
+      const OrtKernelInfo* info, void** kernel);
   OrtStatus* (*KernelComputeV2)(void* kernel, OrtKernelContext* context);
   OrtStatus* (*InferOutputShape)(const OrtCustomOp* op, OrtShapeInferContext* context);  // since 17
   int (*GetStartVersion)(const OrtCustomOp* op);

@@ -11,7 +11,7 @@ from onnxfold.norms.algebra.coefficient import ONE, ZERO, Coefficient
 from onnxfold.norms.algebra.forms import Affine, Over
 from onnxfold.norms.algebra.state import Algebra
 
-__all__ = ["along", "beside", "extend", "legal", "reading"]
+__all__ = ["along", "beside", "channel_axis", "extend", "legal", "reading"]
 
 
 def beside(dropped: tuple[int, ...] | None) -> bool:

@@ -14,6 +14,8 @@ import onnx_ir as ir
 from onnxfold.reference.kernel import Call, kernel
 from onnxfold.reference.precision import Array
 
+__all__: list[str] = []
+
 
 def _generator(call: Call) -> np.random.Generator:
     seed = call.attributes["seed"].value if call.has("seed") else 0

@@ -1,0 +1,160 @@
+#!/bin/sh
+# Builds the image of the Dockerfile: with docker where a daemon answers, otherwise with buildah,
+# which needs no daemon and no image registry.
+set -eu
+
+usage() {
+    cat <<'END'
+usage: docker/build.sh [-t IMAGE] [-- ARGUMENT...]
+
+Builds the image IMAGE (onnxfold) with docker where a daemon answers. Otherwise, on Debian or
+Ubuntu and as root, with buildah in a chroot, on a base image that debootstrap makes; both are
+installed if they are missing. What stands behind -- goes to `docker build` or `buildah bud`:
+for instance --build-arg EXTRA=gpu, or --volume DIR:DIR:ro for buildah.
+
+environment
+  BUILD_WITH     docker or buildah, instead of what is found
+  BUILDER_BASE   base image that the wheel is built on   } python:3.11-slim-bookworm with docker,
+  RUNTIME_BASE   base image of the result                } the base made here with buildah
+  PIP_CONFIG     pip.conf for the build (the settings of pip on this machine); empty for none
+  CA_BUNDLE      certificates for pip (the `cert` of pip on this machine)
+  DEBIAN_SUITE   release that debootstrap installs (bookworm)
+  DEBIAN_MIRROR  where debootstrap gets it from (its own default)
+
+pip's settings and certificates are mounted while the image is built; none stays in it.
+END
+}
+
+say() { echo "build.sh: $*" >&2; }
+fail() { say "$*"; exit 1; }
+
+image=onnxfold
+while [ $# -gt 0 ]; do
+    case $1 in
+        -t) [ $# -ge 2 ] || { usage >&2; exit 2; }; image=$2; shift 2 ;;
+        -h|--help) usage; exit 0 ;;
+        --) shift; break ;;
+        *) usage >&2; exit 2 ;;
+    esac
+done
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+
+docker_answers() { command -v docker >/dev/null && docker version >/dev/null 2>&1; }
+
+# pip's settings on this machine as one file, those of the environment over those of its files.
+write_pip_config() {
+    command -v python3 >/dev/null || return 0
+    python3 - "$1" "$2" <<'END'
+import ast, subprocess, sys
+
+listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"],
+                        capture_output=True, text=True, check=False).stdout
+settings = {}
+for line in listed.splitlines():
+    key, _, value = line.partition("=")
+    section, _, name = key.rpartition(".")
+    if section in ("global", "install", "wheel", ":env:"):
+        rank = (section == ":env:", section != "global")
+        settings.setdefault(name, []).append((rank, ast.literal_eval(value)))
+chosen = {name: max(found)[1] for name, found in settings.items()}
+certificate = chosen.pop("cert", "")
+open(sys.argv[2], "w").write(certificate)
+if chosen:
+    with open(sys.argv[1], "w") as file:
+        file.write("[global]\n")
+        for name, value in chosen.items():
+            file.write(f"{name} = " + "\n    ".join(value.split()) + "\n")
+END
+}
+
+pip_config=$work/pip.conf
+if [ -n "${PIP_CONFIG+set}" ]; then
+    pip_config=$PIP_CONFIG
+    : >"$work/cert"
+else
+    write_pip_config "$pip_config" "$work/cert"
+    [ ! -f "$pip_config" ] || say "taking pip's settings from this machine"
+fi
+ca_bundle=${CA_BUNDLE:-$(cat "$work/cert" 2>/dev/null || true)}
+for given in "${PIP_CONFIG:-}" "$ca_bundle"; do
+    [ -z "$given" ] || [ -f "$given" ] || fail "$given: no such file"
+done
+[ ! -f "$pip_config" ] || set -- --secret "id=pip_config,src=$pip_config" "$@"
+[ -z "$ca_bundle" ] || set -- --secret "id=ca_bundle,src=$ca_bundle" "$@"
+
+version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' "$root/onnxfold/__init__.py")
+revision=$(git -C "$root" describe --always --dirty --abbrev=40 2>/dev/null || echo unknown)
+set -- --build-arg "VERSION=$version" --build-arg "REVISION=$revision" "$@"
+
+with_docker() {
+    for base in BUILDER_BASE RUNTIME_BASE; do
+        eval "value=\${$base:-}"
+        [ -z "$value" ] || set -- --build-arg "$base=$value" "$@"
+    done
+    say "building $image with docker"
+    DOCKER_BUILDKIT=1 docker build -t "$image" "$@" "$root"
+}
+
+install_missing() {
+    missing=''
+    for tool in "$@"; do command -v "$tool" >/dev/null || missing="$missing $tool"; done
+    [ -n "$missing" ] || return 0
+    [ "$(id -u)" = 0 ] || fail "install first, as root: apt-get install$missing"
+    say "installing$missing with apt-get"
+    apt-get update -qq
+    # shellcheck disable=SC2086 # a list of words
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >&2
+}
+
+make_base() {
+    [ "$(id -u)" = 0 ] || fail "debootstrap needs root: name base images in BUILDER_BASE and RUNTIME_BASE"
+    install_missing debootstrap
+    say "making the base image $1 with debootstrap"
+    debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv \
+        "$suite" "$work/base" ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"} >"$work/debootstrap.log" \
+        || { tail -n 20 "$work/debootstrap.log" >&2; fail "debootstrap failed"; }
+    rm -rf "$work"/base/var/cache/apt/* "$work"/base/var/lib/apt/lists/* "$work"/base/var/log/*
+    container=$(buildah from scratch)
+    buildah add --quiet "$container" "$work/base" / >/dev/null
+    buildah commit --quiet --rm "$container" "$1" >/dev/null
+    rm -rf "$work/base"
+}
+
+with_buildah() {
+    command -v apt-get >/dev/null || command -v buildah >/dev/null \
+        || fail "no docker daemon answers, and neither buildah nor apt-get to install it is here"
+    install_missing buildah
+    export BUILDAH_ISOLATION=chroot STORAGE_DRIVER=vfs
+    suite=${DEBIAN_SUITE:-bookworm}
+    base=localhost/onnxfold-base:$suite
+    if [ -z "${BUILDER_BASE:-}" ] || [ -z "${RUNTIME_BASE:-}" ]; then
+        if buildah inspect --type image "$base" >/dev/null 2>&1; then
+            say "using the base image $base made before"
+        else
+            make_base "$base"
+        fi
+    fi
+    say "building $image with buildah"
+    # Only docker's format knows HEALTHCHECK.
+    buildah bud --format docker -t "$image" --build-arg "BUILDER_BASE=${BUILDER_BASE:-$base}" \
+        --build-arg "RUNTIME_BASE=${RUNTIME_BASE:-$base}" "$@" "$root"
+}
+
+if [ -n "${BUILD_WITH:-}" ]; then
+    tool=$BUILD_WITH
+elif docker_answers; then
+    tool=docker
+else
+    say "no docker daemon answers"
+    tool=buildah
+fi
+case $tool in
+    docker) with_docker "$@" ;;
+    buildah) with_buildah "$@" ;;
+    *) fail "BUILD_WITH is docker or buildah, not $tool" ;;
+esac
+say "built $image"

@@ -1,0 +1,193 @@
+"""Scales, biases and BatchNormalization in the linear layer before them, in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnxfold.analysis import analyse
+from onnxfold.graph import GraphView
+from onnxfold.norms import find_norms
+from onnxfold.planning.fusion import ScaleFusion
+from onnxfold.planning.scales import decide_scales
+from onnxfold.prepare import prepare
+from onnxfold.prove_affine import AffineProof
+from onnxfold.prove_scales import prove_scales
+from onnxfold.rewrite.absorb import apply_scales
+from tests.affine_graphs import Array, error, graph, weights
+
+# Weights are float64 and so is the run: a few hundred roundings of 2^-53, far below.
+BOUND = 1e-12
+X = "double[B,4,6] x"
+
+MOVES = {
+    "a layer scale": ("m = MatMul(x, W) a = Add(m, b) y = Mul(ls, a)", 1),
+    "without a bias": ("m = MatMul(x, W) y = Mul(m, ls)", 1),
+    "behind a layout": (
+        "m = MatMul(x, W) a = Add(m, b) t = Transpose<perm=[0,2,1]>(a) y = Mul(t, column)",
+        1,
+    ),
+    "heads": ("m = MatMul(x, W) a = Add(m, b) r = Reshape(a, heads) y = Mul(r, per_head)", 1),
+    "a number": ("m = MatMul(x, W) a = Add(m, b) y = Div(a, eight)", 1),
+    "scores": (
+        "m = MatMul(x, V) a = Add(m, d) t = Transpose<perm=[0,2,1]>(x) s = MatMul(a, t) "
+        "y = Div(s, eight)",
+        1,
+    ),
+    "biases in a row": ("m = MatMul(x, W) a = Add(m, b) y = Add(a, b2)", 1),
+    "three biases and scales": (
+        "m = MatMul(x, W) a = Add(m, b) c = Add(a, b2) e = Mul(c, ls) f = Sub(e, b3) "
+        "y = Mul(f, eight)",
+        4,
+    ),
+    "gemm": ("f = Flatten<axis=2>(x) g = Gemm<alpha=0.5>(f, W, b) y = Mul(g, ls)", 1),
+    "gemm without a bias": ("f = Flatten<axis=2>(x) g = Gemm(f, W) y = Add(g, b)", 1),
+    "conv": ("c = Conv<pads=[1,1]>(x, K, k) y = Mul(c, column)", 1),
+    "conv without a bias": ("c = Conv<pads=[1,1]>(x, K) y = Add(c, column)", 1),
+    "batch norm": ("c = Conv(x, K, k) y = BatchNormalization(c, s5, k, b2, s5)", 1),
+    "batch norm without a bias": ("c = Conv(x, K) y = BatchNormalization(c, s5, k, b2, s5)", 1),
+    "depthwise": ("c = Conv<group=4>(x, D) y = Mul(c, four)", 1),
+    "a weight behind a layout": (
+        "T = Transpose(U) m = MatMul(x, T) a = Add(m, b) y = Mul(a, ls)",
+        1,
+    ),
+    "a factor of 0": ("m = MatMul(x, W) a = Add(m, b) y = Mul(a, zeros)", 1),
+}
+SHAPES = {
+    "W": (6, 5),
+    "U": (5, 6),
+    "V": (6, 6),
+    "K": (5, 4, 2),
+    "D": (4, 1, 2),
+    "b": (5,),
+    "b2": (5,),
+    "b3": (5,),
+    "d": (6,),
+    "k": (5,),
+    "ls": (5,),
+    "column": (5, 1),
+    "four": (4, 1),
+}
+
+
+def _model(
+    body: str, outputs: str = "double[] y", more: dict[str, Array] | None = None
+) -> ir.Model:
+    made = weights(**SHAPES) | {
+        "eight": np.array(8.3),
+        "zeros": np.array([1.0, 0.0, 2.0, 0.0, -1.0]),
+        "s5": np.abs(np.random.default_rng(9).standard_normal(5)) + 0.5,
+        "heads": np.array([0, 0, 1, 5]),
+        "per_head": np.random.default_rng(8).standard_normal((1, 5)),
+        **(more or {}),
+    }
+    words = set(body.replace("(", " ").replace(")", " ").replace(",", " ").split())
+    constants = {name: array for name, array in made.items() if name in words}
+    model = graph(body, X, outputs, constants)
+    for value in model.graph.outputs:
+        value.shape = None
+    return model
+
+
+def _absorb(
+    model: ir.Model, limit: int = 1 << 30
+) -> tuple[ir.Model, tuple[ScaleFusion, ...], AffineProof]:
+    copy = prepare(model).model
+    view = GraphView(copy)
+    fusions = decide_scales(view, find_norms(view), allow_split_bytes=limit)
+    apply_scales(view, fusions)
+    return copy, fusions, _proof(model, copy, fusions)
+
+
+def _proof(model: ir.Model, copy: ir.Model, fusions: tuple[ScaleFusion, ...]) -> AffineProof:
+    return prove_scales(GraphView(prepare(model).model), GraphView(copy), fusions)
+
+
+@pytest.mark.parametrize("case", MOVES)
+def test_scales_move_and_nothing_else_changes(case: str) -> None:
+    body, count = MOVES[case]
+    before = _model(body)
+    after, fusions, proof = _absorb(before)
+    assert len(fusions) == count
+    assert len(after.graph) == len(before.graph) - count
+    assert error(before, after) < BOUND
+    assert proof.passed, proof.failures
+    assert not _absorb(after)[1]
+
+
+REFUSED = {
+    "a residual reads it too": "m = MatMul(x, W) a = Mul(m, ls) y = Add(a, m)",
+    "by what is computed": "m = MatMul(x, W) h = Tanh(m) n = MatMul(x, W2) y = Mul(n, h)",
+    "along tokens": "m = MatMul(x, W) y = Mul(m, four)",
+    "behind an activation": "m = MatMul(x, W) h = Tanh(m) y = Mul(h, ls)",
+    "scores of inputs": "t = Transpose<perm=[0,2,1]>(x) s = MatMul(x, t) y = Div(s, eight)",
+    "a bias alone": "m = MatMul(x, W) y = Add(m, b)",
+    "number by which is divided": "m = MatMul(x, W) y = Div(ls, m)",
+    "a bias per token": "m = MatMul(x, W) a = Add(m, table) y = Mul(a, ls)",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_scale_of_a_weight_stays(case: str) -> None:
+    rng = np.random.default_rng(2)
+    more: dict[str, Array] = {
+        "W2": rng.standard_normal((6, 5)),
+        "table": rng.standard_normal((4, 1)),
+    }
+    _, fusions, _ = _absorb(_model(REFUSED[case], more=more))
+    assert not fusions
+
+
+def test_a_shared_weight_is_copied_or_left() -> None:
+    body = "m = MatMul(x, W) p = Mul(m, ls) n = MatMul(x, W) h = Tanh(n) y = Add(p, h)"
+    before = _model(body)
+    after, fusions, proof = _absorb(before)
+    assert len(fusions) == 1
+    assert error(before, after) < BOUND
+    assert proof.passed, proof.failures
+    assert not _absorb(before, limit=0)[1]
+
+
+def test_the_scale_of_another_reader_would_change_the_function_and_fail_the_proof() -> None:
+    harmless = _model("m = MatMul(x, W) a = Mul(m, ls) y = Tanh(a)")
+    harmful = _model("m = MatMul(x, W) a = Mul(m, ls) t = Tanh(a) y = Add(t, m)")
+    fusions = _absorb(harmless)[1]
+    copy = prepare(harmful).model
+    apply_scales(GraphView(copy), fusions)
+    assert error(harmful, copy) > 1e-2
+    assert not _proof(harmful, copy, fusions).passed
+
+
+def test_a_wrong_weight_or_a_lost_bias_fails_the_proof() -> None:
+    model = _model("m = MatMul(x, W) a = Add(m, b) y = Mul(a, ls)")
+    after, fusions, proof = _absorb(model)
+    assert proof.passed
+    for name in ("W", "b"):
+        value = after.graph.initializers[name]
+        good, value.const_value = value.const_value, model.graph.initializers[name].const_value
+        assert not _proof(model, after, fusions).passed
+        value.const_value = good
+    assert not _proof(model, after, ()).passed
+    wrong = (replace(fusions[0], output="a"),)
+    assert not _proof(model, after, wrong).passed
+
+
+def test_layer_scale_no_longer_hides_a_writer_from_the_norm_behind_it() -> None:
+    body = (
+        "p = MatMul(x, V) m = Tanh(p) n = MatMul(m, V2) s = Mul(n, d) r = Add(x2, s) "
+        "h = LayerNormalization(r, gamma, beta) q = MatMul(h, W) y = Add(q, b)"
+    )
+    rng = np.random.default_rng(1)
+    body = body.replace("x2", "e").replace("p = MatMul(x, V)", "e = MatMul(x, V3) p = MatMul(x, V)")
+    more: dict[str, Array] = {name: rng.standard_normal((6, 6)) for name in ("V2", "V3")}
+    more |= {"gamma": rng.standard_normal(6), "beta": rng.standard_normal(6)}
+    model = _model(body, more=more)
+    assert not analyse(prepare(model).model).plan.folds
+    fused = analyse(prepare(model).model, fuse_affine=True)
+    assert len(fused.plan.folds) == 1
+    assert len(fused.plan.scales) == 1
+    assert fused.plan.fusions[0].gamma
+    assert fused.plan.fusions[0].beta
