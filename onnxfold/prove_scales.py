@@ -31,13 +31,14 @@ from onnxfold.graph import GraphView
 from onnxfold.graph.compare import pairs
 from onnxfold.planning.fusion import ScaleFusion
 from onnxfold.prove_affine import AffineProof
-from onnxfold.prove_forward import Failed, ForwardChecker, Image, vector_over
+from onnxfold.prove_forward import Failed, ForwardChecker, Image
 from onnxfold.refusal import Refusal
 from onnxfold.rewrite.edited import float64_chunks, unrounded
 from onnxfold.zero_mean.arrays import rounding_of, within_rounding
 
 __all__ = ["prove_scales"]
 
+Array = npt.NDArray[np.generic]
 Float64 = npt.NDArray[np.float64]
 
 
@@ -298,15 +299,45 @@ class _Checker(ForwardChecker):
                 raise Failed("has a bias that is not the original times the scale")
             s, slack = image.s, image.slack
         else:
-            both = (unrounded(first), stored, rounding_of(stored))
-            b, b_new, rounding = (vector_over(array, image.channels, rank) for array in both)
-            s = image.s + b_new - image.scale * b
-            slack = image.slack + rounding
+            own, rounding = _own_shift(unrounded(first), stored, image, image.channels, rank)
+            s, slack = image.s + own, image.slack + rounding
         self.shifted += 1
         self._images[node.outputs[0]] = _Ahead(
             twin.outputs[0], image.channels, None, s, pending=image.pending, slack=slack
         )
         return True
+
+
+def _own_shift(
+    b: Array, stored: Array, image: _Ahead, channels: Channels, rank: int
+) -> tuple[Float64, Float64]:
+    """Return b' - r * b of constants that broadcast against a tensor, and its rounding.
+
+    Raises Failed where it is not the same everywhere along the other axes.
+    """
+    aligned = [a.reshape((1,) * (rank - a.ndim) + a.shape) for a in (b, stored)]
+    if aligned[0].shape != aligned[1].shape:
+        raise Failed("has a bias of another size")
+    shape = list(aligned[0].shape)
+    for digit in channels.digits:
+        if shape[digit.axis] == 1:
+            shape[digit.axis] = digit.inner * digit.size
+        if shape[digit.axis] % (digit.inner * digit.size):
+            raise Failed("has a constant that does not fit the channels of the change")
+    size = tuple(shape)
+    scaled = aligned[0].astype(np.float64) * channels.spread(image.scale, size)
+    shift = np.broadcast_to(aligned[1].astype(np.float64) - scaled, size).reshape(-1)
+    allowed = rounding_of(aligned[1]) + 2.0**-50 * np.abs(scaled)
+    allowed = np.broadcast_to(allowed, size).reshape(-1)
+    order = channels.spread(np.arange(channels.size, dtype=np.float64), size).astype(np.int64)
+    order = np.broadcast_to(order, size).reshape(-1)
+    first = np.unique(order, return_index=True)[1]
+    slack = np.zeros(channels.size)
+    np.maximum.at(slack, order, allowed)
+    error = np.abs(shift - shift[first][order])
+    if not np.all(error <= (slack[order] + allowed) * (1 + 2.0**-20) + 1e-300):
+        raise Failed("has a constant that varies along other axes than the change")
+    return shift[first], slack
 
 
 def _settled(

@@ -64,7 +64,9 @@ BoundOp bind(const OrtApi* api, uint32_t version, const Op& op, const Backend& b
   b.type = type;
   b.rows = rows;
   b.GetName = [](const OrtCustomOp* self) { return bound(self).op->name; };
-  b.GetExecutionProviderType = [](const OrtCustomOp* self) { return bound(self).backend->provider; };
+  b.GetExecutionProviderType = [](const OrtCustomOp* self) {
+    return bound(self).backend->provider;
+  };
   b.GetInputType = b.GetOutputType = element_type;
   b.GetInputTypeCount = [](const OrtCustomOp* self) { return input_count(*bound(self).op); };
   b.GetOutputTypeCount = [](const OrtCustomOp* self) -> size_t {

@@ -129,10 +129,12 @@ def _draw(
             return _mask(shape, generator).astype(dtype)
         x = generator.standard_normal(shape)
         if hard and not _CACHE.search(name):
-            x = _HARD_MEAN + _HARD_DEVIATION * x
+            x = np.asarray(_HARD_MEAN + _HARD_DEVIATION * x)
         return x.astype(dtype)
     if dtype.kind == "b":
-        return _mask(shape, generator) if is_mask(model, value) else generator.random(shape) < 0.5
+        if is_mask(model, value):
+            return _mask(shape, generator)
+        return np.asarray(generator.random(shape) < 0.5)  # a scalar stays an array of rank 0
     if dtype.kind not in "iu":
         raise UsageError(f"input {name!r} is {dtype}: give it with --inputs {name}:file.npy")
     return _integers(model, value, shape, generator).astype(dtype)

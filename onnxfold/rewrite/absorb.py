@@ -21,7 +21,7 @@ from onnxfold.graph import GraphView
 from onnxfold.norms.site import NormSite
 from onnxfold.planning.fusion import Absorption, AffineFusion, Place, ScaleFusion
 from onnxfold.rewrite.edited import Edit, Product, Scale, Shift, edited
-from onnxfold.rewrite.editor import Editor, change_constant, sweep
+from onnxfold.rewrite.editor import Editor, change_constant, inherit, sweep
 
 __all__ = ["apply_affine", "apply_scales"]
 
@@ -104,8 +104,7 @@ class _Absorber:
         sweep([op.node])
         for operand in operands:
             self._drop_if_unread(operand)
-        name, end.name = end.name, f"{end.name}.fused"
-        start.name = name
+        inherit(end, start)
 
     def _append(self, place: Place, edit: Edit) -> None:
         """Edit what the reader has now, copying it first where others need it unchanged."""
