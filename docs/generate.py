@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 _RESULTS = ROOT / "benchmarks" / "results"
 _BEGIN, _END = "<!-- recipes: written by docs/generate.py -->\n", "<!-- end of recipes -->"
 _README_RECIPES = (
-    "gpt2 opt-125m pythia-160m vit-b16 clip-text whisper-tiny-encoder bert-base minilm swin-t "
-    "convnext-t"
+    "gpt2 opt-125m pythia-160m vit-b16 dinov2-small clip-text whisper-tiny-encoder bert-base "
+    "minilm swin-t convnext-t"
 ).split()
 
 Row = dict[str, str]
@@ -172,7 +172,7 @@ def _left_of(row: Row, left: Sequence[Row]) -> str:
 
 def _general(sentence: str) -> str:
     """The sentence without the names of nodes."""
-    return re.sub(r" ?'[^']*'", "", sentence)
+    return re.sub(r"'[^']*'", "…", sentence)
 
 
 def _specific(norm: Row) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SCHEMA",
     "inspection",
+    "print_benchmark",
     "print_norms",
     "print_result",
     "print_verification",
@@ -199,6 +200,36 @@ def write_report(path: Path, report: Mapping[str, Any]) -> None:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise ModelError(f"cannot write the report '{path}': {error.strerror}") from error
+
+
+def print_benchmark(console: Console, document: Mapping[str, Any]) -> None:
+    """Print one row per model and kernel choice, then where each spends its time."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("model", "kernels", "ms", "20% - 80%", "of the first", "20% - 80%"):
+        table.add_column(heading, overflow="fold")
+    for row in document["measurements"]:
+        table.add_row(
+            Text(row["model"]),
+            "onnxfold" if row["kernels"] else "stock",
+            f"{row['median_ms']:.3f}",
+            f"{row['p20_ms']:.3f} - {row['p80_ms']:.3f}",
+            f"{row['ratio']:.3f}",
+            f"{row['ratio_p20']:.3f} - {row['ratio_p80']:.3f}",
+        )
+    console.print(table)
+    for row in document["measurements"]:
+        spent = ", ".join(f"{name} {ms:.3f}" for name, ms in row["operators"].items())
+        console.print(Text(f"{row['model']}: {spent} ms"))
+    shapes = ", ".join(f"{name} {shape}" for name, shape in document["inputs"].items())
+    console.print(
+        Text(
+            f"onnxruntime {document['onnxruntime']}, {', '.join(document['providers'])}, "
+            f"{document['threads']} thread(s), {document['rounds']} rounds, {shapes}"
+        )
+    )
 
 
 def _because(row: Mapping[str, Any]) -> str:
