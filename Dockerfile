@@ -13,8 +13,8 @@ WORKDIR /src
 COPY . .
 # Where packages come from: these arguments, which pip reads as its environment, or the secrets
 # pip_config and ca_bundle, which leave no trace in the image.
-ARG PIP_INDEX_URL
-ARG PIP_EXTRA_INDEX_URL
+ARG PIP_INDEX_URL=
+ARG PIP_EXTRA_INDEX_URL=
 # Without a compiler the wheel would be built all the same, and have no kernels.
 RUN --mount=type=secret,id=pip_config --mount=type=secret,id=ca_bundle \
     export PIP_CONFIG_FILE=/run/secrets/pip_config \
@@ -27,10 +27,13 @@ FROM ${RUNTIME_BASE}
 RUN python3 -c 'import ensurepip' 2>/dev/null \
  || { apt-get update && apt-get install -y --no-install-recommends python3-venv \
       && rm -rf /var/lib/apt/lists/* /var/cache/apt/*; }
-ARG PIP_INDEX_URL
-ARG PIP_EXTRA_INDEX_URL
+ARG PIP_INDEX_URL=
+ARG PIP_EXTRA_INDEX_URL=
 # The extra that brings ONNX Runtime: ort, or gpu on a base image with CUDA.
 ARG EXTRA=ort
+# ONNX Runtime 1.29 and later report to their maker, from a file in the home directory, unless told
+# not to. /tmp is a home that any user who is given with --user can write to.
+ENV PATH=/opt/onnxfold/bin:$PATH HOME=/tmp ORT_DISABLE_TELEMETRY=1
 RUN --mount=type=bind,from=builder,source=/dist,target=/dist \
     --mount=type=secret,id=pip_config --mount=type=secret,id=ca_bundle \
     export PIP_CONFIG_FILE=/run/secrets/pip_config \
@@ -38,8 +41,9 @@ RUN --mount=type=bind,from=builder,source=/dist,target=/dist \
  && python3 -m venv /opt/onnxfold \
  && /opt/onnxfold/bin/python -m pip install --no-cache-dir "$(echo /dist/onnxfold-*.whl)[$EXTRA]" \
  && /opt/onnxfold/bin/python -m pip uninstall --yes setuptools pip \
- && /opt/onnxfold/bin/onnxfold doctor \
- && useradd --uid 10001 --no-create-home --home-dir /work --shell /usr/sbin/nologin onnxfold \
+ && find /opt/onnxfold/lib -type d -name tests -prune -exec rm -rf {} + \
+ && onnxfold doctor \
+ && useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin onnxfold \
  && install -d -o onnxfold -g onnxfold /work
 
 ARG VERSION=unknown
@@ -49,7 +53,6 @@ LABEL org.opencontainers.image.title="onnxfold" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-ENV PATH=/opt/onnxfold/bin:$PATH
 WORKDIR /work
 # A number, so that Kubernetes can see that it is not root.
 USER 10001

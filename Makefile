@@ -18,7 +18,7 @@ DEMO   := build/demo
 DIGITS := models/digits_vit/digits_vit.onnx
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format types docs bench clean
+.PHONY: help demo test test-slow lint format types docs bench image clean
 
 help:
 	@echo 'make demo       fold the shipped model and compare its accuracy before and after'
@@ -28,6 +28,7 @@ help:
 	@echo 'make types      check types'
 	@echo 'make docs       write the generated pages of docs/'
 	@echo 'make bench      time the tool on GPT-2 (MODEL=gpt2.onnx; exported when not given)'
+	@echo 'make image      build the container image (docs/docker.md)'
 	@echo 'make clean      remove all that was made, .venv too'
 
 demo: $(VENV)/.demo
@@ -63,6 +64,9 @@ docs: $(VENV)/.demo
 
 bench: $(VENV)/.slow
 	@$(BIN)/python -m benchmarks.fold $(MODEL)
+
+image:
+	@docker/build.sh
 
 clean:
 	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

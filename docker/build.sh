@@ -16,12 +16,13 @@ environment
   BUILD_WITH     docker or buildah, instead of what is found
   BUILDER_BASE   base image that the wheel is built on   } python:3.11-slim-bookworm with docker,
   RUNTIME_BASE   base image of the result                } the base made here with buildah
-  PIP_CONFIG     pip.conf for the build (the settings of pip on this machine); empty for none
-  CA_BUNDLE      certificates for pip (the `cert` of pip on this machine)
   DEBIAN_SUITE   release that debootstrap installs (bookworm)
   DEBIAN_MIRROR  where debootstrap gets it from (its own default)
 
-pip's settings and certificates are mounted while the image is built; none stays in it.
+pip in the build gets its packages from where pip on this machine does, by the same settings
+(pip.conf, PIP_CONFIG_FILE, PIP_INDEX_URL, PIP_CERT and so on). They are mounted for as long as they
+are needed; none stays in the image. Folders of this machine are not among them. Where there is no
+pip, say -- --secret id=pip_config,src=pip.conf --secret id=ca_bundle,src=ca.pem.
 END
 }
 
@@ -45,46 +46,49 @@ trap 'exit 130' INT TERM
 
 docker_answers() { command -v docker >/dev/null && docker version >/dev/null 2>&1; }
 
-# pip's settings on this machine as one file, those of the environment over those of its files.
-write_pip_config() {
-    command -v python3 >/dev/null || return 0
+# Where pip on this machine gets packages from, as a pip.conf ($1), and its certificates ($2).
+write_pip_settings() {
     python3 - "$1" "$2" <<'END'
-import ast, subprocess, sys
+import ast
+import subprocess
+import sys
+from pathlib import Path
 
+NETWORK = ("index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "proxy",
+           "default-timeout", "timeout", "retries", "cert")
 listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"],
-                        capture_output=True, text=True, check=False).stdout
+                        capture_output=True, text=True, check=True).stdout
 settings = {}
 for line in listed.splitlines():
     key, _, value = line.partition("=")
     section, _, name = key.rpartition(".")
-    if section in ("global", "install", "wheel", ":env:"):
-        rank = (section == ":env:", section != "global")
-        settings.setdefault(name, []).append((rank, ast.literal_eval(value)))
-chosen = {name: max(found)[1] for name, found in settings.items()}
-certificate = chosen.pop("cert", "")
-open(sys.argv[2], "w").write(certificate)
-if chosen:
-    with open(sys.argv[1], "w") as file:
-        file.write("[global]\n")
-        for name, value in chosen.items():
-            file.write(f"{name} = " + "\n    ".join(value.split()) + "\n")
+    if section in ("global", "install", "wheel", ":env:") and name in NETWORK:
+        if section == ":env:" or name not in settings:
+            settings[name] = ast.literal_eval(value)
+certificates = settings.pop("cert", None)
+if certificates:
+    Path(sys.argv[2]).write_text(Path(certificates).read_text())
+lines = []
+for name, value in settings.items():
+    words = [word for word in value.split() if not word.startswith(("file:", "/", ".", "~"))]
+    if words:
+        lines.append(f"{name} = " + "\n    ".join(words) + "\n")
+if lines:
+    Path(sys.argv[1]).write_text("[global]\n" + "".join(lines))
 END
 }
 
-pip_config=$work/pip.conf
-if [ -n "${PIP_CONFIG+set}" ]; then
-    pip_config=$PIP_CONFIG
-    : >"$work/cert"
-else
-    write_pip_config "$pip_config" "$work/cert"
-    [ ! -f "$pip_config" ] || say "taking pip's settings from this machine"
+if python3 -m pip --version >/dev/null 2>&1; then
+    write_pip_settings "$work/pip.conf" "$work/ca.pem"
 fi
-ca_bundle=${CA_BUNDLE:-$(cat "$work/cert" 2>/dev/null || true)}
-for given in "${PIP_CONFIG:-}" "$ca_bundle"; do
-    [ -z "$given" ] || [ -f "$given" ] || fail "$given: no such file"
-done
-[ ! -f "$pip_config" ] || set -- --secret "id=pip_config,src=$pip_config" "$@"
-[ -z "$ca_bundle" ] || set -- --secret "id=ca_bundle,src=$ca_bundle" "$@"
+if [ -f "$work/pip.conf" ]; then
+    say "mounting the settings of pip on this machine"
+    set -- --secret "id=pip_config,src=$work/pip.conf" "$@"
+fi
+if [ -f "$work/ca.pem" ]; then
+    say "mounting the certificates of pip on this machine"
+    set -- --secret "id=ca_bundle,src=$work/ca.pem" "$@"
+fi
 
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' "$root/onnxfold/__init__.py")
 revision=$(git -C "$root" describe --always --dirty --abbrev=40 2>/dev/null || echo unknown)
@@ -98,6 +102,9 @@ with_docker() {
     say "building $image with docker"
     DOCKER_BUILDKIT=1 docker build -t "$image" "$@" "$root"
 }
+
+# vfs works on every file system, also inside of a container.
+in_store() { buildah --storage-driver vfs "$@"; }
 
 install_missing() {
     missing=''
@@ -118,9 +125,9 @@ make_base() {
         "$suite" "$work/base" ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"} >"$work/debootstrap.log" \
         || { tail -n 20 "$work/debootstrap.log" >&2; fail "debootstrap failed"; }
     rm -rf "$work"/base/var/cache/apt/* "$work"/base/var/lib/apt/lists/* "$work"/base/var/log/*
-    container=$(buildah from scratch)
-    buildah add --quiet "$container" "$work/base" / >/dev/null
-    buildah commit --quiet --rm "$container" "$1" >/dev/null
+    container=$(in_store from scratch)
+    in_store add --quiet "$container" "$work/base" / >/dev/null
+    in_store commit --quiet --rm "$container" "$1" >/dev/null
     rm -rf "$work/base"
 }
 
@@ -128,11 +135,10 @@ with_buildah() {
     command -v apt-get >/dev/null || command -v buildah >/dev/null \
         || fail "no docker daemon answers, and neither buildah nor apt-get to install it is here"
     install_missing buildah
-    export BUILDAH_ISOLATION=chroot STORAGE_DRIVER=vfs
     suite=${DEBIAN_SUITE:-bookworm}
     base=localhost/onnxfold-base:$suite
     if [ -z "${BUILDER_BASE:-}" ] || [ -z "${RUNTIME_BASE:-}" ]; then
-        if buildah inspect --type image "$base" >/dev/null 2>&1; then
+        if in_store inspect --type image "$base" >/dev/null 2>&1; then
             say "using the base image $base made before"
         else
             make_base "$base"
@@ -140,7 +146,7 @@ with_buildah() {
     fi
     say "building $image with buildah"
     # Only docker's format knows HEALTHCHECK.
-    buildah bud --format docker -t "$image" --build-arg "BUILDER_BASE=${BUILDER_BASE:-$base}" \
+    in_store bud --isolation chroot --format docker -t "$image" --build-arg "BUILDER_BASE=${BUILDER_BASE:-$base}" \
         --build-arg "RUNTIME_BASE=${RUNTIME_BASE:-$base}" "$@" "$root"
 }
 
@@ -157,4 +163,4 @@ case $tool in
     buildah) with_buildah "$@" ;;
     *) fail "BUILD_WITH is docker or buildah, not $tool" ;;
 esac
-say "built $image"
+say "built $image with $tool"

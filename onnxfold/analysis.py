@@ -152,7 +152,7 @@ def _decide_affine(
 def _describe(view: GraphView, sites: Sequence[NormSite]) -> Description:
     tensors = {
         id(tensor): tensor
-        for graph in view.model.graphs()
+        for graph in view.graphs
         for value in graph.initializers.values()
         if (tensor := view.tensor(value)) is not None
     }

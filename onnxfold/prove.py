@@ -145,7 +145,7 @@ class _Checker:
             original = self._original(source)
             if original is not None:
                 self._stand_for(node.outputs[0], original)
-        for graph in self._after.model.graphs():
+        for graph in self._after.graphs:
             for node in reversed(graph):
                 self._find_copies_at(node)
 
@@ -221,7 +221,7 @@ class _Checker:
 
     def walk_forward(self) -> None:
         """Carry the shifts through the graph, and judge norms and graph outputs."""
-        for graph in self._after.model.graphs():
+        for graph in self._after.graphs:
             for node in graph:
                 self._visit(node)
             for output in graph.outputs:
@@ -240,7 +240,7 @@ class _Checker:
 
     def _compare_outputs(self) -> None:
         """Every graph gives the values that it gave before, in the same order."""
-        graphs = zip(self._before.model.graphs(), self._after.model.graphs(), strict=False)
+        graphs = zip(self._before.graphs, self._after.graphs, strict=False)
         for old, new in graphs:
             stand = [self._original(output) for output in new.outputs]
             if len(stand) != len(old.outputs) or any(

@@ -71,7 +71,7 @@ class ForwardChecker:
 
     def walk(self) -> None:
         """Relate every value of the original, then judge the outputs of all graphs."""
-        for graph in self._before.model.graphs():
+        for graph in self._before.graphs:
             for value in (*graph.inputs, *graph.initializers.values()):
                 self._relate_source(value)
             for node in graph:

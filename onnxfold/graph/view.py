@@ -52,12 +52,13 @@ class GraphView:
         if not is_filled(model):
             fill_types(model)
         self._shapes = known_shapes(model)
+        self.graphs = tuple(model.graphs())
         self._refs: dict[ir.Value, str] | None = None
         self._folder = ConstantFolder(self.opset, self._shapes, _SMALL_CONSTANT_ELEMENTS)
 
     def nodes(self) -> Iterator[ir.Node]:
         """Yield every node of the main graph and of all bodies, parents first."""
-        for graph in self.model.graphs():
+        for graph in self.graphs:
             yield from graph
 
     def ref(self, value: ir.Value) -> str:
@@ -68,7 +69,7 @@ class GraphView:
         """
         if self._refs is None:
             self._refs = {}
-            for number, graph in enumerate(self.model.graphs()):
+            for number, graph in enumerate(self.graphs):
                 mark = f"@{number}" if number else ""
                 for known in graph_values(graph):
                     self._refs[known] = f"{known.name}{mark}"

@@ -30,7 +30,7 @@ _DEAD_LIMIT = 8
 def decomposed_sites(view: GraphView) -> Iterator[NormSite]:
     """Yield the norms of every graph that are more than one operator."""
     canonical = Canonical(view)
-    for graph in view.model.graphs():
+    for graph in view.graphs:
         order = {node: index for index, node in enumerate(graph)}
         algebra, matches = match_graph(canonical, graph)
         for match in matches:
