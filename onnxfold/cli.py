@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from onnxfold import __version__
-from onnxfold.errors import OnnxfoldError, UsageError, VerificationError
+from onnxfold.errors import ModelError, OnnxfoldError, UsageError, VerificationError
 from onnxfold.lower.target import Target
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def optimize(
     from onnxfold import report as reports
 
     verbosity: Verbosity = context.obj
-    _check_report_name(report)
+    _check_report(report)
     if output is None and not dry_run:
         raise UsageError("say where to write the result (-o OUT), or use --dry-run")
     with _progress(verbosity) as progress:
@@ -347,9 +348,13 @@ def lib_path(
     typer.echo(get_library_path(device))
 
 
-def _check_report_name(report: Path | None) -> None:
+def _check_report(report: Path | None) -> None:
     if report is not None and report.suffix not in (".json", ".html"):
         raise UsageError(f"--report {report}: the name must end in .json or .html")
+    if report is not None and not os.access(report.parent, os.W_OK | os.X_OK):
+        raise ModelError(
+            f"cannot write the report '{report}': no writable folder '{report.parent}'"
+        )
 
 
 def _print_json(document: dict[str, Any]) -> None:

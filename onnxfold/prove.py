@@ -77,10 +77,14 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class _Shift:
-    """d(v) is constant along ``fiber``; None: nothing is known of d(v)."""
+    """d(v) is constant along each of the fibers; without any, nothing is known of d(v)."""
 
-    fiber: Fiber | None
+    fibers: tuple[Fiber, ...]
     origin: str
+
+    def constant_along(self, fiber: Fiber) -> bool:
+        """Whether what works along ``fiber`` and subtracts the mean there cannot see d(v)."""
+        return any(known.covers(fiber) for known in self.fibers)
 
 
 def prove(before: GraphView, after: GraphView, plan: Plan) -> Proof:
@@ -208,7 +212,7 @@ class _Checker:
                 continue
             if old is None or new is None or new.dtype != old.dtype:
                 if new is not None or not value.producer():
-                    self._shifts[value] = _Shift(None, f"'{value.name}'")
+                    self._shifts[value] = _Shift((), f"'{value.name}'")
                 continue
             arrays = old.numpy(), new.numpy()
             if arrays[0].shape == arrays[1].shape and np.array_equal(*arrays):
@@ -217,7 +221,8 @@ class _Checker:
             claimed = fibers.get(self._before.ref(original), [])
             exact = unrounded(old)
             fiber = next((f for f in claimed if is_shift(exact, arrays[1], f)), None)
-            self._shifts[value] = _Shift(fiber, f"weight '{value.name}'")
+            known = () if fiber is None else (fiber,)
+            self._shifts[value] = _Shift(known, f"weight '{value.name}'")
 
     def walk_forward(self) -> None:
         """Carry the shifts through the graph, and judge norms and graph outputs."""
@@ -269,22 +274,22 @@ class _Checker:
             if operand is not None and operand in self._shifts and position not in centred
         ]
         if self._rewired(node):
-            return _Shift(None, f"node '{node_label(node)}'")
+            return _Shift((), f"node '{node_label(node)}'")
         if not moved:
             return None
-        fibers = {position: shift.fiber for position, _, shift in moved}
+        found: dict[Fiber, None] = {}
         for position, operand, shift in moved:
-            if shift.fiber is None:
+            if not shift.fibers:
                 return shift
-            effect = self._relations.effect(Point(operand, shift.fiber), Reader(node, position))
-            if isinstance(effect, Unseen) and len(moved) == 1:
-                return None
-            if isinstance(effect, Carries):
-                for point in effect.points:
-                    for spread in (self._spread(point, operand), point):
-                        if point.value is node.outputs[index] and self._joint(spread, fibers):
-                            return _Shift(spread.fiber, shift.origin)
-        return _Shift(None, moved[0][2].origin)
+            for fiber in shift.fibers:
+                effect = self._relations.effect(Point(operand, fiber), Reader(node, position))
+                if isinstance(effect, Unseen) and len(moved) == 1:
+                    return None
+                for point in effect.points if isinstance(effect, Carries) else ():
+                    for result in (point, self._spread(point, operand)):
+                        if point.value is node.outputs[index] and self._joint(result, moved):
+                            found[result.fiber] = None
+        return _Shift(tuple(found), moved[0][2].origin)
 
     def _spread(self, point: Point, operand: ir.Value) -> Point:
         """Add the axes along which broadcasting repeats the operand, and so its shift."""
@@ -302,12 +307,12 @@ class _Checker:
             return point
         return Point(point.value, Fiber.of((*point.fiber.blocks, *whole.blocks)))
 
-    def _joint(self, point: Point, fibers: dict[int, Fiber | None]) -> bool:
+    def _joint(self, point: Point, moved: Iterable[tuple[int, ir.Value, _Shift]]) -> bool:
         """Whether the law of ``point`` turns all moved inputs together into one shift."""
         carried = dict(self._relations.carried(point))
         return all(
-            fiber is not None and position in carried and fiber.covers(carried[position])
-            for position, fiber in fibers.items()
+            position in carried and shift.constant_along(carried[position])
+            for position, _, shift in moved
         )
 
     def _shift_of_copy(self, node: ir.Node, original: ir.Value) -> _Shift | None:
@@ -316,11 +321,11 @@ class _Checker:
         fiber = self._relations.centring_fiber(node)
         origin = f"node '{node_label(node)}'"
         if source is None or fiber is None or self._original(source) is not original:
-            return _Shift(None, origin)
+            return _Shift((), origin)
         before = self._shifts.get(source)
-        if before is not None and (before.fiber is None or not before.fiber.covers(fiber)):
-            return _Shift(None, before.origin)
-        return _Shift(fiber, origin)
+        if before is not None and not before.constant_along(fiber):
+            return _Shift((), before.origin)
+        return _Shift((fiber,), origin)
 
     def _rewired(self, node: ir.Node) -> bool:
         """Whether the node is not the same computation on the same values as before."""
@@ -344,7 +349,7 @@ class _Checker:
         if whole is None or self._original(new) is not whole.value:
             return False
         shift = self._shifts.get(new)
-        if shift is not None and (shift.fiber is None or not shift.fiber.covers(whole.fiber)):
+        if shift is not None and not shift.constant_along(whole.fiber):
             return False
         return self._means.are_zero(Point(new, whole.fiber))
 
@@ -373,7 +378,7 @@ class _Checker:
         if problem is None:
             return
         self.failures.append(f"norm '{old.name}': {problem}")
-        self._shifts[new.output] = _Shift(None, f"norm '{old.name}'")
+        self._shifts[new.output] = _Shift((), f"norm '{old.name}'")
 
     def _norm_problem(self, old: NormSite, new: NormSite) -> str | None:
         if not self._stands(new.input, old.input) and not self._subtracts_it(new, old.input):
@@ -387,7 +392,7 @@ class _Checker:
                 return f"has another {role}"
         centred = self._is_centred(new.input, old.input)
         shift = None if centred else self._shifts.get(new.input)
-        if shift is not None and (shift.fiber is None or not shift.fiber.covers(old.fiber)):
+        if shift is not None and not shift.constant_along(old.fiber):
             return f"sees a change that began at {shift.origin}"
         if shift is not None and not old.subtracts_mean:
             return f"sees the mean, which changed at {shift.origin}"

@@ -246,6 +246,21 @@ def _gather(draw: Draw) -> Sample:
     return Sample("Gather", draw.pick((9, 11, 13)), operands, attributes, draw.size_of)
 
 
+def _gather_nd(draw: Draw) -> Sample:
+    dims = draw.dims(2, 3)
+    sizes = draw.static(dims)
+    batch = draw.number(0, len(dims) - 2)
+    depth = draw.number(1, len(dims) - batch)
+    shape = (*sizes[:batch], *draw.static(draw.dims(0, 2, symbolic=0.0)))
+    limits = sizes[batch : batch + depth]
+    indices = np.array(
+        [[draw.number(0, limit - 1) for limit in limits] for _ in range(prod(shape))],
+        dtype=np.int64,
+    ).reshape((*shape, depth))
+    operands = (draw.floats(dims, constant=0.5), fixed(indices, constant=draw.chance(0.4)))
+    return Sample("GatherND", draw.pick((12, 13)), operands, {"batch_dims": batch}, draw.size_of)
+
+
 def _concat(draw: Draw) -> Sample:
     dims = draw.dims(1, 3)
     axis = draw.number(0, len(dims) - 1)
@@ -394,6 +409,7 @@ LAYOUT: dict[tuple[str, str], Any] = {
     ("", "CumSum"): _cumsum,
     ("", "Slice"): _slice,
     ("", "Gather"): _gather,
+    ("", "GatherND"): _gather_nd,
     ("", "Concat"): _concat,
     ("", "Tile"): _tile,
     ("", "Pad"): _pad,

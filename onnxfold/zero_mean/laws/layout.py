@@ -25,6 +25,7 @@ __all__ = [
     "Concat",
     "Expand",
     "Gather",
+    "GatherND",
     "OnOtherAxes",
     "Pad",
     "Reshape",
@@ -199,6 +200,34 @@ class Gather:
         if rank is None or inserted is None:
             return None
         return node.attributes.get_int("axis", 0) % rank, inserted
+
+
+@dataclass(frozen=True, slots=True)
+class GatherND:
+    """Slices picked by index tuples: axes of the data behind the indexed ones keep their sets."""
+
+    def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        offset = self._offset(view, node)
+        rank = view.rank(node.outputs[output])
+        if offset is None or rank is None:
+            return unknown_shape(node)
+        indexed, picked = offset
+        if any(axis < picked for axis in fiber.axes):
+            return broken(node, fiber)
+        return Carried(((0, fiber.shifted(indexed - picked)),))
+
+    def push(self, view: GraphView, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+        offset = self._offset(view, node) if index == 0 else None
+        if offset is None or any(axis < offset[0] for axis in fiber.axes):
+            return None
+        return ((0, fiber.shifted(offset[1] - offset[0])),)
+
+    def _offset(self, view: GraphView, node: ir.Node) -> tuple[int, int] | None:
+        """Return how many axes of the data are indexed (or batch), and of the output picked."""
+        shape = view.shape(node.inputs[1])
+        if not shape or not isinstance(shape[-1], int):
+            return None
+        return node.attributes.get_int("batch_dims", 0) + shape[-1], len(shape) - 1
 
 
 @dataclass(frozen=True, slots=True)
