@@ -108,7 +108,7 @@ in_store() { buildah --storage-driver vfs "$@"; }
 
 install_missing() {
     missing=''
-    for tool in "$@"; do command -v "$tool" >/dev/null || missing="$missing $tool"; done
+    for program in "$@"; do command -v "$program" >/dev/null || missing="$missing $program"; done
     [ -n "$missing" ] || return 0
     [ "$(id -u)" = 0 ] || fail "install first, as root: apt-get install$missing"
     say "installing$missing with apt-get"

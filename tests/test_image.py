@@ -63,8 +63,9 @@ class Image:
 
 
 def tool_that_can_build() -> str | None:
-    if shutil.which("docker"):
-        answer = subprocess.run(["docker", "version"], capture_output=True, check=False)
+    docker = shutil.which("docker")
+    if docker is not None:
+        answer = subprocess.run([docker, "version"], capture_output=True, check=False)
         if answer.returncode == 0:
             return "docker"
     installed = all(map(shutil.which, ("buildah", "debootstrap")))

@@ -33,6 +33,7 @@ _ORDER = (
     "reference",
     "runtime",
     "verification",
+    "bench",
     "prove_forms",
     "prove_means",
     "prove_forward",

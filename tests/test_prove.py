@@ -63,7 +63,8 @@ def _proof(after: onnx.ModelProto, plan: Plan) -> Proof:
 
 
 def _weight(model: onnx.ModelProto, name: str) -> onnx.TensorProto:
-    return next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    found: onnx.TensorProto = next(t for t in model.graph.initializer if t.name == name)
+    return found
 
 
 def _set(model: onnx.ModelProto, name: str, change: Callable[[Array], Array]) -> None:
@@ -73,7 +74,8 @@ def _set(model: onnx.ModelProto, name: str, change: Callable[[Array], Array]) ->
 
 
 def _node(model: onnx.ModelProto, output: str) -> onnx.NodeProto:
-    return next(node for node in model.graph.node if output in node.output)
+    found: onnx.NodeProto = next(node for node in model.graph.node if output in node.output)
+    return found
 
 
 def _one_element(W: Array) -> Array:

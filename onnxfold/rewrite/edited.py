@@ -172,9 +172,16 @@ class _Evaluation:
 
     def _rows_per_digit(self, edit: Centre) -> int:
         """How many rows of axis 0 stand for one step of the first digit."""
-        digits, _ = split_digits(self._view.shape, edit.fiber)
+        digits, _ = self._digits(edit)
         rows: int = self._view.shape[0]
         return max(1, rows // max(1, digits[0]))
+
+    def _digits(self, edit: Centre) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the digits and those of the fiber, from the first of axis 0 that counts on."""
+        digits, members = split_digits(self._view.shape, edit.fiber)
+        of_rows = 1 + 2 * sum(block.axis == 0 for block in edit.fiber.blocks)
+        first = next((i for i in range(of_rows) if digits[i] != 1), of_rows - 1)
+        return digits[first:], tuple(member - first for member in members if member >= first)
 
     def _chunks(self, count: int) -> Iterator[tuple[int, Float64]]:
         rows, unit = self._view.shape[0], self._unit
@@ -201,7 +208,7 @@ class _Evaluation:
         return chunk
 
     def _centre(self, number: int, edit: Centre, chunk: Float64) -> Float64:
-        digits, members = split_digits(self._view.shape, edit.fiber)
+        digits, members = self._digits(edit)
         if not self._shape or not members:
             return np.zeros_like(chunk)  # sets of one element
         shown = chunk.reshape((chunk.shape[0] // self._rows_per_digit(edit), *digits[1:]))
@@ -216,13 +223,15 @@ class _Evaluation:
         """Return the means over sets that span chunks, of the tensor with the edits before."""
         if number not in self._means:
             if number == 0:
-                self._means[number] = fiber_means(self._view, edit.fiber)
+                digits, _ = self._digits(edit)
+                means = fiber_means(self._view, edit.fiber)
+                self._means[number] = means.reshape(means.shape[means.ndim - len(digits) :])
             else:
                 self._means[number] = self._streamed_means(number, edit)
         return self._means[number]
 
     def _streamed_means(self, number: int, edit: Centre) -> Float64:
-        digits, members = split_digits(self._view.shape, edit.fiber)
+        digits, members = self._digits(edit)
         unit = self._rows_per_digit(edit)
         total: Float64 | None = None
         for _, chunk in self._chunks(number):

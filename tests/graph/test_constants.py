@@ -62,15 +62,15 @@ def test_constant_expressions_are_read_in_the_opset_of_the_model(opset: int) -> 
         helper.make_node("Add", ["x", "m"], ["y"]),
     ]
     view = _view(nodes, {"w": w, "axes": _AXES}, opset)
-    np.testing.assert_array_equal(_array(view, "u"), w[None])  # type: ignore[arg-type] # not None
-    np.testing.assert_array_equal(_array(view, "m"), w.mean(axis=0))  # type: ignore[arg-type] # not None
+    np.testing.assert_array_equal(_array(view, "u"), w[None])
+    np.testing.assert_array_equal(_array(view, "m"), w.mean(axis=0))
     assert _array(view, "y") is None
 
 
 def test_every_output_of_a_constant_split_is_its_own_part() -> None:
     w = np.arange(4, dtype=np.float32)
     view = _view([helper.make_node("Split", ["w"], ["a", "b"], axis=0)], {"w": w})
-    np.testing.assert_array_equal(_array(view, "b"), w[2:])  # type: ignore[arg-type] # not None
+    np.testing.assert_array_equal(_array(view, "b"), w[2:])
 
 
 def test_the_shape_of_an_input_is_constant_where_it_is_static() -> None:

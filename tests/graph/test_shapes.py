@@ -11,6 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxfold.graph import GraphView
 from tests.soundness.random_graph import B, random_graph
+from tests.soundness.sample import Array
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -21,7 +22,7 @@ def test_every_shape_is_the_one_that_a_run_has(seed: int) -> None:
     wide = onnx.ModelProto()
     wide.CopyFrom(graph.model)
     del wide.graph.output[:]
-    wide.graph.output.extend(helper.make_empty_tensor_value_info(v.name) for v in values)
+    wide.graph.output.extend(helper.make_empty_tensor_value_info(str(v.name)) for v in values)
     with np.errstate(all="ignore"):
         arrays = ReferenceEvaluator(wide).run(None, graph.feeds)
     known = 0
@@ -37,7 +38,7 @@ def test_every_shape_is_the_one_that_a_run_has(seed: int) -> None:
     assert known > 0.9 * len(values)
 
 
-def _model(nodes: list[onnx.NodeProto], opset: int, weights: dict[str, np.ndarray]) -> ir.Model:  # type: ignore[type-arg] # any dtype
+def _model(nodes: list[onnx.NodeProto], opset: int, weights: dict[str, Array]) -> ir.Model:
     graph = helper.make_graph(
         nodes,
         "shapes",

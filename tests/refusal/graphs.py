@@ -234,7 +234,7 @@ def _unknown_shape() -> Case:
     graph.input("shape", np.array([B, T, C], dtype=np.int64), ["rank"])
     graph.node("Reshape", ["x", "shape"], "anything")
     graph.node("Add", [graph.linear(), "anything"], "sum")
-    dims = ["batch", T, C]
+    dims: list[int | str] = ["batch", T, C]
     graph.declared.append(helper.make_tensor_value_info("sum", TensorProto.DOUBLE, dims))
     graph.norm("sum")
     return graph.case(RefusalCode.UNKNOWN_SHAPE, "sum", weights=(("W", 1),))

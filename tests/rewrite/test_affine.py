@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -418,3 +420,20 @@ def test_channels_follow_random_layouts_as_the_numbers_do(seed: int) -> None:
             expected = expected.reshape(shapes[node.outputs[0].name or ""])
         spread = np.broadcast_to(channels.spread(vector, expected.shape), expected.shape)
         assert np.array_equal(spread, expected)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_edits_need_a_few_mebibytes_beyond_the_result(axis: int) -> None:
+    shape = (2048, 4096)
+    W = ir.Tensor(np.ones(shape, np.float32))
+    scaled = edited(
+        W, Scale(Channels.along([(1 - axis, shape[1 - axis])]), np.ones(shape[1 - axis])), "W"
+    )
+    both = edited(scaled, Centre(Fiber((AxisBlock(axis, 1, shape[axis], 1),))), "W")
+    tracemalloc.start()
+    try:
+        result = both.numpy()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= result.nbytes + (6 << 20)

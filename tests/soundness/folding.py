@@ -70,7 +70,7 @@ class SimplifiedLayerNormalization(OpRun):
 
     op_domain = ""
 
-    def _run(  # type: ignore[override] # the base class takes anything
+    def _run(
         self, x: Array, scale: Array, axis: int, epsilon: float, stash_type: int
     ) -> tuple[Array]:
         axes = tuple(range(axis % x.ndim, x.ndim))

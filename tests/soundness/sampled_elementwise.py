@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ Key = tuple[str, str]
 
 
 def _done(
-    draw: Draw, op_type: str, opset: int, operands: list[Operand | None], **rest: Any
+    draw: Draw, op_type: str, opset: int, operands: Sequence[Operand | None], **rest: Any
 ) -> Sample:
     return Sample(op_type, opset, tuple(operands), rest.pop("attributes", {}), draw.size_of, **rest)
 

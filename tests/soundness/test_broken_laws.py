@@ -12,8 +12,8 @@ import pytest
 from onnxfold.graph import Fiber, GraphView, whole_axes
 from onnxfold.refusal import Refusal
 from onnxfold.zero_mean import laws
-from onnxfold.zero_mean.law import Carried, Family, Pulled, ZeroMean
-from onnxfold.zero_mean.laws import LAWS, Law, elementwise, layout, linear, reduce
+from onnxfold.zero_mean.law import Carried, Family, Law, Pulled, ZeroMean
+from onnxfold.zero_mean.laws import LAWS, elementwise, layout, linear, reduce
 from tests.soundness.law_property import check_sample
 from tests.soundness.sample import Draw
 from tests.soundness.test_laws import SAMPLERS
@@ -201,6 +201,8 @@ MUTANTS: list[tuple[str, type[_Broken]]] = [
     ("Slice", WithoutGuard),
     ("Gather", WithoutGuard),
     ("Gather", AxisOffByOne),
+    ("GatherND", WithoutGuard),
+    ("GatherND", AxisOffByOne),
     ("Concat", WithoutGuard),
     ("Concat", FirstOperandOnly),
     ("Tile", WithoutGuard),
