@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import onnx
@@ -126,7 +126,42 @@ def _deserialize(proto: onnx.ModelProto, label: str) -> ir.Model:
         if "ai.onnx" in imports:
             # The other name of the default domain; onnx-ir gives its nodes the domain "".
             imports[""] = imports.pop("ai.onnx")
+    for graph in (model.graph, *model.functions.values()):
+        _sort(graph, label)
     return model
+
+
+def _sort(graph: ir.Graph | ir.Function, label: str) -> None:
+    """Put nodes behind what they read, as ONNX demands and not every tool does."""
+    bodies = (body for node in graph.all_nodes() for body in _bodies(node))
+    if all(_is_sorted(nodes) for nodes in (graph, *bodies)):
+        return
+    try:
+        graph.sort()
+    except ValueError as error:
+        raise ModelError(f"{label}: nodes of '{graph.name}' read their own results") from error
+
+
+def _bodies(node: ir.Node) -> Iterator[ir.Graph]:
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
+def _is_sorted(graph: ir.Graph | ir.Function) -> bool:
+    positions = {node: index for index, node in enumerate(graph)}
+    for node, index in positions.items():
+        inner = (n for body in _bodies(node) for n in body.all_nodes())
+        for reader in (node, *inner):
+            for value in reader.inputs:
+                producer = None if value is None else value.producer()
+                if producer is not None and positions.get(producer, -1) >= index:
+                    return False
+    return True
 
 
 def _to_ir(

@@ -1,0 +1,100 @@
+"""Models that were once refused, failed or went wrong, each as small as it can be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import onnxfold
+from onnxfold.errors import ModelError
+
+WIDTH = 16
+
+
+def _weight(
+    name: str, *shape: int, dtype: npt.DTypeLike = np.float32, spread: float = 1.0
+) -> onnx.TensorProto:
+    generator = np.random.default_rng(sum(name.encode()))
+    return numpy_helper.from_array((spread * generator.standard_normal(shape)).astype(dtype), name)
+
+
+def _model(
+    nodes: list[onnx.NodeProto],
+    weights: list[onnx.TensorProto],
+    element: int = onnx.TensorProto.FLOAT,
+) -> onnx.ModelProto:
+    """x to y, both [B, 3, WIDTH]."""
+    x, y = (helper.make_tensor_value_info(name, element, ["B", 3, WIDTH]) for name in "xy")
+    graph = helper.make_graph(nodes, "graph", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def _scaled(bias: onnx.TensorProto, element: int, dtype: npt.DTypeLike) -> onnx.ModelProto:
+    """y = ((x W + p) * s) V, whose scale can move into W and p."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "W"], ["m"]),
+        helper.make_node("Add", ["m", "p"], ["a"]),
+        helper.make_node("Mul", ["a", "s"], ["k"]),
+        helper.make_node("MatMul", ["k", "V"], ["y"]),
+    ]
+    square = [_weight(name, WIDTH, WIDTH, dtype=dtype) for name in "WV"]
+    return _model(nodes, [*square, bias, _weight("s", WIDTH, dtype=dtype)], element)
+
+
+def _operators(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def test_a_scale_moves_into_a_bias_of_subnormal_float16() -> None:
+    bias = _weight("p", WIDTH, dtype=np.float16, spread=2.0**-16)
+    model = _scaled(bias, onnx.TensorProto.FLOAT16, np.float16)
+    assert "Mul" not in _operators(onnxfold.optimize(model).model)
+
+
+@pytest.mark.parametrize("shape", [(3, WIDTH), (1, 3, WIDTH)])
+def test_a_scale_moves_into_position_embeddings(shape: tuple[int, ...]) -> None:
+    model = _scaled(_weight("p", *shape), onnx.TensorProto.FLOAT, np.float32)
+    assert "Mul" not in _operators(onnxfold.optimize(model).model)
+
+
+def _normalised() -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("MatMul", ["x", "W"], ["m"]),
+        helper.make_node("LayerNormalization", ["m", "g"], ["y"]),
+    ]
+    return _model(nodes, [_weight("W", WIDTH, WIDTH), _weight("g", WIDTH)])
+
+
+def test_nodes_in_any_order_are_put_in_order() -> None:
+    model = _normalised()
+    sorted_result = onnxfold.optimize(model).model
+    model.graph.node.reverse()
+    assert onnxfold.optimize(model).model == sorted_result
+
+
+def test_nodes_of_a_body_in_any_order_are_put_in_order() -> None:
+    bodies = {}
+    for branch in ("then_branch", "else_branch"):
+        output = helper.make_tensor_value_info("r", onnx.TensorProto.FLOAT, ["B", 3, WIDTH])
+        nodes = list(_normalised().graph.node)
+        nodes[1].output[0] = "r"
+        bodies[branch] = helper.make_graph(nodes[::-1], branch, [], [output])
+    choice = helper.make_node("If", ["c"], ["y"], **bodies)
+    condition = numpy_helper.from_array(np.array(True), "c")
+    model = _model([choice], [_weight("W", WIDTH, WIDTH), _weight("g", WIDTH), condition])
+    assert onnxfold.optimize(model).report["inspect"]["summary"]["foldable"] == 2
+
+
+def test_a_cycle_is_refused(tmp_path: Path) -> None:
+    model = _normalised()
+    model.graph.node[0].input[0] = "y"
+    path = tmp_path / "cycle.onnx"
+    onnx.save(model, path)
+    for given in (model, path):
+        with pytest.raises(ModelError, match="read their own results"):
+            onnxfold.inspect(given)
