@@ -75,6 +75,8 @@ def export(  # noqa: PLR0913  one keyword for each option of the command line
         raise UsageError(
             f"{name}: exports with {', '.join(recipe.exporters)} only, not with {exporter}"
         )
+    if attention not in recipe.attentions:
+        raise UsageError(f"{name}: has {', '.join(recipe.attentions)} attention only")
     path = _file_path(destination, name)
     model = _build(recipe, Settings(small, attention, opset, exporter, dtype, seed))
     weight_bytes = _weight_bytes(model)

@@ -65,6 +65,7 @@ RECIPES: Final = (
         why="pre-LN with a tied table; below opset 17 TorchScript writes the norms decomposed",
         layer_norms=9,
         exporters=_BOTH,
+        attentions=("eager",),
     ),
     Recipe(
         name="plain-bert",
@@ -75,6 +76,7 @@ RECIPES: Final = (
         why="post-LN, otherwise as plain-gpt",
         layer_norms=9,
         exporters=_BOTH,
+        attentions=("eager",),
     ),
     Recipe(
         name="plain-rms",
@@ -85,6 +87,7 @@ RECIPES: Final = (
         why="RMSNorm spelt out, from both exporters",
         rms_norms=9,
         exporters=_BOTH,
+        attentions=("eager",),
     ),
     Recipe(
         name="plain-vit",
@@ -95,6 +98,7 @@ RECIPES: Final = (
         why="ViT-S/16 from both exporters",
         layer_norms=25,
         exporters=_BOTH,
+        attentions=("eager",),
     ),
     Recipe(
         name="dyt-vit",
@@ -104,5 +108,6 @@ RECIPES: Final = (
         layers="12, 22M",
         why="DyT in the place of LayerNorm: no reduction, nothing to fold but gamma and beta",
         exporters=_BOTH,
+        attentions=("eager",),
     ),
 )

@@ -72,7 +72,7 @@ class Recipe:
 
     `layer_norms` and `rms_norms` are the norms of the full-size model, counted from the
     architecture's definition and not from an export, so that an export can be checked against
-    them.
+    them. `attentions` are those that the architecture has and the exporters can write.
     """
 
     name: str
@@ -84,3 +84,4 @@ class Recipe:
     layer_norms: int = 0
     rms_norms: int = 0
     exporters: tuple[ExporterName, ...] = ("dynamo",)
+    attentions: tuple[Attention, ...] = ("eager", "sdpa")

@@ -119,5 +119,6 @@ RECIPES: Final = (
         layers="6 of 6, encoder, 35M",
         why="RMSNorm without bias anywhere; relative position bias",
         rms_norms=13,
+        attentions=("eager",),
     ),
 )

@@ -90,6 +90,7 @@ RECIPES: Final = (
         layers="2 of 24",
         why="LayerNorm right after a tied table of 1 GB; ALiBi; interleaved QKV",
         layer_norms=6,
+        attentions=("eager",),
     ),
     Recipe(
         name="pythia-160m",
@@ -166,6 +167,7 @@ RECIPES: Final = (
         layers="2 of 28, no head",
         why="GPT-J 6B's width of 4096: parallel residual on one LayerNorm; above 2 GB",
         layer_norms=3,
+        attentions=("eager",),
     ),
     Recipe(
         name="llama-small",
@@ -231,5 +233,6 @@ RECIPES: Final = (
         layers="4, width 512",
         why="sandwich of RMSNorms before and after each branch; tanh soft-capped logits",
         rms_norms=17,
+        attentions=("eager",),
     ),
 )

@@ -117,6 +117,7 @@ RECIPES: Final = (
         layers="2 of 12 of deberta-v3-base",
         why="post-LN; embedding norm masked afterwards; a LayerNorm on a constant table",
         layer_norms=6,
+        attentions=("eager",),
     ),
     Recipe(
         name="minilm",

@@ -137,6 +137,7 @@ RECIPES: Final = (
         layers="2, 2, 6, 2, 28M",
         why="windows, rolls and pads between norm and linear layer; merging concatenates features",
         layer_norms=29,
+        attentions=("eager",),
     ),
     Recipe(
         name="convnext-t",
@@ -161,5 +162,6 @@ RECIPES: Final = (
         layers="3, 3, 9, 3, 29M",
         why="channels-last norms between transposes; a depthwise convolution reads the stream",
         layer_norms=23,
+        attentions=("eager",),
     ),
 )

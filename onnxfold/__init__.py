@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         InvariantError,
         ModelError,
         OnnxfoldError,
+        UnchangedError,
         UsageError,
         VerificationError,
     )
@@ -30,6 +31,7 @@ __all__ = [
     "Plan",
     "Result",
     "Target",
+    "UnchangedError",
     "UsageError",
     "Verification",
     "VerificationError",
@@ -52,6 +54,7 @@ _HOME = {
     "Plan": "planning.plan",
     "Result": "pipeline",
     "Target": "lower.target",
+    "UnchangedError": "errors",
     "UsageError": "errors",
     "Verification": "verification",
     "VerificationError": "errors",

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "AffineCheckError",
     "InvariantError",
     "ModelError",
     "OnnxfoldError",
+    "UnchangedError",
     "UsageError",
     "VerificationError",
 ]
@@ -21,6 +23,16 @@ class OnnxfoldError(Exception):
 
 class VerificationError(OnnxfoldError):
     """The rewritten model does not compute the same function, or the proof of a fold failed."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class AffineCheckError(VerificationError):
+    """A check failed with gammas, betas or scales moved; without moving them it may pass."""
+
+
+class UnchangedError(OnnxfoldError):
+    """Nothing could be improved, and the user asked for that to be an error."""
 
     exit_code: ClassVar[int] = 1
 

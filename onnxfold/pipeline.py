@@ -12,15 +12,16 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxfold import __version__, model_io
 from onnxfold.analysis import DEFAULT_SPLIT_BYTES, Analysis, analyse
-from onnxfold.errors import UsageError, VerificationError
+from onnxfold.errors import AffineCheckError, UnchangedError, UsageError, VerificationError
 from onnxfold.graph import GraphView
 from onnxfold.graph.shapes import strip_types
 from onnxfold.inputs import InputSpec
@@ -186,6 +187,24 @@ def optimize(
         source = open_source(model)
     if source.path is not None and output is None and not chosen.dry_run:
         raise UsageError(f"say where to write the result of '{source.path}' (-o OUT)")
+    # Weights may hold inf and NaN; what comes of them is compared with the original.
+    with np.errstate(all="ignore"):
+        try:
+            return _attempt(source, output, chosen, clock)
+        except AffineCheckError as error:
+            result = _attempt(source, output, replace(chosen, fuse_affine=False), clock)
+            result.report["affine_left_out"] = str(error)
+            return result
+
+
+def _attempt(
+    source: Source, output: str | os.PathLike[str] | None, chosen: Options, clock: _Clock
+) -> Result:
+    """Run every stage behind loading.
+
+    Raises AffineCheckError when a check failed and gammas, betas or scales were moved: a moved one
+    may leave the range of its type, or meet an infinite weight, where centring would not.
+    """
     with clock.stage("analyse"):
         prepared = prepare(source.model)
         analysis = analyse(
@@ -200,7 +219,12 @@ def optimize(
     if chosen.dry_run:
         report["timing_s"] = clock.seconds
         return Result(None, not analysis.plan.empty, analysis.plan, report)
-    return _carry_out(source, output, analysis, chosen, clock, report)
+    try:
+        return _carry_out(source, output, analysis, chosen, clock, report)
+    except VerificationError as error:
+        if analysis.plan.fusions or analysis.plan.scales:
+            raise AffineCheckError(str(error)) from error
+        raise
 
 
 def _target(name: Target | str) -> Target:
@@ -228,7 +252,7 @@ def _carry_out(
         rewritten = _rewritten(source, analysis, options)
     changed = rewritten.changed
     if options.fail_if_unchanged and not changed:
-        raise VerificationError("nothing to improve in this model, and --fail-if-unchanged is set")
+        raise UnchangedError("nothing to improve in this model, and --fail-if-unchanged is set")
     result = _finished(rewritten.model, source, analysis, options) if changed else source.model
     proof: Proof | None = None
     if changed and options.check:

@@ -17,6 +17,7 @@ import onnx_ir.passes.common as passes
 from onnxfold.errors import ModelError
 from onnxfold.graph import node_label, operator
 from onnxfold.graph.shapes import fill_types
+from onnxfold.merges import merge_factors
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.skip_forms import SPLITTERS, Builder
 from onnxfold.transposes import pull_transposes
@@ -57,6 +58,7 @@ def prepare(model: ir.Model) -> Prepared:
     moved = pull_transposes(clone, Builder(clone).unique)
     if split or moved:
         fill_types(clone)
+    merge_factors(clone)
     return Prepared(clone, inlined, split, left, moved)
 
 

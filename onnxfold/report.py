@@ -103,10 +103,17 @@ def totals(summary: Mapping[str, Any]) -> str:
         line += f", {summary['split_bytes']:,} bytes of weights stored twice"
     gammas, betas = summary.get("gamma_fused", 0), summary.get("beta_fused", 0)
     if gammas or betas:
-        line += f"; {gammas} gammas and {betas} betas move into the next linear layers"
+        line += (
+            f"; {_count(gammas, 'gamma')} and {_count(betas, 'beta')} move into the next linear "
+        )
+        line += "layers"
     if summary.get("scales_fused"):
         line += f"; {summary['scales_fused']} scales move into the linear layers before"
     return line
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def print_norms(console: Console, document: Mapping[str, Any]) -> None:
@@ -172,6 +179,11 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
             f"{warning['widening']:.3g} times, which half floats and int8 may not bear; "
             "--exclude leaves it"
         )
+    if "affine_left_out" in report:
+        console.print(
+            Text(f"gammas, betas and scales stay, for with them {report['affine_left_out']}"),
+            style="yellow",
+        )
     if "proof" in report:
         proof = report["proof"]
         console.print(
@@ -184,7 +196,8 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
     if "output" in report:
         written = report["output"]
         beside = f" and {written['data']}" if written["data"] else ""
-        console.print(Text(f"wrote {written['path']}{beside}, {written['bytes']:,} bytes"))
+        line = Text(f"wrote {written['path']}{beside}, {written['bytes']:,} bytes")
+        console.print(line, soft_wrap=True)  # a path that is cut in two cannot be copied
     if verbose:
         spent = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in report["timing_s"].items())
         console.print(Text(f"seconds: {spent}"))

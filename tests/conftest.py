@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-_DEFAULT_GRAPHS = 600
+_DEFAULT_GRAPHS = 2000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

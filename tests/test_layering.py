@@ -28,6 +28,7 @@ _ORDER = (
     "lower",
     "skip_forms",
     "transposes",
+    "merges",
     "prepare",
     "inputs",
     "reference",

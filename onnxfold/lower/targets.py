@@ -170,6 +170,8 @@ class TargetLowering:
         if self._trailing_axes(site) is None:
             return False
         if site.form is NormForm.DECOMPOSED:
+            if self._overload(site.input.dtype):
+                return False  # the call would be spelled out again
             # Below these versions the operators would be spelled out again.
             since = {Statistics.LAYER: 17, Statistics.RMS: 23}[_STATISTICS[site.kind]]
             contrib = self._target is Target.ORT and site.kind is NormKind.RMS_NORM

@@ -126,7 +126,8 @@ def _deserialize(proto: onnx.ModelProto, label: str) -> ir.Model:
         if "ai.onnx" in imports:
             # The other name of the default domain; onnx-ir gives its nodes the domain "".
             imports[""] = imports.pop("ai.onnx")
-    for graph in (model.graph, *model.functions.values()):
+    graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for graph in graphs:
         _sort(graph, label)
     return model
 

@@ -181,7 +181,8 @@ def _against_runtime(pair: Pair, sampled: Sampled, engine: OnnxRuntime) -> Evide
     except CannotRun as error:
         raise ModelError(
             f"{original.label} does not run on the inputs {_shown(sampled.feeds[0])}; if they do "
-            f"not suit the model, give others with --inputs ({error})"
+            f"not suit the model, give others with --inputs; a model that cannot be run here can "
+            f"only be written with --no-check ({error})"
         ) from error
     changed = _run_rewritten(engine, rewritten, sampled.feeds, optimize=False)
     label = f"{engine.label} (no float64 run: {sampled.reason})"

@@ -167,6 +167,15 @@ def test_every_small_recipe_is_right(name: str, opset: int, tmp_path: Path) -> N
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "vit-b16"])
+def test_sdpa_is_one_attention_operator_a_layer_at_opset_23(name: str, tmp_path: Path) -> None:
+    path = export(name, tmp_path, small=True, opset=23, attention="sdpa")
+    assert_export_is_right(name, path)
+    ops = Counter(node.op_type for node in onnx.load(path).graph.node)
+    assert (ops["Attention"], ops["Softmax"]) == (2, 0)
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_table_states_the_norms_of_the_full_size(name: str) -> None:
     recipe = find(name)

@@ -47,6 +47,11 @@ def test_a_recipe_of_transformers_refuses_torchscript(tmp_path: Path) -> None:
         export("gpt2", tmp_path, exporter="torchscript")
 
 
+def test_a_recipe_without_sdpa_refuses_it(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="bloom-560m: has eager attention only"):
+        export("bloom-560m", tmp_path, attention="sdpa")
+
+
 def test_list_names_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list"]) == 0
     printed = capsys.readouterr().out.splitlines()
