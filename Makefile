@@ -43,7 +43,7 @@ demo: $(VENV)/.demo
 	@echo '$(DEMO)/report.html shows what became of each, and every error that was measured.'
 
 test: $(VENV)/.test
-	@$(BIN)/python -m pytest -q -n 2
+	@$(BIN)/python -m pytest -q -n 2 -rs
 
 test-slow: $(VENV)/.slow
 	@$(BIN)/python -m pytest -q -n 2 -m 'slow or not slow'

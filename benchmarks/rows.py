@@ -12,6 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from onnxfold import __version__
+
 __all__ = ["RESULTS", "Conditions", "append", "conditions", "read", "write"]
 
 RESULTS = Path(__file__).parent / "results"
@@ -35,7 +37,7 @@ def conditions() -> dict[str, Any]:
     return asdict(
         Conditions(
             date=datetime.now(UTC).strftime("%Y-%m-%d"),
-            onnxfold=version("onnxfold"),
+            onnxfold=__version__,
             python=platform.python_version(),
             onnx_ir=version("onnx-ir"),
             numpy=version("numpy"),
