@@ -398,6 +398,8 @@ def _fail(error: OnnxfoldError) -> NoReturn:
 
 def main() -> None:
     """Run the command line; every foreseen failure is one line and an exit code."""
+    # ONNX Runtime 1.29 and later report their use and keep files in the home folder by default.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         app()
     except OnnxfoldError as error:
