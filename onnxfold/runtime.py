@@ -7,7 +7,6 @@ registered on the session options, ONNX Runtime runs the kernels in their place.
 from __future__ import annotations
 
 import os
-import platform
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -33,9 +32,7 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 __all__ = [
-    "Diagnosis",
     "SelfTest",
-    "diagnose",
     "get_library_path",
     "register",
     "self_test",
@@ -123,36 +120,6 @@ class SelfTest:
     cases: int
     worst: float
     failures: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """What `onnxfold doctor` says of the runtime; `library_problem` is empty if all is well."""
-
-    onnxruntime: str
-    providers: tuple[str, ...]
-    machine: str
-    library: str
-    library_problem: str
-    self_test: SelfTest | None
-
-
-def diagnose() -> Diagnosis:
-    """Looks at ONNX Runtime and the library, and tests the kernels; raises nothing of its own."""
-    try:
-        import onnxruntime as ort
-    except ImportError:
-        return Diagnosis("", (), platform.machine(), "", "onnxruntime is not installed", None)
-    library, problem, test = "", "", None
-    try:
-        library = get_library_path()
-        test = self_test()
-        if not test.passed:
-            problem = f"{len(test.failures)} of {test.cases} kernel tests fail: {test.failures[0]}"
-    except OnnxfoldError as error:
-        problem = str(error)
-    providers = tuple(ort.get_available_providers())
-    return Diagnosis(ort.__version__, providers, platform.machine(), library, problem, test)
 
 
 def self_test() -> SelfTest:

@@ -18,7 +18,7 @@ import onnxfold
 from onnxfold import runtime
 from onnxfold.errors import OnnxfoldError, UsageError
 from onnxfold.lower.functions import SIGNATURES, call
-from onnxfold.runtime import diagnose, get_library_path, register, self_test, session
+from onnxfold.runtime import get_library_path, register, self_test, session
 from tests.calls import call_model, random_inputs
 
 
@@ -57,10 +57,6 @@ def test_missing_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(onnxfold, "__path__", [str(tmp_path)])
     with pytest.raises(OnnxfoldError, match="the cpu kernel library is not built: reinstall"):
         register(ort.SessionOptions())
-    found = diagnose()
-    assert "is not built" in found.library_problem
-    assert found.self_test is None
-    assert found.onnxruntime == ort.__version__
 
 
 def test_registering_twice_is_registering_once() -> None:
@@ -162,7 +158,6 @@ def test_kernels_pass_their_own_test() -> None:
     assert result.passed
     assert result.cases == 2 * len(SIGNATURES)
     assert 0 < result.worst <= 1
-    assert diagnose().library_problem == ""
 
 
 def test_wrong_kernels_fail_their_own_test(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,10 +172,7 @@ def test_wrong_kernels_fail_their_own_test(monkeypatch: pytest.MonkeyPatch) -> N
     assert not result.passed
     # Center alone has no epsilon.
     assert len(result.failures) == result.cases - 2
-    problem = diagnose().library_problem
-    assert problem.startswith(
-        f"{len(result.failures)} of {result.cases} kernel tests fail: RMSNorm"
-    )
+    assert result.failures[0].startswith("RMSNorm")
 
 
 def test_importing_the_module_does_not_load_onnxruntime() -> None:

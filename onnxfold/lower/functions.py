@@ -52,7 +52,7 @@ DOMAIN = "onnxfold"
 VERSION = 1
 INLINED = "inlined"  # the overload of calls that do not stay in the written model
 MIN_OPSET = 7
-MAX_OPSET = 25
+MAX_OPSET = 26
 
 
 class Statistics(StrEnum):

@@ -123,7 +123,11 @@ class TargetLowering:
             return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, label)
         least = 13 if dtype is ir.DataType.BFLOAT16 else MIN_OPSET
         if not least <= opset <= MAX_OPSET:
-            return Refusal(RefusalCode.NO_CHEAPER_FORM, f"no operator at opset {opset}", label)
+            return Refusal(
+                RefusalCode.NO_CHEAPER_FORM,
+                f"opset {opset} is not among {least} to {MAX_OPSET}",
+                label,
+            )
         return None
 
     def _trailing_axes(self, site: NormSite) -> int | None:
