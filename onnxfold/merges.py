@@ -5,11 +5,14 @@ A norm's gamma is then one operand, however many factors the model spells it wit
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import GraphView
-from onnxfold.graph.shapes import fill_types
+from onnxfold.graph.constants import weight_value
+from onnxfold.graph.shapes import fill_types, graph_values
 
 __all__ = ["merge_factors"]
 
@@ -17,13 +20,14 @@ __all__ = ["merge_factors"]
 def merge_factors(model: ir.Model) -> tuple[str, ...]:
     """Merge factors in a working copy with types; return the names of the products that changed."""
     view = GraphView(model)
-    merged = [node for node in view.nodes() if _merge(view, node)]
+    taken = {value.name for graph in view.graphs for value in graph_values(graph)}
+    merged = [node for node in view.nodes() if _merge(view, node, taken)]
     if merged:
         fill_types(model)
     return tuple(node.outputs[0].name or "" for node in merged)
 
 
-def _merge(view: GraphView, node: ir.Node) -> bool:
+def _merge(view: GraphView, node: ir.Node, taken: Set[str | None]) -> bool:
     outer = _factor(view, node)
     product = None if outer is None else node.inputs[1 - outer]
     inner_node = None if product is None else product.producer()
@@ -38,8 +42,8 @@ def _merge(view: GraphView, node: ir.Node) -> bool:
     if first is None or second is None or first.dtype != second.dtype:
         return False
     wide = first.astype(np.float64) * second.astype(np.float64)
-    value = _weight(f"{node.outputs[0].name}.factor", wide.astype(first.dtype))
-    if value.name in node.graph.initializers:
+    value = weight_value(f"{node.outputs[0].name}.factor", wide.astype(first.dtype))
+    if value.name in taken:
         return False
     old = (inner_node.inputs[inner], node.inputs[outer])
     node.graph.register_initializer(value)
@@ -59,13 +63,3 @@ def _factor(view: GraphView, node: ir.Node) -> int | None:
         return None
     constant = [view.tensor(operand) is not None for operand in node.inputs]
     return constant.index(True) if sum(constant) == 1 else None
-
-
-def _weight(name: str, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> ir.Value:
-    tensor = ir.Tensor(array, name=name)
-    return ir.Value(
-        name=name,
-        shape=ir.Shape(tensor.shape.numpy()),
-        type=ir.TensorType(tensor.dtype),
-        const_value=tensor,
-    )

@@ -201,3 +201,50 @@ def test_verification_alone_catches_a_wrong_result(
     with pytest.raises(onnxfold.VerificationError, match="output 'y'"):
         onnxfold.optimize(tmp_path / "in.onnx", tmp_path / "out.onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["in.onnx"]
+
+
+def _with_infinite_mask() -> onnx.ModelProto:
+    """A head whose bias bars a class with -inf: beta cannot be added to it and taken out again."""
+    proto = chain_model()
+    mask = np.zeros(16, np.float32)
+    mask[0] = -np.inf
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(mask, "mask"))
+    proto.graph.node[-1].output[0] = "scores"
+    proto.graph.node.append(onnx.helper.make_node("Add", ["scores", "mask"], ["y"], name="bar"))
+    return proto
+
+
+def test_where_moved_gammas_alone_fail_a_check_the_rest_is_done_and_said() -> None:
+    result = onnxfold.optimize(_with_infinite_mask())
+    assert "the proof failed" in result.report["affine_left_out"]
+    assert result.report["inspect"]["summary"]["gamma_fused"] == 0
+    assert len(result.plan.folds) == 1
+    assert result.proof is not None
+    assert result.proof.passed
+    assert result.verification is not None
+    assert result.verification.passed
+
+
+def test_nothing_is_left_out_where_the_checks_pass() -> None:
+    result = onnxfold.optimize(chain_model())
+    assert "affine_left_out" not in result.report
+
+
+def test_a_weight_with_the_name_of_a_merged_factor_is_kept(tmp_path: Path) -> None:
+    """A weight of the model may already have the name that a merged factor would take."""
+    proto = chain_model()
+    proto.graph.node[-1].output[0] = "h2"
+    for name, value in (("k1", 0.5), ("k2", 3.0), ("h4.factor", 7.0)):
+        array = np.asarray(value, np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    proto.graph.node.extend(
+        [
+            onnx.helper.make_node("Mul", ["h2", "k1"], ["h3"]),
+            onnx.helper.make_node("Mul", ["h3", "k2"], ["h4"]),
+            onnx.helper.make_node("Add", ["h4", "h4.factor"], ["y"]),
+        ]
+    )
+    onnx.save(proto, tmp_path / "in.onnx")
+    result = onnxfold.optimize(tmp_path / "in.onnx", tmp_path / "out.onnx")
+    assert result.verification is not None
+    assert result.verification.passed

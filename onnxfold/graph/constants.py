@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxfold.graph.dims import Shape
 
-__all__ = ["ConstantFolder", "constant_tensor"]
+__all__ = ["ConstantFolder", "constant_tensor", "weight_value"]
 
 Array = npt.NDArray[np.generic]
 
@@ -134,3 +134,14 @@ class ConstantFolder:
 
 def _elements(shape: Array | None) -> float:
     return float("inf") if shape is None else float(np.prod(shape.astype(np.float64)))
+
+
+def weight_value(name: str, array: Array) -> ir.Value:
+    """Return a new initializer that is in no graph yet."""
+    tensor = ir.Tensor(array, name=name)
+    return ir.Value(
+        name=name,
+        shape=ir.Shape(tensor.shape.numpy()),
+        type=ir.TensorType(tensor.dtype),
+        const_value=tensor,
+    )

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import Fiber, GraphView, node_label
+from onnxfold.graph.constants import weight_value
 from onnxfold.lower.functions import (
     DOMAIN,
     INLINED,
@@ -214,7 +215,7 @@ class TargetLowering:
     def _plain_centring(self, value: ir.Value, fiber: Fiber) -> Lowered:
         initializers: tuple[ir.Value, ...] = ()
         if self._view.opset >= 18:
-            axes = _initializer(f"{value.name}.centred.axes", np.array(fiber.axes, np.int64))
+            axes = weight_value(f"{value.name}.centred.axes", np.array(fiber.axes, np.int64))
             mean = ir.node("ReduceMean", [value, axes], {"keepdims": 1})
             initializers = (axes,)
         else:
@@ -247,8 +248,8 @@ class TargetLowering:
     def _blocked_call(self, site: NormSite, x: ir.Value, blocks: tuple[int, int]) -> Lowered:
         """Return Reshape, RMSNorm over the new last axis, Reshape back, gamma, beta."""
         leading = [0] * ((self._view.rank(site.input) or 1) - 1)  # 0 keeps a dimension
-        split = _initializer(f"{x.name}.blocks", np.array([*leading, *blocks], np.int64))
-        joined = _initializer(
+        split = weight_value(f"{x.name}.blocks", np.array([*leading, *blocks], np.int64))
+        joined = weight_value(
             f"{x.name}.joined", np.array([*leading, blocks[0] * blocks[1]], np.int64)
         )
         made: list[ir.Value] = []
@@ -267,7 +268,7 @@ class TargetLowering:
         """Return an RMSNorm of x over its last axis without affine, and its function's name."""
         if self._target is Target.ORT:
             dtype = (site.input.dtype or ir.DataType.FLOAT).numpy()
-            made.append(_initializer(f"{site.output.name}.ones", np.ones(size, dtype)))
+            made.append(weight_value(f"{site.output.name}.ones", np.ones(size, dtype)))
             attributes = {"axis": -1, "epsilon": site.epsilon, "stash_type": 1}
             return ir.node("SimplifiedLayerNormalization", [x, made[-1]], attributes), None
         name = op_name(statistics=Statistics.RMS)
@@ -286,7 +287,7 @@ class TargetLowering:
     def _ones(self, site: NormSite, axes: int) -> ir.Value:
         shape = [int(dim or 0) for dim in (self._view.shape(site.input) or ())[-axes:]]
         dtype = (site.input.dtype or ir.DataType.FLOAT).numpy()
-        return _initializer(f"{site.output.name}.ones", np.ones(shape, dtype))
+        return weight_value(f"{site.output.name}.ones", np.ones(shape, dtype))
 
     def _finished(
         self,
@@ -365,7 +366,7 @@ class TargetLowering:
             return None
         name = f"{site.output.name}.{role}"
         made.append(
-            _initializer(name, np.ascontiguousarray(array.reshape(sizes).astype(dtype.numpy())))
+            weight_value(name, np.ascontiguousarray(array.reshape(sizes).astype(dtype.numpy())))
         )
         return made[-1]
 
@@ -377,7 +378,7 @@ class TargetLowering:
         if part is None:
             raise InvariantError(f"norm '{site.name}' has no {role}")
         dtype = (site.output.dtype or ir.DataType.FLOAT).numpy()
-        made.append(_initializer(f"{site.output.name}.{role}", part.astype(dtype)))
+        made.append(weight_value(f"{site.output.name}.{role}", part.astype(dtype)))
         return made[-1]
 
 
@@ -391,13 +392,3 @@ def _lost_affine(site: NormSite) -> bool:
 
 def _squeezed(shape: tuple[int, ...] | list[int]) -> tuple[int, ...]:
     return tuple(dim for dim in shape if dim != 1)
-
-
-def _initializer(name: str, array: npt.NDArray[np.generic]) -> ir.Value:
-    tensor = ir.Tensor(array, name=name)
-    return ir.Value(
-        name=name,
-        shape=ir.Shape(tensor.shape.numpy()),
-        type=ir.TensorType(tensor.dtype),
-        const_value=tensor,
-    )
