@@ -23,7 +23,7 @@ from onnxfold import __version__, model_io
 from onnxfold.analysis import DEFAULT_SPLIT_BYTES, Analysis, analyse
 from onnxfold.errors import AffineCheckError, UnchangedError, UsageError, VerificationError
 from onnxfold.graph import GraphView
-from onnxfold.graph.shapes import strip_types
+from onnxfold.graph.shapes import all_graphs, strip_types
 from onnxfold.inputs import InputSpec
 from onnxfold.lower.functions import DOMAIN, INLINED, SIGNATURES
 from onnxfold.lower.residual import residual_fusions
@@ -312,7 +312,7 @@ def _rewritten(source: Source, analysis: Analysis, options: Options) -> Applied:
     apply_fusions(applied.model, fusions)
     fused_before = sum(
         node.domain == DOMAIN and node.op_type in SIGNATURES and SIGNATURES[node.op_type].residual
-        for graph in source.model.graphs()
+        for graph in all_graphs(source.model)
         for node in graph
     )
     return Applied(applied.model, applied.changed or len(fusions) != fused_before)
@@ -321,7 +321,7 @@ def _rewritten(source: Source, analysis: Analysis, options: Options) -> Applied:
 def _finished(model: ir.Model, source: Source, analysis: Analysis, options: Options) -> ir.Model:
     """Bring the rewritten model into its final form: types, functions, IR version, provenance."""
     strip_types(model, like=source.model)
-    used = {node.op_identifier() for graph in model.graphs() for node in graph}
+    used = {node.op_identifier() for graph in all_graphs(model) for node in graph}
     for identifier in [key for key in model.functions if key[0] == DOMAIN and key not in used]:
         del model.functions[identifier]
     if not any(domain == DOMAIN for domain, *_ in used):

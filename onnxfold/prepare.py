@@ -16,7 +16,7 @@ import onnx_ir.passes.common as passes
 
 from onnxfold.errors import ModelError
 from onnxfold.graph import node_label, operator
-from onnxfold.graph.shapes import fill_types
+from onnxfold.graph.shapes import all_graphs, fill_types
 from onnxfold.merges import merge_factors
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.skip_forms import SPLITTERS, Builder
@@ -98,7 +98,7 @@ def _split(model: ir.Model) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
     names: list[str] = []
     left: list[Refusal] = []
     builder: Builder | None = None
-    for graph in list(model.graphs()):
+    for graph in list(all_graphs(model)):
         for node in list(graph):
             splitter = SPLITTERS.get((node.domain, node.op_type))
             if splitter is None:

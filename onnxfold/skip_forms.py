@@ -12,6 +12,7 @@ from types import MappingProxyType
 import numpy as np
 import onnx_ir as ir
 
+from onnxfold.graph.shapes import all_graphs
 from onnxfold.lower.functions import DOMAIN, SIGNATURES, function, op_name
 from onnxfold.rewrite.apply import add_function
 
@@ -28,7 +29,7 @@ class Builder:
         self._model = model
         self.opset = model.graph.opset_imports.get("", 1)
         self._used: set[str] = set()
-        for graph in model.graphs():
+        for graph in all_graphs(model):
             self._used.update(value.name or "" for value in graph.inputs)
             self._used.update(graph.initializers)
             for node in graph:

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import constant_tensor, node_label
+from onnxfold.graph.shapes import all_graphs
 
 __all__ = ["pull_transposes"]
 
@@ -26,7 +27,7 @@ _Unique = Callable[[str], str]
 def pull_transposes(model: ir.Model, unique: _Unique) -> tuple[str, ...]:
     """Move such Transposes in front of the norm, in place; return the names of those moved."""
     names = []
-    for graph in model.graphs():
+    for graph in all_graphs(model):
         for node in list(graph):
             if node.op_type != "Transpose" or node.domain != "" or node.graph is None:
                 continue

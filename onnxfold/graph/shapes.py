@@ -14,7 +14,14 @@ import onnx_ir as ir
 
 from onnxfold.graph.dims import Dim, Shape
 
-__all__ = ["fill_types", "graph_values", "is_filled", "known_shapes", "strip_types"]
+__all__ = [
+    "all_graphs",
+    "fill_types",
+    "graph_values",
+    "is_filled",
+    "known_shapes",
+    "strip_types",
+]
 
 _LARGE_TENSOR_BYTES = 4096
 _FILLED = "onnxfold.types_filled"
@@ -50,12 +57,12 @@ def strip_types(model: ir.Model, like: ir.Model) -> None:
     """Take away again what :func:`fill_types` added: keep what ``like`` declares by name."""
     declared = {
         value.name
-        for graph in like.graphs()
+        for graph in all_graphs(like)
         for node in graph
         for value in node.outputs
         if value.type is not None or value.shape is not None
     }
-    for graph in model.graphs():
+    for graph in all_graphs(model):
         kept = set(graph.outputs)
         for node in graph:
             for value in node.outputs:
@@ -67,7 +74,7 @@ def known_shapes(model: ir.Model) -> dict[ir.Value, Shape]:
     """Return the shape of every value whose rank is known in a model with filled types."""
     return {
         value: shape
-        for graph in model.graphs()
+        for graph in all_graphs(model)
         for value in graph_values(graph)
         if (shape := _declared(value)) is not None
     }
@@ -76,6 +83,20 @@ def known_shapes(model: ir.Model) -> dict[ir.Value, Shape]:
 def is_filled(model: ir.Model) -> bool:
     """Whether :func:`fill_types` has seen the model."""
     return bool(model.meta.get(_FILLED))
+
+
+def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
+    """Yield the main graph and every body in it, parents first.
+
+    ir.Model.graphs does the same in several times the time: it asks every node of every graph
+    in turn for what lies below it.
+    """
+    waiting = [model.graph]
+    while waiting:
+        graph = waiting.pop()
+        yield graph
+        bodies = [body for node in graph if node.attributes for _, _, body in _bodies(node)]
+        waiting += reversed(bodies)
 
 
 def graph_values(graph: ir.Graph) -> Iterator[ir.Value]:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxfold.graph.constants import ConstantFolder, constant_tensor
 from onnxfold.graph.dims import Dim, Shape
-from onnxfold.graph.shapes import fill_types, graph_values, is_filled, known_shapes
+from onnxfold.graph.shapes import all_graphs, fill_types, graph_values, is_filled, known_shapes
 
 __all__ = ["GraphView", "Reader", "node_label", "operator"]
 
@@ -52,7 +52,7 @@ class GraphView:
         if not is_filled(model):
             fill_types(model)
         self._shapes = known_shapes(model)
-        self.graphs = tuple(model.graphs())
+        self.graphs = tuple(all_graphs(model))
         self._refs: dict[ir.Value, str] | None = None
         self._folder = ConstantFolder(self.opset, self._shapes, _SMALL_CONSTANT_ELEMENTS)
 

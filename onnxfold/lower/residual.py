@@ -54,12 +54,13 @@ class ResidualFusion:
 def residual_fusions(view: GraphView) -> tuple[ResidualFusion, ...]:
     """Return every fusion in a lowered model; no addition takes part in two."""
     taken: set[ir.Node] = set()
+    bodies = _Bodies(view.opset)
     fusions = []
     for node in view.nodes():
         signature = SIGNATURES.get(node.op_type) if node.domain == DOMAIN else None
         if signature is None or node.overload or not _plain(signature):
             continue
-        fusion = _fusion(view, node, signature, taken)
+        fusion = _fusion(view, node, signature, taken, bodies)
         if fusion is not None:
             taken.update(fusion.additions)
             fusions.append(fusion)
@@ -72,7 +73,7 @@ def _plain(signature: Signature) -> bool:
 
 
 def _fusion(
-    view: GraphView, norm: ir.Node, signature: Signature, taken: set[ir.Node]
+    view: GraphView, norm: ir.Node, signature: Signature, taken: set[ir.Node], bodies: _Bodies
 ) -> ResidualFusion | None:
     total = norm.inputs[0]
     addition = None if total is None else total.producer()
@@ -89,7 +90,20 @@ def _fusion(
         affine=signature.affine,
         with_sum=len(total.uses()) > 1 or total.is_graph_output(),
     )
-    return ResidualFusion(norm, additions, operands, name, function(name, view.opset, dtype))
+    return ResidualFusion(norm, additions, operands, name, bodies.of(name, dtype))
+
+
+class _Bodies:
+    """Each function body, made once."""
+
+    def __init__(self, opset: int) -> None:
+        self._opset = opset
+        self._made: dict[tuple[str, ir.DataType], ir.Function] = {}
+
+    def of(self, name: str, dtype: ir.DataType) -> ir.Function:
+        if (name, dtype) not in self._made:
+            self._made[name, dtype] = function(name, self._opset, dtype)
+        return self._made[name, dtype]
 
 
 def _operands(

@@ -78,6 +78,7 @@ class TargetLowering:
         self._view = view
         self._target = target
         self._types = {site.input.dtype for site in sites}
+        self._bodies: dict[tuple[str, ir.DataType], ir.Function] = {}
 
     def refuse_rms(self, site: NormSite) -> Refusal | None:
         """Say why a LayerNorm has no cheaper RMS form on this target, or None."""
@@ -323,7 +324,10 @@ class TargetLowering:
     ) -> Lowered:
         if name is None or dtype is None:
             return lowered
-        body = function(name, self._view.opset, dtype, self._overload(dtype))
+        body = self._bodies.get((name, dtype))
+        if body is None:
+            body = function(name, self._view.opset, dtype, self._overload(dtype))
+            self._bodies[name, dtype] = body
         return Lowered(lowered.nodes, lowered.stands_for, lowered.initializers, (body,))
 
     def _affine(self, site: NormSite, axes: int) -> _Affine:

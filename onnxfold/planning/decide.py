@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from onnxfold.graph import GraphView
 from onnxfold.norms.site import NormSite
 from onnxfold.planning.costs import Costs, elements
-from onnxfold.planning.network import Cut, solve
+from onnxfold.planning.network import Cut, free_points, solve
 from onnxfold.planning.plan import Fold, Insertion, Plan, ReaderRef, WeightCentring
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.zero_mean.arrays import is_centred
@@ -48,13 +48,8 @@ def count_foldable(
 ) -> int:
     """Count the norms that fold under a paper's rules: weights may be split, no centring added."""
     graph = walk_back(view, sites, [demand.site for demand in demands], assumptions)
-    points = [Point(demand.site.input, demand.site.fiber) for demand in demands]
-    cut = solve(
-        graph,
-        [(point, 1) for point in points],
-        lambda _, facts: 0 if facts.constant else None,
-    )
-    return sum(point in cut.at_hand for point in points)
+    free = free_points(graph)
+    return sum(Point(demand.site.input, demand.site.fiber) in free for demand in demands)
 
 
 class _Prices:

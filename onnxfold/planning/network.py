@@ -15,6 +15,7 @@ Zero-mean points have no outgoing edge: they are centred as they stand.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from onnxfold.planning.mincut import INFINITE, minimum_cut
 from onnxfold.zero_mean.relations import Point
 from onnxfold.zero_mean.walk import PointFacts, ZeroMeanGraph
 
-__all__ = ["Cut", "solve"]
+__all__ = ["Cut", "free_points", "solve"]
 
 _SOURCE, _SINK = 0, 1
 
@@ -60,6 +61,32 @@ def solve(
     return Cut(
         frozenset(point for point, z in number.items() if z in source_side),
         frozenset(point for point, z in number.items() if z + 1 in source_side),
+    )
+
+
+def free_points(graph: ZeroMeanGraph) -> frozenset[Point]:
+    """Return the points that a cut of cost 0 has at hand centred: weights split free, no copies.
+
+    Law: such a cut exists for v exactly when no path of infinite edges leads from c_v to SNK.
+    """
+    number = {point: i for i, point in enumerate(graph.points)}
+    depend: list[list[int]] = [[] for _ in number]  # who is lost with a point
+    lost = deque[int]()
+    for point, facts in graph.points.items():
+        if facts.zero_mean:
+            continue
+        if facts.opaque is not None or facts.exact:
+            lost.append(number[point])
+        operands = (at for at in facts.carried if not graph.points[at].constant)
+        for other in (*operands, *facts.carries_to, *facts.siblings):
+            depend[number[other]].append(number[point])
+    seen = set(lost)
+    while lost:
+        fresh = [other for other in depend[lost.popleft()] if other not in seen]
+        seen.update(fresh)
+        lost.extend(fresh)
+    return frozenset(
+        point for point, i in number.items() if graph.points[point].constant or i not in seen
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph.shapes import graph_values
+from onnxfold.graph.shapes import all_graphs, graph_values
 
 __all__ = ["Editor", "Lowered", "add_function", "change_constant", "inherit", "sweep"]
 
@@ -51,7 +51,7 @@ class Editor:
 
     def __init__(self, model: ir.Model):
         self._model = model
-        self._taken = {value.name for graph in model.graphs() for value in graph_values(graph)}
+        self._taken = {value.name for graph in all_graphs(model) for value in graph_values(graph)}
         self._replaced: dict[ir.Value, ir.Value] = {}
 
     def unused(self, name: str) -> str:

@@ -1,0 +1,85 @@
+"""Edited tensors: chunks, threads and the short way of one scale give the defined bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnxfold.affine.channels import Channels
+from onnxfold.graph import whole_axes
+from onnxfold.rewrite import edited as edited_module
+from onnxfold.rewrite.edited import Centre, Edit, Scale, edited, unrounded
+
+Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
+
+
+def _weight(dtype: type, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal((700, 900)).astype(dtype)
+
+
+def _edited(W: Array, *edits: Edit) -> Array:
+    tensor: ir.TensorProtocol = ir.Tensor(W, name="W")
+    for edit in edits:
+        tensor = edited(tensor, edit, "W")
+    return np.asarray(tensor.numpy())
+
+
+def _channels(axis: int) -> Channels:
+    return Channels.along([(axis, (700, 900)[axis])])
+
+
+def _centre(axis: int) -> Centre:
+    fiber = whole_axes((700, 900), (axis,))
+    assert fiber is not None
+    return Centre(fiber)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_one_scale_is_the_float64_product_rounded_once(dtype: type, axis: int) -> None:
+    W = _weight(dtype)
+    g = np.random.default_rng(1).standard_normal((700, 900)[axis]).astype(np.float32)
+    factor = g.astype(np.float64).reshape((-1, 1) if axis == 0 else (1, -1))
+    expected = (W.astype(np.float64) * factor).astype(dtype)
+    scaled = _edited(W, Scale(_channels(axis), g.astype(np.float64)))
+    np.testing.assert_array_equal(scaled, expected)
+
+
+def test_a_scale_beyond_float32_is_not_rounded_before_the_product() -> None:
+    W = _weight(np.float32)
+    g = np.full(700, 1.0 + 2.0**-24)  # rounds to 1 in float32
+    scaled = _edited(W, Scale(_channels(0), g))
+    np.testing.assert_array_equal(scaled, (W.astype(np.float64) * g[0]).astype(np.float32))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_the_number_of_threads_changes_no_bit(axis: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    W = _weight(np.float32)
+    g = np.random.default_rng(1).standard_normal(700)
+    edits = (Scale(_channels(0), g), _centre(axis))
+    results = []
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(edited_module, "_threads", lambda threads=threads: threads)
+        results.append(_edited(W, *edits))
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
+
+
+def test_what_is_stored_is_the_unrounded_value_rounded() -> None:
+    W = _weight(np.float32)
+    g = np.random.default_rng(1).standard_normal(900)
+    tensor = edited(
+        edited(ir.Tensor(W, name="W"), Scale(_channels(1), g), "W"),
+        _centre(0),
+        "W",
+    )
+    np.testing.assert_array_equal(tensor.numpy(), unrounded(tensor).astype(np.float32))
+
+
+def test_inf_and_nan_of_a_weight_raise_no_warning_in_a_thread() -> None:
+    W = _weight(np.float32)
+    W[3, 4], W[500, 6] = np.inf, np.nan
+    centred = _edited(W, _centre(1))
+    assert not np.isfinite(centred[[3, 500]]).any()
+    assert np.isfinite(np.delete(centred, [3, 500], axis=0)).all()
