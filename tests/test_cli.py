@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import onnx
 import pytest
 
 from onnxfold import cli
+from onnxfold.cli.options import FoldOptions
+from onnxfold.pipeline import Options
 from tests.builders import chain_model, post_norm_model, pre_norm_model
 
 
@@ -149,6 +152,14 @@ def test_bad_input_is_one_line_and_writes_nothing(
 def test_unknown_options_exit_2(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(monkeypatch, "optimize", model, "--nonsense") == 2
     assert run(monkeypatch, "optimize", model, "-o", "x", "--target", "tpu") == 2
+
+
+def test_the_defaults_are_those_of_the_python_interface() -> None:
+    defaults = {field.name: field.default for field in dataclasses.fields(Options)}
+    given = FoldOptions().keywords()
+    assert given == {name: defaults[name] for name in given}
+    only_here = {"noise_limit", "dry_run", "force"}  # no option, or options of optimize alone
+    assert set(defaults) - set(given) == only_here
 
 
 def test_force_replaces_the_input_safely(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

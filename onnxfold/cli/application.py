@@ -1,0 +1,98 @@
+"""The application: its commands, the options before them, and what a failure looks like."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from onnxfold import __version__
+from onnxfold.cli.bench import bench
+from onnxfold.cli.inspect import inspect
+from onnxfold.cli.installation import doctor, lib_path
+from onnxfold.cli.optimize import optimize
+from onnxfold.cli.terminal import Verbosity
+from onnxfold.cli.verify import verify
+from onnxfold.errors import OnnxfoldError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="onnxfold",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Give an ONNX model the same function with cheaper normalization.
+
+    Every LayerNorm that can **exactly** become an RMSNorm does: the weights before it are
+    centred once, in the file, so that nothing has to subtract a mean at run time. The result is
+    proved from the weights, checked against a float64 run of the original, and only then written.
+
+    `onnxfold optimize model.onnx -o fast.onnx` folds, proves, checks and writes.
+
+    `onnxfold inspect model.onnx` shows every norm: whether it folds, or why not.
+
+    Exit codes: 0 done and checked, also when nothing was to do; 1 the check failed and nothing was
+    written; 2 bad usage; 3 the model cannot be read or written, or is not supported.""",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"onnxfold {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    context: typer.Context,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only errors.")] = False,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", "-V", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    if verbose and quiet:
+        raise typer.BadParameter("--verbose and --quiet exclude each other")
+    context.obj = Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL
+
+
+for _command in (optimize, inspect, verify, bench, doctor, lib_path):
+    app.command()(_command)
+
+
+def _fail(error: OnnxfoldError) -> NoReturn:
+    typer.echo(f"onnxfold: {error}", err=True)
+    sys.exit(error.exit_code)
+
+
+def main() -> None:
+    """Run the command line; every foreseen failure is one line and an exit code."""
+    # ONNX Runtime 1.29 and later report their use and keep files in the home folder by default.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    try:
+        app()
+    except OnnxfoldError as error:
+        _fail(error)
+    except BrokenPipeError:
+        sys.exit(0)
+    except Exception as error:  # the last resort: a defect is one line too, and never exit code 0
+        if {"-v", "--verbose"} & set(sys.argv[1:]):
+            raise
+        sentence = str(error).splitlines()[0] if str(error) else ""
+        typer.echo(
+            f"onnxfold: internal error, {type(error).__name__}: {sentence}; this is a defect: "
+            "please report it with the traceback that --verbose shows",
+            err=True,
+        )
+        sys.exit(3)
+    except KeyboardInterrupt:
+        typer.echo("onnxfold: interrupted", err=True)
+        sys.exit(130)

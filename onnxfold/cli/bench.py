@@ -1,0 +1,49 @@
+"""onnxfold bench."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxfold.cli import terminal
+from onnxfold.cli.options import InputsOption, JsonOption, ProvidersOption, SeedOption
+
+__all__ = ["bench"]
+
+
+def bench(
+    context: typer.Context,
+    models: Annotated[
+        list[Path], typer.Argument(metavar="A [B ...]", help="The models; ratios are to A.")
+    ],
+    rounds: Annotated[int, typer.Option(metavar="N", help="Rounds; each runs every model.")] = 30,
+    threads: Annotated[int, typer.Option(metavar="N", help="Threads within an operator.")] = 1,
+    inputs: InputsOption = None,
+    seed: SeedOption = 0,
+    providers: ProvidersOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time models against each other in ONNX Runtime, with and without onnxfold's kernels.
+
+    Runs are interleaved, so that a machine that slows down slows all of them; the ratio is the
+    median over rounds of a model's time to the first one's.
+    """
+    from onnxfold import report as reports
+    from onnxfold.bench import bench as measure
+
+    with terminal.progress(context.obj) as progress:
+        measured = measure(
+            models,
+            rounds=rounds,
+            threads=threads,
+            inputs=tuple(inputs or ()),
+            seed=seed,
+            providers=tuple(providers or ()),
+            progress=progress,
+        )
+    if as_json:
+        terminal.print_json(measured.to_json())
+    else:
+        reports.print_benchmark(terminal.console(), measured.to_json())

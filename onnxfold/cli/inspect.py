@@ -1,0 +1,45 @@
+"""onnxfold inspect."""
+
+from __future__ import annotations
+
+import typer
+
+from onnxfold.cli import terminal
+from onnxfold.cli.options import (
+    ExcludeOption,
+    JsonOption,
+    Model,
+    NoFuseAffineOption,
+    SplitOption,
+    TargetOption,
+)
+from onnxfold.lower.target import Target
+
+__all__ = ["inspect"]
+
+
+def inspect(
+    context: typer.Context,
+    model: Model,
+    as_json: JsonOption = False,
+    target: TargetOption = Target.PORTABLE,
+    allow_split: SplitOption = 1 << 20,
+    exclude: ExcludeOption = None,
+    no_fuse_affine: NoFuseAffineOption = False,
+) -> None:
+    """Show every norm: what it is, and whether it folds or why not. Changes nothing."""
+    from onnxfold import pipeline
+    from onnxfold import report as reports
+
+    with terminal.progress(context.obj):
+        document = pipeline.inspect(
+            model,
+            target=target,
+            allow_split=allow_split,
+            exclude=exclude,
+            fuse_affine=not no_fuse_affine,
+        )
+    if as_json:
+        terminal.print_json(document)
+    else:
+        reports.print_norms(terminal.console(), document)

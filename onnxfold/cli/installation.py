@@ -1,0 +1,34 @@
+"""onnxfold doctor and onnxfold lib-path: what is installed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from onnxfold.cli import terminal
+from onnxfold.cli.options import JsonOption
+
+__all__ = ["doctor", "lib_path"]
+
+
+def doctor(as_json: JsonOption = False) -> None:
+    """Show versions, execution providers and the kernel library, and test the kernels."""
+    from onnxfold.doctor import examine, print_examination
+
+    document = examine()
+    if as_json:
+        terminal.print_json(document)
+    else:
+        print_examination(terminal.console(), document)
+    if not document["healthy"]:
+        raise typer.Exit(3)
+
+
+def lib_path(
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Print the absolute path of the kernel library, for ONNX Runtime, Triton and C++."""
+    from onnxfold.runtime import get_library_path
+
+    typer.echo(get_library_path(device))

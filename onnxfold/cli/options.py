@@ -1,0 +1,167 @@
+"""Options that several commands share: each declared once, with its help.
+
+A command that starts with folding takes all of :class:`FoldOptions`, by :func:`with_fold_options`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from onnxfold.lower.target import Target
+
+__all__ = [
+    "AtolOption",
+    "ExcludeOption",
+    "FoldOptions",
+    "InputsOption",
+    "JsonOption",
+    "Model",
+    "NoFuseAffineOption",
+    "ProvidersOption",
+    "ReportOption",
+    "RtolOption",
+    "SeedOption",
+    "SplitOption",
+    "TargetOption",
+    "with_fold_options",
+]
+
+Model = Annotated[Path, typer.Argument(metavar="IN", help="The ONNX model, .onnx.")]
+TargetOption = Annotated[
+    Target,
+    typer.Option(
+        help="**portable**: functions that any runtime runs and the onnxfold kernels "
+        "speed up; **onnx**: standard operators only; **ort**: ONNX Runtime's "
+        "contrib operators."
+    ),
+]
+SplitOption = Annotated[
+    int,
+    typer.Option(
+        metavar="BYTES",
+        help="Store a weight twice (plain and centred) when it is at most this large; larger ones "
+        "get a centring operator instead.",
+    ),
+]
+ExcludeOption = Annotated[
+    str | None,
+    typer.Option(metavar="REGEX", help="Leave norms alone whose name matches."),
+]
+InputsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME:SHAPE|NAME:FILE.npy|FILE.npz",
+        help="Inputs for the check: a shape (ids:1,128) or data; repeat for several.",
+    ),
+]
+ProvidersOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="ONNX Runtime execution providers; repeat in order."),
+]
+SeedOption = Annotated[int, typer.Option(help="Seed of the check's random inputs.")]
+RtolOption = Annotated[
+    float | None, typer.Option(help="Also demand |error| <= atol + rtol |truth|.")
+]
+AtolOption = Annotated[float | None, typer.Option(help="See --rtol.")]
+NoFuseAffineOption = Annotated[
+    bool,
+    typer.Option("--no-fuse-affine", help="Leave gamma, beta and scales where they are."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+ReportOption = Annotated[
+    Path | None, typer.Option(metavar="FILE.json|.html", help="Write the full report.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldOptions:
+    """What every command that folds a model can be asked; each field is an option."""
+
+    target: TargetOption = Target.PORTABLE
+    allow_split: SplitOption = 1 << 20
+    exclude: ExcludeOption = None
+    check: Annotated[int, typer.Option(metavar="N", help="Check on N sets of inputs.")] = 2
+    no_check: Annotated[bool, typer.Option("--no-check", help="Write without proof and check.")] = (
+        False
+    )
+    rtol: RtolOption = None
+    atol: AtolOption = None
+    inputs: InputsOption = None
+    seed: SeedOption = 0
+    providers: ProvidersOption = None
+    no_fuse_affine: NoFuseAffineOption = False
+    range_limit: Annotated[
+        float,
+        typer.Option(
+            metavar="RATIO",
+            help="Warn where a scale widens the range of a weight's columns more than this.",
+        ),
+    ] = 16.0
+    no_fuse_residual: Annotated[
+        bool, typer.Option("--no-fuse-residual", help="Leave residual additions on their own.")
+    ] = False
+    save_as_external_data: Annotated[
+        bool,
+        typer.Option(
+            "--save-as-external-data", help="Weights in OUT.data; kept as they were else."
+        ),
+    ] = False
+    fail_if_unchanged: Annotated[
+        bool, typer.Option("--fail-if-unchanged", help="Exit 1 when nothing can be improved.")
+    ] = False
+
+    def keywords(self) -> dict[str, Any]:
+        """Return them as the options of `onnxfold.optimize`."""
+        return {
+            "target": self.target,
+            "allow_split": self.allow_split,
+            "exclude": self.exclude,
+            "check": 0 if self.no_check else self.check,
+            "rtol": self.rtol,
+            "atol": self.atol,
+            "inputs": tuple(self.inputs or ()),
+            "seed": self.seed,
+            "providers": tuple(self.providers or ()),
+            "save_as_external_data": True if self.save_as_external_data else None,
+            "fuse_residual": not self.no_fuse_residual,
+            "fuse_affine": not self.no_fuse_affine,
+            "range_limit": self.range_limit,
+            "fail_if_unchanged": self.fail_if_unchanged,
+        }
+
+
+def with_fold_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option for each field of FoldOptions; its parameter `fold` gets them all.
+
+    They stand where `fold` stands in the command's parameters. Typer reads the signature, so that
+    is what changes.
+    """
+    names = [field.name for field in fields(FoldOptions)]
+    hints = get_type_hints(command, include_extras=True)
+    declared = get_type_hints(FoldOptions, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        if parameter.name == "fold":
+            parameters += (
+                parameter.replace(name=field.name, default=field.default, annotation=declared[name])
+                for name, field in zip(names, fields(FoldOptions), strict=True)
+            )
+        else:
+            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+
+    @wraps(command)
+    def spread(**given: Any) -> None:
+        fold = FoldOptions(**{name: given.pop(name) for name in names})
+        command(fold=fold, **given)
+
+    # mypy knows no attribute for it; inspect.signature documents it.
+    setattr(spread, "__signature__", inspect.Signature(parameters))  # noqa: B010
+    spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return spread

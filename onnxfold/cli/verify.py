@@ -1,0 +1,61 @@
+"""onnxfold verify."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxfold.cli import terminal
+from onnxfold.cli.options import (
+    AtolOption,
+    InputsOption,
+    JsonOption,
+    ProvidersOption,
+    RtolOption,
+    SeedOption,
+)
+from onnxfold.errors import VerificationError
+
+__all__ = ["verify"]
+
+
+def verify(
+    context: typer.Context,
+    first: Annotated[Path, typer.Argument(metavar="A", help="The original model.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="The model to check against it.")],
+    samples: Annotated[int, typer.Option(metavar="N", help="Sets of inputs.")] = 2,
+    rtol: RtolOption = None,
+    atol: AtolOption = None,
+    inputs: InputsOption = None,
+    seed: SeedOption = 0,
+    providers: ProvidersOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that B computes what A computes, relative to the rounding error of A itself.
+
+    Both run on seeded inputs and are compared with a float64 run of A. B passes when no output
+    errs more than a small multiple of what A errs itself; exits 1 otherwise.
+    """
+    from onnxfold import pipeline
+    from onnxfold import report as reports
+
+    with terminal.progress(context.obj) as progress:
+        verification = pipeline.verify(
+            first,
+            second,
+            samples=samples,
+            rtol=rtol,
+            atol=atol,
+            inputs=tuple(inputs or ()),
+            seed=seed,
+            providers=tuple(providers or ()),
+            progress=progress,
+        )
+    if as_json:
+        terminal.print_json(verification.to_json())
+    else:
+        reports.print_verification(terminal.console(), verification.to_json())
+    if not verification.passed:
+        raise typer.Exit(VerificationError.exit_code)
