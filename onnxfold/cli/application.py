@@ -13,6 +13,7 @@ from onnxfold.cli.bench import bench
 from onnxfold.cli.inspect import inspect
 from onnxfold.cli.installation import doctor, lib_path
 from onnxfold.cli.optimize import optimize
+from onnxfold.cli.startup import start_quickly
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.cli.verify import verify
 from onnxfold.errors import OnnxfoldError
@@ -77,6 +78,7 @@ def main() -> None:
     """Run the command line; every foreseen failure is one line and an exit code."""
     # ONNX Runtime 1.29 and later report their use and keep files in the home folder by default.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    start_quickly()
     try:
         app()
     except OnnxfoldError as error:

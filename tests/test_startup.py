@@ -1,0 +1,35 @@
+"""The command starts quickly without changing what it computes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+_MODEL = Path(__file__).parent.parent / "models" / "digits_vit" / "digits_vit.onnx"
+
+_PROGRAM = """
+import sys
+from onnxfold.cli.startup import start_quickly
+start_quickly()
+from onnxfold.cli import app
+app(["-q", "inspect", sys.argv[1], "--json"], standalone_mode=False)
+print("sympy.core" in sys.modules, file=sys.stderr)
+import onnx_ir as ir
+print(ir.SymbolicDim("N") + 1, "sympy.core" in sys.modules, file=sys.stderr)
+"""
+
+
+def test_a_command_that_does_no_symbolic_arithmetic_imports_no_sympy() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(_MODEL)], check=True, capture_output=True, text=True
+    )
+    assert done.stderr.splitlines() == ["False", "N + 1 True"]
+    assert '"schema": 1' in done.stdout
+
+
+def test_importing_the_package_leaves_the_imports_of_a_process_alone() -> None:
+    program = "import sys, gc; before = (list(sys.meta_path), gc.get_threshold()); "
+    program += "import onnxfold.pipeline, onnxfold.cli; "
+    program += "assert before == (sys.meta_path, gc.get_threshold())"
+    subprocess.run([sys.executable, "-c", program], check=True)
