@@ -62,10 +62,13 @@ def _where(shape: tuple[int, ...], channels: Channels) -> tuple[int, ...]:
 
 
 def _sum_products(chunk: Float64, factor: Float64, summed: tuple[int, ...]) -> Float64:
+    # Not by BLAS, whose number of threads may change the last bit.
     if chunk.ndim == 2 and summed == (0,) and factor.shape[1] == 1:
-        return np.asarray(np.broadcast_to(factor[:, 0], chunk.shape[:1]) @ chunk)
+        column = np.broadcast_to(factor[:, 0], chunk.shape[:1])
+        return np.asarray(np.einsum("i,ij->j", column, chunk))
     if chunk.ndim == 2 and summed == (1,) and factor.shape[0] == 1:
-        return np.asarray(chunk @ np.broadcast_to(factor[0], chunk.shape[1:]))
+        row = np.broadcast_to(factor[0], chunk.shape[1:])
+        return np.asarray(np.einsum("ij,j->i", chunk, row))
     return np.asarray((chunk * factor).sum(axis=summed))
 
 
