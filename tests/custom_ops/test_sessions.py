@@ -186,16 +186,15 @@ def test_a_row_that_starts_off_its_alignment_is_right() -> None:
     for dtype in (FLOAT, ir.DataType.FLOAT16):
         inputs = random_inputs(name, (3, n), dtype)
         expected = run_op(name, inputs)
-        for offset in (1, 2, 4):
+        for offset in (1, 2, 4, 8):  # bytes
             moved = {key: off_by(array, offset) for key, array in inputs.items()}
             got = run(kernel_session(name, dtype), moved)
             assert [a.tobytes() for a in got] == [e.tobytes() for e in expected]
 
 
-def off_by(array: Array, elements: int) -> Array:
-    buffer = np.empty(array.size + elements, array.dtype)
-    buffer[elements:] = array.ravel()
-    return buffer[elements:].reshape(array.shape)
+def off_by(array: Array, offset: int) -> Array:
+    buffer = bytearray(offset) + array.tobytes()
+    return np.ndarray(array.shape, array.dtype, buffer, offset)
 
 
 def test_operands_of_wrong_shape_are_refused_by_name() -> None:
