@@ -63,6 +63,7 @@ class Options:
     seed: int = 0
     providers: tuple[str, ...] = ()
     save_as_external_data: bool | None = None
+    share_weights: bool = False
     fuse_residual: bool = True
     fuse_affine: bool = True
     range_limit: float = DEFAULT_RANGE_LIMIT
@@ -187,6 +188,10 @@ def optimize(
         source = open_source(model)
     if source.path is not None and output is None and not chosen.dry_run:
         raise UsageError(f"say where to write the result of '{source.path}' (-o OUT)")
+    if chosen.share_weights and output is not None:
+        if chosen.save_as_external_data is False:
+            raise UsageError("shared weights are external data, which the model must not have")
+        model_io.check_sharing(source.model, source.path, output)
     # Weights may hold inf and NaN; what comes of them is compared with the original.
     with np.errstate(all="ignore"):
         try:
@@ -377,6 +382,7 @@ def _write(
             source=source.path,
             force=options.force,
             external_data=options.save_as_external_data,
+            share=options.share_weights,
             progress=clock.part("save"),
         )
     with staged:
@@ -387,6 +393,8 @@ def _write(
     document = {
         "path": str(files.model),
         "data": str(files.data) if files.data is not None else None,
+        "data_files": [str(shard) for shard in files.shards],
+        "shared_data": [str(file) for file in files.shared],
         "bytes": files.nbytes,
         "functions": sorted(name for _, name, _ in result.functions),
         "target": options.target.value,

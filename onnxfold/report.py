@@ -195,12 +195,24 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
         console.print(Text(f"checked: {_checked(verification)}"))
     if "output" in report:
         written = report["output"]
-        beside = f" and {written['data']}" if written["data"] else ""
-        line = Text(f"wrote {written['path']}{beside}, {written['bytes']:,} bytes")
+        line = Text(f"wrote {written['path']}{_beside(written)}, {written['bytes']:,} bytes")
         console.print(line, soft_wrap=True)  # a path that is cut in two cannot be copied
     if verbose:
         spent = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in report["timing_s"].items())
         console.print(Text(f"seconds: {spent}"))
+
+
+def _beside(written: Mapping[str, Any]) -> str:
+    """Name the data files of a written model: one by its path, several by their number."""
+    files, shared = written.get("data_files", ()), written.get("shared_data", ())
+    beside = ""
+    if written["data"]:
+        beside = f" and {written['data']}"
+        beside += f" (the first of {len(files)} data files)" if len(files) > 1 else ""
+    if shared:
+        others = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+        beside += f", which needs {shared[0]}{others} beside it"
+    return beside
 
 
 def write_report(path: Path, report: Mapping[str, Any]) -> None:
