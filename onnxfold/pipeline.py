@@ -62,6 +62,7 @@ class Options:
     inputs: tuple[str, ...] = ()
     seed: int = 0
     providers: tuple[str, ...] = ()
+    memory: float | None = None
     save_as_external_data: bool | None = None
     share_weights: bool = False
     fuse_residual: bool = True
@@ -145,20 +146,23 @@ def verify(
     *,
     inputs: tuple[str, ...] = (),
     providers: tuple[str, ...] = (),
+    memory: float | None = None,
     progress: Stages | None = None,
     **options: Any,
 ) -> Verification:
     """Check that ``rewritten`` computes what ``original`` does, relative to its rounding error.
 
     Both are what :func:`optimize` takes.  ``inputs`` are as on the command line (``ids:1,128``);
-    ``options`` are samples, seed, limit, rtol and atol.  Raises ModelError when a model cannot be
-    read or run; a difference is no error but a result whose ``passed`` is False.
+    ``memory`` is how many GB the comparison may take, by default most of what is free; ``options``
+    are samples, seed, limit, rtol and atol.  Raises ModelError when a model cannot be read or run;
+    a difference is no error but a result whose ``passed`` is False.
     """
     sources = [open_source(model) for model in (original, rewritten)]
     return verify_models(
         *(ModelSource(source.model, source.path) for source in sources),
         spec=InputSpec.parse(inputs) if inputs else None,
         providers=providers or None,
+        memory_bytes=_bytes(memory),
         progress=_Clock(progress).part("verify"),
         **options,
     )
@@ -230,6 +234,15 @@ def _attempt(
         if analysis.plan.fusions or analysis.plan.scales:
             raise AffineCheckError(str(error)) from error
         raise
+
+
+def _bytes(gigabytes: float | None) -> int | None:
+    """Return GB in bytes; raises UsageError where they are not positive."""
+    if gigabytes is None:
+        return None
+    if not gigabytes > 0:
+        raise UsageError(f"the memory of the check must be positive, not {gigabytes:g} GB")
+    return max(1, int(gigabytes * 1e9))
 
 
 def _target(name: Target | str) -> Target:
@@ -416,6 +429,7 @@ def _verified(
             rtol=options.rtol,
             atol=options.atol,
             providers=options.providers or None,
+            memory_bytes=_bytes(options.memory),
             progress=clock.part("verify"),
         )
     if not verification.passed:

@@ -159,8 +159,13 @@ def _checked(document: Mapping[str, Any]) -> str:
     return (
         f"max error {_digits(document['max_abs_error'], 2)} against {truth[document['method']]}, "
         f"{_digits(document['noise_ratio'], 2)} times the original's own rounding error "
-        f"({document['samples']} samples, {document['runtime']})"
+        f"({document['samples']} samples, {document['runtime']}{_in_pieces(document)})"
     )
+
+
+def _in_pieces(document: Mapping[str, Any]) -> str:
+    pieces = document.get("pieces", 1)
+    return f", in {pieces} pieces, for the whole does not fit in memory" if pieces > 1 else ""
 
 
 def _digits(number: float | None, digits: int) -> str:
