@@ -94,7 +94,8 @@ class Pieces:
         graph.node.extend(
             node for node in self._nodes[piece.start : piece.stop] if node.op_type != "Constant"
         )
-        graph.node.extend(self._constants[name] for name in piece.gives if name in self._constants)
+        given = (name for name in piece.gives if name in self._constants)
+        graph.node.extend(self._constants[name] for name in given if name not in piece.reads)
         graph.output.extend(self._output(name) for name in piece.gives)
         content: bytes = model.SerializeToString()
         return content
