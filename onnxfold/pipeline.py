@@ -62,7 +62,9 @@ class Options:
     inputs: tuple[str, ...] = ()
     seed: int = 0
     providers: tuple[str, ...] = ()
+    memory: float | None = None
     save_as_external_data: bool | None = None
+    share_weights: bool = False
     fuse_residual: bool = True
     fuse_affine: bool = True
     range_limit: float = DEFAULT_RANGE_LIMIT
@@ -144,20 +146,23 @@ def verify(
     *,
     inputs: tuple[str, ...] = (),
     providers: tuple[str, ...] = (),
+    memory: float | None = None,
     progress: Stages | None = None,
     **options: Any,
 ) -> Verification:
     """Check that ``rewritten`` computes what ``original`` does, relative to its rounding error.
 
     Both are what :func:`optimize` takes.  ``inputs`` are as on the command line (``ids:1,128``);
-    ``options`` are samples, seed, limit, rtol and atol.  Raises ModelError when a model cannot be
-    read or run; a difference is no error but a result whose ``passed`` is False.
+    ``memory`` is how many GB the comparison may take, by default most of what is free; ``options``
+    are samples, seed, limit, rtol and atol.  Raises ModelError when a model cannot be read or run;
+    a difference is no error but a result whose ``passed`` is False.
     """
     sources = [open_source(model) for model in (original, rewritten)]
     return verify_models(
         *(ModelSource(source.model, source.path) for source in sources),
         spec=InputSpec.parse(inputs) if inputs else None,
         providers=providers or None,
+        memory_bytes=_bytes(memory),
         progress=_Clock(progress).part("verify"),
         **options,
     )
@@ -187,6 +192,10 @@ def optimize(
         source = open_source(model)
     if source.path is not None and output is None and not chosen.dry_run:
         raise UsageError(f"say where to write the result of '{source.path}' (-o OUT)")
+    if chosen.share_weights and output is not None:
+        if chosen.save_as_external_data is False:
+            raise UsageError("shared weights are external data, which the model must not have")
+        model_io.check_sharing(source.model, source.path, output)
     # Weights may hold inf and NaN; what comes of them is compared with the original.
     with np.errstate(all="ignore"):
         try:
@@ -225,6 +234,15 @@ def _attempt(
         if analysis.plan.fusions or analysis.plan.scales:
             raise AffineCheckError(str(error)) from error
         raise
+
+
+def _bytes(gigabytes: float | None) -> int | None:
+    """Return GB in bytes; raises UsageError where they are not positive."""
+    if gigabytes is None:
+        return None
+    if not gigabytes > 0:
+        raise UsageError(f"the memory of the check must be positive, not {gigabytes:g} GB")
+    return max(1, int(gigabytes * 1e9))
 
 
 def _target(name: Target | str) -> Target:
@@ -377,6 +395,7 @@ def _write(
             source=source.path,
             force=options.force,
             external_data=options.save_as_external_data,
+            share=options.share_weights,
             progress=clock.part("save"),
         )
     with staged:
@@ -387,6 +406,8 @@ def _write(
     document = {
         "path": str(files.model),
         "data": str(files.data) if files.data is not None else None,
+        "data_files": [str(shard) for shard in files.shards],
+        "shared_data": [str(file) for file in files.shared],
         "bytes": files.nbytes,
         "functions": sorted(name for _, name, _ in result.functions),
         "target": options.target.value,
@@ -408,6 +429,7 @@ def _verified(
             rtol=options.rtol,
             atol=options.atol,
             providers=options.providers or None,
+            memory_bytes=_bytes(options.memory),
             progress=clock.part("verify"),
         )
     if not verification.passed:

@@ -159,8 +159,13 @@ def _checked(document: Mapping[str, Any]) -> str:
     return (
         f"max error {_digits(document['max_abs_error'], 2)} against {truth[document['method']]}, "
         f"{_digits(document['noise_ratio'], 2)} times the original's own rounding error "
-        f"({document['samples']} samples, {document['runtime']})"
+        f"({document['samples']} samples, {document['runtime']}{_in_pieces(document)})"
     )
+
+
+def _in_pieces(document: Mapping[str, Any]) -> str:
+    pieces = document.get("pieces", 1)
+    return f", in {pieces} pieces, for the whole does not fit in memory" if pieces > 1 else ""
 
 
 def _digits(number: float | None, digits: int) -> str:
@@ -195,12 +200,24 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
         console.print(Text(f"checked: {_checked(verification)}"))
     if "output" in report:
         written = report["output"]
-        beside = f" and {written['data']}" if written["data"] else ""
-        line = Text(f"wrote {written['path']}{beside}, {written['bytes']:,} bytes")
+        line = Text(f"wrote {written['path']}{_beside(written)}, {written['bytes']:,} bytes")
         console.print(line, soft_wrap=True)  # a path that is cut in two cannot be copied
     if verbose:
         spent = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in report["timing_s"].items())
         console.print(Text(f"seconds: {spent}"))
+
+
+def _beside(written: Mapping[str, Any]) -> str:
+    """Name the data files of a written model: one by its path, several by their number."""
+    files, shared = written.get("data_files", ()), written.get("shared_data", ())
+    beside = ""
+    if written["data"]:
+        beside = f" and {written['data']}"
+        beside += f" (the first of {len(files)} data files)" if len(files) > 1 else ""
+    if shared:
+        others = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+        beside += f", which needs {shared[0]}{others} beside it"
+    return beside
 
 
 def write_report(path: Path, report: Mapping[str, Any]) -> None:

@@ -28,6 +28,14 @@ def optimize(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Plan and print, write nothing.")
     ] = False,
+    share_weights: Annotated[
+        bool,
+        typer.Option(
+            "--share-weights",
+            help="Write changed weights only; for the others OUT, which must lie in the folder of "
+            "IN, refers to IN's data files.",
+        ),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Allow OUT to replace IN.")] = False,
 ) -> None:
     """Fold every LayerNorm that can exactly become an RMSNorm; prove, check and write the result.
@@ -53,7 +61,13 @@ def optimize(
         raise UsageError("say where to write the result (-o OUT), or use --dry-run")
     with terminal.progress(verbosity) as progress:
         result = pipeline.optimize(
-            model, output, progress=progress, dry_run=dry_run, force=force, **fold.keywords()
+            model,
+            output,
+            progress=progress,
+            dry_run=dry_run,
+            share_weights=share_weights,
+            force=force,
+            **fold.keywords(),
         )
     if report is not None:
         reports.write_report(report, result.report)

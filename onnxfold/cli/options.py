@@ -22,6 +22,7 @@ __all__ = [
     "FoldOptions",
     "InputsOption",
     "JsonOption",
+    "MemoryOption",
     "Model",
     "NoFuseAffineOption",
     "ProvidersOption",
@@ -65,6 +66,14 @@ ProvidersOption = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", help="ONNX Runtime execution providers; repeat in order."),
 ]
+MemoryOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="GB",
+        help="What the check may take; larger models run piece by piece. Most of what is free "
+        "when left out.",
+    ),
+]
 SeedOption = Annotated[int, typer.Option(help="Seed of the check's random inputs.")]
 RtolOption = Annotated[
     float | None, typer.Option(help="Also demand |error| <= atol + rtol |truth|.")
@@ -96,6 +105,7 @@ class FoldOptions:
     inputs: InputsOption = None
     seed: SeedOption = 0
     providers: ProvidersOption = None
+    memory: MemoryOption = None
     no_fuse_affine: NoFuseAffineOption = False
     range_limit: Annotated[
         float,
@@ -129,6 +139,7 @@ class FoldOptions:
             "inputs": tuple(self.inputs or ()),
             "seed": self.seed,
             "providers": tuple(self.providers or ()),
+            "memory": self.memory,
             "save_as_external_data": True if self.save_as_external_data else None,
             "fuse_residual": not self.no_fuse_residual,
             "fuse_affine": not self.no_fuse_affine,

@@ -12,6 +12,7 @@ from onnxfold.cli.options import (
     AtolOption,
     InputsOption,
     JsonOption,
+    MemoryOption,
     ProvidersOption,
     RtolOption,
     SeedOption,
@@ -31,6 +32,7 @@ def verify(
     inputs: InputsOption = None,
     seed: SeedOption = 0,
     providers: ProvidersOption = None,
+    memory: MemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check that B computes what A computes, relative to the rounding error of A itself.
@@ -51,6 +53,7 @@ def verify(
             inputs=tuple(inputs or ()),
             seed=seed,
             providers=tuple(providers or ()),
+            memory=memory,
             progress=progress,
         )
     if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnxfold.model_io.destination import check_destination, default_data_name
 from onnxfold.model_io.external import FileTensor
+from onnxfold.model_io.layout import check_sharing
 from onnxfold.model_io.load import from_proto, load
 from onnxfold.model_io.save import OutputFiles, StagedModel, materialise, stage
 
@@ -12,6 +13,7 @@ __all__ = [
     "OutputFiles",
     "StagedModel",
     "check_destination",
+    "check_sharing",
     "default_data_name",
     "from_proto",
     "load",

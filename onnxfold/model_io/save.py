@@ -22,13 +22,15 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError, ModelError
 from onnxfold.model_io import wire
 from onnxfold.model_io.copying import Output, Progress
-from onnxfold.model_io.destination import (
-    check_destination,
-    default_data_name,
-    orphans,
-    resolved,
+from onnxfold.model_io.destination import check_destination, orphans, resolved
+from onnxfold.model_io.layout import (
+    check_sharing,
+    data_names,
+    is_outside,
+    link_shared,
+    shard_numbers,
+    shared,
 )
-from onnxfold.model_io.external import FileTensor
 from onnxfold.model_io.load import HAS_EXTERNAL_DATA, references
 from onnxfold.model_io.messages import show
 from onnxfold.model_io.staging import StagingFolder
@@ -43,11 +45,28 @@ _EMBEDDED_LIMIT_BYTES = 1_800_000_000
 
 @dataclass(frozen=True, slots=True)
 class OutputFiles:
-    """What was published, and the size of it all."""
+    """What was published, and the size of it all.
+
+    shards: its data files; shared: those of the source that it refers to as well.
+    """
 
     model: Path
-    data: Path | None
+    shards: tuple[Path, ...]
     nbytes: int
+    shared: tuple[Path, ...] = ()
+
+    @property
+    def data(self) -> Path | None:
+        """The data file, the first of several, None where there is none."""
+        return self.shards[0] if self.shards else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Data:
+    """Names of the data files of a staged model, and locations in files of its source."""
+
+    written: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
 
 
 class StagedModel:
@@ -58,12 +77,12 @@ class StagedModel:
     """
 
     def __init__(
-        self, folder: StagingFolder, final: Path, data_name: str | None, source: Path | None
+        self, folder: StagingFolder, final: Path, data: _Data, source: Path | None
     ) -> None:
         self.path = folder.path / final.name
         self._folder = folder
         self._final = final
-        self._data_name = data_name
+        self._data = data
         self._source = source
 
     def __enter__(self) -> Self:
@@ -88,17 +107,18 @@ class StagedModel:
         if self._folder.closed:
             raise InvariantError("a staged model is committed twice, or after it was closed")
         final = self._final
-        data = None if self._data_name is None else final.parent / self._data_name
-        staged = [self.path] if data is None else [self.path, self.path.with_name(data.name)]
+        shards = tuple(final.parent / name for name in self._data.written)
+        kept = tuple(final.parent / location for location in self._data.shared)
+        staged = [self.path, *(self.path.with_name(shard.name) for shard in shards)]
         nbytes = sum(path.stat().st_size for path in staged)
         try:
             replaces = final.exists()
-            left = orphans(final, self._source)
+            left = [path for path in orphans(final, self._source) if path not in kept]
             if replaces:
                 # What is there may be the only copy: have the new one on the disk first.
                 for path in staged:
                     _sync(path)
-            self._publish(final, data)
+            self._publish(final, shards)
         except OSError as error:
             raise ModelError(_reason(error, final, nbytes)) from error
         # The new model stands; an old file that cannot be deleted harms nobody.
@@ -108,19 +128,23 @@ class StagedModel:
             for path in left:
                 path.unlink()
         self.close()
-        return OutputFiles(final, data, nbytes)
+        return OutputFiles(final, shards, nbytes, kept)
 
-    def _publish(self, final: Path, data: Path | None) -> None:
-        if data is None:
-            os.replace(self.path, final)
-            return
-        if os.path.lexists(data):
-            raise ModelError(f"{show(data)}: another process has written it meanwhile; run again")
-        os.replace(self.path.with_name(data.name), data)
+    def _publish(self, final: Path, shards: tuple[Path, ...]) -> None:
+        for shard in shards:
+            if os.path.lexists(shard):
+                raise ModelError(
+                    f"{show(shard)}: another process has written it meanwhile; run again"
+                )
+        published: list[Path] = []
         try:
+            for shard in shards:
+                os.replace(self.path.with_name(shard.name), shard)
+                published.append(shard)
             os.replace(self.path, final)
         except BaseException:
-            data.unlink()
+            for shard in published:
+                shard.unlink()
             raise
 
 
@@ -132,24 +156,32 @@ def stage(
     force: bool = False,
     external_data: bool | None = None,
     threshold_bytes: int = 1024,
+    share: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> StagedModel:
     """Write a model beside its destination, one tensor in memory at a time.
 
     Tensors in files are copied from file to file. `external_data` None keeps what the model had,
     but makes data external that a protobuf cannot hold; initializers of less than
-    `threshold_bytes` stay embedded. The same model gives the same bytes, apart from the name of
-    the data file where it was taken. `progress` is called with bytes written and bytes in all,
-    from the thread that writes. The model itself is left as it was.
+    `threshold_bytes` stay embedded. Several data files stay several (see `layout`). With `share`
+    the model refers to the data files of its source for every tensor that is still in them. The
+    same model gives the same bytes, apart from names of data files where they were taken.
+    `progress` is called with bytes written and bytes in all, from the thread that writes. The
+    model itself is left as it was.
 
     Raises:
-        UsageError: the destination is the input (`source`) without `force`.
+        UsageError: the destination is the input (`source`) without `force`, or the model cannot
+            share weights from there.
         ModelError: it cannot be written; nothing is left behind then.
 
     """
     check_destination(destination, source=source, force=force)
+    if share:
+        check_sharing(model, source, destination)
     final = resolved(destination)
-    total = sum(slot.tensor.nbytes for slot in slots(model))
+    home = final.parent if share else None
+    written = (slot.tensor for slot in slots(model))
+    total = sum(t.nbytes for t in written if home is None or shared(t, home) is None)
     external = _is_external(model, total, source) if external_data is None else external_data
     try:
         with contextlib.ExitStack() as undo:
@@ -157,16 +189,14 @@ def stage(
             undo.callback(folder.close)
             path = folder.path / final.name
             counter = Progress(total, progress)
-            data_name = None
-            if external:
-                data_name = _write_external(
-                    model, path, default_data_name(final), threshold_bytes, counter
-                )
+            data = _Data()
+            if external or share:
+                data = _write_external(model, path, final, threshold_bytes, home, counter)
             else:
                 _write_embedded(model, path, threshold_bytes, counter)
             if final.is_file():
                 shutil.copymode(final, path)
-            staged = StagedModel(folder, final, data_name, source)
+            staged = StagedModel(folder, final, data, source)
             undo.pop_all()
             return staged
     except OSError as error:
@@ -195,15 +225,9 @@ def _is_external(model: ir.Model, total_bytes: int, source: Path | None) -> bool
     if known is not None:
         return bool(known)
     # A clone of a loaded model has lost the note, and may have lost every reference to edits.
-    if any(_is_outside(slot.tensor) for slot in slots(model)):
+    if any(is_outside(slot.tensor) for slot in slots(model)):
         return True
     return source is not None and bool(references(source))
-
-
-def _is_outside(tensor: ir.TensorProtocol) -> bool:
-    if isinstance(tensor, FileTensor):
-        return not tensor.in_model
-    return isinstance(tensor, ir.ExternalTensor)
 
 
 def _leaves_protobuf(threshold_bytes: int) -> Callable[[Slot], bool]:
@@ -221,33 +245,59 @@ def _leaves_protobuf(threshold_bytes: int) -> Callable[[Slot], bool]:
 
 
 def _write_external(
-    model: ir.Model, path: Path, data_name: str, threshold_bytes: int, progress: Progress
-) -> str | None:
-    """Write the model and its data; gives the name of the data, None where there is none."""
+    model: ir.Model,
+    path: Path,
+    final: Path,
+    threshold_bytes: int,
+    home: Path | None,
+    progress: Progress,
+) -> _Data:
+    """Write the model and its data; `home`: the folder whose data files it shares."""
     proto, taken = detach(model, _leaves_protobuf(threshold_bytes))
     holders: dict[int, onnx.TensorProto] = {}
+    linked: dict[str, None] = {}
     for holder in tensor_protos(proto):
         number = take_number(holder)
-        if number is not None and taken[number].nbytes >= threshold_bytes:
+        location = None if number is None or home is None else shared(taken[number], home)
+        if number is not None and location is not None:
+            linked[location] = None
+            offset = getattr(taken[number], "offset", None) or 0
+            holder.MergeFrom(wire.reference(location, offset, taken[number].nbytes))
+        elif number is not None and taken[number].nbytes >= threshold_bytes:
             holders[number] = holder
         else:
             _embed(holder, number, taken)
-    if holders:
+    link_shared(tuple(linked), final.parent, path.parent)
+    names = _write_data({n: (holders[n], taken[n]) for n in sorted(holders)}, path, final, progress)
+    _check_limit(proto.ByteSize(), "it is too large even without its weights")
+    with Output(path, progress) as file:
+        file.write(proto.SerializeToString())
+    return _Data(tuple(names), tuple(linked))
+
+
+def _write_data(
+    held: dict[int, tuple[onnx.TensorProto, ir.TensorProtocol]],
+    path: Path,
+    final: Path,
+    progress: Progress,
+) -> list[str]:
+    """Write tensors into data files, one after the other, and refer to them; gives the names."""
+    numbers = shard_numbers([tensor for _, tensor in held.values()])
+    used = sorted(set(numbers))
+    names = data_names(final, len(used)) if used else []
+    for name, shard in zip(names, used, strict=True):
         offsets: dict[object, int] = {}
-        with Output(path.with_name(data_name), progress) as data:
-            for number in sorted(holders):
-                tensor = taken[number]
+        with Output(path.with_name(name), progress) as data:
+            for (holder, tensor), number in zip(held.values(), numbers, strict=True):
+                if number != shard:
+                    continue
                 key = _identity(tensor)
                 if key not in offsets:
                     data.align(max(1, tensor.dtype.bitwidth // 8))
                     offsets[key] = data.position
                     data.write_tensor(tensor)
-                link = wire.reference(data_name, offsets[key], tensor.nbytes)
-                holders[number].MergeFrom(link)
-    _check_limit(proto.ByteSize(), "it is too large even without its weights")
-    with Output(path, progress) as file:
-        file.write(proto.SerializeToString())
-    return data_name if holders else None
+                holder.MergeFrom(wire.reference(name, offsets[key], tensor.nbytes))
+    return names
 
 
 def _write_embedded(model: ir.Model, path: Path, threshold_bytes: int, progress: Progress) -> None:

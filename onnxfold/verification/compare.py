@@ -21,6 +21,7 @@ from onnxfold.verification.evidence import (
 )
 from onnxfold.verification.law import Judgement, Law, Tolerance, judge
 from onnxfold.verification.locate import locate
+from onnxfold.verification.memory import available_bytes
 from onnxfold.verification.result import ModelSource, OutputCheck, Verification
 from onnxfold.verification.runners import Feeds, OnnxRuntime
 
@@ -48,6 +49,7 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     providers: Sequence[str] | None = None,
     progress: Progress | None = None,
     float64_limit_bytes: int = FLOAT64_LIMIT_BYTES,
+    memory_bytes: int | None = None,
 ) -> Verification:
     """Compares two models on seeded inputs by the law of `onnxfold.verification.law`.
 
@@ -56,6 +58,8 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     distance to the truth. Where no float64 run can be had (an operator without a kernel, a tensor
     of more than `float64_limit_bytes`, too many parameters), both are compared in ONNX Runtime
     without optimizations, and the noise is that between the original with and without them.
+    `memory_bytes`: what the comparison may take, by default most of what is free; models that take
+    more run in pieces, one after the other.
 
     Raises UsageError for options or inputs that make no sense, ModelError where the original cannot
     be run, VerificationError where the rewritten model cannot be run or nothing can be compared.
@@ -63,7 +67,12 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     law = _law(samples, limit, rtol, atol)
     pair = (original, rewritten)
     _check_interface(pair)
-    engine = OnnxRuntime.of(providers)
+    memory_bytes = available_bytes() if memory_bytes is None else memory_bytes
+    if memory_bytes is not None:
+        if memory_bytes < 1:
+            raise UsageError(f"the memory of a verification must be positive, not {memory_bytes}")
+        float64_limit_bytes = min(float64_limit_bytes, memory_bytes // 2)
+    engine = OnnxRuntime.of(providers, memory_bytes)
     steps = 3 * samples
 
     def done(count: int) -> None:
@@ -133,8 +142,18 @@ def _concluded(
         noise_ratio=max((c.noise_ratio for c in checks.values()), default=0.0),
         limit=law.limit,
         outputs=tuple(checks.values()),
+        pieces=_pieces(pair, evidence),
         worst=None if passed else _worst(pair, feeds, found, list(checks.values())),
     )
+
+
+def _pieces(pair: Pair, evidence: Evidence) -> int:
+    """In how many pieces ONNX Runtime ran the model with more of them; 1 where both were whole."""
+    engine = evidence.engine
+    if engine is None:
+        return 1
+    large = [source.model for source in pair if not engine.fits(source.model)]
+    return max((len(engine.pieces(model).pieces) for model in large), default=1)
 
 
 def _judged(name: str, evidence: Evidence, law: Law) -> list[Judgement]:

@@ -47,7 +47,8 @@ class Verification:
 
     method: "float64" (both against a float64 run of the original) or "onnxruntime" (against the
     original without optimizations, where no float64 run could be had). runtime: what ran the two
-    models. worst: on failure, one sentence on the worst output.
+    models. pieces: in how many pieces it ran the one with more, where they did not fit in memory.
+    worst: on failure, one sentence on the worst output.
     """
 
     passed: bool
@@ -59,6 +60,7 @@ class Verification:
     limit: float
     outputs: tuple[OutputCheck, ...]
     worst: str | None = None
+    pieces: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """The same as a dictionary for JSON, in which numbers that are not finite become null."""

@@ -24,6 +24,8 @@ from onnxfold.reference import (
     run,
     unit_roundoff,
 )
+from onnxfold.verification.memory import session_bytes
+from onnxfold.verification.pieces import Pieces
 from onnxfold.verification.result import ModelSource
 
 __all__ = ["CannotRun", "Feeds", "OnnxRuntime", "disturbed", "native", "why_not_onnxruntime"]
@@ -54,15 +56,19 @@ def why_not_onnxruntime(model: ir.Model) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class OnnxRuntime:
-    """ONNX Runtime with the given execution providers, one model in memory at a time."""
+    """ONNX Runtime with the given execution providers, one model in memory at a time.
+
+    memory_bytes: what a run may take; a model that takes more runs in pieces (`Pieces`).
+    """
 
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    memory_bytes: int | None = None
 
     @classmethod
-    def of(cls, providers: Sequence[str] | None) -> OnnxRuntime:
+    def of(cls, providers: Sequence[str] | None, memory_bytes: int | None = None) -> OnnxRuntime:
         """Raises UsageError for providers that the installed ONNX Runtime does not have."""
         if not providers:
-            return cls()
+            return cls(memory_bytes=memory_bytes)
         try:
             from onnxruntime import get_available_providers
         except ImportError as error:
@@ -73,7 +79,15 @@ class OnnxRuntime:
             raise UsageError(
                 f"onnxruntime has no {unknown[0]!r} here; it has {', '.join(available)}"
             )
-        return cls(tuple(providers))
+        return cls(tuple(providers), memory_bytes)
+
+    def fits(self, model: ir.Model) -> bool:
+        """Whether a whole model may be in memory."""
+        return self.memory_bytes is None or session_bytes(model) <= self.memory_bytes
+
+    def pieces(self, model: ir.Model) -> Pieces:
+        """A model in pieces that may be in memory, half of it left for what they compute."""
+        return Pieces(model, (self.memory_bytes or 0) // 2)
 
     @property
     def label(self) -> str:
@@ -85,6 +99,8 @@ class OnnxRuntime:
         self, source: ModelSource, samples: Sequence[Feeds], *, optimize: bool
     ) -> list[dict[str, Array]]:
         """Outputs for each sample, with all graph optimizations or none; raises CannotRun."""
+        if not self.fits(source.model):
+            return self._run_pieces(source, samples, optimize=optimize)
         if source.path is not None:
             return self._run(str(source.path), source.label, samples, optimize=optimize)
         if _stored_bytes(source.model) <= _EMBEDDED_LIMIT_BYTES:
@@ -98,16 +114,8 @@ class OnnxRuntime:
     def _run(
         self, content: str | bytes, label: str, samples: Sequence[Feeds], *, optimize: bool
     ) -> list[dict[str, Array]]:
-        import onnxruntime as ort
-
-        options = ort.SessionOptions()
-        options.log_severity_level = _FATAL
-        options.intra_op_num_threads = min(_THREADS, os.cpu_count() or 1)
-        levels = ort.GraphOptimizationLevel
-        level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
-        options.graph_optimization_level = level
         try:
-            session = ort.InferenceSession(content, options, providers=list(self.providers))
+            session = self._session(content, optimize=optimize)
             names = [output.name for output in session.get_outputs()]
             wanted = {i.name for i in session.get_inputs()}
             wanted |= {i.name for i in session.get_overridable_initializers()}
@@ -117,6 +125,44 @@ class OnnxRuntime:
             ]
         except _errors() as error:
             raise CannotRun(f"{label}: onnxruntime cannot run it: {_first_line(error)}") from error
+
+    def _run_pieces(
+        self, source: ModelSource, samples: Sequence[Feeds], *, optimize: bool
+    ) -> list[dict[str, Array]]:
+        pieces = self.pieces(source.model)
+        known = [dict(sample) for sample in samples]
+        for piece in pieces.pieces:
+            weights = pieces.weights(piece)
+            wanted = set(piece.reads)
+            try:
+                content = pieces.content(piece, weights, known[0])
+                session = self._session(content, optimize=optimize, keep=False)
+                for values in known:
+                    feeds = {name: x for name, x in values.items() if name in wanted}
+                    results = session.run(list(piece.gives), {**weights, **feeds})
+                    values.update(_by_name(piece.gives, results))
+                    for name in piece.last_read:
+                        values.pop(name, None)
+            except _errors() as error:
+                where = f"nodes {piece.start} to {piece.stop}"
+                raise CannotRun(
+                    f"{source.label}: onnxruntime cannot run {where}: {_first_line(error)}"
+                ) from error
+            del session, weights
+        return [{name: values[name] for name in pieces.outputs} for values in known]
+
+    def _session(self, content: str | bytes, *, optimize: bool, keep: bool = True) -> Any:
+        """A session; `keep`: it keeps memory that it has used for the next run."""
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.log_severity_level = _FATAL
+        options.intra_op_num_threads = min(_THREADS, os.cpu_count() or 1)
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = keep
+        levels = ort.GraphOptimizationLevel
+        level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
+        options.graph_optimization_level = level
+        return ort.InferenceSession(content, options, providers=list(self.providers))
 
 
 def _stored_bytes(model: ir.Model) -> int:

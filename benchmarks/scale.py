@@ -1,0 +1,257 @@
+"""Cost against size: folding models of 125M to 6B parameters, and of 10 to 1,000 layers.
+
+    python -m benchmarks.scale [--sizes 125M 350M 1.3B 6B] [--check 125M] [--folder build/scale]
+
+makes each model (benchmarks/gptj.py), times `optimize --no-check` in a process of its own against
+copying the files of the model, in turns, and deletes it again; then plans models of many layers.
+The clock of both stops when all written data is on the disk, and both begin without the model in
+the page cache where the system allows that.  Resident memory is sampled from outside: `peak` is
+VmHWM, which counts mapped pages of files, `anonymous` what is not in any file.  Models named by
+--check are folded with proof and verification as well.  6B needs 26 GB of disk.  Rows go to
+benchmarks/results/scale.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.gptj import Size, make
+from benchmarks.rows import RESULTS, Conditions, append, conditions
+
+__all__ = ["main"]
+
+_SIZES = {
+    "125M": Size(768, 12),
+    "350M": Size(1024, 24),
+    "1.3B": Size(2048, 24),
+    "6B": Size(4096, 28),
+}
+_LAYERS = (10, 100, 1000)
+_NARROW = 64
+_SAMPLE_S = 0.02
+_MIB = 1024
+_SHARDS = 6
+
+_PLAN = """
+import sys, time
+from onnxfold import model_io
+from onnxfold.analysis import analyse
+from onnxfold.prepare import prepare
+model = model_io.load(sys.argv[1])
+start = time.process_time()
+analysis = analyse(prepare(model).model, fuse_affine=True)
+print(time.process_time() - start, analysis.description.nodes, len(analysis.plan.folds))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleRow(Conditions):
+    """One measurement of one model; ``bar`` is the largest value that is good enough."""
+
+    load: float
+    model: str
+    parameters: int
+    what: str
+    unit: str
+    value: float
+    bar: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Wall and processor seconds of a process, and peaks of its resident memory in MiB."""
+
+    seconds: float
+    processor_seconds: float
+    peak: float
+    anonymous: float
+
+
+class _Table:
+    """Prints rows as they are measured, and keeps them."""
+
+    def __init__(self) -> None:
+        self.rows: list[ScaleRow] = []
+        print(f"{'model':12} {'':44} {'value':>12} {'bar':>8}", flush=True)
+
+    def add(
+        self, model: str, size: Size, what: str, unit: str, value: float, bar: float | None = None
+    ) -> None:
+        row = ScaleRow(
+            load=round(os.getloadavg()[0], 2),
+            model=model,
+            parameters=size.parameters,
+            what=what,
+            unit=unit,
+            value=round(value, 4),
+            bar=bar,
+            **conditions(),
+        )
+        self.rows.append(row)
+        limit = "" if bar is None else f"{bar:8g}{'' if value <= bar else '  OVER'}"
+        print(f"{model:12} {f'{what}, {unit}':44} {value:12.3f} {limit}", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and keep the rows; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser.add_argument("--sizes", nargs="*", choices=_SIZES, default=list(_SIZES))
+    parser.add_argument("--check", nargs="*", choices=_SIZES, default=[])
+    parser.add_argument("--memory", type=float, default=2.0, help="GB for the check")
+    parser.add_argument("--layers", type=int, nargs="*", default=list(_LAYERS))
+    parser.add_argument("--runs", type=int, default=3, help="of copying and folding")
+    parser.add_argument("--folder", type=Path, default=Path("build") / "scale")
+    options = parser.parse_args(arguments)
+    table = _Table()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for name in options.sizes:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            _measure(table, name, Path(folder), options.runs)
+            if name in options.check:
+                _checked(table, name, Path(folder), options.memory)
+    for count in options.layers:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            _plan(table, count, Path(folder))
+    if table.rows:
+        append(RESULTS / "scale.csv", table.rows)
+    return 0
+
+
+def _measure(table: _Table, name: str, folder: Path, runs: int) -> None:
+    """Fold and copy a model in turns."""
+    size = _SIZES[name]
+    files = make(folder / "model.onnx", _sharded(size))
+    nbytes = sum(file.stat().st_size for file in files)
+    copies: list[_Run] = []
+    folds: list[_Run] = []
+    written = shards = 0
+    for _ in range(runs):
+        with _beside(folder) as target:
+            copies.append(_timed(["cp", *map(str, files), str(target)], files))
+        with _beside(folder) as target:
+            folds.append(_timed(_fold(files[0], target / "fast.onnx"), files))
+            results = sorted(target.iterdir())
+            written, shards = sum(file.stat().st_size for file in results), len(results) - 1
+    copy, fold = (sorted(run.seconds for run in turn)[runs // 2] for turn in (copies, folds))
+    ratios = sorted(f.seconds / c.seconds for f, c in zip(folds, copies, strict=True))
+    processor = sorted(run.processor_seconds for run in folds)[runs // 2]
+    table.add(name, size, "bytes of the model", "GB", nbytes / 1e9)
+    table.add(name, size, "copying the files", "s", copy)
+    table.add(name, size, "optimize --no-check", "s", fold)
+    table.add(name, size, "optimize --no-check / copying", "ratio", ratios[runs // 2], 1.5)
+    table.add(name, size, "optimize --no-check, processor", "s", processor)
+    table.add(name, size, "processor per 1e9 parameters", "s", processor / size.parameters * 1e9)
+    table.add(name, size, "peak resident memory", "MiB", max(r.peak for r in folds), 1024.0)
+    table.add(name, size, "anonymous resident memory", "MiB", max(r.anonymous for r in folds))
+    table.add(name, size, "data files read", "files", len(files) - 1)
+    table.add(name, size, "data files written", "files", shards)
+    table.add(name, size, "bytes written - bytes read", "bytes", written - nbytes)
+
+
+def _checked(table: _Table, name: str, folder: Path, memory: float) -> None:
+    """Fold once more, with proof and verification in little memory."""
+    files = sorted(folder.glob("model*"), key=lambda file: file.suffix != ".onnx")
+    with _beside(folder) as target:
+        words = [*_fold(files[0], target / "fast.onnx")[:-1], "--memory", str(memory)]
+        report = target / "report.json"
+        run = _timed([*words, "--report", str(report)], files)
+        document = json.loads(report.read_text(encoding="utf-8"))
+    size, spent, found = _SIZES[name], document["timing_s"], document["verification"]
+    for stage in ("prove", "verify"):
+        table.add(name, size, f"{stage} with --memory {memory:g}", "s", spent[stage])
+    table.add(name, size, "pieces of the verification", "pieces", found["pieces"])
+    table.add(name, size, f"noise ratio against {found['method']}", "ratio", found["noise_ratio"])
+    table.add(name, size, "peak resident memory of it all", "MiB", run.peak)
+    table.add(name, size, "anonymous resident memory of it all", "MiB", run.anonymous)
+
+
+def _plan(table: _Table, count: int, folder: Path) -> None:
+    """Analysis and plan of a narrow model of many layers."""
+    size = Size(_NARROW, count, words=1000, dtype="float32")
+    model = make(folder / "model.onnx", size)[0]
+    command = [sys.executable, "-c", _PLAN, str(model)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    seconds, nodes, folded = done.stdout.split()
+    name = f"{count} layers"
+    table.add(name, size, "nodes", "nodes", int(nodes))
+    table.add(name, size, "norms folded", "norms", int(folded))
+    table.add(name, size, "analysis and plan, processor", "s", float(seconds))
+    table.add(name, size, "per node", "ms", 1e3 * float(seconds) / int(nodes))
+
+
+def _sharded(size: Size) -> Size:
+    """The size with about as many shards as a large model has."""
+    nbytes = max(size.parameters * 2 // _SHARDS, size.words * size.width * 2)
+    return Size(size.width, size.layers, size.words, size.dtype, nbytes)
+
+
+def _fold(model: Path, output: Path) -> list[str]:
+    words = ["-q", "optimize", str(model), "-o", str(output), "--no-check"]
+    return [sys.executable, "-m", "onnxfold", *words]
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    """Make an empty folder on the same disk, and remove it with what is in it."""
+    path = folder / "out"
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+def _timed(command: Sequence[str], files: Sequence[Path]) -> _Run:
+    """Run a command on files that are not in the page cache, until its output is on the disk."""
+    _forget(files)
+    start = time.perf_counter()
+    process = subprocess.Popen(command)
+    peak = anonymous = 0.0
+    for status in _statuses(process.pid):
+        peak = max(peak, status.get("VmHWM", 0.0))
+        anonymous = max(anonymous, status.get("RssAnon", 0.0))
+        ended, code, usage = os.wait4(process.pid, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(_SAMPLE_S)
+    os.sync()
+    seconds = time.perf_counter() - start
+    process.returncode = os.waitstatus_to_exitcode(code)
+    if process.returncode:
+        raise RuntimeError(f"{command} exits {process.returncode}")
+    return _Run(seconds, usage.ru_utime + usage.ru_stime, peak, anonymous)
+
+
+def _statuses(pid: int) -> Iterator[dict[str, float]]:
+    """What the system says of the memory of a process, in MiB, each time it is asked."""
+    while True:
+        try:
+            lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+        except OSError:
+            yield {}
+            continue
+        fields = (line.split() for line in lines if line.endswith(" kB"))
+        yield {key.rstrip(":"): int(kib) / _MIB for key, kib, _ in fields}
+
+
+def _forget(files: Sequence[Path]) -> None:
+    """Drop files from the page cache, so that every run reads them from the disk."""
+    os.sync()
+    for file in files:
+        with file.open("rb") as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Which data file every tensor goes to: the sharding of the input, and what stays in its files.
+
+A model whose weights lie in several data files is written with as many: a tensor that is changed
+goes where the tensor that it is computed from lay, a new one to the file of the tensor before it.
+Where every tensor has a file of its own (as PyTorch's old exporter writes), that is no sharding,
+and one file is written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+
+from onnxfold.errors import ModelError, UsageError
+from onnxfold.model_io.destination import default_data_name, resolved
+from onnxfold.model_io.external import FileTensor
+from onnxfold.model_io.messages import show
+from onnxfold.model_io.tensors import slots
+
+__all__ = ["check_sharing", "data_names", "is_outside", "link_shared", "shard_numbers", "shared"]
+
+
+def is_outside(tensor: ir.TensorProtocol) -> bool:
+    """Whether a tensor is in a data file, not in memory and not in the file of its model."""
+    if isinstance(tensor, FileTensor):
+        return not tensor.in_model
+    return isinstance(tensor, ir.ExternalTensor)
+
+
+def shard_numbers(tensors: Sequence[ir.TensorProtocol]) -> list[int]:
+    """For each tensor the number of the data file it goes to, counted from 0."""
+    homes = [_home(tensor) for tensor in tensors]
+    order = {home: number for number, home in enumerate(dict.fromkeys(h for h in homes if h))}
+    if len(order) == sum(home is not None for home in homes):
+        return [0] * len(tensors)
+    numbers, last = [], 0
+    for home in homes:
+        last = last if home is None else order[home]
+        numbers.append(last)
+    return numbers
+
+
+def _home(tensor: ir.TensorProtocol) -> str | None:
+    """The data file of a tensor, or of the one that it is computed from."""
+    base: ir.TensorProtocol | None = tensor
+    while base is not None and not isinstance(base, ir.ExternalTensor):
+        base = getattr(base, "base", None)
+    return os.fspath(base.path) if base is not None and is_outside(base) else None
+
+
+def data_names(final: Path, count: int) -> list[str]:
+    """Names for the data files of a model that nothing in its folder has.
+
+    One file: `<name>.data`; several: `<name>-00001-of-00007.data` and so on. Where one of them is
+    taken, `<name>.1` stands in the place of `<name>`, and so on.
+    """
+    if count == 1:
+        return [default_data_name(final)]
+    # A reference is text, and a name on disk need not be.
+    name = final.name.encode("utf-8", "replace").decode("utf-8")
+    number = 0
+    while True:
+        start = f"{name}.{number}" if number else name
+        names = [f"{start}-{part:05}-of-{count:05}.data" for part in range(1, count + 1)]
+        if not any(os.path.lexists(final.parent / candidate) for candidate in names):
+            return names
+        number += 1
+
+
+def check_sharing(
+    model: ir.Model, source: Path | None, destination: str | os.PathLike[str]
+) -> None:
+    """Refuse to write a model that refers to the data files of its source, where it could not.
+
+    Raises:
+        UsageError: the model comes from no file, keeps all weights in itself, or its data is not
+            in the folder of the destination.
+
+    """
+    label = show(Path(destination))
+    if source is None:
+        raise UsageError(f"{label}: only a model that is read from a file can share its weights")
+    homes = (_home(slot.tensor) for slot in slots(model))
+    files = {home for home in homes if home is not None}
+    if not files:
+        raise UsageError(
+            f"{label}: {show(source)} has no data files, so there are no weights to share"
+        )
+    folder = resolved(destination).parent
+    for file in sorted(files):
+        if not Path(file).is_relative_to(folder):
+            raise UsageError(
+                f"{label}: it can share weights only from the folder of the input's data, "
+                f"{show(Path(file).parent)}; write it there, or without --share-weights"
+            )
+
+
+def shared(tensor: ir.TensorProtocol, folder: Path) -> str | None:
+    """The location under which a model in a folder can refer to a tensor where it is, or None.
+
+    None too for names that a reference, which is text, cannot hold.
+    """
+    if not isinstance(tensor, FileTensor) or tensor.in_model:
+        return None
+    path = Path(tensor.path)
+    if not path.is_relative_to(folder) or not os.fspath(path).isprintable():
+        return None
+    return path.relative_to(folder).as_posix()
+
+
+def link_shared(locations: Sequence[str], folder: Path, staging: Path) -> None:
+    """Give shared data files a second name in a staging folder, so that its model can be loaded.
+
+    Raises:
+        ModelError: the file system has no hard links.
+
+    """
+    for location in locations:
+        place = staging / location
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(folder / location, place)
+        except OSError as error:
+            raise ModelError(
+                f"{show(folder / location)}: it cannot be linked, which sharing weights needs "
+                f"({error.strerror}); write the model without --share-weights"
+            ) from error
