@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from onnxfold.zero_mean.law import Law
-from onnxfold.zero_mean.laws import LAWS, NONLINEAR
+from onnxfold.zero_mean.laws import LAWS, NONLINEAR, OPAQUE
 
 __all__ = ["main", "pages"]
 
@@ -80,10 +80,21 @@ def _laws() -> str:
         + _table(("operators", "family", "law"), lines)
         + "\n## Families\n\n"
         + _table(("family", "meaning", "in `onnxfold/zero_mean/laws/`"), meanings)
+        + "\n## Known to be opaque\n\n"
+        "These have no law, and a refusal says why.\n\n"
+        + _table(("operators", "code", "an operator of these"), _opaque())
         + "\n## Known not to be linear\n\n"
         "No law can hold for these; a refusal says that the operator is not linear instead of "
         "that it has no law.\n\n" + ", ".join(f"`{name}`" for name in sorted(NONLINEAR)) + ".\n"
     )
+
+
+def _opaque() -> list[tuple[str, str, str]]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for line in OPAQUE.values():
+        name = f"`{f'{line.domain}.' if line.domain else ''}{line.op_type}`"
+        groups.setdefault((line.code.value, line.sentence), []).append(name)
+    return [(", ".join(names), f"`{code}`", sentence) for (code, sentence), names in groups.items()]
 
 
 def _grouped(laws: Sequence[Law]) -> list[tuple[Law, list[Law]]]:

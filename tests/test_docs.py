@@ -26,9 +26,12 @@ def test_the_generated_pages_are_fresh(pages: dict[Path, str]) -> None:
 
 
 def test_every_law_has_its_line(pages: dict[Path, str]) -> None:
-    from onnxfold.zero_mean.laws import LAWS
+    from onnxfold.zero_mean.laws import LAWS, OPAQUE
 
     text = pages[ROOT / "docs" / "laws.md"]
+    for line in OPAQUE.values():
+        assert f"{line.op_type}`" in text
+        assert line.sentence in text
     for law in LAWS:
         assert f"{law.op_type}`" in text
         assert law.law.replace("|", "\\|") in text

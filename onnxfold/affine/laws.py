@@ -25,7 +25,7 @@ from onnxfold.affine.linear import LINEAR, Absorbs
 from onnxfold.graph import Fiber, GraphView
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.zero_mean.law import Carried, refuse
-from onnxfold.zero_mean.laws import NONLINEAR, law_of
+from onnxfold.zero_mean.laws import law_of, refuse_opaque
 
 __all__ = ["Absorbs", "Passes", "Reaction", "Unseen", "pulled", "react"]
 
@@ -74,9 +74,9 @@ def react(view: GraphView, node: ir.Node, index: int, channels: Channels) -> Rea
         return Unseen()
     if node.domain == "" and (node.op_type in _PASS_BOTH or node.op_type in _PASS_DIAGONAL):
         return _carry(view, node, index, channels)
-    if node.op_type in NONLINEAR:
-        return refuse(RefusalCode.ACTIVATION, node, "is not linear")
-    return refuse(RefusalCode.EXACT_READER, node, "must see the values with gamma and beta")
+    return refuse_opaque(node) or refuse(
+        RefusalCode.EXACT_READER, node, "must see the values with gamma and beta"
+    )
 
 
 def _carry(view: GraphView, node: ir.Node, index: int, channels: Channels) -> Reaction:

@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfold.graph.dims import Dim, Shape
+from onnxfold.graph.stand_ins import stand_in
 
 __all__ = [
     "all_graphs",
@@ -25,23 +26,6 @@ __all__ = [
 
 _LARGE_TENSOR_BYTES = 4096
 _FILLED = "onnxfold.types_filled"
-
-# Contrib operators whose first output has the shape and type of their first input.
-_SHAPE_PRESERVING = frozenset(
-    {
-        ("com.microsoft", "BiasAdd"),
-        ("com.microsoft", "BiasGelu"),
-        ("com.microsoft", "BiasSplitGelu"),
-        ("com.microsoft", "FastGelu"),
-        ("com.microsoft", "Gelu"),
-        ("com.microsoft", "GroupNorm"),
-        ("com.microsoft", "QuickGelu"),
-        ("com.microsoft", "RotaryEmbedding"),
-        ("com.microsoft", "SimplifiedLayerNormalization"),
-        ("com.microsoft", "LayerNormalization"),
-        ("", "SimplifiedLayerNormalization"),
-    }
-)
 
 
 def fill_types(model: ir.Model) -> None:
@@ -146,7 +130,7 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
             proto.input.append(onnx.helper.make_tensor_value_info(value.name or "", dtype, shape))
     outputs = set(graph.outputs)
     for node in graph:
-        proto.node.append(_node(node))
+        proto.node.append(_node(node, proto))
         large = [a.as_tensor() for a in node.attributes.values() if _is_large(a)]
         if large and node.op_type == "Constant":
             name, tensor = node.outputs[0].name or "", large[0]
@@ -162,40 +146,10 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
         proto.output.append(ir.serde.serialize_value(value))
 
 
-def _stand_in(node: ir.Node) -> onnx.NodeProto | None:
-    """Return a standard node with the shape of a node that onnx does not know, else None."""
-    names = [operand.name or "" if operand is not None else "" for operand in node.inputs]
-    output = node.outputs[0].name or ""
-    # ONNX Runtime writes LayerNormalization below its opset, 17, too.
-    plain_norm = (node.domain, node.op_type) == ("", "LayerNormalization") and not any(
-        value.name for value in node.outputs[1:]
-    )
-    if plain_norm or (node.domain, node.op_type) in _SHAPE_PRESERVING:
-        return onnx.helper.make_node("Identity", names[:1], [output])
-    if node.domain != "com.microsoft":
-        return None
-    if node.op_type == "FusedMatMul":
-        flags = node.attributes
-        if flags.get_int("transBatchA", 0) or flags.get_int("transBatchB", 0):
-            return None
-        left = "...ji" if flags.get_int("transA", 0) else "...ij"
-        right = "...kj" if flags.get_int("transB", 0) else "...jk"
-        equation = f"{left},{right}->...ik"
-        return onnx.helper.make_node("Einsum", names[:2], [output], equation=equation)
-    if node.op_type == "FusedConv":
-        kept = {
-            name: attribute.value
-            for name, attribute in node.attributes.items()
-            if not name.startswith("activation")
-        }
-        return onnx.helper.make_node("Conv", names[:3], [output], **kept)
-    return None
-
-
-def _node(node: ir.Node) -> onnx.NodeProto:
-    stand_in = _stand_in(node)
-    if stand_in is not None:
-        return stand_in
+def _node(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto:
+    replacement = stand_in(node, home)
+    if replacement is not None:
+        return replacement
     proto = onnx.NodeProto(op_type=node.op_type, domain=node.domain, name=node.name or "")
     proto.overload = node.overload
     proto.input.extend(

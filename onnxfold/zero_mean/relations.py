@@ -21,7 +21,7 @@ from onnxfold.graph import Fiber, GraphView, Reader, node_label, operator, whole
 from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.zero_mean.law import Carried, Pulled, ZeroMean, refuse
-from onnxfold.zero_mean.laws import NONLINEAR, law_of
+from onnxfold.zero_mean.laws import law_of, refuse_opaque
 from onnxfold.zero_mean.laws.reduce import Centring
 
 __all__ = ["Assumptions", "Carries", "Effect", "Embeddings", "Point", "Relations", "Unseen"]
@@ -29,6 +29,7 @@ __all__ = ["Assumptions", "Carries", "Effect", "Embeddings", "Point", "Relations
 AffinePart = ir.Value | npt.NDArray[np.generic] | None
 
 _EMBEDDINGS = frozenset({"Gather", "GatherND"})
+_SCALES_BACK = frozenset({"Cast", "Div", "Mul"})
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 
@@ -164,12 +165,31 @@ class Relations:
         if mean_of is not None and fiber.covers(mean_of):
             return ZeroMean()
         pulled = law.family.pull(self._view, node, output, fiber)
+        if isinstance(pulled, Refusal):
+            return self._dequantised(node) or pulled
         if isinstance(pulled, Carried):
             for index, _ in pulled.inputs:
                 foreign = self._foreign(node, node.inputs[index])
                 if foreign is not None:
                     return foreign
         return pulled
+
+    def _dequantised(self, node: ir.Node) -> Refusal | None:
+        """Refuse what brings an integer product back to floats, spelled as Cast and Mul."""
+        if node.domain != "" or node.op_type not in _SCALES_BACK:
+            return None
+        for operand in node.inputs:
+            maker = None if operand is None else operand.producer()
+            if maker is None or maker is node:
+                continue
+            why = refuse_opaque(maker)
+            if why is not None and why.code is RefusalCode.QUANTISED:
+                return why
+            if maker.op_type == "Cast":
+                why = self._dequantised(maker)
+                if why is not None:
+                    return why
+        return None
 
     def _foreign(self, node: ir.Node, value: ir.Value | None) -> Refusal | None:
         """Refuse an activation of an outer graph that a body reads."""
@@ -301,14 +321,13 @@ class Relations:
 def _opaque(node: ir.Node) -> Refusal:
     if node.op_type in _CONTROL_FLOW:
         return refuse(RefusalCode.BODY_BORDER, node, "computes it in a body")
-    if node.op_type in NONLINEAR:
-        return refuse(RefusalCode.ACTIVATION, node, "is not linear")
-    if "DequantizeLinear" in node.op_type or "MatMulNBits" in node.op_type:
-        return refuse(RefusalCode.QUANTISED, node, "is quantised; fold before quantising")
-    return refuse(RefusalCode.UNKNOWN_OP, node, "has no law")
+    return refuse_opaque(node) or refuse(RefusalCode.UNKNOWN_OP, node, "has no law")
 
 
 def _exact(node: ir.Node) -> Refusal:
+    why = refuse_opaque(node)
+    if why is not None and why.code is RefusalCode.QUANTISED:
+        return why
     label = node_label(node)
     return Refusal(
         RefusalCode.EXACT_READER,

@@ -45,6 +45,21 @@ def _away_from_zero(draw: Draw, dims: Dims) -> Operand:
     return Operand(np.abs(operand.array) + 50.0, operand.dims, operand.constant, moves=True)
 
 
+def _bias_add(draw: Draw) -> Sample:
+    """[N, S, C] + [C] + [N, S, C]."""
+    full = draw.dims(3, 3)
+    operands = [draw.floats(full), draw.floats(full[2:]), draw.floats(full)]
+    return _done(
+        draw,
+        "BiasAdd",
+        17,
+        operands,
+        domain="com.microsoft",
+        function=lambda arrays, _: [np.asarray(arrays[0] + arrays[1] + arrays[2])],
+        output_dims=draw.static(full),
+    )
+
+
 def _many(op_type: str) -> Any:
     def sample(draw: Draw) -> Sample:
         full = draw.dims(1, 3)
@@ -240,6 +255,7 @@ def _center(draw: Draw) -> Sample:
 ELEMENTWISE: dict[Key, Any] = {
     **{("", op_type): _binary(op_type) for op_type in ("Add", "Sub", "Mul", "Div")},
     **{("", op_type): _many(op_type) for op_type in ("Sum", "Mean")},
+    ("com.microsoft", "BiasAdd"): _bias_add,
     ("", "Neg"): _unary("Neg", 9, 13),
     ("", "Identity"): _unary("Identity", 9, 13, 14, 16, 19, 21),
     ("", "Cast"): _cast,

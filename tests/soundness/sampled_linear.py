@@ -31,7 +31,7 @@ def _matmul(draw: Draw) -> Sample:
     return Sample("MatMul", draw.pick((9, 13)), operands, {}, draw.size_of)
 
 
-def _fused_matmul(draw: Draw) -> Sample:
+def _fused_matmul(draw: Draw, op_type: str = "FusedMatMul") -> Sample:
     m, k, n = (draw.dim() for _ in range(3))
     batch_a, batch_b = _batches(draw)
     names = ("transA", "transB", "transBatchA", "transBatchB")
@@ -45,7 +45,7 @@ def _fused_matmul(draw: Draw) -> Sample:
     operands = (draw.floats(a), draw.floats(b))
     batch = np.broadcast_shapes(draw.static(batch_a), draw.static(batch_b))
     return Sample(
-        "FusedMatMul",
+        op_type,
         17,
         operands,
         {"alpha": draw.pick((1.0, -0.5)), **flags},
@@ -180,6 +180,7 @@ def _einsum(draw: Draw) -> Sample:
 LINEAR: dict[tuple[str, str], Any] = {
     ("", "MatMul"): _matmul,
     ("com.microsoft", "FusedMatMul"): _fused_matmul,
+    ("com.microsoft", "TransposeMatMul"): lambda draw: _fused_matmul(draw, "TransposeMatMul"),
     ("", "Gemm"): _gemm,
     ("", "Conv"): _conv(transposed=False),
     ("", "ConvTranspose"): _conv(transposed=True),

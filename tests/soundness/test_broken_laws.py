@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 import pytest
 
-from onnxfold.graph import Fiber, GraphView, whole_axes
+from onnxfold.graph import AxisBlock, Fiber, GraphView, whole_axes
 from onnxfold.refusal import Refusal
 from onnxfold.zero_mean import laws
 from onnxfold.zero_mean.law import Carried, Family, Law, Pulled, ZeroMean
-from onnxfold.zero_mean.laws import LAWS, elementwise, layout, linear, reduce
+from onnxfold.zero_mean.laws import LAWS, attention, elementwise, layout, linear, reduce
 from tests.soundness.law_property import check_sample
 from tests.soundness.sample import Draw
 from tests.soundness.test_laws import SAMPLERS
@@ -175,6 +175,52 @@ class ReduceKeepsDims(_Broken):
         return Carried(((0, fiber),)) if isinstance(right, Carried) else right
 
 
+class AcrossHeads(_Broken):
+    """Takes the whole hidden axis for one head."""
+
+    def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        pulled = self.right.pull(view, node, output, fiber)
+        shape = view.shape(node.inputs[2])
+        if not isinstance(pulled, Refusal) or shape is None or len(shape) != 3:
+            return pulled
+        same = fiber.axes == (2,) and shape == view.shape(node.outputs[0])
+        return Carried(((2, fiber),)) if same else pulled
+
+
+class QueriesToo(_Broken):
+    """Takes attention for linear in its queries."""
+
+    def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        pulled = self.right.pull(view, node, output, fiber)
+        if not isinstance(pulled, Carried) or view.rank(node.inputs[0]) != 3:
+            return pulled
+        return Carried((*pulled.inputs, (0, fiber)))
+
+
+class WithoutJoinedInputs(_Broken):
+    """Does not look for a bias or for earlier values."""
+
+    def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        if not isinstance(self.right, attention.Attention):
+            return self.right.pull(view, node, output, fiber)
+        return replace(self.right, adds=()).pull(view, node, output, fiber)
+
+
+class HeadsOfTheQueries(_Broken):
+    """Takes the place in all heads of the output for the place in the fewer heads of V."""
+
+    def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        pulled = self.right.pull(view, node, output, fiber)
+        shape = view.shape(node.inputs[2]) or ()
+        if not isinstance(pulled, Carried) or len(shape) != 3 or not isinstance(shape[2], int):
+            return pulled
+        digits = [(b.inner * 2, b.size) for b in fiber.blocks]
+        if any(shape[2] % (inner * size) for inner, size in digits):
+            return pulled
+        blocks = [AxisBlock(2, i, n, shape[2] // (i * n)) for i, n in digits]
+        return Carried(((2, Fiber.of(blocks)),))
+
+
 MUTANTS: list[tuple[str, type[_Broken]]] = [
     ("Add", FirstOperandOnly),
     ("Add", EmptyFibers),
@@ -210,6 +256,16 @@ MUTANTS: list[tuple[str, type[_Broken]]] = [
     ("MatMul", OtherOperand),
     ("MatMul", MatMulWithoutBatchGuard),
     ("FusedMatMul", WithoutTransposition),
+    ("TransposeMatMul", WithoutTransposition),
+    ("BiasAdd", FirstOperandOnly),
+    ("Attention", AcrossHeads),
+    ("Attention", WithoutJoinedInputs),
+    ("Attention", QueriesToo),
+    ("MultiHeadAttention", AcrossHeads),
+    ("MultiHeadAttention", WithoutJoinedInputs),
+    ("MultiHeadAttention", QueriesToo),
+    ("GroupQueryAttention", AcrossHeads),
+    ("GroupQueryAttention", HeadsOfTheQueries),
     ("Gemm", WithoutTransposition),
     ("Gemm", FirstOperandOnly),
     ("Conv", WithoutGroupGuard),

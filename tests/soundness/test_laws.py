@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from onnxfold.zero_mean.laws import LAWS
 from tests.soundness.law_property import check_sample
 from tests.soundness.sample import Draw
+from tests.soundness.sampled_attention import ATTENTION
 from tests.soundness.sampled_elementwise import ELEMENTWISE
 from tests.soundness.sampled_layout import LAYOUT
 from tests.soundness.sampled_linear import LINEAR
 
-SAMPLERS = {**ELEMENTWISE, **LINEAR, **LAYOUT}
+SAMPLERS = {**ATTENTION, **ELEMENTWISE, **LINEAR, **LAYOUT}
 
 # What a line must have answered at least once for its test to mean anything.
 _LINEAR_ANSWERS = frozenset({"carried", "carries", "refused"})
@@ -28,8 +29,8 @@ _ANSWERS = {
     ("onnxfold", "Center"): {"zero mean", "unseen", "exact"},
 }
 _ALWAYS_CARRIED = frozenset(
-    "Add Expand GlobalAveragePool Identity Mean Neg ReduceMean ReduceSum Squeeze Sub Sum Transpose "
-    "Unsqueeze".split()
+    "Add BiasAdd Expand GlobalAveragePool Identity Mean Neg ReduceMean ReduceSum Squeeze Sub Sum "
+    "Transpose Unsqueeze".split()
 )
 
 

@@ -1,13 +1,14 @@
 """The law table: one line per operator, by algebraic family.
 
 An operator that is not listed is opaque (its output may have any mean) and exact (it must see
-the original value).  ``docs/laws.md`` is generated from this table, and every line has a property
-test against an independent oracle.
+the original value); opaque.py lists those of which it is known why.  ``docs/laws.md`` is generated
+from this table, and every line has a property test against an independent oracle.
 """
 
 from __future__ import annotations
 
 from onnxfold.zero_mean.law import Family, Law
+from onnxfold.zero_mean.laws.attention import Attention
 from onnxfold.zero_mean.laws.elementwise import Additive, Cast, Dropout, Masked, Scaled
 from onnxfold.zero_mean.laws.layout import (
     Concat,
@@ -22,6 +23,7 @@ from onnxfold.zero_mean.laws.layout import (
     Transpose,
 )
 from onnxfold.zero_mean.laws.linear import Convolution, Einsum, Gemm, MatMul
+from onnxfold.zero_mean.laws.opaque import NONLINEAR, OPAQUE, refuse_opaque
 from onnxfold.zero_mean.laws.reduce import (
     Blind,
     Centring,
@@ -31,7 +33,7 @@ from onnxfold.zero_mean.laws.reduce import (
     SpatialAverage,
 )
 
-__all__ = ["LAWS", "NONLINEAR", "law_of"]
+__all__ = ["LAWS", "NONLINEAR", "OPAQUE", "law_of", "refuse_opaque"]
 
 
 def _family(family: Family, law: str, *op_types: str, domain: str = "") -> tuple[Law, ...]:
@@ -68,12 +70,31 @@ LAWS: tuple[Law, ...] = (
         MatMul(fused=True),
         "P(alpha A' B') = alpha A' (P B') on columns, alpha (P A') B' on rows",
         "FusedMatMul",
+        "TransposeMatMul",
         domain="com.microsoft",
     ),
+    *_family(Additive(), "P(x + b + s) = P x + P b + P s", "BiasAdd", domain="com.microsoft"),
     *_family(Gemm(), "P(alpha A' B' + beta C) = alpha A' (P B') + beta P C on columns", "Gemm"),
     *_family(Convolution(0), "P(W * x + b) = (P W) * x + P b on channels, one group", "Conv"),
     *_family(Convolution(1), "as Conv, channels on axis 1 of W", "ConvTranspose"),
     *_family(Einsum(), "P is carried into the one factor that has the label", "Einsum"),
+    *_family(
+        Attention("q_num_heads", "kv_num_heads", adds=(5,), inputs=7),
+        "P(A V) = A (P V) within a head",
+        "Attention",
+    ),
+    *_family(
+        Attention("num_heads", "num_heads", adds=(3, 7), inputs=8),
+        "P(A V) = A (P V) within a head, without a bias",
+        "MultiHeadAttention",
+        domain="com.microsoft",
+    ),
+    *_family(
+        Attention("num_heads", "kv_num_heads", adds=(4,), inputs=12),
+        "P(A V) = A (P V) within a head, where no cache is kept",
+        "GroupQueryAttention",
+        domain="com.microsoft",
+    ),
     *_family(Reduce(), "P mean_j(x) = mean_j(P x) off the fiber", "ReduceMean", "ReduceSum"),
     *_family(
         SpatialAverage(),
@@ -90,17 +111,6 @@ LAWS: tuple[Law, ...] = (
         "Center",
         domain="onnxfold",
     ),
-)
-
-# Known not to be linear, so that a refusal can say so instead of "no law".
-NONLINEAR = frozenset(
-    (
-        "Abs Acos Asin Atan BiasGelu Ceil Celu Clip Cos Elu Erf Exp FastGelu Floor Gelu "
-        "GlobalMaxPool HardSigmoid HardSwish LeakyRelu Log LpNormalization Max MaxPool Min Mish "
-        "Mod PRelu Pow QuickGelu Reciprocal ReduceL1 ReduceL2 ReduceMax ReduceMin ReduceProd "
-        "ReduceSumSquare Relu Round Selu Sigmoid Sign Sin Softplus Softsign Sqrt Swish Tan Tanh "
-        "ThresholdedRelu TopK"
-    ).split()
 )
 
 _BY_OPERATOR = {law.key: law for law in LAWS}

@@ -1,0 +1,160 @@
+"""Standard operators with the output shape of an operator that onnx's inference does not know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+__all__ = ["stand_in"]
+
+# Contrib operators whose first output has the shape and type of their first input.
+_SHAPE_PRESERVING = frozenset(
+    {
+        *(
+            ("com.microsoft", op_type)
+            for op_type in (
+                "BiasAdd BiasDropout BiasGelu BiasSoftmax FastGelu Gelu GroupNorm "
+                "LayerNormalization QLinearLeakyRelu QLinearSigmoid QLinearSoftmax QuickGelu "
+                "RotaryEmbedding SimplifiedLayerNormalization"
+            ).split()
+        ),
+        ("", "SimplifiedLayerNormalization"),
+    }
+)
+_SAME_AS_STANDARD = frozenset({"DequantizeLinear", "QuantizeLinear"})
+
+
+def stand_in(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
+    """Return a standard node with the shape of a node that onnx does not know, else None.
+
+    A weight whose shape follows from attributes becomes a typed input of ``home``.
+    """
+    # ONNX Runtime writes LayerNormalization below its opset, 17, too.
+    plain_norm = (node.domain, node.op_type) == ("", "LayerNormalization") and not any(
+        value.name for value in node.outputs[1:]
+    )
+    if plain_norm or (node.domain, node.op_type) in _SHAPE_PRESERVING:
+        return _made(node, "Identity", _names(node)[:1])
+    if node.domain != "com.microsoft":
+        return None
+    if node.op_type in _SAME_AS_STANDARD:
+        return _made(node, node.op_type, _names(node), axis=node.attributes.get_int("axis", 1))
+    maker = _MAKERS.get(node.op_type)
+    return None if maker is None else maker(node, home)
+
+
+def _names(node: ir.Node) -> list[str]:
+    return [operand.name or "" if operand is not None else "" for operand in node.inputs]
+
+
+def _made(node: ir.Node, op_type: str, inputs: list[str], **attributes: Any) -> onnx.NodeProto:
+    return onnx.helper.make_node(op_type, inputs, [node.outputs[0].name or ""], **attributes)
+
+
+def _fused_matmul(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
+    flags = node.attributes
+    if flags.get_int("transBatchA", 0) or flags.get_int("transBatchB", 0):
+        return None
+    left = "...ji" if flags.get_int("transA", 0) else "...ij"
+    right = "...kj" if flags.get_int("transB", 0) else "...jk"
+    return _made(node, "Einsum", _names(node)[:2], equation=f"{left},{right}->...ik")
+
+
+def _without_activation(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
+    kept = {
+        name: attribute.value
+        for name, attribute in node.attributes.items()
+        if not name.startswith("activation")
+    }
+    return _made(node, node.op_type.removeprefix("Fused"), _names(node)[:3], **kept)
+
+
+def _attention(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
+    """[B, S, C] with weights [C, q + k + v] gives [B, S, v]."""
+    weights = _constant_shape(node, 1)
+    sizes = node.attributes.get_ints("qkv_hidden_sizes", ()) or ()
+    if weights is None or len(weights) != 2 or (not sizes and weights[1] % 3):
+        return None
+    hidden = sizes[2] if len(sizes) == 3 else weights[1] // 3
+    return _product(node, home, weights[0], hidden, scale=3 if node.op_type == "QAttention" else 0)
+
+
+def _multi_head(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
+    """[B, T, q] with values [B, S, v] gives [B, T, v]."""
+    names = _names(node)
+    if len(names) < 3 or not names[2]:
+        return None
+    return _made(node, "Einsum", [names[0], names[2]], equation="btq,bsv->btv")
+
+
+def _group_query(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
+    """[B, T, heads * size] stays; packed with keys and values, it is not followed."""
+    names = _names(node)
+    return _made(node, "Identity", names[:1]) if len(names) > 2 and names[2] else None
+
+
+def _n_bits(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
+    """A [.., K] times a packed weight [N, K]."""
+    k, n = (node.attributes.get_int(name, 0) for name in "KN")
+    return _product(node, home, k, n, scale=0) if k > 0 and n > 0 else None
+
+
+def _float_product(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
+    """DynamicQuantizeMatMul: a float tensor times an integer weight."""
+    return _made(node, "MatMul", _names(node)[:2])
+
+
+def _integer_product(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
+    """MatMulIntegerToFloat: integers times integers, in the type of the scale."""
+    a, b, scale = _names(node)[:3]
+    return _scaled_product(node, a, b, scale)
+
+
+def _elementwise(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
+    """QLinearAdd and QLinearMul: operands 0 and 3, each with scale and zero point."""
+    names = _names(node)
+    return _made(node, "Add", [names[0], names[3]])
+
+
+def _constant_shape(node: ir.Node, index: int) -> tuple[int, ...] | None:
+    operand = node.inputs[index] if index < len(node.inputs) else None
+    tensor = None if operand is None else operand.const_value
+    return None if tensor is None else tuple(tensor.shape.numpy())
+
+
+def _product(
+    node: ir.Node, home: onnx.GraphProto, rows: int, columns: int, *, scale: int
+) -> onnx.NodeProto:
+    """Return input 0 times a weight [rows, columns], in the type of input ``scale``."""
+    name = f"onnxfold.stand_in.{node.outputs[0].name}"
+    shape = (rows, columns)
+    weight = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+    home.input.append(weight)
+    names = _names(node)
+    if scale == 0:
+        return _made(node, "MatMul", [names[0], name])
+    return _scaled_product(node, names[0], name, names[scale])
+
+
+def _scaled_product(node: ir.Node, a: str, b: str, scale: str) -> onnx.NodeProto:
+    """QLinearMatMul: a zero point has its tensor's type, the product that of the last one."""
+    return _made(node, "QLinearMatMul", [a, scale, a, b, scale, b, scale, scale])
+
+
+_MAKERS = {
+    "Attention": _attention,
+    "DynamicQuantizeMatMul": _float_product,
+    "FusedConv": _without_activation,
+    "FusedGemm": _without_activation,
+    "FusedMatMul": _fused_matmul,
+    "GroupQueryAttention": _group_query,
+    "MatMulIntegerToFloat": _integer_product,
+    "MatMulNBits": _n_bits,
+    "MultiHeadAttention": _multi_head,
+    "QAttention": _attention,
+    "QLinearAdd": _elementwise,
+    "QLinearMul": _elementwise,
+    "TransposeMatMul": _fused_matmul,
+}
