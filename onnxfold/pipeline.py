@@ -349,7 +349,8 @@ def _inline_functions(model: ir.Model, *, everything: bool) -> None:
 
     if any(wanted(function) for function in model.functions.values()):
         InlinePass(criteria=wanted)(model)
-    if not any(function.domain == DOMAIN for function in model.functions.values()):
+    calls = (node for graph in model.graphs() for node in graph)
+    if not any(node.domain == DOMAIN for node in (*model.functions.values(), *calls)):
         model.graph.opset_imports.pop(DOMAIN, None)
 
 
