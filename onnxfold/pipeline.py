@@ -367,7 +367,9 @@ def _inline_functions(model: ir.Model, *, everything: bool) -> None:
 
     if any(wanted(function) for function in model.functions.values()):
         InlinePass(criteria=wanted)(model)
-    if not any(function.domain == DOMAIN for function in model.functions.values()):
+    domains = {function.domain for function in model.functions.values()}
+    domains |= {node.domain for graph in all_graphs(model) for node in graph}
+    if DOMAIN not in domains:
         model.graph.opset_imports.pop(DOMAIN, None)
 
 

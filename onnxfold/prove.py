@@ -106,7 +106,7 @@ class _Checker:
         self._old = before.by_ref()
         self._sites_before = {before.ref(s.output): s for s in find_norms(before)}
         self._site_of_centred = {
-            s.centred: s for s in self._sites_before.values() if s.centred is not None
+            s.centred: s for s in self._sites_before.values() if s.centred is not None and s.size
         }
         sites_after = find_norms(after)
         self._sites_after = self._matched(sites_after)
@@ -161,8 +161,12 @@ class _Checker:
                 self._stand_for(site.input, twin.input)
         twin_node = self._twin(node)
         for new, old in self._paired_inputs(node, twin_node) if twin_node is not None else ():
-            if new is not None and old is not None:
+            # A norm's parameter may have changed its shape, which its own check compares.
+            if new is not None and old is not None and self._same_rank(new, old):
                 self._stand_for(new, old)
+
+    def _same_rank(self, new: ir.Value, old: ir.Value) -> bool:
+        return self._after.rank(new) == self._before.rank(old)
 
     def _paired_inputs(
         self, node: ir.Node, twin: ir.Node
@@ -273,6 +277,7 @@ class _Checker:
             for position, operand in enumerate(node.inputs)
             if operand is not None and operand in self._shifts and position not in centred
         ]
+        moved = [item for item in moved if not self._is_unseen(node, *item)]
         if self._rewired(node):
             return _Shift((), f"node '{node_label(node)}'")
         if not moved:
@@ -283,13 +288,17 @@ class _Checker:
                 return shift
             for fiber in shift.fibers:
                 effect = self._relations.effect(Point(operand, fiber), Reader(node, position))
-                if isinstance(effect, Unseen) and len(moved) == 1:
-                    return None
                 for point in effect.points if isinstance(effect, Carries) else ():
                     for result in (point, self._spread(point, operand)):
                         if point.value is node.outputs[index] and self._joint(result, moved):
                             found[result.fiber] = None
         return _Shift(tuple(found), moved[0][2].origin)
+
+    def _is_unseen(self, node: ir.Node, position: int, operand: ir.Value, shift: _Shift) -> bool:
+        """Whether the node does not look at what has moved, whatever its other inputs are."""
+        reader = Reader(node, position)
+        effects = (self._relations.effect(Point(operand, f), reader) for f in shift.fibers)
+        return any(isinstance(effect, Unseen) for effect in effects)
 
     def _spread(self, point: Point, operand: ir.Value) -> Point:
         """Add the axes along which broadcasting repeats the operand, and so its shift."""
@@ -392,7 +401,7 @@ class _Checker:
                 return f"has another {role}"
         centred = self._is_centred(new.input, old.input)
         shift = None if centred else self._shifts.get(new.input)
-        if shift is not None and not shift.constant_along(old.fiber):
+        if shift is not None and not (old.size and shift.constant_along(old.fiber)):
             return f"sees a change that began at {shift.origin}"
         if shift is not None and not old.subtracts_mean:
             return f"sees the mean, which changed at {shift.origin}"

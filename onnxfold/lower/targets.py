@@ -91,8 +91,11 @@ class TargetLowering:
     def _can_bypass(self, site: NormSite) -> bool:
         """Whether the spelled norm can read x instead of x - mean(x), whatever its spelling."""
         centred = site.centred
-        decomposed = site.form is NormForm.DECOMPOSED
-        return decomposed and centred is not None and not centred.is_graph_output()
+        if site.form is not NormForm.DECOMPOSED or centred is None or centred.is_graph_output():
+            return False
+        if centred.dtype != site.input.dtype:
+            return False
+        return _mean_has_one_reader(site, centred)
 
     def _refuse_call(self, site: NormSite) -> Refusal | None:
         label = (node_label(site.nodes[-1]),)
@@ -119,6 +122,10 @@ class TargetLowering:
                 f"no operator for {dtype} to {site.output.dtype}",
                 label,
             )
+        if not all(self._fits(part, dtype) for part in (site.gamma, site.beta)):
+            return Refusal(
+                RefusalCode.UNSUPPORTED_TYPE, f"its gamma or beta is no number of {dtype}", label
+            )
         spelled = site.form is NormForm.DECOMPOSED
         if dtype is ir.DataType.DOUBLE and spelled and np.float32(site.epsilon) != site.epsilon:
             sentence = f"epsilon {site.epsilon!r} fits no attribute, which are float32"
@@ -131,6 +138,17 @@ class TargetLowering:
                 label,
             )
         return None
+
+    def _fits(self, part: AffinePart, dtype: ir.DataType | None) -> bool:
+        """Whether gamma or beta keeps its numbers in the type of x, in which operators take it."""
+        array = self._view.array(part) if isinstance(part, ir.Value) else part
+        if isinstance(part, ir.Value) and array is None:
+            return part.dtype == dtype
+        if array is None or dtype is None or array.dtype == dtype.numpy():
+            return True
+        with np.errstate(all="ignore"):
+            narrow = array.astype(dtype.numpy())
+        return bool(np.array_equal(narrow.astype(array.dtype), array, equal_nan=True))
 
     def _trailing_axes(self, site: NormSite) -> int | None:
         """Return k where the fiber is the last k whole axes, else None."""
@@ -285,8 +303,14 @@ class TargetLowering:
             nodes.append(ir.node(op_type, [nodes[-1].outputs[0], operand]))
         return self._finished(site, nodes, initializers, None)
 
+    def _extent(self, site: NormSite, axes: int) -> tuple[int, ...]:
+        """Return the sizes of the last axes, which a scale may tell better than the input."""
+        rank = self._view.rank(site.input) or 0
+        sizes = {block.axis: block.size for block in site.fiber.blocks}
+        return tuple(sizes.get(axis, 1) for axis in range(rank - axes, rank))
+
     def _ones(self, site: NormSite, axes: int) -> ir.Value:
-        shape = [int(dim or 0) for dim in (self._view.shape(site.input) or ())[-axes:]]
+        shape = self._extent(site, axes)
         dtype = (site.input.dtype or ir.DataType.FLOAT).numpy()
         return weight_value(f"{site.output.name}.ones", np.ones(shape, dtype))
 
@@ -335,7 +359,9 @@ class TargetLowering:
         made: list[ir.Value] = []
         gamma = self._vector(site, site.gamma, axes, "gamma", made)
         beta = self._vector(site, site.beta, axes, "beta", made)
-        if site.gamma is None and beta is not None:
+        dims = (self._view.shape(site.input) or ())[-axes:]
+        untold = not all(isinstance(dim, int) for dim in dims)  # but for a scale that tells it
+        if site.gamma is None and (beta is not None or untold):
             gamma = self._ones(site, axes)
             made.append(gamma)
         if gamma is not None and beta is not None:
@@ -356,21 +382,20 @@ class TargetLowering:
         """Return an affine part as a value of exactly the normalised shape, or None."""
         if part is None:
             return None
-        shape = tuple((self._view.shape(site.input) or ())[-axes:])
+        shape = self._extent(site, axes)
         dtype = site.input.dtype
         if isinstance(part, ir.Value) and self._view.shape(part) == shape and part.dtype == dtype:
             return part
         array = part if isinstance(part, np.ndarray) else self._view.array(part)
         if array is None or dtype is None:
             return None
-        sizes = [int(dim) for dim in shape if isinstance(dim, int)]
         if array.size == 1:
-            array = np.broadcast_to(array.reshape(()), sizes)
-        elif array.size != int(np.prod(sizes)) or _squeezed(array.shape) != _squeezed(sizes):
+            array = np.broadcast_to(array.reshape(()), shape)
+        elif array.size != int(np.prod(shape)) or _squeezed(array.shape) != _squeezed(shape):
             return None
         name = f"{site.output.name}.{role}"
         made.append(
-            weight_value(name, np.ascontiguousarray(array.reshape(sizes).astype(dtype.numpy())))
+            weight_value(name, np.ascontiguousarray(array.reshape(shape).astype(dtype.numpy())))
         )
         return made[-1]
 
@@ -396,3 +421,22 @@ def _lost_affine(site: NormSite) -> bool:
 
 def _squeezed(shape: tuple[int, ...] | list[int]) -> tuple[int, ...]:
     return tuple(dim for dim in shape if dim != 1)
+
+
+def _mean_has_one_reader(site: NormSite, centred: ir.Value) -> bool:
+    """Whether the norm looks at x only through ``centred``, so that no mean is left without it.
+
+    A second subtraction, or a variance E[x^2] - E[x]^2, would stay as it is.
+    """
+    centring = centred.producer()
+    mean = None if centring is None else centring.inputs[1]
+    own, before, waiting = set(site.nodes), {centring}, [mean]
+    values = {site.input}
+    while waiting:
+        value = waiting.pop()
+        node = None if value is None else value.producer()
+        if value is not None and node in own and node not in before:
+            before.add(node)
+            values.add(value)
+            waiting += node.inputs
+    return all(use.node in before for value in values for use in value.uses() if use.node in own)

@@ -85,9 +85,9 @@ class _Absorber:
         tensor = self._original(weight.value)
         if reader.bias is not None and source.beta is not None:
             product = Product(tensor, source.beta, weight.channels, reader.outer, reader.factor)
-            self._change(reader.bias, Shift(reader.bias.channels, product), tensor.dtype)
+            self._change(reader.bias, Shift(reader.bias.channels, product))
         if fusion.gamma and source.gamma is not None:
-            self._change(weight, Scale(weight.channels, source.gamma), tensor.dtype)
+            self._change(weight, Scale(weight.channels, source.gamma))
 
     def do_before(self, fusion: ScaleFusion, op: ChannelOp) -> None:
         """Change the constants before a scale, and remove the scale."""
@@ -112,9 +112,7 @@ class _Absorber:
         index = place.reader.index
         value = node.inputs[index] if index < len(node.inputs) else None
         if value is None:
-            weight = self._view.tensor(node.inputs[1])
-            dtype = weight.dtype if weight is not None else ir.DataType.FLOAT
-            self._add_bias(place, edit, dtype)
+            self._add_bias(place, edit)
             return
         tensor = self._view.tensor(value)
         if tensor is None:
@@ -136,9 +134,9 @@ class _Absorber:
             self._before[ref] = tensor
         return self._before[ref]
 
-    def _change(self, place: Place, edit: Edit, dtype: ir.DataType) -> None:
+    def _change(self, place: Place, edit: Edit) -> None:
         if not place.value:
-            self._add_bias(place, edit, dtype)
+            self._add_bias(place, edit)
             return
         value = self._values[place.value]
         tensor = self._original(place.value)
@@ -150,8 +148,11 @@ class _Absorber:
             self._edited.add(place.value)
             change_constant(value, edited(tensor, edit, tensor.name or value.name or ""))
 
-    def _add_bias(self, place: Place, edit: Edit, dtype: ir.DataType) -> None:
+    def _add_bias(self, place: Place, edit: Edit) -> None:
         node = self._node(place)
+        # Not that of the stored weight, which a Cast may follow.
+        known = [value.dtype for value in (node.outputs[0], *node.inputs) if value is not None]
+        dtype = next(dtype for dtype in known if dtype is not None)
         zeros = ir.Tensor(np.zeros(place.channels.size, dtype.numpy()), dtype=dtype)
         name = f"{node.outputs[0].name}.bias"
         bias = self._editor.new_constant(node.outputs[0], edited(zeros, edit, name), name)

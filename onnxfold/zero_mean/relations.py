@@ -84,6 +84,8 @@ class Relations:
         self._site_of_output: dict[ir.Value, NormSite] = {}
         self._site_of_centred: dict[ir.Value, NormSite] = {}
         for site in sites:
+            if not site.size:
+                continue  # a norm of unknown extent is an operator of which nothing is known
             self._site_of_output[site.output] = site
             if site.centred is not None:
                 self._site_of_centred[site.centred] = site

@@ -8,9 +8,9 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from tests.soundness.random_graph import B, random_graph
 
 from onnxfold.graph import GraphView
-from tests.soundness.random_graph import B, random_graph
 from tests.soundness.sample import Array
 
 

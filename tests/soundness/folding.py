@@ -1,26 +1,24 @@
-"""The stages of a fold by hand, and an evaluator that is not onnxfold's."""
+"""The stages of optimize without files: fold a model, and prove the result."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
-import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import TensorProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
-from onnx.reference.op_run import OpRun
 
+from onnxfold import pipeline
 from onnxfold.analysis import Analysis, analyse
-from onnxfold.graph import GraphView
-from onnxfold.lower.residual import residual_fusions
 from onnxfold.lower.target import Target
+from onnxfold.pipeline import Options
 from onnxfold.planning import Plan
 from onnxfold.prepare import prepare
-from onnxfold.prove import Proof, prove
-from onnxfold.rewrite import apply_fusions, apply_plan
-from tests.soundness.sample import Array
+from onnxfold.prove import Proof
+from onnxfold.sources import Source, open_source
+from onnxfold.zero_mean import Relations, walk_back
+from tests.soundness.float64 import evaluate, relative_error
+from tests.soundness.roles import roles_of
 
 __all__ = ["Folded", "evaluate", "fold", "forced", "relative_error"]
 
@@ -33,6 +31,7 @@ class Folded:
     plan: Plan
     proof: Proof
     analysis: Analysis
+    roles: Counter[str]
 
 
 def fold(
@@ -41,108 +40,48 @@ def fold(
     *,
     allow_split_bytes: int = 1 << 20,
     fuse: bool = False,
+    fuse_affine: bool = False,
+    exclude: str | None = None,
+    count_roles: bool = False,
 ) -> Folded:
-    """Fold everything that the plan finds worth it."""
-    original = ir.from_proto(model)
-    analysis = analyse(prepare(original).model, target, allow_split_bytes=allow_split_bytes)
-    return _finished(original, analysis, analysis.plan, fuse=fuse)
+    """Fold everything that the plan finds worth it; ``fuse`` residual additions too.
+
+    ``count_roles``: find out which laws the plan rests on.
+    """
+    source = open_source(ir.from_proto(model))
+    analysis = analyse(
+        prepare(source.model).model,
+        target,
+        allow_split_bytes=allow_split_bytes,
+        fuse_affine=fuse_affine,
+        exclude=exclude,
+    )
+    return _finished(source, analysis, Options(target=target, fuse_residual=fuse), count_roles)
 
 
 def forced(model: onnx.ModelProto, plan: Plan, target: Target = Target.PORTABLE) -> Folded:
     """Carry out a plan that nobody made for the model."""
-    original = ir.from_proto(model)
-    analysis = analyse(prepare(original).model, target)
-    return _finished(original, analysis, plan, fuse=False)
+    source = open_source(ir.from_proto(model))
+    analysis = replace(analyse(prepare(source.model).model, target), plan=plan)
+    return _finished(source, analysis, Options(target=target, fuse_residual=False))
 
 
-def _finished(original: ir.Model, analysis: Analysis, plan: Plan, *, fuse: bool) -> Folded:
-    result = apply_plan(analysis.view, plan, analysis.sites, analysis.lowering).model
-    if fuse:
-        apply_fusions(result, residual_fusions(GraphView(result)))
-    views = [GraphView(prepare(side).model) for side in (original, result)]
-    proof = prove(views[0], views[1], plan)
-    result.ir_version = max(result.ir_version, 8)
-    return Folded(ir.to_proto(result), plan, proof, analysis)
+def _finished(
+    source: Source, analysis: Analysis, options: Options, count_roles: bool = False
+) -> Folded:
+    roles = _roles(analysis) if count_roles else Counter()
+    moved = pipeline._copy_of_moved(analysis)
+    rewritten = pipeline._rewritten(source, analysis, options)
+    result = pipeline._finished(rewritten.model, source, analysis, options)
+    proof = pipeline._proved(source, analysis, moved, result)
+    pipeline._inline_functions(result, everything=options.target is not Target.PORTABLE)
+    return Folded(ir.to_proto(result), analysis.plan, proof, analysis, roles)
 
 
-class SimplifiedLayerNormalization(OpRun):
-    """ONNX Runtime's operator in the types of its input."""
-
-    op_domain = ""
-
-    def _run(
-        self, x: Array, scale: Array, axis: int, epsilon: float, stash_type: int
-    ) -> tuple[Array]:
-        axes = tuple(range(axis % x.ndim, x.ndim))
-        return (x / np.sqrt((x * x).mean(axis=axes, keepdims=True) + epsilon) * scale,)
-
-
-def evaluate(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
-    """Run a model in float64 whatever its type, with onnx's evaluator."""
-    session = ReferenceEvaluator(_wide(model), new_ops=[SimplifiedLayerNormalization])
-    wide = {k: a.astype(np.float64) if a.dtype.kind == "f" else a for k, a in feeds.items()}
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return [np.asarray(result) for result in session.run(None, wide)]
-
-
-def relative_error(expected: list[Array], got: list[Array]) -> float:
-    """The largest difference, relative to the largest element of its output."""
-    worst = 0.0
-    for a, b in zip(expected, got, strict=True):
-        if a.shape != b.shape:
-            return float("inf")
-        scale = max(1.0, float(np.abs(a).max(initial=0.0)))
-        worst = max(worst, float(np.abs(a - b).max(initial=0.0)) / scale)
-    return worst
-
-
-def _wide(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with every FLOAT turned into DOUBLE; its numbers stay what they are."""
-    wide = onnx.ModelProto()
-    wide.CopyFrom(model)
-    for value in (*wide.graph.input, *wide.graph.output):
-        _widen_type(value)
-    _widen_graph(wide.graph)
-    for function in wide.functions:
-        nodes = [new for node in function.node for new in _widened(node)]
-        del function.node[:]
-        function.node.extend(nodes)
-    return wide
-
-
-def _widen_type(value: onnx.ValueInfoProto) -> None:
-    if value.type.tensor_type.elem_type == TensorProto.FLOAT:
-        value.type.tensor_type.elem_type = TensorProto.DOUBLE
-
-
-def _widen_graph(graph: onnx.GraphProto) -> None:
-    for tensor in graph.initializer:
-        _widen_tensor(tensor)
-    del graph.value_info[:]
-    nodes = [new for node in graph.node for new in _widened(node)]
-    del graph.node[:]
-    graph.node.extend(nodes)
-
-
-def _widened(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return the node with wide tensors; a float attribute makes a FLOAT, hence a Cast."""
-    for attribute in node.attribute:
-        if attribute.name == "to" and attribute.i == TensorProto.FLOAT:
-            attribute.i = TensorProto.DOUBLE
-        elif attribute.HasField("t"):
-            _widen_tensor(attribute.t)
-        elif attribute.HasField("g"):
-            _widen_graph(attribute.g)
-        elif attribute.name == "value_float":
-            name = node.output[0]
-            node.output[0] = f"{name}.float"
-            cast = helper.make_node("Cast", [node.output[0]], [name], to=TensorProto.DOUBLE)
-            return [node, cast]
-    return [node]
-
-
-def _widen_tensor(tensor: onnx.TensorProto) -> None:
-    # What Resize reads as scales stays float32: its type is fixed.
-    if tensor.data_type == TensorProto.FLOAT and tensor.name[:6] != "scales":
-        array = numpy_helper.to_array(tensor).astype(np.float64)
-        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+def _roles(analysis: Analysis) -> Counter[str]:
+    """Count the roles of laws behind the norms that could fold, before the model changes."""
+    view, sites = analysis.view, analysis.sites
+    asked = {*(fold.output for fold in analysis.plan.folds)}
+    asked |= {output for output, _ in analysis.plan.refusals}
+    graph = walk_back(view, sites, [site for site in sites if view.ref(site.output) in asked])
+    return roles_of(view, Relations(view, sites), graph)

@@ -16,7 +16,7 @@ from onnxfold.zero_mean.law import Carried, Family, Law, Pulled, ZeroMean
 from onnxfold.zero_mean.laws import LAWS, attention, elementwise, layout, linear, reduce
 from tests.soundness.law_property import check_sample
 from tests.soundness.sample import Draw
-from tests.soundness.test_laws import SAMPLERS
+from tests.soundness.samplers import SAMPLERS
 
 _SAMPLES = 600
 Pushed = tuple[tuple[int, Fiber], ...] | None

@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from onnxfold.zero_mean.laws import LAWS
 from tests.soundness.law_property import check_sample
 from tests.soundness.sample import Draw
-from tests.soundness.sampled_attention import ATTENTION
-from tests.soundness.sampled_elementwise import ELEMENTWISE
-from tests.soundness.sampled_layout import LAYOUT
-from tests.soundness.sampled_linear import LINEAR
-
-SAMPLERS = {**ATTENTION, **ELEMENTWISE, **LINEAR, **LAYOUT}
+from tests.soundness.samplers import SAMPLERS
 
 # What a line must have answered at least once for its test to mean anything.
 _LINEAR_ANSWERS = frozenset({"carried", "carries", "refused"})

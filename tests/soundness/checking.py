@@ -1,0 +1,168 @@
+"""One random graph: folded, proved, typed, and compared with the original in float64.
+
+Stored weights are rounded once more when they change, so the bound depends on their type.  In
+float64 it is 1e-9 of the largest element: roundings of the arithmetic, enlarged by norms of almost
+constant vectors (their epsilon lets them enlarge 32 times each).  In a narrower type the rounding
+of the new weights is the error that counts, and what that does to the outputs is measured: the
+folded model again, with its weights moved by their roundoff with random signs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from onnxfold.errors import OnnxfoldError
+from onnxfold.lower.target import Target
+from tests.soundness.float64 import evaluate, relative_error
+from tests.soundness.folding import Folded, fold
+from tests.soundness.random_graphs import RandomGraph
+from tests.soundness.sample import Array
+
+__all__ = ["Outcome", "Settings", "check", "settings_of"]
+
+DOUBLE_BOUND = 1e-9
+# The worst output element over the worst of a few random roundings of the same size; ten draws
+# come within a factor of 8 of a given one unless the output depends on very many weights alike.
+_DRAWS, _ENLARGED = 10, 8.0
+_ROUNDOFF = {
+    TensorProto.FLOAT: 2.0**-24,
+    TensorProto.FLOAT16: 2.0**-11,
+    TensorProto.BFLOAT16: 2.0**-8,
+}
+_EXCLUDED = "1$"
+# What onnx's inference says of right models: outputs of other domains have no type, and the body of
+# MeanVarianceNormalization is for float32 alone.
+_NOT_TYPED = ("instead is null", "MeanVarianceNormalization")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options of a fold that a seed stands for."""
+
+    target: Target
+    allow_split_bytes: int
+    fuse: bool
+    fuse_affine: bool
+    exclude: str | None
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is wrong (None: nothing), and what the fold did."""
+
+    failure: str | None
+    folded: Folded | None
+    error: float = 0.0
+
+
+def settings_of(seed: int) -> Settings:
+    """The options of a seed."""
+    rng = random.Random(seed)  # noqa: S311 # no secret
+    return Settings(
+        rng.choice(list(Target)),
+        rng.choice((0, 100, 1 << 20)),
+        rng.random() < 0.4,
+        rng.random() < 0.6,
+        _EXCLUDED if rng.random() < 0.04 else None,
+    )
+
+
+def check(graph: RandomGraph, settings: Settings, *, count_roles: bool = False) -> Outcome:
+    """Fold a graph and compare; a crash of onnxfold is a failure like any other."""
+    expected = evaluate(graph.model, graph.feeds, graph.operators)
+    try:
+        folded = fold(
+            graph.model,
+            settings.target,
+            allow_split_bytes=settings.allow_split_bytes,
+            fuse=settings.fuse,
+            fuse_affine=settings.fuse_affine,
+            exclude=settings.exclude,
+            count_roles=count_roles,
+        )
+    except (OnnxfoldError, ArithmeticError, AssertionError, LookupError, TypeError, ValueError,
+            AttributeError, RuntimeError) as error:  # fmt: skip
+        return Outcome(f"crash: {type(error).__name__}: {error}", None)
+    if not folded.proof.passed:
+        return Outcome(f"proof: {folded.proof.failures[0]}", folded)
+    if folded.plan.gain_ps < folded.plan.cost_ps:
+        return Outcome("plan: it costs more than it gains", folded)
+    mistyped = _mistyped(graph.model, folded.model)
+    if mistyped is not None:
+        return Outcome(f"types: {mistyped}", folded)
+    try:
+        got = evaluate(folded.model, graph.feeds, graph.operators)
+    except (RuntimeError, TypeError, ValueError, LookupError) as error:
+        return Outcome(f"does not run: {type(error).__name__}: {error}", folded)
+    error = relative_error(expected, got)
+    if error > DOUBLE_BOUND and not _is_rounding(graph, folded.model, got, error):
+        return Outcome(f"numbers: an output is off by {error:.1e}", folded, error)
+    return Outcome(None, folded, error)
+
+
+def _mistyped(original: onnx.ModelProto, folded: onnx.ModelProto) -> str | None:
+    """Say which operator gets operands of types that it does not take, unless it did before."""
+    try:
+        onnx.shape_inference.infer_shapes(folded, check_type=True, strict_mode=True)
+    except onnx.shape_inference.InferenceError as problem:
+        try:
+            onnx.shape_inference.infer_shapes(original, check_type=True, strict_mode=True)
+        except onnx.shape_inference.InferenceError:
+            return None
+        message = str(problem).splitlines()[0]
+        return None if any(known in message for known in _NOT_TYPED) else message
+    return None
+
+
+def _is_rounding(
+    graph: RandomGraph, folded: onnx.ModelProto, got: Sequence[Array], error: float
+) -> bool:
+    """Whether roundings of the stored weights move the outputs as much as the fold did."""
+    if not any(tensor.data_type in _ROUNDOFF for tensor in _tensors(folded.graph)):
+        return False
+    rng = np.random.default_rng(0)
+    worst = 0.0
+    for _ in range(_DRAWS):
+        moved = evaluate(_moved(folded, rng), graph.feeds, graph.operators)
+        worst = max(worst, relative_error(got, moved))
+        if error <= _ENLARGED * worst + DOUBLE_BOUND:
+            return True
+    return False
+
+
+def _moved(model: onnx.ModelProto, rng: np.random.Generator) -> onnx.ModelProto:
+    """Return the model with every stored number moved up or down by its roundoff.
+
+    In float64, which holds the moved numbers; a weight that is taken for centred as it stands may
+    be off by the roundoff of its mean magnitude.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for tensor in _tensors(copy.graph):
+        roundoff = _ROUNDOFF.get(tensor.data_type)
+        if roundoff is not None:
+            array = numpy_helper.to_array(tensor).astype(np.float64)
+            size = roundoff * (np.abs(array) + np.abs(array).mean() if array.size else 0.0)
+            array = array + size * rng.choice((-1.0, 1.0), array.shape)
+            tensor.CopyFrom(numpy_helper.from_array(np.asarray(array), tensor.name))
+    return copy
+
+
+def _tensors(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
+    found = list(graph.initializer)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                found.append(attribute.t)
+            elif attribute.HasField("g"):
+                found += _tensors(attribute.g)
+    return found
