@@ -22,6 +22,7 @@ __all__ = [
     "print_benchmark",
     "print_norms",
     "print_result",
+    "print_triton",
     "print_verification",
     "totals",
     "write_report",
@@ -218,6 +219,20 @@ def _beside(written: Mapping[str, Any]) -> str:
         others = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
         beside += f", which needs {shared[0]}{others} beside it"
     return beside
+
+
+def print_triton(console: Console, report: Mapping[str, Any]) -> None:
+    """Print what became of the model repository, after :func:`print_result`."""
+    from rich.text import Text
+
+    document = report["triton"]
+    for path in document["files"]:
+        if path != report["output"]["path"]:
+            console.print(Text(f"wrote {path}"), soft_wrap=True)
+    if document["without_kernels"] is not None:
+        console.print(Text(f"no kernels: {document['without_kernels']}"), style="yellow")
+    command = f"tritonserver --model-repository={document['server_repository']}"
+    console.print(Text(f"serve it with: {command}"), soft_wrap=True)
 
 
 def write_report(path: Path, report: Mapping[str, Any]) -> None:

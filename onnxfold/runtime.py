@@ -35,6 +35,7 @@ __all__ = [
     "SelfTest",
     "get_library_path",
     "register",
+    "runtime_errors",
     "self_test",
     "session",
 ]
@@ -137,6 +138,14 @@ def self_test() -> SelfTest:
             if not ratio <= 1:
                 failures.append(f"{signature.name} {dtype.name}: {ratio:.3g} times its bound")
     return SelfTest(not failures, cases, worst, tuple(failures))
+
+
+def runtime_errors() -> tuple[type[Exception], ...]:
+    """The exceptions of onnxruntime, which have no common base of their own."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    own = (v for v in vars(state).values() if isinstance(v, type) and issubclass(v, Exception))
+    return (*own, RuntimeError, ValueError)
 
 
 def _registered(session_options: ort.SessionOptions) -> str | None:

@@ -46,6 +46,7 @@ _ORDER = (
     "report",
     "sources",
     "pipeline",
+    "triton",
     "doctor",
     "cli",
     "__main__",

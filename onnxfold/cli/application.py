@@ -15,6 +15,7 @@ from onnxfold.cli.installation import doctor, lib_path
 from onnxfold.cli.optimize import optimize
 from onnxfold.cli.startup import start_quickly
 from onnxfold.cli.terminal import Verbosity
+from onnxfold.cli.triton import triton
 from onnxfold.cli.verify import verify
 from onnxfold.errors import OnnxfoldError
 
@@ -65,7 +66,7 @@ def _common(
     context.obj = Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL
 
 
-for _command in (optimize, inspect, verify, bench, doctor, lib_path):
+for _command in (optimize, inspect, verify, bench, triton, doctor, lib_path):
     app.command()(_command)
 
 

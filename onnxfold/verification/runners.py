@@ -24,6 +24,7 @@ from onnxfold.reference import (
     run,
     unit_roundoff,
 )
+from onnxfold.runtime import runtime_errors
 from onnxfold.verification.memory import session_bytes
 from onnxfold.verification.pieces import Pieces
 from onnxfold.verification.result import ModelSource
@@ -123,7 +124,7 @@ class OnnxRuntime:
                 _by_name(names, session.run(None, {n: x for n, x in s.items() if n in wanted}))
                 for s in samples
             ]
-        except _errors() as error:
+        except runtime_errors() as error:
             raise CannotRun(f"{label}: onnxruntime cannot run it: {_first_line(error)}") from error
 
     def _run_pieces(
@@ -143,7 +144,7 @@ class OnnxRuntime:
                     values.update(_by_name(piece.gives, results))
                     for name in piece.last_read:
                         values.pop(name, None)
-            except _errors() as error:
+            except runtime_errors() as error:
                 where = f"nodes {piece.start} to {piece.stop}"
                 raise CannotRun(
                     f"{source.label}: onnxruntime cannot run {where}: {_first_line(error)}"
@@ -177,14 +178,6 @@ def _by_name(names: Sequence[str], results: Sequence[Any]) -> dict[str, Array]:
             raise CannotRun(f"output {name!r} is not a tensor, and only tensors can be compared")
         outputs[name] = result
     return outputs
-
-
-def _errors() -> tuple[type[Exception], ...]:
-    """The exceptions of onnxruntime, which have no common base of their own."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
-    own = (v for v in vars(state).values() if isinstance(v, type) and issubclass(v, Exception))
-    return (*own, RuntimeError, ValueError)
 
 
 def _first_line(error: Exception) -> str:

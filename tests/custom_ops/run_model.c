@@ -1,8 +1,8 @@
 /* Runs a model through ONNX Runtime's C API with the kernel library, as Triton, C++ and C# do.
 
-     run_model libonnxruntime.so libonnxfold_ops.so model.onnx rows size
+     run_model libonnxruntime.so libonnxfold_ops.so model.onnx dim...
 
-   Every input is float32 [rows, size] with element i = i mod 7 - 3 (input k: plus k). Prints each
+   Every input is float32 [dim, ...] with element i = i mod 7 - 3 (input k: plus k). Prints each
    output's elements, then, for every node of the op probe.Probe, which copies its input, the
    addresses of its input and output. */
 #include <dlfcn.h>
@@ -12,7 +12,7 @@
 
 #include "onnxfold/ort_abi.h"
 
-enum { kMaxTensors = 8, kMaxProbes = 16 };
+enum { kMaxTensors = 8, kMaxProbes = 16, kMaxRank = 8 };
 
 typedef struct OrtEnv OrtEnv;
 typedef struct OrtSession OrtSession;
@@ -31,7 +31,9 @@ typedef struct {
                     const OrtValue* const* inputs, size_t, const char* const* output_names, size_t,
                     OrtValue** outputs); /* 9 */
   OrtStatus* (*CreateSessionOptions)(OrtSessionOptions** out); /* 10 */
-  void* unused_11[18];
+  void* unused_11;
+  OrtStatus* (*CloneSessionOptions)(const OrtSessionOptions*, OrtSessionOptions** out); /* 12 */
+  void* unused_13[16];
   OrtStatus* (*RegisterCustomOpsLibrary)(OrtSessionOptions*, const char* path, void** handle);
   OrtStatus* (*SessionGetInputCount)(const OrtSession*, size_t* out); /* 30 */
   OrtStatus* (*SessionGetOutputCount)(const OrtSession*, size_t* out);
@@ -131,9 +133,12 @@ static const OrtCustomOp probe = {
 };
 
 static OrtSessionOptions* options_with_library(const char* library, void** handle) {
-  OrtSessionOptions* options = NULL;
+  OrtSessionOptions *model_options = NULL, *options = NULL;
   OrtCustomOpDomain* domain = NULL;
-  check(client->CreateSessionOptions(&options));
+  /* Triton registers on a copy of the model's options for each instance. */
+  check(client->CreateSessionOptions(&model_options));
+  check(client->CloneSessionOptions(model_options, &options));
+  client->ReleaseSessionOptions(model_options);
   check(client->RegisterCustomOpsLibrary(options, library, handle));
   check(api->CreateCustomOpDomain("probe", &domain));
   check(api->CustomOpDomain_Add(domain, &probe));
@@ -141,16 +146,21 @@ static OrtSessionOptions* options_with_library(const char* library, void** handl
   return options;
 }
 
-static OrtValue* make_input(size_t which, int64_t rows, int64_t size) {
-  const size_t count = (size_t)(rows * size);
+typedef struct {
+  int64_t dims[kMaxRank];
+  size_t rank;
+} Shape;
+
+static OrtValue* make_input(size_t which, const Shape* shape) {
+  size_t count = 1;
+  for (size_t i = 0; i < shape->rank; ++i) count *= (size_t)shape->dims[i];
   float* data = malloc(count * sizeof(float));
-  const int64_t dims[2] = {rows, size};
   OrtMemoryInfo* memory = NULL;
   OrtValue* value = NULL;
   for (size_t i = 0; i < count; ++i) data[i] = (float)(i % 7) - 3.0f + (float)which;
   check(client->CreateCpuMemoryInfo(0, 0, &memory));
-  check(client->CreateTensorWithDataAsOrtValue(memory, data, count * sizeof(float), dims, 2,
-                                               ORT_ELEMENT_FLOAT, &value));
+  check(client->CreateTensorWithDataAsOrtValue(memory, data, count * sizeof(float), shape->dims,
+                                               shape->rank, ORT_ELEMENT_FLOAT, &value));
   client->ReleaseMemoryInfo(memory);
   return value;
 }
@@ -167,7 +177,7 @@ static void print_output(OrtValue* value) {
   printf("\n");
 }
 
-static void run(OrtSession* session, int64_t rows, int64_t size) {
+static void run(OrtSession* session, const Shape* shape) {
   OrtAllocator* allocator = NULL;
   size_t inputs = 0, outputs = 0;
   char *input_names[kMaxTensors], *output_names[kMaxTensors];
@@ -177,7 +187,7 @@ static void run(OrtSession* session, int64_t rows, int64_t size) {
   check(client->SessionGetOutputCount(session, &outputs));
   for (size_t i = 0; i < inputs; ++i) {
     check(client->SessionGetInputName(session, i, allocator, &input_names[i]));
-    input_values[i] = make_input(i, rows, size);
+    input_values[i] = make_input(i, shape);
   }
   for (size_t i = 0; i < outputs; ++i)
     check(client->SessionGetOutputName(session, i, allocator, &output_names[i]));
@@ -188,7 +198,9 @@ static void run(OrtSession* session, int64_t rows, int64_t size) {
 }
 
 int main(int argc, char** argv) {
-  if (argc != 6) return 2;
+  Shape shape = {{0}, 0};
+  if (argc < 4 || argc - 4 > kMaxRank) return 2;
+  for (int i = 4; i < argc; ++i) shape.dims[shape.rank++] = atol(argv[i]);
   void* runtime = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
   if (runtime == NULL) return fprintf(stderr, "%s\n", dlerror()), 1;
   const OrtApiBase* (*get_base)(void) = NULL;
@@ -207,7 +219,7 @@ int main(int argc, char** argv) {
   }
   /* The library is unloaded before the sessions that use it. */
   for (int i = 0; i < 2; ++i) dlclose(handles[i]);
-  run(sessions[1], atol(argv[4]), atol(argv[5]));
+  run(sessions[1], &shape);
   for (size_t i = 0; i < probe_count; ++i)
     printf("probe %p %p\n", probes[i].input, probes[i].output);
   for (int i = 0; i < 2; ++i) client->ReleaseSession(sessions[i]);

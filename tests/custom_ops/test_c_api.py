@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,38 +11,23 @@ from onnx import TensorProto, helper
 
 from onnxfold.lower.functions import DOMAIN, VERSION
 from onnxfold.runtime import get_library_path
+from tests.custom_ops import c_program
 from tests.oracle import Array, normalised
 
 ROWS, SIZE = 5, 33
-HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc")
-    assert compiler is not None
-    path = tmp_path_factory.mktemp("c") / "run_model"
-    include = HERE.parents[1] / "custom_ops" / "include"
-    flags = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", f"-I{include}"]
-    command = [compiler, *flags, str(HERE / "run_model.c"), "-ldl", "-o", str(path)]
-    subprocess.run(command, check=True)
-    return path
+    return c_program.build(tmp_path_factory.mktemp("c") / "run_model")
 
 
 def run(program: Path, model: Path) -> tuple[list[Array], list[tuple[str, str]]]:
-    """Outputs as flat arrays, and the (input, output) addresses of each probe."""
-    (runtime,) = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.*")
-    command = [str(program), str(runtime), get_library_path(), str(model), str(ROWS), str(SIZE)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
-    probes = [(line[1], line[2]) for line in lines if line[0] == "probe"]
-    return [np.array(line, np.float32) for line in lines if line[0] != "probe"], probes
+    return c_program.run(program, get_library_path(), model, (ROWS, SIZE))
 
 
 def inputs(count: int) -> list[Array]:
-    pattern = np.arange(ROWS * SIZE, dtype=np.float32) % 7 - 3
-    return [(pattern + k).reshape(ROWS, SIZE) for k in range(count)]
+    return c_program.pattern(count, (ROWS, SIZE))
 
 
 def write(

@@ -1,0 +1,89 @@
+"""onnxfold triton."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxfold.cli import terminal
+from onnxfold.cli.options import FoldOptions, Model, ReportOption, with_fold_options
+from onnxfold.cli.terminal import Verbosity
+from onnxfold.triton.device import Device
+
+__all__ = ["triton"]
+
+
+@with_fold_options
+def triton(
+    context: typer.Context,
+    model: Model,
+    *,
+    repository: Annotated[
+        Path, typer.Option(metavar="DIR", help="The model repository; made where it is missing.")
+    ],
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model in Triton; that of IN when left out.")
+    ] = None,
+    version: Annotated[int, typer.Option(min=1, metavar="V", help="Version of the model.")] = 1,
+    max_batch: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="B", help="Let Triton join requests up to this batch size; 0: never."
+        ),
+    ] = 0,
+    device: Annotated[Device, typer.Option(help="Where Triton runs the model.")] = Device.CPU,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Threads within an operator; Triton's default else."),
+    ] = None,
+    repository_in_server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH", help="Where Triton finds the repository, if not at the path of DIR."
+        ),
+    ] = None,
+    keep_config: Annotated[
+        bool, typer.Option("--keep-config", help="Leave the config.pbtxt that is there.")
+    ] = False,
+    fold: FoldOptions,
+    report: ReportOption = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a version and a config that are there.")
+    ] = False,
+) -> None:
+    """Optimize a model and write it into a model repository of Triton Inference Server.
+
+    DIR gets the folder of the model: its configuration, the kernels, and the version. Nothing is
+    written unless the proof and the check pass; versions that are there stay.
+
+    `onnxfold triton model.onnx --repository models --max-batch 16`
+
+    `onnxfold triton model.onnx --repository models --repository-in-server /models`
+    for a server that has DIR mounted at /models.
+    """
+    from onnxfold import report as reports
+    from onnxfold.triton.repository import Deployment, publish
+
+    verbosity: Verbosity = context.obj
+    terminal.check_report(report)
+    deployment = Deployment(
+        repository,
+        name,
+        version,
+        max_batch,
+        device,
+        threads,
+        repository_in_server,
+        keep_config,
+        force,
+    )
+    with terminal.progress(verbosity) as progress:
+        published = publish(model, deployment, progress=progress, **fold.keywords())
+    if report is not None:
+        reports.write_report(report, published.report)
+    if verbosity is not Verbosity.QUIET:
+        console = terminal.console()
+        reports.print_result(console, published.report, verbose=verbosity is Verbosity.VERBOSE)
+        reports.print_triton(console, published.report)

@@ -1,0 +1,14 @@
+"""Where Triton runs a model; light to import, so that the command line can list the choices."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = ["Device"]
+
+
+class Device(StrEnum):
+    """Where Triton runs the instances of a model."""
+
+    CPU = "cpu"
+    GPU = "gpu"
