@@ -258,6 +258,8 @@ class _Checker:
                 self.failures.append(f"graph '{new.name}' gives other outputs than before")
 
     def _visit(self, node: ir.Node) -> None:
+        if self._after.is_dead(node):
+            return
         for index, output in enumerate(node.outputs):
             ref = self._after.ref(output) if output.name else ""
             if ref in self._sites_after and ref in self._sites_before:

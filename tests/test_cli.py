@@ -158,7 +158,7 @@ def test_the_defaults_are_those_of_the_python_interface() -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(Options)}
     given = FoldOptions().keywords()
     assert given == {name: defaults[name] for name in given}
-    only_here = {"noise_limit", "dry_run", "force"}  # no option, or options of optimize alone
+    only_here = {"noise_limit", "dry_run", "force", "share_weights"}  # not of every command
     assert set(defaults) - set(given) == only_here
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +54,7 @@ class GraphView:
         self._shapes = known_shapes(model)
         self.graphs = tuple(all_graphs(model))
         self._refs: dict[ir.Value, str] | None = None
+        self._dead: frozenset[ir.Node] | None = None
         self._folder = ConstantFolder(self.opset, self._shapes, _SMALL_CONSTANT_ELEMENTS)
 
     def nodes(self) -> Iterator[ir.Node]:
@@ -101,6 +102,12 @@ class GraphView:
         """Return every (node, input index) that reads the value, in bodies too."""
         return tuple(Reader(use.node, use.idx) for use in value.uses())
 
+    def is_dead(self, node: ir.Node) -> bool:
+        """Whether nothing that leaves the node's graph depends on what the node computes."""
+        if self._dead is None:
+            self._dead = _dead_nodes(self.graphs)
+        return node in self._dead
+
     def is_output(self, value: ir.Value) -> bool:
         """Whether the value leaves its graph, be it the model's or a body's."""
         return value.is_graph_output()
@@ -136,3 +143,16 @@ class GraphView:
         if len(node.inputs) <= input_index or node.inputs[input_index] is None:
             return ()
         return self.integers(node.inputs[input_index])
+
+
+def _dead_nodes(graphs: Iterable[ir.Graph]) -> frozenset[ir.Node]:
+    """Return the nodes all of whose results are read by dead nodes only, and leave no graph."""
+    dead: set[ir.Node] = set()
+    for graph in graphs:
+        for node in reversed(graph):
+            if not any(
+                output.is_graph_output() or any(use.node not in dead for use in output.uses())
+                for output in node.outputs
+            ):
+                dead.add(node)
+    return frozenset(dead)

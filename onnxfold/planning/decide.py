@@ -69,6 +69,8 @@ class _Prices:
             return None
         if point.value.dtype not in CENTRABLE:
             return None
+        if not all(isinstance(shape[axis], int) for axis in point.fiber.axes):
+            return None  # only a norm's scale tells the size, so no proof could follow the mean
         return elements(shape) * self._costs.centring
 
     def _of_split(self, point: Point, facts: PointFacts) -> int | None:

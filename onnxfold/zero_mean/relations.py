@@ -232,6 +232,8 @@ class Relations:
     def effect(self, point: Point, reader: Reader) -> Effect:
         """Return what ``reader`` does when ``point`` moves by a shift constant along its fiber."""
         node = reader.node
+        if self._view.is_dead(node):
+            return Unseen()  # what it computes is not used
         for site in self._owners.get(node, ()):
             if site.input is point.value:
                 return self._effect_on_norm(site, point.fiber, node)

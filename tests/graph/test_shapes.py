@@ -7,35 +7,35 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
-from tests.soundness.random_graph import B, random_graph
 
 from onnxfold.graph import GraphView
+from tests.soundness.float64 import evaluate
+from tests.soundness.random_graphs import B, random_graph
 from tests.soundness.sample import Array
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_every_shape_is_the_one_that_a_run_has(seed: int) -> None:
-    graph = random_graph(seed)
-    view = GraphView(ir.from_proto(graph.model))
-    values = [v for node in view.model.graph for v in node.outputs if v.name]
-    wide = onnx.ModelProto()
-    wide.CopyFrom(graph.model)
-    del wide.graph.output[:]
-    wide.graph.output.extend(helper.make_empty_tensor_value_info(str(v.name)) for v in values)
-    with np.errstate(all="ignore"):
-        arrays = ReferenceEvaluator(wide).run(None, graph.feeds)
-    known = 0
-    for value, array in zip(values, arrays, strict=True):
-        shape = view.shape(value)
-        if shape is None:
-            continue
-        known += 1
-        sizes = [B if dim == "batch" else dim for dim in shape]
-        assert len(sizes) == array.ndim, value.name
-        for size, true in zip(sizes, array.shape, strict=True):
-            assert not isinstance(size, int) or size == true, value.name
-    assert known > 0.9 * len(values)
+def test_every_shape_is_the_one_that_a_run_has() -> None:
+    known = total = 0
+    for seed in range(24):
+        graph = random_graph(seed)
+        view = GraphView(ir.from_proto(graph.model))
+        values = [v for node in view.model.graph for v in node.outputs if v.name]
+        whole = onnx.ModelProto()
+        whole.CopyFrom(graph.model)
+        del whole.graph.output[:]
+        whole.graph.output.extend(helper.make_empty_tensor_value_info(str(v.name)) for v in values)
+        arrays = evaluate(whole, graph.feeds, graph.operators)
+        total += len(values)
+        for value, array in zip(values, arrays, strict=True):
+            shape = view.shape(value)
+            if shape is None:
+                continue
+            known += 1
+            sizes = [B if dim == "batch" else dim for dim in shape]
+            assert len(sizes) == array.ndim, value.name
+            for size, true in zip(sizes, array.shape, strict=True):
+                assert not isinstance(size, int) or size == true, value.name
+    assert known > 0.8 * total
 
 
 def _model(nodes: list[onnx.NodeProto], opset: int, weights: dict[str, Array]) -> ir.Model:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.soundness.random_graph import random_graph
 
 from onnxfold.graph import AxisBlock, Fiber
 from onnxfold.lower.target import Target
@@ -13,6 +12,7 @@ from onnxfold.planning import Fold, Insertion, Plan, WeightCentring
 from onnxfold.planning.plan import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 from tests.soundness.folding import fold
+from tests.soundness.random_graphs import random_graph
 
 _FIBER = Fiber((AxisBlock(1, 1, 4, None), AxisBlock(2, 2, 3, 1)))
 _PLAN = Plan(

@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 from onnx import TensorProto
-from tests.soundness.random_graph import RandomGraph, random_graph
 
 from onnxfold.lower.target import Target
 from tests.soundness.folding import Folded, evaluate, fold, relative_error
+from tests.soundness.random_graphs import RandomGraph, random_graph
 
 _GROUPS = 20
 # float64 models: rounding of the arithmetic, enlarged by norms of almost constant vectors (their
