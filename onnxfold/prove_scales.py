@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.affine.back import ChannelOp, Writer, channel_op, writer_of
+from onnxfold.affine.back import HOMOGENEOUS, ChannelOp, Writer, channel_op, writer_of
 from onnxfold.affine.channels import Channels
 from onnxfold.affine.laws import Passes, pulled, react
 from onnxfold.graph import GraphView
@@ -255,6 +255,9 @@ class _Checker(ForwardChecker):
                 related[index] = image
         if len(related) != 1:
             raise Failed("reads what has changed")
+        if node.domain == "" and node.op_type in ("Shape", "Size"):
+            self._images[node.outputs[0]] = Image(twin.outputs[0])
+            return
         ((index, image),) = related.items()
         if node.op_type == "Add" and node.domain == "" and self._add_bias(node, twin, index, image):
             return
@@ -270,8 +273,9 @@ class _Checker(ForwardChecker):
         channels = image.channels or Channels(())
         if not channels.digits:
             moves = index == 0 and pulled(self._before, node.outputs[0], channels) is not None
-            product = "MatMul" in node.op_type and _negligible(image.s, image.slack)
-            if moves or product:
+            # Linear without a constant term, so that a factor passes and a shift would not.
+            linear = "MatMul" in node.op_type or (index == 0 and node.op_type in HOMOGENEOUS)
+            if moves or (linear and _negligible(image.s, image.slack)):
                 return channels
             raise Failed("sees a changed value")
         reaction = react(self._before, node, index, channels)

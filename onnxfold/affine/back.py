@@ -2,7 +2,7 @@
 
 A diagonal behind W x + b is part of W and b: c * (W x + b) + d = (diag(c) W) x + (c * b + d).
 Between the two may stand what moves elements without another reader, the Add of a bias, and for
-one number c also the product with another activation (attention scores).
+one number c also a rotary embedding and the product with another activation (attention scores).
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.zero_mean.law import Carried, refuse
 from onnxfold.zero_mean.laws import law_of
 
-__all__ = ["ChannelOp", "Writer", "channel_op", "writer_of"]
+__all__ = ["HOMOGENEOUS", "ChannelOp", "Writer", "channel_op", "writer_of"]
 
 Float64 = npt.NDArray[np.float64]
 
+# f(c x) = c f(x) in the first input, for one number c.
+HOMOGENEOUS = frozenset({"Expand", "Neg", "RotaryEmbedding", "Slice", "Tile"})
+_DOMAINS = ("", "com.microsoft")
+_WITHOUT_ELEMENTS = frozenset({"Shape", "Size"})
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedMatMul", "Gemm", "MatMul"})
 
 
@@ -124,11 +128,11 @@ def writer_of(
         node = value.producer()
         if node is None:
             break
-        if len(value.uses()) != 1 or value.is_graph_output():
+        if _readers(value) != 1 or value.is_graph_output():
             return refuse(RefusalCode.EXACT_READER, node, "gives its result to others as well")
         if node.graph is not op.node.graph:
             return refuse(RefusalCode.BODY_BORDER, node, "is in another graph")
-        if node.op_type in _WEIGHTED and node.domain in ("", "com.microsoft"):
+        if node.op_type in _WEIGHTED and node.domain in _DOMAINS:
             made = _writer(view, node, channels, biases)
             if not isinstance(made, int):
                 return made
@@ -141,6 +145,13 @@ def writer_of(
     return refuse(RefusalCode.ACTIVATION, op.node, "does not follow a linear layer")
 
 
+def _readers(value: ir.Value) -> int:
+    """Count the readers that look at elements."""
+    return sum(
+        use.node.op_type not in _WITHOUT_ELEMENTS or use.node.domain != "" for use in value.uses()
+    )
+
+
 def _back(
     view: GraphView,
     node: ir.Node,
@@ -151,6 +162,10 @@ def _back(
     moved = pulled(view, node.outputs[0], channels)
     if moved is not None:
         return moved
+    if not channels.digits and node.op_type in HOMOGENEOUS and node.domain in _DOMAINS:
+        operand = node.inputs[0]
+        if operand is not None and view.tensor(operand) is None:
+            return operand, channels
     if node in passed:
         known = channel_op(view, node)
         source = None if known is None else node.inputs[known.index]

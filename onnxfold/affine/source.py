@@ -40,9 +40,24 @@ class Source:
 
 def source_of(view: GraphView, site: NormSite) -> Source | Refusal | None:
     """Return the norm's affine part, None where it has none, a refusal where it cannot be told."""
-    if site.form is not NormForm.DECOMPOSED:
+    if site.form is not NormForm.DECOMPOSED or _ends_in_norm(site):
         return _of_operands(view, site)
     return _of_nodes(view, site)
+
+
+def _ends_in_norm(site: NormSite) -> bool:
+    """Whether a spelled-out centring ends in an RMSNorm operator, with gamma as its operand."""
+    last = site.nodes[-1]
+    operands = [*last.inputs, None, None]
+    return ("LayerNormalization" in last.op_type or last.op_type == "RMSNormalization") and (
+        last.outputs[0],
+        operands[_GAMMA],
+        operands[_BETA],
+    ) == (
+        site.output,
+        site.gamma,
+        site.beta,
+    )
 
 
 def _unknown(site: NormSite, sentence: str) -> Refusal:

@@ -37,6 +37,21 @@ MOVES = {
         "y = Div(s, eight)",
         1,
     ),
+    "a root on queries and on keys": (
+        "m = MatMul(x, V) a = Add(m, d) q = Mul(a, eight) n = MatMul(x, V2) key = Add(n, d) "
+        "z = Shape(key) t = Transpose<perm=[0,2,1]>(key) p = Mul(t, eight) s = MatMul(q, p) "
+        "w = ConstantOfShape(z) v = Cast<to=11>(w) y = MatMul(s, v)",
+        2,
+    ),
+    "a key repeated for several heads": (
+        "m = MatMul(x, V) u = Unsqueeze(m, one) e = Expand(u, copies) y = Mul(e, eight)",
+        1,
+    ),
+    "half of the elements, turned": (
+        "m = MatMul(x, V) h = Slice(m, zero, two, last) n = Neg(h) t = Tile(n, thrice) "
+        "y = Mul(t, eight)",
+        1,
+    ),
     "biases in a row": ("m = MatMul(x, W) a = Add(m, b) y = Add(a, b2)", 1),
     "three biases and scales": (
         "m = MatMul(x, W) a = Add(m, b) c = Add(a, b2) e = Mul(c, ls) f = Sub(e, b3) "
@@ -60,6 +75,7 @@ SHAPES = {
     "W": (6, 5),
     "U": (5, 6),
     "V": (6, 6),
+    "V2": (6, 6),
     "K": (5, 4, 2),
     "D": (4, 1, 2),
     "b": (5,),
@@ -81,6 +97,12 @@ def _model(
         "zeros": np.array([1.0, 0.0, 2.0, 0.0, -1.0]),
         "s5": np.abs(np.random.default_rng(9).standard_normal(5)) + 0.5,
         "heads": np.array([0, 0, 1, 5]),
+        "zero": np.array([0]),
+        "one": np.array([1]),
+        "two": np.array([2]),
+        "last": np.array([-1]),
+        "thrice": np.array([1, 1, 3]),
+        "copies": np.array([1, 3, 1, 1]),
         "per_head": np.random.default_rng(8).standard_normal((1, 5)),
         **(more or {}),
     }
@@ -126,6 +148,8 @@ REFUSED = {
     "scores of inputs": "t = Transpose<perm=[0,2,1]>(x) s = MatMul(x, t) y = Div(s, eight)",
     "a bias alone": "m = MatMul(x, W) y = Add(m, b)",
     "number by which is divided": "m = MatMul(x, W) y = Div(ls, m)",
+    "channels of a part": "m = MatMul(x, W) h = Slice(m, zero, two, last) y = Mul(h, pair)",
+    "channels behind a repetition": "m = MatMul(x, V) t = Tile(m, thrice) y = Mul(t, long)",
     "a bias per token": "m = MatMul(x, W) a = Add(m, table) y = Mul(a, ls)",
 }
 
@@ -136,6 +160,8 @@ def test_what_is_no_scale_of_a_weight_stays(case: str) -> None:
     more: dict[str, Array] = {
         "W2": rng.standard_normal((6, 5)),
         "table": rng.standard_normal((4, 1)),
+        "pair": rng.standard_normal(2),
+        "long": rng.standard_normal(18),
     }
     _, fusions, _ = _absorb(_model(REFUSED[case], more=more))
     assert not fusions
@@ -149,6 +175,17 @@ def test_a_shared_weight_is_copied_or_left() -> None:
     assert error(before, after) < BOUND
     assert proof.passed, proof.failures
     assert not _absorb(before, limit=0)[1]
+
+
+def test_a_bias_that_a_scale_forgets_fails_the_proof_behind_a_rotation_of_signs() -> None:
+    before = _model("m = MatMul(x, V) a = Add(m, d) n = Neg(a) y = Mul(n, eight)")
+    after, fusions, proof = _absorb(before)
+    assert proof.passed
+    (fusion,) = fusions
+    forgetful = prepare(before).model
+    apply_scales(GraphView(forgetful), (replace(fusion, scaled=fusion.scaled[:1]),))
+    assert error(before, forgetful) > 1e-2
+    assert not _proof(before, forgetful, fusions).passed
 
 
 def test_the_scale_of_another_reader_would_change_the_function_and_fail_the_proof() -> None:
