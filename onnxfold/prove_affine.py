@@ -23,7 +23,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.affine.channels import Channels
-from onnxfold.affine.laws import Absorbs, Passes, Unseen, react
+from onnxfold.affine.laws import Absorbs, Passes, Unseen, adds_bias, react
 from onnxfold.affine.source import Source, source_of
 from onnxfold.affine.walk import Root, root_of
 from onnxfold.graph import GraphView, Reader
@@ -158,7 +158,7 @@ class _Checker(ForwardChecker):
                 if producer is None or producer.graph is not node.graph:
                     raise Failed("reads a changed value from inside a body")
                 related[index] = image
-        if node.op_type == "Add" and node.domain == "" and self._add_bias(node, twin, related):
+        if related and adds_bias(node, min(related)) and self._add_bias(node, twin, related):
             return
         if not related:
             raise Failed("reads a constant that has changed")
@@ -205,6 +205,8 @@ class _Checker(ForwardChecker):
                 self.shifted += 1
         s = s + b - r * b_new
         channels = None if np.all(r == 1) and not np.any(s) else image.channels
+        if channels is not None and node.op_type != "Add":
+            raise Failed("sees a changed value in an activation")
         self._images[node.outputs[0]] = Image(twin.outputs[0], channels, r, s)
         return True
 

@@ -27,7 +27,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.zero_mean.law import Carried, refuse
 from onnxfold.zero_mean.laws import law_of, refuse_opaque
 
-__all__ = ["Absorbs", "Passes", "Reaction", "Unseen", "pulled", "react"]
+__all__ = ["Absorbs", "Passes", "Reaction", "Unseen", "adds_bias", "pulled", "react"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,19 @@ def react(view: GraphView, node: ir.Node, index: int, channels: Channels) -> Rea
     return refuse_opaque(node) or refuse(
         RefusalCode.EXACT_READER, node, "must see the values with gamma and beta"
     )
+
+
+def adds_bias(node: ir.Node, index: int) -> bool:
+    """Whether ``node`` adds its one other input to input ``index``, before whatever else it does.
+
+    A linear layer in front may leave its bias there: a sum, or the activations of com.microsoft
+    that add a bias first.
+    """
+    if len(node.inputs) != 2 or None in node.inputs:
+        return False
+    if node.domain == "com.microsoft" and node.op_type in ("BiasGelu", "FastGelu"):
+        return index == 0
+    return (node.domain, node.op_type) == ("", "Add")
 
 
 def _carry(view: GraphView, node: ir.Node, index: int, channels: Channels) -> Reaction:

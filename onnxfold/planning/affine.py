@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.affine.channels import Channels
-from onnxfold.affine.laws import Absorbs
+from onnxfold.affine.laws import Absorbs, adds_bias
 from onnxfold.affine.source import Source, source_of
 from onnxfold.affine.walk import Reached, Root, follow, root_of
 from onnxfold.graph import GraphView, Reader, node_label
@@ -168,12 +168,12 @@ def _bias(view: GraphView, node: ir.Node, absorbs: Absorbs, root: Root) -> Place
 
 
 def _added(view: GraphView, value: ir.Value, output: Channels) -> Place | None:
-    """Return the constant of an Add that alone reads ``value``, if it has the output's channels."""
+    """Return what an Add or BiasGelu adds that alone reads ``value``, along the same channels."""
     readers = view.readers(value)
     if len(readers) != 1 or view.is_output(value):
         return None
     node, index = readers[0].node, readers[0].index
-    if (node.domain, node.op_type) != ("", "Add") or node.graph is not value.graph:
+    if not adds_bias(node, index) or node.graph is not value.graph:
         return None
     operand = node.inputs[1 - index]
     shape, rank = shape_of(view, operand), view.rank(value)

@@ -127,6 +127,16 @@ MOVES: dict[str, tuple[str, Shapes, int]] = {
         {"W": (5, 6), "b": (5,)},
         1,
     ),
+    "a bias in an activation": (
+        f"{LN} m = MatMul(n, W) y = com.microsoft.BiasGelu(m, b)",
+        {"W": (6, 5), "b": (5,)},
+        1,
+    ),
+    "a bias in another activation": (
+        f"{LN} m = MatMul(n, W) y = com.microsoft.FastGelu(m, b)",
+        {"W": (6, 5), "b": (5,)},
+        1,
+    ),
     "attention": (
         f"{LN} y = com.microsoft.Attention<num_heads=2>(n, W, b)",
         {"W": (6, 12), "b": (12,)},
@@ -255,6 +265,11 @@ HARMFUL: dict[str, tuple[str, str, Shapes]] = {
         f"{RMS} p = Identity(n) y = MatMul(p, W)",
         f"{RMS} p = Slice(n, last, first, axis2, minus) y = MatMul(p, W)",
         {"W": (6, 5)},
+    ),
+    "a bias in an activation, and another reader before it": (
+        f"{LN} m = MatMul(n, W) y = com.microsoft.BiasGelu(m, b)",
+        f"{LN} m = MatMul(n, W) a = com.microsoft.BiasGelu(m, b) y = Add(a, m)",
+        {"W": (6, 5), "b": (5,)},
     ),
     "another branch joined": (
         f"{RMS} p = Concat<axis=1>(n, n) y = MatMul(p, W)",
