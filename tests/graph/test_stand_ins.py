@@ -9,10 +9,9 @@ from onnx import numpy_helper, parser
 
 from onnxfold.graph import GraphView
 
-INPUTS = (
-    "float[B,4,T,8] q, float[B,4,S,8] k, float[B,4,8,S] kt, float[B,3,9,9] i, float[5,3,3,3] w, "
-)
-INPUTS += "float[B,T,8] x, float[B,S,12] v, int8[B,T,8] c, int8[8,6] d, float s, int8 z"
+INPUTS = "float[B,4,T,8] q, float[B,4,S,8] k, float[B,4,8,S] kt, float[B,3,9,9] i, "
+INPUTS += "float[5,3,3,3] w, float[3,4] gg, float[B,T,8] x, float[B,S,12] v, int8[B,T,8] c, "
+INPUTS += "int8[8,6] d, float s, int8 z"
 WEIGHTS = {
     "packed": np.zeros((8, 24), np.float32),
     "packed8": np.zeros((8, 24), np.int8),

@@ -63,6 +63,10 @@ MOVES = {
     "conv": ("c = Conv<pads=[1,1]>(x, K, k) y = Mul(c, column)", 1),
     "conv without a bias": ("c = Conv<pads=[1,1]>(x, K) y = Add(c, column)", 1),
     "batch norm": ("c = Conv(x, K, k) y = BatchNormalization(c, s5, k, b2, s5)", 1),
+    "gemm and batch norm": (
+        "f = Flatten<axis=2>(x) g = Gemm(f, W, b) y = BatchNormalization(g, s5, k, b2, s5)",
+        1,
+    ),
     "batch norm without a bias": ("c = Conv(x, K) y = BatchNormalization(c, s5, k, b2, s5)", 1),
     "depthwise": ("c = Conv<group=4>(x, D) y = Mul(c, four)", 1),
     "a weight behind a layout": (
