@@ -69,6 +69,11 @@ MOVES = {
     ),
     "batch norm without a bias": ("c = Conv(x, K) y = BatchNormalization(c, s5, k, b2, s5)", 1),
     "depthwise": ("c = Conv<group=4>(x, D) y = Mul(c, four)", 1),
+    "the alpha of a DyT": (
+        "m = MatMul(x, W) a = Add(m, b) s = Mul(a, eight) h = Tanh(s) g = Mul(h, ls) "
+        "y = Add(g, b2)",
+        1,
+    ),
     "a weight behind a layout": (
         "T = Transpose(U) m = MatMul(x, T) a = Add(m, b) y = Mul(a, ls)",
         1,
@@ -147,6 +152,10 @@ def test_scales_move_and_nothing_else_changes(case: str) -> None:
 REFUSED = {
     "a residual reads it too": "m = MatMul(x, W) a = Mul(m, ls) y = Add(a, m)",
     "by what is computed": "m = MatMul(x, W) h = Tanh(m) n = MatMul(x, W2) y = Mul(n, h)",
+    "the alpha of a DyT whose input a residual reads": (
+        "m = MatMul(x, W) a = Add(m, b) s = Mul(a, eight) h = Tanh(s) g = Mul(h, ls) "
+        "n = Add(g, b2) y = Add(n, a)"
+    ),
     "along tokens": "m = MatMul(x, W) y = Mul(m, four)",
     "behind an activation": "m = MatMul(x, W) h = Tanh(m) y = Mul(h, ls)",
     "scores of inputs": "t = Transpose<perm=[0,2,1]>(x) s = MatMul(x, t) y = Div(s, eight)",
