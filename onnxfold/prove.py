@@ -106,9 +106,7 @@ class _Checker:
         self._old = before.by_ref()
         self._sites_before = {before.ref(s.output): s for s in find_norms(before)}
         self._site_of_centred = {
-            s.centred: s
-            for s in self._sites_before.values()
-            if s.centred is not None and s.size
+            s.centred: s for s in self._sites_before.values() if s.centred is not None and s.size
         }
         sites_after = find_norms(after)
         self._sites_after = self._matched(sites_after)

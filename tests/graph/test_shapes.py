@@ -23,9 +23,7 @@ def test_every_shape_is_the_one_that_a_run_has() -> None:
         whole = onnx.ModelProto()
         whole.CopyFrom(graph.model)
         del whole.graph.output[:]
-        whole.graph.output.extend(
-            helper.make_empty_tensor_value_info(str(v.name)) for v in values
-        )
+        whole.graph.output.extend(helper.make_empty_tensor_value_info(str(v.name)) for v in values)
         arrays = evaluate(whole, graph.feeds, graph.operators)
         total += len(values)
         for value, array in zip(values, arrays, strict=True):

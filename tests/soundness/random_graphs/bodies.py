@@ -39,7 +39,9 @@ class Bodies(Writers, Carriers, Norms, Readers):
             self.rng.choice((self.carry, self.normalise, self.write))()
         return self.read_linear(self.norm(self.stream()))
 
-    def body_graph(self, stem: str, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.GraphProto:
+    def body_graph(
+        self, stem: str, inputs: Sequence[str], outputs: Sequence[str]
+    ) -> onnx.GraphProto:
         kinds = {"trip": (TensorProto.INT64, []), "go": (TensorProto.BOOL, [])}
         return helper.make_graph(
             self.body.nodes,

@@ -270,7 +270,9 @@ class Norms(Draft):
 
     def passed(self, y: str) -> str:
         """Layouts behind a norm, through which gamma and beta pass or do not."""
-        kind = self.rng.choice(("heads", "slice", "pad", "scale", "concat", "mean", "cast", "split"))
+        kind = self.rng.choice(
+            ("heads", "slice", "pad", "scale", "concat", "mean", "cast", "split")
+        )
         self.made[f"passed {kind}"] += 1
         if kind == "heads":
             heads = self.node("Reshape", y, self.ints(0, 0, 2, self.C // 2))
@@ -324,4 +326,3 @@ class Norms(Draft):
         if self.chance(0.2):
             out = self.node("Mul", out, self.rng.choice((self.scalar(0.25), self.weight(H))))
         return out
-

@@ -64,9 +64,7 @@ class _Streams(Bodies):
         """Leave out inputs that nothing reads, but for x."""
         read = {"x"} | set(_read_names(self.main.nodes))
         weights = {tensor.name for tensor in self.main.initializers}
-        self.inputs = {
-            name: kind for name, kind in self.inputs.items() if name in read | weights
-        }
+        self.inputs = {name: kind for name, kind in self.inputs.items() if name in read | weights}
         self.feeds = {name: array for name, array in self.feeds.items() if name in self.inputs}
 
 
@@ -78,4 +76,3 @@ def _read_names(nodes: Iterable[onnx.NodeProto]) -> list[str]:
             if attribute.HasField("g"):
                 names += _read_names(attribute.g.node)
     return names
-

@@ -134,5 +134,3 @@ class Writers(Draft):
         elif self.chance(0.5):
             self.body.streams.append(parts[1])
         return parts[0]
-
-
