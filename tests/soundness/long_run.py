@@ -76,7 +76,7 @@ class Tally:
         """Count one graph and what became of it."""
         if outcome.failure is not None:
             self.failures.append(f"{seed}: {outcome.failure}")
-        types = {kind for kind in _float_types(graph)}
+        types = set(_float_types(graph))
         self.of("types").update(types)
         self.of("made").update(graph.made)
         self.of("targets")[settings_of(seed).target.value] += 1

@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from tests.soundness.random_graphs.carriers import Carriers
-from tests.soundness.random_graphs.draft import H, T, Body
+from tests.soundness.random_graphs.draft import Body, H, T
 from tests.soundness.random_graphs.norms import Norms
 from tests.soundness.random_graphs.readers import Readers
 from tests.soundness.random_graphs.writers import Writers

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onnx import TensorProto
 
 from onnxfold.lower.functions import function
-from tests.soundness.random_graphs.draft import B, T, Draft
+from tests.soundness.random_graphs.draft import Draft, T
 
 __all__ = ["Carriers"]
 

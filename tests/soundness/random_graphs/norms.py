@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from tests.soundness.random_graphs.draft import H, T, Draft
+from tests.soundness.random_graphs.draft import Draft, H, T
 
 __all__ = ["Norms"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.soundness.random_graphs.draft import H, Draft
+from tests.soundness.random_graphs.draft import Draft, H
 
 __all__ = ["Readers"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from tests.soundness.random_graphs.bodies import Bodies
-from tests.soundness.random_graphs.draft import B, H, T, RandomGraph
+from tests.soundness.random_graphs.draft import B, H, RandomGraph, T
 
 __all__ = ["stream_graph"]
 

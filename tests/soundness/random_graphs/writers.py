@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-
-from tests.soundness.random_graphs.draft import H, T, Draft
+from tests.soundness.random_graphs.draft import Draft, H, T
 
 __all__ = ["Writers"]
 
