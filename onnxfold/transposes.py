@@ -11,6 +11,7 @@ Transpose and A the reduced axes, both identities are exact, element by element:
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 
 import numpy as np
 import onnx_ir as ir
@@ -86,8 +87,11 @@ class _Move:
         """Return T(x), taking the place of Transposes of x that come later."""
         attributes = {"perm": ir.AttrInt64s("perm", list(self.order))}
         result = self.make("Transpose", (x,), attributes, self.transpose, f"{x.name}/transposed")
+        before = set(takewhile(lambda node: node is not self.inner, self.graph))
         for use in list(x.uses()):
             twin = use.node
+            if twin in before:
+                continue
             same = twin.op_type == "Transpose" and twin.domain == "" and twin.graph is self.graph
             if not same or twin is result.producer() or twin.outputs[0].is_graph_output():
                 continue

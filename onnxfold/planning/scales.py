@@ -27,6 +27,7 @@ def decide_scales(
     """
     of_norms = {node for site in sites if site.kind is not NormKind.DYT for node in site.nodes}
     passed: set[ir.Node] = set()
+    biased: set[ir.Node] = set()  # layers that an earlier fusion gives a bias
     fusions: list[ScaleFusion] = []
     for node in view.nodes():
         op = None if node in of_norms else channel_op(view, node)
@@ -35,14 +36,18 @@ def decide_scales(
         writer = writer_of(view, op, frozenset(passed))
         if isinstance(writer, Refusal):
             continue
-        fusion = _fusion(view, op, writer, allow_split_bytes)
+        fusion = _fusion(view, op, writer, allow_split_bytes, writer.node in biased)
         if fusion is not None:
             fusions.append(fusion)
             passed.add(node)
+            if fusion.shifted is not None and not fusion.shifted.value:
+                biased.add(writer.node)
     return tuple(fusions)
 
 
-def _fusion(view: GraphView, op: ChannelOp, writer: Writer, limit: int) -> ScaleFusion | None:
+def _fusion(
+    view: GraphView, op: ChannelOp, writer: Writer, limit: int, biased: bool
+) -> ScaleFusion | None:
     shifted = None
     if op.shift is not None:
         shifted = _shifted(view, op, writer)
@@ -50,6 +55,9 @@ def _fusion(view: GraphView, op: ChannelOp, writer: Writer, limit: int) -> Scale
             return None
     roots = (writer.weight, *writer.biases) if op.scale is not None else ()
     scaled = tuple(_place(view, root) for root in roots)
+    if biased and op.scale is not None and writer.new_bias is not None:
+        channels = writer.output.renamed(dict.fromkeys(writer.output.axes, 0))
+        scaled = (*scaled, Place("", _ref(view, writer.new_bias), channels))
     places = (*scaled, *((shifted,) if shifted is not None else ()))
     if any(place.copy and place.nbytes > limit for place in places):
         return None
@@ -76,8 +84,7 @@ def _shifted(view: GraphView, op: ChannelOp, writer: Writer) -> Place | None:
     if writer.new_bias is None or not writer.weight.channels.digits:
         return None
     size = op.channels.size
-    reader = writer.new_bias
-    ref = ReaderRef(view.ref(reader.node.outputs[0]), reader.index)
+    ref = _ref(view, writer.new_bias)
     return Place("", ref, Channels.along([(0, size)]))
 
 

@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from tests.soundness.operators import OPERATORS
 from tests.soundness.sample import Array
 
-__all__ = ["evaluate", "relative_error", "widened"]
+__all__ = ["evaluate", "relative_error", "sizes_read", "widened"]
 
 _NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
@@ -59,6 +59,11 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     return wide
 
 
+def sizes_read(graph: onnx.GraphProto) -> set[str]:
+    """What Resize reads beside x: its type is fixed, and its numbers are sizes."""
+    return {name for node in graph.node if node.op_type == "Resize" for name in node.input[1:]}
+
+
 def _wide(array: Array) -> Array:
     floating = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
     return array.astype(np.float64) if floating else array
@@ -70,8 +75,7 @@ def _widen_type(value: onnx.ValueInfoProto) -> None:
 
 
 def _widen_graph(graph: onnx.GraphProto) -> None:
-    # What Resize reads beside x stays float32: its type is fixed.
-    kept = {name for node in graph.node if node.op_type == "Resize" for name in node.input[1:]}
+    kept = sizes_read(graph)
     for tensor in graph.initializer:
         if tensor.name not in kept:
             _widen_tensor(tensor)

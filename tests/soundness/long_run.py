@@ -23,6 +23,7 @@ from pathlib import Path
 
 from benchmarks import rows
 from onnxfold import analysis
+from tests.soundness import corpus
 from tests.soundness.checking import Outcome, check, settings_of
 from tests.soundness.random_graphs import RandomGraph, random_graph
 
@@ -184,6 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--regressions", type=Path, default=corpus.FOLDER)
     given = parser.parse_args(arguments)
     done = _done(given.results)
     chunks = range(given.first, given.first + given.graphs, _CHUNK)
@@ -194,6 +196,8 @@ def main(arguments: list[str] | None = None) -> int:
             rows.append(given.results, [row])
             found = row.failures.split(" | ") if row.failures else []
             failures += len(found)
+            for failure in found:
+                corpus.shrink_seed(int(failure.partition(":")[0]), given.regressions)
             sys.stdout.write(
                 f"{row.first_seed:>8} +{row.graphs}  {row.seconds:>7.1f} s  {row.folds:>5} folds  "
                 f"{len(found)} failures\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import onnx_ir as ir
 import pytest
@@ -12,74 +12,36 @@ import pytest
 from onnxfold.graph import AxisBlock, Fiber, GraphView, whole_axes
 from onnxfold.refusal import Refusal
 from onnxfold.zero_mean import laws
-from onnxfold.zero_mean.law import Carried, Family, Law, Pulled, ZeroMean
-from onnxfold.zero_mean.laws import LAWS, attention, elementwise, layout, linear, reduce
+from onnxfold.zero_mean.law import Carried, Law, Pulled
+from onnxfold.zero_mean.laws import LAWS, attention, layout, reduce
 from tests.soundness.law_property import check_sample
+from tests.soundness.mutants import ROLES, Broken, Pushed, Watched
 from tests.soundness.sample import Draw
 from tests.soundness.samplers import SAMPLERS
 
 _SAMPLES = 600
-Pushed = tuple[tuple[int, Fiber], ...] | None
+# What must be noticed at least; Blind reads no element, so nothing that it says can be wrong, but
+# that its results, which are no floats, have mean 0 along any fiber.
+_LEAST: dict[type, tuple[str, ...]] = {reduce.Blind: ("AlwaysZeroMean",)}
+# Where a broken law happens to be right, with the reason.
+_SHAPES = "refuses for lack of shapes alone, which the numbers have"
+_RIGHT_ANYWAY = {
+    ("Neg", "WithoutGuard"): _SHAPES,
+    ("Identity", "WithoutGuard"): _SHAPES,
+    ("Expand", "WithoutGuard"): _SHAPES,
+    ("GlobalAveragePool", "WithoutGuard"): "its refused fibers lie on axes that it leaves at 1",
+    ("Center", "WithoutGuard"): "x - mean(x) is linear, so that any centring commutes with it",
+}
+_UNCHANGED = 40  # samples on which a mutant says what the law says: it is none of this line
 
 
-@dataclass(frozen=True)
-class _Broken:
-    """Answers as the family of the table does, but for what a subclass changes."""
-
-    right: Family
-
-    def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        return self.right.pull(view, node, output, fiber)
-
-    def push(self, view: GraphView, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
-        return self.right.push(view, node, index, fiber)
-
-
-class FirstOperandOnly(_Broken):
-    def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        pulled = self.right.pull(view, node, output, fiber)
-        return Carried(pulled.inputs[:1]) if isinstance(pulled, Carried) else pulled
-
-
-class LastOperandOnly(_Broken):
+class LastOperandOnly(Broken):
     def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
         pulled = self.right.pull(view, node, output, fiber)
         return Carried(pulled.inputs[-1:]) if isinstance(pulled, Carried) else pulled
 
 
-class WithoutGuard(_Broken):
-    """Carries the same fiber of the first operand where the law refuses."""
-
-    def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        pulled = self.right.pull(view, node, output, fiber)
-        fits = view.rank(node.inputs[0]) == view.rank(node.outputs[output])
-        return Carried(((0, fiber),)) if isinstance(pulled, Refusal) and fits else pulled
-
-
-class AxisOffByOne(_Broken):
-    def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        pulled = self.right.pull(view, node, output, fiber)
-        if not isinstance(pulled, Carried) or len(pulled.inputs) != 1:
-            return pulled
-        index, inner = pulled.inputs[0]
-        rank = view.rank(node.inputs[index]) or 0
-        turned = whole_axes(
-            view.shape(node.inputs[index]) or (), [(a + 1) % rank for a in inner.axes]
-        )
-        return pulled if turned is None else Carried(((index, turned),))
-
-
-class OtherOperand(_Broken):
-    def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        pulled = self.right.pull(view, node, output, fiber)
-        if not isinstance(pulled, Carried) or len(pulled.inputs) != 1:
-            return pulled
-        index, inner = pulled.inputs[0]
-        same = len(node.inputs) > 1 and view.rank(node.inputs[0]) == view.rank(node.inputs[1])
-        return Carried(((1 - index, inner),)) if same and index < 2 else pulled
-
-
-class EmptyFibers(_Broken):
+class EmptyFibers(Broken):
     """Takes no notice of the fiber: sets of one element everywhere."""
 
     def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
@@ -89,17 +51,7 @@ class EmptyFibers(_Broken):
         return Carried(tuple((index, Fiber(())) for index, _ in pulled.inputs))
 
 
-class NeverSeen(_Broken):
-    def push(self, view: GraphView, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
-        return ()
-
-
-class AlwaysZeroMean(_Broken):
-    def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        return ZeroMean()
-
-
-class InversePermutation(_Broken):
+class InversePermutation(Broken):
     def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
         perm = node.attributes.get_ints("perm", None)
         if perm is None:
@@ -107,7 +59,7 @@ class InversePermutation(_Broken):
         return Carried(((0, fiber.moved({perm[axis]: axis for axis in range(len(perm))})),))
 
 
-class MatMulWithoutBatchGuard(_Broken):
+class MatMulWithoutBatchGuard(Broken):
     def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
         rank = view.rank(node.outputs[0]) or 0
         ranks = {view.rank(operand) for operand in node.inputs}
@@ -115,7 +67,7 @@ class MatMulWithoutBatchGuard(_Broken):
         return Carried(((1, fiber),)) if whole else self.right.pull(view, node, output, fiber)
 
 
-class WithoutTransposition(_Broken):
+class WithoutTransposition(Broken):
     def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
         pulled = self.right.pull(view, node, output, fiber)
         if not isinstance(pulled, Carried):
@@ -123,7 +75,7 @@ class WithoutTransposition(_Broken):
         return Carried(tuple((i, fiber if i < 2 else inner) for i, inner in pulled.inputs))
 
 
-class WithoutGroupGuard(_Broken):
+class WithoutGroupGuard(Broken):
     def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
         groups = node.attributes.get_int("group", 1)
         if groups == 1 or fiber.axes != (1,):
@@ -131,7 +83,7 @@ class WithoutGroupGuard(_Broken):
         return Carried(((1, fiber.moved({1: 0})),))
 
 
-class ResizeBySizes(_Broken):
+class ResizeBySizes(Broken):
     """Looks at sizes alone: a scale of 1.1 keeps a size of 4 and moves its elements."""
 
     def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
@@ -141,7 +93,7 @@ class ResizeBySizes(_Broken):
         return Carried(((0, fiber),))
 
 
-class PadByFill(_Broken):
+class PadByFill(Broken):
     """Pads with any value."""
 
     def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
@@ -151,14 +103,14 @@ class PadByFill(_Broken):
         return Carried(((0, fiber),))
 
 
-class SoftmaxAnotherAxis(_Broken):
+class SoftmaxAnotherAxis(Broken):
     def push(self, view: GraphView, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
         shape = view.shape(node.inputs[0]) or ()
         other = whole_axes(shape, (node.attributes.get_int("axis", -1) - 1,)) if shape else None
         return () if other is not None and fiber.covers(other) else None
 
 
-class SoftmaxOfAnyOpset(_Broken):
+class SoftmaxOfAnyOpset(Broken):
     """Forgets that before opset 13 all axes from ``axis`` on were normalised together."""
 
     def push(self, view: GraphView, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
@@ -167,7 +119,7 @@ class SoftmaxOfAnyOpset(_Broken):
         return () if seen is not None and fiber.covers(seen) else None
 
 
-class ReduceKeepsDims(_Broken):
+class ReduceKeepsDims(Broken):
     """Numbers the axes as if keepdims were 1."""
 
     def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
@@ -175,7 +127,7 @@ class ReduceKeepsDims(_Broken):
         return Carried(((0, fiber),)) if isinstance(right, Carried) else right
 
 
-class AcrossHeads(_Broken):
+class AcrossHeads(Broken):
     """Takes the whole hidden axis for one head."""
 
     def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
@@ -187,7 +139,7 @@ class AcrossHeads(_Broken):
         return Carried(((2, fiber),)) if same else pulled
 
 
-class QueriesToo(_Broken):
+class QueriesToo(Broken):
     """Takes attention for linear in its queries."""
 
     def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
@@ -197,7 +149,7 @@ class QueriesToo(_Broken):
         return Carried((*pulled.inputs, (0, fiber)))
 
 
-class WithoutJoinedInputs(_Broken):
+class WithoutJoinedInputs(Broken):
     """Does not look for a bias or for earlier values."""
 
     def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
@@ -206,7 +158,7 @@ class WithoutJoinedInputs(_Broken):
         return replace(self.right, adds=()).pull(view, node, output, fiber)
 
 
-class HeadsOfTheQueries(_Broken):
+class HeadsOfTheQueries(Broken):
     """Takes the place in all heads of the output for the place in the fewer heads of V."""
 
     def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
@@ -221,43 +173,17 @@ class HeadsOfTheQueries(_Broken):
         return Carried(((2, Fiber.of(blocks)),))
 
 
-MUTANTS: list[tuple[str, type[_Broken]]] = [
-    ("Add", FirstOperandOnly),
+# Mistakes of one family alone; those of every line are in mutants.py.
+MUTANTS: list[tuple[str, type[Broken]]] = [
     ("Add", EmptyFibers),
     ("Sub", LastOperandOnly),
-    ("Neg", AxisOffByOne),
-    ("Neg", NeverSeen),
-    ("Identity", AlwaysZeroMean),
-    ("Cast", WithoutGuard),
-    ("CastLike", WithoutGuard),
-    ("Dropout", WithoutGuard),
-    ("Mul", WithoutGuard),
     ("Mul", EmptyFibers),
-    ("Div", WithoutGuard),
-    ("Div", OtherOperand),
-    ("Where", FirstOperandOnly),
-    ("Where", NeverSeen),
     ("Transpose", InversePermutation),
-    ("Reshape", WithoutGuard),
-    ("Flatten", AxisOffByOne),
     ("Expand", EmptyFibers),
-    ("Expand", AxisOffByOne),
-    ("Split", WithoutGuard),
-    ("CumSum", WithoutGuard),
-    ("Slice", WithoutGuard),
-    ("Gather", WithoutGuard),
-    ("Gather", AxisOffByOne),
-    ("GatherND", WithoutGuard),
-    ("GatherND", AxisOffByOne),
-    ("Concat", WithoutGuard),
-    ("Concat", FirstOperandOnly),
-    ("Tile", WithoutGuard),
     ("Pad", PadByFill),
-    ("MatMul", OtherOperand),
     ("MatMul", MatMulWithoutBatchGuard),
     ("FusedMatMul", WithoutTransposition),
     ("TransposeMatMul", WithoutTransposition),
-    ("BiasAdd", FirstOperandOnly),
     ("Attention", AcrossHeads),
     ("Attention", WithoutJoinedInputs),
     ("Attention", QueriesToo),
@@ -267,30 +193,17 @@ MUTANTS: list[tuple[str, type[_Broken]]] = [
     ("GroupQueryAttention", AcrossHeads),
     ("GroupQueryAttention", HeadsOfTheQueries),
     ("Gemm", WithoutTransposition),
-    ("Gemm", FirstOperandOnly),
     ("Conv", WithoutGroupGuard),
-    ("Conv", FirstOperandOnly),
     ("Conv", WithoutTransposition),
     ("ConvTranspose", WithoutGroupGuard),
-    ("ConvTranspose", AxisOffByOne),
-    ("Einsum", OtherOperand),
-    ("Einsum", AxisOffByOne),
     ("ReduceMean", ReduceKeepsDims),
-    ("ReduceSum", AxisOffByOne),
-    ("AveragePool", WithoutGuard),
     ("Resize", ResizeBySizes),
     ("Softmax", SoftmaxAnotherAxis),
     ("Softmax", SoftmaxOfAnyOpset),
-    ("LogSoftmax", NeverSeen),
-    ("Center", AlwaysZeroMean),
-    ("Center", NeverSeen),
 ]
 
-# A family with no mutant of its own would be a family whose test was never seen to fail.
-_WITHOUT_MUTANT = {reduce.Blind: "reads no element, so that nothing it says can be wrong"}
 
-
-def _lines() -> Iterator[tuple[Law, type[_Broken]]]:
+def _lines() -> Iterator[tuple[Law, type[Broken]]]:
     by_name = {law.op_type: law for law in LAWS}
     for op_type, mutant in MUTANTS:
         yield by_name[op_type], mutant
@@ -302,7 +215,7 @@ def _lines() -> Iterator[tuple[Law, type[_Broken]]]:
     ids=lambda item: getattr(item, "op_type", None) or item.__name__,
 )
 def test_a_broken_law_is_caught(
-    law: Law, mutant: type[_Broken], monkeypatch: pytest.MonkeyPatch
+    law: Law, mutant: type[Broken], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = replace(law, family=mutant(law.family))
     monkeypatch.setitem(laws._BY_OPERATOR, law.key, broken)
@@ -311,20 +224,37 @@ def test_a_broken_law_is_caught(
 
 def _caught(law: Law) -> bool:
     """Whether some sample contradicts what the table now says."""
-    for seed in range(_SAMPLES):
-        draw = Draw(random.Random(seed))  # noqa: S311 # no secret
-        try:
-            check_sample(SAMPLERS[law.key](draw), draw)
-        except AssertionError:
-            return True
+    return any(_contradicted(law, seed) for seed in range(_SAMPLES))
+
+
+def _contradicted(law: Law, seed: int) -> bool:
+    draw = Draw(random.Random(seed))  # noqa: S311 # no secret
+    try:
+        check_sample(SAMPLERS[law.key](draw), draw)
+    except AssertionError:
+        return True
     return False
 
 
-def test_every_family_has_a_mutant() -> None:
-    families = {type(law.family) for law in LAWS}
-    mutated = {type(law.family) for law, _ in _lines()}
-    assert families - mutated == set(_WITHOUT_MUTANT)
-    assert {elementwise.Scaled, layout.Pad, linear.Convolution} <= mutated
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: ".".join(filter(None, law.key)))
+def test_every_line_that_is_wrong_in_one_role_is_caught(
+    law: Law, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new line is broken here by itself: as a writer, carrier, zero mean and reader."""
+    caught, missed = [], []
+    for mutant in ROLES:
+        watched = Watched(law.family, mutant(law.family))
+        monkeypatch.setitem(laws._BY_OPERATOR, law.key, replace(law, family=watched))
+        for seed in range(_SAMPLES):
+            if _contradicted(law, seed):
+                caught.append(mutant.__name__)
+                break
+            if seed >= _UNCHANGED and not watched.differed:
+                break  # says what the law says
+        else:
+            missed.append(mutant.__name__)
+    assert not {name for name in missed if (law.op_type, name) not in _RIGHT_ANYWAY}
+    assert set(_LEAST.get(type(law.family), ("AlwaysZeroMean", "NeverSeen"))) <= set(caught)
 
 
 def test_a_value_that_is_read_is_not_taken_for_one_that_is_not(

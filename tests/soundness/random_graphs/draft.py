@@ -148,7 +148,7 @@ class Draft:
             name = self.initializer(array, "w")
             self.inputs[name] = (self.dtype, list(array.shape))
             return name
-        if kind < 0.4 and array.ndim == 2 and self.opset >= 19:
+        if kind < 0.44 and array.ndim == 2 and self.opset >= 19:
             self.made["quantised weight"] += 1
             return self._quantised(array)
         return self.initializer(array, "w")
