@@ -21,6 +21,7 @@ import onnx_ir as ir
 
 from onnxfold import __version__, model_io
 from onnxfold.analysis import DEFAULT_SPLIT_BYTES, Analysis, analyse
+from onnxfold.diagnosis import diagnosed
 from onnxfold.errors import AffineCheckError, UnchangedError, UsageError, VerificationError
 from onnxfold.graph import GraphView
 from onnxfold.graph.shapes import all_graphs, strip_types
@@ -129,14 +130,15 @@ def inspect(
     ``model`` is a path, an onnx.ModelProto, an onnx_ir.Model or an onnx_graphsurgeon.Graph.
     Raises ModelError when it cannot be read.
     """
-    source = open_source(model)
-    analysis = analyse(
-        prepare(source.model).model,
-        _target(target),
-        allow_split_bytes=allow_split,
-        exclude=exclude,
-        fuse_affine=fuse_affine,
-    )
+    source, chosen = open_source(model), _target(target)
+    with diagnosed(source):
+        analysis = analyse(
+            prepare(source.model).model,
+            chosen,
+            allow_split_bytes=allow_split,
+            exclude=exclude,
+            fuse_affine=fuse_affine,
+        )
     return inspection(analysis)
 
 
@@ -197,7 +199,7 @@ def optimize(
             raise UsageError("shared weights are external data, which the model must not have")
         model_io.check_sharing(source.model, source.path, output)
     # Weights may hold inf and NaN; what comes of them is compared with the original.
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), diagnosed(source):
         try:
             return _attempt(source, output, chosen, clock)
         except AffineCheckError as error:

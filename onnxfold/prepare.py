@@ -66,6 +66,13 @@ def _inline(model: ir.Model) -> tuple[str, ...]:
     before = {identifier: function.name for identifier, function in model.functions.items()}
     if not before:
         return ()
+    for function in model.functions.values():
+        for number, node in enumerate(function):
+            # The pass takes time in the square of the number of equal names.
+            node.name = node.name or f"{node.op_type}_{number}"
+        used = {node.domain for node in function.all_nodes()}
+        for domain in function.opset_imports.keys() - used:
+            del function.opset_imports[domain]  # the pass would compare them
     inline = passes.InlinePass(criteria=lambda function: _may_inline(model, function))
     try:
         inline(model)

@@ -45,6 +45,7 @@ _ORDER = (
     "html_report",
     "report",
     "sources",
+    "diagnosis",
     "pipeline",
     "triton",
     "doctor",

@@ -28,6 +28,10 @@ _FOLDABLE = frozenset(
 )
 
 
+# What onnx's evaluator raises for operands that an operator does not take.
+_NO_RESULT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     """Return the tensor of an initializer or Constant node; None for anything else.
 
@@ -97,9 +101,25 @@ class ConstantFolder:
             if operand is not None and array is None:
                 return None
             inputs.append(array)
-        if node.op_type == "ConstantOfShape" and _elements(inputs[0]) > self._limit:
+        if not self._is_small(node, inputs):
             return None
-        return self._compute(node, inputs)[value.index() or 0]
+        try:
+            return self._compute(node, inputs)[value.index() or 0]
+        except _NO_RESULT:
+            return None  # it fails wherever it runs, so nobody can know it
+
+    def _is_small(self, node: ir.Node, inputs: list[Array | None]) -> bool:
+        """Whether the results are small: a few numbers may ask for any size."""
+        shapes = (self._shapes.get(output) for output in node.outputs)
+        elements = [_product([d for d in shape if isinstance(d, int)]) for shape in shapes if shape]
+        if node.op_type in ("ConstantOfShape", "Expand", "Tile"):
+            elements.append(_product(inputs[-1]))
+            if node.op_type == "Tile":
+                elements[-1] *= 1.0 if inputs[0] is None else inputs[0].size
+        elif node.op_type == "Range":
+            start, limit, delta = (float("nan") if x is None else float(x.flat[0]) for x in inputs)
+            elements.append(abs(limit - start) / abs(delta) if delta else float("inf"))
+        return all(count <= self._limit for count in elements)
 
     def _shape(self, node: ir.Node) -> Array | None:
         operand = node.inputs[0]
@@ -132,8 +152,10 @@ class ConstantFolder:
         return [np.asarray(by_name[name]) if name else np.zeros(0) for name in proto.output]
 
 
-def _elements(shape: Array | None) -> float:
-    return float("inf") if shape is None else float(np.prod(shape.astype(np.float64)))
+def _product(sizes: Array | list[int] | None) -> float:
+    if sizes is None:
+        return float("inf")
+    return float(np.prod(np.asarray(sizes, dtype=np.float64)))
 
 
 def weight_value(name: str, array: Array) -> ir.Value:

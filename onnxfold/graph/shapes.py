@@ -21,6 +21,7 @@ __all__ = [
     "graph_values",
     "is_filled",
     "known_shapes",
+    "skeleton",
     "strip_types",
 ]
 
@@ -31,7 +32,7 @@ _FILLED = "onnxfold.types_filled"
 def fill_types(model: ir.Model) -> None:
     """Give every value of a working copy the element type and the shape that can be known."""
     inferred = onnx.shape_inference.infer_shapes(
-        _skeleton(model), check_type=False, strict_mode=False, data_prop=True
+        skeleton(model), check_type=False, strict_mode=False, data_prop=True
     )
     _fill_graph(model.graph, inferred.graph)
     model.meta[_FILLED] = True
@@ -101,7 +102,7 @@ def _bodies(node: ir.Node) -> Iterator[tuple[str, int, ir.Graph]]:
             yield from ((name, i, graph) for i, graph in enumerate(attribute.as_graphs()))
 
 
-def _skeleton(model: ir.Model) -> onnx.ModelProto:
+def skeleton(model: ir.Model) -> onnx.ModelProto:
     """Serialise the model without its large tensors, which become typed inputs."""
     proto = onnx.ModelProto(ir_version=max(model.ir_version, 8))
     for domain, version in model.opset_imports.items():
@@ -123,7 +124,7 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
     for value in graph.initializers.values():
         tensor = value.const_value
         if tensor is not None and tensor.nbytes <= _LARGE_TENSOR_BYTES:
-            proto.initializer.append(ir.serde.serialize_tensor(tensor))
+            proto.initializer.append(ir.serde.serialize_tensor(_in_memory(tensor)))
             proto.initializer[-1].name = value.name or ""
         elif tensor is not None and value not in listed:
             shape, dtype = tensor.shape.numpy(), tensor.dtype.value
@@ -146,6 +147,13 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
         proto.output.append(ir.serde.serialize_value(value))
 
 
+def _in_memory(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """The tensor, read where it lies in a file: onnx's inference reads no external data."""
+    if not isinstance(tensor, ir.ExternalTensor):
+        return tensor
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
+
+
 def _node(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto:
     replacement = stand_in(node, home)
     if replacement is not None:
@@ -166,6 +174,9 @@ def _node(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto:
                     written.g if attribute.type == ir.AttributeType.GRAPH else written.graphs.add(),
                     graph,
                 )
+        elif isinstance(attribute.value, ir.ExternalTensor) and not _is_large(attribute):
+            inside = ir.AttrTensor(name, _in_memory(attribute.as_tensor()))
+            proto.attribute.append(ir.serde.serialize_attribute(inside))
         elif not _is_large(attribute):
             proto.attribute.append(ir.serde.serialize_attribute(attribute))
             if (node.op_type, name) == ("Squeeze", "axes"):
