@@ -28,6 +28,7 @@ _FOLDABLE = frozenset(
 )
 
 
+_OF_SHAPES = frozenset({"Shape", "Size"})
 # What onnx's evaluator raises for operands that an operator does not take.
 _NO_RESULT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -80,10 +81,29 @@ class ConstantFolder:
         """Return the array of a constant value of at most ``limit`` elements, else None."""
         if value is None:
             return None
-        if value not in self._known:
-            self._known[value] = None  # a cycle, were there one, is not constant
-            self._known[value] = self._evaluate(value)
+        # Not by recursion: expressions may be thousands of operators long.
+        pending = [] if value in self._known else [value]
+        while pending:
+            current = pending[-1]
+            self._known.setdefault(current, None)  # a cycle, were there one, is not constant
+            operand = self._unknown_operand(current)
+            if operand is not None:
+                pending.append(operand)
+            else:
+                self._known[pending.pop()] = self._evaluate(current)
         return self._known[value]
+
+    def _unknown_operand(self, value: ir.Value) -> ir.Value | None:
+        """Return what must be evaluated next for the value; None where all or enough is known."""
+        node = value.producer()
+        if node is None or node.domain != "" or node.op_type not in _FOLDABLE - _OF_SHAPES:
+            return None
+        for operand in node.inputs:
+            if operand is not None and operand not in self._known:
+                return operand
+            if operand is not None and self._known[operand] is None:
+                return None
+        return None
 
     def _evaluate(self, value: ir.Value) -> Array | None:
         tensor = constant_tensor(value)
@@ -93,11 +113,11 @@ class ConstantFolder:
         node = value.producer()
         if node is None or node.domain != "" or node.op_type not in _FOLDABLE:
             return None
-        if node.op_type in ("Shape", "Size"):
+        if node.op_type in _OF_SHAPES:
             return self._shape(node)
         inputs: list[Array | None] = []
         for operand in node.inputs:
-            array = self.array(operand)
+            array = None if operand is None else self._known[operand]
             if operand is not None and array is None:
                 return None
             inputs.append(array)

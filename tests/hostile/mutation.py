@@ -397,6 +397,19 @@ def _insert_allocation(model: onnx.ModelProto, rng: random.Random) -> None:
     graph.node.insert(0, onnx.helper.make_node(name, inputs, ["huge"]))
 
 
+def _chain(model: onnx.ModelProto, rng: random.Random) -> None:
+    """Thousands of operators in a row, from a constant or an activation."""
+    node = _node(model, rng)
+    at = rng.randrange(len(node.input))
+    previous, length = node.input[at], rng.choice((50, 400, 1500))
+    op_type = rng.choice(("Identity", "Neg", "Add", "Transpose", "Sqrt"))
+    for step in range(length):
+        inputs = [previous, previous] if op_type == "Add" else [previous]
+        previous = f"chain{step}"
+        model.graph.node.insert(step, onnx.helper.make_node(op_type, inputs, [previous]))
+    node.input[at] = previous
+
+
 def _insert_loop(model: onnx.ModelProto, rng: random.Random) -> None:
     """A loop of very many steps, or without end."""
     node = _node(model, rng)
@@ -606,6 +619,7 @@ def _wild_data(
 _Mutation = Callable[[onnx.ModelProto, random.Random], None]
 _MUTATIONS: tuple[_Mutation, ...] = (
     _attribute_of_another_type,
+    _chain,
     _change_function,
     _claim_dims,
     _claim_type,
