@@ -24,7 +24,7 @@ from onnxfold.reference import interpreter
 from tests.hostile.case import Outcome, run_case
 from tests.hostile.mutation import Mutant, mutant
 from tests.model_io.files import rich_model
-from tests.soundness.random_graph import random_graph
+from tests.soundness.random_graphs import random_graph
 
 __all__ = ["Found", "made", "mutants", "replayed", "seeds"]
 
