@@ -46,6 +46,8 @@ _ORDER = (
     "report",
     "sources",
     "diagnosis",
+    "clock",
+    "options",
     "pipeline",
     "triton",
     "doctor",

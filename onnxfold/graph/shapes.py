@@ -8,10 +8,12 @@ effect on shapes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 import onnx
 import onnx_ir as ir
 
+from onnxfold.errors import ModelError
 from onnxfold.graph.dims import Dim, Shape
 from onnxfold.graph.stand_ins import stand_in
 
@@ -26,6 +28,10 @@ __all__ = [
 ]
 
 _LARGE_TENSOR_BYTES = 4096
+_MOST_DIMS = 32
+_MOST_ELEMENTS, _MOST_VECTOR_ELEMENTS = 2**40, 2**26
+# Where operators read the shape of their result, or a part of it.
+_SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Range": 1, "Tile": 1}
 _FILLED = "onnxfold.types_filled"
 
 
@@ -131,6 +137,7 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
             proto.input.append(onnx.helper.make_tensor_value_info(value.name or "", dtype, shape))
     outputs = set(graph.outputs)
     for node in graph:
+        _check_size(node)
         proto.node.append(_node(node, proto))
         large = [a.as_tensor() for a in node.attributes.values() if _is_large(a)]
         if large and node.op_type == "Constant":
@@ -147,9 +154,32 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
         proto.output.append(ir.serde.serialize_value(value))
 
 
+def _check_size(node: ir.Node) -> None:
+    """Refuse a result whose size is a number in the model that nothing can hold.
+
+    onnx 1.23 takes hours and all memory to propagate vectors of such a size.
+    """
+    position = _SHAPE_OPERAND.get(node.op_type)
+    if position is None or node.domain != "" or position >= len(node.inputs):
+        return
+    operand = node.inputs[position]
+    tensor = None if operand is None else operand.const_value
+    if tensor is None and operand is not None and (maker := operand.producer()) is not None:
+        tensor = maker.attributes.get_tensor("value") if maker.op_type == "Constant" else None
+    if tensor is None or not tensor.dtype.is_integer() or tensor.size > _MOST_DIMS:
+        return
+    sizes = [abs(int(size)) for size in tensor.numpy().reshape(-1)]
+    if prod(sizes) > (_MOST_VECTOR_ELEMENTS if len(sizes) == 1 else _MOST_ELEMENTS):
+        shown = "x".join(map(str, sizes))
+        raise ModelError(f"node '{node.name or node.op_type}' asks for {shown} elements")
+
+
 def _in_memory(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """The tensor, read where it lies in a file: onnx's inference reads no external data."""
-    if not isinstance(tensor, ir.ExternalTensor):
+    """The tensor, read or computed.
+
+    onnx's inference reads no external data, and serializing a lazy tensor wraps what it raises.
+    """
+    if not isinstance(tensor, (ir.ExternalTensor, ir.LazyTensor)):
         return tensor
     return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
 

@@ -33,6 +33,7 @@ Stored: TypeAlias = "Datum | ir.TensorProtocol"
 
 _KERNEL_ERRORS = (
     ArithmeticError,
+    AssertionError,
     AttributeError,
     LookupError,
     MemoryError,

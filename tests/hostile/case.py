@@ -102,7 +102,7 @@ def _fault(
     allowed = {OUTPUT} if command == "optimize" and not code else set()
     if not allowed <= new:
         return "no output on success"
-    if any(not name.startswith(f"{OUTPUT}.") or code for name in new - allowed):
+    if any(not name.startswith(OUTPUT) or code for name in new - allowed):
         return f"left behind: {sorted(new - allowed)}"
     return _content_fault(folder / OUTPUT, command, stdout) if not code else None
 
