@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -78,13 +78,15 @@ def analyse(
     exclude: str | None = None,
     fuse_affine: bool = False,
     range_limit: float = DEFAULT_RANGE_LIMIT,
+    unfit: Collection[str] = (),
 ) -> Analysis:
     """Find the norms of a prepared model and plan their folding.
 
     ``fuse_affine`` moves gamma and beta into the linear layers behind, and scales into those
     before, in ``model`` itself, before the rest is planned; weights whose range this widens more
     than ``range_limit`` times are named.  ``exclude`` is a regular expression;
-    norms whose name it matches anywhere stay as they are.  Raises UsageError when it is not a
+    norms whose name it matches anywhere stay as they are.  ``unfit`` are references of weights
+    that must not be centred.  Raises UsageError when it is not a
     regular expression.
     """
     view = GraphView(model)
@@ -119,7 +121,14 @@ def analyse(
             continue
         count = elements(view.shape(site.input))
         demands.append(Demand(site, costs_of(target).gain(count, site.beta is not None)))
-    plan = decide(view, sites, demands, costs_of(target), allow_split_bytes=allow_split_bytes)
+    plan = decide(
+        view,
+        sites,
+        demands,
+        costs_of(target),
+        allow_split_bytes=allow_split_bytes,
+        unfit=unfit,
+    )
     refused |= dict(plan.refusals)
     layer_norms = [Demand(site, 1) for site in sites if site.kind is NormKind.LAYER_NORM]
     return Analysis(

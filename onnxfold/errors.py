@@ -10,6 +10,7 @@ __all__ = [
     "ModelError",
     "OnnxfoldError",
     "UnchangedError",
+    "UnfitWeightError",
     "UsageError",
     "VerificationError",
 ]
@@ -29,6 +30,13 @@ class VerificationError(OnnxfoldError):
 
 class AffineCheckError(VerificationError):
     """A check failed with gammas, betas or scales moved; without moving them it may pass."""
+
+
+class UnfitWeightError(VerificationError):
+    """A weight has no finite edited values: it holds inf or NaN, or leaves the range of its type.
+
+    Found only when the weight is computed; the plan is then made again without it.
+    """
 
 
 class UnchangedError(OnnxfoldError):

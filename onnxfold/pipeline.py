@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,56 +18,37 @@ import onnx_ir as ir
 
 from onnxfold import __version__, model_io
 from onnxfold.analysis import DEFAULT_SPLIT_BYTES, Analysis, analyse
-from onnxfold.errors import AffineCheckError, UnchangedError, UsageError, VerificationError
+from onnxfold.clock import Clock, Stages
+from onnxfold.diagnosis import diagnosed
+from onnxfold.errors import (
+    AffineCheckError,
+    UnchangedError,
+    UnfitWeightError,
+    UsageError,
+    VerificationError,
+)
 from onnxfold.graph import GraphView
 from onnxfold.graph.shapes import all_graphs, strip_types
 from onnxfold.inputs import InputSpec
 from onnxfold.lower.functions import DOMAIN, INLINED, SIGNATURES
 from onnxfold.lower.residual import residual_fusions
 from onnxfold.lower.target import Target
+from onnxfold.options import Options
 from onnxfold.planning import Plan
 from onnxfold.prepare import Prepared, prepare
 from onnxfold.prove import Proof, prove
 from onnxfold.prove_affine import prove_affine
 from onnxfold.prove_scales import prove_scales
 from onnxfold.report import inspection
-from onnxfold.rewrite import Applied, apply_fusions, apply_plan
-from onnxfold.rewrite.ranges import DEFAULT_RANGE_LIMIT
+from onnxfold.rewrite import Applied, apply_fusions, apply_plan, unfit_weights
 from onnxfold.sources import Source, open_source
-from onnxfold.verification import DEFAULT_LIMIT, ModelSource, Verification
+from onnxfold.verification import ModelSource, Verification
 from onnxfold.verification import verify as verify_models
 
 __all__ = ["METADATA_KEY", "Options", "Result", "Stages", "inspect", "optimize", "verify"]
 
 METADATA_KEY = "onnxfold"
 _FUNCTIONS_SINCE_IR = 8
-
-Stages = Callable[[str, float], None]  # stage name, fraction done
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What a user can ask of optimize; the fields are the options of the command line."""
-
-    target: Target = Target.PORTABLE
-    allow_split: int = DEFAULT_SPLIT_BYTES
-    exclude: str | None = None
-    check: int = 2
-    noise_limit: float = DEFAULT_LIMIT
-    rtol: float | None = None
-    atol: float | None = None
-    inputs: tuple[str, ...] = ()
-    seed: int = 0
-    providers: tuple[str, ...] = ()
-    memory: float | None = None
-    save_as_external_data: bool | None = None
-    share_weights: bool = False
-    fuse_residual: bool = True
-    fuse_affine: bool = True
-    range_limit: float = DEFAULT_RANGE_LIMIT
-    dry_run: bool = False
-    force: bool = False
-    fail_if_unchanged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,33 +67,6 @@ class Result:
     verification: Verification | None = None
 
 
-@dataclass(slots=True)
-class _Clock:
-    """Seconds per stage, and the listener that shows them."""
-
-    listener: Stages | None
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        if self.listener is not None:
-            self.listener(name, 0.0)
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = time.perf_counter() - start
-        if self.listener is not None:
-            self.listener(name, 1.0)
-
-    def part(self, name: str) -> Callable[[int, int], None]:
-        """Return a callback that reports the progress within a stage."""
-
-        def show(done: int, total: int) -> None:
-            if self.listener is not None and total:
-                self.listener(name, done / total)
-
-        return show
-
-
 def inspect(
     model: Any,
     *,
@@ -129,14 +80,15 @@ def inspect(
     ``model`` is a path, an onnx.ModelProto, an onnx_ir.Model or an onnx_graphsurgeon.Graph.
     Raises ModelError when it cannot be read.
     """
-    source = open_source(model)
-    analysis = analyse(
-        prepare(source.model).model,
-        _target(target),
-        allow_split_bytes=allow_split,
-        exclude=exclude,
-        fuse_affine=fuse_affine,
-    )
+    source, chosen = open_source(model), _target(target)
+    with diagnosed(source):
+        analysis = analyse(
+            prepare(source.model).model,
+            chosen,
+            allow_split_bytes=allow_split,
+            exclude=exclude,
+            fuse_affine=fuse_affine,
+        )
     return inspection(analysis)
 
 
@@ -163,7 +115,7 @@ def verify(
         spec=InputSpec.parse(inputs) if inputs else None,
         providers=providers or None,
         memory_bytes=_bytes(memory),
-        progress=_Clock(progress).part("verify"),
+        progress=Clock(progress).part("verify"),
         **options,
     )
 
@@ -184,7 +136,7 @@ def optimize(
     chosen = Options(**{**options, "target": _target(options.get("target", Target.PORTABLE))})
     if chosen.check < 0:
         raise UsageError(f"check must be 0 or more samples, not {chosen.check}")
-    clock = _Clock(progress)
+    clock = Clock(progress)
     if output is not None and not chosen.dry_run:
         source_path = Path(model) if isinstance(model, (str, os.PathLike)) else None
         model_io.check_destination(output, source=source_path, force=chosen.force)
@@ -197,43 +149,75 @@ def optimize(
             raise UsageError("shared weights are external data, which the model must not have")
         model_io.check_sharing(source.model, source.path, output)
     # Weights may hold inf and NaN; what comes of them is compared with the original.
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), diagnosed(source):
+        return _attempts(source, output, chosen, clock)
+
+
+def _attempts(
+    source: Source, output: str | os.PathLike[str] | None, chosen: Options, clock: Clock
+) -> Result:
+    """Run every stage behind loading; again without the weights, or the moves, that cannot be."""
+    unfit: frozenset[str] = frozenset()
+    left_out: str | None = None
+    while True:
         try:
-            return _attempt(source, output, chosen, clock)
-        except AffineCheckError as error:
-            result = _attempt(source, output, replace(chosen, fuse_affine=False), clock)
-            result.report["affine_left_out"] = str(error)
+            result = _attempt(source, output, chosen, clock, unfit)
+        except (AffineCheckError, UnfitWeightError) as error:
+            found = frozenset[str]()
+            if isinstance(error, UnfitWeightError):
+                again = _analysed(prepare(source.model), chosen, unfit)
+                found = unfit_weights(again.view, again.plan)
+            if not found and not chosen.fuse_affine:
+                raise
+            if not found:
+                chosen, left_out = replace(chosen, fuse_affine=False), str(error)
+            unfit |= found
+        else:
+            if left_out is not None:
+                result.report["affine_left_out"] = left_out
             return result
 
 
 def _attempt(
-    source: Source, output: str | os.PathLike[str] | None, chosen: Options, clock: _Clock
+    source: Source,
+    output: str | os.PathLike[str] | None,
+    chosen: Options,
+    clock: Clock,
+    unfit: frozenset[str],
 ) -> Result:
-    """Run every stage behind loading.
+    """Run every stage behind loading; weights that are ``unfit`` are not centred.
 
-    Raises AffineCheckError when a check failed and gammas, betas or scales were moved: a moved one
-    may leave the range of its type, or meet an infinite weight, where centring would not.
+    Raises UnfitWeightError when a weight turns out to be, AffineCheckError when a check failed and
+    gammas, betas or scales were moved: a moved one may leave the range of its type, or meet an
+    infinite weight, where centring would not.
     """
     with clock.stage("analyse"):
         prepared = prepare(source.model)
-        analysis = analyse(
-            prepared.model,
-            chosen.target,
-            allow_split_bytes=chosen.allow_split,
-            exclude=chosen.exclude,
-            fuse_affine=chosen.fuse_affine,
-            range_limit=chosen.range_limit,
-        )
+        analysis = _analysed(prepared, chosen, unfit)
     report: dict[str, Any] = {"inspect": inspection(analysis), "prepared": _prepared(prepared)}
     if chosen.dry_run:
         report["timing_s"] = clock.seconds
         return Result(None, not analysis.plan.empty, analysis.plan, report)
     try:
         return _carry_out(source, output, analysis, chosen, clock, report)
+    except UnfitWeightError:
+        raise
     except VerificationError as error:
         if analysis.plan.fusions or analysis.plan.scales:
             raise AffineCheckError(str(error)) from error
         raise
+
+
+def _analysed(prepared: Prepared, chosen: Options, unfit: frozenset[str]) -> Analysis:
+    return analyse(
+        prepared.model,
+        chosen.target,
+        allow_split_bytes=chosen.allow_split,
+        exclude=chosen.exclude,
+        fuse_affine=chosen.fuse_affine,
+        range_limit=chosen.range_limit,
+        unfit=unfit,
+    )
 
 
 def _bytes(gigabytes: float | None) -> int | None:
@@ -262,7 +246,7 @@ def _carry_out(
     output: str | os.PathLike[str] | None,
     analysis: Analysis,
     options: Options,
-    clock: _Clock,
+    clock: Clock,
     report: dict[str, Any],
 ) -> Result:
     with clock.stage("rewrite"):
@@ -385,7 +369,7 @@ def _write(
     result: ir.Model,
     output: Path,
     options: Options,
-    clock: _Clock,
+    clock: Clock,
     checked: bool,
 ) -> _Written:
     """Stage the result, verify the staged files, publish them."""
@@ -418,7 +402,7 @@ def _write(
 
 
 def _verified(
-    source: Source, rewritten: ModelSource, options: Options, clock: _Clock
+    source: Source, rewritten: ModelSource, options: Options, clock: Clock
 ) -> Verification:
     with clock.stage("verify"):
         verification = verify_models(

@@ -66,7 +66,14 @@ def _inline(model: ir.Model) -> tuple[str, ...]:
     before = {identifier: function.name for identifier, function in model.functions.items()}
     if not before:
         return ()
-    inline = passes.InlinePass(criteria=lambda function: _may_inline(model, function))
+    for function in model.functions.values():
+        used = {node.domain for node in function.all_nodes()}
+        for domain in function.opset_imports.keys() - used:
+            del function.opset_imports[domain]  # the pass would compare them
+    renamed = _Renamed()
+    inline = passes.InlinePass(
+        criteria=lambda function: _may_inline(model, function) and renamed.next_call(function)
+    )
     try:
         inline(model)
     except ir.passes.PreconditionError as error:
@@ -74,6 +81,34 @@ def _inline(model: ir.Model) -> tuple[str, ...]:
     _drop_unused(model)
     gone = [key for key in before if key not in model.functions and key[0] != _OWN_DOMAIN]
     return tuple(f"{domain}.{name}" if domain else name for domain, name, _ in gone)
+
+
+class _Renamed:
+    """Gives the body of a function new names before each call of it is inlined.
+
+    InlinePass (onnx-ir 1.1) tries name, name_2, name_3, ... until one is free, which takes time in
+    the square of the number of calls; the names here are the ones that it would find.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._taken: dict[str, int] = {}
+
+    def next_call(self, function: ir.Function) -> bool:
+        """Rename nodes and values; always True."""
+        for node in function.all_nodes():
+            node.name = self._next("node", node.name or "node")
+            for output in node.outputs:
+                output.name = self._next("value", output.name or "val")
+        return True
+
+    def _next(self, kind: str, name: str) -> str:
+        key = f"{kind} {name}"
+        base = self._names.get(key, name)
+        self._taken[kind + base] = number = self._taken.get(kind + base, 0) + 1
+        following = base if number == 1 else f"{base}_{number}"
+        self._names[f"{kind} {following}"] = base
+        return following
 
 
 def _may_inline(model: ir.Model, function: ir.Function) -> bool:

@@ -397,7 +397,7 @@ class _Checker:
         if (new.fiber, new.epsilon_mode, new.factor) != (old.fiber, old.epsilon_mode, old.factor):
             return "works along other elements or with another epsilon mode"
         if not same_epsilon(old.epsilon, new.epsilon):
-            return f"has epsilon {new.epsilon:g} instead of {old.epsilon:g}"
+            return f"has epsilon {new.epsilon} instead of {old.epsilon}"
         for role, a, b in (("gamma", old.gamma, new.gamma), ("beta", old.beta, new.beta)):
             if not self._same_affine(a, b, neutral=float(role == "gamma")):
                 return f"has another {role}"

@@ -29,6 +29,7 @@ class RefusalCode(StrEnum):
     GRAPH_OUTPUT = "graph_output"
     GROUPED_CONVOLUTION = "grouped_convolution"
     NO_CHEAPER_FORM = "no_cheaper_form"
+    NON_FINITE_WEIGHT = "non_finite_weight"
     NOT_CENTRED_NORM = "not_centred_norm"
     NOT_WORTH = "not_worth"
     OVERRIDABLE_INITIALIZER = "overridable_initializer"

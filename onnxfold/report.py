@@ -150,6 +150,7 @@ def print_verification(console: Console, document: Mapping[str, Any]) -> None:
         numbers = ("max_abs_error", "rms_error", "original_rms_error", "noise_ratio")
         table.add_row(Text(row["name"]), *(_digits(row[number], 3) for number in numbers))
     console.print(table)
+    _warn_of_uncompared(console, document)
     verdict = "the same function" if document["passed"] else "NOT the same function"
     style = "bold green" if document["passed"] else "bold red"
     console.print(Text(f"{verdict}: {_checked(document)}", style=style))
@@ -162,6 +163,17 @@ def _checked(document: Mapping[str, Any]) -> str:
         f"{_digits(document['noise_ratio'], 2)} times the original's own rounding error "
         f"({document['samples']} samples, {document['runtime']}{_in_pieces(document)})"
     )
+
+
+def _warn_of_uncompared(console: Console, document: Mapping[str, Any]) -> None:
+    from rich.text import Text
+
+    for name in document.get("nothing_compared", ()):
+        sentence = (
+            f"warning: nothing was compared for output '{name}': all of it is NaN or infinite, in "
+            "the original too; give inputs for which it is not (--inputs)"
+        )
+        console.print(Text(sentence), style="yellow")
 
 
 def _in_pieces(document: Mapping[str, Any]) -> str:
@@ -199,6 +211,7 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
     verification = report.get("verification", {})
     if "outputs" in verification:
         console.print(Text(f"checked: {_checked(verification)}"))
+        _warn_of_uncompared(console, verification)
     if "output" in report:
         written = report["output"]
         line = Text(f"wrote {written['path']}{_beside(written)}, {written['bytes']:,} bytes")

@@ -168,6 +168,8 @@ def _vectors(parts: dict[int, Array], shape: Shape) -> tuple[Channels, dict[int,
         sizes[-1] = last  # one number for all elements: the same for every channel
     if any(size not in (1, dim) for size, dim in zip(sizes, shape, strict=True)):
         return None
+    if any(n not in (1, m) for a in aligned.values() for n, m in zip(a.shape, sizes, strict=True)):
+        return None
     channels = Channels.along((axis, size) for axis, size in enumerate(sizes) if size > 1)
     vectors = {
         index: np.broadcast_to(array, sizes).astype(np.float64).reshape(-1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import warnings
 from typing import Annotated, NoReturn
 
 import typer
@@ -17,9 +19,11 @@ from onnxfold.cli.startup import start_quickly
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.cli.triton import triton
 from onnxfold.cli.verify import verify
-from onnxfold.errors import OnnxfoldError
+from onnxfold.errors import ModelError, OnnxfoldError
 
 __all__ = ["app", "main"]
+
+_LONGEST_MESSAGE = 2000
 
 app = typer.Typer(
     name="onnxfold",
@@ -71,7 +75,11 @@ for _command in (optimize, inspect, verify, bench, triton, doctor, lib_path):
 
 
 def _fail(error: OnnxfoldError) -> NoReturn:
-    typer.echo(f"onnxfold: {error}", err=True)
+    # Names in a model may hold anything, and any amount of it.
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
+    if len(text) > _LONGEST_MESSAGE:
+        text = f"{text[: _LONGEST_MESSAGE // 2]}...{text[-_LONGEST_MESSAGE // 2 :]}"
+    typer.echo(f"onnxfold: {text}", err=True)
     sys.exit(error.exit_code)
 
 
@@ -80,12 +88,17 @@ def main() -> None:
     # ONNX Runtime 1.29 and later report their use and keep files in the home folder by default.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     start_quickly()
+    # What libraries remark on a damaged model is no message of ours.
+    warnings.simplefilter("ignore")
+    logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)
     try:
         app()
     except OnnxfoldError as error:
         _fail(error)
     except BrokenPipeError:
         sys.exit(0)
+    except MemoryError as error:
+        _fail(ModelError(f"not enough memory for this model: {error or 'none is left'}"))
     except Exception as error:  # the last resort: a defect is one line too, and never exit code 0
         if {"-v", "--verbose"} & set(sys.argv[1:]):
             raise

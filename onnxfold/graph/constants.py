@@ -28,6 +28,11 @@ _FOLDABLE = frozenset(
 )
 
 
+_OF_SHAPES = frozenset({"Shape", "Size"})
+# What onnx's evaluator raises for operands that an operator does not take.
+_NO_RESULT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     """Return the tensor of an initializer or Constant node; None for anything else.
 
@@ -76,10 +81,29 @@ class ConstantFolder:
         """Return the array of a constant value of at most ``limit`` elements, else None."""
         if value is None:
             return None
-        if value not in self._known:
-            self._known[value] = None  # a cycle, were there one, is not constant
-            self._known[value] = self._evaluate(value)
+        # Not by recursion: expressions may be thousands of operators long.
+        pending = [] if value in self._known else [value]
+        while pending:
+            current = pending[-1]
+            self._known.setdefault(current, None)  # a cycle, were there one, is not constant
+            operand = self._unknown_operand(current)
+            if operand is not None:
+                pending.append(operand)
+            else:
+                self._known[pending.pop()] = self._evaluate(current)
         return self._known[value]
+
+    def _unknown_operand(self, value: ir.Value) -> ir.Value | None:
+        """Return what must be evaluated next for the value; None where all or enough is known."""
+        node = value.producer()
+        if node is None or node.domain != "" or node.op_type not in _FOLDABLE - _OF_SHAPES:
+            return None
+        for operand in node.inputs:
+            if operand is not None and operand not in self._known:
+                return operand
+            if operand is not None and self._known[operand] is None:
+                return None
+        return None
 
     def _evaluate(self, value: ir.Value) -> Array | None:
         tensor = constant_tensor(value)
@@ -89,17 +113,33 @@ class ConstantFolder:
         node = value.producer()
         if node is None or node.domain != "" or node.op_type not in _FOLDABLE:
             return None
-        if node.op_type in ("Shape", "Size"):
+        if node.op_type in _OF_SHAPES:
             return self._shape(node)
         inputs: list[Array | None] = []
         for operand in node.inputs:
-            array = self.array(operand)
+            array = None if operand is None else self._known[operand]
             if operand is not None and array is None:
                 return None
             inputs.append(array)
-        if node.op_type == "ConstantOfShape" and _elements(inputs[0]) > self._limit:
+        if not self._is_small(node, inputs):
             return None
-        return self._compute(node, inputs)[value.index() or 0]
+        try:
+            return self._compute(node, inputs)[value.index() or 0]
+        except _NO_RESULT:
+            return None  # it fails wherever it runs, so nobody can know it
+
+    def _is_small(self, node: ir.Node, inputs: list[Array | None]) -> bool:
+        """Whether the results are small: a few numbers may ask for any size."""
+        shapes = (self._shapes.get(output) for output in node.outputs)
+        elements = [_product([d for d in shape if isinstance(d, int)]) for shape in shapes if shape]
+        if node.op_type in ("ConstantOfShape", "Expand", "Tile"):
+            elements.append(_product(inputs[-1]))
+            if node.op_type == "Tile":
+                elements[-1] *= 1.0 if inputs[0] is None else inputs[0].size
+        elif node.op_type == "Range":
+            start, limit, delta = (float("nan") if x is None else float(x.flat[0]) for x in inputs)
+            elements.append(abs(limit - start) / abs(delta) if delta else float("inf"))
+        return all(count <= self._limit for count in elements)
 
     def _shape(self, node: ir.Node) -> Array | None:
         operand = node.inputs[0]
@@ -132,8 +172,10 @@ class ConstantFolder:
         return [np.asarray(by_name[name]) if name else np.zeros(0) for name in proto.output]
 
 
-def _elements(shape: Array | None) -> float:
-    return float("inf") if shape is None else float(np.prod(shape.astype(np.float64)))
+def _product(sizes: Array | list[int] | None) -> float:
+    if sizes is None:
+        return float("inf")
+    return float(np.prod(np.asarray(sizes, dtype=np.float64)))
 
 
 def weight_value(name: str, array: Array) -> ir.Value:

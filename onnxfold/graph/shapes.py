@@ -8,10 +8,12 @@ effect on shapes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 import onnx
 import onnx_ir as ir
 
+from onnxfold.errors import ModelError
 from onnxfold.graph.dims import Dim, Shape
 from onnxfold.graph.stand_ins import stand_in
 
@@ -21,17 +23,22 @@ __all__ = [
     "graph_values",
     "is_filled",
     "known_shapes",
+    "skeleton",
     "strip_types",
 ]
 
 _LARGE_TENSOR_BYTES = 4096
+_MOST_DIMS = 32
+_MOST_ELEMENTS, _MOST_VECTOR_ELEMENTS = 2**40, 2**26
+# Where operators read the shape of their result, or a part of it.
+_SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Range": 1, "Tile": 1}
 _FILLED = "onnxfold.types_filled"
 
 
 def fill_types(model: ir.Model) -> None:
     """Give every value of a working copy the element type and the shape that can be known."""
     inferred = onnx.shape_inference.infer_shapes(
-        _skeleton(model), check_type=False, strict_mode=False, data_prop=True
+        skeleton(model), check_type=False, strict_mode=False, data_prop=True
     )
     _fill_graph(model.graph, inferred.graph)
     model.meta[_FILLED] = True
@@ -101,7 +108,7 @@ def _bodies(node: ir.Node) -> Iterator[tuple[str, int, ir.Graph]]:
             yield from ((name, i, graph) for i, graph in enumerate(attribute.as_graphs()))
 
 
-def _skeleton(model: ir.Model) -> onnx.ModelProto:
+def skeleton(model: ir.Model) -> onnx.ModelProto:
     """Serialise the model without its large tensors, which become typed inputs."""
     proto = onnx.ModelProto(ir_version=max(model.ir_version, 8))
     for domain, version in model.opset_imports.items():
@@ -123,13 +130,14 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
     for value in graph.initializers.values():
         tensor = value.const_value
         if tensor is not None and tensor.nbytes <= _LARGE_TENSOR_BYTES:
-            proto.initializer.append(ir.serde.serialize_tensor(tensor))
+            proto.initializer.append(ir.serde.serialize_tensor(_in_memory(tensor)))
             proto.initializer[-1].name = value.name or ""
         elif tensor is not None and value not in listed:
             shape, dtype = tensor.shape.numpy(), tensor.dtype.value
             proto.input.append(onnx.helper.make_tensor_value_info(value.name or "", dtype, shape))
     outputs = set(graph.outputs)
     for node in graph:
+        _check_size(node)
         proto.node.append(_node(node, proto))
         large = [a.as_tensor() for a in node.attributes.values() if _is_large(a)]
         if large and node.op_type == "Constant":
@@ -144,6 +152,36 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
                 proto.value_info.append(ir.serde.serialize_value(output))
     for value in graph.outputs:
         proto.output.append(ir.serde.serialize_value(value))
+
+
+def _check_size(node: ir.Node) -> None:
+    """Refuse a result whose size is a number in the model that nothing can hold.
+
+    onnx 1.23 takes hours and all memory to propagate vectors of such a size.
+    """
+    position = _SHAPE_OPERAND.get(node.op_type)
+    if position is None or node.domain != "" or position >= len(node.inputs):
+        return
+    operand = node.inputs[position]
+    tensor = None if operand is None else operand.const_value
+    if tensor is None and operand is not None and (maker := operand.producer()) is not None:
+        tensor = maker.attributes.get_tensor("value") if maker.op_type == "Constant" else None
+    if tensor is None or not tensor.dtype.is_integer() or tensor.size > _MOST_DIMS:
+        return
+    sizes = [abs(int(size)) for size in tensor.numpy().reshape(-1)]
+    if prod(sizes) > (_MOST_VECTOR_ELEMENTS if len(sizes) == 1 else _MOST_ELEMENTS):
+        shown = "x".join(map(str, sizes))
+        raise ModelError(f"node '{node.name or node.op_type}' asks for {shown} elements")
+
+
+def _in_memory(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """The tensor, read or computed.
+
+    onnx's inference reads no external data, and serializing a lazy tensor wraps what it raises.
+    """
+    if not isinstance(tensor, (ir.ExternalTensor, ir.LazyTensor)):
+        return tensor
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
 
 
 def _node(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto:
@@ -166,6 +204,9 @@ def _node(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto:
                     written.g if attribute.type == ir.AttributeType.GRAPH else written.graphs.add(),
                     graph,
                 )
+        elif isinstance(attribute.value, ir.ExternalTensor) and not _is_large(attribute):
+            inside = ir.AttrTensor(name, _in_memory(attribute.as_tensor()))
+            proto.attribute.append(ir.serde.serialize_attribute(inside))
         elif not _is_large(attribute):
             proto.attribute.append(ir.serde.serialize_attribute(attribute))
             if (node.op_type, name) == ("Squeeze", "axes"):

@@ -6,6 +6,7 @@ from onnxfold.model_io.destination import check_destination, default_data_name
 from onnxfold.model_io.external import FileTensor
 from onnxfold.model_io.layout import check_sharing
 from onnxfold.model_io.load import from_proto, load
+from onnxfold.model_io.messages import one_line, show
 from onnxfold.model_io.save import OutputFiles, StagedModel, materialise, stage
 
 __all__ = [
@@ -18,5 +19,7 @@ __all__ = [
     "from_proto",
     "load",
     "materialise",
+    "one_line",
+    "show",
     "stage",
 ]

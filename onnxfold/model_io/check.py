@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import onnx
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError
+from onnxfold.model_io.calls import check_calls
 from onnxfold.model_io.messages import one_line
 
 __all__ = ["check_model", "packed_nbytes"]
@@ -35,9 +37,24 @@ _DATA_FIELDS: dict[str, tuple[str, ...]] = {
 _FIELD_OF = {ir.DataType[name]: field for field, names in _DATA_FIELDS.items() for name in names}
 
 _Attribute = onnx.AttributeProto
+# Integers that name an element type, in operators of the default domain.
+_TYPE_ATTRIBUTES = frozenset({"dtype", "output_dtype", "stash_type", "to"})
+# Protobuf reads messages that are at most 100 deep; a body adds three, a type in it some more.
+_MOST_BODIES = 25
 _NOT_TEXT = "a name in it is not UTF-8 text; the file is damaged"
 _SPARSE = (_Attribute.SPARSE_TENSOR, _Attribute.SPARSE_TENSORS)
-_Scopes = tuple[set[str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What a node may refer to: operator sets, names of this graph and of those around it."""
+
+    imports: Mapping[str, int]
+    scopes: tuple[set[str], ...] = ()
+    in_function: bool = False
+
+    def within(self, names: set[str]) -> _Context:
+        return replace(self, scopes=(*self.scopes, names))
 
 
 def packed_nbytes(dtype: ir.DataType, elements: int) -> int:
@@ -55,15 +72,17 @@ def check_model(proto: onnx.ModelProto, label: str) -> None:
     try:
         _check_header(proto)
         imports = _imports(proto.opset_import)
-        _check_graph(proto.graph, imports, ())
+        _check_graph(proto.graph, _Context(imports))
         for function in proto.functions:
             where = f"function {function.domain}:{function.name}"
             names = set(function.input).union(*(node.output for node in function.node))
             _check_text(names)
-            _check_nodes(function.node, _imports(function.opset_import), (names,))
+            inside = _Context(_imports(function.opset_import), (names,), in_function=True)
+            _check_nodes(function.node, inside)
             _check_produced(function.output, names, where)
             for attribute in function.attribute_proto:
-                _check_attribute(attribute, imports, (names,), where)
+                _check_attribute(attribute, inside, where)
+        check_calls(proto)
     except UnicodeDecodeError as error:
         raise ModelError(f"{label}: {_NOT_TEXT}") from error
     except ModelError as error:
@@ -110,7 +129,9 @@ def _domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
-def _check_graph(graph: onnx.GraphProto, imports: Mapping[str, int], outer: _Scopes) -> None:
+def _check_graph(graph: onnx.GraphProto, around: _Context) -> None:
+    if len(around.scopes) > _MOST_BODIES:
+        raise ModelError(f"graph '{graph.name}' lies in more than {_MOST_BODIES} others")
     if graph.sparse_initializer:
         name = graph.sparse_initializer[0].values.name
         raise ModelError(f"initializer '{name}' is sparse; store it as a dense tensor")
@@ -126,7 +147,7 @@ def _check_graph(graph: onnx.GraphProto, imports: Mapping[str, int], outer: _Sco
     names |= weights
     names.update(*(node.output for node in graph.node))
     _check_text(names)
-    _check_nodes(graph.node, imports, (*outer, names))
+    _check_nodes(graph.node, around.within(names))
     _check_produced((value.name for value in graph.output), names, f"graph '{graph.name}'")
 
 
@@ -142,30 +163,39 @@ def _check_text(names: Iterable[object]) -> None:
         raise ModelError(_NOT_TEXT)
 
 
-def _check_nodes(
-    nodes: Iterable[onnx.NodeProto], imports: Mapping[str, int], scopes: _Scopes
-) -> None:
+def _check_nodes(nodes: Iterable[onnx.NodeProto], context: _Context) -> None:
     for index, node in enumerate(nodes):
         _check_text((node.name, node.op_type, node.domain))
         where = f"node '{node.name}' ({node.op_type})" if node.name else f"node {index}"
         if not node.op_type:
             raise ModelError(f"{where} has no operator; the file is damaged")
-        if _domain(node.domain) not in imports:
+        if _domain(node.domain) not in context.imports:
             raise ModelError(f"{where} is of domain '{node.domain}', which is not imported")
         for name in node.input:
-            if name and not any(name in scope for scope in scopes):
+            if name and not any(name in scope for scope in context.scopes):
                 raise ModelError(f"{where} reads '{name}', which nothing produces")
         for attribute in node.attribute:
-            _check_attribute(attribute, imports, scopes, where)
+            _check_attribute(attribute, context, where)
+            if attribute.name in _TYPE_ATTRIBUTES and not _domain(node.domain):
+                _check_type(attribute, where)
 
 
-def _check_attribute(
-    attribute: onnx.AttributeProto, imports: Mapping[str, int], scopes: _Scopes, where: str
-) -> None:
+def _check_type(attribute: onnx.AttributeProto, where: str) -> None:
+    if attribute.type != _Attribute.INT or attribute.ref_attr_name:
+        return
+    try:
+        ir.DataType(attribute.i)
+    except ValueError as error:
+        raise ModelError(f"{where} names the unknown type {attribute.i}") from error
+
+
+def _check_attribute(attribute: onnx.AttributeProto, context: _Context, where: str) -> None:
     what = f"attribute '{attribute.name}' of {where}"
     if attribute.type == _Attribute.UNDEFINED:
         raise ModelError(f"{what} has no type; the file is damaged or too old")
     if attribute.ref_attr_name:
+        if not context.in_function:
+            raise ModelError(f"{what} refers to an attribute of a function, and there is none")
         return
     if attribute.type in _SPARSE:
         raise ModelError(f"{what} is a sparse tensor; store it as a dense tensor")
@@ -175,10 +205,10 @@ def _check_attribute(
         for tensor in attribute.tensors:
             _check_tensor(tensor, what)
     elif attribute.type == _Attribute.GRAPH:
-        _check_graph(attribute.g, imports, scopes)
+        _check_graph(attribute.g, context)
     elif attribute.type == _Attribute.GRAPHS:
         for graph in attribute.graphs:
-            _check_graph(graph, imports, scopes)
+            _check_graph(graph, context)
 
 
 def _check_tensor(tensor: onnx.TensorProto, what: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from onnxfold.graph import GraphView
@@ -34,9 +34,13 @@ def decide(
     costs: Costs,
     *,
     allow_split_bytes: int,
+    unfit: Collection[str] = (),
 ) -> Plan:
-    """Return the cheapest plan; weights above ``allow_split_bytes`` are never stored twice."""
-    graph = walk_back(view, sites, [demand.site for demand in demands])
+    """Return the cheapest plan; weights above ``allow_split_bytes`` are never stored twice.
+
+    ``unfit`` are references of weights that are not centred, in the file or at run time.
+    """
+    graph = walk_back(view, sites, [demand.site for demand in demands], unfit=unfit)
     prices = _Prices(view, costs, allow_split_bytes)
     gains = [(Point(d.site.input, d.site.fiber), d.gain_ps) for d in demands]
     cut = solve(graph, gains, prices.of_copy)
@@ -64,6 +68,8 @@ class _Prices:
         """Return the price in picoseconds, or None where no copy may or can be made."""
         if facts.constant:
             return self._of_split(point, facts)
+        if facts.opaque is not None and facts.opaque.code is RefusalCode.NON_FINITE_WEIGHT:
+            return None
         shape = self._view.shape(point.value)
         if not point.fiber.whole or not point.fiber.blocks or shape is None:
             return None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from onnxfold.reference.drawn import is_drawn
 from onnxfold.reference.interpreter import Observer, check_supported, moves_numbers, run
-from onnxfold.reference.kernel import UnsupportedOperator
+from onnxfold.reference.kernel import BeyondReachError, UnsupportedOperator
 from onnxfold.reference.precision import Array, Precision, is_floating, unit_roundoff
 
 __all__ = [
     "Array",
+    "BeyondReachError",
     "Observer",
     "Precision",
     "UnsupportedOperator",

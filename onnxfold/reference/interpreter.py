@@ -13,7 +13,14 @@ import onnx_ir as ir
 
 from onnxfold.errors import ModelError
 from onnxfold.graph import node_label, operator
-from onnxfold.reference.kernel import Call, Datum, Kernel, UnsupportedOperator, find_kernel
+from onnxfold.reference.kernel import (
+    BeyondReachError,
+    Call,
+    Datum,
+    Kernel,
+    UnsupportedOperator,
+    find_kernel,
+)
 from onnxfold.reference.precision import Array, Precision, carried, is_floating, is_half
 
 __all__ = ["Observer", "check_supported", "moves_numbers", "run"]
@@ -26,13 +33,19 @@ Stored: TypeAlias = "Datum | ir.TensorProtocol"
 
 _KERNEL_ERRORS = (
     ArithmeticError,
+    AssertionError,
     AttributeError,
     LookupError,
+    MemoryError,
     NotImplementedError,
     RuntimeError,
     TypeError,
     ValueError,
 )
+
+
+# Nodes that bodies of loops may run in all, about 10 seconds; a decoder runs thousands.
+_MOST_BODY_NODES = 500_000
 
 
 def run(
@@ -45,7 +58,9 @@ def run(
     """Outputs of the model by name.
 
     Initializers are read when a node first needs them and values are freed after their last use.
-    Raises UnsupportedOperator where there is no kernel, ModelError where a node cannot be computed.
+    Raises UnsupportedOperator where there is no kernel, BeyondReachError where loops take more
+    steps, or a value more room, than any check is worth, ModelError where a node cannot be
+    computed.
     """
     interpreter = _Interpreter(model, precision, observe)
     with np.errstate(all="ignore"):
@@ -153,6 +168,7 @@ class _Interpreter:
         self._precision = precision
         self._observe = observe
         self._schedules: dict[ir.Graph | ir.Function, _Schedule] = {}
+        self._body_nodes = 0
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         graph = self._model.graph
@@ -215,6 +231,13 @@ class _Interpreter:
         return [frame.find(value) for value in function.outputs]
 
     def _run_graph(self, graph: ir.Graph, inputs: Sequence[Datum], parent: _Frame) -> list[Datum]:
+        self._body_nodes += 1 + len(graph)
+        if self._body_nodes > _MOST_BODY_NODES:
+            raise BeyondReachError(
+                f"loops run more than {_MOST_BODY_NODES} nodes (the last in graph "
+                f"'{graph.name}'); give inputs for which they end sooner (--inputs), or leave out "
+                "the check (--no-check)"
+            )
         frame = _Frame(parent.opsets, parent.attributes, parent)
         frame.values.update(
             (value, self._read(datum)) for value, datum in zip(graph.inputs, inputs, strict=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from math import prod
 from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -14,13 +15,24 @@ from onnxfold.errors import ModelError
 from onnxfold.graph import node_label, operator
 from onnxfold.reference.precision import Array, Precision
 
-__all__ = ["Call", "Datum", "Kernel", "Output", "UnsupportedOperator", "find_kernel", "kernel"]
+__all__ = [
+    "BeyondReachError",
+    "Call",
+    "Datum",
+    "Kernel",
+    "Output",
+    "UnsupportedOperator",
+    "find_kernel",
+    "kernel",
+]
 
 # What flows along an edge: a tensor, a sequence of tensors, or nothing (an absent optional).
 Datum: TypeAlias = "Array | list[Array] | None"
 # One result, or a tuple of them.
 Output: TypeAlias = "Datum | tuple[Datum, ...]"
 Function = TypeVar("Function", bound=Callable[..., object])
+# A result of more elements is met in no model that a check could run.
+_MOST_ELEMENTS = 2**28
 RunGraph: TypeAlias = Callable[[ir.Graph, Sequence[Datum]], list[Datum]]
 
 
@@ -30,6 +42,10 @@ class UnsupportedOperator(ModelError):  # noqa: N818
     @classmethod
     def at(cls, node: ir.Node, why: str) -> UnsupportedOperator:
         return cls(f"node {node_label(node)!r} ({operator(node)}): {why}")
+
+
+class BeyondReachError(ModelError):
+    """A model asks for more steps or memory than any check of it is worth, wherever it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +84,15 @@ class Call:
     def wants(self, index: int) -> bool:
         """Whether the node's output `index` exists."""
         return index < len(self.node.outputs) and bool(self.node.outputs[index].name)
+
+    def check_size(self, shape: Iterable[float]) -> None:
+        """Refuse a result whose size is a number in the model, before it is allocated."""
+        elements = prod(float(size) for size in shape)
+        if elements > _MOST_ELEMENTS:
+            raise BeyondReachError(
+                f"node {node_label(self.node)!r} ({operator(self.node)}) asks for {elements:.3g} "
+                "elements; give other inputs (--inputs), or leave out the check (--no-check)"
+            )
 
     def unsupported(self, why: str) -> UnsupportedOperator:
         return UnsupportedOperator.at(self.node, why)

@@ -9,6 +9,7 @@ from onnxfold.rewrite.apply import (
     Lowering,
     apply_fusions,
     apply_plan,
+    unfit_weights,
 )
 from onnxfold.rewrite.centre import centred, centred_tensor
 
@@ -21,4 +22,5 @@ __all__ = [
     "apply_plan",
     "centred",
     "centred_tensor",
+    "unfit_weights",
 ]

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import onnx_ir as ir
 
-from onnxfold.errors import InvariantError
+from onnxfold.errors import InvariantError, UnfitWeightError
 from onnxfold.graph import Fiber, GraphView
 from onnxfold.norms.site import NormSite
 from onnxfold.planning.plan import Insertion, Plan, ReaderRef, WeightCentring
@@ -28,6 +28,7 @@ __all__ = [
     "add_function",
     "apply_fusions",
     "apply_plan",
+    "unfit_weights",
 ]
 
 
@@ -122,6 +123,23 @@ def _centre_weight(
         return _split(values, value, tensor, weight, editor)
     change_constant(value, centred_tensor(tensor, weight.fiber, tensor.name or value.name or ""))
     return value
+
+
+def unfit_weights(view: GraphView, plan: Plan) -> frozenset[str]:
+    """Return the references of the weights in a plan that have no finite centred values."""
+    values = view.by_ref()
+    return frozenset(w.value for w in plan.weights if not _is_fit(view, values[w.value], w.fiber))
+
+
+def _is_fit(view: GraphView, value: ir.Value, fiber: Fiber) -> bool:
+    tensor = view.tensor(value)
+    if tensor is None:
+        raise InvariantError(f"the plan centres '{value.name}', which is no weight")
+    try:
+        centred_tensor(tensor, fiber, value.name or "").numpy()
+    except UnfitWeightError:
+        return False
+    return True
 
 
 def _split(

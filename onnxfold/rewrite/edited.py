@@ -20,6 +20,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.affine.channels import Channels
+from onnxfold.errors import UnfitWeightError
 from onnxfold.graph import Fiber
 from onnxfold.rewrite.affine import weighted_sum
 from onnxfold.zero_mean.arrays import fiber_means, split_digits
@@ -114,13 +115,20 @@ class EditedTensor(ir.LazyTensor):
             cache=False,
         )
 
+    def __repr__(self) -> str:
+        # That of the base class shows the bound method, and so this tensor, without end.
+        return f"EditedTensor({self.base!r}, {len(self.edits)} edits, name={self.name!r})"
+
     @property
     def costly(self) -> bool:
         """Whether it takes a pass over another weight to compute this one."""
         return any(isinstance(e, Shift) and isinstance(e.vector, Product) for e in self.edits)
 
     def _compute(self) -> ir.TensorProtocol:
-        array = _evaluated(self.base.numpy(), self.edits)
+        try:
+            array = _evaluated(self.base.numpy(), self.edits)
+        except UnfitWeightError as error:
+            raise UnfitWeightError(f"weight '{self.name}' {error}") from error
         return ir.Tensor(array, dtype=self.dtype, name=self.name)
 
 
@@ -150,7 +158,11 @@ def unrounded(tensor: ir.TensorProtocol) -> Array:
 
 
 def _evaluated(W: Array, edits: tuple[Edit, ...]) -> Array:
-    """Return the edited array; every thread has its own chunks, so their number changes no bit."""
+    """Return the edited array; every thread has its own chunks, so their number changes no bit.
+
+    Raises UnfitWeightError where a number leaves the range of the type, or where a mean is inf or
+    NaN, as it is wherever W holds one.
+    """
     if W.size == 0:
         return W
     result = np.empty(W.shape or (1,), dtype=W.dtype)
@@ -160,9 +172,12 @@ def _evaluated(W: Array, edits: tuple[Edit, ...]) -> Array:
     workers = min(_threads(), len(starts))
 
     def work(worker: int) -> None:
-        with np.errstate(all="ignore"):  # inf and NaN of a weight stay what they are
-            for start in starts[worker::workers]:
-                evaluation.store(start, result)
+        with np.errstate(all="ignore", over="raise"):
+            try:
+                for start in starts[worker::workers]:
+                    evaluation.store(start, result)
+            except FloatingPointError as error:
+                raise UnfitWeightError(f"would leave the range of {W.dtype}") from error
 
     if workers > 1:
         with ThreadPoolExecutor(workers, thread_name_prefix="onnxfold-edit") as pool:
@@ -272,9 +287,12 @@ class _Evaluation:
         shown = chunk.reshape((chunk.shape[0] // self._rows_per_digit(edit), *digits[1:]))
         # Whole sets lie within a chunk unless the first digit is part of the fiber.
         if 0 in members:
-            shown -= self._means_before(number, edit)
+            means = self._means_before(number, edit)
         else:
-            shown -= shown.mean(axis=members, keepdims=True)
+            means = shown.mean(axis=members, keepdims=True)
+        if not np.isfinite(means).all():
+            raise UnfitWeightError("holds inf or NaN")
+        shown -= means
         return shown.reshape(chunk.shape)
 
     def _means_before(self, number: int, edit: Centre) -> Float64:

@@ -203,6 +203,8 @@ def _check(name: str, judgements: Sequence[Judgement], evidence: Evidence) -> Ou
         original_rms_error=pooled(j.original_rms_error for j in judgements),
         noise_ratio=max(j.noise_ratio for j in judgements),
         passed=_fault(judgements) is None,
+        elements=sum(truth[name].size for truth in evidence.truths),
+        compared=sum(j.compared for j in judgements),
     )
 
 

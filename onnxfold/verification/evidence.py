@@ -12,6 +12,7 @@ from onnxfold.errors import InvariantError, ModelError, VerificationError
 from onnxfold.inputs import IMAGE_SIDES, InputSpec, make_inputs
 from onnxfold.reference import (
     Array,
+    BeyondReachError,
     Precision,
     UnsupportedOperator,
     check_supported,
@@ -136,6 +137,8 @@ def _truths(
         for number, inputs in enumerate(feeds):
             truths.append(run(model, inputs, precision=Precision.FLOAT64, observe=bounded))
             done(number + 1)
+    except BeyondReachError:
+        raise
     except ModelError as error:
         return None, str(error)
     return truths, ""

@@ -52,13 +52,18 @@ class Law:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One output of one sample: errors, the ratio, and what is wrong (None: it passed)."""
+    """One output of one sample: errors, the ratio, and what is wrong (None: it passed).
+
+    compared: the elements whose numbers were compared; NaN and infinities only stand where they
+    stood, and say nothing of the numbers behind them.
+    """
 
     max_abs_error: float
     rms_error: float
     original_rms_error: float
     noise_ratio: float
     fault: str | None
+    compared: int = 0
 
 
 def judge(
@@ -91,7 +96,7 @@ def judge(
         ratio, fault = max(ratio, part_ratio), fault or part_fault
     if law.tolerance is not None:
         fault = _outside(t, error, law.tolerance)
-    return Judgement(float(error.max()), _rms(error), noise, ratio, fault)
+    return Judgement(float(error.max()), _rms(error), noise, ratio, fault, int(t.size))
 
 
 def _failed(fault: str) -> Judgement:
@@ -110,8 +115,8 @@ def _judge_exact(truth: Array, originals: Sequence[Array], rewritten: Array) -> 
     count = int(np.count_nonzero(wrong & steady))
     if count:
         fault = f"{count} of {truth.size} elements differ, where the original is exact"
-        return Judgement(distance, distance, 0.0, float("inf"), fault)
-    return Judgement(distance, distance, distance, 0.0, None)
+        return Judgement(distance, distance, 0.0, float("inf"), fault, truth.size)
+    return Judgement(distance, distance, distance, 0.0, None, truth.size)
 
 
 def _misplaced(t: Array, os: Sequence[Array], r: Array) -> int:

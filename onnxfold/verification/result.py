@@ -29,7 +29,8 @@ class OutputCheck:
     """Errors of one output against the truth, over all samples, in the output's own unit.
 
     noise_ratio: the error of the rewritten model in multiples of the original's, root mean square,
-    in the worst sample; infinite where shapes, NaN or infinities differ.
+    in the worst sample; infinite where shapes, NaN or infinities differ. compared: how many of its
+    elements are finite in all runs, and so were compared as numbers.
     """
 
     name: str
@@ -39,6 +40,13 @@ class OutputCheck:
     original_rms_error: float
     noise_ratio: float
     passed: bool
+    elements: int = 0
+    compared: int = 0
+
+    @property
+    def nothing_compared(self) -> bool:
+        """Whether NaN and infinities stand where they stood, and nothing else was to be seen."""
+        return self.elements > 0 and self.compared == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +73,11 @@ class Verification:
     def to_json(self) -> dict[str, Any]:
         """The same as a dictionary for JSON, in which numbers that are not finite become null."""
         record: dict[str, Any] = _finite(asdict(self))
-        record["outputs"] = [_finite(asdict(output)) for output in self.outputs]
+        record["outputs"] = [
+            {**_finite(asdict(output)), "nothing_compared": output.nothing_compared}
+            for output in self.outputs
+        ]
+        record["nothing_compared"] = [o.name for o in self.outputs if o.nothing_compared]
         return record
 
 

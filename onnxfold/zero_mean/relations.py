@@ -225,7 +225,7 @@ class Relations:
         if reducer.inputs[0] is not x or reducer.attributes.get_int("keepdims", 1) == 0:
             return None
         shape, axes = self._view.shape(x), self._view.axes(reducer)
-        if shape is None or not axes:
+        if not shape or not axes:
             return None
         return whole_axes(shape, [axis % len(shape) for axis in axes])
 

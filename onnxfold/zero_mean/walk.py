@@ -9,7 +9,7 @@ Source: CBWC, section on the zero-mean graph and Algorithm 1, made exact (affine
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -63,9 +63,13 @@ def walk_back(
     sites: Iterable[NormSite],
     demands: Iterable[NormSite],
     assumptions: Assumptions | None = None,
+    unfit: Collection[str] = (),
 ) -> ZeroMeanGraph:
-    """Walk back from ``demands``, knowing all ``sites``; unknown operators end the walk."""
-    walk = _Walk(view, Relations(view, sites, assumptions))
+    """Walk back from ``demands``, knowing all ``sites``; unknown operators end the walk.
+
+    ``unfit`` are references of weights that cannot be centred, whatever reads them.
+    """
+    walk = _Walk(view, Relations(view, sites, assumptions), unfit)
     asked = tuple((site, Point(site.input, site.fiber)) for site in demands)
     walk.run([point for _, point in asked])
     return ZeroMeanGraph(_with_zero_means(walk.points()), asked)
@@ -84,8 +88,9 @@ class _Producer:
 class _Walk:
     """Alternates between pulling points back and looking at the readers of what was found."""
 
-    def __init__(self, view: GraphView, relations: Relations):
+    def __init__(self, view: GraphView, relations: Relations, unfit: Collection[str]):
         self._view = view
+        self._unfit = unfit
         self._relations = relations
         self._producers: dict[Point, _Producer] = {}
         self._readers: dict[Point, tuple[tuple[Point, ...], tuple[Refusal, ...]]] = {}
@@ -156,9 +161,14 @@ class _Walk:
 
     def _pull_constant(self, value: ir.Value) -> _Producer:
         tensor = self._view.tensor(value)
+        name = value.name or ""
+        if self._unfit and self._view.ref(value) in self._unfit:
+            sentence = f"'{name}' holds inf or NaN, or leaves the range of its type when centred"
+            return _Producer(
+                False, opaque=Refusal(RefusalCode.NON_FINITE_WEIGHT, sentence, (name,))
+            )
         if tensor is not None and tensor.dtype in CENTRABLE:
             return _Producer(constant=True)
-        name = value.name or ""
         sentence = f"'{name}' holds {tensor.dtype if tensor else 'no tensor'}, not floats"
         return _Producer(False, opaque=Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (name,)))
 

@@ -7,7 +7,7 @@ lets a value's unknown sizes be those of the value they come from.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from math import prod
 
 import onnx_ir as ir
@@ -17,6 +17,9 @@ from onnxfold.graph import GraphView
 __all__ = ["Token", "Tokens", "fits", "same_elements"]
 
 Token = int | str
+
+# Calls within calls until operands are found first, one by one.
+_DEEP = 40
 
 _SAME_SHAPE = frozenset(
     """Abs Cast CastLike Clip Dropout Elu Erf Exp Gelu HardSigmoid HardSwish Identity LeakyRelu
@@ -45,11 +48,34 @@ def same_elements(a: tuple[Token, ...] | None, b: tuple[Token, ...] | None) -> b
     return len(pairs) <= 1
 
 
+def _unknown_ancestors(value: ir.Value, known: Container[ir.Value]) -> list[ir.Value]:
+    """Return what a value is computed from, and it last, operands always first."""
+    order: list[ir.Value] = []
+    seen = {value}
+    pending = [(value, iter(_operands(value)))]
+    while pending:
+        current, operands = pending[-1]
+        following = next((v for v in operands if v not in known and v not in seen), None)
+        if following is None:
+            order.append(current)
+            pending.pop()
+        else:
+            seen.add(following)
+            pending.append((following, iter(_operands(following))))
+    return order
+
+
+def _operands(value: ir.Value) -> list[ir.Value]:
+    node = value.producer()
+    return [] if node is None else [operand for operand in node.inputs if operand is not None]
+
+
 class Tokens:
     """Shapes and integer vectors of one model, remembered."""
 
     def __init__(self, view: GraphView):
         self._view = view
+        self._depth = 0
         self._dims: dict[ir.Value, tuple[Token, ...] | None] = {}
         self._vectors: dict[ir.Value, tuple[Token, ...] | None] = {}
 
@@ -57,19 +83,31 @@ class Tokens:
         """Return the shape with a distinct token for every size that nothing is known about."""
         if value is None:
             return None
-        if value not in self._dims:
-            self._dims[value] = None
-            self._dims[value] = self._find_dims(value)
-        return self._dims[value]
+        return self._settled(value, self._dims, self._find_dims)
 
     def vector(self, value: ir.Value | None) -> tuple[Token, ...] | None:
         """Return an integer tensor, flattened, as far as it follows from shapes and constants."""
         if value is None:
             return None
-        if value not in self._vectors:
-            self._vectors[value] = None
-            self._vectors[value] = self._find_vector(value)
-        return self._vectors[value]
+        return self._settled(value, self._vectors, self._find_vector)
+
+    def _settled(
+        self,
+        value: ir.Value,
+        known: dict[ir.Value, tuple[Token, ...] | None],
+        find: Callable[[ir.Value], tuple[Token, ...] | None],
+    ) -> tuple[Token, ...] | None:
+        """Find what a value's operands determine; after some recursion, operands go first."""
+        if value in known:
+            return known[value]
+        order = [value] if self._depth < _DEEP else _unknown_ancestors(value, known)
+        self._depth += 1
+        for each in order:
+            if each not in known:
+                known[each] = None
+                known[each] = find(each)
+        self._depth -= 1
+        return known[value]
 
     def _find_dims(self, value: ir.Value) -> tuple[Token, ...] | None:
         shape = self._view.shape(value)

@@ -74,6 +74,7 @@ def scatter_nd(call: Call, x: Array, indices: Array, updates: Array) -> Array:
 @kernel("OneHot")
 def one_hot(call: Call, indices: Array, depth: Array, values: Array) -> Array:
     count = int(depth.reshape(-1)[0])
+    call.check_size([indices.size, count])
     rank = indices.ndim + 1
     axis = call.integer("axis", -1) % rank
     places = indices.astype(np.int64)

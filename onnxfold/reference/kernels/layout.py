@@ -106,11 +106,13 @@ def slice_kernel(
 @kernel("Expand", raw=True)
 def expand(call: Call, x: Array, shape: Array) -> Array:
     wanted = np.broadcast_shapes(x.shape, tuple(int(d) for d in shape))
+    call.check_size(wanted)
     return np.broadcast_to(x, wanted)
 
 
 @kernel("Tile", raw=True)
 def tile(call: Call, x: Array, repeats: Array) -> Array:
+    call.check_size([x.size, *repeats])
     return np.tile(x, tuple(int(r) for r in repeats))
 
 
@@ -140,6 +142,7 @@ def pad(
     # Negative amounts cut.
     x = x[tuple(slice(max(-a, 0), x.shape[i] - max(-b, 0)) for i, (a, b) in enumerate(widths))]
     widths = [(max(a, 0), max(b, 0)) for a, b in widths]
+    call.check_size(n + a + b for n, (a, b) in zip(x.shape, widths, strict=True))
     mode = _PAD_MODES[call.text("mode", "constant")]
     if mode != "constant":
         return np.pad(x, widths, mode=mode)

@@ -107,6 +107,7 @@ def _weights(call: Call, axis: _Axis) -> Array:
 
 
 def _resize(call: Call, x: Array, axes: dict[int, _Axis]) -> Array:
+    call.check_size([x.size, *(axis.out / max(axis.size, 1) for axis in axes.values())])
     outside = np.zeros((1,) * x.ndim, dtype=bool)
     crop = call.text("coordinate_transformation_mode", "") == "tf_crop_and_resize"
     y = x.astype(np.float64) if x.dtype.kind in "iu" else x

@@ -76,6 +76,7 @@ def constant(call: Call) -> Array:
 
 @kernel("ConstantOfShape", raw=True)
 def constant_of_shape(call: Call, shape: Array) -> Array:
+    call.check_size(shape)
     tensor = call.tensor("value")
     value = np.zeros(1, np.float32) if tensor is None else tensor.numpy()
     return np.full(tuple(int(d) for d in shape), value.reshape(-1)[0], dtype=value.dtype)
@@ -95,6 +96,7 @@ def size(call: Call, x: Array) -> Array:
 @kernel("Range")
 def range_kernel(call: Call, start: Array, limit: Array, delta: Array) -> Array:
     first, last, step = (v.reshape(-1)[0] for v in (start, limit, delta))
+    call.check_size([float(abs((last - first) / step))])
     count = max(int(np.ceil((last - first) / step)), 0)
     return np.asarray(first + np.arange(count, dtype=start.dtype) * step, dtype=start.dtype)
 

@@ -1,0 +1,127 @@
+"""Mutants of real models through inspect and optimize: `python -m benchmarks.hostile 100000`.
+
+Each mutant runs in a process with a bound on its memory and on the processor time of each command;
+`tests/hostile` says how mutants are made and what a command must keep to. A line of JSON for each
+mutant that broke it goes to --log as it is found; the row comes at the end, and with --log also
+every 5,000 mutants, so that a run may be stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from benchmarks.rows import RESULTS, Conditions, append, conditions
+from tests.hostile.campaign import MEMORY_BYTES, Found, mutants
+
+_LIMIT_S = 20.0
+_REPORT_EVERY = 5000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row(Conditions):
+    """A campaign: how its mutants ended, and the worst of them."""
+
+    campaign: int
+    first: int
+    mutants: int
+    inspected: int
+    optimized: int
+    refused: int
+    check_failed: int
+    faults: int
+    crashes: int
+    hangs: int
+    limit_s: float
+    slowest_s: float
+    limit_mb: int
+    peak_mb: float
+    wall_s: float
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Counts so far."""
+
+    started: float = field(default_factory=time.monotonic)
+    mutants: int = 0
+    ended: Counter[tuple[str, str]] = field(default_factory=Counter)
+    faults: int = 0
+    crashes: int = 0
+    hangs: int = 0
+    slowest_s: float = 0.0
+    peak_mb: float = 0.0
+
+    def add(self, found: Found) -> None:
+        self.mutants += 1
+        self.faults += bool(found.faults)
+        self.crashes += (found.killed or "").startswith("crash")
+        self.hangs += (found.killed or "").startswith(("hang", "slow"))
+        for outcome in found.outcomes:
+            self.ended[outcome.command, outcome.ended] += 1
+            self.slowest_s = max(self.slowest_s, outcome.cpu_s)
+            self.peak_mb = max(self.peak_mb, outcome.peak_mb)
+
+    def row(self, campaign: int, first: int) -> Row:
+        return Row(
+            **conditions(),
+            campaign=campaign,
+            first=first,
+            mutants=self.mutants,
+            inspected=self.ended["inspect", "done"],
+            optimized=self.ended["optimize", "done"],
+            refused=self.ended["optimize", "refused"],
+            check_failed=self.ended["optimize", "check failed"],
+            faults=self.faults,
+            crashes=self.crashes,
+            hangs=self.hangs,
+            limit_s=_LIMIT_S,
+            slowest_s=round(self.slowest_s, 2),
+            limit_mb=MEMORY_BYTES >> 20,
+            peak_mb=round(self.peak_mb, 1),
+            wall_s=round(time.monotonic() - self.started, 1),
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("count", type=int)
+    parser.add_argument("--first", type=int, default=0, help="number of the first mutant")
+    parser.add_argument("--campaign", type=int, default=1, help="another one has other mutants")
+    parser.add_argument("--log", type=Path, help="where faults and rows so far are written")
+    parser.add_argument("--results", type=Path, default=RESULTS / "hostile.csv")
+    options = parser.parse_args()
+    tally = _Tally()
+    numbers = range(options.first, options.first + options.count)
+    with open(options.log or os.devnull, "a", encoding="utf-8") as log:
+        for found in mutants(numbers, limit_s=_LIMIT_S, campaign=options.campaign):
+            tally.add(found)
+            _record(log, found)
+            if tally.mutants % _REPORT_EVERY == 0:
+                row = tally.row(options.campaign, options.first)
+                print(json.dumps(asdict(row)), file=log, flush=True)
+    row = tally.row(options.campaign, options.first)
+    append(options.results, [row])
+    print(json.dumps(asdict(row), indent=1))
+
+
+def _record(log: TextIO, found: Found) -> None:
+    failed = [o.message for o in found.outcomes if o.ended == "check failed"]
+    if found.faults or failed:
+        record = {
+            "number": found.number,
+            "done": found.done,
+            "faults": found.faults,
+            "check_failed": failed,
+        }
+        print(json.dumps(record), file=log, flush=True)
+
+
+if __name__ == "__main__":
+    main()
