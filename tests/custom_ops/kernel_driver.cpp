@@ -206,9 +206,10 @@ void run_case(const Case& c) {
                  static_cast<int64_t>(c.rows),
                  static_cast<int64_t>(c.size),
                  static_cast<float>(c.epsilon)};
-  const RowsFunction rows = cpu_backend.find(c.op, t);
+  const RowsFunction rows = cpu_rows(c.op, t);
   size_t tasks = 0;
-  if (cpu_backend.launch(rows, a, {serial_for, &tasks}) != nullptr) fail(c.name() + ": launch");
+  if (cpu_backend.launch(c.op, t, a, {serial_for, nullptr, nullptr, &tasks}) != nullptr)
+    fail(c.name() + ": launch");
   compare(c, x, residual, linear_bias, scale, bias, y, sum);
 
   // In place, in each way that may happen: not a bit changes.
