@@ -134,6 +134,21 @@ class Kernels:
         )
         self.memory = memory
 
+    def call(
+        self,
+        name: str,
+        dtype: ir.DataType,
+        arguments: Arguments,
+        *,
+        multiprocessors: int = 132,
+        stream: int = 0,
+    ) -> None:
+        """One call, on pointers of the caller's own."""
+        error = self._library.onnxfold_run(
+            name.encode(), _NUMBERS[dtype], ctypes.byref(arguments), multiprocessors, stream
+        )
+        assert error is None, f"{name}: {error.decode()}"
+
     def run(
         self,
         name: str,
@@ -168,11 +183,8 @@ class Kernels:
             buffers[output] = self.memory.allocate(bytes([POISON]) * size, offset)
         pointers = {key: self.memory.address(buffer) for key, buffer in buffers.items()}
         arguments = Arguments(rows=x.shape[0], size=x.shape[1], epsilon=epsilon, **pointers)
-        number = _NUMBERS[ir.DataType.from_numpy(x.dtype)]
-        error = self._library.onnxfold_run(
-            name.encode(), number, ctypes.byref(arguments), multiprocessors, None
-        )
-        assert error is None, f"{name}: {error.decode()}"
+        dtype = ir.DataType.from_numpy(x.dtype)
+        self.call(name, dtype, arguments, multiprocessors=multiprocessors)
         return [
             np.frombuffer(self.memory.content(buffers[key.lower()]), x.dtype).reshape(shape)
             for key in signature.outputs
