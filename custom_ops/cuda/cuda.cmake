@@ -26,8 +26,9 @@ endforeach()
 # The kernels use nothing newer than compute capability 8.0, so its PTX serves all later ones: it is
 # compiled once, assembled for each, and kept for those that are not in the list.
 list(TRANSFORM newer PREPEND sm_ OUTPUT_VARIABLE codes)
+list(APPEND codes compute_80)
 list(JOIN codes "," codes)
-set(targets -gencode=arch=compute_80,code=[${codes},compute_80])
+set(targets -gencode=arch=compute_80,code=[${codes}])
 foreach(architecture IN LISTS older)
   list(APPEND targets -gencode=arch=compute_${architecture},code=sm_${architecture})
 endforeach()
