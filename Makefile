@@ -1,6 +1,7 @@
 # Needs Python 3.11 or newer, make and a C++ compiler; everything else goes into .venv.
 #   make demo                    fold the shipped model and show the result
 #   make test                    run the tests
+#   make cuda                    build the kernels for CUDA too; needs CMake and a CUDA toolkit
 #   make PYTHON=python3.12 test  with another interpreter
 
 PYTHON ?= python3
@@ -18,12 +19,13 @@ DEMO   := build/demo
 DIGITS := models/digits_vit/digits_vit.onnx
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format types docs bench image clean
+.PHONY: help demo test test-slow cuda lint format types docs bench image clean
 
 help:
 	@echo 'make demo       fold the shipped model and compare its accuracy before and after'
 	@echo 'make test       run the tests (about ten minutes on two cores)'
 	@echo 'make test-slow  run the long tests too; installs torch and transformers'
+	@echo 'make cuda       build the kernels for CUDA too (docs/cuda.md)'
 	@echo 'make lint       check style          make format  repair it'
 	@echo 'make types      check types'
 	@echo 'make docs       write the generated pages of docs/'
@@ -48,6 +50,14 @@ test: $(VENV)/.test
 test-slow: $(VENV)/.slow
 	@$(BIN)/python -m pytest -q -n 2 -m 'slow or not slow'
 
+# Into the sources, where an editable install finds it; it replaces nothing.
+cuda:
+	@for tool in nvcc cmake; do command -v $$tool >/dev/null || { \
+	  echo "make cuda needs $$tool: a CUDA toolkit, 12 or newer, and CMake"; exit 1; }; done
+	@cmake -S custom_ops -B build/cuda -DONNXFOLD_CUDA=ON -DONNXFOLD_DRIVER=ON
+	@cmake --build build/cuda --parallel $(shell nproc)
+	@cmake --install build/cuda --prefix . --component onnxfold_ops_cuda
+
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -70,6 +80,7 @@ image:
 
 clean:
 	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -f onnxfold/_native/libonnxfold_ops_cuda.so
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is newer than the files that decide what is installed, so a second call is quick.

@@ -110,7 +110,7 @@ def bench(
     variants = [
         _Variant(path, kernels, _session(path, kernels, threads, chosen))
         for path in paths
-        for kernels in _kernel_choices(path)
+        for kernels in _kernel_choices(path, chosen)
     ]
     seconds = _rounds(variants, feeds, rounds, progress)
     ratios = seconds / seconds[:1]
@@ -147,13 +147,13 @@ def _version() -> str:
     return str(ort.__version__)
 
 
-def _kernel_choices(path: Path) -> tuple[bool, ...]:
+def _kernel_choices(path: Path, providers: Sequence[str]) -> tuple[bool, ...]:
     """With and without kernels where the model calls onnxfold functions and a library is there."""
     functions = model_io.load(path).functions
     if not any(domain == DOMAIN for domain, *_ in functions):
         return (False,)
     try:
-        runtime.get_library_path()
+        runtime.get_library_path(runtime.device_of(providers))
     except OnnxfoldError:
         return (False,)
     return (False, True)
@@ -177,7 +177,7 @@ def _session(
         options.enable_profiling = True
         options.profile_file_prefix = str(profile)
     if kernels:
-        runtime.register(options)
+        runtime.register(options, runtime.device_of(providers))
     try:
         return ort.InferenceSession(str(path), options, providers=list(providers))
     except (state.Fail, state.InvalidArgument, state.InvalidGraph, state.NotImplemented) as error:

@@ -12,8 +12,9 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from onnxfold import cuda
 from onnxfold.errors import OnnxfoldError, UsageError
-from onnxfold.runtime import SelfTest, get_library_path, self_test
+from onnxfold.runtime import CUDA_PROVIDERS, SelfTest, get_library_path, self_test
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,23 +28,40 @@ _ABSENT = "not built; models run without them, by the bodies of their functions"
 
 
 def examine() -> dict[str, Any]:
-    """Return versions, execution providers, kernel libraries and the result of their self-test.
+    """Return versions, execution providers, kernel libraries, GPUs and the self-tests' results.
 
     ``healthy`` is False when something that is installed does not work.
     """
     problems: list[str] = []
     runtime = _runtime(problems)
     kernels = {device: _library(device, problems) for device in ("cpu", "cuda")}
-    test = None
+    driver = cuda.driver()
+    test, cuda_test = None, None
     if runtime["version"] is not None and kernels["cpu"]["path"] is not None:
-        test = _tested(problems)
+        test = _tested("CPUExecutionProvider", problems)
+    build = _cuda_build(kernels["cuda"]["path"])
+    if build is not None and driver.devices:
+        problems += [
+            f"the cuda kernels were not compiled for {device.name}, compute capability "
+            f"{_capability(device.capability)}"
+            for device in driver.devices
+            if not build.runs_on(device.capability)
+        ]
+        if CUDA_PROVIDERS[0] in runtime["providers"]:
+            cuda_test = _tested(CUDA_PROVIDERS[0], problems)
     return {
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
         "packages": {name: _version(name) for name in _PACKAGES},
         "onnxruntime": runtime,
         "kernels": kernels,
+        "cuda": {
+            "driver": driver.version,
+            "devices": [asdict(device) for device in driver.devices],
+            "compiled": None if build is None else asdict(build),
+        },
         "self_test": None if test is None else asdict(test),
+        "cuda_self_test": None if cuda_test is None else asdict(cuda_test),
         "problems": problems,
         "healthy": not problems,
     }
@@ -67,7 +85,10 @@ def print_examination(console: Console, document: Mapping[str, Any]) -> None:
     table.add_row("onnxruntime", Text(shown))
     for device, library in document["kernels"].items():
         table.add_row(f"{device} kernels", Text(library["path"] or _ABSENT))
+    table.add_row("cuda", Text(_cuda_line(document["cuda"])))
     table.add_row("self-test", Text(_test_line(document["self_test"])))
+    if document["cuda_self_test"] is not None:
+        table.add_row("cuda self-test", Text(_test_line(document["cuda_self_test"])))
     console.print(table)
     for problem in document["problems"]:
         console.print(Text(f"problem: {problem}", style="bold red"))
@@ -110,9 +131,13 @@ def _library(device: str, problems: list[str]) -> dict[str, str | None]:
         return {"path": None, "problem": str(error)}
 
 
-def _tested(problems: list[str]) -> SelfTest | None:
+def _cuda_build(library: str | None) -> cuda.Build | None:
+    return None if library is None else cuda.compiled_for(library)
+
+
+def _tested(provider: str, problems: list[str]) -> SelfTest | None:
     try:
-        test = self_test()
+        test = self_test(provider)
     except OnnxfoldError as error:
         problems.append(str(error))
         return None
@@ -121,6 +146,24 @@ def _tested(problems: list[str]) -> SelfTest | None:
             f"{len(test.failures)} of {test.cases} kernel tests fail: {test.failures[0]}"
         )
     return test
+
+
+def _cuda_line(found: Mapping[str, Any]) -> str:
+    parts = ["no driver"]
+    if found["driver"] is not None:
+        devices = [f"{d['name']} ({_capability(d['capability'])})" for d in found["devices"]]
+        parts = [f"driver for CUDA {found['driver']}", ", ".join(devices) or "no device"]
+    if found["compiled"] is not None:
+        build = found["compiled"]
+        known = ", ".join(map(_capability, build["architectures"]))
+        parts.append(
+            f"kernels of CUDA {build['runtime']} for {known}, PTX {_capability(build['ptx'])}"
+        )
+    return "; ".join(parts)
+
+
+def _capability(number: int) -> str:
+    return f"{number // 10}.{number % 10}"
 
 
 def _test_line(test: Mapping[str, Any] | None) -> str:

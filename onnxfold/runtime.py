@@ -7,16 +7,18 @@ registered on the session options, ONNX Runtime runs the kernels in their place.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 import onnxfold
+from onnxfold.cuda import compiled_for
 from onnxfold.errors import OnnxfoldError, UsageError
 from onnxfold.lower.functions import (
     DOMAIN,
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 __all__ = [
+    "CUDA_PROVIDERS",
     "SelfTest",
+    "device_of",
     "get_library_path",
     "register",
     "runtime_errors",
@@ -41,16 +45,25 @@ __all__ = [
 ]
 
 LIBRARY_VARIABLE = "ONNXFOLD_LIBRARY"
+# ONNX Runtime's own provider for CUDA, and the one that it loads as a plugin.
+CUDA_PROVIDERS = ("CUDAExecutionProvider", "CudaPluginExecutionProvider")
+_CPU_PROVIDER = "CPUExecutionProvider"
 _FILES = {"cpu": "libonnxfold_ops.so", "cuda": "libonnxfold_ops_cuda.so"}
+_REMEDIES = {
+    "cpu": "reinstall onnxfold where a C++ compiler is, or build custom_ops with CMake",
+    "cuda": "reinstall onnxfold where a CUDA toolkit is, with pip's option "
+    "-C cmake.define.ONNXFOLD_CUDA=ON, or build custom_ops with CMake",
+}
 _MARK = b"onnxfold-ops version "
 # ONNX Runtime has no way to ask whether a domain is registered; the options can carry a note.
 _NOTE = "onnxfold.library"
 
 Array = npt.NDArray[np.generic]
+Provider: TypeAlias = str | tuple[str, dict[str, Any]]  # as ONNX Runtime takes them
 
 
 def get_library_path(device: str = "cpu") -> str:
-    """The absolute path of the kernel library for "cpu" or "cuda".
+    """The absolute path of the kernel library for "cpu", or for "cuda", which has both kernels.
 
     The environment variable ONNXFOLD_LIBRARY overrides it. Raises UsageError for another device or
     a variable that names no file, OnnxfoldError where the library was not built.
@@ -68,22 +81,39 @@ def get_library_path(device: str = "cpu") -> str:
     found = next((place for place in places if place.is_file()), None)
     if found is None:
         raise OnnxfoldError(
-            f"the {device} kernel library is not built: reinstall onnxfold where a C++ compiler "
-            f"is, or build custom_ops with CMake and set {LIBRARY_VARIABLE} to the file; models "
-            f"run without it, by the bodies of their functions"
+            f"the {device} kernel library is not built: {_REMEDIES[device]} and set "
+            f"{LIBRARY_VARIABLE} to the file; models run without it, by the bodies of their "
+            f"functions"
         )
     return str(found)
 
 
-def register(session_options: ort.SessionOptions) -> None:
+def device_of(providers: Iterable[Provider]) -> str:
+    """The device whose library a session with these execution providers needs."""
+    names = {provider if isinstance(provider, str) else provider[0] for provider in providers}
+    return "cuda" if names & set(CUDA_PROVIDERS) else "cpu"
+
+
+def register(session_options: ort.SessionOptions, device: str | None = None) -> None:
     """Makes sessions with these options run onnxfold's kernels; a second call does nothing.
 
+    The library for "cuda" serves sessions on CUDA and on the CPU, that for "cpu" the CPU alone.
+    Options do not tell the providers of their sessions; where `device` is not given it is "cuda"
+    if this ONNX Runtime has a provider for CUDA.
+
     Raises OnnxfoldError where the library is missing, is of another version of onnxfold, or needs
-    a newer ONNX Runtime.
+    a newer ONNX Runtime; UsageError where the options have the library of another device.
     """
-    if _registered(session_options) is not None:
+    registered = _registered(session_options)
+    if registered is not None and device is None:
         return
-    path = get_library_path()
+    path = _path_for(device or _device_of_runtime(), asked=device is not None)
+    if registered is not None:
+        if registered != path[-512:]:
+            raise UsageError(
+                f"these session options have {registered} already; {device!r} needs new ones"
+            )
+        return
     _check_table(path, os.stat(path).st_mtime_ns)
     from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
@@ -98,9 +128,9 @@ def session(
     model: str | os.PathLike[str] | bytes,
     session_options: ort.SessionOptions | None = None,
     *,
-    providers: list[str] | None = None,
+    providers: Sequence[Provider] | None = None,
 ) -> ort.InferenceSession:
-    """An onnxruntime.InferenceSession of `model` with onnxfold's kernels registered.
+    """An onnxruntime.InferenceSession of `model` with onnxfold's kernels for its providers.
 
     Registers on `session_options` where they are given. The default provider is the CPU's.
     Raises as `register` does.
@@ -108,9 +138,11 @@ def session(
     import onnxruntime as ort
 
     options = session_options if session_options is not None else ort.SessionOptions()
-    register(options)
+    chosen = list(providers or [_CPU_PROVIDER])
+    if _registered(options) is None or device_of(chosen) == "cuda":
+        register(options, device_of(chosen))
     source = model if isinstance(model, bytes) else os.fspath(model)
-    return ort.InferenceSession(source, options, providers=providers or ["CPUExecutionProvider"])
+    return ort.InferenceSession(source, options, providers=chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +155,17 @@ class SelfTest:
     failures: tuple[str, ...]
 
 
-def self_test() -> SelfTest:
+def self_test(provider: str = _CPU_PROVIDER) -> SelfTest:
     """Runs every op in float32 and float16 by its kernel and by its body, and compares.
 
-    The model for the kernel holds no body, so that it loads only where the kernel is found.
-    Raises as `register` does.
+    Both run on `provider`. The model for the kernel holds no body, so that it loads only where the
+    kernel is found. Raises as `register` does.
     """
     failures = []
     worst, cases = 0.0, 0
     for signature in SIGNATURES.values():
         for dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
-            ratio = _error_in_bounds(signature, dtype)
+            ratio = _error_in_bounds(signature, dtype, provider)
             worst, cases = max(worst, ratio), cases + 1
             if not ratio <= 1:
                 failures.append(f"{signature.name} {dtype.name}: {ratio:.3g} times its bound")
@@ -153,6 +185,34 @@ def _registered(session_options: ort.SessionOptions) -> str | None:
         return str(session_options.get_session_config_entry(_NOTE))
     except RuntimeError:
         return None
+
+
+def _device_of_runtime() -> str:
+    import onnxruntime as ort
+
+    names = list(ort.get_available_providers())
+    if hasattr(ort, "get_ep_devices"):  # plugins, from ONNX Runtime 1.22 on
+        names += [device.ep_name for device in ort.get_ep_devices()]
+    return device_of(names)
+
+
+def _path_for(device: str, *, asked: bool) -> str:
+    """The library that a device needs, which has to have its kernels."""
+    try:
+        path = get_library_path(device)
+        if device == "cuda" and compiled_for(path) is None:
+            raise OnnxfoldError(f"{path} has no kernels for CUDA")
+    except UsageError:
+        raise
+    except OnnxfoldError as cause:
+        if asked or device == "cpu":
+            raise
+        # The CPU's kernels in a session on CUDA would move every norm to the host and back.
+        raise OnnxfoldError(
+            f"this ONNX Runtime runs on CUDA too, and {cause}; for sessions on the CPU alone, "
+            f'say register(options, device="cpu")'
+        ) from cause
+    return path
 
 
 def _table() -> bytes:
@@ -176,7 +236,7 @@ def _check_table(path: str, modified: int) -> None:
         raise OnnxfoldError(f"{path} was built for another version of onnxfold; rebuild it")
 
 
-def _error_in_bounds(signature: Signature, dtype: ir.DataType) -> float:
+def _error_in_bounds(signature: Signature, dtype: ir.DataType, provider: str) -> float:
     """The largest difference of kernel and body, in units of what rounding explains."""
     import onnxruntime as ort
 
@@ -187,13 +247,9 @@ def _error_in_bounds(signature: Signature, dtype: ir.DataType) -> float:
         options.log_severity_level = 3
         options.intra_op_num_threads = 1
         if with_kernel:
-            register(options)
+            register(options, device_of([provider]))
         model = _test_model(signature, dtype, inputs, with_body=not with_kernel)
-        outputs.append(
-            ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run(
-                None, inputs
-            )
-        )
+        outputs.append(ort.InferenceSession(model, options, providers=[provider]).run(None, inputs))
     # Rows of 40 standard normals: 16 roundings of float32 statistics, 4 of the tensor type in the
     # body (terms, division, scale, bias), each of a value not above 8.
     unit = 2.0**-24 if dtype is ir.DataType.FLOAT else 2.0**-11

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from onnxfold import doctor
+from onnxfold import cuda, doctor
 from onnxfold.doctor import examine, print_examination
 from onnxfold.errors import OnnxfoldError
 from onnxfold.runtime import SelfTest
@@ -29,10 +29,11 @@ def library_is(monkeypatch: pytest.MonkeyPatch, found: str | OnnxfoldError) -> N
         return found
 
     monkeypatch.setattr(doctor, "get_library_path", path)
+    monkeypatch.setattr(cuda, "compiled_for", lambda _path: None)
 
 
 def self_test_is(monkeypatch: pytest.MonkeyPatch, outcome: SelfTest | OnnxfoldError) -> None:
-    def run() -> SelfTest:
+    def run(_provider: str) -> SelfTest:
         if isinstance(outcome, OnnxfoldError):
             raise outcome
         return outcome
@@ -111,3 +112,55 @@ def test_kernels_that_pass_are_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     text = printed(examine())
     assert "passed: 74 cases, worst error 0.25 of its bound" in text
     assert "healthy" in text
+
+
+def cuda_is(monkeypatch: pytest.MonkeyPatch, driver: cuda.Driver, build: cuda.Build | None) -> None:
+    library_is(monkeypatch, "/somewhere/libonnxfold_ops_cuda.so")
+    self_test_is(monkeypatch, SelfTest(True, 74, 0.25, ()))
+    monkeypatch.setattr(cuda, "driver", lambda: driver)
+    monkeypatch.setattr(cuda, "compiled_for", lambda _path: build)
+
+
+BUILD = cuda.Build("13.0", (75, 80, 90), 80)
+
+
+def test_cuda_without_a_driver_is_no_illness(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda_is(monkeypatch, cuda.Driver(None), BUILD)
+    document = json.loads(json.dumps(examine()))
+    assert document["healthy"]
+    assert document["cuda"]["compiled"]["architectures"] == [75, 80, 90]
+    assert "no driver; kernels of CUDA 13.0 for 7.5, 8.0, 9.0, PTX 8.0" in printed(document)
+
+
+def test_devices_are_named_with_what_the_driver_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = (cuda.Device("One GPU", 90), cuda.Device("Another", 120))
+    cuda_is(monkeypatch, cuda.Driver("13.1", devices), BUILD)
+    document = examine()
+    assert document["healthy"]
+    assert "driver for CUDA 13.1; One GPU (9.0), Another (12.0); kernels" in printed(document)
+    cuda_is(monkeypatch, cuda.Driver("13.1"), None)
+    lines = [line.strip() for line in printed(examine()).splitlines()]
+    assert "cuda          driver for CUDA 13.1; no device" in lines
+
+
+def test_a_device_that_the_kernels_were_not_compiled_for_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda_is(monkeypatch, cuda.Driver("12.9", (cuda.Device("Old GPU", 70),)), BUILD)
+    document = examine()
+    assert not document["healthy"]
+    assert "not compiled for Old GPU, compute capability 7.0" in printed(document)
+
+
+def test_kernels_are_tested_on_cuda_where_the_runtime_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import onnxruntime
+
+    cuda_is(monkeypatch, cuda.Driver("13.0", (cuda.Device("GPU", 90),)), BUILD)
+    assert examine()["cuda_self_test"] is None
+    providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
+    document = examine()
+    assert document["cuda_self_test"]["passed"]
+    assert "cuda self-test" in printed(document)

@@ -32,6 +32,7 @@ _ORDER = (
     "prepare",
     "inputs",
     "reference",
+    "cuda",
     "runtime",
     "verification",
     "bench",

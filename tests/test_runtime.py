@@ -18,7 +18,7 @@ import onnxfold
 from onnxfold import runtime
 from onnxfold.errors import OnnxfoldError, UsageError
 from onnxfold.lower.functions import SIGNATURES, call
-from onnxfold.runtime import get_library_path, register, self_test, session
+from onnxfold.runtime import device_of, get_library_path, register, self_test, session
 from tests.calls import call_model, random_inputs
 
 
@@ -57,6 +57,59 @@ def test_missing_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(onnxfold, "__path__", [str(tmp_path)])
     with pytest.raises(OnnxfoldError, match="the cpu kernel library is not built: reinstall"):
         register(ort.SessionOptions())
+
+
+def runtime_has(monkeypatch: pytest.MonkeyPatch, *providers: str) -> None:
+    monkeypatch.setattr(ort, "get_available_providers", lambda: list(providers))
+
+
+def test_providers_tell_the_device() -> None:
+    assert device_of(["CPUExecutionProvider"]) == "cpu"
+    assert (
+        device_of([("CUDAExecutionProvider", {"device_id": 1}), "CPUExecutionProvider"]) == "cuda"
+    )
+    assert device_of(["CudaPluginExecutionProvider"]) == "cuda"
+
+
+def test_a_runtime_with_cuda_needs_kernels_for_cuda(
+    monkeypatch: pytest.MonkeyPatch, library: Path
+) -> None:
+    runtime_has(monkeypatch, "CUDAExecutionProvider", "CPUExecutionProvider")
+    with pytest.raises(
+        OnnxfoldError, match=r"CUDA too, and .*\.so has no kernels for CUDA; for ses"
+    ):
+        register(ort.SessionOptions())
+    with pytest.raises(OnnxfoldError, match=r"libonnxfold_ops.so has no kernels for CUDA$"):
+        register(ort.SessionOptions(), "cuda")
+    register(ort.SessionOptions(), device="cpu")
+    with library.open("ab") as file:
+        file.write(b"onnxfold-cuda runtime 13000 architectures 90 ptx 80\0")
+    register(ort.SessionOptions())
+
+
+def test_cuda_kernels_that_were_not_built_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("ONNXFOLD_LIBRARY", raising=False)
+    monkeypatch.setattr(onnxfold, "__path__", [str(tmp_path)])
+    message = "the cuda kernel library is not built: reinstall .*ONNXFOLD_CUDA=ON"
+    with pytest.raises(OnnxfoldError, match=message):
+        session(b"", providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
+
+
+def test_options_keep_the_library_that_they_have(
+    tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ort.SessionOptions()
+    register(options, "cpu")
+    register(options, "cpu")
+    with library.open("ab") as file:
+        file.write(b"onnxfold-cuda runtime 13000 architectures 90 ptx 80\0")
+    other = library.rename(tmp_path / "other.so")
+    monkeypatch.setenv("ONNXFOLD_LIBRARY", str(other))
+    register(options)
+    with pytest.raises(UsageError, match=r"have .*ops.so already; 'cuda' needs new ones"):
+        register(options, "cuda")
 
 
 def test_registering_twice_is_registering_once() -> None:

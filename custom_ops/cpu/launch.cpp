@@ -23,7 +23,9 @@ void run_chunk(void* data, size_t index) {
   job.rows(*job.arguments, begin, begin + (left < job.chunk ? left : job.chunk));
 }
 
-Failure* launch(RowsFunction rows, const Arguments& arguments, const Executor& executor) {
+Failure* launch(const Op& op, ElementType type, const Arguments& arguments,
+                const Executor& executor) {
+  const RowsFunction rows = cpu_rows(op, type);
   Job job = {rows, &arguments, rows_per_chunk(arguments.rows, arguments.size)};
   const int64_t chunks = (arguments.rows + job.chunk - 1) / job.chunk;
   if (chunks > 1) {
@@ -42,6 +44,6 @@ int64_t rows_per_chunk(int64_t rows, int64_t size) {
   return chunk > 1 ? chunk : 1;
 }
 
-const Backend cpu_backend = {"CPUExecutionProvider", cpu_rows, launch};
+const Backend cpu_backend = {"CPUExecutionProvider", launch};
 
 }  // namespace onnxfold

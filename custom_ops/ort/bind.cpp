@@ -20,7 +20,14 @@ namespace {
 constexpr uint32_t kOldestMinor = 17;  // ParallelFor, shape inference
 constexpr uint32_t kNewestUsed = 18;   // GetMayInplace
 
-const Backend* const backends[] = {&cpu_backend};
+// Kernels for a provider that the runtime at hand does not have disturb nobody.
+const Backend* const backends[] = {
+    &cpu_backend,
+#if defined(ONNXFOLD_CUDA)
+    &cuda_backend,
+    &cuda_plugin_backend,
+#endif
+};
 constexpr ElementType types[] = {ElementType::FLOAT, ElementType::FLOAT16, ElementType::BFLOAT16};
 
 const BoundOp& bound(const OrtCustomOp* op) { return *static_cast<const BoundOp*>(op); }
@@ -55,14 +62,13 @@ void nothing_to_release(int*, int*) {}
 // ONNX Runtime calls every callback that the version implies, so none is left null but the two
 // that the V2 forms replace.
 BoundOp bind(const OrtApi* api, uint32_t version, const Op& op, const Backend& backend,
-             ElementType type, RowsFunction rows) {
+             ElementType type) {
   BoundOp b = {};
   b.version = version;
   b.api = api;
   b.op = &op;
   b.backend = &backend;
   b.type = type;
-  b.rows = rows;
   b.GetName = [](const OrtCustomOp* self) { return bound(self).op->name; };
   b.GetExecutionProviderType = [](const OrtCustomOp* self) {
     return bound(self).backend->provider;
@@ -103,9 +109,7 @@ OrtStatus* add_ops(const OrtApi* api, uint32_t version, OrtCustomOpDomain* domai
   for (const Backend* backend : backends) {
     for (size_t i = 0; i < op_count; ++i) {
       for (ElementType type : types) {
-        RowsFunction rows = backend->find(ops[i], type);
-        if (rows == nullptr) continue;
-        BoundOp* op = new (std::nothrow) BoundOp(bind(api, version, ops[i], *backend, type, rows));
+        BoundOp* op = new (std::nothrow) BoundOp(bind(api, version, ops[i], *backend, type));
         if (op == nullptr) return api->CreateStatus(ORT_FAIL, "onnxfold: out of memory");
         if (OrtStatus* status = api->CustomOpDomain_Add(domain, op)) return status;
       }

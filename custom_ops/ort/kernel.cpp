@@ -104,6 +104,7 @@ OrtStatus* open_output(const OrtApi* api, OrtKernelContext* context, size_t inde
 
 struct Call {
   const OrtApi* api;
+  const Op& op;
   OrtKernelContext* context;
 };
 
@@ -111,6 +112,19 @@ Failure* parallel_for(void* context, Executor::Task task, size_t count, void* da
   const Call& call = *static_cast<const Call*>(context);
   OrtStatus* status = call.api->KernelContext_ParallelFor(call.context, task, count, 0, data);
   return reinterpret_cast<Failure*>(status);
+}
+
+Failure* stream_of(void* context, void** stream) {
+  const Call& call = *static_cast<const Call*>(context);
+  OrtStatus* status = call.api->KernelContext_GetGPUComputeStream(call.context, stream);
+  return reinterpret_cast<Failure*>(status);
+}
+
+Failure* fail(void* context, const char* why) {
+  const Call& call = *static_cast<const Call*>(context);
+  char message[256];
+  snprintf(message, sizeof(message), "onnxfold %s: %s", call.op.name, why);
+  return reinterpret_cast<Failure*>(call.api->CreateStatus(ORT_FAIL, message));
 }
 
 }  // namespace
@@ -148,8 +162,9 @@ OrtStatus* compute(void* self, OrtKernelContext* context) {
     ONNXFOLD_TRY(open_output(bound.api, context, 1, shape, &arguments.sum));
   output_shape(*bound.op, shape);
   ONNXFOLD_TRY(open_output(bound.api, context, 0, shape, &arguments.y));
-  Call call = {bound.api, context};
-  Failure* failure = bound.backend->launch(bound.rows, arguments, {parallel_for, &call});
+  Call call = {bound.api, *bound.op, context};
+  const Executor executor = {parallel_for, stream_of, fail, &call};
+  Failure* failure = bound.backend->launch(*bound.op, bound.type, arguments, executor);
   return reinterpret_cast<OrtStatus*>(failure);
 }
 

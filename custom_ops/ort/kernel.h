@@ -11,7 +11,6 @@ struct BoundOp : OrtCustomOp {
   const Op* op;
   const Backend* backend;
   ElementType type;
-  RowsFunction rows;
 };
 
 size_t input_count(const Op& op);

@@ -1,6 +1,7 @@
-// Tests the compute, launch and check layers without ONNX Runtime: under the sanitizers, under an
-// emulator of another architecture, or as they are. Every buffer has the exact size of its tensor,
-// so that the address sanitizer sees a step outside. Prints what was wrong; exits 1 if anything was.
+// Tests the compute, launch and check layers without ONNX Runtime, and the CUDA kernels in their
+// emulation: under the sanitizers, under an emulator of another architecture, or as they are. Every
+// buffer has the exact size of its tensor, so that the address sanitizer sees a step outside. Prints
+// what was wrong; exits 1 if anything was.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "emulation.h"
 #include "onnxfold/check.h"
 #include "onnxfold/launch.h"
 #include "onnxfold/ops.h"
@@ -187,6 +189,18 @@ void compare(const Case& c, Tensor& x, Tensor& residual, Tensor& linear_bias, Te
   }
 }
 
+// As CUDA does it on a device with so many multiprocessors: a row at a time or several, by more
+// threads or by fewer.
+void run_emulated(const Case& c, Arguments a, int multiprocessors, Tensor& x, Tensor& residual,
+                  Tensor& linear_bias, Tensor& scale, Tensor& bias) {
+  Tensor y(c.type, c.rows * c.y_size());
+  Tensor sum(c.type, c.op.with_sum ? c.rows * c.size : 0);
+  a.y = y.data();
+  if (c.op.with_sum) a.sum = sum.data();
+  cuda::emulate(c.op, c.type, a, multiprocessors);
+  compare(c, x, residual, linear_bias, scale, bias, y, sum);
+}
+
 void run_case(const Case& c) {
   const ElementType t = c.type;
   Tensor x = random_tensor(t, c.rows * c.size, 0.5);
@@ -206,10 +220,14 @@ void run_case(const Case& c) {
                  static_cast<int64_t>(c.rows),
                  static_cast<int64_t>(c.size),
                  static_cast<float>(c.epsilon)};
-  const RowsFunction rows = cpu_backend.find(c.op, t);
+  const RowsFunction rows = cpu_rows(c.op, t);
   size_t tasks = 0;
-  if (cpu_backend.launch(rows, a, {serial_for, &tasks}) != nullptr) fail(c.name() + ": launch");
+  if (cpu_backend.launch(c.op, t, a, {serial_for, nullptr, nullptr, &tasks}) != nullptr)
+    fail(c.name() + ": launch");
   compare(c, x, residual, linear_bias, scale, bias, y, sum);
+
+  for (int multiprocessors : {1, 1000})
+    run_emulated(c, a, multiprocessors, x, residual, linear_bias, scale, bias);
 
   // In place, in each way that may happen: not a bit changes.
   if (c.op.statistics == Statistics::CRMS_FULL) return;

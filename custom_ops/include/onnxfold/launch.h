@@ -8,23 +8,30 @@ namespace onnxfold {
 // Why a launch failed, in the words of whoever lent the executor; null is success.
 struct Failure;
 
-// What a runtime lends for one call. A device with a stream will find it here too.
+// What a runtime lends for one call.
 struct Executor {
   // Calls task(data, i) for every i < count, on any threads, and returns when all have returned.
   using Task = void (*)(void* data, size_t index);
   Failure* (*parallel_for)(void* context, Task task, size_t count, void* data);
+  // The stream of the call's device, where the call runs on one that has streams.
+  Failure* (*stream)(void* context, void** stream);
+  // A failure for a reason of the device's own.
+  Failure* (*fail)(void* context, const char* why);
   void* context;
 };
 
-// One device: the name of its execution provider in ONNX Runtime, and its entry points. `find`
-// gives null for an op that the device lacks.
+// One device: the name of its execution provider in ONNX Runtime, and how a call of an op is put on
+// it. Every device has every op in every element type.
 struct Backend {
   const char* provider;
-  RowsFunction (*find)(const Op& op, ElementType type);
-  Failure* (*launch)(RowsFunction rows, const Arguments& arguments, const Executor& executor);
+  Failure* (*launch)(const Op& op, ElementType type, const Arguments& arguments,
+                     const Executor& executor);
 };
 
 extern const Backend cpu_backend;
+// In libraries with CUDA: ONNX Runtime's own provider, and the one that it loads as a plugin.
+extern const Backend cuda_backend;
+extern const Backend cuda_plugin_backend;
 
 // How many rows of `size` elements one task takes, at least 1.
 int64_t rows_per_chunk(int64_t rows, int64_t size);

@@ -67,7 +67,10 @@ typedef struct OrtApi {
   void (*ReleaseStatus)(OrtStatus* status);  // 93
   void* unused_94[5];
   void (*ReleaseTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo* info);  // 99
-  void* unused_100[168];
+  void* unused_100[93];
+  // 193
+  OrtStatus* (*KernelContext_GetGPUComputeStream)(const OrtKernelContext* context, void** stream);
+  void* unused_194[74];
   // 268
   OrtStatus* (*ShapeInferContext_GetInputTypeShape)(const OrtShapeInferContext* context,
       size_t index, OrtTensorTypeAndShapeInfo** info);
@@ -131,6 +134,7 @@ ONNXFOLD_SLOT(KernelInfoGetAttribute_float, 85);
 ONNXFOLD_SLOT(KernelContext_GetInput, 90);
 ONNXFOLD_SLOT(ReleaseStatus, 93);
 ONNXFOLD_SLOT(ReleaseTensorTypeAndShapeInfo, 99);
+ONNXFOLD_SLOT(KernelContext_GetGPUComputeStream, 193);
 ONNXFOLD_SLOT(ShapeInferContext_GetInputTypeShape, 268);
 ONNXFOLD_SLOT(ShapeInferContext_SetOutputTypeShape, 270);
 ONNXFOLD_SLOT(KernelContext_ParallelFor, 274);

@@ -1,0 +1,85 @@
+"""The GPU at hand: its kernels built for it alone, and the conditions of a measurement on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rows import Conditions, conditions
+from onnxfold.cuda import Device, driver
+
+__all__ = ["BUILD", "LIBRARY", "GpuConditions", "build", "device", "gpu_conditions"]
+
+ROOT = Path(__file__).parents[1]
+BUILD = ROOT / "build" / "cuda"
+DRIVER = "libonnxfold_cuda_driver.so"
+LIBRARY = "libonnxfold_ops_cuda.so"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuConditions(Conditions):
+    """As `Conditions`, and the device."""
+
+    device: str
+    cuda_driver: str
+    torch: str
+    triton: str
+    onnxruntime: str
+
+
+def device() -> Device:
+    """The first device. Raises SystemExit without one."""
+    found = driver()
+    if not found.devices:
+        raise SystemExit("no CUDA device")
+    return found.devices[0]
+
+
+def build(folder: Path = BUILD) -> Path:
+    """The driver in `folder`, compiled for the first device where it is missing or older."""
+    cmake = shutil.which("cmake")
+    if cmake is None:
+        raise SystemExit("building the kernels needs CMake and nvcc")
+    folder = folder.resolve()
+    if not (folder / "CMakeCache.txt").exists():
+        options = ["-DONNXFOLD_CUDA=ON", "-DONNXFOLD_DRIVER=ON"]
+        options.append(f"-DONNXFOLD_CUDA_ARCHITECTURES={device().capability}")
+        source = str(ROOT / "custom_ops")
+        subprocess.run([cmake, "-S", source, "-B", str(folder), *options], check=True)
+    jobs = str(min(8, os.cpu_count() or 1))
+    subprocess.run([cmake, "--build", str(folder), "--parallel", jobs], check=True)
+    return folder / DRIVER
+
+
+def gpu_conditions() -> dict[str, Any]:
+    """The fields of GpuConditions for this machine and moment."""
+    return conditions() | {
+        "device": device().name,
+        "cuda_driver": _driver_version(),
+        "torch": _installed("torch"),
+        "triton": _installed("triton"),
+        "onnxruntime": _installed("onnxruntime-gpu") or _installed("onnxruntime"),
+    }
+
+
+@lru_cache(maxsize=1)
+def _driver_version() -> str:
+    """The driver's own version where nvidia-smi tells it, else the newest CUDA that it runs."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return f"CUDA {driver().version}"
+    command = [program, "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _installed(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""

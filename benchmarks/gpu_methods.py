@@ -1,0 +1,210 @@
+"""The ways to compute a norm on a GPU that benchmarks/gpu_kernels.py compares.
+
+A method takes an operation and its tensors and gives a call that computes set number i; it raises
+UnavailableError where it has no such operation or its package is not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import onnx_ir as ir
+import torch
+from torch.nn import functional
+
+from tests.custom_ops.cuda_kernels import Arguments, CudaMemory, Kernels
+
+__all__ = [
+    "EPSILON",
+    "METHODS",
+    "OPERATIONS",
+    "OURS",
+    "Call",
+    "Operation",
+    "Tensors",
+    "UnavailableError",
+]
+
+EPSILON = 1e-5
+OURS = "onnxfold"
+# Gives y and whatever else was allocated, or None where y went to the tensors' own.
+Call: TypeAlias = Callable[[int], tuple[Any, ...] | None]
+
+
+class UnavailableError(Exception):
+    """The method cannot compute the operation, or is not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """y = norm(x), or y, sum = norm(x + residual), x + residual; scale and bias after it."""
+
+    op: str  # of domain onnxfold
+    layer: bool = False
+    residual: bool = False
+    scale: bool = False
+    bias: bool = False
+    plain: bool = True  # an RMSNorm or LayerNorm, which others have as well
+
+    @property
+    def streams(self) -> int:
+        """Tensors read and written."""
+        return 4 if self.residual else 2
+
+
+OPERATIONS: Mapping[str, Operation] = MappingProxyType(
+    {
+        "rms": Operation("RMSNormScale", scale=True),
+        "layer": Operation("LayerNormAffine", layer=True, scale=True, bias=True),
+        "add_rms": Operation("AddRMSNormScaleWithSum", residual=True, scale=True),
+        "add_layer": Operation(
+            "AddLayerNormAffineWithSum", layer=True, residual=True, scale=True, bias=True
+        ),
+        "rms_bare": Operation("RMSNorm"),
+        "center": Operation("Center", plain=False),
+        "crms": Operation("CRMSNorm", plain=False),
+    }
+)
+
+
+class Tensors:
+    """`sets` of x, residual, y and sum, [rows, n], and one scale and bias."""
+
+    def __init__(
+        self, operation: Operation, rows: int, size: int, dtype: torch.dtype, sets: int
+    ) -> None:
+        generator = torch.Generator("cuda").manual_seed(0)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator, device="cuda").to(dtype)
+
+        self.x = [normal(rows, size) for _ in range(sets)]
+        self.y = [torch.empty_like(x) for x in self.x]
+        self.residual = [normal(rows, size) if operation.residual else None for _ in range(sets)]
+        self.sum = [torch.empty_like(x) if operation.residual else None for x in self.x]
+        self.scale = 1 + 0.1 * normal(size) if operation.scale else None
+        self.bias = normal(size) if operation.bias else None
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def onnxfold(driver: Path, operation: Operation, tensors: Tensors) -> Call:
+    """Our kernel, by its driver."""
+    kernels = Kernels(driver, CudaMemory())
+    dtype = {
+        torch.float32: ir.DataType.FLOAT,
+        torch.float16: ir.DataType.FLOAT16,
+        torch.bfloat16: ir.DataType.BFLOAT16,
+    }[tensors.x[0].dtype]
+    rows, size = tensors.x[0].shape
+    arguments = [
+        Arguments(
+            x=_address(x),
+            residual=_address(residual),
+            scale=_address(tensors.scale),
+            bias=_address(tensors.bias),
+            y=_address(y),
+            sum=_address(total),
+            rows=rows,
+            size=size,
+            epsilon=EPSILON,
+        )
+        for x, residual, y, total in zip(
+            tensors.x, tensors.residual, tensors.y, tensors.sum, strict=True
+        )
+    ]
+
+    def call(i: int) -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        kernels.call(operation.op, dtype, arguments[i], multiprocessors=0, stream=stream)
+
+    return call
+
+
+def pytorch(driver: Path, operation: Operation, tensors: Tensors) -> Call:
+    """torch.nn.functional, after an addition where there is a residual."""
+    del driver
+    if not operation.plain:
+        raise UnavailableError
+    shape = tensors.x[0].shape[-1:]
+
+    def call(i: int) -> tuple[Any, ...]:
+        x, residual = tensors.x[i], tensors.residual[i]
+        if residual is not None:
+            x = x + residual
+        if operation.layer:
+            return functional.layer_norm(x, shape, tensors.scale, tensors.bias, EPSILON), x
+        return functional.rms_norm(x, shape, tensors.scale, EPSILON), x
+
+    return call
+
+
+def triton(driver: Path, operation: Operation, tensors: Tensors) -> Call:
+    """Our own Triton kernel (gpu_triton.py)."""
+    del driver
+    if not operation.plain:
+        raise UnavailableError
+    try:
+        from benchmarks.gpu_triton import triton_norm
+    except ImportError as error:
+        raise UnavailableError from error
+
+    def call(i: int) -> None:
+        triton_norm(
+            tensors.x[i],
+            tensors.y[i],
+            residual=tensors.residual[i],
+            total=tensors.sum[i],
+            scale=tensors.scale,
+            bias=tensors.bias,
+            layer=operation.layer,
+            epsilon=EPSILON,
+        )
+
+    return call
+
+
+def quack(driver: Path, operation: Operation, tensors: Tensors) -> Call:
+    """quack-kernels: RMSNorm."""
+    del driver
+    if not operation.plain or operation.layer or operation.bias:
+        raise UnavailableError
+    try:
+        from quack.rmsnorm import rmsnorm_fwd
+    except ImportError as error:
+        raise UnavailableError from error
+
+    def call(i: int) -> tuple[Any, ...]:
+        residual = tensors.residual[i]
+        return tuple(rmsnorm_fwd(tensors.x[i], tensors.scale, residual=residual, eps=EPSILON))
+
+    return call
+
+
+def liger(driver: Path, operation: Operation, tensors: Tensors) -> Call:
+    """liger-kernel: RMSNorm and LayerNorm without residual."""
+    del driver
+    if not operation.plain or operation.residual or not operation.scale:
+        raise UnavailableError
+    try:
+        from liger_kernel.transformers.functional import liger_layer_norm, liger_rms_norm
+    except ImportError as error:
+        raise UnavailableError from error
+
+    def call(i: int) -> tuple[Any, ...]:
+        if operation.layer:
+            return (liger_layer_norm(tensors.x[i], tensors.scale, tensors.bias, EPSILON),)
+        return (liger_rms_norm(tensors.x[i], tensors.scale, EPSILON, in_place=False),)
+
+    return call
+
+
+METHODS: Mapping[str, Callable[[Path, Operation, Tensors], Call]] = MappingProxyType(
+    {OURS: onnxfold, "torch": pytorch, "triton": triton, "quack": quack, "liger": liger}
+)

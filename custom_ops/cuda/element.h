@@ -1,0 +1,196 @@
+// Element types, and the vectors of 16 bytes in which they are moved. Compiled by nvcc for threads
+// of the device and by any C++ compiler for the emulation of those threads (tests/custom_ops).
+#pragma once
+
+#include <math.h>
+#include <string.h>
+
+#include "onnxfold/kernels.h"
+
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#define ONNXFOLD_THREAD __device__ __forceinline__
+#define ONNXFOLD_UNROLL _Pragma("unroll")
+#else
+#define ONNXFOLD_THREAD inline
+#define ONNXFOLD_UNROLL
+#endif
+
+namespace onnxfold {
+namespace cuda {
+
+struct Half {
+  uint16_t bits;
+};
+struct Brain {
+  uint16_t bits;
+};
+
+// What one load or store moves: the widest access of the device.
+struct alignas(16) Packed {
+  uint32_t word[4];
+};
+
+template <class T>
+constexpr int kPerVector = static_cast<int>(sizeof(Packed) / sizeof(T));
+
+template <class To, class From>
+ONNXFOLD_THREAD To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From), "a reinterpretation keeps its size");
+  To to;
+  memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+ONNXFOLD_THREAD float widen(float v) { return v; }
+ONNXFOLD_THREAD float widen(Brain v) {
+  return bits_as<float>(static_cast<uint32_t>(v.bits) << 16);
+}
+
+template <class T>
+ONNXFOLD_THREAD T narrow(float v);
+template <>
+ONNXFOLD_THREAD float narrow<float>(float v) {
+  return v;
+}
+
+#if defined(__CUDACC__)
+ONNXFOLD_THREAD float widen(Half v) { return __half2float(bits_as<__half>(v)); }
+template <>
+ONNXFOLD_THREAD Half narrow<Half>(float v) {
+  return bits_as<Half>(__float2half_rn(v));
+}
+template <>
+ONNXFOLD_THREAD Brain narrow<Brain>(float v) {
+  return bits_as<Brain>(__float2bfloat16_rn(v));
+}
+ONNXFOLD_THREAD float reciprocal_root(float v) { return rsqrtf(v); }
+#else
+// The exponent is moved by a multiplication, which is exact and makes subnormals normal.
+inline float widen(Half v) {
+  const uint32_t magnitude = static_cast<uint32_t>(v.bits & 0x7fff) << 13;
+  const uint32_t moved = bits_as<uint32_t>(bits_as<float>(magnitude) * 0x1p112f);
+  const uint32_t infinite = magnitude >= (0x7c00u << 13) ? 0x7f800000u : 0u;
+  return bits_as<float>(moved | infinite | static_cast<uint32_t>(v.bits & 0x8000) << 16);
+}
+// Normal results round by an addition to the bits; subnormal ones by adding 0.5, whose last place
+// is the smallest float16.
+template <>
+inline Half narrow<Half>(float v) {
+  const uint32_t bits = bits_as<uint32_t>(v), magnitude = bits & 0x7fffffff;
+  uint32_t half = (magnitude + 0xc8000fffu + ((magnitude >> 13) & 1)) >> 13;
+  if (magnitude < 0x38800000)
+    half = bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5f) - 0x3f000000;
+  if (magnitude >= 0x47800000) half = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
+  return {static_cast<uint16_t>(half | (bits >> 16 & 0x8000))};
+}
+template <>
+inline Brain narrow<Brain>(float v) {
+  const uint32_t bits = bits_as<uint32_t>(v);
+  const uint32_t rounded = v != v ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1);
+  return {static_cast<uint16_t>(rounded >> 16)};
+}
+inline float reciprocal_root(float v) { return 1.0f / sqrtf(v); }
+#endif
+
+// The elements of a vector as float32, and back, rounded to nearest even.
+template <class T>
+struct Values {
+  float v[kPerVector<T>];
+};
+
+template <class T>
+struct Elements {
+  T v[kPerVector<T>];
+};
+
+template <class T>
+ONNXFOLD_THREAD Values<T> unpack(Packed packed) {
+  const Elements<T> elements = bits_as<Elements<T>>(packed);
+  Values<T> values;
+  ONNXFOLD_UNROLL
+  for (int e = 0; e < kPerVector<T>; ++e) values.v[e] = widen(elements.v[e]);
+  return values;
+}
+
+template <class T>
+ONNXFOLD_THREAD Packed pack(const Values<T>& values) {
+  Elements<T> elements;
+  ONNXFOLD_UNROLL
+  for (int e = 0; e < kPerVector<T>; ++e) elements.v[e] = narrow<T>(values.v[e]);
+  return bits_as<Packed>(elements);
+}
+
+#if defined(__CUDACC__)
+// Two at a time, by one instruction where the device has it.
+template <>
+ONNXFOLD_THREAD Packed pack<Half>(const Values<Half>& values) {
+  Packed packed;
+  ONNXFOLD_UNROLL
+  for (int w = 0; w < 4; ++w)
+    packed.word[w] =
+        bits_as<uint32_t>(__floats2half2_rn(values.v[2 * w], values.v[2 * w + 1]));
+  return packed;
+}
+template <>
+ONNXFOLD_THREAD Packed pack<Brain>(const Values<Brain>& values) {
+  Packed packed;
+  ONNXFOLD_UNROLL
+  for (int w = 0; w < 4; ++w)
+    packed.word[w] =
+        bits_as<uint32_t>(__floats2bfloat162_rn(values.v[2 * w], values.v[2 * w + 1]));
+  return packed;
+}
+#endif
+
+// x, residual, y and sum may be one memory: plain accesses, in the order of the program.
+template <class T>
+ONNXFOLD_THREAD Packed load_vector(const T* from) {
+#if defined(__CUDACC__)
+  return bits_as<Packed>(*reinterpret_cast<const uint4*>(from));
+#else
+  Packed packed;
+  memcpy(&packed, from, sizeof(packed));
+  return packed;
+#endif
+}
+
+template <class T>
+ONNXFOLD_THREAD void store_vector(T* to, Packed packed) {
+#if defined(__CUDACC__)
+  *reinterpret_cast<uint4*>(to) = bits_as<uint4>(packed);
+#else
+  memcpy(to, &packed, sizeof(packed));
+#endif
+}
+
+// scale, bias and linear_bias are never written: they may come through the read-only path.
+template <class T>
+ONNXFOLD_THREAD Packed load_constant_vector(const T* from) {
+#if defined(__CUDACC__)
+  return bits_as<Packed>(__ldg(reinterpret_cast<const uint4*>(from)));
+#else
+  return load_vector(from);
+#endif
+}
+
+template <class T>
+ONNXFOLD_THREAD T load_constant(const T* from) {
+#if defined(__CUDACC__)
+  return {__ldg(&from->bits)};
+#else
+  return *from;
+#endif
+}
+template <>
+ONNXFOLD_THREAD float load_constant<float>(const float* from) {
+#if defined(__CUDACC__)
+  return __ldg(from);
+#else
+  return *from;
+#endif
+}
+
+}  // namespace cuda
+}  // namespace onnxfold

@@ -1,0 +1,75 @@
+// The threads of the device that share a row, and their sums.
+#pragma once
+
+#include "algorithm.h"
+
+namespace onnxfold {
+namespace cuda {
+
+// Every thread ends with the sum of its `Width` neighbours.
+template <int Width>
+ONNXFOLD_THREAD float shuffled_sum(float v) {
+  ONNXFOLD_UNROLL
+  for (int distance = Width / 2; distance > 0; distance /= 2)
+    v += __shfl_xor_sync(0xffffffffu, v, distance);
+  return v;
+}
+
+template <int Width, bool Sum, bool Squares>
+ONNXFOLD_THREAD Moments shuffled_sum(Moments m) {
+  if constexpr (Sum) m.sum = shuffled_sum<Width>(m.sum);
+  if constexpr (Squares) m.squares = shuffled_sum<Width>(m.squares);
+  return m;
+}
+
+// A warp, or a part of one.
+template <class Thread_, int Width>
+class WarpGroup {
+ public:
+  using Thread = Thread_;
+
+  template <class Step>
+  ONNXFOLD_THREAD void each(Step step) {
+    step(thread_, static_cast<int>(threadIdx.x % Width), Width);
+  }
+
+  template <int Slot, bool Sum, bool Squares, class Step>
+  ONNXFOLD_THREAD Moments sum(Step step) {
+    return shuffled_sum<Width, Sum, Squares>(step(thread_));
+  }
+
+ private:
+  Thread thread_;
+};
+
+// A block. Each sum of a row has its own slot of shared memory, so that one barrier for each is
+// enough: no warp writes what another may still read.
+template <class Thread_>
+class BlockGroup {
+ public:
+  using Thread = Thread_;
+  using Partial = Moments[32];  // of each warp
+
+  ONNXFOLD_THREAD explicit BlockGroup(Partial* slots) : slots_(slots) {}
+
+  template <class Step>
+  ONNXFOLD_THREAD void each(Step step) {
+    step(thread_, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
+  }
+
+  template <int Slot, bool Sum, bool Squares, class Step>
+  ONNXFOLD_THREAD Moments sum(Step step) {
+    const unsigned lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    const Moments own = shuffled_sum<32, Sum, Squares>(step(thread_));
+    if (lane == 0) slots_[Slot][threadIdx.x / 32] = own;
+    __syncthreads();
+    return shuffled_sum<32, Sum, Squares>(lane < warps ? slots_[Slot][lane] : Moments{0.0f, 0.0f});
+  }
+
+ private:
+  Thread thread_;
+  Partial* slots_;
+};
+
+}  // namespace cuda
+}  // namespace onnxfold

@@ -1,0 +1,9 @@
+#include "kernels.cuh"
+
+namespace onnxfold {
+namespace cuda {
+
+KernelFunction find_half(const Op& op, const Plan& plan) { return find_kernel<Half>(op, plan); }
+
+}  // namespace cuda
+}  // namespace onnxfold

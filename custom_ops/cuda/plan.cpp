@@ -1,0 +1,102 @@
+#include "plan.h"
+
+namespace onnxfold {
+namespace cuda {
+
+namespace {
+
+constexpr int64_t kVectorBytes = 16;
+constexpr int64_t kMostBlocks = 2147483647;  // of a grid's first dimension
+
+int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+bool aligned(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0;  // null is
+}
+
+// Whole warps that hold this many vectors, so many for each thread.
+int block_of(int64_t row_vectors, int vectors) {
+  return static_cast<int>(divided_up(divided_up(row_vectors, vectors), 32) * 32);
+}
+
+Plan short_rows(int threads_per_row, int vectors) {
+  return {threads_per_row, vectors, false, false, kShortRowThreads, 0};
+}
+
+Plan row_in_block(int64_t row_vectors, int vectors) {
+  return {0, vectors, false, false, block_of(row_vectors, vectors), 0};
+}
+
+// The table. row_vectors: how many vectors of 16 bytes a row touches.
+//
+// Two limits decide. Memory is busy only while about 25 KB for each multiprocessor are under way
+// (4.8 TB/s, 0.7 us and 132 of them), so threads that are resident, 2048 at best, must have read
+// some vectors each before they wait: 4 are 64 KB at 1024 threads. And one row takes as long as its
+// chain of loads, conversions, additions and shuffles, which is all that counts where an SM has
+// a row or two and cannot hide it behind others: there more threads with fewer vectors win.
+Plan in_registers(int64_t row_vectors, bool shifted, int64_t rows, int multiprocessors) {
+  // Eight threads: three shuffles for each sum, and 16 rows in a block; a whole warp would leave at
+  // least half of its lanes without a vector.
+  if (row_vectors <= 8) return short_rows(8, 1);
+  if (row_vectors <= 16) return short_rows(8, 2);
+  // A warp: five shuffles, no barrier.
+  if (row_vectors <= 32) return short_rows(32, 1);
+  if (row_vectors <= 64) return short_rows(32, 2);
+  if (row_vectors <= 128) return short_rows(32, 4);
+  if (row_vectors <= 256) {
+    // 8 warps of 8 vectors are 32 KB under way; with fewer rows than that, four warps share a row.
+    return rows >= 8 * static_cast<int64_t>(multiprocessors) ? short_rows(32, 8)
+                                                             : row_in_block(256, 2);
+  }
+  // Two rows on each multiprocessor are too few to hide one behind the other.
+  const bool few = rows < 2 * static_cast<int64_t>(multiprocessors);
+  if (row_vectors <= 1024) return row_in_block(row_vectors, few ? 1 : 4);
+  if (row_vectors <= 2048) return row_in_block(row_vectors, few ? 2 : 4);
+  // kMostThreads: a shifted row of 4 vectors on 512 threads is the longest.
+  if (row_vectors <= 4096 && !shifted) return row_in_block(row_vectors, few ? 4 : 8);
+  // More vectors than 512 threads of 8: 32 registers of x, as many of residual, and the rest.
+  return {0, 0, false, false, 0, 0};
+}
+
+// A row for each block, read again for every step. Blocks take further rows where there are more
+// rows than blocks in a grid.
+Plan loop(int64_t rows, int64_t steps, bool wide) {
+  const int64_t threads = divided_up(steps > 0 ? steps : 1, 32) * 32;
+  const int64_t most = kMostThreads<0, false>;
+  return {0, 0, false, wide, static_cast<int>(threads < most ? threads : most),
+          rows < kMostBlocks ? rows : kMostBlocks};
+}
+
+}  // namespace
+
+Plan plan_rows(const Op& op, ElementType type, const Arguments& a, int multiprocessors) {
+  const bool full = op.statistics == Statistics::CRMS_FULL;
+  const int64_t width = kVectorBytes / (type == ElementType::FLOAT ? 4 : 2);
+  if (a.rows == 0 || (a.size == 0 && !full)) return {0, 0, false, false, 0, 0};
+  const bool tensors_aligned = aligned(a.x) && aligned(a.residual) && aligned(a.y) && aligned(a.sum);
+  const bool constants_aligned = aligned(a.scale) && aligned(a.bias) && aligned(a.linear_bias);
+  const bool whole = a.size % width == 0;
+  // A row of CRMS_FULL is written at another alignment than it is read: neighbouring threads write
+  // neighbouring elements, where a thread's vector would be as many strided stores.
+  if (!tensors_aligned || full) return loop(a.rows, a.size, false);
+  const bool shifted = !whole || !constants_aligned;
+  // A shifted row begins up to width - 1 elements into its first vector.
+  const int64_t vectors = (a.size + (shifted ? 2 * width - 2 : 0)) / width;
+  Plan plan = in_registers(vectors, shifted, a.rows, multiprocessors);
+  const int64_t rows_per_block =
+      plan.threads_per_row > 0 ? plan.threads / plan.threads_per_row : 1;
+  plan.blocks = divided_up(a.rows, rows_per_block);
+  plan.shifted = shifted;
+  if (plan.vectors == 0 || plan.blocks > kMostBlocks)
+    return loop(a.rows, shifted ? a.size : vectors, !shifted);
+  return plan;
+}
+
+float inverse_size(const Op& op, int64_t size) {
+  const bool shortened =
+      op.statistics == Statistics::CRMS || op.statistics == Statistics::CRMS_FULL;
+  return static_cast<float>(1.0 / static_cast<double>(size + (shortened ? 1 : 0)));
+}
+
+}  // namespace cuda
+}  // namespace onnxfold

@@ -1,0 +1,95 @@
+"""CUDA on this machine as its driver tells it, and what a kernel library was compiled for.
+
+Needs no CUDA: a machine without a driver has no devices.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+__all__ = ["Build", "Device", "Driver", "compiled_for", "driver"]
+
+_MARK = re.compile(rb"onnxfold-cuda runtime (\d+) architectures ([\d ]*) ptx (\d+)\0")
+_DRIVER = "libcuda.so.1"
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Machine code for compute capabilities, times ten, and PTX for all from `ptx` on."""
+
+    runtime: str
+    architectures: tuple[int, ...]
+    ptx: int
+
+    def runs_on(self, capability: int) -> bool:
+        """Machine code serves its own major capability from its minor on; PTX all later ones."""
+        return capability >= self.ptx or any(
+            capability // 10 == known // 10 and capability >= known for known in self.architectures
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU and its compute capability, times ten."""
+
+    name: str
+    capability: int
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The newest CUDA that the driver runs, None without a driver, and its devices."""
+
+    version: str | None
+    devices: tuple[Device, ...] = ()
+
+
+def compiled_for(library: str) -> Build | None:
+    """What a kernel library says of its CUDA kernels; None where it has none.
+
+    Raises OSError where the file cannot be read.
+    """
+    return _compiled_for(library, Path(library).stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _compiled_for(library: str, modified: int) -> Build | None:
+    found = _MARK.search(Path(library).read_bytes())
+    if found is None:
+        return None
+    runtime, architectures, ptx = found.groups()
+    return Build(_version(int(runtime)), tuple(map(int, architectures.split())), int(ptx))
+
+
+def driver() -> Driver:
+    """The CUDA driver and its devices; a driver that cannot start has none."""
+    try:
+        library = ctypes.CDLL(_DRIVER)
+    except OSError:
+        return Driver(None)
+    version, count = ctypes.c_int(), ctypes.c_int()
+    if library.cuDriverGetVersion(ctypes.byref(version)) != 0:
+        return Driver(None)
+    if library.cuInit(0) != 0 or library.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return Driver(_version(version.value))
+    devices = tuple(_device(library, index) for index in range(count.value))
+    return Driver(_version(version.value), devices)
+
+
+def _device(library: ctypes.CDLL, index: int) -> Device:
+    handle, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    name = ctypes.create_string_buffer(256)
+    library.cuDeviceGet(ctypes.byref(handle), index)
+    library.cuDeviceGetName(name, len(name), handle)
+    library.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, handle)
+    library.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, handle)
+    return Device(name.value.decode(errors="replace"), 10 * major.value + minor.value)
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"

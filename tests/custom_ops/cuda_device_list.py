@@ -1,0 +1,94 @@
+"""What a GPU can show and an emulation cannot: ON_DEVICE_ALONE, beside CHECKS of cuda_list.py.
+
+A check that the machine has no room or software for raises NotHereError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from tests.calls import random_inputs
+from tests.custom_ops.bounds import assert_outputs_right
+from tests.custom_ops.cuda_kernels import Arguments, CudaMemory, Kernels
+from tests.custom_ops.cuda_list import Check
+
+__all__ = ["ON_DEVICE_ALONE", "NotHereError"]
+
+
+class NotHereError(Exception):
+    """The check cannot be made on this machine, and why."""
+
+
+def more_elements_than_32_bits_count(kernels: Kernels, thorough: bool) -> None:
+    """More than 2^31 elements: the first rows, those around the border, and the last."""
+    del thorough
+    runtime = CudaMemory().runtime
+    name, dtype = "LayerNorm", ir.DataType.FLOAT16
+    rows, size = 140_000, 16_384
+    size_bytes = rows * size * 2
+    free, _ = runtime.memGetInfo()
+    if free < 2.5 * size_bytes:
+        raise NotHereError(f"needs {2.5 * size_bytes / 1e9:.0f} GB of free device memory")
+    block = random_inputs(name, (1000, size), dtype)["X"]
+    got = np.empty_like(block)
+    x, y = runtime.malloc(size_bytes), runtime.malloc(size_bytes)
+    try:
+        for begin in range(0, rows, 1000):
+            runtime.memcpy(x + begin * size * 2, block.ctypes.data, block.nbytes, 1)
+        kernels.call(name, dtype, Arguments(x=x, y=y, rows=rows, size=size, epsilon=1e-5))
+        for begin in (0, 131_000, rows - 1000):
+            runtime.memcpy(got.ctypes.data, y + begin * size * 2, got.nbytes, 2)
+            assert_outputs_right(name, {"X": block}, [got])
+    finally:
+        runtime.free(x)
+        runtime.free(y)
+
+
+def a_captured_graph_reads_new_contents(kernels: Kernels, thorough: bool) -> None:
+    """A call can be captured, and its replay sees what the inputs hold by then."""
+    del thorough
+    import cupy
+
+    name, dtype = "AddLayerNormWithSum", ir.DataType.FLOAT16
+    first, second = (random_inputs(name, (300, 1000), dtype, seed=seed) for seed in (0, 1))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        buffers = {key: cupy.asarray(array) for key, array in first.items()}
+        y, total = cupy.empty_like(buffers["X"]), cupy.empty_like(buffers["X"])
+        tensors = {"x": buffers["X"], "residual": buffers["residual"], "y": y, "sum": total}
+        pointers = {key: int(tensor.data.ptr) for key, tensor in tensors.items()}
+        arguments = Arguments(rows=300, size=1000, epsilon=1e-5, **pointers)
+        # Once before: a kernel is loaded when it first runs, which no capture allows.
+        kernels.call(name, dtype, arguments, stream=stream.ptr)
+        stream.begin_capture()
+        kernels.call(name, dtype, arguments, stream=stream.ptr)
+        graph = stream.end_capture()
+        for inputs in (second, first):
+            for key, array in inputs.items():
+                buffers[key].set(array)
+            graph.launch(stream)
+            stream.synchronize()
+            assert_outputs_right(name, inputs, [y.get(), total.get()])
+
+
+def onnx_runtime_runs_every_op_on_cuda(kernels: Kernels, thorough: bool) -> None:
+    """Kernels against bodies, in sessions of ONNX Runtime on CUDA."""
+    del kernels, thorough
+    import onnxruntime as ort
+
+    from onnxfold.runtime import CUDA_PROVIDERS, self_test
+
+    if CUDA_PROVIDERS[0] not in ort.get_available_providers():
+        raise NotHereError(f"onnxruntime {ort.__version__} has no {CUDA_PROVIDERS[0]}")
+    result = self_test(CUDA_PROVIDERS[0])
+    assert result.passed, result.failures
+
+
+ON_DEVICE_ALONE: Sequence[Check] = (
+    more_elements_than_32_bits_count,
+    a_captured_graph_reads_new_contents,
+    onnx_runtime_runs_every_op_on_cuda,
+)

@@ -1,0 +1,191 @@
+"""Calling the CUDA kernels without ONNX Runtime: on a device, or their emulation on the host."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.lower.functions import SIGNATURES, Statistics
+from tests.oracle import Array
+
+__all__ = ["Arguments", "CudaMemory", "HostMemory", "Kernels", "Plan"]
+
+_POINTERS = ("x", "residual", "linear_bias", "scale", "bias", "y", "sum")
+_NUMBERS = {ir.DataType.FLOAT: 0, ir.DataType.FLOAT16: 1, ir.DataType.BFLOAT16: 2}
+_NAMES = {"X": "x"}
+POISON = 0xA5  # outputs hold it before a call: a NaN or a number that no test expects
+
+
+class Arguments(ctypes.Structure):
+    """onnxfold::Arguments."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        ("rows", ctypes.c_int64),
+        ("size", ctypes.c_int64),
+        ("epsilon", ctypes.c_float),
+    )
+
+
+class Plan(ctypes.Structure):
+    """onnxfold::cuda::Plan."""
+
+    _fields_ = (
+        ("threads_per_row", ctypes.c_int),
+        ("vectors", ctypes.c_int),
+        ("shifted", ctypes.c_bool),
+        ("wide", ctypes.c_bool),
+        ("threads", ctypes.c_int),
+        ("blocks", ctypes.c_int64),
+    )
+
+
+class Memory(Protocol):
+    """Buffers of an exact size that begin `offset` bytes beside a multiple of 256."""
+
+    def allocate(self, content: bytes, offset: int) -> Any: ...
+    def address(self, buffer: Any) -> int: ...
+    def content(self, buffer: Any) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostBuffer:
+    """`size` bytes from `start`, between guards."""
+
+    memory: Array
+    start: int
+    size: int
+
+
+class HostMemory:
+    """Buffers on the host, with guards on both sides that must not change."""
+
+    GUARD = 512
+
+    def allocate(self, content: bytes, offset: int) -> HostBuffer:
+        memory = np.full(len(content) + 2 * self.GUARD, 0x5A, np.uint8)
+        start = self.GUARD - int(memory.ctypes.data) % 256 + offset
+        memory[start : start + len(content)] = np.frombuffer(content, np.uint8)
+        return HostBuffer(memory, start, len(content))
+
+    def address(self, buffer: HostBuffer) -> int:
+        return int(buffer.memory.ctypes.data) + buffer.start
+
+    def content(self, buffer: HostBuffer) -> bytes:
+        end = buffer.start + buffer.size
+        guards = np.concatenate([buffer.memory[: buffer.start], buffer.memory[end:]])
+        assert (guards == 0x5A).all(), "a kernel wrote beside its tensor"
+        return buffer.memory[buffer.start : end].tobytes()
+
+
+class CudaBuffer:
+    """Memory of its exact size from cudaMalloc, so that compute-sanitizer sees a step outside."""
+
+    def __init__(self, runtime: Any, size: int, offset: int) -> None:
+        self.runtime, self.size = runtime, size
+        self.base = runtime.malloc(size + offset) if size else 0
+        self.address = self.base + offset if size else 0
+
+    def __del__(self) -> None:
+        if self.base:
+            self.runtime.free(self.base)
+
+
+class CudaMemory:
+    """Buffers on the current CUDA device, through CuPy's plain calls of the runtime."""
+
+    def __init__(self) -> None:
+        from cupy.cuda import runtime
+
+        self.runtime = runtime
+
+    def allocate(self, content: bytes, offset: int) -> CudaBuffer:
+        buffer = CudaBuffer(self.runtime, len(content), offset)
+        if content:
+            source = np.frombuffer(content, np.uint8)
+            self.runtime.memcpy(buffer.address, source.ctypes.data, len(content), 1)
+        return buffer
+
+    def address(self, buffer: CudaBuffer) -> int:
+        return int(buffer.address)
+
+    def content(self, buffer: CudaBuffer) -> bytes:
+        target = np.empty(buffer.size, np.uint8)
+        if buffer.size:
+            self.runtime.memcpy(target.ctypes.data, buffer.address, buffer.size, 2)
+        return target.tobytes()
+
+
+class Kernels:
+    """One library with `onnxfold_run`, and the memory that its pointers are in."""
+
+    def __init__(self, library: Path, memory: Memory) -> None:
+        self._library = ctypes.CDLL(str(library))
+        self._library.onnxfold_run.restype = ctypes.c_char_p
+        self._library.onnxfold_run.argtypes = (
+            *(ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(Arguments)),
+            *(ctypes.c_int, ctypes.c_void_p),
+        )
+        self.memory = memory
+
+    def call(
+        self,
+        name: str,
+        dtype: ir.DataType,
+        arguments: Arguments,
+        *,
+        multiprocessors: int = 132,
+        stream: int = 0,
+    ) -> None:
+        """One call, on pointers of the caller's own."""
+        error = self._library.onnxfold_run(
+            name.encode(), _NUMBERS[dtype], ctypes.byref(arguments), multiprocessors, stream
+        )
+        assert error is None, f"{name}: {error.decode()}"
+
+    def run(
+        self,
+        name: str,
+        inputs: Mapping[str, Array],
+        *,
+        epsilon: float = 1e-5,
+        offset: int = 0,
+        constants_offset: int = 0,
+        multiprocessors: int = 132,
+        in_place: str = "",
+    ) -> list[Array]:
+        """The outputs of one call over the last axis of X: [rows, n].
+
+        The offsets put tensors, and scale, bias and linear_bias, beside multiples of 256 bytes.
+        in_place: where outputs go, "x": Y to X (Sum to residual); "r": the other way round.
+        """
+        signature = SIGNATURES[name]
+        x = inputs["X"]
+        buffers = {
+            _NAMES.get(key, key): self.memory.allocate(
+                array.tobytes(), offset if key in ("X", "residual") else constants_offset
+            )
+            for key, array in inputs.items()
+        }
+        shape = (x.shape[0], x.shape[1] + (signature.statistics is Statistics.CRMS_FULL))
+        places = {"x": ("x", "residual"), "r": ("residual", "x")}
+        for index, output in enumerate(key.lower() for key in signature.outputs):
+            if in_place:
+                buffers[output] = buffers[places[in_place][index]]
+                continue
+            size = int(np.prod(shape)) * x.itemsize
+            buffers[output] = self.memory.allocate(bytes([POISON]) * size, offset)
+        pointers = {key: self.memory.address(buffer) for key, buffer in buffers.items()}
+        arguments = Arguments(rows=x.shape[0], size=x.shape[1], epsilon=epsilon, **pointers)
+        dtype = ir.DataType.from_numpy(x.dtype)
+        self.call(name, dtype, arguments, multiprocessors=multiprocessors)
+        return [
+            np.frombuffer(self.memory.content(buffers[key.lower()]), x.dtype).reshape(shape)
+            for key in signature.outputs
+        ]

@@ -1,0 +1,54 @@
+#include "emulation.h"
+
+#include <string.h>
+
+#include "onnxfold/ops.h"
+
+namespace onnxfold {
+
+namespace cuda {
+
+void emulate(const Op& op, ElementType type, const Arguments& arguments, int multiprocessors) {
+  const Plan plan = plan_rows(op, type, arguments, multiprocessors);
+  if (plan.blocks == 0) return;
+  switch (type) {
+    case ElementType::FLOAT: return emulate_float(op, plan, arguments);
+    case ElementType::FLOAT16: return emulate_half(op, plan, arguments);
+    case ElementType::BFLOAT16: return emulate_brain(op, plan, arguments);
+  }
+}
+
+}  // namespace cuda
+
+namespace {
+
+const Op* find(const char* name) {
+  for (size_t i = 0; i < op_count; ++i)
+    if (strcmp(ops[i].name, name) == 0) return &ops[i];
+  return nullptr;
+}
+
+}  // namespace
+
+}  // namespace onnxfold
+
+// As in custom_ops/cuda/driver.cpp.
+extern "C" const char* onnxfold_run(const char* name, int type,
+                                    const onnxfold::Arguments* arguments, int multiprocessors,
+                                    void*) {
+  const onnxfold::Op* op = onnxfold::find(name);
+  if (op == nullptr) return "no such op";
+  onnxfold::cuda::emulate(*op, static_cast<onnxfold::ElementType>(type), *arguments,
+                          multiprocessors);
+  return nullptr;
+}
+
+extern "C" const char* onnxfold_plan(const char* name, int type,
+                                     const onnxfold::Arguments* arguments, int multiprocessors,
+                                     onnxfold::cuda::Plan* plan) {
+  const onnxfold::Op* op = onnxfold::find(name);
+  if (op == nullptr) return "no such op";
+  *plan = onnxfold::cuda::plan_rows(*op, static_cast<onnxfold::ElementType>(type), *arguments,
+                                    multiprocessors);
+  return nullptr;
+}

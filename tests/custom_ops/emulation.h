@@ -1,0 +1,18 @@
+// The CUDA kernels on the host: the templates that nvcc compiles, with a group whose threads take
+// turns. What is not emulated is the hardware: shuffles, shared memory, barriers, launches.
+#pragma once
+
+#include "../../custom_ops/cuda/plan.h"
+
+namespace onnxfold {
+namespace cuda {
+
+void emulate_float(const Op& op, const Plan& plan, const Arguments& arguments);
+void emulate_half(const Op& op, const Plan& plan, const Arguments& arguments);
+void emulate_brain(const Op& op, const Plan& plan, const Arguments& arguments);
+
+// What cuda::run does, for a device with so many multiprocessors.
+void emulate(const Op& op, ElementType type, const Arguments& arguments, int multiprocessors);
+
+}  // namespace cuda
+}  // namespace onnxfold

@@ -1,0 +1,187 @@
+"""The CUDA kernels' arithmetic, indexing and launch decisions, where there is no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+
+from onnxfold.lower.functions import SIGNATURES, Statistics
+from tests.calls import NUMPY_TYPES, random_inputs
+from tests.custom_ops.bounds import TYPES, assert_outputs_right
+from tests.custom_ops.cuda_kernels import Arguments, HostMemory, Kernels, Plan
+from tests.custom_ops.cuda_list import CHECKS, LENGTHS, Check, row_boundaries
+from tests.custom_ops.emulated import build_emulation
+
+H100 = 132  # multiprocessors
+BASE = 1 << 20  # an aligned address
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_emulation(tmp_path_factory.getbasetemp().parent / "emulation")
+
+
+@pytest.fixture(scope="module")
+def kernels(library: Path) -> Kernels:
+    return Kernels(library, HostMemory())
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_emulated_kernels_hold_what_the_list_says(check: Check, kernels: Kernels) -> None:
+    check(kernels, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_emulated_kernels_hold_the_whole_list(check: Check, kernels: Kernels) -> None:
+    check(kernels, True)
+
+
+def test_the_list_can_fail(kernels: Kernels) -> None:
+    inputs = random_inputs("LayerNorm", (2, 40), ir.DataType.FLOAT)
+    outputs = kernels.run("LayerNorm", inputs, epsilon=1e-2)
+    with pytest.raises(AssertionError, match="80 of 80 wrong"):
+        assert_outputs_right("LayerNorm", inputs, outputs)
+
+
+def test_writing_beside_a_tensor_is_seen() -> None:
+    memory = HostMemory()
+    buffer = memory.allocate(b"12345678", 4)
+    ctypes.memset(memory.address(buffer) + 8, 0, 1)
+    with pytest.raises(AssertionError, match="beside its tensor"):
+        memory.content(buffer)
+
+
+def test_unknown_ops_are_refused(kernels: Kernels) -> None:
+    with pytest.raises(AssertionError, match="RMSNormal: no such op"):
+        kernels.call("RMSNormal", ir.DataType.FLOAT, Arguments())
+
+
+@pytest.fixture(scope="module")
+def plan(library: Path) -> Iterator[object]:
+    function = ctypes.CDLL(str(library)).onnxfold_plan
+    function.restype = ctypes.c_char_p
+
+    def planned(
+        dtype: ir.DataType,
+        rows: int,
+        size: int,
+        *,
+        name: str = "RMSNormScale",
+        multiprocessors: int = H100,
+        x: int = BASE,
+        scale: int = BASE,
+    ) -> Plan:
+        result = Plan()
+        given = Arguments(x=x, y=x, scale=scale, rows=rows, size=size, epsilon=1e-5)
+        number = TYPES.index(dtype)
+        arguments = (name.encode(), number, ctypes.byref(given), multiprocessors)
+        assert function(*arguments, ctypes.byref(result)) is None
+        return result
+
+    return planned
+
+
+def vectors_touched(size: int, shift: int, width: int) -> int:
+    return -(-(size + shift) // width)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda t: t.name)
+def test_every_plan_covers_its_rows_and_fits_the_device(plan, dtype: ir.DataType) -> None:
+    width = 16 // NUMPY_TYPES[dtype].itemsize
+    for size in sorted({*LENGTHS, *row_boundaries(dtype)}):
+        for rows in (1, 2, 131, 132, 133, 263, 264, 265, 1055, 1056, 1057, 100_000, 2**31, 2**33):
+            p = plan(dtype, rows, size)
+            assert 32 <= p.threads <= 1024
+            assert p.threads % 32 == 0
+            assert 1 <= p.blocks <= 2**31 - 1
+            if p.vectors == 0:
+                assert p.threads <= 512
+                assert p.wide == (size % width == 0)
+                assert p.blocks == min(rows, 2**31 - 1)
+                continue
+            threads = p.threads_per_row or p.threads
+            rows_per_block = p.threads // threads
+            assert p.blocks == -(-rows // rows_per_block)
+            assert p.shifted == (size % width != 0)
+            shifts = {row * size % width for row in range(width)}
+            needed = max(vectors_touched(size, shift, width) for shift in shifts)
+            assert threads * p.vectors >= needed
+            # No whole warp, or thread group of a warp, is left without a vector.
+            assert size == 0 or (threads - 32) * p.vectors < needed + 1 or p.vectors <= 2
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    ("vectors", "many", "few"),
+    [
+        (1, (8, 1, 128), (8, 1, 128)),
+        (8, (8, 1, 128), (8, 1, 128)),
+        (9, (8, 2, 128), (8, 2, 128)),
+        (16, (8, 2, 128), (8, 2, 128)),
+        (17, (32, 1, 128), (32, 1, 128)),
+        (32, (32, 1, 128), (32, 1, 128)),
+        (33, (32, 2, 128), (32, 2, 128)),
+        (64, (32, 2, 128), (32, 2, 128)),
+        (65, (32, 4, 128), (32, 4, 128)),
+        (128, (32, 4, 128), (32, 4, 128)),
+        (129, (32, 8, 128), (0, 2, 128)),
+        (256, (32, 8, 128), (0, 2, 128)),
+        (257, (0, 4, 96), (0, 1, 288)),
+        (1024, (0, 4, 256), (0, 1, 1024)),
+        (1025, (0, 4, 288), (0, 2, 544)),
+        (2048, (0, 4, 512), (0, 2, 1024)),
+        (2049, (0, 8, 288), (0, 4, 544)),
+        (4096, (0, 8, 512), (0, 4, 1024)),
+        (4097, (0, 0, 512), (0, 0, 512)),
+    ],
+)
+def test_the_table_of_launches(
+    plan, dtype: ir.DataType, vectors: int, many: tuple[int, ...], few: tuple[int, ...]
+) -> None:
+    size = vectors * 16 // NUMPY_TYPES[dtype].itemsize
+    for rows, expected in ((8 * H100, many), (2 * H100 - 1, few)):
+        p = plan(dtype, rows, size)
+        assert (p.threads_per_row, p.vectors, p.threads) == expected
+        assert not p.shifted
+
+
+def test_few_rows_are_counted_by_the_multiprocessors(plan) -> None:
+    size = 8 * 200
+    assert plan(ir.DataType.FLOAT16, 8 * 20, size, multiprocessors=20).threads_per_row == 32
+    assert plan(ir.DataType.FLOAT16, 8 * 20 - 1, size, multiprocessors=20).threads_per_row == 0
+    size = 8 * 300
+    assert plan(ir.DataType.FLOAT16, 40, size, multiprocessors=20).vectors == 4
+    assert plan(ir.DataType.FLOAT16, 39, size, multiprocessors=20).vectors == 1
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda t: t.name)
+def test_alignment_decides_between_vectors_shifted_vectors_and_elements(
+    plan, dtype: ir.DataType
+) -> None:
+    item = NUMPY_TYPES[dtype].itemsize
+    plain = plan(dtype, 10, 1024)
+    assert (plain.shifted, plain.vectors > 0) == (False, True)
+    odd = plan(dtype, 10, 1023)
+    assert (odd.shifted, odd.vectors > 0) == (True, True)
+    constants = plan(dtype, 10, 1024, scale=BASE + item)
+    assert (constants.shifted, constants.vectors > 0) == (True, True)
+    tensors = plan(dtype, 10, 1024, x=BASE + item)
+    assert (tensors.wide, tensors.vectors, tensors.threads) == (False, 0, 512)
+    assert plan(dtype, 10, 40, x=BASE + item).threads == 64
+    # The longest shifted row in registers, and the first that is not.
+    width = 16 // item
+    assert plan(dtype, 10, 2047 * width + 1).vectors > 0
+    assert plan(dtype, 10, 2048 * width + 1).vectors == 0
+
+
+def test_nothing_is_launched_for_empty_tensors(plan) -> None:
+    for name, signature in SIGNATURES.items():
+        full = signature.statistics is Statistics.CRMS_FULL
+        assert plan(ir.DataType.FLOAT, 0, 8, name=name).blocks == 0
+        # A full row has one element where X has none.
+        assert plan(ir.DataType.FLOAT, 3, 0, name=name).blocks == (3 if full else 0)
