@@ -34,6 +34,7 @@ _ORDER = (
     "reference",
     "runtime",
     "verification",
+    "timing",
     "bench",
     "prove_forms",
     "prove_means",
