@@ -142,8 +142,11 @@ def prepare(
 def _quantised(path: Path, output: Path) -> Path:
     from onnxruntime.quantization import quantize_dynamic
 
-    logging.getLogger().setLevel(logging.ERROR)  # it advises preprocessing, once for every call
-    quantize_dynamic(path, output)
+    logging.disable(logging.WARNING)  # it advises preprocessing, once for every call
+    try:
+        quantize_dynamic(path, output)
+    finally:
+        logging.disable(logging.NOTSET)
     return output
 
 
