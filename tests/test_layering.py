@@ -29,6 +29,7 @@ _ORDER = (
     "skip_forms",
     "transposes",
     "merges",
+    "gelu",
     "prepare",
     "inputs",
     "reference",
