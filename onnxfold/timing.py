@@ -29,7 +29,7 @@ __all__ = ["Operator", "Turns", "Variant", "operators", "take_turns"]
 Feeds = dict[str, npt.NDArray[Any]]
 Provider = str | tuple[str, dict[str, str]]
 
-_WARM_UP_ROUNDS = 2
+_SLOW_ROUND_S = 1.0
 _MOST_RUNS = 1000
 _PROFILED_RUNS = 5
 
@@ -109,7 +109,9 @@ def take_turns(
 ) -> npt.NDArray[np.float64]:
     """Return seconds per run: [variant, round]."""
     start = time.perf_counter()
-    first = [[_turn(run, 1, turns.clock) for run in runs] for _ in range(_WARM_UP_ROUNDS)][-1]
+    first = [_turn(run, 1, turns.clock) for run in runs]
+    if time.perf_counter() - start < _SLOW_ROUND_S:
+        first = [_turn(run, 1, turns.clock) for run in runs]
     repeats = [min(_MOST_RUNS, max(1, round(turns.turn_s / max(t, 1e-9)))) for t in first]
     seconds: list[list[float]] = []
     spent = 0.0

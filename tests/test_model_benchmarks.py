@@ -21,6 +21,7 @@ _ABOUT = {
     "onnxruntime": "1",
     "threads": 1,
     "clock": "wall",
+    "sessions": 1,
     "load": 0.0,
     "subject": "minilm",
     "axis": "sequence",
