@@ -19,7 +19,7 @@ DEMO   := build/demo
 DIGITS := models/digits_vit/digits_vit.onnx
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow cuda lint format types docs bench image clean
+.PHONY: help demo test test-slow cuda lint format types docs bench bench-models image clean
 
 help:
 	@echo 'make demo       fold the shipped model and compare its accuracy before and after'
@@ -74,6 +74,9 @@ docs: $(VENV)/.demo
 
 bench: $(VENV)/.slow
 	@$(BIN)/python -m benchmarks.fold $(MODEL)
+
+bench-models: $(VENV)/.slow
+	@$(BIN)/python -m benchmarks.models $(EXPORTS)
 
 image:
 	@docker/build.sh

@@ -21,7 +21,7 @@ import onnxfold
 from benchmarks.rows import RESULTS, Conditions, conditions, write
 from models.table import RECIPES
 
-__all__ = ["main"]
+__all__ = ["find_export", "main"]
 
 _ANY_SIZE = 1 << 62
 
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[RecipeRow] = []
     left: list[LeftRow] = []
     for name in RECIPES:
-        path = _export(directory, name)
+        path = find_export(directory, name)
         if path is None:
             print(f"{name:22} no export in {directory}")
             continue
@@ -84,7 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _export(directory: Path, name: str) -> Path | None:
+def find_export(directory: Path, name: str) -> Path | None:
+    """Return the export of a recipe in a directory, by either of the names it may have."""
     places = (directory / f"{name}.onnx", directory / name / "model.onnx")
     return next((path for path in places if path.exists()), None)
 

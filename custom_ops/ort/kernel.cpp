@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 
+#include <atomic>
 #include <new>
 
 #include "onnxfold/check.h"
@@ -102,6 +103,38 @@ OrtStatus* open_output(const OrtApi* api, OrtKernelContext* context, size_t inde
   return api->GetTensorMutableData(value, data);
 }
 
+// Writes the type and dimensions of Y, and of Sum, which no op has whose Y is longer than X.
+// ONNX Runtime takes an unknown dimension without a name for the number -1 and then refuses models
+// that reshape by it: such a dimension gets a name, of its own since equal names mean equal sizes.
+OrtStatus* describe_output(const OrtApi* api, const Op& op, const OrtTensorTypeAndShapeInfo* x,
+                           OrtTensorTypeAndShapeInfo* y) {
+  static std::atomic<uint64_t> named{0};
+  Shape shape;
+  const char* names[Shape::kMaxRank];
+  char own_names[Shape::kMaxRank][40];
+  // The type is that of X: ONNX Runtime asks the first op of a name, whatever its type, for all.
+  int type = 0;
+  ONNXFOLD_TRY(api->GetTensorElementType(x, &type));
+  ONNXFOLD_TRY(read_shape(api, op, x, shape));
+  for (const char*& name : names) name = "";
+  ONNXFOLD_TRY(api->GetSymbolicDimensions(x, names, shape.rank));
+  const bool unknown_size = shape.rank > 0 && shape.dims[shape.rank - 1] < 0;
+  if (!unknown_size) {
+    output_shape(op, shape);
+  } else if (op.statistics == Statistics::CRMS_FULL) {
+    names[shape.rank - 1] = "";
+  }
+  for (size_t axis = 0; axis < shape.rank; ++axis) {
+    if (shape.dims[axis] >= 0 || names[axis][0] != '\0') continue;
+    snprintf(own_names[axis], sizeof(own_names[axis]), "onnxfold_%llu",
+             static_cast<unsigned long long>(named.fetch_add(1)));
+    names[axis] = own_names[axis];
+  }
+  ONNXFOLD_TRY(api->SetTensorElementType(y, type));
+  ONNXFOLD_TRY(api->SetDimensions(y, shape.dims, shape.rank));
+  return api->SetSymbolicDimensions(y, names, shape.rank);
+}
+
 struct Call {
   const OrtApi* api;
   const Op& op;
@@ -174,22 +207,15 @@ OrtStatus* infer_shapes(const OrtCustomOp* self, OrtShapeInferContext* context) 
   const Op& op = *bound->op;
   OrtTensorTypeAndShapeInfo* x = nullptr;
   ONNXFOLD_TRY(api->ShapeInferContext_GetInputTypeShape(context, 0, &x));
-  if (op.statistics != Statistics::CRMS_FULL) {
-    ONNXFOLD_TRY(api->ShapeInferContext_SetOutputTypeShape(context, 0, x));
-    return op.with_sum ? api->ShapeInferContext_SetOutputTypeShape(context, 1, x) : nullptr;
-  }
-  // One element more on the last axis. The type is that of X: ONNX Runtime asks the first op of a
-  // name, whatever its type, for all of them.
-  int type = 0;
-  Shape shape;
-  ONNXFOLD_TRY(api->GetTensorElementType(x, &type));
-  ONNXFOLD_TRY(read_shape(api, op, x, shape));
-  output_shape(op, shape);
+  size_t rank = 0;
+  ONNXFOLD_TRY(api->GetDimensionsCount(x, &rank));
+  if (rank == 0) return nullptr;  // not a scalar, which has no axis: the rank is unknown
   OrtTensorTypeAndShapeInfo* y = nullptr;
   ONNXFOLD_TRY(api->CreateTensorTypeAndShapeInfo(&y));
-  OrtStatus* status = api->SetTensorElementType(y, type);
-  if (status == nullptr) status = api->SetDimensions(y, shape.dims, shape.rank);
+  OrtStatus* status = describe_output(api, op, x, y);
   if (status == nullptr) status = api->ShapeInferContext_SetOutputTypeShape(context, 0, y);
+  if (status == nullptr && op.with_sum)
+    status = api->ShapeInferContext_SetOutputTypeShape(context, 1, y);
   api->ReleaseTensorTypeAndShapeInfo(y);
   return status;
 }

@@ -83,6 +83,27 @@ def test_shapes_are_inferred_through_the_kernels(tmp_path: Path) -> None:
     assert "Shape" not in [node.op_type for node in onnx.load(path).graph.node]
 
 
+@pytest.mark.parametrize("rank", [3, "unknown"])
+def test_unknown_dims_stay_unknown_behind_the_kernel(rank: int | str) -> None:
+    nodes = [
+        helper.make_node("Reshape", ["x", "given"], ["a"]),
+        norm_node("RMSNorm", ["a"], ["y"]),
+        helper.make_node("Shape", ["y"], ["two"], end=2),
+        helper.make_node("Concat", ["two", "rest"], ["back"], axis=0),
+        helper.make_node("Reshape", ["y", "back"], ["out"]),
+    ]
+    model = graph_model(nodes, ["x"], ["out"])
+    model.graph.input.append(helper.make_tensor_value_info("given", onnx.TensorProto.INT64, [rank]))
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1]), "rest"))
+    x = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
+    given = np.array([2, 3, 4], np.int64)
+    (out,) = session(model).run(None, {"x": x, "given": given})
+    assert out.shape == (2, 3, 4)
+    expected = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=-1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(out.reshape(6, 4), expected, rtol=4e-7, atol=0)
+
+
 @pytest.mark.parametrize(
     ("name", "expected"), [("AddRMSNormWithSum", 2), ("AddRMSNorm", 1), ("AddLayerNormWithSum", 2)]
 )

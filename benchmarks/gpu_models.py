@@ -1,0 +1,400 @@
+"""Time of whole models in ONNX Runtime on a GPU, before and after folding.
+
+    python -m models.skeleton strip gpt2.onnx -o models/fp32/gpt2.onnx      (where the exports are)
+    python -m benchmarks.gpu_models MODELS [--models NAME ...] [--dtypes fp16 fp32] [--budget S]
+
+MODELS holds fp16/NAME.onnx and fp32/NAME.onnx, exports or the skeletons of exports, which need no
+torch; a skeleton is filled with random weights first.  A method is the original with all
+optimizations of ONNX Runtime, or what ONNX Runtime's transformers optimizer makes of it, each as it
+is and folded; with and without onnxfold's kernels; with the launches one by one and with a CUDA
+graph.  Dimensions are fixed, inputs and outputs stay on the device, and the methods of one case
+take turns.  A ratio is the median over the rounds of the stock method's time to the method's.
+
+Prints a table and appends rows to benchmarks/results/gpu_models.csv after every case.
+``--provider cpu`` runs all of it but the CUDA graphs where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as state
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.rows import RESULTS, Conditions, append, conditions
+from benchmarks.subjects import File, geometric_mean, prepare
+from models import skeleton
+from onnxfold import model_io
+from onnxfold.errors import OnnxfoldError
+from onnxfold.inputs import InputSpec, make_inputs
+from onnxfold.timing import Provider, Turns, Variant, take_turns
+
+__all__ = ["METHODS", "SUBJECTS", "GpuMethod", "GpuRow", "GpuSubject", "main"]
+
+_LEAST_ROUNDS, _MOST_ROUNDS, _CASE_S = 7, 201, 8.0
+_STOCK = "stock"
+_FAILURES = (
+    OnnxfoldError,
+    state.EPFail,
+    state.Fail,
+    state.InvalidArgument,
+    state.NotImplemented,
+    state.RuntimeException,
+)
+_console = Console(width=140)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSubject:
+    """A recipe: its longest sequence (0 for images), heads, and the optimizer's name for it."""
+
+    name: str
+    longest: int
+    heads: int
+    family: str
+
+
+SUBJECTS: Final[Mapping[str, GpuSubject]] = {
+    subject.name: subject
+    for subject in (
+        GpuSubject("gpt2", 1024, 12, "gpt2"),
+        GpuSubject("bert-base", 512, 12, "bert"),
+        GpuSubject("opt-125m", 2048, 12, "gpt2"),
+        GpuSubject("vit-b16", 0, 12, "vit"),
+        GpuSubject("phi-2", 4096, 32, "gpt2"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMethod:
+    """A form of the model, with or without onnxfold's kernels and a CUDA graph."""
+
+    form: str
+    kernels: bool = False
+    graph: bool = False
+
+    @property
+    def name(self) -> str:
+        """The form and what it runs with."""
+        return f"{self.form}{', kernels' * self.kernels}{', graph' * self.graph}"
+
+
+METHODS: Final = tuple(
+    GpuMethod(form, kernels, graph)
+    for graph in (False, True)
+    for form, kernels in (
+        (_STOCK, False),
+        ("optimizer", False),
+        ("folded", True),
+        ("folded", False),
+        ("optimizer, folded", True),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuRow(Conditions):
+    """One method on one model at one size; ``sequence`` is 0 for images.
+
+    ``to_stock`` compares with the original as stock ONNX Runtime runs it, both with a CUDA graph or
+    both without.
+    """
+
+    onnxruntime: str
+    device: str
+    provider: str
+    model: str
+    dtype: str
+    batch: int
+    sequence: int
+    method: str
+    cuda_graph: bool
+    rounds: int
+    median_ms: float
+    p10_ms: float
+    p90_ms: float
+    to_stock: float
+    to_stock_p10: float
+    to_stock_p90: float
+    nodes: int
+    folded: int
+    gamma_fused: int
+    beta_fused: int
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what the command line asks for and return the exit code."""
+    options = _parser().parse_args(arguments)
+    end = time.perf_counter() + options.budget
+    rows: list[GpuRow] = []
+    for dtype in options.dtypes:
+        for name in options.models:
+            given = options.folder / dtype / f"{name}.onnx"
+            if not given.exists():
+                _console.print(f"{given} is not there: left out")
+                continue
+            with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
+                files = _files(given, Path(scratch), SUBJECTS[name])
+                for batch, sequence in _sizes(SUBJECTS[name], options):
+                    if time.perf_counter() > end:
+                        _console.print(f"the budget is spent: {name} {dtype} is not complete")
+                        break
+                    about = _about(options.provider, name, dtype, batch, sequence)
+                    case = list(_measure(about, files, options))
+                    if case:
+                        append(options.out, case)
+                        _console.print(_table(case))
+                    rows += case
+    _summarise(rows)
+    return 0 if rows else 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_models", description=__doc__)
+    parser.add_argument("folder", type=Path, metavar="MODELS")
+    parser.add_argument("--models", nargs="+", choices=list(SUBJECTS), default=list(SUBJECTS))
+    parser.add_argument("--dtypes", nargs="+", choices=["fp16", "fp32"], default=["fp16", "fp32"])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--sequences", type=int, nargs="+", default=[64, 512, 1024, 4096])
+    parser.add_argument("--provider", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--budget", type=float, default=540.0, help="seconds, default: 540")
+    parser.add_argument("--case", type=float, default=_CASE_S, help="seconds of one case's rounds")
+    parser.add_argument(
+        "--largest", type=float, default=4e9, help="bytes of attention scores in one layer"
+    )
+    parser.add_argument("--scratch", type=Path, help="folder for the models that are made")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu_models.csv")
+    return parser
+
+
+def _sizes(subject: GpuSubject, options: argparse.Namespace) -> Iterator[tuple[int, int]]:
+    """Yield batches and sequences, the longest that the model takes in place of longer ones."""
+    for batch in options.batches:
+        if not subject.longest:
+            yield batch, 0
+            continue
+        for sequence in sorted({min(each, subject.longest) for each in options.sequences}):
+            if 4 * batch * subject.heads * sequence**2 <= options.largest:
+                yield batch, sequence
+
+
+def _files(given: Path, scratch: Path, subject: GpuSubject) -> dict[str, File]:
+    """Make every form; those of ONNX Runtime's optimizer only where it runs."""
+    source = given
+    if skeleton.is_skeleton(given):
+        source = scratch / "model.onnx"
+        skeleton.fill(given, source)
+    files = prepare(source, scratch, {_STOCK: None, "folded": {}})
+    optimized = scratch / "optimizer.onnx"
+    try:
+        _optimize(source, optimized, subject)
+    except ImportError as error:
+        _console.print(f"without ONNX Runtime's transformers optimizer: {error}")
+        return files
+    forms = prepare(optimized, scratch, {"optimizer": None, "optimizer, folded": {}})
+    return {**files, **forms}
+
+
+def _optimize(source: Path, output: Path, subject: GpuSubject) -> None:
+    from onnxruntime.transformers import optimizer
+
+    made = optimizer.optimize_model(
+        str(source), model_type=subject.family, num_heads=0, hidden_size=0, opt_level=0,
+        use_gpu=True,
+    )  # fmt: skip
+    made.save_model_to_file(str(output), use_external_data_format=True)
+
+
+def _about(provider: str, name: str, dtype: str, batch: int, sequence: int) -> dict[str, Any]:
+    return {
+        "onnxruntime": ort.__version__,
+        "device": _device() if provider == "cuda" else "",
+        "provider": provider,
+        "model": name,
+        "dtype": dtype,
+        "batch": batch,
+        "sequence": sequence,
+    }
+
+
+def _device() -> str:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, check=True, capture_output=True, text=True).stdout.strip()
+
+
+class _Bound:
+    """A session whose inputs and outputs stay where they are."""
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        inputs: Mapping[str, ort.OrtValue],
+        outputs: Mapping[str, ort.OrtValue],
+    ) -> None:
+        self.session = session
+        self.binding = session.io_binding()
+        for name, value in inputs.items():
+            self.binding.bind_ortvalue_input(name, value)
+        for name, value in outputs.items():
+            self.binding.bind_ortvalue_output(name, value)
+
+    def run(self) -> None:
+        """Run once, to the end of what the device does."""
+        self.session.run_with_iobinding(self.binding)
+
+
+def _measure(
+    about: Mapping[str, Any], files: Mapping[str, File], options: argparse.Namespace
+) -> Iterator[GpuRow]:
+    """Yield one row for each method that runs."""
+    dimensions = (("batch", about["batch"]), ("sequence", about["sequence"]))
+    feeds = _feeds(files[_STOCK].path, dict(dimensions))
+    inputs = {
+        name: ort.OrtValue.ortvalue_from_numpy(array, options.provider)
+        for name, array in feeds.items()
+    }
+    outputs: dict[str, ort.OrtValue] = {}
+    opened: dict[GpuMethod, _Bound] = {}
+    for method in METHODS:
+        if method.form not in files or (method.graph and options.provider == "cpu"):
+            continue
+        variant = Variant(files[method.form].path, method.kernels, (), dimensions)
+        try:
+            session = variant.session(1, _providers(options.provider, method.graph))
+            outputs = outputs or _outputs(session, feeds, options.provider)
+            bound = _Bound(session, inputs, outputs)
+            bound.run()
+        except _FAILURES as error:
+            _console.print(f"{about['model']}, {method.name}: {str(error).splitlines()[0]}")
+            continue
+        opened[method] = bound
+    if not opened:
+        return
+    turns = Turns(_MOST_ROUNDS, _LEAST_ROUNDS, options.case)
+    seconds = take_turns([bound.run for bound in opened.values()], turns)
+    yield from _rows(about, files, list(opened), seconds)
+
+
+def _feeds(path: Path, dimensions: Mapping[str, int]) -> dict[str, npt.NDArray[Any]]:
+    model = model_io.load(path)
+    first = model.graph.inputs[0]
+    sizes = tuple(
+        dim if isinstance(dim, int) else dimensions[str(dim.value)] for dim in first.shape or ()
+    )
+    return make_inputs(model, InputSpec({first.name or "": sizes}), count=1, seed=0)[0]
+
+
+def _providers(provider: str, graph: bool) -> list[Provider]:
+    cpu: Provider = "CPUExecutionProvider"
+    if provider == "cpu":
+        return [cpu]
+    return [("CUDAExecutionProvider", {"enable_cuda_graph": str(int(graph))}), cpu]
+
+
+def _outputs(
+    session: ort.InferenceSession, feeds: Mapping[str, npt.NDArray[Any]], device: str
+) -> dict[str, ort.OrtValue]:
+    """Memory for the outputs, which all methods share."""
+    names = [output.name for output in session.get_outputs()]
+    arrays = session.run(names, dict(feeds))
+    return {
+        name: ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype, device)
+        for name, array in zip(names, arrays, strict=True)
+    }
+
+
+def _rows(
+    about: Mapping[str, Any],
+    files: Mapping[str, File],
+    methods: Sequence[GpuMethod],
+    seconds: npt.NDArray[np.float64],
+) -> Iterator[GpuRow]:
+    for index, method in enumerate(methods):
+        stock = GpuMethod(_STOCK, graph=method.graph)
+        ratios = np.full(1, np.nan)
+        if stock in methods:
+            ratios = seconds[methods.index(stock)] / seconds[index]
+        p10, median, p90 = np.percentile(1e3 * seconds[index], (10, 50, 90))
+        low, ratio, high = np.percentile(ratios, (10, 50, 90))
+        file = files[method.form]
+        yield GpuRow(
+            **about,
+            method=f"{method.form}{', kernels' * method.kernels}",
+            cuda_graph=method.graph,
+            rounds=seconds.shape[1],
+            median_ms=round(float(median), 5),
+            p10_ms=round(float(p10), 5),
+            p90_ms=round(float(p90), 5),
+            to_stock=round(float(ratio), 4),
+            to_stock_p10=round(float(low), 4),
+            to_stock_p90=round(float(high), 4),
+            nodes=file.nodes,
+            folded=file.folded,
+            gamma_fused=file.gamma_fused,
+            beta_fused=file.beta_fused,
+            **conditions(),
+        )
+
+
+def _table(rows: Sequence[GpuRow]) -> Table:
+    first = rows[0]
+    size = f"batch {first.batch}, sequence {first.sequence}" if first.sequence else first.batch
+    table = Table(title=f"{first.model} {first.dtype}, {size}", title_justify="left")
+    for column in (
+        "method",
+        "graph",
+        "ms",
+        "10% - 90%",
+        "to stock",
+        "10% - 90%",
+        "nodes",
+        "folded",
+    ):
+        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.method,
+            "yes" if row.cuda_graph else "",
+            f"{row.median_ms:.3f}",
+            f"{row.p10_ms:.3f} - {row.p90_ms:.3f}",
+            f"{row.to_stock:.3f}",
+            f"{row.to_stock_p10:.3f} - {row.to_stock_p90:.3f}",
+            str(row.nodes),
+            str(row.folded),
+        )
+    return table
+
+
+def _summarise(rows: Sequence[GpuRow]) -> None:
+    """Print mean and worst of every method, for each type."""
+    table = Table(title="to stock: geometric mean and worst", title_justify="left")
+    for column in ("type", "method", "graph", "cases", "mean", "worst", "worst case"):
+        table.add_column(column)
+    groups: dict[tuple[str, str, bool], list[GpuRow]] = {}
+    for row in rows:
+        if np.isfinite(row.to_stock):
+            groups.setdefault((row.dtype, row.method, row.cuda_graph), []).append(row)
+    for (dtype, method, graph), group in groups.items():
+        worst = min(group, key=lambda row: row.to_stock)
+        mean = geometric_mean([row.to_stock for row in group])
+        case = f"{worst.model}, {worst.batch} x {worst.sequence}"
+        numbers = (str(len(group)), f"{mean:.3f}", f"{worst.to_stock:.3f}", case)
+        table.add_row(dtype, method, "yes" if graph else "", *numbers)
+    _console.print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

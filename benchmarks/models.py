@@ -1,0 +1,354 @@
+"""Time of whole models in ONNX Runtime on the CPU, before and after folding.
+
+    python -m benchmarks.models [EXPORTS] [--models NAME ...] [--sequences N ...] [--budget SECONDS]
+
+EXPORTS holds NAME.onnx or NAME/model.onnx for the recipes of ``models``; what is missing is
+exported there first.  The methods of one case take turns, in sessions that are opened twice; a
+ratio is the median over the rounds of a baseline's time to the method's, so that more than 1 is
+faster than the baseline.  The baselines are ONNX Runtime with all its optimizations on the
+original, which users get, and the same without SkipLayerNormFusion, since the fused operator of
+ONNX Runtime 1.31 is slower than what it replaces; the better of the two is the one with the smaller
+median.
+
+Prints a table and appends rows to benchmarks/results/models.csv.  With ``--clock processor`` the
+time is that of the calling thread, which other work on the machine does not lengthen as it does the
+time on the clock; it means something for one thread only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.rows import RESULTS, Conditions, append, conditions
+from benchmarks.subjects import (
+    NORMS,
+    SUBJECTS,
+    File,
+    Subject,
+    export_of,
+    geometric_mean,
+    prepare,
+)
+from onnxfold.timing import Operator, Turns, Variant, operators, take_turns
+
+__all__ = ["METHODS", "Method", "ModelRow", "bars", "main", "rows_of"]
+
+_PROVIDERS = ("CPUExecutionProvider",)
+_LEAST_ROUNDS, _MOST_ROUNDS = 5, 101
+_CLOCKS = {"wall": time.perf_counter, "processor": time.thread_time}
+STOCK, NO_SKIP, FOLDED, PORTABLE = "stock", "no SkipLN fusion", "onnxfold", "without library"
+
+# Forms of a model: options of onnxfold.optimize, None for the original.
+_FORMS: Final[Mapping[str, Mapping[str, Any] | None]] = {
+    "original": None,
+    "folded": {},
+    "affine-kept": {"fuse_affine": False},
+    "target-ort": {"target": "ort"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One way to run a model."""
+
+    name: str
+    form: str
+    kernels: bool = False
+    disabled: tuple[str, ...] = ()
+
+    def variant(self, files: Mapping[str, File]) -> Variant:
+        """The session to open."""
+        return Variant(files[self.form].path, self.kernels, self.disabled)
+
+
+METHODS: Final = (
+    Method(STOCK, "original"),
+    Method(NO_SKIP, "original", disabled=("SkipLayerNormFusion",)),
+    Method(FOLDED, "folded", kernels=True),
+    Method(PORTABLE, "folded"),
+    Method("affine kept", "affine-kept", kernels=True),
+    Method("target ort", "target-ort"),
+)
+_BASELINES: Final = (STOCK, NO_SKIP)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    """The ratio of a method that the geometric mean, or the worst, of some cases should reach."""
+
+    what: str
+    method: str
+    ratio: str
+    least: float
+    subjects: tuple[str, ...] = tuple(SUBJECTS)
+    worst: bool = False
+
+
+_BARS: Final = (
+    _Bar("minilm int8 over stock, mean", FOLDED, "to_stock", 1.35, ("minilm-int8",)),
+    _Bar("minilm fp32 over stock, mean", FOLDED, "to_stock", 1.12, ("minilm",)),
+    _Bar("bert-base over stock, mean", FOLDED, "to_stock", 1.06, ("bert-base",)),
+    _Bar("all over stock, mean", FOLDED, "to_stock", 1.08),
+    _Bar("all over the better baseline, mean", FOLDED, "to_better", 1.0),
+    _Bar("all over the better baseline, worst", FOLDED, "to_better", 0.99, worst=True),
+    _Bar("without library over stock, worst", PORTABLE, "to_stock", 0.97, worst=True),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRow(Conditions):
+    """One method on one subject (a model, or its quantised form) at one size.
+
+    ``nodes`` are those of the file, ``removed`` those that the original has more.  At one size of
+    each model runs are profiled as well: ``executed`` are the nodes that ran, after the runtime's
+    own fusions, and ``norm_ms`` is the time of the norms among them, with additions that they took
+    in; it is the time of the kernels, without what the runtime spends between them.
+    """
+
+    onnxruntime: str
+    threads: int
+    clock: str
+    sessions: int
+    load: float
+    subject: str
+    axis: str
+    size: int
+    method: str
+    rounds: int
+    median_ms: float
+    p10_ms: float
+    p90_ms: float
+    to_stock: float
+    to_stock_p10: float
+    to_stock_p90: float
+    to_better: float
+    nodes: int
+    removed: int
+    executed: int | None
+    norm_ms: float | None
+    folded: int
+    gamma_fused: int
+    beta_fused: int
+    scales_fused: int
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what the command line asks for, append the rows and return the exit code."""
+    options = _parser().parse_args(arguments)
+    subjects = [SUBJECTS[name] for name in options.models]
+    cases = [(s, size) for s in subjects for size in _sizes(s, options)]
+    end = time.perf_counter() + options.budget
+    rows: list[ModelRow] = []
+    for subject in subjects:
+        sizes = [size for other, size in cases if other is subject]
+        with tempfile.TemporaryDirectory() as folder:
+            source = export_of(subject.recipe, options.exports)
+            files = prepare(source, Path(folder), _FORMS, int8=subject.int8)
+            left = len(cases) - len(rows) // len(METHODS)
+            share = max(0.0, end - time.perf_counter()) * len(sizes) / left
+            measured = _measure(subject, sizes, files, share, options)
+        append(options.out, measured)
+        rows += measured
+    _console.print(_summary(rows))
+    return 0
+
+
+def _measure(
+    subject: Subject,
+    sizes: Sequence[int],
+    files: Mapping[str, File],
+    budget: float,
+    options: argparse.Namespace,
+) -> list[ModelRow]:
+    """Measure a subject at its sizes with sessions that are opened several times.
+
+    Where a session's memory happens to lie changes the time of its matrix products by tens of
+    percent, for all its life.
+    """
+    load = os.getloadavg()[0]
+    feeds = {size: subject.feeds(files["original"].path, size) for size in sizes}
+    seconds: dict[int, list[npt.NDArray[np.float64]]] = {size: [] for size in sizes}
+    turns = Turns(
+        _MOST_ROUNDS,
+        -(-_LEAST_ROUNDS // options.sessions),
+        budget / len(sizes) / options.sessions,
+        clock=_CLOCKS[options.clock],
+    )
+    for _ in range(options.sessions):
+        sessions = [m.variant(files).session(options.threads, _PROVIDERS) for m in METHODS]
+        for size in sizes:
+            runs = [partial(session.run, None, feeds[size]) for session in sessions]
+            seconds[size].append(take_turns(runs, turns))
+        del sessions
+    profiled = sizes[len(sizes) // 2]
+    rows: list[ModelRow] = []
+    for size in sizes:
+        profiles = _profiles(files, options.threads, feeds[size]) if size == profiled else None
+        about = _about(subject, size, load, options)
+        case = list(rows_of(about, files, profiles, np.concatenate(seconds[size], axis=1)))
+        _console.print(_table(case))
+        rows += case
+    return rows
+
+
+_console = Console(width=150)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.models", description=__doc__)
+    parser.add_argument("exports", type=Path, nargs="?", default=Path("build") / "bench")
+    parser.add_argument("--models", nargs="+", choices=list(SUBJECTS), default=list(SUBJECTS))
+    parser.add_argument("--sequences", type=int, nargs="+", help="of text, default: 16 128 512")
+    parser.add_argument("--batches", type=int, nargs="+", help="of images, default: 1 8")
+    parser.add_argument("--budget", type=float, default=660.0, help="seconds, default: 660")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--sessions", type=int, default=2, help="openings of each, default: 2")
+    parser.add_argument("--clock", choices=list(_CLOCKS), default="wall")
+    parser.add_argument("--out", type=Path, default=RESULTS / "models.csv")
+    return parser
+
+
+def _sizes(subject: Subject, options: argparse.Namespace) -> tuple[int, ...]:
+    asked = options.sequences if subject.axis == "sequence" else options.batches
+    return subject.sizes if asked is None else tuple(asked)
+
+
+def _profiles(
+    files: Mapping[str, File], threads: int, feeds: Mapping[str, npt.NDArray[Any]]
+) -> list[tuple[Operator, ...]]:
+    return [operators(m.variant(files), threads, _PROVIDERS, dict(feeds)) for m in METHODS]
+
+
+def _about(
+    subject: Subject, size: int, load: float, options: argparse.Namespace
+) -> dict[str, str | int | float]:
+    return {
+        "onnxruntime": ort.__version__,
+        "threads": options.threads,
+        "clock": options.clock,
+        "sessions": options.sessions,
+        "load": round(load, 2),
+        "subject": subject.name,
+        "axis": subject.axis,
+        "size": size,
+    }
+
+
+def rows_of(
+    about: Mapping[str, Any],
+    files: Mapping[str, File],
+    profiles: Sequence[Sequence[Operator]] | None,
+    seconds: npt.NDArray[np.float64],
+) -> Iterator[ModelRow]:
+    """Yield the rows of one case from seconds: [method, round]."""
+    names = [method.name for method in METHODS]
+    stock = seconds[names.index(STOCK)]
+    better = min((seconds[names.index(name)] for name in _BASELINES), key=np.median)
+    for index, method in enumerate(METHODS):
+        file, own = files[method.form], seconds[index]
+        p10, median, p90 = np.percentile(1e3 * own, (10, 50, 90))
+        low, ratio, high = np.percentile(stock / own, (10, 50, 90))
+        profile = profiles[index] if profiles is not None else None
+        yield ModelRow(
+            **about,
+            method=method.name,
+            rounds=own.size,
+            median_ms=round(float(median), 4),
+            p10_ms=round(float(p10), 4),
+            p90_ms=round(float(p90), 4),
+            to_stock=round(float(ratio), 4),
+            to_stock_p10=round(float(low), 4),
+            to_stock_p90=round(float(high), 4),
+            to_better=round(float(np.median(better / own)), 4),
+            nodes=file.nodes,
+            removed=files["original"].nodes - file.nodes,
+            executed=None if profile is None else sum(found.nodes for found in profile),
+            norm_ms=None if profile is None else _norm_ms(profile),
+            folded=file.folded,
+            gamma_fused=file.gamma_fused,
+            beta_fused=file.beta_fused,
+            scales_fused=file.scales_fused,
+            **conditions(),
+        )
+
+
+def _norm_ms(profile: Sequence[Operator]) -> float:
+    return round(sum(found.milliseconds for found in profile if found.name in NORMS), 4)
+
+
+def _table(rows: Sequence[ModelRow]) -> Table:
+    first = rows[0]
+    table = Table(
+        title=f"{first.subject}, {first.axis} {first.size}, {first.rounds} rounds",
+        title_justify="left",
+    )
+    columns = ("method", "ms", "to stock", "10% - 90%", "to better", "nodes", "removed", "ran")
+    for column in (*columns, "norms ms", "folded", "gammas", "betas", "scales"):
+        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.method,
+            f"{row.median_ms:.2f}",
+            f"{row.to_stock:.3f}",
+            f"{row.to_stock_p10:.3f} - {row.to_stock_p90:.3f}",
+            f"{row.to_better:.3f}",
+            *map(str, (row.nodes, row.removed)),
+            "" if row.executed is None else str(row.executed),
+            "" if row.norm_ms is None else f"{row.norm_ms:.3f}",
+            *map(str, (row.folded, row.gamma_fused, row.beta_fused, row.scales_fused)),
+        )
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """One bar: the value, what it should be at least, and the case that is worst."""
+
+    what: str
+    value: float
+    least: float
+    worst: str
+
+
+def bars(rows: Sequence[ModelRow]) -> Iterator[Reached]:
+    """Yield the bars for which something was measured."""
+    for bar in _BARS:
+        chosen = {
+            f"{row.subject}, {row.axis} {row.size}": getattr(row, bar.ratio)
+            for row in rows
+            if row.method == bar.method and row.subject in bar.subjects
+        }
+        if chosen:
+            worst = min(chosen, key=lambda case: chosen[case])
+            value = chosen[worst] if bar.worst else geometric_mean(list(chosen.values()))
+            yield Reached(bar.what, value, bar.least, f"{worst}: {chosen[worst]:.3f}")
+
+
+def _summary(rows: Sequence[ModelRow]) -> Table:
+    table = Table(title="bars (mean: geometric)", title_justify="left")
+    for column in ("", "reached", "bar", "worst case"):
+        table.add_column(column)
+    for reached in bars(rows):
+        style = "green" if reached.value >= reached.least else "red"
+        value = f"[{style}]{reached.value:.3f}[/{style}]"
+        table.add_row(reached.what, value, f"{reached.least:g}", reached.worst)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

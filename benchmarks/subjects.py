@@ -1,0 +1,155 @@
+"""What benchmarks of whole models measure: models with their sizes, and the files to compare."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+import onnxfold
+from benchmarks.recipes import find_export
+from onnxfold import model_io
+from onnxfold.inputs import InputSpec, make_inputs
+from onnxfold.lower.functions import SIGNATURES
+
+__all__ = ["NORMS", "SUBJECTS", "File", "Subject", "export_of", "geometric_mean", "prepare"]
+
+# Operators that are a norm, with or without an addition in it.
+NORMS: Final = frozenset(
+    {
+        "LayerNormalization",
+        "SimplifiedLayerNormalization",
+        "RMSNormalization",
+        "SkipLayerNormalization",
+        "SkipSimplifiedLayerNormalization",
+        *SIGNATURES,
+    }
+)
+_SEQUENCES: Final = (16, 128, 512)
+_BATCHES: Final = (1, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A recipe, or its dynamically quantised form, and how its inputs grow.
+
+    ``inputs`` are shapes with ``{}`` where the size stands; the rest follows from them.
+    """
+
+    name: str
+    recipe: str
+    axis: str
+    inputs: tuple[str, ...]
+    sizes: tuple[int, ...]
+    int8: bool = False
+
+    def feeds(self, model: Path, size: int) -> dict[str, npt.NDArray[Any]]:
+        """Make seeded inputs of a size."""
+        spec = InputSpec.parse(text.format(size) for text in self.inputs)
+        return make_inputs(model_io.load(model), spec, count=1, seed=0)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A model that takes part, and what folding reported; counts are 0 for the original."""
+
+    path: Path
+    nodes: int
+    folded: int = 0
+    gamma_fused: int = 0
+    beta_fused: int = 0
+    scales_fused: int = 0
+
+
+def _text(name: str, recipe: str, *, int8: bool = False) -> Subject:
+    return Subject(name, recipe, "sequence", ("input_ids:1,{}",), _SEQUENCES, int8)
+
+
+def _vision(name: str, recipe: str) -> Subject:
+    return Subject(name, recipe, "batch", ("pixel_values:{},3,224,224",), _BATCHES)
+
+
+SUBJECTS: Final[Mapping[str, Subject]] = {
+    subject.name: subject
+    for subject in (
+        _text("minilm", "minilm"),
+        _text("minilm-int8", "minilm", int8=True),
+        _text("bert-base", "bert-base"),
+        _text("gpt2", "gpt2"),
+        _text("opt-125m", "opt-125m"),
+        _vision("vit-s16", "vit-s16"),
+        _vision("vit-b16", "vit-b16"),
+        _vision("swin-t", "swin-t"),
+        _vision("convnext-t", "convnext-t"),
+        Subject(
+            "whisper-tiny-encoder",
+            "whisper-tiny-encoder",
+            "batch",
+            ("input_features:{},80,3000",),
+            (1,),
+        ),
+        Subject(
+            "whisper-tiny-decoder",
+            "whisper-tiny-decoder",
+            "sequence",
+            ("decoder_input_ids:1,{}", "encoder_hidden_states:1,1500,384"),
+            (16, 128),
+        ),
+    )
+}
+
+
+def export_of(recipe: str, exports: Path, **options: Any) -> Path:
+    """Return the export of a recipe in a folder; made there where it is missing."""
+    found = find_export(exports, recipe)
+    if found is None:
+        from models import export
+
+        found = export(recipe, exports, **options)
+    return found
+
+
+def prepare(
+    source: Path, folder: Path, forms: Mapping[str, Mapping[str, Any] | None], *, int8: bool = False
+) -> dict[str, File]:
+    """Make every form of a model in a folder: None is the original, else options of optimize."""
+    files = {}
+    for form, options in forms.items():
+        if options is None:
+            path, counts = source, {}
+        else:
+            path = folder / f"{form}.onnx"
+            report = onnxfold.optimize(source, path, check=0, **options).report
+            counts = report["inspect"]["summary"]
+        if int8:
+            path = _quantised(path, folder / f"{form}.int8.onnx")
+        files[form] = File(
+            path=path,
+            nodes=sum(1 for _ in model_io.load(path).graph),
+            folded=counts.get("foldable", 0),
+            gamma_fused=counts.get("gamma_fused", 0),
+            beta_fused=counts.get("beta_fused", 0),
+            scales_fused=counts.get("scales_fused", 0),
+        )
+    return files
+
+
+def _quantised(path: Path, output: Path) -> Path:
+    from onnxruntime.quantization import quantize_dynamic
+
+    logging.disable(logging.WARNING)  # it advises preprocessing, once for every call
+    try:
+        quantize_dynamic(path, output)
+    finally:
+        logging.disable(logging.NOTSET)
+    return output
+
+
+def geometric_mean(ratios: Sequence[float]) -> float:
+    """Return exp(mean(log(ratios)))."""
+    return float(np.exp(np.mean(np.log(ratios))))
