@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 
+#include <atomic>
 #include <new>
 
 #include "onnxfold/check.h"
@@ -153,30 +154,59 @@ OrtStatus* compute(void* self, OrtKernelContext* context) {
   return reinterpret_cast<OrtStatus*>(failure);
 }
 
+namespace {
+
+// What is known of a tensor's shape before it exists; a free dimension is -1.
+struct StaticShape {
+  Shape shape;
+  const char* names[Shape::kMaxRank];
+};
+
+OrtStatus* set_output(const OrtApi* api, OrtShapeInferContext* context, size_t index, int type,
+                      const StaticShape& known) {
+  // ONNX Runtime takes a free dimension without a name for one of size -1, which Reshape and others
+  // behind it refuse: such a one gets a name that nothing else has.
+  static std::atomic<unsigned long long> count{0};
+  char fresh[Shape::kMaxRank][40];
+  const char* names[Shape::kMaxRank];
+  for (size_t i = 0; i < known.shape.rank; ++i) {
+    names[i] = known.names[i];
+    if (known.shape.dims[i] >= 0 || names[i][0] != '\0') continue;
+    snprintf(fresh[i], sizeof(fresh[i]), "onnxfold_%llu", count.fetch_add(1));
+    names[i] = fresh[i];
+  }
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  ONNXFOLD_TRY(api->CreateTensorTypeAndShapeInfo(&info));
+  OrtStatus* status = api->SetTensorElementType(info, type);
+  if (status == nullptr) status = api->SetDimensions(info, known.shape.dims, known.shape.rank);
+  if (status == nullptr) status = api->SetSymbolicDimensions(info, names, known.shape.rank);
+  if (status == nullptr) status = api->ShapeInferContext_SetOutputTypeShape(context, index, info);
+  api->ReleaseTensorTypeAndShapeInfo(info);
+  return status;
+}
+
+}  // namespace
+
 OrtStatus* infer_shapes(const OrtCustomOp* self, OrtShapeInferContext* context) {
   const BoundOp* bound = static_cast<const BoundOp*>(self);
   const OrtApi* api = bound->api;
   const Op& op = *bound->op;
   OrtTensorTypeAndShapeInfo* x = nullptr;
   ONNXFOLD_TRY(api->ShapeInferContext_GetInputTypeShape(context, 0, &x));
-  if (op.statistics != Statistics::CRMS_FULL) {
-    ONNXFOLD_TRY(api->ShapeInferContext_SetOutputTypeShape(context, 0, x));
-    return op.with_sum ? api->ShapeInferContext_SetOutputTypeShape(context, 1, x) : nullptr;
-  }
-  // One element more on the last axis. The type is that of X: ONNX Runtime asks the first op of a
-  // name, whatever its type, for all of them.
+  // The type is that of X: ONNX Runtime asks the first op of a name, whatever its type, for all.
   int type = 0;
-  Shape shape;
+  StaticShape known;
   ONNXFOLD_TRY(api->GetTensorElementType(x, &type));
-  ONNXFOLD_TRY(read_shape(api, op, x, shape));
-  output_shape(op, shape);
-  OrtTensorTypeAndShapeInfo* y = nullptr;
-  ONNXFOLD_TRY(api->CreateTensorTypeAndShapeInfo(&y));
-  OrtStatus* status = api->SetTensorElementType(y, type);
-  if (status == nullptr) status = api->SetDimensions(y, shape.dims, shape.rank);
-  if (status == nullptr) status = api->ShapeInferContext_SetOutputTypeShape(context, 0, y);
-  api->ReleaseTensorTypeAndShapeInfo(y);
-  return status;
+  ONNXFOLD_TRY(read_shape(api, op, x, known.shape));
+  if (known.shape.rank == 0) return nullptr;  // a norm has an axis: nothing is known
+  ONNXFOLD_TRY(api->GetSymbolicDimensions(x, known.names, known.shape.rank));
+  if (op.with_sum) ONNXFOLD_TRY(set_output(api, context, 1, type, known));
+  if (op.statistics == Statistics::CRMS_FULL) {
+    // One element more on the last axis, whose name is then another.
+    output_shape(op, known.shape);
+    known.names[known.shape.rank - 1] = "";
+  }
+  return set_output(api, context, 0, type, known);
 }
 
 }  // namespace onnxfold

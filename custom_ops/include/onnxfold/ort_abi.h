@@ -44,7 +44,9 @@ typedef struct OrtApi {
   OrtStatus* (*GetDimensionsCount)(const OrtTensorTypeAndShapeInfo* info, size_t* rank);    // 61
   // 62
   OrtStatus* (*GetDimensions)(const OrtTensorTypeAndShapeInfo* info, int64_t* dims, size_t rank);
-  void* unused_63;
+  // 63
+  OrtStatus* (*GetSymbolicDimensions)(const OrtTensorTypeAndShapeInfo* info, const char** names,
+      size_t rank);
   // 64
   OrtStatus* (*GetTensorShapeElementCount)(const OrtTensorTypeAndShapeInfo* info, size_t* count);
   // 65
@@ -75,7 +77,10 @@ typedef struct OrtApi {
   // 270
   OrtStatus* (*ShapeInferContext_SetOutputTypeShape)(const OrtShapeInferContext* context,
       size_t index, const OrtTensorTypeAndShapeInfo* info);
-  void* unused_271[3];
+  // 271
+  OrtStatus* (*SetSymbolicDimensions)(OrtTensorTypeAndShapeInfo* info, const char** names,
+      size_t rank);
+  void* unused_272[2];
   // 274
   OrtStatus* (*KernelContext_ParallelFor)(const OrtKernelContext* context,
       void (*task)(void* data, size_t index), size_t total, size_t batches, void* data);
@@ -126,6 +131,7 @@ ONNXFOLD_SLOT(GetErrorMessage, 2);
 ONNXFOLD_SLOT(CreateCustomOpDomain, 26);
 ONNXFOLD_SLOT(GetTensorMutableData, 51);
 ONNXFOLD_SLOT(CreateTensorTypeAndShapeInfo, 57);
+ONNXFOLD_SLOT(GetSymbolicDimensions, 63);
 ONNXFOLD_SLOT(GetTensorShapeElementCount, 64);
 ONNXFOLD_SLOT(KernelInfoGetAttribute_float, 85);
 ONNXFOLD_SLOT(KernelContext_GetInput, 90);
@@ -133,6 +139,7 @@ ONNXFOLD_SLOT(ReleaseStatus, 93);
 ONNXFOLD_SLOT(ReleaseTensorTypeAndShapeInfo, 99);
 ONNXFOLD_SLOT(ShapeInferContext_GetInputTypeShape, 268);
 ONNXFOLD_SLOT(ShapeInferContext_SetOutputTypeShape, 270);
+ONNXFOLD_SLOT(SetSymbolicDimensions, 271);
 ONNXFOLD_SLOT(KernelContext_ParallelFor, 274);
 #undef ONNXFOLD_SLOT
 #endif
