@@ -18,12 +18,13 @@ DEMO   := build/demo
 DIGITS := models/digits_vit/digits_vit.onnx
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format types docs bench image clean
+.PHONY: help demo test test-slow test-image lint format types docs bench image clean
 
 help:
 	@echo 'make demo       fold the shipped model and compare its accuracy before and after'
 	@echo 'make test       run the tests (about ten minutes on two cores)'
 	@echo 'make test-slow  run the long tests too; installs torch and transformers'
+	@echo 'make test-image build the container image and fold the shipped model in it'
 	@echo 'make lint       check style          make format  repair it'
 	@echo 'make types      check types'
 	@echo 'make docs       write the generated pages of docs/'
@@ -47,6 +48,9 @@ test: $(VENV)/.test
 
 test-slow: $(VENV)/.slow
 	@$(BIN)/python -m pytest -q -n 2 -m 'slow or not slow'
+
+test-image: $(VENV)/.test
+	@$(BIN)/python -m pytest -q -rs -m slow tests/test_image.py
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
