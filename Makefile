@@ -19,12 +19,13 @@ DEMO   := build/demo
 DIGITS := models/digits_vit/digits_vit.onnx
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow cuda lint format types docs bench bench-models image clean
+.PHONY: help demo test test-slow test-image cuda lint format types docs bench bench-models image clean
 
 help:
 	@echo 'make demo       fold the shipped model and compare its accuracy before and after'
 	@echo 'make test       run the tests (about ten minutes on two cores)'
 	@echo 'make test-slow  run the long tests too; installs torch and transformers'
+	@echo 'make test-image build the container image and fold the shipped model in it'
 	@echo 'make cuda       build the kernels for CUDA too (docs/cuda.md)'
 	@echo 'make lint       check style          make format  repair it'
 	@echo 'make types      check types'
@@ -49,6 +50,9 @@ test: $(VENV)/.test
 
 test-slow: $(VENV)/.slow
 	@$(BIN)/python -m pytest -q -n 2 -m 'slow or not slow'
+
+test-image: $(VENV)/.test
+	@$(BIN)/python -m pytest -q -rs -m slow tests/test_image.py
 
 # Into the sources, where an editable install finds it; it replaces nothing.
 cuda:

@@ -30,9 +30,13 @@ def done(command: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image that was built, and the tool that runs it."""
+    """An image that was built, and the tool that runs it.
+
+    docker makes a container for each run; buildah, which would copy the image each time, keeps one.
+    """
 
     tool: str
+    container: str
 
     def config(self) -> dict[str, Any]:
         if self.tool == "docker":
@@ -52,14 +56,10 @@ class Image:
             command = ["docker", "run", "--rm", *volume, *other, NAME, *arguments]
             return subprocess.run(command, capture_output=True, text=True, check=False)
         program = self.config()["Entrypoint"] if entry_point is None else [entry_point]
-        container = done([*BUILDAH, "from", NAME]).strip()
-        run = [*BUILDAH, "run", "--isolation", "chroot", *volume, container, "--"]
-        try:
-            return subprocess.run(
-                [*run, *program, *arguments], capture_output=True, text=True, check=False
-            )
-        finally:
-            done([*BUILDAH, "rm", container])
+        run = [*BUILDAH, "run", "--isolation", "chroot", *volume, self.container, "--"]
+        return subprocess.run(
+            [*run, *program, *arguments], capture_output=True, text=True, check=False
+        )
 
 
 def tool_that_can_build() -> str | None:
@@ -79,8 +79,14 @@ def image() -> Iterator[Image]:
     if tool is None:
         pytest.skip("no docker daemon answers, and buildah with debootstrap is not here for root")
     done([str(ROOT / "docker" / "build.sh"), "-t", NAME])
-    yield Image(tool)
-    done(["docker", "rmi", NAME] if tool == "docker" else [*BUILDAH, "rmi", NAME])
+    if tool == "docker":
+        yield Image(tool, "")
+        done(["docker", "rmi", NAME])
+        return
+    container = done([*BUILDAH, "from", NAME]).strip()
+    yield Image(tool, container)
+    done([*BUILDAH, "rm", container])
+    done([*BUILDAH, "rmi", NAME])
 
 
 def test_the_image_writes_the_bytes_that_are_written_outside(image: Image, tmp_path: Path) -> None:

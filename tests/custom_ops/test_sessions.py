@@ -68,6 +68,34 @@ def test_the_kernel_takes_the_place_of_the_body(tmp_path: Path) -> None:
     assert [node.op_type for node in onnx.load(path).graph.node] == ["AddRMSNormScaleWithSum"]
 
 
+@pytest.mark.parametrize("name", ["RMSNorm", "AddLayerNormWithSum", "CRMSNormFull"])
+def test_a_free_dimension_without_a_name_is_not_minus_one(name: str) -> None:
+    """Exporters split heads by a shape of which some elements are unknown, and some computed."""
+    model = call_model(name, (2, None, 24), FLOAT)
+    del model.graph.output[:]
+    model.graph.node.extend(
+        [
+            helper.make_node("Shape", ["Y"], ["front"], end=2),
+            helper.make_node("Concat", ["front", "rest"], ["target"], axis=0),
+            helper.make_node("Reshape", ["Y", "target"], ["out"]),
+        ]
+    )
+    rest = onnx.numpy_helper.from_array(np.array([1, -1]), "rest")
+    model.graph.initializer.append(rest)
+    model.graph.output.append(helper.make_tensor_value_info("out", TensorProto.FLOAT, None))
+    inputs = random_inputs(name, (2, 5, 24), FLOAT)
+    (out,) = session(model).run(None, inputs)
+    assert out.shape == (2, 5, 1, 24 + (name == "CRMSNormFull"))
+
+
+def test_an_input_without_a_shape_says_nothing_of_the_output() -> None:
+    model = graph_model([norm_node("RMSNorm", ["x"], ["y"])], ["x"], ["y"])
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    (y,) = session(model).run(None, {"x": np.ones((2, 3, 4), np.float32)})
+    assert y.shape == (2, 3, 4)
+
+
 def test_shapes_are_inferred_through_the_kernels(tmp_path: Path) -> None:
     nodes = [
         norm_node("AddLayerNormWithSum", ["x", "r"], ["y", "s"]),
