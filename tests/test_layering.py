@@ -48,6 +48,7 @@ _ORDER = (
     "pipeline",
     "triton",
     "doctor",
+    "serve",
     "cli",
     "__main__",
 )

@@ -18,12 +18,16 @@ _NAMES = sorted(
 )
 
 
+# The only part that imports a package of an extra when it is loaded.
+_NEEDS_SERVE = "onnxfold.serve.host"
 # Functions that a decorator registers: kernels by operator, commands by name.
 _REGISTERING = ("onnxfold.reference.kernels", "onnxfold.cli")
 
 
 @pytest.fixture(params=["onnxfold", *_NAMES])
 def module(request: pytest.FixtureRequest) -> ModuleType:
+    if request.param.startswith(_NEEDS_SERVE):
+        pytest.importorskip("mlserver", reason="onnxfold[serve] is not installed")
     return importlib.import_module(request.param)
 
 
