@@ -11,23 +11,21 @@ import pytest
 
 import onnxfold
 
+# onnxfold.serve.host imports a package of an extra when it is loaded: tests/serve/test_host.py.
+_APART = ("onnxfold.__main__", "onnxfold.serve.host")
 _NAMES = sorted(
     info.name
     for info in pkgutil.walk_packages(onnxfold.__path__, "onnxfold.")
-    if info.name != "onnxfold.__main__"
+    if not info.name.startswith(_APART)
 )
 
 
-# The only part that imports a package of an extra when it is loaded.
-_NEEDS_SERVE = "onnxfold.serve.host"
 # Functions that a decorator registers: kernels by operator, commands by name.
 _REGISTERING = ("onnxfold.reference.kernels", "onnxfold.cli")
 
 
 @pytest.fixture(params=["onnxfold", *_NAMES])
 def module(request: pytest.FixtureRequest) -> ModuleType:
-    if request.param.startswith(_NEEDS_SERVE):
-        pytest.importorskip("mlserver", reason="onnxfold[serve] is not installed")
     return importlib.import_module(request.param)
 
 
