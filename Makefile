@@ -18,12 +18,13 @@ DEMO   := build/demo
 DIGITS := models/digits_vit/digits_vit.onnx
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format types docs bench image clean
+.PHONY: help demo test test-slow test-serve lint format types docs bench image clean
 
 help:
 	@echo 'make demo       fold the shipped model and compare its accuracy before and after'
 	@echo 'make test       run the tests (about ten minutes on two cores)'
 	@echo 'make test-slow  run the long tests too; installs torch and transformers'
+	@echo 'make test-serve test the server; installs MLServer and tritonclient (Python 3.11 or 3.12)'
 	@echo 'make lint       check style          make format  repair it'
 	@echo 'make types      check types'
 	@echo 'make docs       write the generated pages of docs/'
@@ -47,6 +48,9 @@ test: $(VENV)/.test
 
 test-slow: $(VENV)/.slow
 	@$(BIN)/python -m pytest -q -n 2 -m 'slow or not slow'
+
+test-serve: $(VENV)/.serve
+	@$(BIN)/python -m pytest -q -rs tests/serve
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
@@ -99,4 +103,10 @@ $(VENV)/.dev: $(VENV)/.test
 $(VENV)/.slow: $(VENV)/.test
 	@echo 'installing torch and transformers'
 	@$(call extra,models)
+	@touch $@
+
+$(VENV)/.serve: $(VENV)/.test
+	@echo 'installing MLServer and tritonclient'
+	@$(call extra,serve)
+	@$(call extra,test-serve)
 	@touch $@

@@ -3,11 +3,11 @@
     python -m benchmarks.serve [MODEL.onnx] [--clients 8] [--rounds 8] [--seconds 3]
 
 Needs `onnxfold[serve]` and `tritonclient[grpc]`. One server holds both files, neither changed by
-it. In each round both are loaded in turn, the first of the round alternating, by as many clients as
-`--clients` says over gRPC, each with one row per request and the next request when the answer is
-there. Every answer is a request that was sent and answered within the round; the ratio is the median
-of the rounds' ratios of requests per second. Clients are a process of their own, and share the
-cores with the server: on few cores, throughput of a small model is that of the clients too.
+it. In each round both are loaded in turn, the first alternating, by `--clients` connections over
+gRPC, each with one row per request and the next request when the answer is there. Only requests
+that were answered within the round count; the ratio is the median of the rounds' ratios of requests
+per second. The clients are a process of their own on the same cores: on few cores, the throughput
+of a small model is theirs too.
 """
 
 from __future__ import annotations
@@ -161,9 +161,9 @@ def _runs(server: Server, model: str) -> tuple[float, float]:
 
 def _loaded(server: Server, model: str, request: Path, clients: int, seconds: float) -> list[float]:
     """Load a model from another process; return how long each request took."""
+    words = ["--client", server.grpc, model, str(request), str(clients), str(seconds)]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.serve", "--client", server.grpc, model, str(request)]
-        + [str(clients), str(seconds)],
+        [sys.executable, "-m", "benchmarks.serve", *words],
         check=True,
         capture_output=True,
         text=True,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onnxfold.cli.options import ProvidersOption
+from onnxfold.cli.startup import go_on_as_usual
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import OnnxfoldError
 
@@ -75,6 +76,7 @@ def serve(
     Load a changed file: POST /v2/repository/models/model/load.
     """
     _check_installed()
+    go_on_as_usual()
     from onnxfold.serve import NamedModel, ServeSettings
     from onnxfold.serve.host.server import run
 

@@ -74,9 +74,13 @@ class Callers:
 
 @contextmanager
 def calling(
-    server: Server, kinds: Sequence[str], ask: Callable[[Infer, np.random.Generator], None]
+    server: Server,
+    kinds: Sequence[str],
+    ask: Callable[[Infer, np.random.Generator], None],
+    *,
+    once: bool = False,
 ) -> Iterator[Callers]:
-    """Run one thread for each kind, which calls `ask` until the block is left."""
+    """Run one thread for each kind, which calls `ask` once, or until the block is left."""
     callers = Callers()
 
     def work(number: int, kind: str) -> None:
@@ -87,6 +91,8 @@ def calling(
                     ask(infer, generator)
                     with callers.lock:
                         callers.answered += 1
+                    if once:
+                        return
         except Exception as error:
             callers.failures.append(f"{kind}: {type(error).__name__}: {error}")
 

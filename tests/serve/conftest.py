@@ -12,8 +12,8 @@ import onnxfold
 from tests.serve import models
 from tests.serve.process import Server, serving
 
-_ROOT = Path(__file__).resolve().parents[2]
-DIGITS = _ROOT / "models" / "digits_vit" / "digits_vit.onnx"
+ROOT = Path(__file__).resolve().parents[2]
+DIGITS = ROOT / "models" / "digits_vit" / "digits_vit.onnx"
 
 
 @pytest.fixture(scope="session")

@@ -261,9 +261,9 @@ def test_a_bad_call_over_grpc_is_told_why(
 ) -> None:
     import tritonclient.utils
 
-    with client(server, "grpc") as infer:
-        with pytest.raises(tritonclient.utils.InferenceServerException) as caught:
-            infer(model, arrays)
+    refused = tritonclient.utils.InferenceServerException
+    with client(server, "grpc") as infer, pytest.raises(refused) as caught:
+        infer(model, arrays)
     assert code in str(caught.value.status())
     assert sentence in caught.value.message()
 
@@ -275,9 +275,8 @@ def test_raw_contents_over_grpc_must_fit(server: Server) -> None:
 
     def ask(**words: Any) -> str:
         request = pb.ModelInferRequest(model_name="scaled", **words)
-        with grpc.insecure_channel(server.grpc) as channel:
-            with pytest.raises(grpc.RpcError) as caught:
-                service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
+        with grpc.insecure_channel(server.grpc) as channel, pytest.raises(grpc.RpcError) as caught:
+            service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         return str(caught.value.details())
 

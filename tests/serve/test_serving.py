@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 import onnxfold
 from tests.serve import models
 from tests.serve.clients import KINDS, Infer, calling, client
-from tests.serve.conftest import DIGITS
+from tests.serve.conftest import DIGITS, ROOT
 from tests.serve.process import Server, free_ports, serving
 from tests.serve.test_protocol import images, local
 
@@ -127,6 +128,11 @@ def test_models_are_unloaded_and_loaded(server: Server) -> None:
     assert server.post("/v2/repository/models/nothing/load", b"")[0] == 404
 
 
+def arrived(server: Server, model: str) -> float:
+    started = server.metric("onnxfold_batch_requests_sum", model=model)
+    return started + server.metric("onnxfold_requests_waiting", model=model)
+
+
 def test_a_stop_answers_what_is_under_way(folder: Path) -> None:
     asked = np.array(1500)
 
@@ -135,10 +141,10 @@ def test_a_stop_answers_what_is_under_way(folder: Path) -> None:
         np.testing.assert_array_equal(got, np.eye(256))
 
     with serving(folder, folder / "slow.onnx", "--no-optimize") as server:
-        with calling(server, KINDS, ask) as callers:
-            callers.done.set()  # one request each
-            while server.metric("onnxfold_requests_waiting", model="slow") < 2:
-                time.sleep(0.01)  # one runs and two wait
+        with calling(server, KINDS, ask, once=True) as callers:
+            # The last to come runs or waits when the signal comes, and so may the others.
+            while arrived(server, "slow") < len(KINDS) and not callers.failures:
+                time.sleep(0.01)
             assert server.stop() == 0
         assert not callers.failures
         assert callers.answered == len(KINDS)
@@ -168,6 +174,30 @@ def failed(*words: str | Path) -> tuple[int, str]:
     )
     assert done.stdout == ""
     return done.returncode, done.stderr
+
+
+def test_readme_and_the_page_on_serving_show_what_happens(folder: Path, tmp_path: Path) -> None:
+    """The printed lines are real, and the client of the page runs, but for the ports."""
+    shutil.copy(folder / "digits.onnx", tmp_path / "fast.onnx")
+    shutil.copy(folder / "digits.onnx", tmp_path / "model.onnx")
+    readme = (ROOT / "README.md").read_text()
+    page = (ROOT / "docs" / "serve.md").read_text()
+    ((words, shown),) = re.findall(r"```console\n\$ onnxfold serve (.*)\n([^`]*)```", readme)
+    name, _, file = words.partition("=")
+    assert re.findall(r"```text\n([^`]*)```", page) == [shown.replace("digits:", "model:")]
+    with serving(tmp_path, f"{name}={tmp_path / file}", tmp_path / "model.onnx") as server:
+        said = server.log.read_text()
+        for port, address in (
+            ("8080", server.http),
+            ("8081", server.grpc),
+            ("8082", server.metrics),
+        ):
+            shown = shown.replace(f"127.0.0.1:{port}", address)
+            page = page.replace(f"127.0.0.1:{port}", address)
+        assert set(shown.splitlines()) <= set(said.splitlines())
+        (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+        assert done.stdout
 
 
 def test_a_taken_port_is_one_line(server: Server, folder: Path) -> None:
