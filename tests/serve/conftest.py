@@ -1,9 +1,8 @@
-"""What the tests of the running server need: the extra, a client, and one server for most."""
+"""What the tests of the running server share: files to serve, and one server for most."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,6 @@ DIGITS = ROOT / "models" / "digits_vit" / "digits_vit.onnx"
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that are served: the digits model, optimized, and one for each question."""
-    # MLServer is looked for, not imported: it and tritonclient register the same message types.
-    if find_spec("mlserver") is None:
-        pytest.skip("onnxfold[serve] is not installed")
-    pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc] is not installed")
     folder = tmp_path_factory.mktemp("served")
     onnxfold.optimize(DIGITS, folder / "digits.onnx")
     for name in ("every_type", "cross_row", "failing", "two_inputs", "slow"):

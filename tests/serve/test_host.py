@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.serve.extra import demand_extra
+
+demand_extra()
+
 _CHECK = """
 import importlib, pkgutil
 import onnxfold.serve.host as host

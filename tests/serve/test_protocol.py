@@ -13,9 +13,12 @@ import pytest
 
 import onnxfold
 from tests.serve.clients import KINDS, client
+from tests.serve.extra import demand_extra
 from tests.serve.models import DATATYPES
 from tests.serve.process import Server
 from tests.serve.test_codec import example
+
+demand_extra()
 
 
 def local(path: Path) -> ort.InferenceSession:

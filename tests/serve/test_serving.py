@@ -19,8 +19,11 @@ import onnxfold
 from tests.serve import models
 from tests.serve.clients import KINDS, Infer, calling, client
 from tests.serve.conftest import DIGITS, ROOT
+from tests.serve.extra import demand_extra
 from tests.serve.process import Server, free_ports, serving
 from tests.serve.test_protocol import images, local
+
+demand_extra()
 
 _MIXED = [KINDS[number % len(KINDS)] for number in range(8)]
 
