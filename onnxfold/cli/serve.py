@@ -100,9 +100,10 @@ def serve(
         if not quiet:
             for model in loaded:
                 typer.echo(_described(model, max_batch))
+            at = f"[{host}]" if ":" in host else host
             typer.echo(
-                f"ready: http://{host}:{http_port}/v2, gRPC {host}:{grpc_port}, "
-                f"metrics http://{host}:{metrics_port}/metrics"
+                f"ready: http://{at}:{http_port}/v2, gRPC {at}:{grpc_port}, "
+                f"metrics http://{at}:{metrics_port}/metrics"
             )
 
     run(settings, quiet=quiet, started=started)

@@ -123,8 +123,13 @@ def _array(tensor: Tensor, spec: TensorSpec) -> Array:
             )
     count = math.prod(shape)
     if isinstance(tensor.data, (bytes, memoryview)):
-        return _from_bytes(tensor.data, spec, count).reshape(shape)
-    return _from_list(tensor.data, spec, shape, count).reshape(shape)
+        array = _from_bytes(tensor.data, spec, count)
+    else:
+        array = _from_list(tensor.data, spec, shape, count)
+    try:
+        return array.reshape(shape)
+    except ValueError as error:  # no elements, and dims beyond what an array can have
+        raise RequestError(f"input '{name}' has dims that are too large: {error}") from error
 
 
 def _shown(shape: Sequence[int]) -> str:
@@ -180,7 +185,7 @@ def _strings(parts: Sequence[Any], spec: TensorSpec, count: int) -> Array:
 
 def _from_list(data: Sequence[Any], spec: TensorSpec, shape: tuple[int, ...], count: int) -> Array:
     if spec.datatype == "BYTES":
-        return _strings(list(_flattened(data)), spec, count)
+        return _strings(_flattened(data), spec, count)
     if not count and not len(data):
         return np.empty(0, dtype=spec.dtype)
     try:
@@ -224,13 +229,9 @@ def _cast(array: Array, spec: TensorSpec) -> Array:
 
 
 def _flattened(data: Sequence[Any]) -> Sequence[Any]:
-    if any(isinstance(part, list) for part in data):
-        return [leaf for part in data for leaf in (_flattened(part) if _is_list(part) else [part])]
+    while any(isinstance(part, list) for part in data):
+        data = [leaf for part in data for leaf in (part if isinstance(part, list) else [part])]
     return data
-
-
-def _is_list(part: Any) -> bool:
-    return isinstance(part, list)
 
 
 def _check_symbols(arrays: Mapping[str, Array], specs: Sequence[TensorSpec]) -> None:

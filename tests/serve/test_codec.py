@@ -76,6 +76,7 @@ def test_an_empty_tensor_is_a_tensor() -> None:
         (Tensor("x", "FP32", [1, 2], [1, 2, 3]), "3 elements where its shape says 2"),
         (Tensor("x", "FP32", [1, 2], []), "0 elements where its shape says 2"),
         (Tensor("x", "FP32", [1, 2], b"1234"), "4 bytes of data .* say 8"),
+        (Tensor("x", "FP32", [2**63, 2], []), "0 elements where its shape says"),
         (Tensor("x", "FP32", [1, 2], [[1], [2]]), r"nested as \[2, 1\], .* \[1, 2\]"),
         (Tensor("x", "FP32", [1, 2], [[1, 2], [3]]), "no tensor"),
         (Tensor("x", "FP32", [1, 2], ["1", "2"]), "FP32 and holds other values"),
@@ -110,6 +111,22 @@ def test_a_float_that_does_not_fit_is_told_why(tensor: Tensor, sentence: str) ->
 def test_values_outside_of_a_type_are_told(datatype: str, data: Any, sentence: str) -> None:
     with pytest.raises(RequestError, match=f"'x'.*{sentence}"):
         decode([Tensor("x", datatype, [2], data)], signature(spec(datatype, "n")))
+
+
+def test_shapes_without_elements_may_be_too_large_all_the_same() -> None:
+    model = signature(spec("FP32", "a", "b"))
+    with pytest.raises(RequestError, match="input 'x' has dims that are too large"):
+        decode([Tensor("x", "FP32", [0, 2**63], [])], model)
+
+
+def test_lists_may_be_nested_as_deep_as_json_allows() -> None:
+    deep: Any = ["a", "b"]
+    for _ in range(2000):
+        deep = [deep]
+    (got,) = decode([Tensor("x", "BYTES", [2], deep)], signature(spec("BYTES", "n"))).values()
+    assert got.tolist() == ["a", "b"]
+    with pytest.raises(RequestError, match="the data of input 'x' is no tensor"):
+        decode([Tensor("x", "FP32", [2], deep)], signature(spec("FP32", "n")))
 
 
 def test_missing_and_repeated_inputs_are_named() -> None:

@@ -97,7 +97,9 @@ class Rpc(GRPCServer):
         )
         servicer = _Servicer(self._data_plane, self._model_repository_handlers)
         add_GRPCInferenceServiceServicer_to_server(servicer, self._server)
-        self._server.add_insecure_port(f"{self._settings.host}:{self._settings.grpc_port}")
+        host = self._settings.host
+        address = f"[{host}]" if ":" in host else host
+        self._server.add_insecure_port(f"{address}:{self._settings.grpc_port}")
         await self._server.start()
         self.opened.set()
         await self._server.wait_for_termination()

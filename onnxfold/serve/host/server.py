@@ -128,7 +128,8 @@ class _Server(MLServer):
         # Created first, so that the models are known, and not ready, when the ports open.
         loading = asyncio.gather(*(self._model_registry.load(one) for one in wanted))
         servers = (self._rest_server, self._grpc_server, self._metrics_server)
-        serving = asyncio.gather(*(server.start() for server in servers))
+        running = [asyncio.ensure_future(server.start()) for server in servers]
+        serving = asyncio.gather(*running)
         opened = asyncio.gather(*(server.opened.wait() for server in servers))
         stopped = asyncio.ensure_future(self._stopping.wait())
         await _first(opened, serving)
@@ -140,11 +141,12 @@ class _Server(MLServer):
         finally:
             for task in (opened, stopped, loading):
                 task.cancel()
-            await self._stop(serving)
+            await self._stop(running[0], serving)
 
-    async def _stop(self, serving: asyncio.Future[Any]) -> None:
+    async def _stop(self, rest: asyncio.Future[None], serving: asyncio.Future[Any]) -> None:
         """Take no more requests, answer those under way, then let go of the models."""
         await asyncio.gather(self._rest_server.stop(), self._grpc_server.stop())
+        await asyncio.wait((rest,))  # its stop is a wish, which it grants a little later
         for model in list(await self._model_registry.get_models()):
             await model.unload()
         await self._metrics_server.stop()
