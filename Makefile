@@ -19,12 +19,13 @@ DEMO   := build/demo
 DIGITS := models/digits_vit/digits_vit.onnx
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-image cuda lint format types docs bench bench-models image clean
+.PHONY: help demo test test-slow test-serve test-image cuda lint format types docs bench bench-models image clean
 
 help:
 	@echo 'make demo       fold the shipped model and compare its accuracy before and after'
 	@echo 'make test       run the tests (about ten minutes on two cores)'
 	@echo 'make test-slow  run the long tests too; installs torch and transformers'
+	@echo 'make test-serve test the server; installs MLServer and tritonclient (Python 3.11 or 3.12)'
 	@echo 'make test-image build the container image and fold the shipped model in it'
 	@echo 'make cuda       build the kernels for CUDA too (docs/cuda.md)'
 	@echo 'make lint       check style          make format  repair it'
@@ -50,6 +51,9 @@ test: $(VENV)/.test
 
 test-slow: $(VENV)/.slow
 	@$(BIN)/python -m pytest -q -n 2 -m 'slow or not slow'
+
+test-serve: $(VENV)/.serve
+	@$(BIN)/python -m pytest -q -rs tests/serve
 
 test-image: $(VENV)/.test
 	@$(BIN)/python -m pytest -q -rs -m slow tests/test_image.py
@@ -117,4 +121,10 @@ $(VENV)/.dev: $(VENV)/.test
 $(VENV)/.slow: $(VENV)/.test
 	@echo 'installing torch and transformers'
 	@$(call extra,models)
+	@touch $@
+
+$(VENV)/.serve: $(VENV)/.test
+	@echo 'installing MLServer and tritonclient'
+	@$(call extra,serve)
+	@$(call extra,test-serve)
 	@touch $@

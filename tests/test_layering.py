@@ -54,6 +54,7 @@ _ORDER = (
     "pipeline",
     "triton",
     "doctor",
+    "serve",
     "cli",
     "__main__",
 )

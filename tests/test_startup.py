@@ -33,3 +33,23 @@ def test_importing_the_package_leaves_the_imports_of_a_process_alone() -> None:
     program += "import onnxfold.pipeline, onnxfold.cli; "
     program += "assert before == (sys.meta_path, gc.get_threshold())"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+_LONG = """
+import gc, sys
+from importlib.util import _LazyModule
+from onnxfold.cli.startup import go_on_as_usual, start_quickly
+before = list(sys.meta_path), gc.get_threshold()
+start_quickly()
+import onnx_ir
+assert type(sys.modules["onnx_ir._symbolic_shapes"]) is _LazyModule
+go_on_as_usual()
+assert before == (sys.meta_path, gc.get_threshold())
+assert not any(type(module) is _LazyModule for module in sys.modules.values())
+go_on_as_usual()
+"""
+
+
+def test_a_command_that_goes_on_for_long_has_nothing_deferred() -> None:
+    """Python loads a deferred module twice when two threads ask for it first."""
+    subprocess.run([sys.executable, "-c", _LONG], check=True)

@@ -15,6 +15,7 @@ from onnxfold.cli.bench import bench
 from onnxfold.cli.inspect import inspect
 from onnxfold.cli.installation import doctor, lib_path
 from onnxfold.cli.optimize import optimize
+from onnxfold.cli.serve import serve
 from onnxfold.cli.startup import start_quickly
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.cli.triton import triton
@@ -70,7 +71,7 @@ def _common(
     context.obj = Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL
 
 
-for _command in (optimize, inspect, verify, bench, triton, doctor, lib_path):
+for _command in (optimize, inspect, verify, bench, serve, triton, doctor, lib_path):
     app.command()(_command)
 
 

@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
 from types import ModuleType
 
-__all__ = ["start_quickly"]
+__all__ = ["go_on_as_usual", "start_quickly"]
 
 # onnx-ir imports sympy for arithmetic with symbolic dimensions, which no command needs; that is
 # half of the time of its import.
@@ -21,6 +21,7 @@ _DEFERRED = frozenset({"sympy", "onnx_ir._symbolic_shapes"})
 # Nodes and values are many, long-lived and full of cycles: looking for garbage at every 700 of
 # them finds none and takes a tenth of the time.
 _COLLECT_EVERY = 100_000
+_USUAL = gc.get_threshold()
 
 
 class _Deferring:
@@ -42,3 +43,16 @@ def start_quickly() -> None:
     """Defer imports that most runs never use, and collect garbage seldom."""
     sys.meta_path.insert(0, _Deferring)
     gc.set_threshold(_COLLECT_EVERY)
+
+
+def go_on_as_usual() -> None:
+    """Undo :func:`start_quickly`, for a command that goes on for long and in several threads.
+
+    What was deferred is loaded here and now: two threads that first use it at once would find it
+    half loaded.
+    """
+    gc.set_threshold(*_USUAL)
+    if _Deferring in sys.meta_path:
+        sys.meta_path.remove(_Deferring)
+    for name in _DEFERRED & sys.modules.keys():
+        dir(sys.modules[name])

@@ -1,0 +1,209 @@
+"""Throughput of `onnxfold serve`: a model beside the same model unoptimised, in one server.
+
+    python -m benchmarks.serve [MODEL.onnx] [--clients 8] [--rounds 8] [--seconds 3]
+
+Needs `onnxfold[serve]` and `tritonclient[grpc]`. One server holds both files, neither changed by
+it. In each round both are loaded in turn, the first alternating, by `--clients` connections over
+gRPC, each with one row per request and the next request when the answer is there. Only requests
+that were answered within the round count; the ratio is the median of the rounds' ratios of requests
+per second. The clients are a process of their own on the same cores: on few cores, the throughput
+of a small model is theirs too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+import onnxfold
+from benchmarks.rows import RESULTS, Conditions, append, conditions
+from onnxfold import model_io
+from onnxfold.inputs import InputSpec, make_inputs
+from tests.serve.process import Server, serving
+
+__all__ = ["main"]
+
+_DIGITS = Path("models") / "digits_vit" / "digits_vit.onnx"
+_WARM_UP_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeRow(Conditions):
+    """One model under load: medians over the rounds, with the 10th and 90th percentile.
+
+    ``ratio`` is the optimised model's requests per second to the plain one's; ``batch`` the mean
+    number of rows of a run; ``p50_ms`` and ``p99_ms`` are of all requests.
+    """
+
+    load: float
+    onnxruntime: str
+    mlserver: str
+    model: str
+    file: str
+    clients: int
+    max_batch: int
+    threads: int
+    workers: int
+    rounds: int
+    requests_per_s: float
+    low: float
+    high: float
+    p50_ms: float
+    p99_ms: float
+    batch: float
+    ratio: float
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and keep the rows; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__)
+    parser.add_argument("model", type=Path, nargs="?", default=_DIGITS, metavar="MODEL.onnx")
+    parser.add_argument("--inputs", action="append", default=[], metavar="NAME:SHAPE")
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of load on one file in a round")
+    parser.add_argument("--max-batch", type=int, default=16)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=1)
+    options = parser.parse_args(arguments)
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        onnxfold.optimize(options.model, folder / "fast.onnx", inputs=tuple(options.inputs))
+        _write_request(options.model, options.inputs, folder / "request.npz")
+        words: list[str | Path] = [f"plain={options.model.absolute()}", folder / "fast.onnx"]
+        words += ["--no-optimize", "--max-batch", str(options.max_batch)]
+        words += ["--threads", str(options.threads), "--workers", str(options.workers)]
+        with serving(folder, *words) as server:
+            print(server.log.read_text(), end="")
+            rows = _rows(options, load, server, folder / "request.npz")
+    for row in rows:
+        print(
+            f"{row.file:6} {row.requests_per_s:9.1f} requests/s ({row.low:.1f} to {row.high:.1f})"
+            f"  p50 {row.p50_ms:.2f} ms  p99 {row.p99_ms:.2f} ms  {row.batch:.2f} rows a run"
+        )
+    print(f"ratio {rows[0].ratio:.3f}, load average before {load:.2f}")
+    append(RESULTS / "serve.csv", rows)
+    return 0
+
+
+def _write_request(model: Path, inputs: Sequence[str], path: Path) -> None:
+    """Keep one row of inputs that suit the model."""
+    (feeds,) = make_inputs(model_io.load(model), InputSpec.parse(inputs), count=1, seed=0)
+    np.savez(path, **{name: array[:1] for name, array in feeds.items()})
+
+
+def _rows(
+    options: argparse.Namespace, load: float, server: Server, request: Path
+) -> list[ServeRow]:
+    from importlib.metadata import version
+
+    files = ("plain", "fast")
+    rates: dict[str, list[float]] = {file: [] for file in files}
+    times: dict[str, list[float]] = {file: [] for file in files}
+    for file in files:
+        _loaded(server, file, request, options.clients, _WARM_UP_S)
+    before = {file: _runs(server, file) for file in files}
+    for number in range(options.rounds):
+        for file in files if number % 2 == 0 else files[::-1]:
+            seconds = _loaded(server, file, request, options.clients, options.seconds)
+            rates[file].append(len(seconds) / options.seconds)
+            times[file] += seconds
+    ratios = np.divide(rates["fast"], rates["plain"])
+    after = {file: _runs(server, file) for file in files}
+    rows = []
+    for file in files:
+        low, middle, high = np.percentile(rates[file], (10, 50, 90))
+        runs, ran = (b - a for a, b in zip(before[file], after[file], strict=True))
+        rows.append(
+            ServeRow(
+                **conditions(),
+                load=round(load, 2),
+                onnxruntime=ort.__version__,
+                mlserver=version("mlserver"),
+                model=options.model.stem,
+                file=file,
+                clients=options.clients,
+                max_batch=options.max_batch,
+                threads=options.threads,
+                workers=options.workers,
+                rounds=options.rounds,
+                requests_per_s=round(float(middle), 1),
+                low=round(float(low), 1),
+                high=round(float(high), 1),
+                p50_ms=round(1e3 * float(np.percentile(times[file], 50)), 3),
+                p99_ms=round(1e3 * float(np.percentile(times[file], 99)), 3),
+                batch=round(ran / runs, 2),
+                ratio=round(float(np.median(ratios)), 3),
+            )
+        )
+    return rows
+
+
+def _runs(server: Server, model: str) -> tuple[float, float]:
+    """Return how many runs there were of a model, and the rows in them."""
+    return (
+        server.metric("onnxfold_batch_rows_count", model=model),
+        server.metric("onnxfold_batch_rows_sum", model=model),
+    )
+
+
+def _loaded(server: Server, model: str, request: Path, clients: int, seconds: float) -> list[float]:
+    """Load a model from another process; return how long each request took."""
+    words = ["--client", server.grpc, model, str(request), str(clients), str(seconds)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.serve", *words],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return [float(word) for word in done.stdout.split()]
+
+
+def _client(address: str, model: str, request: str, clients: str, seconds: str) -> None:
+    """Print how long each request took that was answered in time."""
+    import tritonclient.grpc as triton
+    from tritonclient.utils import np_to_triton_dtype
+
+    with np.load(request) as feeds:
+        inputs = []
+        for name, array in feeds.items():
+            datatype = np_to_triton_dtype(array.dtype)
+            inputs.append(triton.InferInput(name, list(array.shape), datatype))
+            inputs[-1].set_data_from_numpy(array)
+    connections = [triton.InferenceServerClient(address) for _ in range(int(clients))]
+    for connection in connections:
+        connection.infer(model, inputs)  # the connection is open before the clock runs
+    end = time.perf_counter() + float(seconds)
+
+    def work(connection: triton.InferenceServerClient) -> list[float]:
+        took = []
+        while True:
+            start = time.perf_counter()
+            connection.infer(model, inputs)
+            now = time.perf_counter()
+            if now > end:
+                return took
+            took.append(now - start)
+
+    with ThreadPoolExecutor(len(connections)) as pool:
+        for took in pool.map(work, connections):
+            print(*(f"{one:.6f}" for one in took))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--client"]:
+        _client(*sys.argv[2:])
+    else:
+        sys.exit(main())

@@ -1,0 +1,132 @@
+"""One loaded model: its ONNX Runtime session, its signature, and whether its rows stay apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from onnxfold import model_io
+from onnxfold.errors import ModelError, OnnxfoldError, UsageError
+from onnxfold.inputs import InputSpec, make_inputs
+from onnxfold.model_io.messages import first_cause
+from onnxfold.runtime import get_library_path, register, runtime_errors
+from onnxfold.serve.batching import RunError
+from onnxfold.serve.codec import RequestError
+from onnxfold.serve.signature import Array, Signature, signature_of, why_not_batched
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+__all__ = ["Engine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A session and what is known of it; `run` may be called from several threads.
+
+    ``kernels`` is None where onnxfold's kernels are registered, else the reason;
+    ``unbatched`` is None where requests may be stacked along axis 0, else the reason.
+    """
+
+    session: ort.InferenceSession
+    signature: Signature
+    kernels: str | None
+    unbatched: str | None
+
+    @classmethod
+    def open(cls, path: Path, *, name: str, threads: int, providers: Sequence[str] = ()) -> Engine:
+        """Load a model with onnxfold's kernels and try whether its rows may be stacked.
+
+        The trial runs two rows together and each alone. Raises ModelError for a model that ONNX
+        Runtime does not load or that the protocol cannot carry, OnnxfoldError as
+        :func:`onnxfold.register` does, save that a library which was not built is done without.
+        """
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        kernels = _registered(options)
+        try:
+            session = ort.InferenceSession(
+                str(path), options, providers=list(providers) or ["CPUExecutionProvider"]
+            )
+        except runtime_errors() as error:
+            raise ModelError(
+                f"ONNX Runtime does not load '{name}': {first_cause(error)}"
+            ) from error
+        signature = signature_of(session, name)
+        engine = cls(session, signature, kernels, None)
+        unbatched = why_not_batched(signature) or engine._why_rows_mix(path)
+        return cls(session, signature, kernels, unbatched)
+
+    def run(self, feeds: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """Compute outputs by name.
+
+        Raises RequestError where ONNX Runtime blames the values (an index outside of its table),
+        RunError for any other failure.
+        """
+        from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+
+        try:
+            results = self.session.run(list(outputs), dict(feeds))
+        except InvalidArgument as error:
+            raise RequestError(f"the model refuses these values: {first_cause(error)}") from error
+        except runtime_errors() as error:
+            raise RunError(f"the run failed: {first_cause(error)}") from error
+        return [np.asarray(result) for result in results]
+
+    def _why_rows_mix(self, path: Path) -> str | None:
+        try:
+            (feeds,) = make_inputs(model_io.load(path), InputSpec(), count=1, seed=0)
+        except UsageError as error:
+            return f"no trial inputs can be made for it: {error}"
+        rows = {array.shape[0] for array in feeds.values()}
+        if rows != {2}:
+            return "no trial inputs of two rows can be made for it"
+        names = [spec.name for spec in self.signature.outputs]
+        try:
+            together = self.run(feeds, names)
+            alone = [
+                self.run({key: array[row : row + 1] for key, array in feeds.items()}, names)
+                for row in range(2)
+            ]
+        except (RequestError, RunError) as error:
+            return f"the trial with two rows fails: {error}"
+        for name, both, *each in zip(names, together, *alone, strict=True):
+            if not _agree(both, each):
+                return f"its rows are not independent: '{name}' is another with two rows than alone"
+        return None
+
+
+def _registered(options: ort.SessionOptions) -> str | None:
+    try:
+        get_library_path()
+    except UsageError:
+        raise  # the environment names a library that is not there
+    except OnnxfoldError as error:
+        return str(error)
+    register(options)
+    return None
+
+
+def _agree(both: Array, each: Sequence[Array]) -> bool:
+    if any(one.shape != (1, *both.shape[1:]) for one in each):
+        return False
+    apart = np.concatenate(list(each))
+    if both.dtype.kind != "f":
+        return bool(np.array_equal(both, apart))
+    if not np.array_equal(np.isfinite(both), np.isfinite(apart)):
+        return False
+    # Stacking changes the order of summation: many roundings, far fewer than half the digits. What
+    # mixes rows (a norm over the batch, one scale of quantisation for it) changes leading digits.
+    finite = np.isfinite(both)
+    a, b = both[finite].astype(np.float64), apart[finite].astype(np.float64)
+    scale = float(np.max(np.abs(b), initial=0.0))
+    bound = math.sqrt(float(np.finfo(both.dtype).eps)) * scale
+    return bool(np.max(np.abs(a - b), initial=0.0) <= bound)

@@ -1,0 +1,8 @@
+"""MLServer as the host: its registry, health, metrics and gRPC, with our tensors and sessions.
+
+Importing this package needs the extra `onnxfold[serve]`.
+"""
+
+from __future__ import annotations
+
+__all__: list[str] = []
