@@ -25,6 +25,8 @@ def respell_gelu(model: ir.Model) -> tuple[str, ...]:
 
     The result keeps its name and its bits.
     """
+    if not any(node.op_type == "Erf" for graph in model.graphs() for node in graph):
+        return ()
     view = GraphView(model)
     taken = {value.name for graph in view.graphs for value in graph_values(graph)}
     changed = [node for node in view.nodes() if _respell(view, node, taken)]
