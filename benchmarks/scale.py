@@ -248,7 +248,7 @@ def _statuses(pid: int) -> Iterator[dict[str, float]]:
 def _forget(files: Sequence[Path]) -> None:
     """Drop files from the page cache, so that every run reads them from the disk."""
     os.sync()
-    for file in files:
+    for file in files if hasattr(os, "posix_fadvise") else ():
         with file.open("rb") as opened:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 

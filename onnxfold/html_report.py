@@ -9,7 +9,7 @@ from pathlib import PurePath
 from string import Template
 from typing import Any
 
-__all__ = ["page"]
+__all__ = ["in_pieces", "page"]
 
 _FATES = {
     "folded": "folded to RMSNorm",
@@ -95,7 +95,10 @@ def _facts(report: Mapping[str, Any]) -> str:
             ("bytes", f"{output['bytes']:,}"),
         ]
         if output["data"]:
-            facts.append(("weights in", output["data"]))
+            names = output.get("data_files", [output["data"]])
+            facts.append(("weights in", ", ".join(names)))
+        if output.get("shared_data"):
+            facts.append(("and, shared, in", ", ".join(output["shared_data"])))
         if output["functions"]:
             facts.append(("functions", ", ".join(output["functions"])))
     rows = "".join(
@@ -216,12 +219,19 @@ def _verification(verification: Mapping[str, Any]) -> str:
     return (
         f"<section><h2>Check</h2><p>{_passed(verification['passed'])} Both models against "
         f"{escape(truth)}, {verification['samples']} samples, run by "
-        f"{escape(verification['runtime'])}. The noise ratio is the error of the new model in "
+        f"{escape(verification['runtime'])}{in_pieces(verification)}. "
+        "The noise ratio is the error of the new model in "
         f"multiples of the original's own rounding error; at most {verification['limit']:g} "
         'passes.</p><div class="scroll"><table><thead><tr><th scope="col">output</th>'
         f'<th scope="col">type</th>{cells}<th scope="col">verdict</th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div></section>"
     )
+
+
+def in_pieces(verification: Mapping[str, Any]) -> str:
+    """Say in how many pieces the models ran; nothing where they ran whole."""
+    pieces = verification.get("pieces", 1)
+    return f", in {pieces} pieces, for the whole does not fit in memory" if pieces > 1 else ""
 
 
 def _number(value: float | None) -> str:

@@ -26,14 +26,14 @@ from onnxfold.graph import Fiber, GraphView, Reader, node_label, whole_axes
 from onnxfold.norms import NormSite, find_norms
 from onnxfold.planning import Plan
 from onnxfold.prove_forms import (
-    is_shift,
+    is_shift_of,
+    same_array,
     same_attributes,
     same_epsilon,
     with_next_affine,
     without_reshapes,
 )
 from onnxfold.prove_means import Means
-from onnxfold.rewrite.edited import unrounded
 from onnxfold.zero_mean.relations import Carries, Point, Relations, Unseen
 
 __all__ = ["Proof", "prove"]
@@ -218,15 +218,16 @@ class _Checker:
                 if new is not None or not value.producer():
                     self._shifts[value] = _Shift((), f"'{value.name}'")
                 continue
-            arrays = old.numpy(), new.numpy()
-            if arrays[0].shape == arrays[1].shape and np.array_equal(*arrays):
+            array = new.numpy()
+            if same_array(old.numpy(), array):
                 continue
             self.centred_weights += 1
             claimed = fibers.get(self._before.ref(original), [])
-            exact = unrounded(old)
-            fiber = next((f for f in claimed if is_shift(exact, arrays[1], f)), None)
+            fiber = next((f for f in claimed if is_shift_of(old, array, f)), None)
             known = () if fiber is None else (fiber,)
             self._shifts[value] = _Shift(known, f"weight '{value.name}'")
+            if fiber is not None:
+                self._means.look_at(Point(value, fiber), array)
 
     def walk_forward(self) -> None:
         """Carry the shifts through the graph, and judge norms and graph outputs."""

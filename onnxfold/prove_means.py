@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph import GraphView
@@ -33,6 +34,12 @@ class Means:
         self._sites_after = sites
         self._original = original
         self._known: dict[Point, bool] = {}
+        self._centred: set[Point] = set()
+
+    def look_at(self, point: Point, array: npt.NDArray[np.generic]) -> None:
+        """Remember whether a weight has mean 0, while its array is at hand."""
+        if is_centred(array, point.fiber):
+            self._centred.add(point)
 
     def are_zero(self, point: Point) -> bool:
         """Whether the value's mean along the fiber is 0 in the rewritten model."""
@@ -76,6 +83,8 @@ class Means:
         return True
 
     def _weight_is_centred(self, point: Point, tensor: ir.TensorProtocol) -> bool:
+        if point in self._centred:
+            return True
         array = tensor.numpy()
         if is_centred(array, point.fiber):
             return True

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxfold.analysis import Analysis
 from onnxfold.errors import ModelError
-from onnxfold.html_report import page
+from onnxfold.html_report import in_pieces, page
 from onnxfold.norms import NormKind, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -161,7 +161,7 @@ def _checked(document: Mapping[str, Any]) -> str:
     return (
         f"max error {_digits(document['max_abs_error'], 2)} against {truth[document['method']]}, "
         f"{_digits(document['noise_ratio'], 2)} times the original's own rounding error "
-        f"({document['samples']} samples, {document['runtime']}{_in_pieces(document)})"
+        f"({document['samples']} samples, {document['runtime']}{in_pieces(document)})"
     )
 
 
@@ -174,11 +174,6 @@ def _warn_of_uncompared(console: Console, document: Mapping[str, Any]) -> None:
             "the original too; give inputs for which it is not (--inputs)"
         )
         console.print(Text(sentence), style="yellow")
-
-
-def _in_pieces(document: Mapping[str, Any]) -> str:
-    pieces = document.get("pieces", 1)
-    return f", in {pieces} pieces, for the whole does not fit in memory" if pieces > 1 else ""
 
 
 def _digits(number: float | None, digits: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from onnxfold.lower.target import Target
 from onnxfold.planning import Insertion, Plan
 from onnxfold.prepare import prepare
 from onnxfold.prove import Proof, prove
+from onnxfold.prove_forms import is_shift_of
+from onnxfold.zero_mean.arrays import is_centred
 from tests.soundness.folding import Folded, fold, forced
 
 Array = npt.NDArray[Any]
@@ -267,3 +270,24 @@ def test_the_proof_is_a_row_of_the_report() -> None:
     document = _proof(folded.model, folded.plan).to_json()
     assert document["passed"] is False
     assert any("gamma" in str(failure) for failure in document["failures"])  # type: ignore[attr-defined] # a list
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_large_weight_is_compared_part_by_part(axis: int) -> None:
+    """Whole, the differences alone would take eight bytes per element several times over."""
+    drawn = np.random.default_rng(0).standard_normal((4096, 2048), dtype=np.float32)
+    fiber = Fiber((AxisBlock(axis, 1, drawn.shape[axis], 1),))
+    new = (drawn - drawn.mean(axis=axis, dtype=np.float64, keepdims=True)).astype(np.float32)
+    wrong = new.copy()
+    wrong[-1, -1] += np.float32(1e-3)
+    old = ir.tensor(drawn)
+    tracemalloc.start()
+    try:
+        assert is_shift_of(old, new, fiber)
+        assert is_centred(new, fiber)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * drawn.size
+    assert not is_shift_of(old, wrong, fiber)
+    assert not is_centred(wrong, fiber)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 
 import onnxfold
-from onnxfold import model_io, report
+from onnxfold import html_report, model_io, report
 from onnxfold.errors import ModelError, UsageError
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.verification import ModelSource, memory, pieces, verify
@@ -149,6 +149,7 @@ def test_the_report_says_that_it_was_done_in_pieces(
     said = capsys.readouterr().out
     assert f"in {document['pieces']} pieces, for the whole does not fit in memory" in said
     assert "too large for a float64 run" in said
+    assert f"in {document['pieces']} pieces" in html_report.page(result.report)
 
 
 def test_memory_that_makes_no_sense_is_refused() -> None:

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError, ModelError
 from onnxfold.model_io.external import FileTensor
 from onnxfold.model_io.messages import show
-from onnxfold.model_io.tensors import payload
+from onnxfold.model_io.tensors import little_endian, payload
 
 __all__ = ["Output", "Progress"]
 
@@ -106,9 +106,19 @@ class Output:
             self.write(bytes(gap))
 
     def write_tensor(self, tensor: ir.TensorProtocol) -> None:
-        """Append the bytes of a tensor; those in files are copied without being mapped."""
+        """Append the bytes of a tensor; those in files are copied without being mapped.
+
+        A computed one that has ``parts`` is written as they come.
+        """
         if not isinstance(tensor, ir.ExternalTensor):
-            self.write(payload(tensor))
+            parts = getattr(tensor, "parts", None)
+            start = self.position
+            for piece in (payload(tensor),) if parts is None else map(little_endian, parts()):
+                self.write(piece)
+            if self.position - start != tensor.nbytes:
+                raise InvariantError(
+                    f"tensor '{tensor.name}' has not the size it was declared with"
+                )
             return
         if not tensor.valid():
             raise InvariantError(f"tensor '{tensor.name}' is written after it was invalidated")

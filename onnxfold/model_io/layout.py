@@ -9,7 +9,7 @@ and one file is written.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
@@ -111,14 +111,16 @@ def shared(tensor: ir.TensorProtocol, folder: Path) -> str | None:
     return path.relative_to(folder).as_posix()
 
 
-def link_shared(locations: Sequence[str], folder: Path, staging: Path) -> None:
+def link_shared(tensors: Mapping[str, ir.TensorProtocol], folder: Path, staging: Path) -> None:
     """Give shared data files a second name in a staging folder, so that its model can be loaded.
 
+    `tensors`: for every location one that is there.
+
     Raises:
-        ModelError: the file system has no hard links.
+        ModelError: the file system has no hard links, or a file has changed since it was loaded.
 
     """
-    for location in locations:
+    for location, tensor in tensors.items():
         place = staging / location
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -128,3 +130,6 @@ def link_shared(locations: Sequence[str], folder: Path, staging: Path) -> None:
                 f"{show(folder / location)}: it cannot be linked, which sharing weights needs "
                 f"({error.strerror}); write the model without --share-weights"
             ) from error
+        if isinstance(tensor, FileTensor):
+            with open(place, "rb") as file:
+                tensor.check_unchanged(file.fileno())

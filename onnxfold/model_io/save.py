@@ -255,19 +255,19 @@ def _write_external(
     """Write the model and its data; `home`: the folder whose data files it shares."""
     proto, taken = detach(model, _leaves_protobuf(threshold_bytes))
     holders: dict[int, onnx.TensorProto] = {}
-    linked: dict[str, None] = {}
+    linked: dict[str, ir.TensorProtocol] = {}
     for holder in tensor_protos(proto):
         number = take_number(holder)
         location = None if number is None or home is None else shared(taken[number], home)
         if number is not None and location is not None:
-            linked[location] = None
+            linked[location] = taken[number]
             offset = getattr(taken[number], "offset", None) or 0
             holder.MergeFrom(wire.reference(location, offset, taken[number].nbytes))
         elif number is not None and taken[number].nbytes >= threshold_bytes:
             holders[number] = holder
         else:
             _embed(holder, number, taken)
-    link_shared(tuple(linked), final.parent, path.parent)
+    link_shared(linked, final.parent, path.parent)
     names = _write_data({n: (holders[n], taken[n]) for n in sorted(holders)}, path, final, progress)
     _check_limit(proto.ByteSize(), "it is too large even without its weights")
     with Output(path, progress) as file:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
@@ -22,6 +23,7 @@ from onnxfold.model_io.messages import first_cause
 __all__ = [
     "Slot",
     "detach",
+    "little_endian",
     "payload",
     "slots",
     "take_number",
@@ -161,6 +163,11 @@ def payload(tensor: ir.TensorProtocol) -> memoryview:
     array = tensor.numpy()
     if array.dtype != tensor.dtype.numpy() or array.shape != tuple(tensor.shape.numpy()):
         raise _another(tensor, f"{array.dtype} {list(array.shape)}")
+    return little_endian(array)
+
+
+def little_endian(array: npt.NDArray[np.generic]) -> memoryview:
+    """The bytes of an array in row-major order, the lowest of each element first."""
     little = array.dtype.newbyteorder("<")
     return np.ascontiguousarray(array, dtype=little).reshape(-1).view(np.uint8).data
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from math import lcm
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 _CHUNK_ELEMENTS = 1 << 16  # float64 work space of 512 KiB, which stays in the cache of a core
+_PART_BYTES = 16 << 20
 
 Array = npt.NDArray[np.generic]
 Float32 = npt.NDArray[np.float32]
@@ -124,12 +126,33 @@ class EditedTensor(ir.LazyTensor):
         """Whether it takes a pass over another weight to compute this one."""
         return any(isinstance(e, Shift) and isinstance(e.vector, Product) for e in self.edits)
 
+    def parts(self) -> Iterator[Array]:
+        """Yield its rows in order, some MiB at a time, so that it need not be whole in memory."""
+        W = self.base.numpy()
+        if W.size * W.itemsize <= _PART_BYTES or W.ndim == 0:
+            yield np.asarray(self.numpy())
+            return
+        evaluation = _Evaluation(W, self.edits)
+        evaluation.prepare()
+        starts = evaluation.starts()
+        row_bytes = W.size * W.itemsize // W.shape[0]
+        count = max(1, _PART_BYTES // (starts.step * row_bytes))
+        for number in range(0, len(starts), count):
+            with self._faults_named():
+                part = evaluation.filled(starts[number : number + count])
+            yield part
+
     def _compute(self) -> ir.TensorProtocol:
-        try:
+        with self._faults_named():
             array = _evaluated(self.base.numpy(), self.edits)
+        return ir.Tensor(array, dtype=self.dtype, name=self.name)
+
+    @contextmanager
+    def _faults_named(self) -> Iterator[None]:
+        try:
+            yield
         except UnfitWeightError as error:
             raise UnfitWeightError(f"weight '{self.name}' {error}") from error
-        return ir.Tensor(array, dtype=self.dtype, name=self.name)
 
 
 def edited(tensor: ir.TensorProtocol, edit: Edit, name: str) -> EditedTensor:
@@ -158,33 +181,16 @@ def unrounded(tensor: ir.TensorProtocol) -> Array:
 
 
 def _evaluated(W: Array, edits: tuple[Edit, ...]) -> Array:
-    """Return the edited array; every thread has its own chunks, so their number changes no bit.
+    """Return the edited array.
 
     Raises UnfitWeightError where a number leaves the range of the type, or where a mean is inf or
     NaN, as it is wherever W holds one.
     """
     if W.size == 0:
         return W
-    result = np.empty(W.shape or (1,), dtype=W.dtype)
     evaluation = _Evaluation(W, edits)
     evaluation.prepare()
-    starts = evaluation.starts()
-    workers = min(_threads(), len(starts))
-
-    def work(worker: int) -> None:
-        with np.errstate(all="ignore", over="raise"):
-            try:
-                for start in starts[worker::workers]:
-                    evaluation.store(start, result)
-            except FloatingPointError as error:
-                raise UnfitWeightError(f"would leave the range of {W.dtype}") from error
-
-    if workers > 1:
-        with ThreadPoolExecutor(workers, thread_name_prefix="onnxfold-edit") as pool:
-            list(pool.map(work, range(workers)))
-    else:
-        work(0)
-    return result.reshape(W.shape)
+    return evaluation.filled(evaluation.starts()).reshape(W.shape)
 
 
 def _threads() -> int:
@@ -226,14 +232,39 @@ class _Evaluation:
             chunk = self._apply(number, edit, start, chunk)
         return chunk
 
-    def store(self, start: int, result: Array) -> None:
-        """Round the rows of the chunk from ``start`` into ``result``."""
-        rows = slice(start, start + self.starts().step)
-        if self._narrow_scale is None:
-            result[rows] = self.chunk(start)
+    def filled(self, starts: range) -> Array:
+        """Return the rows of some chunks, rounded; which thread computes one changes no bit."""
+        first, rows = starts[0], self._view.shape[0]
+        stop = min(rows, starts[-1] + self.starts().step)
+        result: Array = np.empty((stop - first, *self._view.shape[1:]), dtype=self._view.dtype)
+        workers = min(_threads(), len(starts))
+
+        def work(worker: int) -> None:
+            with np.errstate(all="ignore", over="raise"):
+                try:
+                    for start in starts[worker::workers]:
+                        self._store(start, result[start - first :])
+                except FloatingPointError as error:
+                    message = f"would leave the range of {self._view.dtype}"
+                    raise UnfitWeightError(message) from error
+
+        if workers > 1:
+            with ThreadPoolExecutor(workers, thread_name_prefix="onnxfold-edit") as pool:
+                list(pool.map(work, range(workers)))
         else:
+            work(0)
+        return result
+
+    def _store(self, start: int, result: Array) -> None:
+        """Round the rows of the chunk from ``start`` into the first rows of ``result``."""
+        step = self.starts().step
+        if self._narrow_scale is None:
+            chunk = self.chunk(start)
+            result[: chunk.shape[0]] = chunk
+        else:
+            rows = slice(start, min(self._view.shape[0], start + step))
             factor = _of_rows(self._narrow_scale, rows)
-            np.multiply(self._view[rows], factor, out=result[rows])
+            np.multiply(self._view[rows], factor, out=result[: rows.stop - rows.start])
 
     def prepare(self) -> None:
         """Compute what all chunks share; from then on threads may ask for chunks."""

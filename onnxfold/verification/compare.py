@@ -143,7 +143,7 @@ def _concluded(
         limit=law.limit,
         outputs=tuple(checks.values()),
         pieces=_pieces(pair, evidence),
-        worst=None if passed else _worst(pair, feeds, found, list(checks.values())),
+        worst=None if passed else _worst(pair, feeds, found, list(checks.values()), evidence),
     )
 
 
@@ -208,10 +208,18 @@ def _check(name: str, judgements: Sequence[Judgement], evidence: Evidence) -> Ou
     )
 
 
-def _worst(pair: Pair, feeds: Sequence[Feeds], found: Found, checks: Sequence[OutputCheck]) -> str:
+def _worst(
+    pair: Pair,
+    feeds: Sequence[Feeds],
+    found: Found,
+    checks: Sequence[OutputCheck],
+    evidence: Evidence,
+) -> str:
     check = max((c for c in checks if not c.passed), key=lambda c: c.noise_ratio)
     judgements = found[check.name]
     sentence = f"output {check.name!r}: {_fault(judgements)}"
+    if evidence.method != "float64":  # no float64 run can be had, so none to look into
+        return sentence
     at = max(range(len(judgements)), key=lambda n: judgements[n].noise_ratio)
     try:
         node = locate(pair[0].model, pair[1].model, feeds[at])

@@ -9,15 +9,26 @@ blocks is a plain set of axes of the split array.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from math import prod
+
 import numpy as np
 import numpy.typing as npt
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import Fiber
 
-__all__ = ["fiber_means", "is_centred", "rounding_of", "split_digits", "within_rounding"]
+__all__ = [
+    "fiber_means",
+    "is_centred",
+    "parts_of_sets",
+    "rounding_of",
+    "split_digits",
+    "within_rounding",
+]
 
 _SAMPLED_SETS = 64
+_PART_ELEMENTS = 1 << 20  # float64 work space of a few times 8 MiB
 # Half the distance of neighbouring numbers: relative, and absolute below the normal range.
 _ROUNDOFF = {
     "bfloat16": (2.0**-8, 2.0**-134),
@@ -54,6 +65,19 @@ def split_digits(shape: tuple[int, ...], fiber: Fiber) -> tuple[tuple[int, ...],
     return tuple(digits), tuple(members)
 
 
+def parts_of_sets(digits: tuple[int, ...], members: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    """Yield parts of an array of digits that hold whole sets, of about 2^20 elements each."""
+    others = [axis for axis in range(len(digits)) if axis not in members]
+    if not others:
+        yield (slice(None),) * len(digits)
+        return
+    along = max(others, key=lambda axis: (digits[axis], -axis))
+    rest = max(1, prod(digits) // max(1, digits[along]))
+    step = max(1, _PART_ELEMENTS // rest)
+    for start in range(0, max(1, digits[along]), step):
+        yield (*(slice(None),) * along, slice(start, start + step))
+
+
 def fiber_means(array: Array, fiber: Fiber) -> npt.NDArray[np.float64]:
     """Return the float64 mean over each set, in digit shape with the fiber's digits kept as 1."""
     digits, members = split_digits(array.shape, fiber)
@@ -79,7 +103,8 @@ def is_centred(array: Array, fiber: Fiber, magnitude: float = 0.0) -> bool:
         sample = view.take(range(0, digits[first], digits[first] // _SAMPLED_SETS), axis=first)
         if not _has_zero_means(sample, members, roundoff):
             return False
-    return _has_zero_means(view, members, roundoff)
+    parts = parts_of_sets(digits, members)
+    return all(_has_zero_means(view[part], members, roundoff) for part in parts)
 
 
 def _has_zero_means(view: Array, members: tuple[int, ...], roundoff: tuple[float, float]) -> bool:

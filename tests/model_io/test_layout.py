@@ -185,6 +185,16 @@ def test_without_the_data_that_it_shares_a_model_is_refused(tmp_path: Path) -> N
         model_io.load(result.model)
 
 
+def test_data_that_changed_since_it_was_read_is_not_shared(tmp_path: Path) -> None:
+    source = save(rich_model(), tmp_path / "in.onnx", "in.data")
+    model = changed(source)
+    with open(tmp_path / "in.data", "ab") as file:
+        file.write(b"more")
+    with pytest.raises(ModelError, match="the file has changed since it was loaded"):
+        written(model, tmp_path / "out.onnx", share=True, source=source)
+    assert listing(tmp_path) == ["in.data", "in.onnx"]
+
+
 def test_weights_cannot_be_shared_from_elsewhere(tmp_path: Path) -> None:
     source = save(rich_model(), tmp_path / "in.onnx", "in.data")
     whole = save(rich_model(), tmp_path / "whole.onnx")

@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onnxfold.affine.channels import Channels
 from onnxfold.errors import InvariantError
-from onnxfold.graph import AxisBlock, Fiber
+from onnxfold.graph import AxisBlock, Fiber, whole_axes
+from onnxfold.rewrite import edited
 from onnxfold.rewrite.centre import centred, centred_tensor
 from onnxfold.zero_mean.arrays import fiber_means, is_centred
 from tests.soundness.projector import project, set_numbers
@@ -175,3 +177,23 @@ def test_centring_twice_is_centring_once_but_for_rounding() -> None:
     fiber = Fiber((AxisBlock(1, 1, 16, 1),))
     once = centred(W, fiber)
     np.testing.assert_allclose(centred(once, fiber), once, rtol=2.0**-23, atol=2.0**-24)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("shape", [(1000, 48), (48, 1000), (7, 5, 96), (301,)])
+@pytest.mark.parametrize("axis", [0, -1])
+def test_parts_are_the_rows_of_the_whole(
+    dtype: type, shape: tuple[int, ...], axis: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edited, "_CHUNK_ELEMENTS", 1000)
+    monkeypatch.setattr(edited, "_PART_BYTES", 10_000)
+    rng = np.random.default_rng(3)
+    W = rng.standard_normal(shape).astype(dtype)
+    fiber = whole_axes(shape, (axis % len(shape),))
+    assert fiber is not None
+    factor = edited.Scale(Channels.along([(0, shape[0])]), rng.standard_normal(shape[0]))
+    tensor = edited.edited(edited.edited(ir.tensor(W), factor, "W"), edited.Centre(fiber), "W")
+    parts = list(tensor.parts())
+    assert (len(parts) > 1) == (W.nbytes > 10_000)
+    assert max(part.nbytes for part in parts) <= max(10_000, 2 * 1000 * W.itemsize)
+    np.testing.assert_array_equal(np.concatenate(parts), tensor.numpy())
