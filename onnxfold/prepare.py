@@ -3,8 +3,7 @@
 Calls of model-local functions are inlined, except onnxfold's own, and operators that fuse a
 residual addition with a norm are split into the addition and the norm, so that the analysis
 walks through the addition; lowering fuses them again.  Transposes that an optimizer moved into
-a norm are moved back in front of it.  Factors in a row are merged, and GELU gets the spelling that
-runtimes fuse.
+a norm are moved back in front of it.  Factors in a row are merged.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from onnxfold.errors import ModelError
-from onnxfold.gelu import respell_gelu
 from onnxfold.graph import node_label, operator
 from onnxfold.graph.shapes import all_graphs, fill_types
 from onnxfold.merges import merge_factors
@@ -61,7 +59,6 @@ def prepare(model: ir.Model) -> Prepared:
     if split or moved:
         fill_types(clone)
     merge_factors(clone)
-    respell_gelu(clone)
     return Prepared(clone, inlined, split, left, moved)
 
 

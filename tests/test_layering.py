@@ -29,7 +29,6 @@ _ORDER = (
     "skip_forms",
     "transposes",
     "merges",
-    "gelu",
     "prepare",
     "inputs",
     "reference",
