@@ -19,7 +19,7 @@ from typing import Any
 
 __all__ = ["Server", "free_ports", "serving"]
 
-_START_S = 120.0  # two seconds on a machine that does nothing else
+_START_S = 300.0  # a few seconds on a machine that does nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Server:
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(timeout=120)
+        return self.process.wait(timeout=300)
 
     def get(self, path: str) -> tuple[int, Any]:
         return _answer(urllib.request.Request(f"http://{self.http}{path}"))
@@ -88,7 +88,7 @@ def serving(folder: Path, *words: str | Path) -> Iterator[Server]:
     finally:
         if process.poll() is None:
             process.terminate()
-            process.wait(timeout=120)
+            process.wait(timeout=300)
 
 
 def _wait_until_ready(server: Server) -> None:

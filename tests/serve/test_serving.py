@@ -173,7 +173,7 @@ def failed(*words: str | Path) -> tuple[int, str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert done.stdout == ""
     return done.returncode, done.stderr
