@@ -137,13 +137,13 @@ def arrived(server: Server, model: str) -> float:
 
 
 def test_a_stop_answers_what_is_under_way(folder: Path) -> None:
-    asked = np.array(1500)
+    asked = np.array(400)
 
     def ask(infer: Infer, generator: np.random.Generator) -> None:
         got = infer("slow", {"trips": asked})["y"]
         np.testing.assert_array_equal(got, np.eye(256))
 
-    with serving(folder, folder / "slow.onnx", "--no-optimize") as server:
+    with serving(folder, folder / "slow.onnx", "--no-optimize", "--grace", "280") as server:
         with calling(server, KINDS, ask, once=True) as callers:
             # The last to come runs or waits when the signal comes, and so may the others.
             while arrived(server, "slow") < len(KINDS) and not callers.failures:
