@@ -159,7 +159,8 @@ ONNXFOLD_THREAD Packed load_vector(const T* from) {
 template <class T>
 ONNXFOLD_THREAD void store_vector(T* to, Packed packed) {
 #if defined(__CUDACC__)
-  *reinterpret_cast<uint4*>(to) = bits_as<uint4>(packed);
+  // A plain assignment is now and then taken apart into four stores of 4 bytes.
+  __stwb(reinterpret_cast<uint4*>(to), bits_as<uint4>(packed));
 #else
   memcpy(to, &packed, sizeof(packed));
 #endif

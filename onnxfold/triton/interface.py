@@ -96,7 +96,7 @@ def read_interface(path: Path, *, with_kernels: bool) -> Interface:
     options = ort.SessionOptions()
     options.log_severity_level = 3
     if with_kernels:
-        register(options)
+        register(options, "cpu")
     try:
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except runtime_errors() as error:

@@ -164,7 +164,8 @@ def _library(report: dict[str, Any], device: Device) -> tuple[Path | None, str |
 
 
 def _config(staged: Path, chosen: Deployment, library: Path | None) -> str:
-    # CUDA kernels need a GPU to register on; the bodies of the functions have the same shapes.
+    # This session runs on the CPU, whose own library need not be there where CUDA's is; the bodies
+    # of the functions have the same shapes.
     with_kernels = library is not None and chosen.device is Device.CPU
     interface = read_interface(staged, with_kernels=with_kernels)
     reason = interface.why_not_batched()
