@@ -127,7 +127,7 @@ class TargetLowering:
                 RefusalCode.UNSUPPORTED_TYPE, f"its gamma or beta is no number of {dtype}", label
             )
         spelled = site.form is NormForm.DECOMPOSED
-        if dtype is ir.DataType.DOUBLE and spelled and np.float32(site.epsilon) != site.epsilon:
+        if dtype is ir.DataType.DOUBLE and spelled and float(np.float32(site.epsilon)) != site.epsilon:
             sentence = f"epsilon {site.epsilon!r} fits no attribute, which are float32"
             return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, label)
         least = _least_opset(dtype)
