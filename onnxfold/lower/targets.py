@@ -127,10 +127,10 @@ class TargetLowering:
                 RefusalCode.UNSUPPORTED_TYPE, f"its gamma or beta is no number of {dtype}", label
             )
         spelled = site.form is NormForm.DECOMPOSED
-        if dtype is ir.DataType.DOUBLE and spelled and np.float32(site.epsilon) != site.epsilon:
+        if dtype is ir.DataType.DOUBLE and spelled and float(np.float32(site.epsilon)) != site.epsilon:
             sentence = f"epsilon {site.epsilon!r} fits no attribute, which are float32"
             return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, label)
-        least = 13 if dtype is ir.DataType.BFLOAT16 else MIN_OPSET
+        least = _least_opset(dtype)
         if not least <= opset <= MAX_OPSET:
             return Refusal(
                 RefusalCode.NO_CHEAPER_FORM,
@@ -224,7 +224,8 @@ class TargetLowering:
         """Return value - mean(value) as a call, or as two operators for other axes or types."""
         rank = self._view.rank(value) or 0
         trailing = fiber.axes == tuple(range(rank - len(fiber.axes), rank))
-        if trailing and value.dtype in _FUNCTION_TYPES:
+        called = value.dtype in _FUNCTION_TYPES
+        if trailing and called and _least_opset(value.dtype) <= self._view.opset <= MAX_OPSET:
             name = op_name(statistics=Statistics.CENTER)
             overload = self._overload(value.dtype)
             node = call(name, [value], axes=len(fiber.axes), overload=overload)
@@ -409,6 +410,10 @@ class TargetLowering:
         dtype = (site.output.dtype or ir.DataType.FLOAT).numpy()
         made.append(weight_value(f"{site.output.name}.{role}", part.astype(dtype)))
         return made[-1]
+
+
+def _least_opset(dtype: ir.DataType | None) -> int:
+    return 13 if dtype is ir.DataType.BFLOAT16 else MIN_OPSET
 
 
 def _lost_affine(site: NormSite) -> bool:

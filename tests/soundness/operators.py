@@ -132,19 +132,12 @@ def _summed(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Arra
     return [np.asarray(sum(present[1:], start=present[0]) / len(present))]
 
 
-def _center(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
-    """onnxfold's Center, where a model has no body of it."""
-    x = _required(arrays, 0)
-    return [x - x.mean(axis=tuple(attributes.get("axes") or (-1,)), keepdims=True)]
-
-
 OPERATORS: tuple[type, ...] = (
     operator("", "SimplifiedLayerNormalization", _simplified),
     operator("", "BatchNormalization", _batch_norm),
     operator("", "GroupNormalization", _group_normalization),
     operator("", "Mean", _summed),
     operator("", "MeanVarianceNormalization", _mean_variance),
-    operator("onnxfold", "Center", _center),
     operator(_MICROSOFT, "SkipLayerNormalization", _skip),
     operator(_MICROSOFT, "SkipSimplifiedLayerNormalization", _skip_simplified),
     operator(_MICROSOFT, "EmbedLayerNormalization", _embedding),

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx_ir as ir
 from onnx import TensorProto
 
-from onnxfold.lower.functions import function
 from tests.soundness.random_graphs.draft import Draft, T
 
-__all__ = ["Carriers"]
+__all__ = ["KINDS", "Carriers"]
 
-_KINDS = (
+KINDS = (
     "add", "add", "sub", "sum", "scale", "divide", "neg", "cast", "cast_like", "dropout", "where",
     "transpose", "reshape", "flatten", "slices", "gather", "gather_nd", "attention", "mixing",
     "reduce", "reduce_sum", "tile", "pad", "cumsum", "pool", "resize", "square", "affine",
@@ -25,7 +23,7 @@ class Carriers(Draft):
 
     def carry(self) -> None:
         x, y = self.stream(), self.stream()
-        kind = self.rng.choice(_KINDS)
+        kind = self.rng.choice(KINDS)
         self.made[f"carrier {kind}"] += 1
         self.body.streams.append(getattr(self, f"carry_{kind}")(x, y))
 
@@ -165,12 +163,10 @@ class Carriers(Draft):
 
     def carry_center(self, x: str, y: str) -> str:
         """A centring that is there already, as onnxfold writes it."""
-        name = "Center"
-        bodied = self.opset >= 13 or self.dtype != TensorProto.BFLOAT16
-        if bodied and name not in self.functions:
-            body = function(name, self.opset, ir.DataType(self.dtype))
-            self.functions[name] = ir.to_proto(body)
-        return self.node(name, x, domain="onnxfold", axes=[-1], axis=-1)
+        if self.opset < 13 and self.dtype == TensorProto.BFLOAT16:
+            return self.carry_minus_mean(x, y)
+        self.own("Center")
+        return self.node("Center", x, domain="onnxfold", axes=[-1], axis=-1)
 
     def carry_triangle(self, x: str, y: str) -> str:
         if self.opset < 14:

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxfold.lower.functions import function
 from tests.soundness.sample import Array
 
 __all__ = ["TYPES", "B", "Body", "Draft", "H", "RandomGraph", "T"]
@@ -82,6 +84,12 @@ class Draft:
         self.body.nodes.append(made)
         self.domains |= {made.domain} - {""}
         return names
+
+    def own(self, name: str) -> None:
+        """Give the model the body of one of onnxfold's functions."""
+        if name not in self.functions:
+            body = function(name, self.opset, ir.DataType(self.dtype))
+            self.functions[name] = ir.to_proto(body)
 
     def input(self, name: str, array: Array, dims: list[Any] | None = None) -> str:
         """An input of the model with the array to feed it."""

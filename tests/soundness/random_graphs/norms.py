@@ -129,7 +129,8 @@ class Norms(Draft):
             self.made["epsilon outside of the root"] += 1
             root = self.node("Add", self.node("Sqrt", variance), self.scalar(EPSILON))
             return self.node("Div", centred, root)
-        moved = self.node("Add", *self.rng.sample([variance, self.scalar(EPSILON)], 2))
+        epsilon = self.scalar(self.rng.choice((EPSILON, EPSILON, 1e-3)))
+        moved = self.node("Add", *self.rng.sample([variance, epsilon], 2))
         kind = self.rng.random()
         if kind < 0.15:
             inverse = self.node("Pow", moved, self.scalar(-0.5))

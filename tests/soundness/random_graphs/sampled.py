@@ -46,6 +46,8 @@ class _Sampled(Draft):
     def make(self) -> RandomGraph:
         self.made[f"sampled {'.'.join(filter(None, self.key))}"] += 1
         names = [self.operand(index) for index in range(len(self.sample.operands))]
+        if self.sample.domain == "onnxfold":
+            self.own(self.sample.op_type)
         attributes = {"domain": self.sample.domain, **self.sample.attributes}
         results = self.nodes(self.sample.op_type, *names, outputs=self.sample.outputs, **attributes)
         arrays = self.sample.evaluator()(self.sample.arrays())
