@@ -127,7 +127,8 @@ class TargetLowering:
                 RefusalCode.UNSUPPORTED_TYPE, f"its gamma or beta is no number of {dtype}", label
             )
         spelled = site.form is NormForm.DECOMPOSED
-        if dtype is ir.DataType.DOUBLE and spelled and float(np.float32(site.epsilon)) != site.epsilon:
+        rounded = float(np.float32(site.epsilon))
+        if dtype is ir.DataType.DOUBLE and spelled and rounded != site.epsilon:
             sentence = f"epsilon {site.epsilon!r} fits no attribute, which are float32"
             return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, label)
         least = _least_opset(dtype)
