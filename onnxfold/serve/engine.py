@@ -14,7 +14,7 @@ from onnxfold import model_io
 from onnxfold.errors import ModelError, OnnxfoldError, UsageError
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.model_io.messages import first_cause
-from onnxfold.runtime import get_library_path, register, runtime_errors
+from onnxfold.runtime import device_of, get_library_path, register, runtime_errors
 from onnxfold.serve.batching import RunError
 from onnxfold.serve.codec import RequestError
 from onnxfold.serve.signature import Array, Signature, signature_of, why_not_batched
@@ -51,7 +51,7 @@ class Engine:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
-        kernels = _registered(options)
+        kernels = _registered(options, providers)
         try:
             session = ort.InferenceSession(
                 str(path), options, providers=list(providers) or ["CPUExecutionProvider"]
@@ -104,14 +104,15 @@ class Engine:
         return None
 
 
-def _registered(options: ort.SessionOptions) -> str | None:
+def _registered(options: ort.SessionOptions, providers: Sequence[str]) -> str | None:
+    device = device_of(providers)
     try:
-        get_library_path()
+        get_library_path(device)
     except UsageError:
         raise  # the environment names a library that is not there
     except OnnxfoldError as error:
         return str(error)
-    register(options)
+    register(options, device)
     return None
 
 
