@@ -55,10 +55,16 @@ def _fewer_nodes(graph: RandomGraph, failing: Failing) -> RandomGraph:
     values = _values(graph)
     for node in reversed(list(graph.model.graph.node)):
         for output in node.output if node.op_type != "Constant" else ():
+            size = len(graph.model.graph.node)
             computed = {name for n in graph.model.graph.node for name in n.output}
-            if output not in values or output not in computed or _is_fed(node, graph):
+            if output not in values or output not in computed:
                 continue
-            graph = next((c for c in _without(graph, node, output, values) if failing(c)), graph)
+            smaller = (
+                candidate
+                for candidate in _without(graph, node, output, values)
+                if len(candidate.model.graph.node) < size and failing(candidate)
+            )
+            graph = next(smaller, graph)
     return graph
 
 
@@ -69,11 +75,6 @@ def _without(
     for source in dict.fromkeys(node.input):
         if source in values and _alike(values[source], values[output]):
             yield _reading(graph, output, source)
-
-
-def _is_fed(node: onnx.NodeProto, graph: RandomGraph) -> bool:
-    """Whether the node only passes on an input, which cutting would only rename."""
-    return node.op_type == "Identity" and node.input[0] in graph.feeds
 
 
 def _alike(a: Array, b: Array) -> bool:
