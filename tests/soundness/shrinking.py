@@ -29,36 +29,52 @@ def shrunk(graph: RandomGraph, failing: Failing) -> RandomGraph:
     """Return the smallest graph on the way down for which ``failing`` still holds."""
     current = graph
     while True:
-        smaller = next((c for c in _candidates(current) if failing(c)), None)
-        if smaller is None:
+        before = current
+        for smaller in (_fewer_outputs, _fewer_nodes):
+            current = smaller(current, failing)
+        if current is before:
             return current
-        current = smaller
 
 
-def _candidates(graph: RandomGraph) -> Iterator[RandomGraph]:
-    """Yield models that are one step smaller, the largest steps first."""
+def _fewer_outputs(graph: RandomGraph, failing: Failing) -> RandomGraph:
     outputs = [value.name for value in graph.model.graph.output]
     for keep in outputs if len(outputs) > 1 else ():
-        yield _with_outputs(graph, [keep])
+        alone = _with_outputs(graph, [keep])
+        if failing(alone):
+            return alone
     for gone in outputs if len(outputs) > 2 else ():
-        yield _with_outputs(graph, [name for name in outputs if name != gone])
+        left = [value.name for value in graph.model.graph.output if value.name != gone]
+        candidate = _with_outputs(graph, left)
+        if len(left) > 0 and failing(candidate):
+            graph = candidate
+    return graph
+
+
+def _fewer_nodes(graph: RandomGraph, failing: Failing) -> RandomGraph:
+    """Cut or bypass one node after the other, from the outputs to the inputs."""
     values = _values(graph)
-    nodes = list(graph.model.graph.node)
-    for node in reversed(nodes):
-        if node.op_type == "Constant":
-            continue
-        for output in node.output:
-            if output not in values or _is_fed(node, graph):
+    for node in reversed(list(graph.model.graph.node)):
+        for output in node.output if node.op_type != "Constant" else ():
+            size = len(graph.model.graph.node)
+            computed = {name for n in graph.model.graph.node for name in n.output}
+            if output not in values or output not in computed:
                 continue
-            for source in dict.fromkeys(node.input):
-                if source in values and _alike(values[source], values[output]):
-                    yield _reading(graph, output, source)
-            yield _cut(graph, output, values[output])
+            smaller = (
+                candidate
+                for candidate in _without(graph, node, output, values)
+                if len(candidate.model.graph.node) < size and failing(candidate)
+            )
+            graph = next(smaller, graph)
+    return graph
 
 
-def _is_fed(node: onnx.NodeProto, graph: RandomGraph) -> bool:
-    """Whether the node only passes on an input, which cutting would only rename."""
-    return node.op_type == "Identity" and node.input[0] in graph.feeds
+def _without(
+    graph: RandomGraph, node: onnx.NodeProto, output: str, values: dict[str, Array]
+) -> Iterator[RandomGraph]:
+    yield _cut(graph, output, values[output])
+    for source in dict.fromkeys(node.input):
+        if source in values and _alike(values[source], values[output]):
+            yield _reading(graph, output, source)
 
 
 def _alike(a: Array, b: Array) -> bool:

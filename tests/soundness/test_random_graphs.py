@@ -25,7 +25,11 @@ _NOT_TRIGGERED = {
 # In which roles a line must be met on the way back from a norm.  A reader that passes a shift on
 # is confirmed by the carrier that it names.
 _LINEAR = frozenset({"writer", "carrier", "passes"})
+_ATTENTION = frozenset({"carrier", "passes", "exact"})  # keys and queries are read exactly
 _ROLES = {
+    "Attention": _ATTENTION,
+    "GroupQueryAttention": _ATTENTION,
+    "MultiHeadAttention": _ATTENTION,
     "Softmax": frozenset({"sink", "exact"}),
     "LogSoftmax": frozenset({"sink", "exact"}),
     "Shape": frozenset({"sink"}),
