@@ -110,8 +110,9 @@ class StagedModel:
         shards = tuple(final.parent / name for name in self._data.written)
         kept = tuple(final.parent / location for location in self._data.shared)
         staged = [self.path, *(self.path.with_name(shard.name) for shard in shards)]
-        nbytes = sum(path.stat().st_size for path in staged)
+        nbytes = 0
         try:
+            nbytes = sum(path.stat().st_size for path in staged)
             replaces = final.exists()
             left = [path for path in orphans(final, self._source) if path not in kept]
             if replaces:
