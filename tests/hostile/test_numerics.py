@@ -83,7 +83,6 @@ def test_only_the_norm_behind_such_a_weight_is_left() -> None:
 def test_bad_conditions_give_the_same_answer_or_none(dtype: Any, epsilon: float, case: str) -> None:
     rng = np.random.default_rng(2)
     square = rng.standard_normal((WIDTH, WIDTH))
-    least = float(np.finfo(dtype).smallest_subnormal)
     given: dict[str, dict[str, Any]] = {
         "plain": {},
         "gamma 0": {"g": np.zeros(WIDTH)},

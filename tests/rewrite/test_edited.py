@@ -87,7 +87,7 @@ def test_a_weight_with_inf_or_nan_is_not_centred(value: float) -> None:
 
 
 def test_a_weight_that_leaves_the_range_of_its_type_is_not_centred() -> None:
-    W = np.full((1000, 64), -60000, np.float16)
+    W = np.full_like(_weight(np.float16), -60000)
     W[7, 3] = 60000
     with pytest.raises(UnfitWeightError, match="would leave the range of float16"):
         _edited(W, _centre(1))
