@@ -388,6 +388,8 @@ def _write(
         if checked:
             rewritten = ModelSource(model_io.load(staged.path), staged.path)
             verification = _verified(source, rewritten, options, clock)
+        # The check ran the original from its file too.
+        model_io.check_unchanged(source.model)
         files = staged.commit()
     document = {
         "path": str(files.model),

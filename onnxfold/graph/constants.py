@@ -10,11 +10,12 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_ir as ir
 
 from onnxfold.graph.dims import Shape
 
-__all__ = ["ConstantFolder", "constant_tensor", "weight_value"]
+__all__ = ["ConstantFolder", "constant_tensor", "in_memory", "weight_value", "whole_node"]
 
 Array = npt.NDArray[np.generic]
 
@@ -158,7 +159,7 @@ class ConstantFolder:
         from onnx import helper
         from onnx.reference import ReferenceEvaluator  # slow to import, seldom needed
 
-        proto = ir.to_proto(node)
+        proto = whole_node(node)
         feeds = {name: array for name, array in zip(proto.input, inputs, strict=True) if name}
         # In a model, for a node by itself is read as one of the newest opset (onnx 1.23).
         operands = [helper.make_empty_tensor_value_info(name) for name in feeds]
@@ -176,6 +177,27 @@ def _product(sizes: Array | list[int] | None) -> float:
     if sizes is None:
         return float("inf")
     return float(np.prod(np.asarray(sizes, dtype=np.float64)))
+
+
+def in_memory(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """Return the tensor, read or computed.
+
+    What onnx itself evaluates or infers reads no external data, and serializing a lazy tensor wraps
+    what it raises.
+    """
+    if not isinstance(tensor, (ir.ExternalTensor, ir.LazyTensor)):
+        return tensor
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
+
+
+def whole_node(node: ir.Node) -> onnx.NodeProto:
+    """Return the node as a protobuf whose tensors are all in it."""
+    proto = ir.serde.serialize_node(node)
+    for attribute in proto.attribute:
+        if attribute.t.data_location == onnx.TensorProto.EXTERNAL:
+            tensor = in_memory(node.attributes[attribute.name].as_tensor())
+            attribute.t.CopyFrom(ir.serde.serialize_tensor(tensor))
+    return proto
 
 
 def weight_value(name: str, array: Array) -> ir.Value:

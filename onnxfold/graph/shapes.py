@@ -14,6 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError
+from onnxfold.graph.constants import in_memory
 from onnxfold.graph.dims import Dim, Shape
 from onnxfold.graph.stand_ins import stand_in
 
@@ -130,7 +131,7 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
     for value in graph.initializers.values():
         tensor = value.const_value
         if tensor is not None and tensor.nbytes <= _LARGE_TENSOR_BYTES:
-            proto.initializer.append(ir.serde.serialize_tensor(_in_memory(tensor)))
+            proto.initializer.append(ir.serde.serialize_tensor(in_memory(tensor)))
             proto.initializer[-1].name = value.name or ""
         elif tensor is not None and value not in listed:
             shape, dtype = tensor.shape.numpy(), tensor.dtype.value
@@ -174,16 +175,6 @@ def _check_size(node: ir.Node) -> None:
         raise ModelError(f"node '{node.name or node.op_type}' asks for {shown} elements")
 
 
-def _in_memory(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """The tensor, read or computed.
-
-    onnx's inference reads no external data, and serializing a lazy tensor wraps what it raises.
-    """
-    if not isinstance(tensor, (ir.ExternalTensor, ir.LazyTensor)):
-        return tensor
-    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
-
-
 def _node(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto:
     replacement = stand_in(node, home)
     if replacement is not None:
@@ -205,7 +196,7 @@ def _node(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto:
                     graph,
                 )
         elif isinstance(attribute.value, ir.ExternalTensor) and not _is_large(attribute):
-            inside = ir.AttrTensor(name, _in_memory(attribute.as_tensor()))
+            inside = ir.AttrTensor(name, in_memory(attribute.as_tensor()))
             proto.attribute.append(ir.serde.serialize_attribute(inside))
         elif not _is_large(attribute):
             proto.attribute.append(ir.serde.serialize_attribute(attribute))

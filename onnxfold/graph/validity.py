@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import onnx
 import onnx_ir as ir
 
+from onnxfold.graph.constants import whole_node
 from onnxfold.graph.shapes import skeleton
 from onnxfold.graph.stand_ins import stand_in
 
@@ -35,9 +36,7 @@ def complaint(model: ir.Model) -> str | None:
     try:
         plain = skeleton(model)
         home = onnx.GraphProto()
-        replaced = [
-            ir.to_proto(n) for n in model.graph.all_nodes() if stand_in(n, home) is not None
-        ]
+        replaced = [whole_node(n) for n in model.graph.all_nodes() if stand_in(n, home) is not None]
         _check_nodes([*replaced, *plain.graph.node], plain.opset_import, plain.ir_version)
         for function in plain.functions:
             _check_nodes(function.node, function.opset_import, plain.ir_version)

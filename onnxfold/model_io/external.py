@@ -18,10 +18,12 @@ from onnxfold.model_io import tensors, wire
 from onnxfold.model_io.check import packed_nbytes
 from onnxfold.model_io.messages import one_line, show
 
-__all__ = ["FileTensor", "attach", "model_folders", "resolve"]
+__all__ = ["FileTensor", "attach", "check_unchanged", "model_folders", "remember", "resolve"]
 
 # A mapping costs about 15 us; arrays of less than this are read once and kept.
 _KEEP_BYTES = 16384
+# Key of `ir.Model.meta`: the files that a model was read from, and their state then.
+_FILES = "onnxfold.files"
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -191,9 +193,31 @@ def attach(model: ir.Model, folders: Sequence[Path], model_file: Path | None, la
             slot.put(FileTensor(path, status, offset, link, in_model=inside is not None))
         for path, used in ranges.items():
             _check_overlap(path, used)
+        model.meta[_FILES] = {os.fspath(path): _stamp(status) for path, status in files.values()}
         return bool(files.keys() - {wire.IN_MODEL})
     except ModelError as error:
         raise ModelError(f"{label}: {one_line(str(error))}") from error
+
+
+def remember(model: ir.Model, path: Path, status: os.stat_result) -> None:
+    """Note the state of a file that the model was read from, for `check_unchanged`."""
+    model.meta.setdefault(_FILES, {})[os.fspath(path)] = _stamp(status)
+
+
+def check_unchanged(model: ir.Model) -> None:
+    """Refuse to go on where a file that a model was read from is no longer the one it was.
+
+    Raises:
+        ModelError: it is gone, or has another size, time or inode than when it was loaded.
+
+    """
+    for path, stamp in model.meta.get(_FILES, {}).items():
+        try:
+            now = _stamp(os.stat(path))
+        except OSError as error:
+            raise ModelError(f"{show(path)}: {error.strerror} (it was there)") from error
+        if now != stamp:
+            raise ModelError(f"{show(path)}: the file has changed since it was loaded; run again")
 
 
 def _empty(link: ir.ExternalTensor) -> ir.Tensor[npt.NDArray[np.generic]]:

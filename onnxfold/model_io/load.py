@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped] 
 from onnxfold.errors import ModelError
 from onnxfold.model_io import wire
 from onnxfold.model_io.check import check_model
-from onnxfold.model_io.external import attach, model_folders, resolve
+from onnxfold.model_io.external import attach, model_folders, remember, resolve
 from onnxfold.model_io.messages import first_cause, show
 from onnxfold.model_io.tensors import tensor_protos
 
@@ -49,8 +49,11 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     """
     path = Path(path)
     label = show(path)
-    proto = _parse(path, label)
-    return _to_ir(proto, model_folders(path), Path(os.path.realpath(path)), label)
+    proto, status = _parse(path, label)
+    real = Path(os.path.realpath(path))
+    model = _to_ir(proto, model_folders(path), real, label)
+    remember(model, real, status)
+    return model
 
 
 def from_proto(proto: onnx.ModelProto, folder: str | os.PathLike[str] | None = None) -> ir.Model:
@@ -73,7 +76,7 @@ def references(path: str | os.PathLike[str]) -> frozenset[Path]:
     """
     path = Path(path)
     label = show(path)
-    proto = _parse(path, label)
+    proto, _ = _parse(path, label)
     if not proto.HasField("graph"):
         raise ModelError(f"{label}: not an ONNX model")
     links = (t for t in tensor_protos(proto) if t.data_location == onnx.TensorProto.EXTERNAL)
@@ -84,7 +87,7 @@ def references(path: str | os.PathLike[str]) -> frozenset[Path]:
     return frozenset(resolve(name, folders, label) for name in names - {wire.IN_MODEL})
 
 
-def _parse(path: Path, label: str) -> onnx.ModelProto:
+def _parse(path: Path, label: str) -> tuple[onnx.ModelProto, os.stat_result]:
     try:
         status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):
@@ -113,7 +116,7 @@ def _parse(path: Path, label: str) -> onnx.ModelProto:
         proto.ParseFromString(data)
     except DecodeError as error:
         raise ModelError(f"{label}: not an ONNX model, or damaged: {first_cause(error)}") from error
-    return proto
+    return proto, status
 
 
 def _deserialize(proto: onnx.ModelProto, label: str) -> ir.Model:

@@ -110,8 +110,9 @@ class StagedModel:
         shards = tuple(final.parent / name for name in self._data.written)
         kept = tuple(final.parent / location for location in self._data.shared)
         staged = [self.path, *(self.path.with_name(shard.name) for shard in shards)]
-        nbytes = sum(path.stat().st_size for path in staged)
+        nbytes = 0
         try:
+            nbytes = sum(path.stat().st_size for path in staged)
             replaces = final.exists()
             left = [path for path in orphans(final, self._source) if path not in kept]
             if replaces:
@@ -131,21 +132,35 @@ class StagedModel:
         return OutputFiles(final, shards, nbytes, kept)
 
     def _publish(self, final: Path, shards: tuple[Path, ...]) -> None:
-        for shard in shards:
-            if os.path.lexists(shard):
-                raise ModelError(
-                    f"{show(shard)}: another process has written it meanwhile; run again"
-                )
         published: list[Path] = []
         try:
             for shard in shards:
-                os.replace(self.path.with_name(shard.name), shard)
+                _place(self.path.with_name(shard.name), shard)
                 published.append(shard)
             os.replace(self.path, final)
         except BaseException:
             for shard in published:
                 shard.unlink()
             raise
+
+
+def _place(staged: Path, final: Path) -> None:
+    """Give a file its final name, which nothing may have: a rename would replace in silence."""
+    try:
+        try:
+            os.link(staged, final)
+        except OSError as error:
+            # The file system has no hard links, or the name is taken.
+            if error.errno == errno.EEXIST or os.path.lexists(final):
+                raise FileExistsError(errno.EEXIST, "File exists") from error
+            os.rename(staged, final)
+        else:
+            # Runtimes refuse data with two hard links; no model names it yet.
+            os.unlink(staged)
+    except FileExistsError as error:
+        raise ModelError(
+            f"{show(final)}: another process has written it meanwhile; run again"
+        ) from error
 
 
 def stage(

@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,10 +134,14 @@ def _captured(folder: Path) -> Iterator[list[str]]:
             os.dup2(descriptor, number)
             os.close(descriptor)
         os.chdir(folder)
-        yield texts
+        with (
+            open(1, "w", closefd=False) as out,
+            open(2, "w", closefd=False) as err,
+            redirect_stdout(out),
+            redirect_stderr(err),
+        ):
+            yield texts
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
         os.chdir(here)
         for number, descriptor in enumerate(kept, start=1):
             os.dup2(descriptor, number)

@@ -30,6 +30,7 @@ _EARLY = {
     RefusalCode.DYNAMIC_FIBER,
     RefusalCode.EXCLUDED,
     RefusalCode.NO_CHEAPER_FORM,
+    RefusalCode.NON_FINITE_WEIGHT,
     RefusalCode.NOT_WORTH,
     RefusalCode.SPATIAL_NORM,
 }
