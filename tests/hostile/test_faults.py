@@ -16,7 +16,7 @@ import pytest
 import onnxfold
 from onnxfold import model_io
 from onnxfold.errors import ModelError
-from tests.hostile.models import WIDTH, layer_norm_model
+from tests.hostile.seeds import WIDTH, layer_norm_model
 from tests.model_io.files import contents, linear, listing, save, weight
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from rich.console import Console
 import onnxfold
 from onnxfold.errors import VerificationError
 from onnxfold.report import print_result
-from tests.hostile.models import WIDTH, layer_norm_model
+from tests.hostile.seeds import WIDTH, layer_norm_model
 
 SHAPES = {"W": (WIDTH, WIDTH), "b": (WIDTH,), "g": (WIDTH,), "c": (WIDTH,), "V": (WIDTH, WIDTH)}
 TYPES = (np.float32, np.float16)

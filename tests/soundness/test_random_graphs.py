@@ -20,6 +20,8 @@ _LARGEST_BATCH = 2500
 _NOT_TRIGGERED = {
     RefusalCode.NOT_WORTH: "every target's costs make an RMSNorm cheaper, and whatever else stands "
     "against a fold has a reason of its own",
+    RefusalCode.NON_FINITE_WEIGHT: "it is learnt when weights are computed, behind the analysis; "
+    "tests/hostile/test_numerics.py does",
 }
 
 # In which roles a line must be met on the way back from a norm.  A reader that passes a shift on
