@@ -34,6 +34,7 @@ _MOST_ELEMENTS, _MOST_VECTOR_ELEMENTS = 2**40, 2**26
 # Where operators read the shape of their result, or a part of it.
 _SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Range": 1, "Tile": 1}
 _FILLED = "onnxfold.types_filled"
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def fill_types(model: ir.Model) -> None:
@@ -87,7 +88,12 @@ def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
     while waiting:
         graph = waiting.pop()
         yield graph
-        bodies = [body for node in graph if node.attributes for _, _, body in _bodies(node)]
+        bodies = [
+            body
+            for node in graph
+            if any(attribute.type in _GRAPHS for attribute in node.attributes.values())
+            for _, _, body in _bodies(node)
+        ]
         waiting += reversed(bodies)
 
 
