@@ -25,7 +25,8 @@ class Place:
     """A constant that changes along ``channels``, in its own coordinates.
 
     ``reader`` is the node input that reads it.  ``copy``: this reader gets a changed copy and the
-    other readers keep the original.  ``value`` empty: the constant is new and starts as zeros.
+    other readers keep the original.  ``value`` empty: the constant is new and starts as zeros;
+    ``behind``: a new Add behind the reader's node adds it, along ``channels`` of its output.
     """
 
     value: str
@@ -33,6 +34,7 @@ class Place:
     channels: Channels
     nbytes: int = 0
     copy: bool = False
+    behind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ def _place(document: Mapping[str, Any]) -> Place:
         _channels(document["channels"]),
         document["nbytes"],
         document["copy"],
+        document["behind"],
     )
 
 

@@ -135,6 +135,11 @@ class _Absorber:
         return self._before[ref]
 
     def _change(self, place: Place, edit: Edit) -> None:
+        if place.behind:
+            if not isinstance(edit, Shift):
+                raise InvariantError(f"a new bias of '{place.reader.node}' is no weight")
+            self._add_behind(place, edit)
+            return
         if not place.value:
             self._add_bias(place, edit)
             return
@@ -150,13 +155,27 @@ class _Absorber:
 
     def _add_bias(self, place: Place, edit: Edit) -> None:
         node = self._node(place)
-        # Not that of the stored weight, which a Cast may follow.
+        bias = self._new_bias(node, (place.channels.size,), edit)
+        _set_input(node, place.reader.index, bias)
+
+    def _add_behind(self, place: Place, edit: Shift) -> None:
+        """Add a new bias to a product; the sum takes over the name and all readers."""
+        node = self._node(place)
+        product, (axis,) = node.outputs[0], place.channels.axes
+        rank = self._view.rank(product)
+        if rank is None:
+            raise InvariantError(f"'{product.name}' is of unknown rank")
+        shape = (place.channels.size, *(1,) * (rank - 1 - axis))
+        bias = self._new_bias(node, shape, Shift(place.channels.renamed({axis: 0}), edit.vector))
+        self._editor.put_behind(product, ir.node("Add", [product, bias]))
+
+    def _new_bias(self, node: ir.Node, shape: tuple[int, ...], edit: Edit) -> ir.Value:
+        # Not the type of the stored weight, which a Cast may follow.
         known = [value.dtype for value in (node.outputs[0], *node.inputs) if value is not None]
         dtype = next(dtype for dtype in known if dtype is not None)
-        zeros = ir.Tensor(np.zeros(place.channels.size, dtype.numpy()), dtype=dtype)
+        zeros = ir.Tensor(np.zeros(shape, dtype.numpy()), dtype=dtype)
         name = f"{node.outputs[0].name}.bias"
-        bias = self._editor.new_constant(node.outputs[0], edited(zeros, edit, name), name)
-        _set_input(node, place.reader.index, bias)
+        return self._editor.new_constant(node.outputs[0], edited(zeros, edit, name), name)
 
     def _node(self, place: Place) -> ir.Node:
         node = self._values[place.reader.node].producer()
