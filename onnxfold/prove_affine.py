@@ -180,6 +180,8 @@ class _Checker(ForwardChecker):
             return
         if not related:
             raise Failed("reads a constant that has changed")
+        if node.op_type == "Split" and self._cut(node, twin, related):
+            return
         reactions = {
             index: react(self._before, node, index, image.channels or Channels(()))
             for index, image in related.items()
@@ -226,6 +228,29 @@ class _Checker(ForwardChecker):
         if channels is not None and node.op_type != "Add":
             raise Failed("sees a changed value in an activation")
         self._images[node.outputs[0]] = Image(twin.outputs[0], channels, r, s)
+        return True
+
+    def _cut(self, node: ir.Node, twin: ir.Node, related: dict[int, Image]) -> bool:
+        """split(r * v + s)_i = r_i * split(v)_i + s_i, along the one axis that the change is on."""
+        image, rank = related.get(0), self._before.rank(node.inputs[0])
+        if image is None or image.channels is None or rank is None or node.domain != "":
+            return False
+        axis = node.attributes.get_int("axis", 0) % rank
+        digits = image.channels.digits
+        if len(digits) != 1 or not digits[0].whole or digits[0].axis != axis:
+            return False
+        if len(related) > 1 or not all(self._unchanged(*p) for p in pairs(node, twin)[1:]):
+            raise Failed("cuts a changed value elsewhere")
+        sizes = [self._before.dim(output, axis) for output in node.outputs]
+        known = [size for size in sizes if isinstance(size, int)]
+        if len(known) != len(sizes) or sum(known) != image.channels.size:
+            raise Failed("cuts a changed value into parts of unknown size")
+        r, s = self._numbers(image, image.channels)
+        ends = np.cumsum(known)
+        for size, end, old, new in zip(known, ends, node.outputs, twin.outputs, strict=True):
+            part = slice(int(end) - size, int(end))
+            channels = Channels.along([(axis, size)])
+            self._images[old] = Image(new, channels, r[part], s[part])
         return True
 
     def _absorb(

@@ -119,7 +119,7 @@ def _candidate(
         if obstacle is not None:
             return obstacle
     if not beta:
-        readers = [replace(reader, bias=None) for reader in readers]
+        readers = [reader.without_beta() for reader in readers]
     gamma = source.gamma is not None
     fusion = AffineFusion(
         source.site.name, view.ref(source.site.output), gamma, beta, tuple(readers)
@@ -143,7 +143,7 @@ def _with_new_biases(
     cost = 0
     for item, reader in zip(found, readers, strict=True):
         node = item.reader.node
-        if reader.bias is not None:
+        if reader.biases:
             made.append(reader)
             continue
         place = _behind(view, node, item.absorbs, reader.outer)
@@ -203,7 +203,10 @@ def _absorption(view: GraphView, item: Reached) -> Absorption | Refusal:
     whole = all(digit.whole for digit in root.outer.digits)
     disjoint = not set(root.outer.axes) & set(root.channels.axes) or absorbs.bias is not None
     bias = _bias(view, node, absorbs, root) if whole and disjoint else None
-    return Absorption(_ref(view, item.reader), weight, root.outer, bias, absorbs.factor)
+    made = Absorption(_ref(view, item.reader), weight, root.outer, bias, absorbs.factor)
+    if bias is not None or not (whole and disjoint) or absorbs.bias is not None:
+        return made
+    return replace(made, parts=_parts(view, node.outputs[0], absorbs))
 
 
 def _bias(view: GraphView, node: ir.Node, absorbs: Absorbs, root: Root) -> Place | None:
@@ -221,6 +224,38 @@ def _bias(view: GraphView, node: ir.Node, absorbs: Absorbs, root: Root) -> Place
             return None
         return _place(view, operand, reader, Channels.along([(len(shape) - 1, size)]))
     return _added(view, node.outputs[0], absorbs.output)
+
+
+def _parts(view: GraphView, value: ir.Value, absorbs: Absorbs) -> tuple[Place, ...]:
+    """Return what the Adds behind a Split of ``value`` along its channels add, none if one lacks.
+
+    What is left of joined projections: q, k and v are one product, and each has its own bias.
+    """
+    readers, output = view.readers(value), absorbs.output
+    if absorbs.shift_refusal is not None or len(readers) != 1 or view.is_output(value):
+        return ()
+    node, rank = readers[0].node, view.rank(value)
+    if (
+        (node.domain, node.op_type) != ("", "Split")
+        or rank is None
+        or node.graph is not value.graph
+    ):
+        return ()
+    axis = node.attributes.get_int("axis", 0) % rank
+    if readers[0].index != 0 or output.axes != (axis,) or len(output.digits) != 1:
+        return ()
+    places: list[Place] = []
+    start = 0
+    for part in node.outputs:
+        size = view.dim(part, axis)
+        if not isinstance(size, int) or size < 2:
+            return ()
+        place = _added(view, part, Channels.along([(axis, size)]))
+        if place is None:
+            return ()
+        places.append(replace(place, start=start))
+        start += size
+    return tuple(places) if start == output.size else ()
 
 
 def _added(view: GraphView, value: ir.Value, output: Channels) -> Place | None:
@@ -307,9 +342,11 @@ def _wanted(candidates: Iterable[_Candidate]) -> dict[str, dict[ReaderRef, _Edit
             if candidate.fusion.gamma:
                 place = reader.weight
                 wanted[place.value][place.reader] = ("", place.channels, gamma)
-            if reader.bias is not None and reader.bias.value:
-                place = reader.bias
-                source = f"{reader.weight.value} {reader.factor} {reader.weight.channels}"
+            for place in reader.biases:
+                if not place.value:
+                    continue
+                of = f"{reader.weight.value} {reader.factor} {reader.weight.channels}"
+                source = f"{of} {reader.outer} {place.start}"
                 wanted[place.value][place.reader] = (source, place.channels, beta)
     return wanted
 
@@ -333,6 +370,7 @@ def _with_copies(
             reader,
             weight=(settled(reader.weight) if fusion.gamma else None) or reader.weight,
             bias=settled(reader.bias),
+            parts=tuple(place for part in reader.parts if (place := settled(part)) is not None),
         )
         for reader in fusion.readers
     )

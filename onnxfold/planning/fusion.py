@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from onnxfold.affine.channels import Channels
@@ -27,6 +27,7 @@ class Place:
     ``reader`` is the node input that reads it.  ``copy``: this reader gets a changed copy and the
     other readers keep the original.  ``value`` empty: the constant is new and starts as zeros;
     ``behind``: a new Add behind the reader's node adds it, along ``channels`` of its output.
+    ``start``: of a vector that several constants share, the first element that is this one's.
     """
 
     value: str
@@ -35,13 +36,15 @@ class Place:
     nbytes: int = 0
     copy: bool = False
     behind: bool = False
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Absorption:
     """A linear reader: its weight W takes gamma, its bias takes factor * W beta.
 
-    ``outer`` are the channels of the reader's output in W.
+    ``outer`` are the channels of the reader's output in W.  ``parts``: the biases behind a Split of
+    the output, in place of ``bias``; each takes its part of W beta.
     """
 
     reader: ReaderRef
@@ -49,6 +52,16 @@ class Absorption:
     outer: Channels
     bias: Place | None = None
     factor: float = 1.0
+    parts: tuple[Place, ...] = ()
+
+    @property
+    def biases(self) -> tuple[Place, ...]:
+        """The constants that take W beta, or a part of it."""
+        return self.parts if self.bias is None else (self.bias,)
+
+    def without_beta(self) -> Absorption:
+        """Return what is left to do where beta does not move."""
+        return replace(self, bias=None, parts=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +84,7 @@ class AffineFusion:
         return tuple(
             place
             for reader in self.readers
-            for place in (reader.weight if self.gamma else None, reader.bias)
+            for place in (reader.weight if self.gamma else None, *reader.biases)
             if place is not None
         )
 
@@ -133,6 +146,7 @@ def _absorption(document: Mapping[str, Any]) -> Absorption:
         _channels(document["outer"]),
         None if bias is None else _place(bias),
         document["factor"],
+        tuple(_place(row) for row in document["parts"]),
     )
 
 
@@ -144,6 +158,7 @@ def _place(document: Mapping[str, Any]) -> Place:
         document["nbytes"],
         document["copy"],
         document["behind"],
+        document["start"],
     )
 
 

@@ -164,3 +164,56 @@ def test_the_beta_of_a_dyt_is_weighed_as_the_add_that_it_is() -> None:
     (fusion,) = analyse(prepare(model).model, fuse_affine=True).plan.fusions
     assert fusion.beta
     assert replace(fusion, beta=False).places  # gamma moves as well
+
+
+SPLIT = (
+    "m = MatMul(n, W) q0, k0, v0 = Split<axis=-1>(m, sizes) q = Add(q0, bq) k = Add(bk, k0) "
+    "v = Add(v0, bv) kt = Transpose<perm=[0,2,1]>(k) a = MatMul(q, kt) y = MatMul(a, v)"
+)
+SIZES = {"W": (6, 12), "bq": (3,), "bk": (3,), "bv": (6,)}
+
+
+def _split(body: str = SPLIT) -> ir.Model:
+    made = weights(gamma=(6,), beta=(6,), **SIZES) | {"sizes": np.array([3, 3, 6])}
+    return graph(f"{NORM} {body}", "double[B,4,6] x", "double[B,4,6] y", made)
+
+
+def test_the_biases_behind_a_split_take_their_parts_of_beta() -> None:
+    model = _split()
+    fused = _fused(model, Weighing(1, lambda _: 0))  # no new Add
+    assert fused.moved == (1, 1)
+    assert fused.proof.passed, fused.proof.failures
+    assert fused.proof.shifted_biases == 3
+    assert error(model, fused.model) < BOUND
+    plan = Plan(fusions=fused.decision.fusions)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize("name", ["bq", "bk", "bv"])
+def test_a_wrong_part_fails_the_proof(name: str) -> None:
+    model = _split()
+    fused = _fused(model, Weighing(1, lambda _: 0))
+    bias = fused.model.graph.initializers[name]
+    assert bias.const_value is not None
+    bias.const_value = ir.tensor(np.roll(bias.const_value.numpy(), 1), name=name)
+    proof = prove_affine(
+        GraphView(prepare(model).model), GraphView(fused.model), fused.decision.fusions
+    )
+    assert not proof.passed
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("k = Add(bk, k0)", "k = Relu(k0)"),
+        ("v = Add(v0, bv)", "v1 = Tanh(v0) v2 = Add(v0, bv) v = Add(v1, v2)"),
+        (
+            "a = MatMul(q, kt)",
+            "qm = Softmax(m) a0 = MatMul(q, kt) qs = ReduceMax(qm) a = Add(a0, qs)",
+        ),
+    ],
+    ids=["one has no bias", "one is read elsewhere", "the product is read elsewhere"],
+)
+def test_a_split_without_a_bias_for_every_part_takes_no_beta(old: str, new: str) -> None:
+    assert old in SPLIT
+    assert _fused(_split(SPLIT.replace(old, new)), Weighing(1, lambda _: 0)).moved == (0, 0)
