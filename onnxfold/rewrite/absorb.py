@@ -83,11 +83,12 @@ class _Absorber:
         """Change the weight and the bias of one linear layer."""
         weight = reader.weight
         tensor = self._original(weight.value)
-        for place in reader.biases if source.beta is not None else ():
-            part = slice(place.start, place.start + place.channels.size)
-            outer, factor = reader.outer, reader.factor
-            product = Product(tensor, source.beta, weight.channels, outer, factor, part)
-            self._change(place, Shift(place.channels, product))
+        if source.beta is not None:
+            for place in reader.biases:
+                part = slice(place.start, place.start + place.channels.size)
+                outer, factor = reader.outer, reader.factor
+                product = Product(tensor, source.beta, weight.channels, outer, factor, part)
+                self._change(place, Shift(place.channels, product))
         if fusion.gamma and source.gamma is not None:
             self._change(weight, Scale(weight.channels, source.gamma))
 
