@@ -111,7 +111,8 @@ class ScaleFusion:
     """An operator z = scale * y + shift that goes, for the linear layer before it does it.
 
     ``output`` is the reference of z, ``writer`` that of the linear layer's result; ``scaled`` are
-    the constants that take the scale, ``shifted`` the one that takes the shift after it.
+    the constants that take the scale, ``shifted`` the one that takes the shift after it.  ``part``:
+    start, length and total of the channels that the scale is of, behind a Split of all of them.
     """
 
     name: str
@@ -119,6 +120,7 @@ class ScaleFusion:
     writer: str
     scaled: tuple[Place, ...]
     shifted: Place | None = None
+    part: tuple[int, int, int] | None = None
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -128,13 +130,14 @@ class ScaleFusion:
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> ScaleFusion:
         """Read what ``dataclasses.asdict`` gave."""
-        shifted = document["shifted"]
+        shifted, part = document["shifted"], document["part"]
         return ScaleFusion(
             document["name"],
             document["output"],
             document["writer"],
             tuple(_place(row) for row in document["scaled"]),
             None if shifted is None else _place(shifted),
+            None if part is None else (part[0], part[1], part[2]),
         )
 
 

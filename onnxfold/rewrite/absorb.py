@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.affine.back import ChannelOp, channel_op
+from onnxfold.affine.back import ChannelOp, channel_op, embedded
 from onnxfold.affine.channels import Channels
 from onnxfold.affine.source import Source, source_of
 from onnxfold.errors import InvariantError
@@ -96,7 +96,8 @@ class _Absorber:
         """Change the constants before a scale, and remove the scale."""
         for place in fusion.scaled:
             if op.scale is not None:
-                self._append(place, Scale(place.channels, op.scale))
+                scale = embedded(op.scale, fusion.part, place.channels.size)
+                self._append(place, Scale(place.channels, scale))
         if fusion.shifted is not None and op.shift is not None:
             self._append(fusion.shifted, Shift(fusion.shifted.channels, op.shift))
         start, end = op.node.inputs[op.index], op.node.outputs[0]
