@@ -223,6 +223,14 @@ def test_moments_weighted_by_anything_else_are_none(old, new):
     assert kinds <= {NormKind.RMS_NORM}
 
 
+@pytest.mark.parametrize("number", [0.0, 1.0])
+def test_a_norm_of_a_weight_of_one_number_is_a_norm(number):
+    """Centring may make a weight zero, and the norm must be recognised as before."""
+    body = (CONSTANTS + CENTRE + DEVIATION).replace("(x", "(w") + "y = Div(d, s)"
+    proto = model(body, "float[B,8] x, float[3,8] w")
+    assert only_site(with_constants(proto, w=np.full((3, 8), number))).input.name == "w"
+
+
 def test_ones_over_an_axis_of_unknown_size_count_nothing():
     body = CONSTANTS + WEIGHTS.replace("[-1]", "[0]") + WEIGHTED
     body += DEVIATION.replace("[-1]", "[0]") + "y = Div(d, s)"

@@ -166,8 +166,8 @@ class Canonical:
             if operand is None or other is None or not self._small(operand):
                 continue
             known = self.view.scalar(operand)
-            if known is None and operand.producer() is not None:
-                known = self.uniform(operand)
+            if known is None:
+                known = self.computed_number(operand)
             if known == neutral and fits(self.dims(operand), self.dims(other)):
                 return other
         return None
@@ -265,6 +265,15 @@ class Canonical:
         count = prod(size for size in sizes if isinstance(size, int))
         exact = len(sizes) == len(axes) and all(isinstance(size, int) for size in sizes)
         return part * count if exact and float(np.float32(part * count)) == part * count else None
+
+    def computed_number(self, value: ir.Value) -> float | None:
+        """Return the one number that fills a value computed from a shape, else None.
+
+        Not of constants: a weight may be filled by one number only once it has been edited.
+        """
+        if value.producer() is None or self.view.array(value) is not None:
+            return None
+        return self.uniform(value)
 
     def coefficient(
         self, value: ir.Value | None, t: ir.Value, *, repeated: bool = False
