@@ -110,9 +110,8 @@ def _parity() -> str:
             _parity_rows(rows),
         )
         + "\nonnxsim joins the products with one input, so that query, key and value come out of "
-        "one MatMul and are split before their biases are added. Where the biases are three Adds "
-        "behind the Split, beta has no place in the MatMul, and gamma stays with it, because the "
-        "norm multiplies by gamma for free while it adds beta. BERT's norms feed a residual as "
+        "one MatMul and are split before their biases are added; each bias takes its part of "
+        "W beta, so that as much moves as elsewhere. BERT's norms feed a residual as "
         "well, so nothing moves there, whatever the export.\n"
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -16,7 +17,7 @@ from onnxfold.lower.target import Target
 from onnxfold.lower.targets import TargetLowering, costs_of
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.planning import Demand, Plan, count_foldable, decide
-from onnxfold.planning.affine import AffineDecision, decide_affine
+from onnxfold.planning.affine import AffineDecision, Weighing, decide_affine
 from onnxfold.planning.costs import elements
 from onnxfold.planning.fusion import ScaleFusion
 from onnxfold.planning.scales import decide_scales
@@ -98,7 +99,7 @@ def analyse(
     between: ir.Model | None = None
     ranges: tuple[RangeWarning, ...] = ()
     if fuse_affine:
-        moved = _decide_affine(view, sites, target, allow_split_bytes, excluded)
+        moved = _decide_affine(view, sites, target, allow_split_bytes, excluded, unfit)
         ranges = affine_ranges(view, sites, moved.fusions, range_limit)
         apply_affine(view, sites, moved.fusions)
         if moved.fusions:
@@ -112,15 +113,7 @@ def analyse(
             view = GraphView(model)
             sites = find_norms(view)
     lowering = TargetLowering(view, target, sites)
-    refused: dict[str, Refusal] = {}
-    demands: list[Demand] = []
-    for site in sites:
-        refusal = _refuse_early(site, lowering, excluded)
-        if refusal is not None:
-            refused[view.ref(site.output)] = refusal
-            continue
-        count = elements(view.shape(site.input))
-        demands.append(Demand(site, costs_of(target).gain(count, site.beta is not None)))
+    demands, refused = _demands(view, sites, lowering, target, excluded)
     plan = decide(
         view,
         sites,
@@ -152,10 +145,54 @@ def _decide_affine(
     target: Target,
     allow_split_bytes: int,
     excluded: re.Pattern[str] | None,
+    unfit: Collection[str],
 ) -> AffineDecision:
     lowering = TargetLowering(view, target, sites)
     kept = [site for site in sites if excluded is None or not excluded.search(site.name)]
-    return decide_affine(view, kept, allow_split_bytes=allow_split_bytes, keep=lowering.keep_affine)
+    costs = costs_of(target)
+
+    @cache
+    def folds() -> frozenset[str]:
+        demands, _ = _demands(view, sites, lowering, target, excluded)
+        plan = decide(view, sites, demands, costs, allow_split_bytes=allow_split_bytes, unfit=unfit)
+        return frozenset(fold.output for fold in plan.folds)
+
+    def saving(site: NormSite) -> int:
+        """Return what the norm without beta saves: an Add where it cannot add beta itself."""
+        count = elements(view.shape(site.input))
+        if site.kind is NormKind.DYT:
+            return count * costs.addition
+        if not costs.bias or view.ref(site.output) not in folds():
+            return 0
+        return count * costs.bias
+
+    return decide_affine(
+        view,
+        kept,
+        allow_split_bytes=allow_split_bytes,
+        keep=lowering.keep_affine,
+        weighing=Weighing(costs.addition, saving),
+    )
+
+
+def _demands(
+    view: GraphView,
+    sites: Sequence[NormSite],
+    lowering: TargetLowering,
+    target: Target,
+    excluded: re.Pattern[str] | None,
+) -> tuple[list[Demand], dict[str, Refusal]]:
+    """Return the norms that may fold with what that saves, and why the others may not."""
+    refused: dict[str, Refusal] = {}
+    demands: list[Demand] = []
+    for site in sites:
+        refusal = _refuse_early(site, lowering, excluded)
+        if refusal is not None:
+            refused[view.ref(site.output)] = refusal
+            continue
+        count = elements(view.shape(site.input))
+        demands.append(Demand(site, costs_of(target).gain(count, site.beta is not None)))
+    return demands, refused
 
 
 def _describe(view: GraphView, sites: Sequence[NormSite]) -> Description:

@@ -7,7 +7,7 @@ The relations are computed forward through the original graph, from the two grap
 * a norm without its operands, or a Mul or Add that is gone, starts or changes a relation;
 * a carrier (affine/laws.py) passes it on;
 * a linear reader ends it, if its weight is W diag(r), elementwise within one rounding, and its
-  bias or the Add behind it has taken W s, within one rounding;
+  bias or the Add behind it, which may be new, has taken W s, within one rounding;
 * any other reader of related values, and any changed constant read by anything else, fails.
 
 Every graph output must end equal.  The plan only names the values that changed places.
@@ -86,6 +86,24 @@ class _Checker(ForwardChecker):
                 if before.ref(operand) not in self._new:
                     self._alias[operand] = before.ref(source.value)
 
+        self._new_adds = self._found_adds(fusions)
+
+    def _found_adds(self, fusions: tuple[AffineFusion, ...]) -> dict[ir.Value, ir.Node]:
+        """Return the Adds that the plan puts behind products, which leave them their names."""
+        found: dict[ir.Value, ir.Node] = {}
+        values = self._before.by_ref()
+        places = (reader.bias for fusion in fusions for reader in fusion.readers)
+        for place in places:
+            ref = "" if place is None or not place.behind else place.reader.node
+            old, new = values.get(ref), self._new.get(ref)
+            add = None if new is None else new.producer()
+            if old is None or add is None or (add.domain, add.op_type) != ("", "Add"):
+                continue
+            if len(add.inputs) == 2 and add.inputs[0] is not None:
+                self._alias[old] = self._after.ref(add.inputs[0])
+                found[old] = add
+        return found
+
     def _relate_special(self, node: ir.Node, twin: ir.Node) -> bool:
         source = self._sources.get(node.outputs[0])
         if source is None or source.nodes:
@@ -162,6 +180,8 @@ class _Checker(ForwardChecker):
             return
         if not related:
             raise Failed("reads a constant that has changed")
+        if node.op_type == "Split" and self._cut(node, twin, related):
+            return
         reactions = {
             index: react(self._before, node, index, image.channels or Channels(()))
             for index, image in related.items()
@@ -210,6 +230,29 @@ class _Checker(ForwardChecker):
         self._images[node.outputs[0]] = Image(twin.outputs[0], channels, r, s)
         return True
 
+    def _cut(self, node: ir.Node, twin: ir.Node, related: dict[int, Image]) -> bool:
+        """split(r * v + s)_i = r_i * split(v)_i + s_i, along the one axis that the change is on."""
+        image, rank = related.get(0), self._before.rank(node.inputs[0])
+        if image is None or image.channels is None or rank is None or node.domain != "":
+            return False
+        axis = node.attributes.get_int("axis", 0) % rank
+        digits = image.channels.digits
+        if len(digits) != 1 or not digits[0].whole or digits[0].axis != axis:
+            return False
+        if len(related) > 1 or not all(self._unchanged(*p) for p in pairs(node, twin)[1:]):
+            raise Failed("cuts a changed value elsewhere")
+        sizes = [self._before.dim(output, axis) for output in node.outputs]
+        known = [size for size in sizes if isinstance(size, int)]
+        if len(known) != len(sizes) or sum(known) != image.channels.size:
+            raise Failed("cuts a changed value into parts of unknown size")
+        r, s = self._numbers(image, image.channels)
+        ends = np.cumsum(known)
+        for size, end, old, new in zip(known, ends, node.outputs, twin.outputs, strict=True):
+            part = slice(int(end) - size, int(end))
+            channels = Channels.along([(axis, size)])
+            self._images[old] = Image(new, channels, r[part], s[part])
+        return True
+
     def _absorb(
         self, node: ir.Node, twin: ir.Node, index: int, image: Image, absorbs: Absorbs
     ) -> None:
@@ -236,7 +279,10 @@ class _Checker(ForwardChecker):
             total = absorbs.factor * weighted_sum(
                 chunks, shape, s, roots[0].channels, roots[0].outer
             )
-        if absorbs.bias is None:
+        add = self._new_adds.get(node.outputs[0])
+        if add is not None:
+            self._images[node.outputs[0]] = self._new_bias(twin, add, absorbs, total)
+        elif absorbs.bias is None:
             channels = absorbs.output if np.any(total) else None
             ones = np.ones_like(total)
             self._images[node.outputs[0]] = Image(twin.outputs[0], channels, ones, total)
@@ -245,6 +291,19 @@ class _Checker(ForwardChecker):
             self._images[node.outputs[0]] = Image(twin.outputs[0])
         for old, new in zip(node.outputs[1:], twin.outputs[1:], strict=True):
             self._images[old] = Image(new)
+
+    def _new_bias(self, twin: ir.Node, add: ir.Node, absorbs: Absorbs, total: Float64) -> Image:
+        """v0 + b' with b' = W s stands for u0 = v0 + W s; b' is compared with W s."""
+        tensor, rank = self._after.tensor(add.inputs[1]), self._after.rank(add.outputs[0])
+        if absorbs.bias is not None or add.inputs[0] is not twin.outputs[0]:
+            raise Failed("has a new bias for something else")
+        if tensor is None or rank is None:
+            raise Failed("has a new bias that is no constant")
+        stored = vector_over(tensor.numpy(), absorbs.output, rank)
+        if not within_rounding(stored.astype(tensor.numpy().dtype), total, np.abs(total)):
+            raise Failed("has a new bias that is not W beta")
+        self.shifted += 1
+        return Image(add.outputs[0])
 
     def _weights(self, old: Root, new: Root, r: Float64) -> ir.TensorProtocol:
         """Check W' = W diag(r) within one rounding; return W."""

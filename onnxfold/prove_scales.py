@@ -8,6 +8,7 @@ make up r and s, and that the rewritten model lacks, have been passed.
 * the Add of a bias: s becomes s + b' - r * b;
 * z = c * u + d that is gone: v = (r / c) * z + (s - (r / c) * d), where r has been kept as the
   product of the c that it is claimed to be, so that nothing is divided;
+* a Split gives each part its own elements of r and s; what is pending there is what is not 1;
 * what moves elements passes r and s on; for one number, so does a product with an activation.
 
 s counts as 0 when it is within the roundings of the biases that it comes from.
@@ -24,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.affine.back import HOMOGENEOUS, ChannelOp, Writer, channel_op, writer_of
+from onnxfold.affine.back import HOMOGENEOUS, ChannelOp, Writer, channel_op, embedded, writer_of
 from onnxfold.affine.channels import Channels
 from onnxfold.affine.laws import Passes, pulled, react
 from onnxfold.graph import GraphView
@@ -108,7 +109,7 @@ class _Checker(ForwardChecker):
                 raise Failed("reads something else that has changed")
         channels = max((writer.output for _, writer in claims), key=lambda c: len(c.digits))
         pending = tuple(
-            _widened(op.scale, writer.output, channels)
+            _widened(embedded(op.scale, writer.part, writer.output.size), writer.output, channels)
             for op, writer in claims
             if op.scale is not None
         )
@@ -155,7 +156,8 @@ class _Checker(ForwardChecker):
         factor = np.ones((1,) * len(shape))
         for op, writer in claims:
             if op.scale is not None:
-                factor = factor * writer.weight.channels.spread(op.scale, shape)
+                own = writer.weight.channels
+                factor = factor * own.spread(embedded(op.scale, writer.part, own.size), shape)
         stored = new.numpy().reshape(shape or (1,))
         for start, chunk in float64_chunks(old):
             rows = slice(start, start + chunk.shape[0])
@@ -264,10 +266,33 @@ class _Checker(ForwardChecker):
         for position, pair in enumerate(pairs(node, twin)):
             if position != index and not self._unchanged(*pair):
                 raise Failed("reads something else that has changed")
+        if (node.domain, node.op_type) == ("", "Split") and image.channels is not None:
+            self._cut(node, twin, image, image.channels)
+            return
         channels = self._behind(node, index, image)
         self._images[node.outputs[0]] = _Ahead(
             twin.outputs[0], channels, None, image.s, pending=image.pending, slack=image.slack
         )
+
+    def _cut(self, node: ir.Node, twin: ir.Node, image: _Ahead, channels: Channels) -> None:
+        """Relate every part; one number for all of it is a scale of any channels."""
+        axis = node.attributes.get_int("axis", 0) % (self._before.rank(node.inputs[0]) or 1)
+        sizes = [self._before.dim(output, axis) for output in node.outputs]
+        known = [size for size in sizes if isinstance(size, int)]
+        if len(known) != len(sizes) or channels != Channels.along([(axis, sum(known))]):
+            raise Failed("cuts a changed value along other channels")
+        if image.s is None or image.slack is None:
+            raise Failed("cuts a value that nothing stands for")
+        start = 0
+        for size, old, new in zip(known, node.outputs, twin.outputs, strict=True):
+            part = slice(start, start + size)
+            pending = tuple(scale[part] for scale in image.pending if np.any(scale[part] != 1))
+            own, s, slack = Channels.along([(axis, size)]), image.s[part], image.slack[part]
+            if _negligible(s, slack) and all(np.all(scale == scale[0]) for scale in pending):
+                own, s, slack = Channels(()), np.zeros(1), np.zeros(1)
+                pending = tuple(scale[:1] for scale in pending)
+            self._images[old] = _settled(new, own, pending, s, slack)
+            start += size
 
     def _behind(self, node: ir.Node, index: int, image: _Ahead) -> Channels:
         channels = image.channels or Channels(())

@@ -7,7 +7,7 @@ one number c also a rotary embedding and the product with another activation (at
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.zero_mean.law import Carried, refuse
 from onnxfold.zero_mean.laws import law_of
 
-__all__ = ["HOMOGENEOUS", "ChannelOp", "Writer", "channel_op", "writer_of"]
+__all__ = ["HOMOGENEOUS", "ChannelOp", "Writer", "channel_op", "embedded", "writer_of"]
 
 Float64 = npt.NDArray[np.float64]
 
@@ -49,7 +49,8 @@ class Writer:
 
     ``output`` are the channels in the layer's output.  ``weight`` and ``biases`` are roots with
     the channels in their own coordinates; ``new_bias`` is an input that may take a bias where none
-    is.
+    is.  ``part``: start, length and total where the operator stands behind one part of a Split, so
+    that its scale is that of some of the channels, and 1 of the others.
     """
 
     node: ir.Node
@@ -57,6 +58,17 @@ class Writer:
     weight: Root
     biases: tuple[Root, ...]
     new_bias: Reader | None
+    part: tuple[int, int, int] | None = None
+
+
+def embedded(scale: Float64, part: tuple[int, int, int] | None, size: int) -> Float64:
+    """Return a scale behind a Split as one of all ``size`` channels before it."""
+    if part is None or size != part[2]:
+        return scale
+    start, length, total = part
+    whole = np.ones(total)
+    whole[start : start + length] = scale
+    return whole
 
 
 def channel_op(view: GraphView, node: ir.Node) -> ChannelOp | None:
@@ -124,6 +136,7 @@ def writer_of(
     """
     value, channels = op.node.inputs[op.index], op.channels
     biases: list[Root] = []
+    part: tuple[int, int, int] | None = None
     while value is not None:
         node = value.producer()
         if node is None:
@@ -134,15 +147,52 @@ def writer_of(
             return refuse(RefusalCode.BODY_BORDER, node, "is in another graph")
         if node.op_type in _WEIGHTED and node.domain in _DOMAINS:
             made = _writer(view, node, channels, biases)
-            if not isinstance(made, int):
+            if isinstance(made, Writer):
+                return replace(made, part=part)
+            if isinstance(made, Refusal):
                 return made
             value = node.inputs[made]
+            continue
+        if (node.domain, node.op_type) == ("", "Split"):
+            whole = _before_split(view, op, value, channels, part)
+            if isinstance(whole, Refusal):
+                return whole
+            value, channels, part = node.inputs[0], *whole
             continue
         step = _back(view, node, channels, biases, passed)
         if isinstance(step, Refusal):
             return step
         value, channels = step
     return refuse(RefusalCode.ACTIVATION, op.node, "does not follow a linear layer")
+
+
+def _before_split(
+    view: GraphView,
+    op: ChannelOp,
+    value: ir.Value,
+    channels: Channels,
+    part: tuple[int, int, int] | None,
+) -> tuple[Channels, tuple[int, int, int]] | Refusal:
+    """Return the channels before a Split, and which of them are those of one of its outputs."""
+    node = value.producer()
+    rank = view.rank(value)
+    if node is None or rank is None:
+        return refuse(RefusalCode.UNKNOWN_SHAPE, op.node, "has an input of unknown rank")
+    axis = node.attributes.get_int("axis", 0) % rank
+    sizes = [view.dim(output, axis) for output in node.outputs]
+    known = [size for size in sizes if isinstance(size, int) and size > 0]
+    if len(known) != len(sizes) or len(sizes) < 2:
+        return refuse(RefusalCode.UNKNOWN_SHAPE, node, "splits into parts of unknown size")
+    position = node.outputs.index(value)
+    own = Channels.along([(axis, known[position])])
+    if op.shift is not None or op.scale is None or bool(np.all(op.scale == 1)):
+        return refuse(RefusalCode.VARIES_ALONG_FIBER, node, "gives the others no shift")
+    if channels.digits and channels != own:
+        return refuse(RefusalCode.FIBER_BROKEN, node, "splits along other channels")
+    start, length = sum(known[:position]), known[position]
+    if part is not None and channels.digits:
+        start, length = start + part[0], part[1]
+    return Channels.along([(axis, sum(known))]), (start, length, sum(known))
 
 
 def _readers(value: ir.Value) -> int:

@@ -12,6 +12,7 @@ from onnxfold.errors import InvariantError
 from onnxfold.graph import Fiber, GraphView, node_label
 from onnxfold.norms.algebra import Affine, Algebra, Canonical, Coefficient, Match, Over, match_graph
 from onnxfold.norms.algebra.forms import Square, Statistic
+from onnxfold.norms.algebra.guards import channel_axis
 from onnxfold.norms.ops import size_refusal, spatial_refusal
 from onnxfold.norms.site import NormForm, NormKind, NormSite
 from onnxfold.refusal import Refusal
@@ -20,8 +21,8 @@ __all__ = ["decomposed_sites"]
 
 _STEPS = frozenset(("Abs", "Mul", "Neg"))  # what may stand on x before a square or a root
 _PLUMBING = frozenset(
-    """Add Cast Concat ConstantOfShape Div Equal Expand Gather Identity Mul ReduceProd Reshape
-    Shape Size Slice Squeeze Sub Unsqueeze Where""".split()
+    """Add Cast Concat ConstantOfShape Div Equal Expand Gather Identity Mul ReduceProd ReduceSum
+    Reshape Shape Size Slice Squeeze Sub Unsqueeze Where""".split()
 )
 _PLUMBING_LIMIT = 200
 _DEAD_LIMIT = 8
@@ -215,8 +216,8 @@ def _kind(algebra: Algebra, form: Affine) -> NormKind:
     axes: set[int] = set()
     for factor in (form.a, form.c):
         axes |= algebra.varying(factor, form.t) or set()
-    inside = axes <= set(over.axes)
-    if not inside or (over.channel is not None and not axes):
+    channel = channel_axis(algebra, form.t, over)
+    if channel in axes or (over.channel is not None and not axes):
         return NormKind.INSTANCE_NORM
     return NormKind.LAYER_NORM
 

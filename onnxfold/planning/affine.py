@@ -2,7 +2,8 @@
 
 gamma moves when every reader of the norm is linear with a constant weight that no other reader
 needs unchanged (or that is small enough to store twice).  beta moves with it when no zero padding
-stands between and every reader has a bias, or can have one for free (Gemm, Conv, Attention).
+stands between and every reader has a bias, can have one for free (Gemm, Conv, Attention), or gets
+an Add behind it that costs less than the norm saves without beta.
 """
 
 from __future__ import annotations
@@ -20,11 +21,23 @@ from onnxfold.affine.source import Source, source_of
 from onnxfold.affine.walk import Reached, Root, follow, root_of
 from onnxfold.graph import GraphView, Reader, node_label
 from onnxfold.norms.site import NormKind, NormSite
+from onnxfold.planning.costs import elements
 from onnxfold.planning.fusion import Absorption, AffineFusion, Place, ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.zero_mean.law import refuse
 
-__all__ = ["AffineDecision", "decide_affine", "shape_of"]
+__all__ = ["AffineDecision", "Weighing", "decide_affine", "shape_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """What a new Add costs, and what a norm saves without its beta, in picoseconds.
+
+    ``addition``: per element of what is added to; ``saving``: of a norm, over all its elements.
+    """
+
+    addition: int
+    saving: Callable[[NormSite], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +54,7 @@ class _Candidate:
 
     fusion: AffineFusion
     marks: tuple[bytes, bytes]
+    beta_refusal: Refusal | None = None
 
 
 def decide_affine(
@@ -49,11 +63,14 @@ def decide_affine(
     *,
     allow_split_bytes: int,
     keep: Callable[[NormSite], Refusal | None] = lambda _: None,
+    weighing: Weighing | None = None,
 ) -> AffineDecision:
     """Return what moves where; weights above ``allow_split_bytes`` are never stored twice.
 
-    ``keep`` says why a norm is better left with its gamma and beta, or None.
+    ``keep`` says why a norm is better left with its gamma and beta, or None.  Without ``weighing``
+    no beta is worth a new Add.
     """
+    weighing = weighing or Weighing(0, lambda _: 0)
     order = {node: number for number, node in enumerate(view.nodes())}
     candidates: list[_Candidate] = []
     refusals: dict[str, Refusal] = {}
@@ -63,18 +80,23 @@ def decide_affine(
             continue
         made: _Candidate | Refusal | None = keep(site)
         if made is None:
-            made = source if isinstance(source, Refusal) else _candidate(view, order, source)
+            if isinstance(source, Source):
+                made = _candidate(view, order, source, weighing)
+            else:
+                made = source
         if isinstance(made, Refusal):
             refusals[view.ref(site.output)] = made
         else:
             candidates.append(made)
-            if isinstance(source, Source) and source.beta is not None and not made.fusion.beta:
-                refusals[made.fusion.output] = _beta_refusal(view, order, source)
+            if made.beta_refusal is not None:
+                refusals[made.fusion.output] = made.beta_refusal
     kept, shared = _settle(view, candidates, allow_split_bytes)
     return AffineDecision(tuple(kept), tuple({**refusals, **shared}.items()))
 
 
-def _candidate(view: GraphView, order: dict[ir.Node, int], source: Source) -> _Candidate | Refusal:
+def _candidate(
+    view: GraphView, order: dict[ir.Node, int], source: Source, weighing: Weighing
+) -> _Candidate | Refusal:
     reached = follow(view, order, source.value, source.channels)
     if isinstance(reached, Refusal):
         return reached
@@ -85,22 +107,71 @@ def _candidate(view: GraphView, order: dict[ir.Node, int], source: Source) -> _C
         if isinstance(made, Refusal):
             return made
         readers.append(made)
-        if made.bias is None and shift_refusal is None:
-            shift_refusal = _no_bias(item.reader.node)
+    if source.beta is not None and shift_refusal is None:
+        weighed = _with_new_biases(view, source.site, found, readers, weighing)
+        if isinstance(weighed, Refusal):
+            shift_refusal = weighed
+        else:
+            readers = weighed
     beta = source.beta is not None and shift_refusal is None
     if source.beta is not None and not beta:
         obstacle = _keeps_beta(source, shift_refusal)
         if obstacle is not None:
             return obstacle
     if not beta:
-        readers = [replace(reader, bias=None) for reader in readers]
+        readers = [reader.without_beta() for reader in readers]
     gamma = source.gamma is not None
     fusion = AffineFusion(
         source.site.name, view.ref(source.site.output), gamma, beta, tuple(readers)
     )
     vectors = (source.gamma, source.beta)
     marks = tuple(b"" if vector is None else vector.tobytes() for vector in vectors)
-    return _Candidate(fusion, (marks[0], marks[0] + b"/" + marks[1]))
+    left = shift_refusal if source.beta is not None else None
+    return _Candidate(fusion, (marks[0], marks[0] + b"/" + marks[1]), left)
+
+
+def _with_new_biases(
+    view: GraphView,
+    site: NormSite,
+    found: Sequence[Reached],
+    readers: Sequence[Absorption],
+    weighing: Weighing,
+) -> list[Absorption] | Refusal:
+    """Give readers without a bias one behind them, where that costs less than beta does."""
+    made: list[Absorption] = []
+    without: ir.Node | None = None
+    cost = 0
+    for item, reader in zip(found, readers, strict=True):
+        node = item.reader.node
+        if reader.biases:
+            made.append(reader)
+            continue
+        place = _behind(view, node, item.absorbs, reader.outer)
+        if place is None:
+            return _no_bias(node, "has no bias to take beta, and can have none")
+        without = without or node
+        cost += weighing.addition * elements(view.shape(node.outputs[0]))
+        made.append(replace(reader, bias=place))
+    if without is None:
+        return made
+    saving = weighing.saving(site)
+    if saving > cost:
+        return made
+    sentence = f"an Add would cost {cost:,} ps, and the norm saves {saving:,} without beta"
+    return _no_bias(without, f"has no bias to take beta: {sentence}")
+
+
+def _behind(view: GraphView, node: ir.Node, absorbs: Absorbs, outer: Channels) -> Place | None:
+    """Return the place of a new bias behind an operator that cannot have one itself."""
+    shape = view.shape(node.outputs[0])
+    if absorbs.bias is not None or absorbs.shift_refusal is not None or shape is None:
+        return None
+    if not all(digit.whole for digit in outer.digits) or len(absorbs.output.axes) != 1:
+        return None
+    (axis,) = absorbs.output.axes
+    if axis >= len(shape) or shape[axis] != absorbs.output.size or not node.outputs[0].name:
+        return None
+    return Place("", _ref(view, Reader(node, len(node.inputs))), absorbs.output, behind=True)
 
 
 def _keeps_beta(source: Source, shift_refusal: Refusal | None) -> Refusal | None:
@@ -119,22 +190,7 @@ def _keeps_beta(source: Source, shift_refusal: Refusal | None) -> Refusal | None
     return None
 
 
-def _beta_refusal(view: GraphView, order: dict[ir.Node, int], source: Source) -> Refusal:
-    """Return why beta alone stays."""
-    reached = follow(view, order, source.value, source.channels)
-    if not isinstance(reached, Refusal):
-        found, refusal = reached
-        if refusal is not None:
-            return refusal
-        for item in found:
-            made = _absorption(view, item)
-            if isinstance(made, Absorption) and made.bias is None:
-                return _no_bias(item.reader.node)
-    return Refusal(RefusalCode.SHIFT_CANNOT_CROSS, "beta cannot move")
-
-
-def _no_bias(node: ir.Node) -> Refusal:
-    sentence = "has no bias to take beta, and a new one would cost an operator"
+def _no_bias(node: ir.Node, sentence: str) -> Refusal:
     return refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, sentence)
 
 
@@ -147,7 +203,10 @@ def _absorption(view: GraphView, item: Reached) -> Absorption | Refusal:
     whole = all(digit.whole for digit in root.outer.digits)
     disjoint = not set(root.outer.axes) & set(root.channels.axes) or absorbs.bias is not None
     bias = _bias(view, node, absorbs, root) if whole and disjoint else None
-    return Absorption(_ref(view, item.reader), weight, root.outer, bias, absorbs.factor)
+    made = Absorption(_ref(view, item.reader), weight, root.outer, bias, absorbs.factor)
+    if bias is not None or not (whole and disjoint) or absorbs.bias is not None:
+        return made
+    return replace(made, parts=_parts(view, node.outputs[0], absorbs))
 
 
 def _bias(view: GraphView, node: ir.Node, absorbs: Absorbs, root: Root) -> Place | None:
@@ -165,6 +224,38 @@ def _bias(view: GraphView, node: ir.Node, absorbs: Absorbs, root: Root) -> Place
             return None
         return _place(view, operand, reader, Channels.along([(len(shape) - 1, size)]))
     return _added(view, node.outputs[0], absorbs.output)
+
+
+def _parts(view: GraphView, value: ir.Value, absorbs: Absorbs) -> tuple[Place, ...]:
+    """Return what the Adds behind a Split of ``value`` along its channels add, none if one lacks.
+
+    What is left of joined projections: q, k and v are one product, and each has its own bias.
+    """
+    readers, output = view.readers(value), absorbs.output
+    if absorbs.shift_refusal is not None or len(readers) != 1 or view.is_output(value):
+        return ()
+    node, rank = readers[0].node, view.rank(value)
+    if (
+        (node.domain, node.op_type) != ("", "Split")
+        or rank is None
+        or node.graph is not value.graph
+    ):
+        return ()
+    axis = node.attributes.get_int("axis", 0) % rank
+    if readers[0].index != 0 or output.axes != (axis,) or len(output.digits) != 1:
+        return ()
+    places: list[Place] = []
+    start = 0
+    for part in node.outputs:
+        size = view.dim(part, axis)
+        if not isinstance(size, int) or size < 2:
+            return ()
+        place = _added(view, part, Channels.along([(axis, size)]))
+        if place is None:
+            return ()
+        places.append(replace(place, start=start))
+        start += size
+    return tuple(places) if start == output.size else ()
 
 
 def _added(view: GraphView, value: ir.Value, output: Channels) -> Place | None:
@@ -251,9 +342,11 @@ def _wanted(candidates: Iterable[_Candidate]) -> dict[str, dict[ReaderRef, _Edit
             if candidate.fusion.gamma:
                 place = reader.weight
                 wanted[place.value][place.reader] = ("", place.channels, gamma)
-            if reader.bias is not None and reader.bias.value:
-                place = reader.bias
-                source = f"{reader.weight.value} {reader.factor} {reader.weight.channels}"
+            for place in reader.biases:
+                if not place.value:
+                    continue
+                of = f"{reader.weight.value} {reader.factor} {reader.weight.channels}"
+                source = f"{of} {reader.outer} {place.start}"
                 wanted[place.value][place.reader] = (source, place.channels, beta)
     return wanted
 
@@ -277,6 +370,7 @@ def _with_copies(
             reader,
             weight=(settled(reader.weight) if fusion.gamma else None) or reader.weight,
             bias=settled(reader.bias),
+            parts=tuple(place for part in reader.parts if (place := settled(part)) is not None),
         )
         for reader in fusion.readers
     )

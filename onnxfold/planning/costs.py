@@ -23,6 +23,7 @@ class Costs:
     rms_norm: int
     bias: int  # what beta costs an RMS norm where the norm itself cannot add it
     centring: int
+    addition: int = 100  # an Add of a vector, as an operator of its own on any target
     split: int = 1  # a copied weight costs storage, not time; 1 keeps "in place" the first choice
 
     def gain(self, count: int, has_bias: bool) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from onnxfold.affine.channels import Channels
@@ -25,7 +25,9 @@ class Place:
     """A constant that changes along ``channels``, in its own coordinates.
 
     ``reader`` is the node input that reads it.  ``copy``: this reader gets a changed copy and the
-    other readers keep the original.  ``value`` empty: the constant is new and starts as zeros.
+    other readers keep the original.  ``value`` empty: the constant is new and starts as zeros;
+    ``behind``: a new Add behind the reader's node adds it, along ``channels`` of its output.
+    ``start``: of a vector that several constants share, the first element that is this one's.
     """
 
     value: str
@@ -33,13 +35,16 @@ class Place:
     channels: Channels
     nbytes: int = 0
     copy: bool = False
+    behind: bool = False
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Absorption:
     """A linear reader: its weight W takes gamma, its bias takes factor * W beta.
 
-    ``outer`` are the channels of the reader's output in W.
+    ``outer`` are the channels of the reader's output in W.  ``parts``: the biases behind a Split of
+    the output, in place of ``bias``; each takes its part of W beta.
     """
 
     reader: ReaderRef
@@ -47,6 +52,16 @@ class Absorption:
     outer: Channels
     bias: Place | None = None
     factor: float = 1.0
+    parts: tuple[Place, ...] = ()
+
+    @property
+    def biases(self) -> tuple[Place, ...]:
+        """The constants that take W beta, or a part of it."""
+        return self.parts if self.bias is None else (self.bias,)
+
+    def without_beta(self) -> Absorption:
+        """Return what is left to do where beta does not move."""
+        return replace(self, bias=None, parts=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +84,7 @@ class AffineFusion:
         return tuple(
             place
             for reader in self.readers
-            for place in (reader.weight if self.gamma else None, reader.bias)
+            for place in (reader.weight if self.gamma else None, *reader.biases)
             if place is not None
         )
 
@@ -96,7 +111,8 @@ class ScaleFusion:
     """An operator z = scale * y + shift that goes, for the linear layer before it does it.
 
     ``output`` is the reference of z, ``writer`` that of the linear layer's result; ``scaled`` are
-    the constants that take the scale, ``shifted`` the one that takes the shift after it.
+    the constants that take the scale, ``shifted`` the one that takes the shift after it.  ``part``:
+    start, length and total of the channels that the scale is of, behind a Split of all of them.
     """
 
     name: str
@@ -104,6 +120,7 @@ class ScaleFusion:
     writer: str
     scaled: tuple[Place, ...]
     shifted: Place | None = None
+    part: tuple[int, int, int] | None = None
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -113,13 +130,14 @@ class ScaleFusion:
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> ScaleFusion:
         """Read what ``dataclasses.asdict`` gave."""
-        shifted = document["shifted"]
+        shifted, part = document["shifted"], document["part"]
         return ScaleFusion(
             document["name"],
             document["output"],
             document["writer"],
             tuple(_place(row) for row in document["scaled"]),
             None if shifted is None else _place(shifted),
+            None if part is None else (part[0], part[1], part[2]),
         )
 
 
@@ -131,6 +149,7 @@ def _absorption(document: Mapping[str, Any]) -> Absorption:
         _channels(document["outer"]),
         None if bias is None else _place(bias),
         document["factor"],
+        tuple(_place(row) for row in document["parts"]),
     )
 
 
@@ -141,6 +160,8 @@ def _place(document: Mapping[str, Any]) -> Place:
         _channels(document["channels"]),
         document["nbytes"],
         document["copy"],
+        document["behind"],
+        document["start"],
     )
 
 

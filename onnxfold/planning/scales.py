@@ -67,6 +67,7 @@ def _fusion(
         view.ref(writer.node.outputs[0]),
         scaled,
         shifted,
+        writer.part,
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.affine.back import ChannelOp, channel_op
+from onnxfold.affine.back import ChannelOp, channel_op, embedded
 from onnxfold.affine.channels import Channels
 from onnxfold.affine.source import Source, source_of
 from onnxfold.errors import InvariantError
@@ -83,9 +83,12 @@ class _Absorber:
         """Change the weight and the bias of one linear layer."""
         weight = reader.weight
         tensor = self._original(weight.value)
-        if reader.bias is not None and source.beta is not None:
-            product = Product(tensor, source.beta, weight.channels, reader.outer, reader.factor)
-            self._change(reader.bias, Shift(reader.bias.channels, product))
+        if source.beta is not None:
+            for place in reader.biases:
+                part = slice(place.start, place.start + place.channels.size)
+                outer, factor = reader.outer, reader.factor
+                product = Product(tensor, source.beta, weight.channels, outer, factor, part)
+                self._change(place, Shift(place.channels, product))
         if fusion.gamma and source.gamma is not None:
             self._change(weight, Scale(weight.channels, source.gamma))
 
@@ -93,7 +96,8 @@ class _Absorber:
         """Change the constants before a scale, and remove the scale."""
         for place in fusion.scaled:
             if op.scale is not None:
-                self._append(place, Scale(place.channels, op.scale))
+                scale = embedded(op.scale, fusion.part, place.channels.size)
+                self._append(place, Scale(place.channels, scale))
         if fusion.shifted is not None and op.shift is not None:
             self._append(fusion.shifted, Shift(fusion.shifted.channels, op.shift))
         start, end = op.node.inputs[op.index], op.node.outputs[0]
@@ -135,6 +139,11 @@ class _Absorber:
         return self._before[ref]
 
     def _change(self, place: Place, edit: Edit) -> None:
+        if place.behind:
+            if not isinstance(edit, Shift):
+                raise InvariantError(f"a new bias of '{place.reader.node}' is no weight")
+            self._add_behind(place, edit)
+            return
         if not place.value:
             self._add_bias(place, edit)
             return
@@ -150,13 +159,27 @@ class _Absorber:
 
     def _add_bias(self, place: Place, edit: Edit) -> None:
         node = self._node(place)
-        # Not that of the stored weight, which a Cast may follow.
+        bias = self._new_bias(node, (place.channels.size,), edit)
+        _set_input(node, place.reader.index, bias)
+
+    def _add_behind(self, place: Place, edit: Shift) -> None:
+        """Add a new bias to a product; the sum takes over the name and all readers."""
+        node = self._node(place)
+        product, (axis,) = node.outputs[0], place.channels.axes
+        rank = self._view.rank(product)
+        if rank is None:
+            raise InvariantError(f"'{product.name}' is of unknown rank")
+        shape = (place.channels.size, *(1,) * (rank - 1 - axis))
+        bias = self._new_bias(node, shape, Shift(place.channels.renamed({axis: 0}), edit.vector))
+        self._editor.put_behind(product, ir.node("Add", [product, bias]))
+
+    def _new_bias(self, node: ir.Node, shape: tuple[int, ...], edit: Edit) -> ir.Value:
+        # Not the type of the stored weight, which a Cast may follow.
         known = [value.dtype for value in (node.outputs[0], *node.inputs) if value is not None]
         dtype = next(dtype for dtype in known if dtype is not None)
-        zeros = ir.Tensor(np.zeros(place.channels.size, dtype.numpy()), dtype=dtype)
+        zeros = ir.Tensor(np.zeros(shape, dtype.numpy()), dtype=dtype)
         name = f"{node.outputs[0].name}.bias"
-        bias = self._editor.new_constant(node.outputs[0], edited(zeros, edit, name), name)
-        _set_input(node, place.reader.index, bias)
+        return self._editor.new_constant(node.outputs[0], edited(zeros, edit, name), name)
 
     def _node(self, place: Place) -> ir.Node:
         node = self._values[place.reader.node].producer()

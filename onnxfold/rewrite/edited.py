@@ -84,19 +84,22 @@ class Product:
         inner: Channels,
         outer: Channels,
         factor: float = 1.0,
+        part: slice = slice(None),
     ):
         self._weight = weight
         self._vector = vector
         self._inner = inner
         self._outer = outer
         self._factor = factor
+        self._part = part
 
     @cached_property
     def value(self) -> Float64:
-        """The vector, one element for each channel of ``outer``."""
+        """The vector, one element for each channel of ``outer``, or the ``part`` of it."""
         shape = tuple(self._weight.shape.numpy())
         chunks = float64_chunks(self._weight)
-        return self._factor * weighted_sum(chunks, shape, self._vector, self._inner, self._outer)
+        total = weighted_sum(chunks, shape, self._vector, self._inner, self._outer)
+        return self._factor * total[self._part]
 
 
 Edit = Centre | Scale | Shift

@@ -87,6 +87,18 @@ class Editor:
         elif len(graph) > 0:
             graph.insert_before(graph[0], lowered.nodes)
 
+    def put_behind(self, value: ir.Value, node: ir.Node) -> None:
+        """Insert a node that reads a value first; its result gets the name and all readers."""
+        producer, result = value.producer(), node.outputs[0]
+        if producer is None or not isinstance(producer.graph, ir.Graph):
+            raise InvariantError(f"'{value.name}' is computed in no graph")
+        value.replace_all_uses_with(result, replace_graph_outputs=True)
+        node.replace_input_with(0, value)
+        producer.graph.insert_after(producer, node)
+        node.name = f"{producer.name or value.name}.bias"
+        inherit(value, result)
+        value.name = self.unused(f"{result.name}.product")
+
     def stand_in(self, lowered: Lowered, before: ir.Node, old: Iterable[ir.Node]) -> None:
         """Insert new nodes before a node; they take over the names of what they stand for.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from onnxfold.affine.back import channel_op
+from onnxfold.affine.back import channel_op, embedded
 from onnxfold.affine.channels import Channels
 from onnxfold.affine.source import Source, source_of
 from onnxfold.graph import GraphView
@@ -77,7 +77,8 @@ def scale_ranges(
         if op is None or op.scale is None or not fusion.scaled:
             continue
         place = fusion.scaled[0]
-        found = _warning(view, fusion.name, place, place.channels, op.scale, limit)
+        scale = embedded(op.scale, fusion.part, place.channels.size)
+        found = _warning(view, fusion.name, place, place.channels, scale, limit)
         if found is not None:
             warnings.append(found)
     return tuple(warnings)

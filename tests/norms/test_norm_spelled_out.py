@@ -136,6 +136,107 @@ def test_a_runtime_gamma_of_lower_rank_is_a_gamma():
     assert site.gamma.name == "g"
 
 
+GAMMA_FIRST = "r = Reciprocal(s)\nm = Mul(r, g)\n"
+CONDITIONED = {
+    "one of each sample": "float[B,1,8] g, float[B,1,8] b",
+    "one of each position": "float[3,8] g, float[3,8] b",
+    "one number of each sample": "float[B,1,1] g, float[B,1,1] b",
+}
+
+
+@pytest.mark.parametrize("affine", CONDITIONED.values(), ids=CONDITIONED)
+def test_gamma_and_beta_of_each_sample_may_stand_inside_the_norm(affine):
+    """tf.nn.batch_normalization with a scale and an offset that depend on a condition."""
+    body = CONSTANTS + CENTRE + DEVIATION + GAMMA_FIRST
+    tail = "xm = Mul(x, m)\num = Mul(u, m)\nc = Sub(b, um)\ny = Add(xm, c)"
+    ((site, error),) = replay_error(model(body + tail, f"float[B,3,8] x, {affine}"))
+    assert site.kind is NormKind.LAYER_NORM
+    assert (site.gamma.name, site.beta.name, site.output.name) == ("g", "b", "y")
+    assert error < FLOAT32_BOUND
+
+
+@pytest.mark.parametrize("affine", CONDITIONED.values(), ids=CONDITIONED)
+def test_a_beta_of_each_sample_that_stands_behind_the_norm_stays_there(affine):
+    body = CONSTANTS + CENTRE + DEVIATION + GAMMA_FIRST
+    proto = model(body + "n = Mul(d, m)\ny = Add(n, b)", f"float[B,3,8] x, {affine}")
+    ((site, error),) = replay_error(proto)
+    assert (site.gamma.name, site.beta, site.output.name) == ("g", None, "n")
+    assert error < FLOAT32_BOUND
+
+
+@pytest.mark.parametrize("beta", ["float[B,3,8] b", "float[2,1,1,8] b"])
+def test_a_stream_beside_the_mean_is_no_beta(beta):
+    """A residual that is added early, and a term that would enlarge the result."""
+    body = CONSTANTS + CENTRE + DEVIATION + GAMMA_FIRST
+    tail = "xm = Mul(x, m)\num = Mul(u, m)\nc = Sub(b, um)\ny = Add(xm, c)"
+    assert sites_of(model(body + tail, f"float[B,3,8] x, float[8] g, {beta}")) == ()
+
+
+def test_a_gate_of_the_size_of_the_stream_is_no_gamma():
+    body = CONSTANTS + CENTRE + DEVIATION + GAMMA_FIRST + "y = Mul(d, m)"
+    assert sites_of(model(body, "float[B,3,8] x, float[B,3,8] g")) == ()
+
+
+def test_a_conditional_instance_norm_is_refused_as_spatial():
+    body = CONSTANTS + (CENTRE + DEVIATION).replace("[-1]", "[2,3]") + GAMMA_FIRST
+    proto = model(body + "y = Mul(d, m)", "float[B,3,4,5] x, float[B,3,1,1] g")
+    ((site, error),) = replay_error(proto)
+    assert site.kind is NormKind.INSTANCE_NORM
+    assert site.refusal.code is RefusalCode.SPATIAL_NORM
+    assert error < FLOAT32_BOUND
+
+
+WEIGHTED = """shape = Shape(x)
+ones = ConstantOfShape<value = float[1] {1.0}>(shape)
+wx = Mul(ones, x)
+sum = ReduceSum<keepdims=1>(wx, axes)
+count = ReduceSum<keepdims=1>(ones, axes)
+ratio = Div(sum, count)
+none = Equal(count, zero)
+u = Where(none, zero, ratio)
+d = Sub(x, u)
+"""
+WEIGHTS = "axes = Constant<value_ints=[-1]>()\nzero = Constant<value = float {0.0}>()\n"
+
+
+def test_moments_weighted_by_ones_are_moments():
+    """tf.nn.weighted_moments, as Keras 2's GroupNormalization calls it."""
+    body = CONSTANTS + WEIGHTS + WEIGHTED + DEVIATION + "y = Div(d, s)"
+    ((site, error),) = replay_error(model(body))
+    assert (site.kind, site.input.name, site.leaks) == (NormKind.LAYER_NORM, "x", ())
+    assert error < FLOAT32_BOUND
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("float[1] {1.0}", "float[1] {0.5}"),
+        ("ReduceSum<keepdims=1>(ones, axes)", "ReduceSum<keepdims=1>(x, axes)"),
+        ("Where(none, zero, ratio)", "Where(none, ratio, zero)"),
+        ("Equal(count, zero)", "Equal(x, zero)"),
+    ],
+    ids=["other weights", "another count", "the other branch", "undecided"],
+)
+def test_moments_weighted_by_anything_else_are_none(old, new):
+    body = CONSTANTS + WEIGHTS + WEIGHTED.replace(old, new) + DEVIATION + "y = Div(d, s)"
+    kinds = {site.kind for site in sites_of(model(body)) if site.input.name == "x"}
+    assert kinds <= {NormKind.RMS_NORM}
+
+
+@pytest.mark.parametrize("number", [0.0, 1.0])
+def test_a_norm_of_a_weight_of_one_number_is_a_norm(number):
+    """Centring may make a weight zero, and the norm must be recognised as before."""
+    body = (CONSTANTS + CENTRE + DEVIATION).replace("(x", "(w") + "y = Div(d, s)"
+    proto = model(body, "float[B,8] x, float[3,8] w")
+    assert only_site(with_constants(proto, w=np.full((3, 8), number))).input.name == "w"
+
+
+def test_ones_over_an_axis_of_unknown_size_count_nothing():
+    body = CONSTANTS + WEIGHTS.replace("[-1]", "[0]") + WEIGHTED
+    body += DEVIATION.replace("[-1]", "[0]") + "y = Div(d, s)"
+    assert [site.input.name for site in sites_of(model(body))] != ["x"]
+
+
 def test_a_mean_of_other_axes_leaves_an_rms_norm_of_the_difference():
     body = CONSTANTS + CENTRE + DEVIATION.replace("[-1]", "[-2,-1]") + "y = Div(d, s)"
     ((site, error),) = replay_error(model(body))

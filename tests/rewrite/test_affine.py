@@ -437,6 +437,22 @@ def test_channels_follow_random_layouts_as_the_numbers_do(seed: int) -> None:
         assert np.array_equal(spread, expected)
 
 
+@pytest.mark.parametrize("name", ["RMSNormalization", "SimplifiedLayerNormalization"])
+def test_gamma_of_a_centring_that_ends_in_an_rms_operator_moves(name: str) -> None:
+    """gamma is then an operand of the operator, not a Mul behind it."""
+    model = graph(
+        f"u = ReduceMean(x, axes) d = Sub(x, u) n = {name}<axis=-1>(d, gamma) y = MatMul(n, W)",
+        X,
+        "double[B,4,5] y",
+        weights(gamma=(6,), W=(6, 5)) | {"axes": np.array([-1])},
+        opset=23,
+    )
+    fused = fuse(model)
+    assert fused.moved == (1, 0)
+    assert fused.proof.passed
+    assert error(model, fused.model) < BOUND
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 def test_edits_need_a_few_mebibytes_beyond_the_result(axis: int) -> None:
     shape = (2048, 4096)

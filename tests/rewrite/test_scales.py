@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from onnxfold.analysis import analyse
 from onnxfold.graph import GraphView
 from onnxfold.norms import find_norms
+from onnxfold.planning import Plan
 from onnxfold.planning.fusion import ScaleFusion
 from onnxfold.planning.scales import decide_scales
 from onnxfold.prepare import prepare
@@ -223,6 +225,107 @@ def test_a_wrong_weight_or_a_lost_bias_fails_the_proof() -> None:
     assert not _proof(model, after, ()).passed
     wrong = (replace(fusions[0], output="a"),)
     assert not _proof(model, after, wrong).passed
+
+
+FUSED = "m = MatMul(x, QKV) a = Add(m, qkv) q, key, v = Split<axis=2>(a, sizes) "
+KEYS = "t = Transpose<perm=[0,2,1]>(key) s = MatMul(q, t) "
+OF_PARTS = {
+    "q of a fused projection": (
+        FUSED
+        + "p = Mul(q, eight) t = Transpose<perm=[0,2,1]>(key) s = MatMul(p, t) y = MatMul(s, v)",
+        1,
+    ),
+    "the scores of a fused projection": (FUSED + KEYS + "r = Div(s, eight) y = MatMul(r, v)", 1),
+    "heads": (
+        FUSED + "h = Reshape(q, heads3) o = Transpose<perm=[0,2,1,3]>(h) p = Mul(o, eight) "
+        "g = Reshape(key, heads3) t = Transpose<perm=[0,2,3,1]>(g) s = MatMul(p, t) "
+        "r = Softmax(s) c = Reshape(v, heads3) w = Transpose<perm=[0,2,1,3]>(c) y = MatMul(r, w)",
+        1,
+    ),
+    "a root on q and on key": (
+        FUSED + "p = Mul(q, eight) l = Mul(key, eight) t = Transpose<perm=[0,2,1]>(l) "
+        "s = MatMul(p, t) y = MatMul(s, v)",
+        2,
+    ),
+    "a factor per channel of v": (FUSED + KEYS + "w = Mul(v, d3) y = MatMul(s, w)", 1),
+    "one part, then all of it before": (
+        "m = MatMul(x, QKV) b0 = Mul(m, eight) q, key, v = Split<axis=2>(b0, sizes) "
+        + KEYS
+        + "w = Mul(v, d3) y = MatMul(s, w)",
+        2,
+    ),
+    "a bias behind the Split": (
+        "m = MatMul(x, QKV) q0, key, v = Split<axis=2>(m, sizes) q1 = Add(q0, bq) "
+        "q = Mul(q1, eight) " + KEYS + "y = MatMul(s, v)",
+        1,
+    ),
+    "a part of a part": (
+        "m = MatMul(x, QKV) qk, v = Split<axis=2>(m, sizes2) q, key = Split<axis=2>(qk, halves) "
+        "l = Mul(key, eight) t = Transpose<perm=[0,2,1]>(l) s = MatMul(q, t) y = MatMul(s, v)",
+        1,
+    ),
+    "a Gemm without a bias": (
+        "f = Flatten<axis=2>(x) m = Gemm(f, QKV) q, key, v = Split<axis=1>(m, sizes) "
+        "t = Transpose(key) p = Mul(q, eight) s = MatMul(p, t) y = MatMul(s, v)",
+        1,
+    ),
+}
+
+
+def _fused(body: str) -> ir.Model:
+    rng = np.random.default_rng(3)
+    more: dict[str, Array] = {
+        "QKV": rng.standard_normal((6, 14)),
+        "qkv": rng.standard_normal(14),
+        "bq": rng.standard_normal(4),
+        "d3": rng.standard_normal(6),
+        "sizes": np.array([4, 4, 6]),
+        "sizes2": np.array([8, 6]),
+        "halves": np.array([4, 4]),
+        "heads3": np.array([0, 0, 2, -1]),
+    }
+    return _model(body, more=more)
+
+
+@pytest.mark.parametrize("case", OF_PARTS)
+def test_a_scale_of_one_part_of_a_split_moves_into_its_columns(case: str) -> None:
+    body, count = OF_PARTS[case]
+    before = _fused(body)
+    after, fusions, proof = _absorb(before)
+    assert len(fusions) == count
+    assert error(before, after) < BOUND
+    assert proof.passed, proof.failures
+    assert not _absorb(after)[1]
+    plan = Plan.from_json(json.loads(json.dumps(Plan(scales=fusions).to_json())))
+    assert plan.scales == fusions
+
+
+@pytest.mark.parametrize("case", OF_PARTS)
+def test_a_scale_in_the_columns_of_another_part_fails_the_proof(case: str) -> None:
+    before = _fused(OF_PARTS[case][0])
+    _, fusions, _ = _absorb(before)
+    place = next(index for index, fusion in enumerate(fusions) if fusion.part is not None)
+    start, length, total = fusions[place].part or (0, 0, 0)
+    moved = replace(fusions[place], part=((start + 4) % 8, length, total))
+    wrong = (*fusions[:place], moved, *fusions[place + 1 :])
+    copy = prepare(before).model
+    apply_scales(GraphView(copy), wrong)
+    assert not _proof(before, copy, wrong).passed
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        FUSED + KEYS + "p = Mul(q, eight) r = MatMul(p, t) u = Add(r, s) y = MatMul(u, v)",
+        FUSED + "w = Add(v, d3) " + KEYS + "y = MatMul(s, w)",
+        FUSED
+        + KEYS
+        + "z = MatMul(s, v) w = Tanh(a) y0 = Mul(z, eight) h = ReduceSum(w) y = Add(y0, h)",
+    ],
+    ids=["the part is read elsewhere", "a shift", "the whole is read elsewhere"],
+)
+def test_what_is_no_scale_of_one_part_stays(body: str) -> None:
+    assert not _absorb(_fused(body))[1]
 
 
 def test_layer_scale_no_longer_hides_a_writer_from_the_norm_behind_it() -> None:

@@ -7,8 +7,10 @@ and multiplication by exactly 1 or addition of exactly 0 (no tolerance).
 from __future__ import annotations
 
 import math
+from math import prod
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph import GraphView
@@ -64,6 +66,11 @@ def uniform(view: GraphView, value: ir.Value | None) -> float | None:
             return None
         value = node.inputs[0]
     return None
+
+
+def _repeats(small: tuple[Token, ...], large: tuple[Token, ...]) -> bool:
+    """Whether a shape of the same rank broadcasts along at least one axis."""
+    return fits(small, large) and small != large
 
 
 class Canonical:
@@ -158,7 +165,10 @@ class Canonical:
             operand, other = node.inputs[place], node.inputs[1 - place]
             if operand is None or other is None or not self._small(operand):
                 continue
-            if self.view.scalar(operand) == neutral and fits(self.dims(operand), self.dims(other)):
+            known = self.view.scalar(operand)
+            if known is None:
+                known = self.computed_number(operand)
+            if known == neutral and fits(self.dims(operand), self.dims(other)):
                 return other
         return None
 
@@ -233,15 +243,46 @@ class Canonical:
             return None
         return float(np.asarray(number).astype(dtype.numpy()))
 
-    def uniform(self, value: ir.Value | None) -> float | None:
-        """Return the one number that fills a value of whatever shape, else None."""
-        return uniform(self.view, value)
+    def uniform(self, value: ir.Value | None, depth: int = 2) -> float | None:
+        """Return the one number that fills a value of whatever shape, else None.
 
-    def coefficient(self, value: ir.Value | None, t: ir.Value) -> Coefficient | None:
+        Beyond what :func:`uniform` sees: sums of two such values, and sums over known axes.
+        """
+        found = uniform(self.view, value)
+        node = None if value is None or found is not None else value.producer()
+        if node is None or node.domain != "" or depth == 0:
+            return found
+        if node.op_type == "Add":
+            parts = [self.uniform(operand, depth - 1) for operand in node.inputs]
+            return None if None in parts else sum(part for part in parts if part is not None)
+        if node.op_type != "ReduceSum":
+            return None
+        part, before = self.uniform(node.inputs[0], depth - 1), self.dims(node.inputs[0])
+        axes = self.view.axes(node)
+        if part is None or before is None or not axes:
+            return None
+        sizes = [before[axis] for axis in axes if -len(before) <= axis < len(before)]
+        count = prod(size for size in sizes if isinstance(size, int))
+        exact = len(sizes) == len(axes) and all(isinstance(size, int) for size in sizes)
+        return part * count if exact and float(np.float32(part * count)) == part * count else None
+
+    def computed_number(self, value: ir.Value) -> float | None:
+        """Return the one number that fills a value computed from a shape, else None.
+
+        Not of constants: a weight may be filled by one number only once it has been edited.
+        """
+        if value.producer() is None or self.view.array(value) is not None:
+            return None
+        return self.uniform(value)
+
+    def coefficient(
+        self, value: ir.Value | None, t: ir.Value, *, repeated: bool = False
+    ) -> Coefficient | None:
         """Return a factor or term that may stand beside t, whatever axes it varies along.
 
         A value that is computed at run time counts only if its rank is below that of t: one of
-        full rank is another tensor of the stream, a residual or a gate, not a parameter.
+        full rank is another tensor of the stream, a residual or a gate, not a parameter.  With
+        ``repeated``, one of full rank that is repeated along some axis of t counts too.
         """
         if value is None:
             return None
@@ -257,16 +298,32 @@ class Canonical:
         filled = self.uniform(value)
         if filled is not None and fits(self.dims(value), self.dims(t)):
             return Coefficient.of(filled)
-        return self._runtime(value, t)
+        array = self._laid_out(value)
+        if array is not None:
+            return Coefficient(array.astype(np.float64), (), value)
+        return self._runtime(value, t, repeated)
 
-    def _runtime(self, value: ir.Value, t: ir.Value) -> Coefficient | None:
+    def _runtime(self, value: ir.Value, t: ir.Value, repeated: bool) -> Coefficient | None:
         dims, limit = self.dims(value), self.dims(t)
         parameter = self.view.tensor(value) is not None or value.is_initializer()
-        if dims is None or limit is None or not (parameter or len(dims) < len(limit)):
+        if dims is None or limit is None:
+            return None
+        if not (parameter or len(dims) < len(limit) or (repeated and _repeats(dims, limit))):
             return None
         if self.dtype(value) not in _FLOAT_BITS:
             return None
         return Coefficient(np.ones(()), (value,), value)
+
+    def _laid_out(self, value: ir.Value) -> npt.NDArray[np.generic] | None:
+        """Return a constant that is given a shape computed from known sizes."""
+        node, dims = value.producer(), self.dims(value)
+        if node is None or node.op_type != "Reshape" or node.domain != "" or dims is None:
+            return None
+        array = self.view.array(node.inputs[0])
+        sizes = [dim for dim in dims if isinstance(dim, int)]
+        if array is None or len(sizes) != len(dims) or prod(sizes) != array.size:
+            return None
+        return array.reshape(sizes)
 
     def _unexpanded(self, value: ir.Value, t: ir.Value) -> ir.Value:
         """Return what an Expand to at most the shape of t repeats."""

@@ -69,14 +69,20 @@ def along(algebra: Algebra, factor: Coefficient, t: ir.Value, over: Over) -> boo
 
 
 def legal(algebra: Algebra, form: Affine) -> bool:
-    """Whether all coefficients together stay along the fiber, or all along the channels."""
+    """Whether all coefficients together stay along the fiber, or all along the channels.
+
+    A factor computed at run time that came with the root, and a term beside the mean times it, may
+    vary along any axis: no shorter norm stands in the graph that they could be left outside of.
+    """
     if form.over is None:
         return True
     axes: set[int] = set()
     for factor in (form.a, form.m, form.c):
-        for runtime in factor.runtime or (None,):
-            part = factor if runtime is None else Coefficient(np.ones(()), (runtime,))
-            varied = algebra.varying(part, form.t)
+        for runtime in factor.runtime:
+            if algebra.varying(Coefficient(np.ones(()), (runtime,)), form.t) is None:
+                return False
+        if not factor.runtime:
+            varied = algebra.varying(factor, form.t)
             if varied is None:
                 return False
             axes |= varied

@@ -69,6 +69,8 @@ def _over(algebra: Algebra, node: ir.Node) -> tuple[ir.Value, Over, tuple[int, .
     if reduction is None:
         return None
     x, axes, kept = reduction
+    if algebra.canonical.computed_number(x) is not None:
+        return None  # of ones, it counts
     over = algebra.over(x, axes)
     return None if over is None else (x, over, None if kept else axes)
 

@@ -154,7 +154,7 @@ def _scaled_root(algebra: Algebra, root: Root, value: ir.Value, other: ir.Value)
     if root.power != -1 or not beside(root.dropped) or algebra.form(other) is not None:
         return None
     t = root.denominator.t
-    factor = algebra.canonical.coefficient(other, t)
+    factor = algebra.canonical.coefficient(other, t, repeated=True)
     if factor is None or algebra.varying(factor, t) is None:
         return None
     return replace(root, coefficient=root.coefficient.times(factor), dropped=None)

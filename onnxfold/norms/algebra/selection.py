@@ -15,15 +15,29 @@ _CONDITION_LIMIT = 24
 def where(algebra: Algebra, node: ir.Node) -> Form | None:
     """Where with a constant condition that is the same everywhere, or a guard of constant rows."""
     condition = algebra.view.array(node.inputs[0])
-    if condition is None:
+    decided = _decided(algebra, node.inputs[0])
+    if condition is None and decided is None:
         return _guarded(algebra, node)
-    if condition.size == 0 or not (condition.all() or not condition.any()):
-        return None
-    chosen = node.inputs[1 if bool(condition.reshape(-1)[0]) else 2]
+    if condition is not None:
+        if condition.size == 0 or not (condition.all() or not condition.any()):
+            return None
+        decided = bool(condition.reshape(-1)[0])
+    chosen = node.inputs[1 if decided else 2]
     if chosen is None or algebra.dims(chosen) != algebra.dims(node.outputs[0]):
         return None
     form = algebra.form(chosen)
-    return form if isinstance(form, Moment | Root) else None
+    if isinstance(form, Affine) and form.denominator is not None:
+        return None
+    return form if isinstance(form, Moment | Root | Affine) else None
+
+
+def _decided(algebra: Algebra, condition: ir.Value | None) -> bool | None:
+    """Return what an Equal of two values says that are each one known number."""
+    node = None if condition is None else condition.producer()
+    if node is None or (node.domain, node.op_type) != ("", "Equal"):
+        return None
+    numbers = [algebra.canonical.uniform(operand) for operand in node.inputs]
+    return None if None in numbers else numbers[0] == numbers[1]
 
 
 def _guarded(algebra: Algebra, node: ir.Node) -> Form | None:

@@ -72,6 +72,8 @@ class Algebra:
         if value is None or other is None:
             return None
         number = self.canonical.number(value)
+        if number is None:
+            number = self.canonical.computed_number(value)
         if number is None or not fits(self.dims(value), self.dims(other)):
             return None
         return number

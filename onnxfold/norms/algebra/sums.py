@@ -51,7 +51,7 @@ def _sum(algebra: Algebra, node: ir.Node, sign: Coefficient) -> Form | None:
     for value, other, first in ((p, q, True), (q, p, False)):
         form = algebra.form(value)
         if isinstance(form, Affine) and form.denominator is not None:
-            term = algebra.canonical.coefficient(other, form.t)
+            term = algebra.canonical.coefficient(other, form.t, repeated=form.a.is_zero)
             if term is not None and algebra.form(other) is None:
                 if not _may_shift(algebra, node, value, term):
                     return None
@@ -120,6 +120,8 @@ def _may_shift(algebra: Algebra, node: ir.Node, value: ir.Value, term: Coefficie
         return False
     if algebra.varying(term, form.t) is None:
         return False
+    if form.a.is_zero and term.runtime:  # beside the mean alone: no norm that could end here
+        return True
     if not form.mixed and not along(algebra, term, form.t, form.over):
         return False
     return not form.complete or (form.c.is_zero and extend(algebra, node, value))

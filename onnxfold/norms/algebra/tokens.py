@@ -157,6 +157,10 @@ class Tokens:
         """Return the shape that Expand gives."""
         return _broadcast([self.dims(node.inputs[0]), self.vector(node.inputs[1])])
 
+    def filled(self, node: ir.Node) -> tuple[Token, ...] | None:
+        """Return the shape that ConstantOfShape gives."""
+        return self.vector(node.inputs[0])
+
     def transposed(self, node: ir.Node) -> tuple[Token, ...] | None:
         """Return the shape that Transpose gives."""
         source = self.dims(node.inputs[0])
@@ -222,6 +226,8 @@ class Tokens:
     def _of_slice(self, node: ir.Node) -> tuple[Token, ...] | None:
         vector = self.vector(node.inputs[0])
         bounds = [self._view.integers(operand) for operand in node.inputs[1:3]]
+        if self._view.opset < 10:
+            bounds = [tuple(node.attributes.get_ints(name, ())) for name in ("starts", "ends")]
         steps = self._view.integers(node.inputs[4]) if len(node.inputs) > 4 else (1,)
         if vector is None or len(bounds) < 2 or bounds[0] is None or bounds[1] is None:
             return None
@@ -241,6 +247,8 @@ class Tokens:
             return None
         x, y = a[0], b[0]
         if isinstance(x, int) and isinstance(y, int):
+            if node.op_type == "Div":  # of sizes, which are not negative
+                return (x // y,) if x >= 0 and y > 0 else None
             result = {"Add": x + y, "Sub": x - y, "Mul": x * y}.get(node.op_type)
             return None if result is None else (result,)
         return None
@@ -279,6 +287,7 @@ def _quotient(whole: tuple[Token, ...], part: tuple[Token, ...]) -> Token | None
 _Rule = Callable[[Tokens, ir.Node], tuple[Token, ...] | None]
 
 _SHAPE_RULES: dict[str, _Rule] = {
+    "ConstantOfShape": Tokens.filled,
     "Expand": Tokens.expanded,
     "Reshape": Tokens.reshaped,
     "Transpose": Tokens.transposed,
@@ -293,6 +302,7 @@ _VECTOR_RULES: dict[str, _Rule] = {
     "Add": Tokens._of_arithmetic,
     "Cast": Tokens._of_first,
     "Concat": Tokens._of_concat,
+    "Div": Tokens._of_arithmetic,
     "Gather": Tokens._of_gather,
     "Identity": Tokens._of_first,
     "Mul": Tokens._of_arithmetic,
