@@ -25,6 +25,7 @@ import onnx_ir as ir
 from onnxfold.graph import Fiber, GraphView, Reader, node_label
 from onnxfold.norms import NormSite, find_norms
 from onnxfold.planning import Plan
+from onnxfold.prove_copies import Copies
 from onnxfold.prove_forms import (
     AffinePart,
     is_shift_of,
@@ -37,7 +38,7 @@ from onnxfold.prove_forms import (
     without_reshapes,
 )
 from onnxfold.prove_means import Means
-from onnxfold.zero_mean.relations import Carries, Point, Relations, Unseen
+from onnxfold.zero_mean.relations import Point, Relations, Unseen
 
 __all__ = ["Proof", "prove"]
 
@@ -114,6 +115,8 @@ class _Checker:
         sites_after = find_norms(after)
         self._sites_after = self._matched(sites_after)
         self._relations = Relations(after, sites_after)
+        self._copies = Copies(before, after, self._relations, self._sites_before, self._sites_after)
+        self._original, self._twin = self._copies.original, self._copies.twin
         self._relations_before = Relations(before, self._sites_before.values())
         self._normed_along: dict[ir.Value, list[Fiber]] = {}
         for site in self._sites_after.values():
@@ -121,8 +124,6 @@ class _Checker:
                 self._normed_along.setdefault(site.input, []).append(site.fiber)
         self._means = Means(before, after, self._relations, self._sites_after, self._original)
         self._shifts: dict[ir.Value, _Shift] = {}
-        self._stands_for: dict[ir.Value, ir.Value] = {}
-        self._find_copies()
         self.failures: list[str] = []
         self.folded_norms = 0
         self.centred_weights = 0
@@ -141,74 +142,6 @@ class _Checker:
             known = whole if self._after.ref(whole.output) in self._sites_before else found
             matched[self._after.ref(known.output)] = known
         return matched
-
-    def _find_copies(self) -> None:
-        """Map every value that only the rewritten model has to the original it stands for.
-
-        A centring stands for what it centres.  The rest is read off the graphs, readers first: an
-        input of a node of both models that has changed its name stands for the value that the
-        node read there before.
-        """
-        for node in self._after.nodes():
-            source = node.inputs[0] if node.inputs else None
-            if source is None or self._relations.centring_fiber(node) is None:
-                continue
-            original = self._original(source)
-            if original is not None:
-                self._stand_for(node.outputs[0], original)
-        for graph in self._after.graphs:
-            for node in reversed(graph):
-                self._find_copies_at(node)
-
-    def _find_copies_at(self, node: ir.Node) -> None:
-        for output in node.outputs:
-            ref = self._after.ref(output) if output.name else ""
-            site, twin = self._sites_after.get(ref), self._sites_before.get(ref)
-            if site is not None and twin is not None:
-                self._stand_for(site.input, twin.input)
-        twin_node = self._twin(node)
-        for new, old in self._paired_inputs(node, twin_node) if twin_node is not None else ():
-            # A norm's parameter may have changed its shape, which its own check compares.
-            if new is not None and old is not None and self._same_rank(new, old):
-                self._stand_for(new, old)
-
-    def _same_rank(self, new: ir.Value, old: ir.Value) -> bool:
-        return self._after.rank(new) == self._before.rank(old)
-
-    def _paired_inputs(
-        self, node: ir.Node, twin: ir.Node
-    ) -> tuple[tuple[ir.Value | None, ir.Value | None], ...]:
-        """Pair the inputs of two nodes; a sum of two may have its terms exchanged."""
-        if len(node.inputs) != len(twin.inputs):
-            return ()
-        straight = tuple(zip(node.inputs, twin.inputs, strict=True))
-        if node.op_type != "Add" or node.domain:
-            return straight
-        crossed = tuple(zip(node.inputs, twin.inputs[::-1], strict=True))
-        return max((straight, crossed), key=self._agreements)
-
-    def _agreements(self, pairs: tuple[tuple[ir.Value | None, ir.Value | None], ...]) -> int:
-        return sum(
-            new is not None and old is not None and self._original(new) is old for new, old in pairs
-        )
-
-    def _stand_for(self, new: ir.Value, old: ir.Value) -> None:
-        if self._after.ref(new) not in self._old:
-            self._stands_for.setdefault(new, old)
-
-    def _twin(self, node: ir.Node) -> ir.Node | None:
-        """Return the node of the original that computes the same value with the same operator."""
-        if not node.outputs:
-            return None
-        old = self._old.get(self._after.ref(node.outputs[0]))
-        old = old if old is not None else self._stands_for.get(node.outputs[0])
-        producer = None if old is None else old.producer()
-        if producer is None or producer.op_identifier() != node.op_identifier():
-            return None
-        return producer
-
-    def _original(self, value: ir.Value) -> ir.Value | None:
-        return self._stands_for.get(value) or self._old.get(self._after.ref(value))
 
     def compare_weights(self) -> None:
         """Find the changed weights and check that each differs by a shift along its fiber."""
@@ -284,7 +217,7 @@ class _Checker:
                 self._shifts[output] = _Shift((), f"norm '{self._sites_before[ref].name}'")
 
     def _shift_of(self, node: ir.Node, index: int) -> _Shift | None:
-        copied = self._stands_for.get(node.outputs[index])
+        copied = self._copies.stands_for.get(node.outputs[index])
         if copied is not None and self._twin(node) is None:
             return self._shift_of_copy(node, copied)
         centred = self._reads_centred(node)
@@ -312,12 +245,10 @@ class _Checker:
         self, output: ir.Value, operand: ir.Value, shift: _Shift, reader: Reader
     ) -> list[Fiber]:
         """Return fibers along which the shift of an operand may be one of the output."""
-        effects = (self._relations.effect(Point(operand, f), reader) for f in shift.fibers)
         carried = [
             point.fiber
-            for effect in effects
-            if isinstance(effect, Carries)
-            for point in effect.points
+            for fiber in shift.fibers
+            for point in self._relations.reached(Point(operand, fiber), reader)
             if point.value is output
         ]
         wanted = self._normed_along.get(output, ())
@@ -366,7 +297,7 @@ class _Checker:
         return any(
             (new is None) != (old is None)
             or (new is not None and old is not None and not self._stands(new, old))
-            for new, old in self._paired_inputs(node, twin)
+            for new, old in self._copies.paired_inputs(node, twin)
         )
 
     def _stands(self, new: ir.Value, old: ir.Value) -> bool:
@@ -398,7 +329,9 @@ class _Checker:
         twin = self._twin(node)
         return {
             position
-            for position, (new, old) in enumerate(self._paired_inputs(node, twin) if twin else ())
+            for position, (new, old) in enumerate(
+                self._copies.paired_inputs(node, twin) if twin else ()
+            )
             if new is not None and old is not None and self._is_centred(new, old)
         }
 
