@@ -134,7 +134,7 @@ class ShiftInvariant:
 
 @dataclass(frozen=True, slots=True)
 class Centring:
-    """onnxfold.Center: x - mean(x) over its axes has mean 0 and does not see a shift."""
+    """onnxfold.Center: x - mean(x) has mean 0 and sees no shift; P along fewer axes commutes."""
 
     def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
         centred = self.fiber(view, node)
