@@ -22,19 +22,23 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber, GraphView, Reader, node_label, whole_axes
+from onnxfold.graph import Fiber, GraphView, Reader, node_label
 from onnxfold.norms import NormSite, find_norms
 from onnxfold.planning import Plan
+from onnxfold.prove_copies import Copies
 from onnxfold.prove_forms import (
+    AffinePart,
     is_shift_of,
+    repeated_axes,
     same_array,
     same_attributes,
     same_epsilon,
+    same_operand,
     with_next_affine,
     without_reshapes,
 )
 from onnxfold.prove_means import Means
-from onnxfold.zero_mean.relations import Carries, Point, Relations, Unseen
+from onnxfold.zero_mean.relations import Point, Relations, Unseen
 
 __all__ = ["Proof", "prove"]
 
@@ -111,11 +115,15 @@ class _Checker:
         sites_after = find_norms(after)
         self._sites_after = self._matched(sites_after)
         self._relations = Relations(after, sites_after)
+        self._copies = Copies(before, after, self._relations, self._sites_before, self._sites_after)
+        self._original, self._twin = self._copies.original, self._copies.twin
         self._relations_before = Relations(before, self._sites_before.values())
+        self._normed_along: dict[ir.Value, list[Fiber]] = {}
+        for site in self._sites_after.values():
+            if site.size:
+                self._normed_along.setdefault(site.input, []).append(site.fiber)
         self._means = Means(before, after, self._relations, self._sites_after, self._original)
         self._shifts: dict[ir.Value, _Shift] = {}
-        self._stands_for: dict[ir.Value, ir.Value] = {}
-        self._find_copies()
         self.failures: list[str] = []
         self.folded_norms = 0
         self.centred_weights = 0
@@ -134,74 +142,6 @@ class _Checker:
             known = whole if self._after.ref(whole.output) in self._sites_before else found
             matched[self._after.ref(known.output)] = known
         return matched
-
-    def _find_copies(self) -> None:
-        """Map every value that only the rewritten model has to the original it stands for.
-
-        A centring stands for what it centres.  The rest is read off the graphs, readers first: an
-        input of a node of both models that has changed its name stands for the value that the
-        node read there before.
-        """
-        for node in self._after.nodes():
-            source = node.inputs[0] if node.inputs else None
-            if source is None or self._relations.centring_fiber(node) is None:
-                continue
-            original = self._original(source)
-            if original is not None:
-                self._stand_for(node.outputs[0], original)
-        for graph in self._after.graphs:
-            for node in reversed(graph):
-                self._find_copies_at(node)
-
-    def _find_copies_at(self, node: ir.Node) -> None:
-        for output in node.outputs:
-            ref = self._after.ref(output) if output.name else ""
-            site, twin = self._sites_after.get(ref), self._sites_before.get(ref)
-            if site is not None and twin is not None:
-                self._stand_for(site.input, twin.input)
-        twin_node = self._twin(node)
-        for new, old in self._paired_inputs(node, twin_node) if twin_node is not None else ():
-            # A norm's parameter may have changed its shape, which its own check compares.
-            if new is not None and old is not None and self._same_rank(new, old):
-                self._stand_for(new, old)
-
-    def _same_rank(self, new: ir.Value, old: ir.Value) -> bool:
-        return self._after.rank(new) == self._before.rank(old)
-
-    def _paired_inputs(
-        self, node: ir.Node, twin: ir.Node
-    ) -> tuple[tuple[ir.Value | None, ir.Value | None], ...]:
-        """Pair the inputs of two nodes; a sum of two may have its terms exchanged."""
-        if len(node.inputs) != len(twin.inputs):
-            return ()
-        straight = tuple(zip(node.inputs, twin.inputs, strict=True))
-        if node.op_type != "Add" or node.domain:
-            return straight
-        crossed = tuple(zip(node.inputs, twin.inputs[::-1], strict=True))
-        return max((straight, crossed), key=self._agreements)
-
-    def _agreements(self, pairs: tuple[tuple[ir.Value | None, ir.Value | None], ...]) -> int:
-        return sum(
-            new is not None and old is not None and self._original(new) is old for new, old in pairs
-        )
-
-    def _stand_for(self, new: ir.Value, old: ir.Value) -> None:
-        if self._after.ref(new) not in self._old:
-            self._stands_for.setdefault(new, old)
-
-    def _twin(self, node: ir.Node) -> ir.Node | None:
-        """Return the node of the original that computes the same value with the same operator."""
-        if not node.outputs:
-            return None
-        old = self._old.get(self._after.ref(node.outputs[0]))
-        old = old if old is not None else self._stands_for.get(node.outputs[0])
-        producer = None if old is None else old.producer()
-        if producer is None or producer.op_identifier() != node.op_identifier():
-            return None
-        return producer
-
-    def _original(self, value: ir.Value) -> ir.Value | None:
-        return self._stands_for.get(value) or self._old.get(self._after.ref(value))
 
     def compare_weights(self) -> None:
         """Find the changed weights and check that each differs by a shift along its fiber."""
@@ -241,9 +181,10 @@ class _Checker:
                         f"output '{output.name}' sees a change that began at {shift.origin}"
                     )
         self._compare_outputs()
-        missing = [ref for ref in self._sites_before if ref not in self._sites_after]
-        for ref in missing:
-            if ref in self._after.by_ref():
+        for ref in self._sites_before:
+            value = self._after.by_ref().get(ref)
+            shift = None if value is None else self._shifts.get(value)
+            if ref not in self._sites_after and shift is not None and not shift.fibers:
                 self.failures.append(
                     f"the norm that computes '{ref}' cannot be recognised any more"
                 )
@@ -263,15 +204,20 @@ class _Checker:
             return
         for index, output in enumerate(node.outputs):
             ref = self._after.ref(output) if output.name else ""
-            if ref in self._sites_after and ref in self._sites_before:
-                self._judge_norm(self._sites_before[ref], self._sites_after[ref])
+            problem = self._norm_problem(ref)
+            if problem is None:
                 continue
+            # A norm that does not match as a whole, or at all, may still do so node by node.
             shift = self._shift_of(node, index)
-            if shift is not None:
-                self._shifts[output] = shift
+            if shift is None:
+                continue
+            self._shifts[output] = shift
+            if problem and not shift.fibers:
+                self.failures.append(f"norm '{self._sites_before[ref].name}': {problem}")
+                self._shifts[output] = _Shift((), f"norm '{self._sites_before[ref].name}'")
 
     def _shift_of(self, node: ir.Node, index: int) -> _Shift | None:
-        copied = self._stands_for.get(node.outputs[index])
+        copied = self._copies.stands_for.get(node.outputs[index])
         if copied is not None and self._twin(node) is None:
             return self._shift_of_copy(node, copied)
         centred = self._reads_centred(node)
@@ -285,39 +231,40 @@ class _Checker:
             return _Shift((), f"node '{node_label(node)}'")
         if not moved:
             return None
-        found: dict[Fiber, None] = {}
+        output, candidates = node.outputs[index], []
         for position, operand, shift in moved:
             if not shift.fibers:
                 return shift
-            for fiber in shift.fibers:
-                effect = self._relations.effect(Point(operand, fiber), Reader(node, position))
-                for point in effect.points if isinstance(effect, Carries) else ():
-                    for result in (point, self._spread(point, operand)):
-                        if point.value is node.outputs[index] and self._joint(result, moved):
-                            found[result.fiber] = None
-        return _Shift(tuple(found), moved[0][2].origin)
+            candidates += self._candidates(output, operand, shift, Reader(node, position))
+        found = [fiber for fiber in candidates if self._joint(Point(output, fiber), moved)]
+        if not found and self._joint(Point(output, Fiber(())), moved):
+            found = [Fiber(())]
+        return _Shift(tuple(dict.fromkeys(found)), moved[0][2].origin)
+
+    def _candidates(
+        self, output: ir.Value, operand: ir.Value, shift: _Shift, reader: Reader
+    ) -> list[Fiber]:
+        """Return fibers along which the shift of an operand may be one of the output."""
+        carried = [
+            point.fiber
+            for fiber in shift.fibers
+            for point in self._relations.reached(Point(operand, fiber), reader)
+            if point.value is output
+        ]
+        wanted = self._normed_along.get(output, ())
+        repeated = repeated_axes(self._after, output, operand)
+        spread = [
+            Fiber.of((*fiber.blocks, *(block for axis in repeated for block in axis.blocks)))
+            for fiber in carried
+            if not any(set(axis.axes) & set(fiber.axes) for axis in repeated)
+        ]
+        return [*carried, *spread, *repeated, *wanted]
 
     def _is_unseen(self, node: ir.Node, position: int, operand: ir.Value, shift: _Shift) -> bool:
         """Whether the node does not look at what has moved, whatever its other inputs are."""
         reader = Reader(node, position)
         effects = (self._relations.effect(Point(operand, f), reader) for f in shift.fibers)
         return any(isinstance(effect, Unseen) for effect in effects)
-
-    def _spread(self, point: Point, operand: ir.Value) -> Point:
-        """Add the axes along which broadcasting repeats the operand, and so its shift."""
-        result, source = self._after.shape(point.value), self._after.shape(operand)
-        offset = len(result or ()) - len(source or ())
-        if result is None or source is None or offset < 0:
-            return point
-        repeated = [
-            axis
-            for axis, dim in enumerate(result)
-            if isinstance(dim, int) and dim > 1 and (axis < offset or source[axis - offset] == 1)
-        ]
-        whole = whole_axes(result, repeated)
-        if whole is None or set(repeated) & set(point.fiber.axes):
-            return point
-        return Point(point.value, Fiber.of((*point.fiber.blocks, *whole.blocks)))
 
     def _joint(self, point: Point, moved: Iterable[tuple[int, ir.Value, _Shift]]) -> bool:
         """Whether the law of ``point`` turns all moved inputs together into one shift."""
@@ -335,9 +282,10 @@ class _Checker:
         if source is None or fiber is None or self._original(source) is not original:
             return _Shift((), origin)
         before = self._shifts.get(source)
-        if before is not None and not before.constant_along(fiber):
-            return _Shift((), before.origin)
-        return _Shift((fiber,), origin)
+        if before is None or before.constant_along(fiber):
+            return _Shift((fiber,), origin)
+        # The mean that is subtracted is constant along whatever lies within the centred fiber.
+        return _Shift(tuple(f for f in before.fibers if fiber.covers(f)), before.origin)
 
     def _rewired(self, node: ir.Node) -> bool:
         """Whether the node is not the same computation on the same values as before."""
@@ -349,7 +297,7 @@ class _Checker:
         return any(
             (new is None) != (old is None)
             or (new is not None and old is not None and not self._stands(new, old))
-            for new, old in self._paired_inputs(node, twin)
+            for new, old in self._copies.paired_inputs(node, twin)
         )
 
     def _stands(self, new: ir.Value, old: ir.Value) -> bool:
@@ -381,18 +329,17 @@ class _Checker:
         twin = self._twin(node)
         return {
             position
-            for position, (new, old) in enumerate(self._paired_inputs(node, twin) if twin else ())
+            for position, (new, old) in enumerate(
+                self._copies.paired_inputs(node, twin) if twin else ()
+            )
             if new is not None and old is not None and self._is_centred(new, old)
         }
 
-    def _judge_norm(self, old: NormSite, new: NormSite) -> None:
-        problem = self._norm_problem(old, new)
-        if problem is None:
-            return
-        self.failures.append(f"norm '{old.name}': {problem}")
-        self._shifts[new.output] = _Shift((), f"norm '{old.name}'")
-
-    def _norm_problem(self, old: NormSite, new: NormSite) -> str | None:
+    def _norm_problem(self, ref: str) -> str | None:
+        """Say how a norm differs from what it was; "" where it is one in neither or one model."""
+        old, new = self._sites_before.get(ref), self._sites_after.get(ref)
+        if old is None or new is None:
+            return ""
         if not self._stands(new.input, old.input) and not self._subtracts_it(new, old.input):
             return f"reads '{new.input.name}', which does not stand for '{old.input.name}'"
         if (new.fiber, new.epsilon_mode, new.factor) != (old.fiber, old.epsilon_mode, old.factor):
@@ -422,7 +369,7 @@ class _Checker:
             return False
         return self._original(new.input) is whole.value
 
-    def _same_affine(self, old: object, new: object, neutral: float) -> bool:
+    def _same_affine(self, old: AffinePart, new: AffinePart, neutral: float) -> bool:
         if old is None and new is None:
             return True
         if isinstance(old, ir.Value) and isinstance(new, ir.Value):
@@ -430,16 +377,11 @@ class _Checker:
                 return False
             if self._original(new) is old:
                 return True
-        arrays = [
+        first, second = (
             part if isinstance(part, np.ndarray) else view.array(part)
             for part, view in ((old, self._before), (new, self._after))
-            if part is None or isinstance(part, (ir.Value, np.ndarray))
-        ]
-        if (old is None) != (new is None):
-            return any(array is not None and bool(np.all(array == neutral)) for array in arrays)
-        first, second = arrays
-        if first is None or second is None:
-            return False
-        return np.array_equal(first.reshape(-1), second.reshape(-1)) or (
-            min(first.size, second.size) == 1 and bool(np.all(first == second))
         )
+        if (old is None) != (new is None):
+            present = second if old is None else first
+            return present is not None and bool(np.all(present == neutral))
+        return first is not None and second is not None and same_operand(first, second)

@@ -8,17 +8,20 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber, GraphView, follow_reshape
+from onnxfold.graph import Fiber, GraphView, follow_reshape, whole_axes
 from onnxfold.norms import NormSite
 from onnxfold.rewrite.edited import float64_chunks, unrounded
 from onnxfold.zero_mean.arrays import parts_of_sets, split_digits, within_rounding
 
 __all__ = [
+    "AffinePart",
     "is_shift",
     "is_shift_of",
+    "repeated_axes",
     "same_array",
     "same_attributes",
     "same_epsilon",
+    "same_operand",
     "with_next_affine",
     "without_reshapes",
 ]
@@ -26,6 +29,7 @@ __all__ = [
 _ROWS_ELEMENTS = 1 << 20
 
 Array = npt.NDArray[np.generic]
+AffinePart = ir.Value | Array | None
 
 
 def without_reshapes(view: GraphView, site: NormSite) -> NormSite:
@@ -98,6 +102,27 @@ def same_array(a: Array, b: Array) -> bool:
     step = max(1, _ROWS_ELEMENTS * a.shape[0] // max(1, a.size))
     starts = range(0, a.shape[0], step)
     return all(np.array_equal(a[i : i + step], b[i : i + step]) for i in starts)
+
+
+def same_operand(a: Array, b: Array) -> bool:
+    """Whether two affine operands of a norm have equal elements, or are one number throughout."""
+    if np.array_equal(a.reshape(-1), b.reshape(-1)):
+        return True
+    return min(a.size, b.size) == 1 and bool(np.all(a == b))
+
+
+def repeated_axes(view: GraphView, result: ir.Value, operand: ir.Value) -> tuple[Fiber, ...]:
+    """Return each axis of a result along which broadcasting repeats an operand, as a fiber."""
+    shape, source = view.shape(result), view.shape(operand)
+    offset = len(shape or ()) - len(source or ())
+    if shape is None or source is None or offset < 0:
+        return ()
+    found = (
+        whole_axes(shape, [axis])
+        for axis, dim in enumerate(shape)
+        if dim != 1 and (axis < offset or source[axis - offset] == 1)
+    )
+    return tuple(fiber for fiber in found if fiber is not None)
 
 
 def same_epsilon(old: float, new: float) -> bool:

@@ -249,6 +249,15 @@ class Relations:
             return _exact(node)
         return self._confirmed(node, reader.index, point.fiber, pushed)
 
+    def reached(self, point: Point, reader: Reader) -> tuple[Point, ...]:
+        """Return where the shift of a point may go by the reader's law alone; to be confirmed."""
+        node = reader.node
+        law = law_of(node.domain, node.op_type)
+        pushed = (
+            None if law is None else law.family.push(self._view, node, reader.index, point.fiber)
+        )
+        return tuple(Point(node.outputs[output], outer) for output, outer in pushed or ())
+
     def _confirmed(
         self, node: ir.Node, index: int, fiber: Fiber, pushed: tuple[tuple[int, Fiber], ...]
     ) -> Effect:

@@ -107,7 +107,7 @@ LAWS: tuple[Law, ...] = (
     *_family(ShiftInvariant(), "f(x + s) = f(x), s constant along it", "Softmax", "LogSoftmax"),
     *_family(
         Centring(),
-        "mean(x - mean x) = 0; (x + s) - mean(x + s) = x - mean x",
+        "mean(x - mean x) = 0; (x + s) - mean(x + s) = x - mean x; P along fewer axes commutes",
         "Center",
         domain="onnxfold",
     ),

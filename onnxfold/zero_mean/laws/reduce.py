@@ -134,17 +134,22 @@ class ShiftInvariant:
 
 @dataclass(frozen=True, slots=True)
 class Centring:
-    """onnxfold.Center: x - mean(x) over its axes has mean 0 and does not see a shift."""
+    """onnxfold.Center: x - mean(x) has mean 0 and sees no shift; P along fewer axes commutes."""
 
     def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
         centred = self.fiber(view, node)
         if centred is None:
             return unknown_shape(node)
-        return ZeroMean() if fiber.covers(centred) else broken(node, fiber)
+        if fiber.covers(centred):
+            return ZeroMean()
+        # P Q = Q P = Q for the projector Q along sets that lie within those of P.
+        return Carried(((0, fiber),)) if centred.covers(fiber) else broken(node, fiber)
 
     def push(self, view: GraphView, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
         centred = self.fiber(view, node)
-        return () if centred is not None and fiber.covers(centred) else None
+        if centred is None or fiber.covers(centred):
+            return None if centred is None else ()
+        return ((0, fiber),) if centred.covers(fiber) else None
 
     def fiber(self, view: GraphView, node: ir.Node) -> Fiber | None:
         """Return the elements whose mean the node subtracts."""
