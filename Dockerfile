@@ -15,12 +15,14 @@ COPY . .
 # pip_config and ca_bundle, which leave no trace in the image.
 ARG PIP_INDEX_URL=
 ARG PIP_EXTRA_INDEX_URL=
-# Without a compiler the wheel would be built all the same, and have no kernels.
+# The kernels for CUDA are built where the builder's base has a toolkit. Without a compiler the wheel
+# would be built all the same, and have no kernels.
 RUN --mount=type=secret,id=pip_config --mount=type=secret,id=ca_bundle \
     export PIP_CONFIG_FILE=/run/secrets/pip_config \
  && if [ -s /run/secrets/ca_bundle ]; then export PIP_CERT=/run/secrets/ca_bundle; fi \
  && python3 -m venv /opt/build \
- && /opt/build/bin/python -m pip wheel --no-cache-dir --no-deps --wheel-dir /dist . \
+ && /opt/build/bin/python -m pip wheel --no-cache-dir --no-deps --wheel-dir /dist \
+      --config-settings=cmake.define.ONNXFOLD_CUDA=AUTO . \
  && python3 -m zipfile -l /dist/onnxfold-*.whl | grep onnxfold/_native/libonnxfold_ops
 
 FROM ${RUNTIME_BASE}
