@@ -131,18 +131,17 @@ class Relations:
         if centring is not None and fiber.covers(centring.fiber):
             return ZeroMean()
         site = self._site_of_output.get(value)
-        if site is None or not fiber.covers(site.fiber):
+        if site is None:
             return None
+        if not fiber.covers(site.fiber):
+            # Gamma and beta belong to the norm: centring one would make it another norm.
+            return None if site.gamma is None and site.beta is None else _affine_output(node)
         if self._assumptions.norm_output_centred and site.subtracts_mean:
             return ZeroMean()
         if site.subtracts_mean and self.keeps_zero_mean(site):
             return ZeroMean()
         if site.subtracts_mean:
-            return refuse(
-                RefusalCode.AFFINE_NORM_OUTPUT,
-                node,
-                "gives a norm's output with gamma and beta, which has a mean",
-            )
+            return _affine_output(node)
         return refuse(RefusalCode.NOT_CENTRED_NORM, node, "is a norm that keeps the mean")
 
     def keeps_zero_mean(self, site: NormSite) -> bool:
@@ -329,6 +328,11 @@ class Relations:
             )
             for use in leak.uses()
         )
+
+
+def _affine_output(node: ir.Node) -> Refusal:
+    sentence = "gives a norm's output with gamma and beta, which has a mean"
+    return refuse(RefusalCode.AFFINE_NORM_OUTPUT, node, sentence)
 
 
 def _opaque(node: ir.Node) -> Refusal:
