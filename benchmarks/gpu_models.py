@@ -146,6 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not given.exists():
                 _console.print(f"{given} is not there: left out")
                 continue
+            if options.scratch is not None:
+                options.scratch.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
                 files = _files(given, Path(scratch), SUBJECTS[name])
                 for batch, sequence in _sizes(SUBJECTS[name], options):
