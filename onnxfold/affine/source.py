@@ -40,6 +40,8 @@ class Source:
 
 def source_of(view: GraphView, site: NormSite) -> Source | Refusal | None:
     """Return the norm's affine part, None where it has none, a refusal where it cannot be told."""
+    if view.array(site.output) is not None:
+        return None  # all of it is a constant, in which no part is told from the others
     if site.form is not NormForm.DECOMPOSED or _ends_in_norm(site):
         return _of_operands(view, site)
     return _of_nodes(view, site)

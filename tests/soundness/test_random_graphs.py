@@ -145,3 +145,7 @@ def test_folds_copies_and_insertions_of_every_kind_do_occur() -> None:
         "Constant nodes", "gammas", "betas", "scales",
     )  # fmt: skip
     assert all(done[name] > 0 for name in (*kinds, *wanted)), done
+
+
+def test_a_norm_that_is_a_constant_keeps_its_gamma_and_beta() -> None:
+    assert check(random_graph(16216), settings_of(16216)).failure is None

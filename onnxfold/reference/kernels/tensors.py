@@ -29,7 +29,7 @@ def cast_to(x: Array, dtype: np.dtype[Any], precision: Precision, *, saturate: b
         wide = x.astype(np.float32)
         if saturate:
             # ml_dtypes has no types for finfo.
-            limit = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+            limit = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]  # no types
             wide = np.clip(wide, -limit, limit)
         return wide.astype(dtype)
     if precision is Precision.FLOAT64 and is_floating(dtype):
