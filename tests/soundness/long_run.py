@@ -2,10 +2,11 @@
 
     python -m tests.soundness.long_run --graphs 100000 --processes 1 [--first 0]
 
-One row per thousand seeds goes to benchmarks/results/random_graphs.csv as soon as they are done;
-seeds that have a row for the same code are left out, so that a run can go on where it stopped.  A
-failure is made small and written to tests/soundness/regressions, which the suite replays.  The
-exit code is 1 when anything failed.
+One row per thousand seeds goes to --chunks as soon as they are done; seeds that have a row there
+for the same code are left out, so that a run can go on where it stopped.  Their sum, one row for
+the run, goes to benchmarks/results/random_graphs.csv when all of them are done.  A failure is made
+small and written to tests/soundness/regressions, which the suite replays.  The exit code is 1 when
+anything failed.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import multiprocessing
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from benchmarks import rows
 from onnxfold import analysis
@@ -31,7 +33,16 @@ __all__ = ["Row", "main", "run_seeds"]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = rows.RESULTS / "random_graphs.csv"
+CHUNKS = ROOT / "build" / "random_graphs.csv"
 _CHUNK = 1000
+_CONDITIONS = tuple(field.name for field in fields(rows.Conditions))
+_FAMILIES = (
+    "types", "targets", "refusal_codes", "affine_refusal_codes", "writer_kinds", "laws", "made",
+)  # fmt: skip
+_COUNTS = (
+    "folds", "refused", "insertions", "weights_in_place", "weights_copied", "affine_fusions",
+    "scale_fusions",
+)  # fmt: skip
 _COUNTED_EVERY = 8  # the counts of the papers cost a sixth of the time and rest on the same code
 
 
@@ -106,8 +117,20 @@ class Tally:
                 self.of("writer_kinds")[line] += number
 
     def text(self, family: str) -> str:
-        found = sorted(self.of(family).items())
-        return " ".join(f"{name.replace(' ', '_')}:{number}" for name, number in found)
+        return _text(self.of(family))
+
+
+def _text(counts: Counter[str]) -> str:
+    return " ".join(f"{name.replace(' ', '_')}:{counts[name]}" for name in sorted(counts))
+
+
+def _counts(texts: Iterable[str]) -> Counter[str]:
+    """Read what :func:`_text` wrote, and add it up."""
+    total: Counter[str] = Counter()
+    for word in " ".join(texts).split():
+        name, _, number = word.rpartition(":")
+        total[name] += int(number)
+    return total
 
 
 def run_seeds(seeds: Iterable[int]) -> Tally:
@@ -144,13 +167,6 @@ def _row(first: int) -> Row:
     start = time.perf_counter()
     tally = run_seeds(range(first, first + _CHUNK))
     plan = tally.of("plan")
-    families = (
-        "types", "targets", "refusal_codes", "affine_refusal_codes", "writer_kinds", "laws", "made",
-    )  # fmt: skip
-    fields = (
-        "folds", "refused", "insertions", "weights_in_place", "weights_copied", "affine_fusions",
-        "scale_fusions",
-    )  # fmt: skip
     return Row(
         **rows.conditions(),
         code=_digest(),
@@ -159,8 +175,24 @@ def _row(first: int) -> Row:
         failures=" | ".join(tally.failures),
         seconds=round(time.perf_counter() - start, 1),
         worst_float64=float(f"{tally.worst:.2g}"),
-        **{name: plan[name] for name in fields},
-        **{family: tally.text(family) for family in families},
+        **{name: plan[name] for name in _COUNTS},
+        **{family: tally.text(family) for family in _FAMILIES},
+    )
+
+
+def total(chunks: Sequence[dict[str, str]]) -> Row:
+    """Add the rows of chunks up; the conditions are those of the first."""
+    given: dict[str, Any] = {name: chunks[0][name] for name in _CONDITIONS}
+    given |= {name: sum(int(chunk[name]) for chunk in chunks) for name in _COUNTS}
+    given |= {name: _text(_counts(chunk[name] for chunk in chunks)) for name in _FAMILIES}
+    return Row(
+        **given,
+        code=chunks[0]["code"],
+        first_seed=min(int(chunk["first_seed"]) for chunk in chunks),
+        graphs=sum(int(chunk["graphs"]) for chunk in chunks),
+        failures=" | ".join(chunk["failures"] for chunk in chunks if chunk["failures"]),
+        seconds=round(sum(float(chunk["seconds"]) for chunk in chunks), 1),
+        worst_float64=max(float(chunk["worst_float64"]) for chunk in chunks),
     )
 
 
@@ -171,11 +203,14 @@ def _digest() -> str:
     return hashlib.sha256(text).hexdigest()[:12]
 
 
-def _done(results: Path) -> set[int]:
-    if not results.exists():
-        return set()
+def _done(given: argparse.Namespace) -> list[dict[str, str]]:
+    """The rows of this run's chunks that an earlier start of it left."""
+    if not given.chunks.exists():
+        return []
+    wanted = range(given.first, given.first + given.graphs)
     code = _digest()
-    return {int(row["first_seed"]) for row in rows.read(results) if row["code"] == code}
+    known = rows.read(given.chunks)
+    return [row for row in known if row["code"] == code and int(row["first_seed"]) in wanted]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -184,18 +219,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--graphs", type=int, default=100_000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--chunks", type=Path, default=CHUNKS)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--regressions", type=Path, default=corpus.FOLDER)
     given = parser.parse_args(arguments)
-    done = _done(given.results)
+    ready = {int(row["first_seed"]) for row in _done(given)}
     chunks = range(given.first, given.first + given.graphs, _CHUNK)
-    waiting = [first for first in chunks if first not in done]
-    failures = 0
+    waiting = [first for first in chunks if first not in ready]
     with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
         for row in pool.imap_unordered(_row, waiting):
-            rows.append(given.results, [row])
+            rows.append(given.chunks, [row])
             found = row.failures.split(" | ") if row.failures else []
-            failures += len(found)
             for failure in found:
                 corpus.shrink_seed(int(failure.partition(":")[0]), given.regressions)
             sys.stdout.write(
@@ -204,7 +238,9 @@ def main(arguments: list[str] | None = None) -> int:
             )
             sys.stdout.writelines(f"    {failure}\n" for failure in found)
             sys.stdout.flush()
-    return 1 if failures else 0
+    run = total(_done(given))
+    rows.append(given.results, [run])
+    return 1 if run.failures else 0
 
 
 if __name__ == "__main__":
