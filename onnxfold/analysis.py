@@ -29,7 +29,7 @@ from onnxfold.rewrite.ranges import (
     affine_ranges,
     scale_ranges,
 )
-from onnxfold.zero_mean.relations import Assumptions, Embeddings
+from onnxfold.zero_mean.relations import Assumptions, Embeddings, Relations
 
 __all__ = ["DEFAULT_SPLIT_BYTES", "Analysis", "Description", "analyse"]
 
@@ -55,7 +55,8 @@ class Analysis:
     of norms count as centred, embeddings as opaque), ``algorithm1_embed_centred`` the same with a
     centring behind every embedding.  ``affine_refusals`` holds why gamma or beta stays,
     ``description`` the model as it came, ``between`` a copy with gammas and betas moved but not
-    yet the scales, where both do, ``ranges`` the weights whose range grows much.
+    yet the scales, where both do and a proof is to follow, ``ranges`` the weights whose range grows
+    much.
     """
 
     view: GraphView
@@ -80,6 +81,7 @@ def analyse(
     fuse_affine: bool = False,
     range_limit: float = DEFAULT_RANGE_LIMIT,
     unfit: Collection[str] = (),
+    for_proof: bool = True,
 ) -> Analysis:
     """Find the norms of a prepared model and plan their folding.
 
@@ -87,8 +89,8 @@ def analyse(
     before, in ``model`` itself, before the rest is planned; weights whose range this widens more
     than ``range_limit`` times are named.  ``exclude`` is a regular expression;
     norms whose name it matches anywhere stay as they are.  ``unfit`` are references of weights
-    that must not be centred.  Raises UsageError when it is not a
-    regular expression.
+    that must not be centred.  Without ``for_proof`` no copy is kept between the steps.  Raises
+    UsageError when ``exclude`` is no regular expression.
     """
     view = GraphView(model)
     sites = find_norms(view)
@@ -108,30 +110,30 @@ def analyse(
         scales = decide_scales(view, sites, allow_split_bytes=allow_split_bytes)
         if scales:
             ranges += scale_ranges(view, scales, range_limit)
-            between = model.clone() if moved.fusions else None
+            between = model.clone() if moved.fusions and for_proof else None
             apply_scales(view, scales)
             view = GraphView(model)
             sites = find_norms(view)
     lowering = TargetLowering(view, target, sites)
     demands, refused = _demands(view, sites, lowering, target, excluded)
+    relations = Relations(view, sites)
     plan = decide(
-        view,
-        sites,
+        relations,
         demands,
         costs_of(target),
         allow_split_bytes=allow_split_bytes,
         unfit=unfit,
     )
     refused |= dict(plan.refusals)
-    layer_norms = [Demand(site, 1) for site in sites if site.kind is NormKind.LAYER_NORM]
+    layer_norms = [site for site in sites if site.kind is NormKind.LAYER_NORM]
     return Analysis(
         view,
         sites,
         lowering,
         replace(plan, fusions=moved.fusions, scales=scales),
         refused,
-        _paper_count(view, sites, layer_norms, Embeddings.OPAQUE),
-        _paper_count(view, sites, layer_norms, Embeddings.CENTRED),
+        count_foldable(relations, layer_norms, Assumptions(True, Embeddings.OPAQUE)),
+        count_foldable(relations, layer_norms, Assumptions(True, Embeddings.CENTRED)),
         description,
         dict(moved.refusals),
         between,
@@ -154,7 +156,13 @@ def _decide_affine(
     @cache
     def folds() -> frozenset[str]:
         demands, _ = _demands(view, sites, lowering, target, excluded)
-        plan = decide(view, sites, demands, costs, allow_split_bytes=allow_split_bytes, unfit=unfit)
+        plan = decide(
+            Relations(view, sites),
+            demands,
+            costs,
+            allow_split_bytes=allow_split_bytes,
+            unfit=unfit,
+        )
         return frozenset(fold.output for fold in plan.folds)
 
     def saving(site: NormSite) -> int:
@@ -250,9 +258,3 @@ def _refuse_early(
     if excluded is not None and excluded.search(site.name):
         return Refusal(RefusalCode.EXCLUDED, "excluded by name", ())
     return lowering.refuse_rms(site)
-
-
-def _paper_count(
-    view: GraphView, sites: Sequence[NormSite], demands: Sequence[Demand], embeddings: Embeddings
-) -> int:
-    return count_foldable(view, sites, demands, Assumptions(True, embeddings))

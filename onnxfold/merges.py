@@ -5,7 +5,8 @@ A norm's gamma is then one operand, however many factors the model spells it wit
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
+from functools import cache
 
 import numpy as np
 import onnx_ir as ir
@@ -20,14 +21,18 @@ __all__ = ["merge_factors"]
 def merge_factors(model: ir.Model) -> tuple[str, ...]:
     """Merge factors in a working copy with types; return the names of the products that changed."""
     view = GraphView(model)
-    taken = {value.name for graph in view.graphs for value in graph_values(graph)}
+
+    @cache
+    def taken() -> frozenset[str | None]:
+        return frozenset(value.name for graph in view.graphs for value in graph_values(graph))
+
     merged = [node for node in view.nodes() if _merge(view, node, taken)]
     if merged:
         fill_types(model)
     return tuple(node.outputs[0].name or "" for node in merged)
 
 
-def _merge(view: GraphView, node: ir.Node, taken: Set[str | None]) -> bool:
+def _merge(view: GraphView, node: ir.Node, taken: Callable[[], Set[str | None]]) -> bool:
     outer = _factor(view, node)
     product = None if outer is None else node.inputs[1 - outer]
     inner_node = None if product is None else product.producer()
@@ -43,7 +48,7 @@ def _merge(view: GraphView, node: ir.Node, taken: Set[str | None]) -> bool:
         return False
     wide = first.astype(np.float64) * second.astype(np.float64)
     value = weight_value(f"{node.outputs[0].name}.factor", wide.astype(first.dtype))
-    if value.name in taken:
+    if value.name in taken():
         return False
     old = (inner_node.inputs[inner], node.inputs[outer])
     node.graph.register_initializer(value)

@@ -88,6 +88,7 @@ def inspect(
             allow_split_bytes=allow_split,
             exclude=exclude,
             fuse_affine=fuse_affine,
+            for_proof=False,
         )
     return inspection(analysis)
 
@@ -217,6 +218,7 @@ def _analysed(prepared: Prepared, chosen: Options, unfit: frozenset[str]) -> Ana
         fuse_affine=chosen.fuse_affine,
         range_limit=chosen.range_limit,
         unfit=unfit,
+        for_proof=chosen.check > 0,
     )
 
 

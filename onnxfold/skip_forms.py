@@ -7,6 +7,7 @@ domain onnxfold.  A rounding of the sum that a fused kernel leaves out is the on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
@@ -28,13 +29,17 @@ class Builder:
     def __init__(self, model: ir.Model):
         self._model = model
         self.opset = model.graph.opset_imports.get("", 1)
-        self._used: set[str] = set()
-        for graph in all_graphs(model):
-            self._used.update(value.name or "" for value in graph.inputs)
-            self._used.update(graph.initializers)
+
+    @cached_property
+    def _used(self) -> set[str]:
+        used: set[str] = set()
+        for graph in all_graphs(self._model):
+            used.update(value.name or "" for value in graph.inputs)
+            used.update(graph.initializers)
             for node in graph:
-                self._used.add(node.name or "")
-                self._used.update(value.name or "" for value in node.outputs)
+                used.add(node.name or "")
+                used.update(value.name or "" for value in node.outputs)
+        return used
 
     def at(self, node: ir.Node) -> Call:
         """Start the replacement of a node."""

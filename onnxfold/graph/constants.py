@@ -6,7 +6,7 @@ Constant node, or computed from such values by deterministic operators.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -72,9 +72,9 @@ class ConstantFolder:
     reads a weight; a tensor that is ``costly``, being computed from weights, counts as unknown.
     """
 
-    def __init__(self, opset: int, shapes: Mapping[ir.Value, Shape], limit: int):
+    def __init__(self, opset: int, shape: Callable[[ir.Value | None], Shape | None], limit: int):
         self._opset = opset
-        self._shapes = shapes
+        self._shape_of = shape
         self._limit = limit
         self._known: dict[ir.Value, Array | None] = {}
 
@@ -131,7 +131,7 @@ class ConstantFolder:
 
     def _is_small(self, node: ir.Node, inputs: list[Array | None]) -> bool:
         """Whether the results are small: a few numbers may ask for any size."""
-        shapes = (self._shapes.get(output) for output in node.outputs)
+        shapes = (self._shape_of(output) for output in node.outputs)
         elements = [_product([d for d in shape if isinstance(d, int)]) for shape in shapes if shape]
         if node.op_type in ("ConstantOfShape", "Expand", "Tile"):
             elements.append(_product(inputs[-1]))
@@ -144,7 +144,7 @@ class ConstantFolder:
 
     def _shape(self, node: ir.Node) -> Array | None:
         operand = node.inputs[0]
-        shape = None if operand is None else self._shapes.get(operand)
+        shape = self._shape_of(operand)
         if shape is None:
             return None
         start = node.attributes.get_int("start", 0)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxfold.graph.constants import ConstantFolder, constant_tensor
 from onnxfold.graph.dims import Dim, Shape
-from onnxfold.graph.shapes import all_graphs, fill_types, graph_values, is_filled, known_shapes
+from onnxfold.graph.shapes import all_graphs, declared_shape, fill_types, graph_values, is_filled
 
 __all__ = ["GraphView", "Reader", "node_label", "operator"]
 
@@ -51,11 +51,11 @@ class GraphView:
         self.opset = model.graph.opset_imports.get("", 1)
         if not is_filled(model):
             fill_types(model)
-        self._shapes = known_shapes(model)
+        self._shapes: dict[ir.Value, Shape | None] = {}
         self.graphs = tuple(all_graphs(model))
         self._refs: dict[ir.Value, str] | None = None
         self._dead: frozenset[ir.Node] | None = None
-        self._folder = ConstantFolder(self.opset, self._shapes, _SMALL_CONSTANT_ELEMENTS)
+        self._folder = ConstantFolder(self.opset, self.shape, _SMALL_CONSTANT_ELEMENTS)
 
     def nodes(self) -> Iterator[ir.Node]:
         """Yield every node of the main graph and of all bodies, parents first."""
@@ -84,7 +84,11 @@ class GraphView:
 
     def shape(self, value: ir.Value | None) -> Shape | None:
         """Return the shape, or None when not even the rank is known."""
-        return None if value is None else self._shapes.get(value)
+        if value is None:
+            return None
+        if value not in self._shapes:
+            self._shapes[value] = declared_shape(value)
+        return self._shapes[value]
 
     def rank(self, value: ir.Value | None) -> int | None:
         """Return the number of axes, or None when it is unknown."""

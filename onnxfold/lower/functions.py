@@ -194,15 +194,16 @@ def call(
         raise InvariantError(f"{name} takes {', '.join(signature.inputs)}; got {len(inputs)}")
     if axes < 1 or (axes > 1 and signature.statistics in _LAST_AXIS_ONLY):
         raise InvariantError(f"{name} cannot work over the last {axes} axes")
-    values: dict[str, Sequence[int] | int | float] = {
-        "axes": tuple(range(-axes, 0)),
-        "axis": -axes,
-        "epsilon": epsilon,
+    # Whole attributes: of any other value onnx-ir finds the type, which takes longer than the rest.
+    attributes = {
+        "axes": ir.AttrInt64s("axes", tuple(range(-axes, 0))),
+        "axis": ir.AttrInt64("axis", -axes),
+        "epsilon": ir.AttrFloat32("epsilon", epsilon),
     }
     return ir.node(
         name,
         inputs,
-        {key: values[key] for key in signature.attributes},
+        {key: attributes[key] for key in signature.attributes},
         domain=DOMAIN,
         overload=overload,
         num_outputs=len(signature.outputs),

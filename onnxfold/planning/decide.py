@@ -13,7 +13,7 @@ from onnxfold.planning.network import Cut, free_points, solve
 from onnxfold.planning.plan import Fold, Insertion, Plan, ReaderRef, WeightCentring
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.zero_mean.arrays import is_centred
-from onnxfold.zero_mean.relations import Assumptions, Point
+from onnxfold.zero_mean.relations import Assumptions, Point, Relations
 from onnxfold.zero_mean.walk import CENTRABLE, PointFacts, ZeroMeanGraph, walk_back
 
 __all__ = ["Demand", "count_foldable", "decide"]
@@ -28,8 +28,7 @@ class Demand:
 
 
 def decide(
-    view: GraphView,
-    sites: Sequence[NormSite],
+    relations: Relations,
     demands: Sequence[Demand],
     costs: Costs,
     *,
@@ -40,7 +39,8 @@ def decide(
 
     ``unfit`` are references of weights that are not centred, in the file or at run time.
     """
-    graph = walk_back(view, sites, [demand.site for demand in demands], unfit=unfit)
+    view = relations.view
+    graph = walk_back(relations, [demand.site for demand in demands], unfit=unfit)
     prices = _Prices(view, costs, allow_split_bytes)
     gains = [(Point(d.site.input, d.site.fiber), d.gain_ps) for d in demands]
     cut = solve(graph, gains, prices.of_copy)
@@ -48,12 +48,11 @@ def decide(
 
 
 def count_foldable(
-    view: GraphView, sites: Sequence[NormSite], demands: Sequence[Demand], assumptions: Assumptions
+    relations: Relations, sites: Sequence[NormSite], assumptions: Assumptions
 ) -> int:
     """Count the norms that fold under a paper's rules: weights may be split, no centring added."""
-    graph = walk_back(view, sites, [demand.site for demand in demands], assumptions)
-    free = free_points(graph)
-    return sum(Point(demand.site.input, demand.site.fiber) in free for demand in demands)
+    free = free_points(walk_back(relations, sites, assumptions))
+    return sum(Point(site.input, site.fiber) in free for site in sites)
 
 
 class _Prices:

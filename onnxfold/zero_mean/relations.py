@@ -24,7 +24,16 @@ from onnxfold.zero_mean.law import Carried, Pulled, ZeroMean, refuse
 from onnxfold.zero_mean.laws import law_of, refuse_opaque
 from onnxfold.zero_mean.laws.reduce import Centring
 
-__all__ = ["Assumptions", "Carries", "Effect", "Embeddings", "Point", "Relations", "Unseen"]
+__all__ = [
+    "EXACT",
+    "Assumptions",
+    "Carries",
+    "Effect",
+    "Embeddings",
+    "Point",
+    "Relations",
+    "Unseen",
+]
 
 AffinePart = ir.Value | npt.NDArray[np.generic] | None
 
@@ -39,6 +48,10 @@ class Point:
 
     value: ir.Value
     fiber: Fiber
+
+    def __hash__(self) -> int:
+        # Of the value alone: few values have two fibers, and a fiber takes long to hash.
+        return hash(self.value)
 
 
 class Embeddings(StrEnum):
@@ -57,6 +70,9 @@ class Assumptions:
     embeddings: Embeddings = Embeddings.LINEAR
 
 
+EXACT = Assumptions()
+
+
 @dataclass(frozen=True, slots=True)
 class Unseen:
     """The reader does not see the shift."""
@@ -73,13 +89,15 @@ Effect = Unseen | Carries | Refusal
 
 
 class Relations:
-    """Answers about one model, from the law table and the norms that were recognised."""
+    """Answers about one model, from the law table and the norms that were recognised.
 
-    def __init__(
-        self, view: GraphView, sites: Iterable[NormSite], assumptions: Assumptions | None = None
-    ):
-        self._view = view
-        self._assumptions = assumptions or Assumptions()
+    They are remembered, so that several walks of one model cost little more than one.
+    """
+
+    def __init__(self, view: GraphView, sites: Iterable[NormSite]):
+        self.view = view
+        self._pulled: dict[Point, Pulled] = {}
+        self._effects: dict[tuple[Point, Reader], Effect] = {}
         self._owners: dict[ir.Node, list[NormSite]] = defaultdict(list)
         self._site_of_output: dict[ir.Value, NormSite] = {}
         self._site_of_centred: dict[ir.Value, NormSite] = {}
@@ -97,21 +115,21 @@ class Relations:
             if (leak := self._harmful_leak(site)) is not None
         }
 
-    def pull(self, point: Point) -> Pulled:
+    def pull(self, point: Point, assumptions: Assumptions = EXACT) -> Pulled:
         """Return what ``point`` follows from; its value is not a constant."""
         value, fiber = point.value, point.fiber
         node = value.producer()
         if node is None:
             return self._source(value)
-        by_norm = self._pull_norm(value, node, fiber)
+        by_norm = self._pull_norm(value, node, fiber, assumptions)
         if by_norm is not None:
             return by_norm
-        if node.op_type in _EMBEDDINGS and self._view.tensor(node.inputs[0]) is not None:
-            if self._assumptions.embeddings is Embeddings.OPAQUE:
+        if node.op_type in _EMBEDDINGS and self.view.tensor(node.inputs[0]) is not None:
+            if assumptions.embeddings is Embeddings.OPAQUE:
                 return refuse(RefusalCode.ACTIVATION, node, "is an embedding, counted as opaque")
-            if self._assumptions.embeddings is Embeddings.CENTRED:
+            if assumptions.embeddings is Embeddings.CENTRED:
                 return ZeroMean()
-        return self._pull_by_law(node, value.index() or 0, fiber)
+        return self._pull_by_law(node, point)
 
     def _source(self, value: ir.Value) -> Refusal:
         if value.is_initializer():
@@ -122,11 +140,13 @@ class Relations:
                 (value.name or "",),
             )
         code = RefusalCode.GRAPH_INPUT
-        if value.graph is not self._view.model.graph:
+        if value.graph is not self.view.model.graph:
             code = RefusalCode.BODY_BORDER
         return Refusal(code, f"'{value.name}' is an input of its graph", (value.name or "",))
 
-    def _pull_norm(self, value: ir.Value, node: ir.Node, fiber: Fiber) -> Pulled | None:
+    def _pull_norm(
+        self, value: ir.Value, node: ir.Node, fiber: Fiber, assumptions: Assumptions
+    ) -> Pulled | None:
         centring = self._site_of_centred.get(value)
         if centring is not None and fiber.covers(centring.fiber):
             return ZeroMean()
@@ -136,7 +156,7 @@ class Relations:
         if not fiber.covers(site.fiber):
             # Gamma and beta belong to the norm: centring one would make it another norm.
             return None if site.gamma is None and site.beta is None else _affine_output(node)
-        if self._assumptions.norm_output_centred and site.subtracts_mean:
+        if assumptions.norm_output_centred and site.subtracts_mean:
             return ZeroMean()
         if site.subtracts_mean and self.keeps_zero_mean(site):
             return ZeroMean()
@@ -156,16 +176,22 @@ class Relations:
         """Return an affine part as an array, an empty one when absent, None when not constant."""
         if part is None:
             return np.zeros(0)
-        return part if isinstance(part, np.ndarray) else self._view.array(part)
+        return part if isinstance(part, np.ndarray) else self.view.array(part)
 
-    def _pull_by_law(self, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def _pull_by_law(self, node: ir.Node, point: Point) -> Pulled:
+        if point not in self._pulled:
+            output = point.value.index() or 0
+            self._pulled[point] = self._find_pulled(node, output, point.fiber)
+        return self._pulled[point]
+
+    def _find_pulled(self, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
         law = law_of(node.domain, node.op_type)
         if law is None:
             return _opaque(node)
         mean_of = self.centring_fiber(node)
         if mean_of is not None and fiber.covers(mean_of):
             return ZeroMean()
-        pulled = law.family.pull(self._view, node, output, fiber)
+        pulled = law.family.pull(self.view, node, output, fiber)
         if isinstance(pulled, Refusal):
             return self._dequantised(node) or pulled
         if isinstance(pulled, Carried):
@@ -194,7 +220,7 @@ class Relations:
 
     def _foreign(self, node: ir.Node, value: ir.Value | None) -> Refusal | None:
         """Refuse an activation of an outer graph that a body reads."""
-        if value is None or self._view.tensor(value) is not None:
+        if value is None or self.view.tensor(value) is not None:
             return None
         producer = value.producer()
         home = producer.graph if producer is not None else value.graph
@@ -207,14 +233,14 @@ class Relations:
         node = point.value.producer()
         if node is None:
             return ()
-        pulled = self._pull_by_law(node, point.value.index() or 0, point.fiber)
+        pulled = self._pull_by_law(node, point)
         return pulled.inputs if isinstance(pulled, Carried) else ()
 
     def centring_fiber(self, node: ir.Node) -> Fiber | None:
         """Return the fiber of ``x - mean(x)``, spelled as Sub and ReduceMean or as a call."""
         law = law_of(node.domain, node.op_type)
         if law is not None and isinstance(law.family, Centring):
-            return law.family.fiber(self._view, node)
+            return law.family.fiber(self.view, node)
         if node.op_type != "Sub" or node.domain:
             return None
         x, mean = node.inputs
@@ -223,15 +249,21 @@ class Relations:
             return None
         if reducer.inputs[0] is not x or reducer.attributes.get_int("keepdims", 1) == 0:
             return None
-        shape, axes = self._view.shape(x), self._view.axes(reducer)
+        shape, axes = self.view.shape(x), self.view.axes(reducer)
         if not shape or not axes:
             return None
         return whole_axes(shape, [axis % len(shape) for axis in axes])
 
     def effect(self, point: Point, reader: Reader) -> Effect:
         """Return what ``reader`` does when ``point`` moves by a shift constant along its fiber."""
+        key = (point, reader)
+        if key not in self._effects:
+            self._effects[key] = self._find_effect(point, reader)
+        return self._effects[key]
+
+    def _find_effect(self, point: Point, reader: Reader) -> Effect:
         node = reader.node
-        if self._view.is_dead(node):
+        if self.view.is_dead(node):
             return Unseen()  # what it computes is not used
         for site in self._owners.get(node, ()):
             if site.input is point.value:
@@ -243,7 +275,7 @@ class Relations:
             return _exact(node)
         if self._foreign(node, point.value) is not None:
             return refuse(RefusalCode.BODY_BORDER, node, "reads the value from inside a body")
-        pushed = law.family.push(self._view, node, reader.index, point.fiber)
+        pushed = law.family.push(self.view, node, reader.index, point.fiber)
         if pushed is None:
             return _exact(node)
         return self._confirmed(node, reader.index, point.fiber, pushed)
@@ -253,7 +285,7 @@ class Relations:
         node = reader.node
         law = law_of(node.domain, node.op_type)
         pushed = (
-            None if law is None else law.family.push(self._view, node, reader.index, point.fiber)
+            None if law is None else law.family.push(self.view, node, reader.index, point.fiber)
         )
         return tuple(Point(node.outputs[output], outer) for output, outer in pushed or ())
 
@@ -262,10 +294,11 @@ class Relations:
     ) -> Effect:
         points = []
         for output, outer in pushed:
-            pulled = self._pull_by_law(node, output, outer)
+            point = Point(node.outputs[output], outer)
+            pulled = self._pull_by_law(node, point)
             if not isinstance(pulled, Carried) or (index, fiber) not in pulled.inputs:
                 return _exact(node)
-            points.append(Point(node.outputs[output], outer))
+            points.append(point)
         return Carries(tuple(points)) if points else Unseen()
 
     def _effect_on_norm(self, site: NormSite, fiber: Fiber, node: ir.Node) -> Effect:

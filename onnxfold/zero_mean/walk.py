@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph import GraphView, Reader
+from onnxfold.graph import Reader
 from onnxfold.norms.site import NormSite
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.zero_mean.law import ZeroMean
-from onnxfold.zero_mean.relations import Assumptions, Carries, Point, Relations, Unseen
+from onnxfold.zero_mean.relations import EXACT, Assumptions, Carries, Point, Relations, Unseen
 
 __all__ = ["CENTRABLE", "PointFacts", "ZeroMeanGraph", "walk_back"]
 
@@ -59,17 +59,16 @@ class ZeroMeanGraph:
 
 
 def walk_back(
-    view: GraphView,
-    sites: Iterable[NormSite],
+    relations: Relations,
     demands: Iterable[NormSite],
-    assumptions: Assumptions | None = None,
+    assumptions: Assumptions = EXACT,
     unfit: Collection[str] = (),
 ) -> ZeroMeanGraph:
-    """Walk back from ``demands``, knowing all ``sites``; unknown operators end the walk.
+    """Walk back from ``demands``, of the norms that are known; unknown operators end the walk.
 
     ``unfit`` are references of weights that cannot be centred, whatever reads them.
     """
-    walk = _Walk(view, Relations(view, sites, assumptions), unfit)
+    walk = _Walk(relations, assumptions, unfit)
     asked = tuple((site, Point(site.input, site.fiber)) for site in demands)
     walk.run([point for _, point in asked])
     return ZeroMeanGraph(_with_zero_means(walk.points()), asked)
@@ -88,10 +87,11 @@ class _Producer:
 class _Walk:
     """Alternates between pulling points back and looking at the readers of what was found."""
 
-    def __init__(self, view: GraphView, relations: Relations, unfit: Collection[str]):
-        self._view = view
+    def __init__(self, relations: Relations, assumptions: Assumptions, unfit: Collection[str]):
+        self._view = relations.view
         self._unfit = unfit
         self._relations = relations
+        self._assumptions = assumptions
         self._producers: dict[Point, _Producer] = {}
         self._readers: dict[Point, tuple[tuple[Point, ...], tuple[Refusal, ...]]] = {}
         # Which points asked for a point, and through which input: a reader then carries to them.
@@ -137,7 +137,7 @@ class _Walk:
     def _pull(self, point: Point) -> _Producer:
         if self._view.tensor(point.value) is not None:
             return self._pull_constant(point.value)
-        pulled = self._relations.pull(point)
+        pulled = self._relations.pull(point, self._assumptions)
         if isinstance(pulled, ZeroMean):
             return _Producer(constant=False, zero_mean=True)
         if isinstance(pulled, Refusal):

@@ -42,7 +42,7 @@ def python_with(folder: Path, *packages: str) -> Path:
     """An interpreter with these packages and with what onnxfold needs."""
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
-    needed = ("networkx", "onnx", "onnx-ir", "rich", "scipy", "typer")
+    needed = ("onnx", "onnx-ir", "rich", "scipy", "typer")
     run([python, "-m", "pip", "install", "--quiet", *packages, *needed])
     return python
 

@@ -18,6 +18,7 @@ from onnxfold.norms import find_norms
 from onnxfold.planning import Costs, Demand, decide
 from onnxfold.prepare import prepare
 from onnxfold.refusal import RefusalCode
+from onnxfold.zero_mean.relations import Relations
 from tests.refusal.graphs import CASES, Case
 from tests.soundness.folding import evaluate, fold, forced, relative_error
 
@@ -148,9 +149,8 @@ def test_a_fold_that_saves_nothing_says_so() -> None:
     view = GraphView(prepare(ir.from_proto(_foldable())).model)
     sites = find_norms(view)
     costs = Costs(layer_norm=100, rms_norm=100, bias=0, centring=100)
-    plan = decide(
-        view, sites, [Demand(site, 0) for site in sites], costs, allow_split_bytes=1 << 20
-    )
+    demands = [Demand(site, 0) for site in sites]
+    plan = decide(Relations(view, sites), demands, costs, allow_split_bytes=1 << 20)
     assert not plan.folds
     assert [refusal.code for _, refusal in plan.refusals] == [RefusalCode.NOT_WORTH]
 

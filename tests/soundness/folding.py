@@ -83,5 +83,6 @@ def _roles(analysis: Analysis) -> Counter[str]:
     view, sites = analysis.view, analysis.sites
     asked = {*(fold.output for fold in analysis.plan.folds)}
     asked |= {output for output, _ in analysis.plan.refusals}
-    graph = walk_back(view, sites, [site for site in sites if view.ref(site.output) in asked])
-    return roles_of(view, Relations(view, sites), graph)
+    relations = Relations(view, sites)
+    graph = walk_back(relations, [site for site in sites if view.ref(site.output) in asked])
+    return roles_of(view, relations, graph)

@@ -49,6 +49,14 @@ _RULES: dict[str, _Rule] = {
 }
 
 
+# A norm divides by a moment.  All other rules ask for the form of an operand, or make a square of
+# it, which is no moment before it is reduced: a graph without one of these has no norm in parts.
+_FIRST = frozenset(
+    """GlobalAveragePool InstanceNormalization ReduceL2 ReduceMean ReduceSum
+    ReduceSumSquare""".split()
+)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
     """A value that is a norm, its form, and the shorter norms that it extends, longest first."""
@@ -61,6 +69,8 @@ class Match:
 def match_graph(canonical: Canonical, graph: ir.Graph) -> tuple[Algebra, list[Match]]:
     """Return the norms of one graph, each as far as it extends, in topological order."""
     algebra = Algebra(canonical)
+    if not any(node.op_type in _FIRST for node in graph):
+        return algebra, []
     complete: dict[ir.Value, Affine] = {}
     for node in graph:
         if node.domain not in ("", "com.microsoft") or not node.outputs:
