@@ -207,6 +207,7 @@ class _Checker(ForwardChecker):
             # One number for all channels: every element of the bias must follow it alone.
             b, b_new = (np.zeros(1) if a is None else _wide(a) for a in arrays)
             slack = np.zeros(1) if arrays[1] is None else rounding_of(arrays[1]).reshape(-1)
+            slack = slack + 2.0**-50 * np.abs(image.scale * b)
             if np.all(np.abs(b_new - image.scale * b) <= slack * (1 + 2.0**-20) + 1e-300):
                 self.shifted += arrays[1] is not None
                 return np.zeros(1), np.zeros(1)
@@ -218,7 +219,8 @@ class _Checker(ForwardChecker):
             raise Failed("has a bias of another size than its output")
         self.shifted += arrays[1] is not None
         slack = np.zeros(size) if arrays[1] is None else rounding_of(arrays[1]).reshape(-1)
-        return b_new - image.scale * b, slack
+        scaled = image.scale * b  # the factors of a weight in float64 may be in another order
+        return b_new - scaled, slack + 2.0**-50 * np.abs(scaled)
 
     def _relate_removed(self, node: ir.Node) -> None:
         if self._before.array(node.outputs[0]) is not None:
