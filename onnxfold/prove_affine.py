@@ -23,10 +23,11 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.affine.channels import Channels
+from onnxfold.affine.cuts import Cut, cut_of
 from onnxfold.affine.laws import Absorbs, Passes, Unseen, adds_bias, react
 from onnxfold.affine.source import Source, source_of
 from onnxfold.affine.walk import Root, root_of
-from onnxfold.graph import GraphView, Reader
+from onnxfold.graph import AxisBlock, GraphView, Reader
 from onnxfold.graph.compare import pairs
 from onnxfold.norms import find_norms
 from onnxfold.planning.fusion import AffineFusion
@@ -180,7 +181,7 @@ class _Checker(ForwardChecker):
             return
         if not related:
             raise Failed("reads a constant that has changed")
-        if node.op_type == "Split" and self._cut(node, twin, related):
+        if node.op_type in ("Split", "Slice") and self._cut(node, twin, related):
             return
         reactions = {
             index: react(self._before, node, index, image.channels or Channels(()))
@@ -231,25 +232,19 @@ class _Checker(ForwardChecker):
         return True
 
     def _cut(self, node: ir.Node, twin: ir.Node, related: dict[int, Image]) -> bool:
-        """split(r * v + s)_i = r_i * split(v)_i + s_i, along the one axis that the change is on."""
-        image, rank = related.get(0), self._before.rank(node.inputs[0])
-        if image is None or image.channels is None or rank is None or node.domain != "":
-            return False
-        axis = node.attributes.get_int("axis", 0) % rank
-        digits = image.channels.digits
-        if len(digits) != 1 or not digits[0].whole or digits[0].axis != axis:
+        """part(r * v + s) = part(r) * part(v) + part(s), cut along the axis of the change."""
+        image = related.get(0)
+        digits = () if image is None or image.channels is None else image.channels.digits
+        cuts = [cut_of(self._before, output) for output in node.outputs]
+        known = [cut for cut in cuts if cut is not None and digits == (_axis_of(cut),)]
+        if image is None or image.channels is None or len(known) < len(cuts):
             return False
         if len(related) > 1 or not all(self._unchanged(*p) for p in pairs(node, twin)[1:]):
             raise Failed("cuts a changed value elsewhere")
-        sizes = [self._before.dim(output, axis) for output in node.outputs]
-        known = [size for size in sizes if isinstance(size, int)]
-        if len(known) != len(sizes) or sum(known) != image.channels.size:
-            raise Failed("cuts a changed value into parts of unknown size")
         r, s = self._numbers(image, image.channels)
-        ends = np.cumsum(known)
-        for size, end, old, new in zip(known, ends, node.outputs, twin.outputs, strict=True):
-            part = slice(int(end) - size, int(end))
-            channels = Channels.along([(axis, size)])
+        for cut, old, new in zip(known, node.outputs, twin.outputs, strict=True):
+            part = slice(cut.start, cut.start + cut.length)
+            channels = Channels.along([(cut.axis, cut.length)])
             self._images[old] = Image(new, channels, r[part], s[part])
         return True
 
@@ -342,3 +337,7 @@ class _Checker(ForwardChecker):
         if not within_rounding(stored.reshape(-1), wide + total, magnitude):
             raise Failed("has a bias that is not the original plus W beta")
         self.shifted += 1
+
+
+def _axis_of(cut: Cut) -> AxisBlock:
+    return AxisBlock(cut.axis, 1, cut.total, 1)

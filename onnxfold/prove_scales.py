@@ -8,8 +8,10 @@ make up r and s, and that the rewritten model lacks, have been passed.
 * the Add of a bias: s becomes s + b' - r * b;
 * z = c * u + d that is gone: v = (r / c) * z + (s - (r / c) * d), where r has been kept as the
   product of the c that it is claimed to be, so that nothing is divided;
-* a Split gives each part its own elements of r and s; what is pending there is what is not 1;
-* what moves elements passes r and s on; for one number, so does a product with an activation.
+* a part (of a Split, a Slice, a Gather) has its own elements of r and s; what is pending there is
+  what is not 1;
+* what moves elements passes r and s on; where s is 0, one number r also passes what is homogeneous:
+  a product with an activation, and a sum all of whose terms bring it.
 
 s counts as 0 when it is within the roundings of the biases that it comes from.
 """
@@ -18,21 +20,33 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.affine.back import HOMOGENEOUS, ChannelOp, Writer, channel_op, embedded, writer_of
-from onnxfold.affine.channels import Channels
+from onnxfold.affine.back import ChannelOp, Writer, channel_op, embedded, writer_of
+from onnxfold.affine.channels import SCALAR, Channels
+from onnxfold.affine.cuts import cut_of
+from onnxfold.affine.homogeneous import carries_factor
 from onnxfold.affine.laws import Passes, pulled, react
 from onnxfold.graph import GraphView
 from onnxfold.graph.compare import pairs
 from onnxfold.planning.fusion import ScaleFusion
 from onnxfold.prove_affine import AffineProof
 from onnxfold.prove_forward import Failed, ForwardChecker, Image
+from onnxfold.prove_pending import (
+    Ahead,
+    as_number,
+    digit_of,
+    numbers,
+    own_shift,
+    part,
+    settled,
+    widened,
+)
 from onnxfold.refusal import Refusal
 from onnxfold.rewrite.edited import float64_chunks, unrounded
 from onnxfold.zero_mean.arrays import rounding_of, within_rounding
@@ -41,20 +55,6 @@ __all__ = ["prove_scales"]
 
 Array = npt.NDArray[np.generic]
 Float64 = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ahead(Image):
-    """v = prod(pending) * u + s along ``channels``, s up to ``slack``; pending is in order."""
-
-    pending: tuple[Float64, ...] = ()
-    slack: Float64 | None = None
-
-    @property
-    def scale(self) -> Float64:
-        """R, the product of what is pending."""
-        size = 1 if self.channels is None else self.channels.size
-        return np.asarray(prod(self.pending, start=np.ones(size)))
 
 
 def prove_scales(
@@ -109,15 +109,15 @@ class _Checker(ForwardChecker):
                 raise Failed("reads something else that has changed")
         channels = max((writer.output for _, writer in claims), key=lambda c: len(c.digits))
         pending = tuple(
-            _widened(embedded(op.scale, writer.part, writer.output.size), writer.output, channels)
+            widened(embedded(op.scale, writer.part, writer.output.size), writer.output, channels)
             for op, writer in claims
             if op.scale is not None
         )
         self._check_weight(node, twin, index, claims)
-        image = _Ahead(twin.outputs[0], channels, pending=pending)
+        image = Ahead(twin.outputs[0], channels, pending=pending)
         s, slack = self._own_bias(node, twin, image) if node.op_type != "MatMul" else (None, None)
         zeros = np.zeros(channels.size)
-        self._images[node.outputs[0]] = _Ahead(
+        self._images[node.outputs[0]] = Ahead(
             twin.outputs[0],
             channels,
             None,
@@ -185,7 +185,7 @@ class _Checker(ForwardChecker):
                 raise Failed("has a weight in another layout")
             old, new = first.inputs[0], second.inputs[0]
 
-    def _own_bias(self, node: ir.Node, twin: ir.Node, image: _Ahead) -> tuple[Float64, Float64]:
+    def _own_bias(self, node: ir.Node, twin: ir.Node, image: Ahead) -> tuple[Float64, Float64]:
         tensors = []
         for view, side in ((self._before, node), (self._after, twin)):
             operand = side.inputs[2] if len(side.inputs) > 2 else None
@@ -207,16 +207,20 @@ class _Checker(ForwardChecker):
             # One number for all channels: every element of the bias must follow it alone.
             b, b_new = (np.zeros(1) if a is None else _wide(a) for a in arrays)
             slack = np.zeros(1) if arrays[1] is None else rounding_of(arrays[1]).reshape(-1)
+            slack = slack + 2.0**-50 * np.abs(image.scale * b)
             if np.all(np.abs(b_new - image.scale * b) <= slack * (1 + 2.0**-20) + 1e-300):
                 self.shifted += arrays[1] is not None
                 return np.zeros(1), np.zeros(1)
             raise Failed("has a bias that is not the original times the scale")
         b, b_new = (np.zeros(size) if a is None else _wide(a) for a in arrays)
-        if b.size != size or b_new.size != size:
+        whole = all(digit.whole for digit in (image.channels or SCALAR).digits)
+        stored = any(array is not None for array in arrays)
+        if b.size != size or b_new.size != size or (stored and not whole):
             raise Failed("has a bias of another size than its output")
         self.shifted += arrays[1] is not None
         slack = np.zeros(size) if arrays[1] is None else rounding_of(arrays[1]).reshape(-1)
-        return b_new - image.scale * b, slack
+        scaled = image.scale * b  # the factors of a weight in float64 may be in another order
+        return b_new - scaled, slack + 2.0**-50 * np.abs(scaled)
 
     def _relate_removed(self, node: ir.Node) -> None:
         if self._before.array(node.outputs[0]) is not None:
@@ -226,91 +230,99 @@ class _Checker(ForwardChecker):
         image = None if start is None else self._images.get(start)
         if op is not None and image is not None and image.equal:
             zeros = np.zeros(op.channels.size)
-            image = _Ahead(image.value, op.channels, None, zeros, slack=zeros)
-        if op is None or not isinstance(image, _Ahead) or image.channels is None:
+            image = Ahead(image.value, op.channels, None, zeros, slack=zeros)
+        if op is None or not isinstance(image, Ahead) or image.channels is None:
             raise Failed("is gone, and nothing stands for it")
         s, slack, pending = image.s, image.slack, image.pending
         if s is None or slack is None:
             raise Failed("is gone, and nothing stands for it")
         if op.scale is not None:
             if not pending or not np.array_equal(
-                pending[0], _widened(op.scale, op.channels, image.channels)
+                pending[0], widened(op.scale, op.channels, image.channels)
             ):
                 raise Failed("is gone, and no weight has taken its scale")
             pending = pending[1:]
         if op.shift is not None:
             rest = prod(pending, start=np.ones(image.channels.size))
-            d = _widened(op.shift, op.channels, image.channels)
+            d = widened(op.shift, op.channels, image.channels)
             s, slack = s - rest * d, slack + 2.0**-50 * np.abs(rest * d)
-        self._images[node.outputs[0]] = _settled(image.value, image.channels, pending, s, slack)
+        self._images[node.outputs[0]] = settled(
+            Ahead(image.value, image.channels, None, s, False, pending, slack)
+        )
 
     def _relate_changed(self, node: ir.Node, twin: ir.Node) -> None:
-        related: dict[int, _Ahead] = {}
+        related = self._related(node, twin)
+        if node.domain == "" and node.op_type in ("Shape", "Size"):
+            self._images[node.outputs[0]] = Image(twin.outputs[0])
+            return
+        if not related:
+            raise Failed("reads what has changed")
+        index, image = next(iter(related.items()))
+        alone = len(related) == 1
+        add = alone and (node.domain, node.op_type) == ("", "Add")
+        if add and self._add_bias(node, twin, index, image):
+            return
+        for position, pair in enumerate(pairs(node, twin)):
+            if position not in related and not self._unchanged(*pair):
+                raise Failed("reads something else that has changed")
+        if alone and index == 0 and self._cut(node, twin, image):
+            return
+        channels = self._behind(node, index, image) if alone else None
+        if channels is None:
+            self._carry_number(node, twin, related)
+            return
+        self._images[node.outputs[0]] = replace(image, value=twin.outputs[0], channels=channels)
+
+    def _related(self, node: ir.Node, twin: ir.Node) -> dict[int, Ahead]:
+        """Return what the inputs have become that are no longer equal."""
+        related: dict[int, Ahead] = {}
         for index, (old, new) in enumerate(pairs(node, twin)):
             image = None if old is None else self._images.get(old)
-            if isinstance(image, _Ahead) and image.channels is not None:
+            if isinstance(image, Ahead) and image.channels is not None:
                 if image.value is not new or old is None:
                     raise Failed("reads another value than it did")
                 producer = old.producer()
                 if producer is None or producer.graph is not node.graph:
                     raise Failed("reads a changed value from inside a body")
                 related[index] = image
-        if len(related) != 1:
-            raise Failed("reads what has changed")
-        if node.domain == "" and node.op_type in ("Shape", "Size"):
-            self._images[node.outputs[0]] = Image(twin.outputs[0])
-            return
-        ((index, image),) = related.items()
-        if node.op_type == "Add" and node.domain == "" and self._add_bias(node, twin, index, image):
-            return
-        for position, pair in enumerate(pairs(node, twin)):
-            if position != index and not self._unchanged(*pair):
-                raise Failed("reads something else that has changed")
-        if (node.domain, node.op_type) == ("", "Split") and image.channels is not None:
-            self._cut(node, twin, image, image.channels)
-            return
-        channels = self._behind(node, index, image)
-        self._images[node.outputs[0]] = _Ahead(
-            twin.outputs[0], channels, None, image.s, pending=image.pending, slack=image.slack
-        )
+        return related
 
-    def _cut(self, node: ir.Node, twin: ir.Node, image: _Ahead, channels: Channels) -> None:
-        """Relate every part; one number for all of it is a scale of any channels."""
-        axis = node.attributes.get_int("axis", 0) % (self._before.rank(node.inputs[0]) or 1)
-        sizes = [self._before.dim(output, axis) for output in node.outputs]
-        known = [size for size in sizes if isinstance(size, int)]
-        if len(known) != len(sizes) or channels != Channels.along([(axis, sum(known))]):
-            raise Failed("cuts a changed value along other channels")
-        if image.s is None or image.slack is None:
-            raise Failed("cuts a value that nothing stands for")
-        start = 0
-        for size, old, new in zip(known, node.outputs, twin.outputs, strict=True):
-            part = slice(start, start + size)
-            pending = tuple(scale[part] for scale in image.pending if np.any(scale[part] != 1))
-            own, s, slack = Channels.along([(axis, size)]), image.s[part], image.slack[part]
-            if _negligible(s, slack) and all(np.all(scale == scale[0]) for scale in pending):
-                own, s, slack = Channels(()), np.zeros(1), np.zeros(1)
-                pending = tuple(scale[:1] for scale in pending)
-            self._images[old] = _settled(new, own, pending, s, slack)
-            start += size
+    def _cut(self, node: ir.Node, twin: ir.Node, image: Ahead) -> bool:
+        """Relate every part of a value that has changed along the axis of the cut."""
+        cuts = [cut_of(self._before, output) for output in node.outputs]
+        along = [cut for cut in cuts if cut is not None and digit_of(image, cut) is not None]
+        if not along:
+            return False
+        if len(along) < len(cuts):
+            raise Failed("cuts a changed value into parts of unknown size")
+        for cut, old, new in zip(along, node.outputs, twin.outputs, strict=True):
+            self._images[old] = part(image, cut, new, node.op_type == "Gather")
+        return True
 
-    def _behind(self, node: ir.Node, index: int, image: _Ahead) -> Channels:
-        channels = image.channels or Channels(())
+    def _carry_number(self, node: ir.Node, twin: ir.Node, related: dict[int, Ahead]) -> None:
+        """Relate what is c times as large, for every input that is c times as large."""
+        scales = {as_number(image) for image in related.values()}
+        first = scales.pop()
+        if scales or first is None or not carries_factor(node, related):
+            raise Failed("sees a changed value")
+        zero = np.zeros(1)
+        for old, new in zip(node.outputs, twin.outputs, strict=True):
+            self._images[old] = Ahead(new, SCALAR, None, zero, False, numbers(first), zero)
+
+    def _behind(self, node: ir.Node, index: int, image: Ahead) -> Channels | None:
+        """Return the channels behind a node that moves elements, None where it does more."""
+        channels = image.channels or SCALAR
         if not channels.digits:
             moves = index == 0 and pulled(self._before, node.outputs[0], channels) is not None
-            # Linear without a constant term, so that a factor passes and a shift would not.
-            linear = "MatMul" in node.op_type or (index == 0 and node.op_type in HOMOGENEOUS)
-            if moves or (linear and _negligible(image.s, image.slack)):
-                return channels
-            raise Failed("sees a changed value")
+            return channels if moves else None
         reaction = react(self._before, node, index, channels)
         if not isinstance(reaction, Passes) or reaction.shift_refusal is not None:
-            raise Failed("sees a changed value")
+            return None
         if set(reaction.jointly) != {index} or len(reaction.outputs) != 1 or len(node.outputs) > 1:
-            raise Failed("sees a changed value")
+            return None
         return reaction.outputs[0][1]
 
-    def _add_bias(self, node: ir.Node, twin: ir.Node, index: int, image: _Ahead) -> bool:
+    def _add_bias(self, node: ir.Node, twin: ir.Node, index: int, image: Ahead) -> bool:
         old, new = node.inputs[1 - index], twin.inputs[1 - index]
         first, second = self._before.tensor(old), self._after.tensor(new)
         if first is None or second is None or image.channels is None:
@@ -328,74 +340,14 @@ class _Checker(ForwardChecker):
                 raise Failed("has a bias that is not the original times the scale")
             s, slack = image.s, image.slack
         else:
-            own, rounding = _own_shift(unrounded(first), stored, image, image.channels, rank)
+            own, rounding = own_shift(unrounded(first), stored, image, image.channels, rank)
             s, slack = image.s + own, image.slack + rounding
         self.shifted += 1
-        self._images[node.outputs[0]] = _Ahead(
+        self._images[node.outputs[0]] = Ahead(
             twin.outputs[0], image.channels, None, s, pending=image.pending, slack=slack
         )
         return True
 
 
-def _own_shift(
-    b: Array, stored: Array, image: _Ahead, channels: Channels, rank: int
-) -> tuple[Float64, Float64]:
-    """Return b' - r * b of constants that broadcast against a tensor, and its rounding.
-
-    Raises Failed where it is not the same everywhere along the other axes.
-    """
-    aligned = [a.reshape((1,) * (rank - a.ndim) + a.shape) for a in (b, stored)]
-    if aligned[0].shape != aligned[1].shape:
-        raise Failed("has a bias of another size")
-    shape = list(aligned[0].shape)
-    for digit in channels.digits:
-        if shape[digit.axis] == 1:
-            shape[digit.axis] = digit.inner * digit.size
-        if shape[digit.axis] % (digit.inner * digit.size):
-            raise Failed("has a constant that does not fit the channels of the change")
-    size = tuple(shape)
-    scaled = aligned[0].astype(np.float64) * channels.spread(image.scale, size)
-    shift = np.broadcast_to(aligned[1].astype(np.float64) - scaled, size).reshape(-1)
-    allowed = rounding_of(aligned[1]) + 2.0**-50 * np.abs(scaled)
-    allowed = np.broadcast_to(allowed, size).reshape(-1)
-    order = channels.spread(np.arange(channels.size, dtype=np.float64), size).astype(np.int64)
-    order = np.broadcast_to(order, size).reshape(-1)
-    first = np.unique(order, return_index=True)[1]
-    slack = np.zeros(channels.size)
-    np.maximum.at(slack, order, allowed)
-    error = np.abs(shift - shift[first][order])
-    if not np.all(error <= (slack[order] + allowed) * (1 + 2.0**-20) + 1e-300):
-        raise Failed("has a constant that varies along other axes than the change")
-    return shift[first], slack
-
-
-def _settled(
-    value: ir.Value,
-    channels: Channels,
-    pending: tuple[Float64, ...],
-    s: Float64,
-    slack: Float64,
-) -> Image:
-    """Return the relation, which is equality where no scale is left and s is within roundings."""
-    if not pending and _negligible(s, slack):
-        return Image(value)
-    return _Ahead(value, channels, None, s, pending=pending, slack=slack)
-
-
-def _negligible(s: Float64 | None, slack: Float64 | None) -> bool:
-    """Whether a shift is within the roundings of the biases that it comes from."""
-    if s is None or slack is None:
-        return False
-    return bool(np.all(np.abs(s) <= slack * (1 + 2.0**-20) + 1e-300))
-
-
 def _wide(array: npt.NDArray[np.generic]) -> Float64:
     return array.astype(np.float64).reshape(-1)
-
-
-def _widened(vector: Float64, own: Channels, wanted: Channels) -> Float64:
-    if own.size == 1:
-        return np.broadcast_to(vector.reshape(-1)[:1], (wanted.size,)).astype(np.float64)
-    if own.size != wanted.size:
-        raise Failed("works along other channels than the change before it")
-    return vector

@@ -43,6 +43,7 @@ _ORDER = (
     "prove_forward",
     "prove",
     "prove_affine",
+    "prove_pending",
     "prove_scales",
     "analysis",
     "html_report",

@@ -3,6 +3,7 @@
 A diagonal behind W x + b is part of W and b: c * (W x + b) + d = (diag(c) W) x + (c * b + d).
 Between the two may stand what moves elements without another reader, the Add of a bias, and for
 one number c also a rotary embedding and the product with another activation (attention scores).
+Behind one part of a joined projection, c and d are those of the part, and 1 and 0 elsewhere.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.affine.channels import SCALAR, Channels
+from onnxfold.affine.cuts import Cut, cut_of, element_readers, only_part
+from onnxfold.affine.homogeneous import HOMOGENEOUS, common_source
 from onnxfold.affine.laws import pulled
 from onnxfold.affine.walk import Root, root_of
 from onnxfold.graph import Fiber, GraphView, Reader
@@ -21,14 +24,11 @@ from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.zero_mean.law import Carried, refuse
 from onnxfold.zero_mean.laws import law_of
 
-__all__ = ["HOMOGENEOUS", "ChannelOp", "Writer", "channel_op", "embedded", "writer_of"]
+__all__ = ["ChannelOp", "Writer", "channel_op", "embedded", "writer_of"]
 
 Float64 = npt.NDArray[np.float64]
 
-# f(c x) = c f(x) in the first input, for one number c.
-HOMOGENEOUS = frozenset({"Expand", "Neg", "RotaryEmbedding", "Slice", "Tile"})
 _DOMAINS = ("", "com.microsoft")
-_WITHOUT_ELEMENTS = frozenset({"Shape", "Size"})
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedMatMul", "Gemm", "MatMul"})
 
 
@@ -49,7 +49,7 @@ class Writer:
 
     ``output`` are the channels in the layer's output.  ``weight`` and ``biases`` are roots with
     the channels in their own coordinates; ``new_bias`` is an input that may take a bias where none
-    is.  ``part``: start, length and total where the operator stands behind one part of a Split, so
+    is.  ``part``: start, length and total where the operator stands behind one part of a value, so
     that its scale is that of some of the channels, and 1 of the others.
     """
 
@@ -61,13 +61,15 @@ class Writer:
     part: tuple[int, int, int] | None = None
 
 
-def embedded(scale: Float64, part: tuple[int, int, int] | None, size: int) -> Float64:
-    """Return a scale behind a Split as one of all ``size`` channels before it."""
+def embedded(
+    vector: Float64, part: tuple[int, int, int] | None, size: int, *, neutral: float = 1.0
+) -> Float64:
+    """Return a scale (with ``neutral`` 0, a shift) of a part as one of all ``size`` channels."""
     if part is None or size != part[2]:
-        return scale
+        return vector
     start, length, total = part
-    whole = np.ones(total)
-    whole[start : start + length] = scale
+    whole = np.full(total, neutral)
+    whole[start : start + length] = vector
     return whole
 
 
@@ -137,11 +139,12 @@ def writer_of(
     value, channels = op.node.inputs[op.index], op.channels
     biases: list[Root] = []
     part: tuple[int, int, int] | None = None
+    known: ir.Value | None = None  # a value of which all readers have been looked at
     while value is not None:
         node = value.producer()
         if node is None:
             break
-        if _readers(value) != 1 or value.is_graph_output():
+        if (len(element_readers(value)) != 1 and value is not known) or value.is_graph_output():
             return refuse(RefusalCode.EXACT_READER, node, "gives its result to others as well")
         if node.graph is not op.node.graph:
             return refuse(RefusalCode.BODY_BORDER, node, "is in another graph")
@@ -153,11 +156,17 @@ def writer_of(
                 return made
             value = node.inputs[made]
             continue
-        if (node.domain, node.op_type) == ("", "Split"):
-            whole = _before_split(view, op, value, channels, part)
+        cut = _cut_here(view, value, channels)
+        if cut is not None:
+            whole = _before_cut(view, op, value, cut, channels, part)
             if isinstance(whole, Refusal):
                 return whole
-            value, channels, part = node.inputs[0], *whole
+            value, channels, part = cut.source, *whole
+            known = value
+            continue
+        source = None if channels.digits else _met(view, node, value)
+        if source is not None:
+            value = known = source
             continue
         step = _back(view, node, channels, biases, passed)
         if isinstance(step, Refusal):
@@ -166,40 +175,48 @@ def writer_of(
     return refuse(RefusalCode.ACTIVATION, op.node, "does not follow a linear layer")
 
 
-def _before_split(
+def _cut_here(view: GraphView, value: ir.Value, channels: Channels) -> Cut | None:
+    """Return the part that the value is of another, where a scale of it is one of some channels."""
+    cut = cut_of(view, value)
+    node = value.producer()
+    if cut is None or node is None or node.op_type == "Split":
+        return cut
+    alone = len(element_readers(cut.source)) == 1
+    if not channels.digits:
+        return None if alone else cut  # alone, one number is one of all that the source has
+    return cut if cut.axis in channels.axes else None
+
+
+def _met(view: GraphView, node: ir.Node, value: ir.Value) -> ir.Value | None:
+    """Return what both operands of a sum, or all of a Concat, come from in several ways."""
+    constant = any(view.tensor(operand) is not None for operand in node.inputs)
+    joins = node.domain == "" and node.op_type in ("Add", "Concat", "Sub", "Sum")
+    return common_source(view, value) if joins and not constant else None
+
+
+def _before_cut(
     view: GraphView,
     op: ChannelOp,
     value: ir.Value,
+    cut: Cut,
     channels: Channels,
     part: tuple[int, int, int] | None,
 ) -> tuple[Channels, tuple[int, int, int]] | Refusal:
-    """Return the channels before a Split, and which of them are those of one of its outputs."""
-    node = value.producer()
-    rank = view.rank(value)
-    if node is None or rank is None:
-        return refuse(RefusalCode.UNKNOWN_SHAPE, op.node, "has an input of unknown rank")
-    axis = node.attributes.get_int("axis", 0) % rank
-    sizes = [view.dim(output, axis) for output in node.outputs]
-    known = [size for size in sizes if isinstance(size, int) and size > 0]
-    if len(known) != len(sizes) or len(sizes) < 2:
-        return refuse(RefusalCode.UNKNOWN_SHAPE, node, "splits into parts of unknown size")
-    position = node.outputs.index(value)
-    own = Channels.along([(axis, known[position])])
-    if op.shift is not None or op.scale is None or bool(np.all(op.scale == 1)):
-        return refuse(RefusalCode.VARIES_ALONG_FIBER, node, "gives the others no shift")
+    """Return the channels before a cut, and which of them are those of the part."""
+    node = value.producer() or op.node
+    if not only_part(view, value, cut):
+        return refuse(RefusalCode.EXACT_READER, node, "takes what others read as well")
+    own = Channels.along([(cut.axis, cut.length)])
+    if op.shift is not None and channels != own:
+        return refuse(RefusalCode.FIBER_BROKEN, node, "is cut along other channels")
+    if op.shift is None and (op.scale is None or bool(np.all(op.scale == 1))):
+        return refuse(RefusalCode.VARIES_ALONG_FIBER, node, "has nothing to give to a part")
     if channels.digits and channels != own:
-        return refuse(RefusalCode.FIBER_BROKEN, node, "splits along other channels")
-    start, length = sum(known[:position]), known[position]
+        return refuse(RefusalCode.FIBER_BROKEN, node, "is cut along other channels")
+    start, length = cut.start, cut.length
     if part is not None and channels.digits:
         start, length = start + part[0], part[1]
-    return Channels.along([(axis, sum(known))]), (start, length, sum(known))
-
-
-def _readers(value: ir.Value) -> int:
-    """Count the readers that look at elements."""
-    return sum(
-        use.node.op_type not in _WITHOUT_ELEMENTS or use.node.domain != "" for use in value.uses()
-    )
+    return Channels.along([(cut.axis, cut.total)]), (start, length, cut.total)
 
 
 def _back(

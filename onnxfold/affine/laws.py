@@ -21,6 +21,7 @@ from functools import partial
 import onnx_ir as ir
 
 from onnxfold.affine.channels import Channels
+from onnxfold.affine.homogeneous import FLOATS
 from onnxfold.affine.linear import LINEAR, Absorbs
 from onnxfold.graph import Fiber, GraphView
 from onnxfold.refusal import Refusal, RefusalCode
@@ -171,6 +172,8 @@ def pulled(
         return None
     law, source = law_of("", node.op_type), node.inputs[0]
     if law is None or source is None:
+        return None
+    if node.op_type == "Cast" and not ({source.dtype, value.dtype} <= FLOATS):
         return None
 
     def back(digit: Fiber) -> Fiber | None:

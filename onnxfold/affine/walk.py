@@ -9,16 +9,13 @@ from heapq import heappop, heappush
 import onnx_ir as ir
 
 from onnxfold.affine.channels import Channels
+from onnxfold.affine.homogeneous import FLOATS
 from onnxfold.affine.laws import Absorbs, Passes, pulled, react
 from onnxfold.graph import GraphView, Reader
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.zero_mean.law import refuse
 
 __all__ = ["Reached", "Root", "follow", "root_of"]
-
-_FLOATS = frozenset(
-    {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +122,7 @@ def root_of(view: GraphView, reader: Reader, channels: Channels, outer: Channels
     while value is not None:
         tensor = view.tensor(value)
         if tensor is not None:
-            if tensor.dtype not in _FLOATS:
+            if tensor.dtype not in FLOATS:
                 sentence = f"has a weight of type {tensor.dtype}"
                 return refuse(RefusalCode.UNSUPPORTED_TYPE, reader.node, sentence)
             return Root(value, holder, channels, outer)

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.affine.channels import Channels
+from onnxfold.affine.cuts import cut_of, element_readers
 from onnxfold.affine.laws import Absorbs, adds_bias
 from onnxfold.affine.source import Source, source_of
 from onnxfold.affine.walk import Reached, Root, follow, root_of
@@ -227,35 +228,30 @@ def _bias(view: GraphView, node: ir.Node, absorbs: Absorbs, root: Root) -> Place
 
 
 def _parts(view: GraphView, value: ir.Value, absorbs: Absorbs) -> tuple[Place, ...]:
-    """Return what the Adds behind a Split of ``value`` along its channels add, none if one lacks.
+    """Return what the Adds behind the parts of ``value`` along its channels add, none if one lacks.
 
-    What is left of joined projections: q, k and v are one product, and each has its own bias.
+    What is left of joined projections: q, k and v are one product, each with its own bias, cut
+    apart by a Split or by Slices.
     """
-    readers, output = view.readers(value), absorbs.output
-    if absorbs.shift_refusal is not None or len(readers) != 1 or view.is_output(value):
-        return ()
-    node, rank = readers[0].node, view.rank(value)
-    if (
-        (node.domain, node.op_type) != ("", "Split")
-        or rank is None
-        or node.graph is not value.graph
-    ):
-        return ()
-    axis = node.attributes.get_int("axis", 0) % rank
-    if readers[0].index != 0 or output.axes != (axis,) or len(output.digits) != 1:
+    readers, output = element_readers(value), absorbs.output
+    if absorbs.shift_refusal is not None or view.is_output(value) or len(output.digits) != 1:
         return ()
     places: list[Place] = []
-    start = 0
-    for part in node.outputs:
-        size = view.dim(part, axis)
-        if not isinstance(size, int) or size < 2:
+    for part in (part for node in readers for part in node.outputs):
+        cut = cut_of(view, part)
+        producer = part.producer()
+        if cut is None or cut.source is not value or (cut.axis,) != output.axes or cut.length < 2:
             return ()
-        place = _added(view, part, Channels.along([(axis, size)]))
-        if place is None:
+        channels = Channels.along([(cut.axis, cut.length)])
+        place = _added(view, part, channels)
+        if place is None or producer is None or producer.graph is not value.graph:
             return ()
-        places.append(replace(place, start=start))
-        start += size
-    return tuple(places) if start == output.size else ()
+        places.append(replace(place, start=cut.start))
+    places.sort(key=lambda place: place.start)
+    ends = [place.start + place.channels.size for place in places]
+    beginnings = [place.start for place in places]
+    tiled = beginnings == [0, *ends[:-1]] and ends[-1:] == [output.size]
+    return tuple(places) if tiled and len(places) > 1 else ()
 
 
 def _added(view: GraphView, value: ir.Value, output: Channels) -> Place | None:

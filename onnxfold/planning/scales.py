@@ -73,10 +73,11 @@ def _fusion(
 
 def _shifted(view: GraphView, op: ChannelOp, writer: Writer) -> Place | None:
     """Return the constant that takes the shift: the bias next to the operator, or a new one."""
+    size = op.channels.size if writer.part is None else writer.part[2]
     if writer.biases:
         root = writer.biases[0]
         tensor = view.tensor(root.value)
-        if tensor is None or root.channels.size != op.channels.size:
+        if tensor is None or root.channels.size != size:
             return None
         whole = {digit.axis: digit.size for digit in root.channels.digits if digit.whole}
         shape = tuple(tensor.shape.numpy())
@@ -84,7 +85,8 @@ def _shifted(view: GraphView, op: ChannelOp, writer: Writer) -> Place | None:
         return _place(view, root) if complete and whole else None
     if writer.new_bias is None or not writer.weight.channels.digits:
         return None
-    size = op.channels.size
+    if not all(digit.whole for digit in writer.output.digits):
+        return None
     ref = _ref(view, writer.new_bias)
     return Place("", ref, Channels.along([(0, size)]))
 

@@ -99,7 +99,9 @@ class _Absorber:
                 scale = embedded(op.scale, fusion.part, place.channels.size)
                 self._append(place, Scale(place.channels, scale))
         if fusion.shifted is not None and op.shift is not None:
-            self._append(fusion.shifted, Shift(fusion.shifted.channels, op.shift))
+            channels = fusion.shifted.channels
+            shift = embedded(op.shift, fusion.part, channels.size, neutral=0.0)
+            self._append(fusion.shifted, Shift(channels, shift))
         start, end = op.node.inputs[op.index], op.node.outputs[0]
         if start is None:
             raise InvariantError(f"'{fusion.output}' has no input")

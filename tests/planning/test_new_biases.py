@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -170,16 +171,25 @@ SPLIT = (
     "m = MatMul(n, W) q0, k0, v0 = Split<axis=-1>(m, sizes) q = Add(q0, bq) k = Add(bk, k0) "
     "v = Add(v0, bv) kt = Transpose<perm=[0,2,1]>(k) a = MatMul(q, kt) y = MatMul(a, v)"
 )
-SIZES = {"W": (6, 12), "bq": (3,), "bk": (3,), "bv": (6,)}
+SLICED = SPLIT.replace(
+    "q0, k0, v0 = Split<axis=-1>(m, sizes)",
+    "v0 = Slice(m, six, end, last) q0 = Slice(m, zero, three, last) k0 = Slice(m, three, six, two)",
+)
+SIZES = {"b4": (4,), "W": (6, 12), "bq": (3,), "bk": (3,), "bv": (6,)}
 
 
 def _split(body: str = SPLIT) -> ir.Model:
-    made = weights(gamma=(6,), beta=(6,), **SIZES) | {"sizes": np.array([3, 3, 6])}
-    return graph(f"{NORM} {body}", "double[B,4,6] x", "double[B,4,6] y", made)
+    numbers = {"zero": 0, "two": 2, "three": 3, "six": 6, "last": -1, "end": 1 << 62}
+    fixed = {name: np.array([number]) for name, number in numbers.items()}
+    made = weights(gamma=(6,), beta=(6,), **SIZES) | {"sizes": np.array([3, 3, 6])} | fixed
+    words = set(re.findall(r"\w+", f"{NORM} {body}"))
+    used = {name: array for name, array in made.items() if name in words}
+    return graph(f"{NORM} {body}", "double[B,4,6] x", "double[B,4,6] y", used)
 
 
-def test_the_biases_behind_a_split_take_their_parts_of_beta() -> None:
-    model = _split()
+@pytest.mark.parametrize("body", [SPLIT, SLICED], ids=["Split", "Slices"])
+def test_the_biases_behind_parts_take_their_parts_of_beta(body: str) -> None:
+    model = _split(body)
     fused = _fused(model, Weighing(1, lambda _: 0))  # no new Add
     assert fused.moved == (1, 1)
     assert fused.proof.passed, fused.proof.failures
@@ -189,9 +199,10 @@ def test_the_biases_behind_a_split_take_their_parts_of_beta() -> None:
     assert Plan.from_json(plan.to_json()) == plan
 
 
+@pytest.mark.parametrize("body", [SPLIT, SLICED], ids=["Split", "Slices"])
 @pytest.mark.parametrize("name", ["bq", "bk", "bv"])
-def test_a_wrong_part_fails_the_proof(name: str) -> None:
-    model = _split()
+def test_a_wrong_part_fails_the_proof(name: str, body: str) -> None:
+    model = _split(body)
     fused = _fused(model, Weighing(1, lambda _: 0))
     bias = fused.model.graph.initializers[name]
     assert bias.const_value is not None
@@ -217,3 +228,12 @@ def test_a_wrong_part_fails_the_proof(name: str) -> None:
 def test_a_split_without_a_bias_for_every_part_takes_no_beta(old: str, new: str) -> None:
     assert old in SPLIT
     assert _fused(_split(SPLIT.replace(old, new)), Weighing(1, lambda _: 0)).moved == (0, 0)
+
+
+@pytest.mark.parametrize("start", ["zero", "two"])
+def test_slices_that_overlap_or_leave_a_gap_take_no_beta(start: str) -> None:
+    body = SLICED.replace("Slice(m, three, six, two)", f"Slice(m, {start}, six, two)")
+    body = body.replace("Add(bk, k0)", "Slice(k1, zero, three, two)").replace(
+        "q = Add", f"k1 = Add(k0, {'bv' if start == 'zero' else 'b4'}) q = Add"
+    )
+    assert _fused(_split(body), Weighing(1, lambda _: 0)).moved == (0, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,13 @@ from onnxfold.refusal import RefusalCode
 from onnxfold.zero_mean.law import Law
 from onnxfold.zero_mean.laws import LAWS
 from tests.soundness.checking import check, settings_of
-from tests.soundness.random_graphs import carriers, random_graph, sampled_graph
+from tests.soundness.random_graphs import (
+    carriers,
+    projection_graph,
+    projections,
+    random_graph,
+    sampled_graph,
+)
 
 _GROUPS = 20
 _LARGEST_BATCH = 2500
@@ -55,7 +62,9 @@ _OTHERS = frozenset(
         "norm of groups|norm as an op|norm spelled out|norm between Casts|mean as a sum|"
         "norm with E[x^2] - mean^2|epsilon outside of the root|statistics are read|"
         "statistics are outputs|gamma at run time|stream is an output|"
-        "part of a Split is an output|reader dead|reader weight"
+        "part of a Split is an output|reader dead|reader weight|parts by Split|parts by Slice|"
+        "parts by Gather|parts by Split of an axis|parts that overlap|a bias of every part|"
+        "the whole is read"
     ).split("|")
 )
 
@@ -79,6 +88,7 @@ def test_the_graphs_hold_everything_that_they_are_meant_to_hold() -> None:
         types.update({tensor.data_type for tensor in graph.model.graph.initializer})
     wanted = {f"writer {kind}" for kind in _WRITERS} | {f"norm {kind}" for kind in _NORMS} | _OTHERS
     wanted |= {f"carrier {kind}" for kind in carriers.KINDS}
+    wanted |= {f"part with {step}" for step in projections.STEPS}
     wanted |= {f"sampled {'.'.join(filter(None, law.key))}" for law in LAWS}
     assert not {kind for kind in wanted if not made[kind]}
     assert all(types[kind] >= 50 for kind in (1, 10, 11, 16)), types
@@ -145,6 +155,22 @@ def test_folds_copies_and_insertions_of_every_kind_do_occur() -> None:
         "Constant nodes", "gammas", "betas", "scales",
     )  # fmt: skip
     assert all(done[name] > 0 for name in (*kinds, *wanted)), done
+
+
+def test_what_is_behind_parts_of_joined_projections_moves() -> None:
+    done: Counter[str] = Counter()
+    for seed in range(100):
+        graph = projection_graph(random.Random(seed))  # noqa: S311 # no secret
+        settings = replace(settings_of(seed), fuse_affine=True)
+        outcome = check(graph, settings)
+        assert outcome.failure is None, f"seed {seed}: {outcome.failure}"
+        assert outcome.folded is not None
+        for scale in outcome.folded.plan.scales:
+            if scale.part is not None:
+                done["scales" if scale.scaled else "shifts"] += 1
+        for fusion in outcome.folded.plan.fusions:
+            done["betas"] += any(reader.parts for reader in fusion.readers)
+    assert all(done[kind] for kind in ("scales", "shifts", "betas")), done
 
 
 def test_a_norm_that_is_a_constant_keeps_its_gamma_and_beta() -> None:

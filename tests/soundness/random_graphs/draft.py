@@ -190,9 +190,9 @@ class Draft:
     def stream(self) -> str:
         return self.rng.choice(self.body.streams[-4:])
 
-    def split(self, x: str, axis: int) -> list[str]:
-        rest = {"num_outputs": 2} if self.opset >= 18 else {}
-        return self.nodes("Split", x, outputs=2, axis=axis, **rest)
+    def split(self, x: str, axis: int, count: int = 2) -> list[str]:
+        rest = {"num_outputs": count} if self.opset >= 18 else {}
+        return self.nodes("Split", x, outputs=count, axis=axis, **rest)
 
     def finished(self, operators: tuple[type, ...] = ()) -> RandomGraph:
         """The model of everything that was made."""

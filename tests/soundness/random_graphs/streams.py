@@ -11,27 +11,29 @@ import onnx
 from tests.soundness.random_graphs.bodies import Bodies
 from tests.soundness.random_graphs.draft import B, H, RandomGraph, T
 
-__all__ = ["stream_graph"]
+__all__ = ["Streams", "stream_graph"]
 
 
 def stream_graph(rng: random.Random) -> RandomGraph:
     """A model of one or several streams that are written, passed on and normalised."""
-    return _Streams(rng).make()
+    return Streams(rng).make()
 
 
-class _Streams(Bodies):
+class Streams(Bodies):
+    """The steps of such a model."""
+
     def make(self) -> RandomGraph:
-        self._declare()
+        self.declare()
         self.body.hidden.append("x")
         for _ in range(self.rng.choice((1, 1, 2))):
             self.write()
         for _ in range(self.rng.choice((0, 1, 1, 2, 2, 3, 5, 8))):
             self.step()
         self.finish()
-        self._forget_unread()
+        self.forget_unread()
         return self.finished()
 
-    def _declare(self) -> None:
+    def declare(self) -> None:
         batch = "batch" if self.symbolic else B
         self.input("x", self.numbers.standard_normal((B, T, H)), [batch, T, H])
         self.input("ids", self.numbers.integers(0, 5, (B, T)), [batch, T])
@@ -60,7 +62,7 @@ class _Streams(Bodies):
             else:
                 self.body.outputs.append(self.norm(stream))
 
-    def _forget_unread(self) -> None:
+    def forget_unread(self) -> None:
         """Leave out inputs that nothing reads, but for x."""
         read = {"x"} | set(_read_names(self.main.nodes))
         weights = {tensor.name for tensor in self.main.initializers}
