@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from onnxfold.graph.completion import complete
 from onnxfold.graph.constants import ConstantFolder, constant_tensor
 from onnxfold.graph.dims import Dim, Shape
 from onnxfold.graph.shapes import all_graphs, fill_types, graph_values, is_filled, known_shapes
@@ -56,6 +57,7 @@ class GraphView:
         self._refs: dict[ir.Value, str] | None = None
         self._dead: frozenset[ir.Node] | None = None
         self._folder = ConstantFolder(self.opset, self._shapes, _SMALL_CONSTANT_ELEMENTS)
+        complete(self, self._shapes)
 
     def nodes(self) -> Iterator[ir.Node]:
         """Yield every node of the main graph and of all bodies, parents first."""
