@@ -116,7 +116,10 @@ def _bodies(node: ir.Node) -> Iterator[tuple[str, int, ir.Graph]]:
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
-    """Serialise the model without its large tensors, which become typed inputs."""
+    """Serialise the model without its large tensors, which become typed inputs.
+
+    A default that callers may override is left out as well: nothing follows from it.
+    """
     proto = onnx.ModelProto(ir_version=max(model.ir_version, 8))
     for domain, version in model.opset_imports.items():
         proto.opset_import.add(domain=domain, version=version)
@@ -135,11 +138,11 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
         listed.add(value)
         proto.input.append(ir.serde.serialize_value(value))
     for value in graph.initializers.values():
-        tensor = value.const_value
+        tensor = None if value in listed else value.const_value
         if tensor is not None and tensor.nbytes <= _LARGE_TENSOR_BYTES:
             proto.initializer.append(ir.serde.serialize_tensor(in_memory(tensor)))
             proto.initializer[-1].name = value.name or ""
-        elif tensor is not None and value not in listed:
+        elif tensor is not None:
             shape, dtype = tensor.shape.numpy(), tensor.dtype.value
             proto.input.append(onnx.helper.make_tensor_value_info(value.name or "", dtype, shape))
     outputs = set(graph.outputs)
@@ -227,7 +230,7 @@ def _fill_graph(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
             value.type = ir.TensorType(ir.DataType(info.type.tensor_type.elem_type))
         declared, found = _declared(value), _inferred(info)
         shape = declared if declared is not None else found
-        if shape is not None and value.const_value is None:
+        if shape is not None and (value.const_value is None or value.is_graph_input()):
             value.shape = ir.Shape(_merge(shape, found))
     for node, twin in zip(graph, inferred.node, strict=True):
         for name, position, body in _bodies(node):
@@ -238,7 +241,8 @@ def _fill_graph(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
 
 
 def _declared(value: ir.Value) -> Shape | None:
-    shape = value.const_value.shape if value.const_value is not None else value.shape
+    fixed = None if value.is_graph_input() else value.const_value  # callers may override a default
+    shape = value.shape if fixed is None else fixed.shape
     if shape is None:
         return None
     return tuple(_dim(shape[axis]) for axis in range(len(shape)))
