@@ -225,6 +225,7 @@ def _describe(view: GraphView, sites: Sequence[NormSite]) -> Description:
                 "axes": list(site.fiber.axes),
                 "size": site.size,
                 "epsilon": site.epsilon,
+                "moves_by_rounding": site.moves_by_rounding,
                 "affine": [
                     part
                     for part, value in (("gamma", site.gamma), ("beta", site.beta))

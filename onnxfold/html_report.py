@@ -171,7 +171,7 @@ def _norm_row(index: int, norm: Mapping[str, Any]) -> str:
         f'<tr id="norm-{index}"><th scope="row"><code>{escape(norm["name"])}</code></th>'
         f'<td>{escape(kind)}</td><td class="number">{norm["size"]}</td>'
         f'<td><span class="badge {fate}">{escape(_BECOMES[norm["action"]])}</span></td>'
-        f"<td>{_because(norm)}{_affine(norm)}</td></tr>"
+        f"<td>{_because(norm)}{_affine(norm)}{_rounding(norm)}</td></tr>"
     )
 
 
@@ -201,6 +201,13 @@ def _affine(norm: Mapping[str, Any]) -> str:
         reason = norm["affine_reason"]
         lines.append(" and ".join(stay) + (f" kept: {reason['sentence']}" if reason else " kept"))
     return "".join(f'<div class="affine">{escape(line)}</div>' for line in lines)
+
+
+def _rounding(norm: Mapping[str, Any]) -> str:
+    """Where the original subtracts large numbers and one operator does not."""
+    if not norm.get("moves_by_rounding"):
+        return ""
+    return '<div class="affine">results move by rounding, towards the exact ones</div>'
 
 
 def _verification(verification: Mapping[str, Any]) -> str:

@@ -56,8 +56,9 @@ def _merge(view: GraphView, node: ir.Node, taken: Callable[[], Set[str | None]])
     node.replace_input_with(1 - outer, inner_node.inputs[1 - inner])
     node.graph.remove(inner_node, safe=True)
     for weight in old:
-        unused = weight is not None and weight.is_initializer() and not weight.uses()
-        if weight is not None and unused and weight.graph is not None:
+        if weight is None or weight.uses() or weight.is_graph_output():
+            continue
+        if weight.is_initializer() and weight.graph is not None:
             weight.graph.initializers.pop(weight.name or "", None)
     return True
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, GraphView, Reader, node_label
+from onnxfold.graph.compare import same_default
 from onnxfold.norms import NormSite, find_norms
 from onnxfold.planning import Plan
 from onnxfold.prove_copies import Copies
@@ -94,6 +95,7 @@ class _Shift:
 def prove(before: GraphView, after: GraphView, plan: Plan) -> Proof:
     """Check ``after`` against ``before``; both are views of prepared models with the same names."""
     checker = _Checker(before, after, plan)
+    checker.compare_inputs()
     checker.compare_weights()
     checker.walk_forward()
     return Proof(
@@ -142,6 +144,15 @@ class _Checker:
             known = whole if self._after.ref(whole.output) in self._sites_before else found
             matched[self._after.ref(known.output)] = known
         return matched
+
+    def compare_inputs(self) -> None:
+        """The graph takes the same inputs, with the same defaults."""
+        old, new = (view.model.graph.inputs for view in (self._before, self._after))
+        if [value.name for value in old] != [value.name for value in new]:
+            self.failures.append("the model takes other inputs than before")
+        for a, b in zip(old, new, strict=False):
+            if not same_default(a, b):
+                self.failures.append(f"input '{b.name}' has another default than before")
 
     def compare_weights(self) -> None:
         """Find the changed weights and check that each differs by a shift along its fiber."""

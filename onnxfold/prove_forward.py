@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxfold.affine.channels import Channels
 from onnxfold.affine.laws import Passes
 from onnxfold.graph import GraphView, node_label
-from onnxfold.graph.compare import pairs, same_attributes, same_tensor
+from onnxfold.graph.compare import pairs, same_attributes, same_default, same_tensor
 
 __all__ = ["Failed", "ForwardChecker", "Image", "vector_over"]
 
@@ -98,6 +98,8 @@ class ForwardChecker:
         first, second = self._before.tensor(old), self._after.tensor(new)
         if (first is None) != (second is None):
             raise Failed(f"'{old.name}' is a constant in one model only")
+        if old.is_graph_input() and not same_default(old, new):
+            self.failures.append(f"input '{old.name}' has another default than before")
         if first is None or second is None or first is second or same_tensor(first, second):
             return Image(new)
         return Image(new, weight=True)

@@ -51,6 +51,7 @@ def inspection(analysis: Analysis) -> dict[str, Any]:
             "gamma_fused": sum(fusion.gamma for fusion in plan.fusions),
             "beta_fused": sum(fusion.beta for fusion in plan.fusions),
             "scales_fused": len(plan.scales),
+            "moved_by_rounding": sum(row["moves_by_rounding"] for row in norms),
         },
     }
 
@@ -70,11 +71,13 @@ def _norms(analysis: Analysis) -> list[dict[str, Any]]:
             sentence = f"{known['kind']} does not subtract the mean"
             reason = Refusal(RefusalCode.NOT_CENTRED_NORM, sentence)
         row = {key: part for key, part in known.items() if key not in ("ref", "affine")}
+        action = _action(analysis, sites.get(ref), fold is not None)
         rows.append(
             {
                 **row,
                 "foldable": fold is not None,
-                "action": _action(analysis, sites.get(ref), fold is not None),
+                "action": action,
+                "moves_by_rounding": known["moves_by_rounding"] and action != "keep",
                 "reason": reason.to_json() if reason is not None else None,
                 "affine": known["affine"],
                 "gamma_fused": fusion is not None and fusion.gamma,
@@ -113,6 +116,17 @@ def totals(summary: Mapping[str, Any]) -> str:
     return line
 
 
+def _roundings(summary: Mapping[str, Any]) -> str | None:
+    """Return the line on norms whose results move, towards the exact ones; None without any."""
+    number = summary.get("moved_by_rounding", 0)
+    if not number:
+        return None
+    return (
+        f"{_count(number, 'norm')} computed by E[x^2] - E[x]^2, by x g - mean(x) g or with "
+        "roundings in between: results move by rounding, towards the exact ones"
+    )
+
+
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
@@ -136,6 +150,9 @@ def print_norms(console: Console, document: Mapping[str, Any]) -> None:
         )
     console.print(table)
     console.print(Text(totals(document["summary"]), style="bold"))
+    sentence = _roundings(document["summary"])
+    if sentence is not None:
+        console.print(Text(sentence))
 
 
 def print_verification(console: Console, document: Mapping[str, Any]) -> None:

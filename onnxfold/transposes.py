@@ -2,10 +2,11 @@
 
 ONNX Runtime's transpose optimizer pushes Transpose through the reductions and the subtraction of
 a decomposed norm, so that x - mean(x) is in one layout and its square in another.  With T a
-Transpose and A the reduced axes, both identities are exact, element by element:
+Transpose and A the reduced axes, these identities are exact, element by element:
 
     T(reduce(x, A))          = reduce(T(x), T(A))          with keepdims
     T(x - reduce_mean(x, A)) = T(x) - reduce_mean(T(x), T(A))
+    T(x * x)                 = T(x) * T(x)
 """
 
 from __future__ import annotations
@@ -29,20 +30,28 @@ def pull_transposes(model: ir.Model, unique: _Unique) -> tuple[str, ...]:
     """Move such Transposes in front of the norm, in place; return the names of those moved."""
     names = []
     for graph in all_graphs(model):
-        for node in list(graph):
-            if node.op_type != "Transpose" or node.domain != "" or node.graph is None:
-                continue
-            order = node.attributes.get_ints("perm")
-            value = node.inputs[0]
-            if order is None or value is None or not _private(value, node):
-                continue
-            inner = value.producer()
-            if inner is None or inner.graph is not graph:
-                continue
+        given = set(graph)
+        waiting = list(graph)[::-1]
+        while waiting:
+            node = waiting.pop()
+            move = _move(graph, node, unique)
             label = node_label(node)
-            if _pull(_Move(graph, node, inner, tuple(order), unique)):
-                names.append(label)
-    return tuple(names)
+            if move is not None and _pull(move):
+                names += [label] if node in given else []
+                waiting += move.moved  # what it stands behind now may be part of the norm as well
+    return tuple(dict.fromkeys(names))
+
+
+def _move(graph: ir.Graph, node: ir.Node, unique: _Unique) -> _Move | None:
+    if node.op_type != "Transpose" or node.domain != "" or node.graph is None:
+        return None
+    order, value = node.attributes.get_ints("perm"), node.inputs[0]
+    if order is None or value is None or not _private(value, node):
+        return None
+    inner = value.producer()
+    if inner is None or inner.graph is not graph:
+        return None
+    return _Move(graph, node, inner, tuple(order), unique)
 
 
 def _private(value: ir.Value, reader: ir.Node) -> bool:
@@ -65,6 +74,7 @@ class _Move:
         self.inner = inner
         self.order = order
         self.unique = unique
+        self.moved: list[ir.Node] = []
 
     def make(
         self,
@@ -85,20 +95,30 @@ class _Move:
 
     def transposed(self, x: ir.Value) -> ir.Value:
         """Return T(x), taking the place of Transposes of x that come later."""
+        twins = self.twins(x)
+        if twins:
+            before = set(takewhile(lambda node: node is not self.inner, self.graph))
+            self.moved = [twin for twin in twins if twin in before][:1]
+        if self.moved:
+            return self.moved[0].outputs[0]
         attributes = {"perm": ir.AttrInt64s("perm", list(self.order))}
         result = self.make("Transpose", (x,), attributes, self.transpose, f"{x.name}/transposed")
-        before = set(takewhile(lambda node: node is not self.inner, self.graph))
-        for use in list(x.uses()):
-            twin = use.node
-            if twin in before:
-                continue
-            same = twin.op_type == "Transpose" and twin.domain == "" and twin.graph is self.graph
-            if not same or twin is result.producer() or twin.outputs[0].is_graph_output():
-                continue
-            if tuple(twin.attributes.get_ints("perm", ())) == self.order:
+        self.moved = [node for node in (result.producer(),) if node is not None]
+        for twin in twins:
+            if not twin.outputs[0].is_graph_output():
                 twin.outputs[0].replace_all_uses_with(result)
                 self.graph.remove(twin, safe=True)
         return result
+
+    def twins(self, x: ir.Value) -> list[ir.Node]:
+        """Return the Transposes of x in the same order, other than the one that moves."""
+        return [
+            node
+            for node in dict.fromkeys(use.node for use in x.uses())
+            if (node.domain, node.op_type) == ("", "Transpose")
+            and node.graph is self.graph
+            and tuple(node.attributes.get_ints("perm", ())) == self.order
+        ]
 
     def reduction(self, node: ir.Node, x: ir.Value) -> ir.Value | None:
         """Return the same reduction of T(x), or None where it is not over constant, kept axes."""
@@ -143,6 +163,13 @@ def _pull(move: _Move) -> bool:
         if result is None:
             return False
         move.finish(result)
+        move.graph.remove(inner, safe=True)
+        return True
+    if inner.op_type == "Mul" and inner.inputs[1] is x:
+        if not move.twins(x):
+            return False  # no norm: the Transpose would only move
+        wide = move.transposed(x)
+        move.finish(move.make("Mul", (wide, wide), {}, inner))
         move.graph.remove(inner, safe=True)
         return True
     mean = inner.inputs[1].producer() if inner.op_type == "Sub" and inner.inputs[1] else None

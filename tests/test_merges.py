@@ -52,3 +52,11 @@ def test_a_product_that_something_else_reads_stays() -> None:
 
 def test_a_product_that_is_an_output_stays() -> None:
     assert _products(prepare(ir.from_proto(_model([], ("y", "a"), np.float32(2)))).model) == 2
+
+
+def test_a_merged_factor_that_is_an_output_of_the_model_is_kept() -> None:
+    proto = _model([], ("y",), np.float32(2))
+    proto.graph.output.append(helper.make_tensor_value_info("g", TensorProto.FLOAT, [4]))
+    merged = prepare(ir.from_proto(proto)).model
+    found = ReferenceEvaluator(ir.to_proto(merged)).run(["g"], {"x": X})
+    assert np.array_equal(found[0], np.array([1.5, -2.0, 0.25, 3.0], np.float32))

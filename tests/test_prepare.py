@@ -259,14 +259,36 @@ def test_a_transposed_norm_of_rows_and_the_transposed_rows_meet():
     assert site.kind is NormKind.L2_NORM
 
 
+def test_a_transpose_between_a_square_and_its_root_moves_in_front_of_the_norm():
+    """ONNX Runtime's optimizer, where the difference stands in front of two Transposes."""
+    body = """
+        u = ReduceMean<axes=[3]>(x)
+        d = Sub(x, u)
+        t = Transpose<perm=[0,3,2,1]>(d)
+        q = Mul(d, d)
+        m = ReduceMean<axes=[3]>(q)
+        v = Transpose<perm=[0,3,2,1]>(m)
+        e = Constant<value = float {1e-5}>()
+        ve = Add(v, e)
+        s = Sqrt(ve)
+        y = Div(t, s)
+    """
+    prepared, (site,) = transposed(body, "Transpose ReduceMean Sub Mul ReduceMean Add Sqrt Div")
+    assert set(prepared.moved) == {"Transpose->t", "Transpose->v"}
+    assert site.kind is NormKind.LAYER_NORM
+    assert site.fiber.axes == (1,)
+    assert site.input.producer().op_type == "Transpose"
+
+
 @pytest.mark.parametrize(
     "body",
     [
+        "q = Mul(x, x)\ny = Transpose<perm=[0,2,3,1]>(q)",
         "u = ReduceMean<axes=[1]>(x)\nd = Sub(x, u)\ny = Transpose<perm=[0,2,3,1]>(d)\nz = Neg(d)",
         "d = Sub(x, x)\ny = Transpose<perm=[0,2,3,1]>(d)",
         "u = ReduceMean<axes=[1], keepdims=0>(x)\ny = Transpose<perm=[0,2,1]>(u)",
     ],
-    ids=["shared", "no mean", "axes dropped"],
+    ids=["a square of its own", "shared", "no mean", "axes dropped"],
 )
 def test_other_transposes_stay(body):
     proto = skip_model(body, "float[B,8,3,4] x", "float[] y")

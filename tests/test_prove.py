@@ -18,6 +18,7 @@ from onnxfold.lower.target import Target
 from onnxfold.planning import Insertion, Plan
 from onnxfold.prepare import prepare
 from onnxfold.prove import Proof, prove
+from onnxfold.prove_affine import prove_affine
 from onnxfold.prove_forms import is_shift_of
 from onnxfold.zero_mean.arrays import is_centred
 from tests.soundness.folding import Folded, fold, forced
@@ -243,6 +244,33 @@ def test_a_fold_that_is_damaged_is_not_proved(damage: Damage, target: Target) ->
     proof = _proof(folded.model, folded.plan)
     assert not proof.passed
     assert proof.failures
+
+
+def _another_default(model: onnx.ModelProto) -> None:
+    _set(model, "scale", lambda array: array + 1)
+
+
+def _no_default(model: onnx.ModelProto) -> None:
+    model.graph.initializer.remove(_weight(model, "scale"))
+
+
+def _inputs_in_another_order(model: onnx.ModelProto) -> None:
+    model.graph.input.insert(0, model.graph.input.pop())
+
+
+@pytest.mark.parametrize("damage", [_another_default, _no_default, _inputs_in_another_order])
+def test_inputs_and_what_they_are_where_nobody_gives_them_are_compared(damage: Damage) -> None:
+    original, after = _model(), _model()
+    for model in (original, after):
+        model.graph.input.append(helper.make_tensor_value_info("scale", TensorProto.FLOAT, [C]))
+    views = [GraphView(prepare(ir.from_proto(side)).model) for side in (original, after)]
+    assert prove(views[0], views[1], Plan()).passed
+    damage(after)
+    damaged = GraphView(prepare(ir.from_proto(after)).model)
+    proofs = [prove(views[0], damaged, Plan())]
+    if damage is not _inputs_in_another_order:
+        proofs.append(prove_affine(views[0], damaged, ()))
+    assert not any(proof.failures == () for proof in proofs)
 
 
 @pytest.mark.parametrize("forget", ["weights", "one weight"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-__all__ = ["pairs", "same_attributes", "same_tensor"]
+__all__ = ["pairs", "same_attributes", "same_default", "same_tensor"]
 
 
 def pairs(node: ir.Node, twin: ir.Node) -> tuple[tuple[ir.Value | None, ir.Value | None], ...]:
@@ -19,6 +19,14 @@ def same_tensor(a: ir.TensorProtocol, b: ir.TensorProtocol) -> bool:
     """Whether two tensors have the same type, shape and numbers."""
     same = a.dtype == b.dtype and tuple(a.shape.numpy()) == tuple(b.shape.numpy())
     return same and np.array_equal(a.numpy(), b.numpy())
+
+
+def same_default(a: ir.Value, b: ir.Value) -> bool:
+    """Whether two graph inputs have the same default, which callers may override, or none."""
+    first, second = a.const_value, b.const_value
+    if first is None or second is None or first is second:
+        return first is second
+    return same_tensor(first, second)
 
 
 def same_attributes(a: ir.Node, b: ir.Node) -> bool:

@@ -26,6 +26,7 @@ __all__ = [
     "is_filled",
     "skeleton",
     "strip_types",
+    "take_completion",
 ]
 
 _LARGE_TENSOR_BYTES = 4096
@@ -33,7 +34,7 @@ _MOST_DIMS = 32
 _MOST_ELEMENTS, _MOST_VECTOR_ELEMENTS = 2**40, 2**26
 # Where operators read the shape of their result, or a part of it.
 _SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Range": 1, "Tile": 1}
-_FILLED = "onnxfold.types_filled"
+_FILLED, _COMPLETE = "onnxfold.types_filled", "onnxfold.types_complete"
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
@@ -43,7 +44,7 @@ def fill_types(model: ir.Model) -> None:
         skeleton(model), check_type=False, strict_mode=False, data_prop=True
     )
     _fill_graph(model.graph, inferred.graph)
-    model.meta[_FILLED] = True
+    model.meta[_FILLED], model.meta[_COMPLETE] = True, False
 
 
 def strip_types(model: ir.Model, like: ir.Model) -> None:
@@ -66,6 +67,13 @@ def strip_types(model: ir.Model, like: ir.Model) -> None:
 def is_filled(model: ir.Model) -> bool:
     """Whether :func:`fill_types` has seen the model."""
     return bool(model.meta.get(_FILLED))
+
+
+def take_completion(model: ir.Model) -> bool:
+    """Whether :func:`fill_types` left shapes to be completed; true once for each time."""
+    waiting = not model.meta.get(_COMPLETE)
+    model.meta[_COMPLETE] = True
+    return waiting
 
 
 def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
@@ -110,7 +118,10 @@ def _attributes(node: ir.Node) -> Collection[ir.Attr]:
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
-    """Serialise the model without its large tensors, which become typed inputs."""
+    """Serialise the model without its large tensors, which become typed inputs.
+
+    A default that callers may override is left out as well: nothing follows from it.
+    """
     proto = onnx.ModelProto(ir_version=max(model.ir_version, 8))
     for domain, version in model.opset_imports.items():
         proto.opset_import.add(domain=domain, version=version)
@@ -129,11 +140,11 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
         listed.add(value)
         proto.input.append(ir.serde.serialize_value(value))
     for value in graph.initializers.values():
-        tensor = value.const_value
+        tensor = None if value in listed else value.const_value
         if tensor is not None and tensor.nbytes <= _LARGE_TENSOR_BYTES:
             proto.initializer.append(ir.serde.serialize_tensor(in_memory(tensor)))
             proto.initializer[-1].name = value.name or ""
-        elif tensor is not None and value not in listed:
+        elif tensor is not None:
             shape, dtype = tensor.shape.numpy(), tensor.dtype.value
             proto.input.append(onnx.helper.make_tensor_value_info(value.name or "", dtype, shape))
     outputs = set(graph.outputs)
@@ -223,7 +234,7 @@ def _fill_graph(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
         declared, found = declared_shape(value), _inferred(info)
         shape = declared if declared is not None else found
         merged = None if shape is None else _merge(shape, found)
-        if merged is not None and merged != declared and value.const_value is None:
+        if merged is not None and merged != declared and _fixed(value) is None:
             value.shape = ir.Shape(merged)
     for node, twin in zip(graph, inferred.node, strict=True):
         for name, position, body in _bodies(node):
@@ -235,10 +246,15 @@ def _fill_graph(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
 
 def declared_shape(value: ir.Value) -> Shape | None:
     """Return the shape that a value has, None where not even its rank is known."""
-    shape = value.const_value.shape if value.const_value is not None else value.shape
+    fixed = _fixed(value)
+    shape = value.shape if fixed is None else fixed.shape
     if shape is None:
         return None
     return tuple(dim if isinstance(dim, int) else _symbol(dim) for dim in shape)
+
+
+def _fixed(value: ir.Value) -> ir.TensorProtocol | None:
+    return None if value.is_graph_input() else value.const_value  # callers may override a default
 
 
 def _symbol(dim: ir.SymbolicDimProtocol) -> Dim:

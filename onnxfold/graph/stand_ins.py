@@ -7,6 +7,8 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from onnxfold.graph.constants import constant_tensor
+
 __all__ = ["stand_in"]
 
 # Contrib operators whose first output has the shape and type of their first input.
@@ -120,7 +122,7 @@ def _elementwise(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
 
 def _constant_shape(node: ir.Node, index: int) -> tuple[int, ...] | None:
     operand = node.inputs[index] if index < len(node.inputs) else None
-    tensor = None if operand is None else operand.const_value
+    tensor = constant_tensor(operand)
     return None if tensor is None else tuple(tensor.shape.numpy())
 
 

@@ -9,9 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from onnxfold.graph.completion import complete
 from onnxfold.graph.constants import ConstantFolder, constant_tensor
 from onnxfold.graph.dims import Dim, Shape
-from onnxfold.graph.shapes import all_graphs, declared_shape, fill_types, graph_values, is_filled
+from onnxfold.graph.shapes import (
+    all_graphs,
+    declared_shape,
+    fill_types,
+    graph_values,
+    is_filled,
+    take_completion,
+)
 
 __all__ = ["GraphView", "Reader", "node_label", "operator"]
 
@@ -51,11 +59,13 @@ class GraphView:
         self.opset = model.graph.opset_imports.get("", 1)
         if not is_filled(model):
             fill_types(model)
-        self._shapes: dict[ir.Value, Shape | None] = {}
+        self._shapes: dict[ir.Value, Shape] = {}
         self.graphs = tuple(all_graphs(model))
         self._refs: dict[ir.Value, str] | None = None
         self._dead: frozenset[ir.Node] | None = None
         self._folder = ConstantFolder(self.opset, self.shape, _SMALL_CONSTANT_ELEMENTS)
+        if take_completion(model):
+            complete(self)
 
     def nodes(self) -> Iterator[ir.Node]:
         """Yield every node of the main graph and of all bodies, parents first."""
@@ -86,9 +96,10 @@ class GraphView:
         """Return the shape, or None when not even the rank is known."""
         if value is None:
             return None
-        if value not in self._shapes:
-            self._shapes[value] = declared_shape(value)
-        return self._shapes[value]
+        shape = self._shapes.get(value)
+        if shape is None and (shape := declared_shape(value)) is not None:
+            self._shapes[value] = shape
+        return shape
 
     def rank(self, value: ir.Value | None) -> int | None:
         """Return the number of axes, or None when it is unknown."""

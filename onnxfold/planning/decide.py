@@ -104,7 +104,7 @@ def _read_cut(
         site = demand.site
         point = Point(site.input, site.fiber)
         if point not in cut.at_hand:
-            refusals.append((view.ref(site.output), _reason(graph, point)))
+            refusals.append((view.ref(site.output), _reason(graph, point, prices)))
             continue
         gain += demand.gain_ps
         writers = _writers(view, graph, cut, point, claimed)
@@ -166,19 +166,33 @@ def _readers_of_copy(
     return tuple(sorted(readers))
 
 
-def _reason(graph: ZeroMeanGraph, start: Point) -> Refusal:
-    """Return the nearest obstacle to centring the norm's input for free."""
+def _reason(graph: ZeroMeanGraph, start: Point, prices: _Prices) -> Refusal:
+    """Return the nearest obstacle to centring the norm's input for free.
+
+    Other readers of a weight that may be stored twice are named only where nothing else stands in
+    the way.
+    """
     seen, queue = {start}, deque([start])
+    obstacle: Refusal | None = None
     while queue:
-        facts = graph.points[queue.popleft()]
+        point = queue.popleft()
+        facts = graph.points[point]
         if facts.zero_mean:
             continue
-        obstacle = facts.opaque or (facts.exact[0] if facts.exact else None)
-        if obstacle is not None:
-            sentence = f"{obstacle.sentence}; an inserted centring would cost more than it saves"
-            return Refusal(obstacle.code, sentence, obstacle.nodes)
+        found = facts.opaque or (facts.exact[0] if facts.exact else None)
+        obstacle = obstacle or found
+        if facts.constant and prices.of_copy(point, facts) is not None:
+            continue
+        if found is not None:
+            obstacle = found
+            break
         for point in facts.carried + facts.carries_to + facts.siblings:
             if point not in seen:
                 seen.add(point)
                 queue.append(point)
-    return Refusal(RefusalCode.NOT_WORTH, "centring its input would cost more than it saves", ())
+    if obstacle is None:
+        return Refusal(
+            RefusalCode.NOT_WORTH, "centring its input would cost more than it saves", ()
+        )
+    sentence = f"{obstacle.sentence}; an inserted centring would cost more than it saves"
+    return Refusal(obstacle.code, sentence, obstacle.nodes)

@@ -39,6 +39,7 @@ AffinePart = ir.Value | npt.NDArray[np.generic] | None
 
 _EMBEDDINGS = frozenset({"Gather", "GatherND"})
 _SCALES_BACK = frozenset({"Cast", "Div", "Mul"})
+_OF_INTEGERS = frozenset({"Add", "Cast"})  # what may stand between a product and its scale
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 
@@ -202,8 +203,10 @@ class Relations:
         return pulled
 
     def _dequantised(self, node: ir.Node) -> Refusal | None:
-        """Refuse what brings an integer product back to floats, spelled as Cast and Mul."""
-        if node.domain != "" or node.op_type not in _SCALES_BACK:
+        """Refuse what brings an integer product back to floats, spelled as [Add,] Cast and Mul."""
+        dtype = node.outputs[0].dtype
+        of_integers = node.op_type == "Add" and dtype is not None and dtype.is_integer()
+        if node.domain != "" or not (node.op_type in _SCALES_BACK or of_integers):
             return None
         for operand in node.inputs:
             maker = None if operand is None else operand.producer()
@@ -212,7 +215,7 @@ class Relations:
             why = refuse_opaque(maker)
             if why is not None and why.code is RefusalCode.QUANTISED:
                 return why
-            if maker.op_type == "Cast":
+            if maker.op_type in _OF_INTEGERS:
                 why = self._dequantised(maker)
                 if why is not None:
                     return why

@@ -35,7 +35,7 @@ def test_every_shape_is_the_one_that_a_run_has() -> None:
             assert len(sizes) == array.ndim, value.name
             for size, true in zip(sizes, array.shape, strict=True):
                 assert not isinstance(size, int) or size == true, value.name
-    assert known > 0.8 * total
+    assert known > 0.7 * total  # some graphs hide all of theirs on purpose
 
 
 def _model(nodes: list[onnx.NodeProto], opset: int, weights: dict[str, Array]) -> ir.Model:
@@ -75,3 +75,29 @@ def test_an_unknown_operator_has_no_shape() -> None:
     assert view.shape(view.by_ref()["y"]) is None
     assert view.rank(view.by_ref()["y"]) is None
     assert view.dim(view.by_ref()["y"], 0) is None
+
+
+def test_nothing_follows_from_a_default_that_callers_may_override() -> None:
+    """A Reshape to such a shape has unknown sizes; a weight has the shape that is declared."""
+    nodes = [
+        helper.make_node("Reshape", ["x", "target"], ["r"]),
+        helper.make_node("MatMul", ["r", "W"], ["y"]),
+    ]
+    weights: dict[str, Array] = {"target": np.array([-1, 2]), "W": np.ones((2, 3), np.float32)}
+    model = _model(nodes, 17, weights)
+    fixed = GraphView(model.clone())
+    assert (fixed.shape(fixed.by_ref()["r"]) or ())[1:] == (2,)
+    assert fixed.shape(fixed.by_ref()["W"]) == (2, 3)
+    proto = ir.to_proto(model)
+    for name, kind, dims in (
+        ("target", TensorProto.INT64, [2]),
+        ("W", TensorProto.FLOAT, ["k", 3]),
+    ):
+        proto.graph.input.append(helper.make_tensor_value_info(name, kind, dims))
+    view = GraphView(ir.from_proto(proto))
+    values = view.by_ref()
+    rows = view.shape(values["r"])
+    assert rows is not None
+    assert len(rows) == 2
+    assert not any(isinstance(size, int) for size in rows)
+    assert view.shape(values["W"]) == ("k", 3)

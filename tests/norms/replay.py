@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 from onnxfold.graph import GraphView
 from onnxfold.norms import EpsilonMode, NormKind, NormSite, find_norms
 
-FLOAT32_BOUND = 2e-6  # outputs are of order 1 and go through about ten roundings of 6e-8
+FLOAT32_BOUND = 1e-6  # outputs are of order 1 and go through about ten roundings of 6e-8
 
 
 def model(

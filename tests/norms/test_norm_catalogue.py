@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from onnxfold.norms import EpsilonMode, NormForm, NormKind
@@ -46,6 +47,8 @@ class Form:
     mode: EpsilonMode = EpsilonMode.INSIDE
     epsilon: float = 1e-5
     opset: int = 17
+    rounds: bool = False  # the quotient, before gamma
+    computed: ir.DataType = ir.DataType.FLOAT
 
 
 FORMS = {
@@ -64,6 +67,7 @@ FORMS = {
         + "n16 = Cast<to=10>(n)\ng16 = Cast<to=10>(g)\ny = Mul(n16, g16)",
         HALF,
         "float16[] y",
+        rounds=True,
     ),
     "the same and back to float (autocast)": Form(
         LN,
@@ -87,6 +91,7 @@ FORMS = {
         "n = Mul(w2, r)\nn16 = Cast<to=10>(n)\ng16 = Cast<to=10>(g)\ny = Mul(g16, n16)",
         HALF,
         "float16[] y",
+        rounds=True,
     ),
     "a bound on the reciprocal": Form(
         L2,
@@ -104,6 +109,7 @@ FORMS = {
         "float16[] y",
         gamma=False,
         epsilon=0.0,
+        computed=ir.DataType.FLOAT16,
     ),
     "roots and squares as powers, and Abs": Form(
         L2,
@@ -165,6 +171,8 @@ def test_one_site_that_replays(form: Form) -> None:
     values = values_of(proto, random_feeds(proto))
     y, expected = replay(site, values), values[site.output.name or ""].astype(np.float64)
     half = values["x"].dtype == np.float16
+    assert site.rounds_before_affine is form.rounds
+    assert site.compute_dtype is form.computed
     assert np.max(np.abs(y - expected)) < (HALF_BOUND if half else FLOAT32_BOUND)
     if site.output.name != "y":  # gamma that was rounded to another type stays behind
         assert half

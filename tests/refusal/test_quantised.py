@@ -104,3 +104,46 @@ def test_the_remedy_is_to_fold_before_quantising(how: str, tmp_path: Path) -> No
 def test_gamma_does_not_move_into_a_quantised_weight(how: str, tmp_path: Path) -> None:
     summary = onnxfold.inspect(str(_quantised(how, tmp_path)))["summary"]
     assert summary["gamma_fused"] == summary["beta_fused"] == 0
+
+
+def _integer_product(bias: str, beta: str) -> onnx.ModelProto:
+    """LN((x W + bias) scale + b) with an integer product, as ONNX Runtime quantises."""
+    rng = np.random.default_rng(2)
+    weights = {
+        "W": rng.integers(-100, 100, (C, C)).astype(np.int8),
+        "c": rng.integers(-100, 100, C).astype(np.int32),
+        "scale": np.float32(0.01),
+        "b": rng.standard_normal(C).astype(np.float32),
+        "beta": rng.standard_normal(C).astype(np.float32),
+        "gamma": np.ones(C, np.float32),
+    }
+    nodes = [
+        ("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        ("MatMulInteger", ["q", "W", "z"], ["p"]),
+        ("Add", ["p", "c"], ["with_bias"]),
+        ("Cast", [bias], ["wide"]),
+        ("Mul", ["s", "scale"], ["step"]),
+        ("Mul", ["wide", "step"], ["h"]),
+        ("Add", ["b", "h"], ["k"]),
+        ("LayerNormalization", ["k", "gamma", beta], ["y"]),
+    ]
+    graph = helper.make_graph(
+        [
+            helper.make_node(op, ins, outs, name=outs[0], **({"to": 1} if op == "Cast" else {}))
+            for op, ins, outs in nodes
+        ],
+        "integers",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4, C])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4, C])],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("bias", ["p", "with_bias"])
+@pytest.mark.parametrize("beta", ["beta", "b"], ids=["own bias", "bias that is the norm's too"])
+def test_an_integer_product_is_named_whatever_stands_beside_it(bias: str, beta: str) -> None:
+    """A bias that has another reader could be stored twice, so it is not what forbids the fold."""
+    (norm,) = onnxfold.inspect(_integer_product(bias, beta))["norms"]
+    assert norm["reason"]["code"] == "quantised"
+    assert norm["reason"]["nodes"] == ["p"]

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph import GraphView
+from onnxfold.graph.tokens import Token, Tokens, fits, same_elements
 from onnxfold.norms.algebra.coefficient import Coefficient
-from onnxfold.norms.algebra.tokens import Token, Tokens, fits, same_elements
 
 __all__ = ["Canonical", "is_narrowing", "uniform"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxfold.graph import AxisBlock, Fiber, GraphView
+from onnxfold.graph.tokens import Token, fits
 from onnxfold.norms.algebra.canonical import Canonical
 from onnxfold.norms.algebra.coefficient import Coefficient
 from onnxfold.norms.algebra.forms import Affine, Form, Over, Square
-from onnxfold.norms.algebra.tokens import Token, fits
 
 __all__ = ["Algebra"]
 

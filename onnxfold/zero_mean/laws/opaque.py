@@ -66,9 +66,9 @@ OPAQUE: dict[tuple[str, str], Opaque] = {
             _CONTRIB,
             RefusalCode.QUANTISED,
             "is quantised; fold before quantising",
-            "DequantizeLinear DynamicQuantizeMatMul GatherBlockQuantized MatMulBnb4 "
-            "MatMulIntegerToFloat MatMulNBits QAttention QEmbedLayerNormalization QGemm QLinearAdd "
-            "QLinearAveragePool QLinearConcat QLinearConv QLinearGlobalAveragePool "
+            "DequantizeLinear DynamicQuantizeLSTM DynamicQuantizeMatMul GatherBlockQuantized "
+            "MatMulBnb4 MatMulIntegerToFloat MatMulNBits QAttention QEmbedLayerNormalization QGemm "
+            "QLinearAdd QLinearAveragePool QLinearConcat QLinearConv QLinearGlobalAveragePool "
             "QLinearLeakyRelu QLinearMul QLinearReduceMean QLinearSigmoid QLinearSoftmax "
             "QLinearWhere QuantizeLinear",
         )

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from math import prod
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from onnxfold.graph import GraphView
+if TYPE_CHECKING:
+    from onnxfold.graph.view import GraphView
 
 __all__ = ["Token", "Tokens", "fits", "same_elements"]
 
@@ -85,6 +87,10 @@ class Tokens:
             return None
         return self._settled(value, self._dims, self._find_dims)
 
+    def learn(self, value: ir.Value, dims: tuple[Token, ...]) -> None:
+        """Take a shape that was found by other means."""
+        self._dims[value] = dims
+
     def vector(self, value: ir.Value | None) -> tuple[Token, ...] | None:
         """Return an integer tensor, flattened, as far as it follows from shapes and constants."""
         if value is None:
@@ -131,6 +137,9 @@ class Tokens:
     def _derived(self, node: ir.Node, value: ir.Value) -> tuple[Token, ...] | None:
         if not node.inputs or value is not node.outputs[0] or node.domain not in ("", "onnxfold"):
             return None
+        if node.domain == "onnxfold":  # norms and centrings, some of a sum of the first two
+            terms = node.inputs[: 2 if node.op_type.startswith("Add") else 1]
+            return _broadcast([self.dims(operand) for operand in terms])
         if node.op_type in _SAME_SHAPE:
             return self.dims(node.inputs[0])
         if node.op_type in _BROADCAST:

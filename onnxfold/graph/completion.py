@@ -1,0 +1,111 @@
+"""Shapes that onnx's inference does not find: behind a Reshape to computed sizes.
+
+onnx (1.23) gives such a result not even a rank, and nothing behind it a shape.  Exporters that
+write no value_info, such as paddle2onnx before 2, leave whole transformers so.  Here the sizes are
+followed as :class:`Tokens` does, and operators that it has no rule for are inferred by onnx one by
+one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx
+import onnx_ir as ir
+
+from onnxfold.graph.constants import whole_node
+from onnxfold.graph.dims import Shape
+from onnxfold.graph.stand_ins import stand_in
+from onnxfold.graph.tokens import Token, Tokens
+
+if TYPE_CHECKING:
+    from onnxfold.graph.view import GraphView
+
+__all__ = ["complete"]
+
+_OWN_DOMAIN = "onnxfold"
+# What onnx raises for operands that an operator does not take.
+_NO_SHAPE = (
+    onnx.checker.ValidationError,
+    onnx.defs.SchemaError,
+    onnx.shape_inference.InferenceError,
+    RuntimeError,
+    ValueError,
+)
+
+
+def complete(view: GraphView) -> None:
+    """Find the shapes of results whose rank is unknown, and fill them in."""
+    tokens: Tokens | None = None
+    for graph in view.graphs:
+        for node in graph:
+            if all(not o.name or view.shape(o) is not None for o in node.outputs):
+                continue
+            tokens = tokens or Tokens(view)
+            for value, dims in _found(view, tokens, node):
+                if view.shape(value) is not None:
+                    continue
+                value.shape = ir.Shape(dims)
+                known = enumerate(dims)
+                tokens.learn(value, tuple(_token(value, axis, dim) for axis, dim in known))
+
+
+def _token(value: ir.Value, axis: int, dim: Token | None) -> Token:
+    return f"{value.name}@{axis}" if dim is None else dim
+
+
+def _found(view: GraphView, tokens: Tokens, node: ir.Node) -> list[tuple[ir.Value, Shape]]:
+    derived = tokens.dims(node.outputs[0])
+    if node.domain == _OWN_DOMAIN:
+        return [] if derived is None else [(output, derived) for output in node.outputs]
+    if derived is not None and len(node.outputs) == 1:
+        return [(node.outputs[0], derived)]
+    return _inferred(view, node)
+
+
+def _inferred(view: GraphView, node: ir.Node) -> list[tuple[ir.Value, Shape]]:
+    """Ask onnx about one node; [] where an operand has no shape, or there is no answer."""
+    graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    if any(attribute.type in graphs for attribute in node.attributes.values()):
+        return []
+    types: dict[str, onnx.TypeProto] = {}
+    data: dict[str, onnx.TensorProto] = {}
+    for operand in node.inputs:
+        if operand is None:
+            continue
+        shape, dtype = view.shape(operand), operand.dtype
+        if shape is None or dtype is None:
+            return []
+        name = operand.name or ""
+        types[name] = onnx.helper.make_tensor_type_proto(dtype.value, shape)
+        array = view.array(operand)
+        if array is not None and array.dtype.kind in "iu":
+            data[name] = onnx.numpy_helper.from_array(array, name)
+    home = onnx.GraphProto()
+    proto = stand_in(node, home) or whole_node(node)
+    types |= {info.name: info.type for info in home.input}
+    if proto.domain:
+        return []
+    try:
+        answers = onnx.shape_inference.infer_node_outputs(
+            onnx.defs.get_schema(proto.op_type, view.opset, ""),
+            proto,
+            types,
+            data,
+            opset_imports=[onnx.helper.make_opsetid("", view.opset)],
+        )
+    except _NO_SHAPE:
+        return []
+    outputs = {output.name: output for output in node.outputs if output.name}
+    return [
+        (outputs[name], _dims(answer))
+        for name, answer in answers.items()
+        if name in outputs and answer.tensor_type.HasField("shape")
+    ]
+
+
+def _dims(answer: onnx.TypeProto) -> Shape:
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None)
+        for dim in answer.tensor_type.shape.dim
+    )
