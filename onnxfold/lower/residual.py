@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import onnx_ir as ir
 
@@ -20,7 +21,7 @@ from onnxfold.graph import GraphView
 from onnxfold.lower.functions import DOMAIN, SIGNATURES, Signature, call, function, op_name
 from onnxfold.rewrite.apply import Lowered
 
-__all__ = ["ResidualFusion", "keeps_rows", "residual_fusions"]
+__all__ = ["ResidualFusion", "residual_fusions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class ResidualFusion:
     @property
     def place(self) -> ir.Node:
         """The node before which the call will stand."""
-        return self.additions[-1]
+        return _place(self.additions[-1], self.reshape)
 
     @property
     def replaced(self) -> tuple[ir.Node, ...]:
@@ -70,6 +71,11 @@ class ResidualFusion:
         if SIGNATURES[self.name].with_sum:
             stands_for.append((total, node.outputs[1]))
         return Lowered(tuple(nodes), tuple(stands_for), (), (self.body,))
+
+
+def _place(addition: ir.Node, reshape: ir.Node | None) -> ir.Node:
+    """The target of a Reshape may be computed behind the addition: the later the better."""
+    return addition if reshape is None or _read_elsewhere(reshape.inputs[0]) else reshape
 
 
 def _reshaped(reshape: ir.Node, value: ir.Value, name: str) -> ir.Node:
@@ -112,15 +118,17 @@ def _fusion(
         return None
     dtype = norm.outputs[0].dtype
     others = (*norm.inputs[1:], *(reshape.inputs[1:] if reshape is not None else ()))
-    if dtype is None or not _same_shape(view, addition) or not _ready(others, addition):
+    place = _place(addition, reshape)
+    if dtype is None or not _same_shape(view, addition) or not _ready(others, place):
         return None
     additions, operands = _operands(view, norm, addition, taken)
+    stays = reshape is not None and _read_elsewhere(norm.inputs[0])
     name = op_name(
         statistics=signature.statistics,
         residual=True,
         linear_bias=len(additions) > 1,
         affine=signature.affine,
-        with_sum=_read_elsewhere(total) or (reshape is not None and _read_elsewhere(norm.inputs[0])),
+        with_sum=stays or _read_elsewhere(total),
     )
     return ResidualFusion(norm, additions, operands, name, bodies.of(name, dtype), reshape)
 
@@ -136,10 +144,11 @@ def _reshape_before(view: GraphView, norm: ir.Node) -> ir.Node | None:
     reshape = None if value is None else value.producer()
     if reshape is None or (reshape.domain, reshape.op_type) != ("", "Reshape"):
         return None
-    return reshape if reshape.graph is norm.graph and keeps_rows(view, reshape, _axes(norm)) else None
+    keeps = reshape.graph is norm.graph and _keeps_rows(view, reshape, _axes(norm))
+    return reshape if keeps else None
 
 
-def keeps_rows(view: GraphView, reshape: ir.Node, axes: int) -> bool:
+def _keeps_rows(view: GraphView, reshape: ir.Node, axes: int) -> bool:
     """Whether the last ``axes`` axes have the same, known sizes before and after a Reshape."""
     value = reshape.inputs[0]
     before = None if value is None else view.shape(value)
@@ -189,19 +198,15 @@ def _same_shape(view: GraphView, addition: ir.Node) -> bool:
     return known is not None and None not in known and all(shape == known for shape in shapes)
 
 
-def _ready(others: Sequence[ir.Value | None], addition: ir.Node) -> bool:
-    """Whether what else is read exists before the addition, where the call will stand."""
+def _ready(others: Sequence[ir.Value | None], place: ir.Node) -> bool:
+    """Whether what else is read exists before the place where the call will stand."""
     if all(value is None or value.producer() is None for value in others):
         return True
-    graph = addition.graph
+    graph = place.graph
     if not isinstance(graph, ir.Graph):
         return False
-    seen: set[ir.Node] = set()
-    for node in graph:
-        if node is addition:
-            break
-        seen.add(node)
-    return all(value is None or value.producer() in seen | {None} for value in others)
+    before = set(takewhile(lambda node: node is not place, graph))
+    return all(value is None or value.producer() in before | {None} for value in others)
 
 
 def _biased(
