@@ -38,6 +38,7 @@ from onnxfold.planning import Plan
 from onnxfold.prepare import Prepared, prepare
 from onnxfold.prove import Proof, prove
 from onnxfold.prove_affine import prove_affine
+from onnxfold.prove_reshapes import pull_reshapes
 from onnxfold.prove_scales import prove_scales
 from onnxfold.report import inspection
 from onnxfold.rewrite import Applied, apply_fusions, apply_plan, unfit_weights
@@ -292,6 +293,7 @@ def _copy_of_moved(analysis: Analysis) -> ir.Model | None:
 def _proved(source: Source, analysis: Analysis, moved: ir.Model | None, result: ir.Model) -> Proof:
     """Prove the steps: gammas and betas, then scales, then the centring."""
     before, after = (GraphView(prepare(model).model) for model in (source.model, result))
+    after = pull_reshapes(after, before)
     plan, steps = analysis.plan, []
     last = None if moved is None else GraphView(moved)
     if last is not None and plan.fusions:

@@ -38,6 +38,7 @@ _ORDER = (
     "timing",
     "bench",
     "prove_forms",
+    "prove_reshapes",
     "prove_copies",
     "prove_means",
     "prove_forward",

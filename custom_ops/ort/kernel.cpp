@@ -16,10 +16,15 @@ namespace onnxfold {
 
 namespace {
 
+constexpr size_t kMaxInputs = 5;
+
 struct Kernel {
   const BoundOp* bound;
   int64_t axis;
   float epsilon;
+  // Elements of the inputs that are constants of the model, else -1: ONNX Runtime allocates memory
+  // to tell a shape, which for a small tensor takes as long as the norm.
+  int64_t constant_counts[kMaxInputs];
 };
 
 OrtStatus* refuse(const OrtApi* api, const Op& op, const char* why) {
@@ -44,25 +49,47 @@ OrtStatus* read_shape(const OrtApi* api, const Op& op, const OrtTensorTypeAndSha
   return api->GetDimensions(info, shape.dims, shape.rank);
 }
 
+OrtStatus* count_elements(const OrtApi* api, const OrtValue* value, size_t* count) {
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  ONNXFOLD_TRY(api->GetTensorTypeAndShape(value, &info));
+  OrtStatus* status = api->GetTensorShapeElementCount(info, count);
+  api->ReleaseTensorTypeAndShapeInfo(info);
+  return status;
+}
+
 // Reads the inputs of one call in the order of the signature.
 struct Inputs {
-  const OrtApi* api;
-  const Op& op;
+  const Kernel& kernel;
   OrtKernelContext* context;
   size_t next;
 
-  OrtStatus* tensor(const void** data, Shape* shape, size_t* count) {
+  OrtStatus* tensor(const void** data, Shape& shape) {
+    const OrtApi* api = kernel.bound->api;
     const OrtValue* value = nullptr;
-    ONNXFOLD_TRY(api->KernelContext_GetInput(context, next++, &value));
-    if (value == nullptr) return refuse(api, op, "an input is missing");
+    ONNXFOLD_TRY(open(&value, data));
     OrtTensorTypeAndShapeInfo* info = nullptr;
     ONNXFOLD_TRY(api->GetTensorTypeAndShape(value, &info));
-    OrtStatus* status = shape != nullptr ? read_shape(api, op, info, *shape)
-                                         : api->GetTensorShapeElementCount(info, count);
+    OrtStatus* status = read_shape(api, *kernel.bound->op, info, shape);
     api->ReleaseTensorTypeAndShapeInfo(info);
-    if (status != nullptr) return status;
+    return status;
+  }
+
+  OrtStatus* vector(const void** data, size_t* count) {
+    const int64_t known = kernel.constant_counts[next];
+    const OrtValue* value = nullptr;
+    ONNXFOLD_TRY(open(&value, data));
+    if (known < 0) return count_elements(kernel.bound->api, value, count);
+    *count = static_cast<size_t>(known);
+    return nullptr;
+  }
+
+ private:
+  OrtStatus* open(const OrtValue** value, const void** data) {
+    const OrtApi* api = kernel.bound->api;
+    ONNXFOLD_TRY(api->KernelContext_GetInput(context, next++, value));
+    if (*value == nullptr) return refuse(api, *kernel.bound->op, "an input is missing");
     void* address = nullptr;
-    ONNXFOLD_TRY(api->GetTensorMutableData(const_cast<OrtValue*>(value), &address));
+    ONNXFOLD_TRY(api->GetTensorMutableData(const_cast<OrtValue*>(*value), &address));
     *data = address;
     return nullptr;
   }
@@ -72,25 +99,25 @@ OrtStatus* read_inputs(const Kernel& kernel, OrtKernelContext* context, Shape& x
                        Arguments& arguments) {
   const Op& op = *kernel.bound->op;
   const OrtApi* api = kernel.bound->api;
-  Inputs inputs = {api, op, context, 0};
+  Inputs inputs = {kernel, context, 0};
   size_t count = 0;
-  ONNXFOLD_TRY(inputs.tensor(&arguments.x, &x, nullptr));
+  ONNXFOLD_TRY(inputs.tensor(&arguments.x, x));
   ONNXFOLD_TRY(refuse(api, op, check_input(kernel.axis, x, arguments)));
   if (op.residual) {
     Shape residual;
-    ONNXFOLD_TRY(inputs.tensor(&arguments.residual, &residual, nullptr));
+    ONNXFOLD_TRY(inputs.tensor(&arguments.residual, residual));
     ONNXFOLD_TRY(refuse(api, op, check_residual(x, residual)));
   }
   if (op.linear_bias) {
-    ONNXFOLD_TRY(inputs.tensor(&arguments.linear_bias, nullptr, &count));
+    ONNXFOLD_TRY(inputs.vector(&arguments.linear_bias, &count));
     ONNXFOLD_TRY(refuse(api, op, check_linear_bias(arguments, count)));
   }
   if (op.affine != Affine::NONE) {
-    ONNXFOLD_TRY(inputs.tensor(&arguments.scale, nullptr, &count));
+    ONNXFOLD_TRY(inputs.vector(&arguments.scale, &count));
     ONNXFOLD_TRY(refuse(api, op, check_scale(op, arguments, count)));
   }
   if (op.affine == Affine::AFFINE) {
-    ONNXFOLD_TRY(inputs.tensor(&arguments.bias, nullptr, &count));
+    ONNXFOLD_TRY(inputs.vector(&arguments.bias, &count));
     ONNXFOLD_TRY(refuse(api, op, check_bias(op, arguments, count)));
   }
   return nullptr;
@@ -135,6 +162,18 @@ OrtStatus* describe_output(const OrtApi* api, const Op& op, const OrtTensorTypeA
   return api->SetSymbolicDimensions(y, names, shape.rank);
 }
 
+OrtStatus* count_constant(const OrtApi* api, const OrtKernelInfo* info, size_t input,
+                          int64_t& count) {
+  int is_constant = 0;
+  const OrtValue* value = nullptr;
+  ONNXFOLD_TRY(api->KernelInfoGetConstantInput_tensor(info, input, &is_constant, &value));
+  if (is_constant == 0 || value == nullptr) return nullptr;
+  size_t elements = 0;
+  ONNXFOLD_TRY(count_elements(api, value, &elements));
+  count = static_cast<int64_t>(elements);
+  return nullptr;
+}
+
 struct Call {
   const OrtApi* api;
   const Op& op;
@@ -168,7 +207,7 @@ OrtStatus* create_kernel(const OrtCustomOp* self, const OrtApi* api, const OrtKe
   const Op& op = *bound->op;
   const bool last_only =
       op.statistics == Statistics::CRMS || op.statistics == Statistics::CRMS_FULL;
-  Kernel read = {bound, -1, 0.0f};
+  Kernel read = {bound, -1, 0.0f, {-1, -1, -1, -1, -1}};
   if (!last_only) {
     OrtStatus* cause = api->KernelInfoGetAttribute_int64(info, "axis", &read.axis);
     ONNXFOLD_TRY(missing_attribute(api, op, "axis", cause));
@@ -178,6 +217,9 @@ OrtStatus* create_kernel(const OrtCustomOp* self, const OrtApi* api, const OrtKe
     ONNXFOLD_TRY(missing_attribute(api, op, "epsilon", cause));
   }
   ONNXFOLD_TRY(refuse(api, op, check_attributes(op, read.axis, read.epsilon)));
+  for (size_t input = 0; input < input_count(op); ++input) {
+    ONNXFOLD_TRY(count_constant(api, info, input, read.constant_counts[input]));
+  }
   *kernel = new (std::nothrow) Kernel(read);
   return *kernel != nullptr ? nullptr : refuse(api, op, "out of memory");
 }

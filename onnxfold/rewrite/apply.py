@@ -86,12 +86,12 @@ class Fusion(Protocol):
     """Nodes that one call replaces; the call is made when those before it are in place."""
 
     @property
-    def norm(self) -> ir.Node:
-        """The last node that is replaced."""
+    def place(self) -> ir.Node:
+        """The node before which the call will stand."""
 
     @property
-    def additions(self) -> tuple[ir.Node, ...]:
-        """The nodes before it that are replaced too, in graph order."""
+    def replaced(self) -> tuple[ir.Node, ...]:
+        """The nodes to remove if nothing reads them any more, in graph order."""
 
     def lower(self) -> Lowered:
         """Return the call that replaces them."""
@@ -101,8 +101,7 @@ def apply_fusions(model: ir.Model, fusions: Iterable[Fusion]) -> None:
     """Replace the nodes of every fusion, in graph order."""
     editor = Editor(model)
     for fusion in fusions:
-        old = (*fusion.additions, fusion.norm)
-        editor.stand_in(fusion.lower(), fusion.additions[-1], old)
+        editor.stand_in(fusion.lower(), fusion.place, fusion.replaced)
 
 
 def _last(site: NormSite) -> ir.Node:

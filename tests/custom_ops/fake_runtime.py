@@ -144,6 +144,11 @@ def give_calls(runtime: Runtime) -> None:
         asked.append(f"output {index} {shape}")
         put(out, POINTER, OUTPUT)
 
+    @slot(249, POINTER, SIZE, POINTER, POINTER)
+    def constant_input(info: int, index: int, is_constant: int, out: int) -> None:
+        del info, index, out
+        put(is_constant, ctypes.c_int, 0)
+
     @slot(193, POINTER, POINTER)
     def gpu_stream(context: int, out: int) -> None:
         del context

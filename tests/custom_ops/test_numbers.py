@@ -143,6 +143,27 @@ def test_layer_norm_keeps_its_digits_on_hard_rows(row: str, n: int) -> None:
         np.testing.assert_allclose(y, np.broadcast_to(inputs["bias"], y.shape), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda t: t.name)
+@pytest.mark.parametrize("name", ["LayerNormAffine", "AddLayerNormWithSum"])
+def test_layer_norm_is_right_whatever_the_mean_is_in_deviations(
+    name: str, dtype: ir.DataType
+) -> None:
+    # Up to a mean of one deviation the moments about 0 do; rows on both sides stand side by side.
+    means = np.array([0, 0.5, 0.99, 1, 1.01, 2, 30, -0.99, -1.01, 0])
+    for n in (9, 64, 769, 4099):
+        inputs = random_inputs(name, (len(means), n), dtype)
+        normal = np.random.default_rng(n).standard_normal((len(means), n))
+        normal = (normal - normal.mean(axis=-1, keepdims=True)) / normal.std(axis=-1, keepdims=True)
+        inputs["X"] = (normal + means[:, None]).astype(NUMPY_TYPES[dtype])
+        assert_right(name, inputs)
+
+
+def test_layer_norm_is_right_where_only_the_squares_about_zero_overflow() -> None:
+    inputs = random_inputs("LayerNorm", (4, 300), ir.DataType.FLOAT)
+    inputs["X"] = (1.5e19 * (1 + 1e-3 * inputs["X"])).astype(np.float32)
+    assert_right("LayerNorm", inputs)
+
+
 def test_float16_rows_whose_squares_overflow_are_right() -> None:
     for name in ("RMSNormScale", "LayerNormAffine", "AddRMSNorm", "CRMSNorm"):
         inputs = random_inputs(name, (2, 300), ir.DataType.FLOAT16)

@@ -265,6 +265,18 @@ def test_operands_of_wrong_shape_are_refused_by_name() -> None:
         kernel_session("RMSNorm", FLOAT, rank=1, axes=2).run(None, {"X": np.zeros(4, np.float32)})
 
 
+@pytest.mark.parametrize(("scale", "bias"), [(11, 10), (10, 1)])
+def test_constants_of_wrong_size_are_refused_by_name(scale: int, bias: int) -> None:
+    node = norm_node("LayerNormAffine", ["x", "scale", "bias"], ["y"])
+    model = graph_model([node], ["x"], ["y"])
+    for name, size in (("scale", scale), ("bias", bias)):
+        constant = onnx.numpy_helper.from_array(np.ones(size, np.float32), name)
+        model.graph.initializer.append(constant)
+    wrong = "scale" if scale != 10 else "bias"
+    with pytest.raises(InvalidArgument, match=f"onnxfold LayerNormAffine: {wrong} must have"):
+        session(model).run(None, {"x": np.zeros((3, 10), np.float32)})
+
+
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [

@@ -72,7 +72,11 @@ typedef struct OrtApi {
   void* unused_100[93];
   // 193
   OrtStatus* (*KernelContext_GetGPUComputeStream)(const OrtKernelContext* context, void** stream);
-  void* unused_194[74];
+  void* unused_194[55];
+  // 249
+  OrtStatus* (*KernelInfoGetConstantInput_tensor)(const OrtKernelInfo* info, size_t index,
+      int* is_constant, const OrtValue** value);
+  void* unused_250[18];
   // 268
   OrtStatus* (*ShapeInferContext_GetInputTypeShape)(const OrtShapeInferContext* context,
       size_t index, OrtTensorTypeAndShapeInfo** info);
@@ -141,6 +145,7 @@ ONNXFOLD_SLOT(KernelContext_GetInput, 90);
 ONNXFOLD_SLOT(ReleaseStatus, 93);
 ONNXFOLD_SLOT(ReleaseTensorTypeAndShapeInfo, 99);
 ONNXFOLD_SLOT(KernelContext_GetGPUComputeStream, 193);
+ONNXFOLD_SLOT(KernelInfoGetConstantInput_tensor, 249);
 ONNXFOLD_SLOT(ShapeInferContext_GetInputTypeShape, 268);
 ONNXFOLD_SLOT(ShapeInferContext_SetOutputTypeShape, 270);
 ONNXFOLD_SLOT(SetSymbolicDimensions, 271);
