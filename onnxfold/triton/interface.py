@@ -77,13 +77,13 @@ class Interface:
         if len(named) > 1:
             which = " and ".join(f"'{dim}' of '{name}'" for dim, name in named.items())
             return f"its inputs have different first dimensions, {which}"
-        for role, tensor in (*required, *(("output", tensor) for tensor in self.outputs)):
-            for dim in named.keys() & set(tensor.dims[1:]):
-                return f"'{dim}' is another dimension of {role} '{tensor.name}' too"
-        elsewhere = {dim for _, tensor in required for dim in tensor.dims[1:] if dim}
+        elsewhere = {dim for _, tensor in required for dim in tensor.dims[1:] if dim} - set(named)
         for tensor in self.outputs:
             if tensor.dims[0] in elsewhere:
                 return f"the first dimension of output '{tensor.name}' is '{tensor.dims[0]}'"
+        for role, tensor in (*required, *(("output", tensor) for tensor in self.outputs)):
+            for dim in named.keys() & set(tensor.dims[1:]):
+                return f"'{dim}' is another dimension of {role} '{tensor.name}' too"
         return None
 
     def unnamed_rows(self) -> str | None:

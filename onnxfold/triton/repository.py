@@ -4,8 +4,8 @@
     DIR/NAME/libonnxfold_ops.so      where the model calls the kernels
     DIR/NAME/VERSION/model.onnx      and its external data
 
-They are made in a hidden folder of DIR and renamed: the library first, which the configuration
-names, then the version, then the configuration. A new model is one rename of its whole folder.
+They are made in a folder of DIR and renamed: the library first, which the configuration names, then
+the version, then the configuration. A new model is one rename of its whole folder.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ __all__ = ["Deployment", "Publication", "publish"]
 
 CONFIG = "config.pbtxt"
 _MODEL = "model.onnx"
+# No model's name begins so. Behind a dot a server that polls reads the name of a backend: it takes
+# the folder for a model that fails to load, and is not ready again even when the folder is gone.
+_STAGING = "~onnxfold-"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -141,11 +144,11 @@ def _checked(source: Path, deployment: Deployment) -> Deployment:
 
 @contextlib.contextmanager
 def _staging(repository: Path) -> Iterator[Path]:
-    """Give a hidden folder in the repository; one that was made for it goes if it stays empty."""
+    """Give a folder of our own in the repository, which goes if it was made for it and is empty."""
     try:
         made = not repository.exists()
         repository.mkdir(exist_ok=True)
-        folder = StagingFolder(repository)
+        folder = StagingFolder(repository, _STAGING)
         try:
             yield folder.path
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -127,6 +128,26 @@ def test_a_failed_check_leaves_everything_as_it_was(
         published(model)
     assert files(model.parent) == before
     assert not (model.parent / "repository").exists()
+
+
+def test_a_server_that_polls_finds_no_name_with_a_dot(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads the name of a backend behind the dot, and is never ready again."""
+    seen: list[str] = []
+    optimize = repository.optimize
+
+    def looks(*given: Any, **options: Any) -> Any:
+        seen.extend(path.name for path in (model.parent / "repository").iterdir())
+        return optimize(*given, **options)
+
+    monkeypatch.setattr(repository, "optimize", looks)
+    published(model)
+    (staging,) = seen
+    assert "." not in staging
+    assert [path.name for path in (model.parent / "repository").iterdir()] == ["net"]
+    with pytest.raises(UsageError, match="cannot name a model"):
+        published(model, name=staging)
 
 
 def test_a_version_that_cannot_be_put_in_place_leaves_the_old_one(
