@@ -19,13 +19,14 @@ DEMO   := build/demo
 DIGITS := models/digits_vit/digits_vit.onnx
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-serve test-image cuda lint format types docs bench bench-models image clean
+.PHONY: help demo test test-slow test-serve test-examples test-image cuda lint format types docs bench bench-models image clean
 
 help:
 	@echo 'make demo       fold the shipped model and compare its accuracy before and after'
 	@echo 'make test       run the tests (about ten minutes on two cores)'
 	@echo 'make test-slow  run the long tests too; installs torch and transformers'
 	@echo 'make test-serve test the server; installs MLServer and tritonclient (Python 3.11 or 3.12)'
+	@echo 'make test-examples run the examples; installs torch, optimum and onnxruntime-genai'
 	@echo 'make test-image build the container image and fold the shipped model in it'
 	@echo 'make cuda       build the kernels for CUDA too (docs/cuda.md)'
 	@echo 'make lint       check style          make format  repair it'
@@ -54,6 +55,10 @@ test-slow: $(VENV)/.slow
 
 test-serve: $(VENV)/.serve
 	@$(BIN)/python -m pytest -q -rs tests/serve
+
+# With optimum and onnxruntime-genai, in an environment of their own, as their packages need.
+test-examples: $(VENV)/.test
+	@$(BIN)/python -m pytest -q -rs -m 'slow or not slow' tests/examples
 
 test-image: $(VENV)/.test
 	@$(BIN)/python -m pytest -q -rs -m slow tests/test_image.py

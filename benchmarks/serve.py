@@ -1,13 +1,18 @@
 """Throughput of `onnxfold serve`: a model beside the same model unoptimised, in one server.
 
     python -m benchmarks.serve [MODEL.onnx] [--clients 8] [--rounds 8] [--seconds 3]
+    python -m benchmarks.serve --subjects minilm minilm-int8 --size 128 --exports EXPORTS
 
-Needs `onnxfold[serve]` and `tritonclient[grpc]`. One server holds both files, neither changed by
-it. In each round both are loaded in turn, the first alternating, by `--clients` connections over
-gRPC, each with one row per request and the next request when the answer is there. Only requests
-that were answered within the round count; the ratio is the median of the rounds' ratios of requests
-per second. The clients are a process of their own on the same cores: on few cores, the throughput
-of a small model is theirs too.
+Needs `onnxfold[serve]` and `tritonclient[grpc]`. Without MODEL.onnx the subjects of
+benchmarks.models take their turns: by default MiniLM with its trained weights, at sequence 128, and
+its dynamically quantised form, where norms are a larger part of the time; an export that EXPORTS
+does not hold is made there, which needs `onnxfold[models]`.
+
+One server holds both files, neither changed by it. In each round both are loaded in turn, the first
+alternating, by `--clients` connections over gRPC, each with one row per request and the next one
+when the answer is there. Only requests that were answered within the round count; the ratio is the
+median of the rounds' ratios of requests per second. The clients are a process of their own on the
+same cores: on few cores, the throughput of a small model is theirs too.
 """
 
 from __future__ import annotations
@@ -18,24 +23,35 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnxruntime as ort
 
-import onnxfold
 from benchmarks.rows import RESULTS, Conditions, append, conditions
+from benchmarks.subjects import SUBJECTS, export_of, prepare
 from onnxfold import model_io
 from onnxfold.inputs import InputSpec, make_inputs
 from tests.serve.process import Server, serving
 
 __all__ = ["main"]
 
-_DIGITS = Path("models") / "digits_vit" / "digits_vit.onnx"
+_FORMS: Mapping[str, Mapping[str, Any] | None] = {"plain": None, "fast": {}}
 _WARM_UP_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A model, its optimised form, and the request for both."""
+
+    name: str
+    files: Mapping[str, Path]
+    feeds: Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +84,11 @@ class ServeRow(Conditions):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print and keep the rows; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__)
-    parser.add_argument("model", type=Path, nargs="?", default=_DIGITS, metavar="MODEL.onnx")
+    parser.add_argument("model", type=Path, nargs="?", metavar="MODEL.onnx")
     parser.add_argument("--inputs", action="append", default=[], metavar="NAME:SHAPE")
+    parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, metavar="NAME")
+    parser.add_argument("--size", type=int, default=128, help="of the axis of the subjects")
+    parser.add_argument("--exports", type=Path, default=Path("build") / "exports")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=3.0, help="of load on one file in a round")
@@ -77,39 +96,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args(arguments)
-    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        onnxfold.optimize(options.model, folder / "fast.onnx", inputs=tuple(options.inputs))
-        _write_request(options.model, options.inputs, folder / "request.npz")
-        words: list[str | Path] = [f"plain={options.model.absolute()}", folder / "fast.onnx"]
-        words += ["--no-optimize", "--max-batch", str(options.max_batch)]
-        words += ["--threads", str(options.threads), "--workers", str(options.workers)]
-        with serving(folder, *words) as server:
-            print(server.log.read_text(), end="")
-            rows = _rows(options, load, server, folder / "request.npz")
+        for case in _cases(options, Path(name)):
+            _measure(options, case, Path(name))
+    return 0
+
+
+def _measure(options: argparse.Namespace, case: _Case, folder: Path) -> None:
+    load = os.getloadavg()[0]
+    request = folder / "request.npz"
+    np.savez(request, **{name: array[:1] for name, array in case.feeds.items()})
+    words = [f"{file}={path.absolute()}" for file, path in case.files.items()]
+    words += ["--no-optimize", "--max-batch", str(options.max_batch)]
+    words += ["--threads", str(options.threads), "--workers", str(options.workers)]
+    with serving(folder, *words) as server:
+        print(f"{case.name}\n{server.log.read_text()}", end="", flush=True)
+        rows = _rows(options, case, load, server, request)
     for row in rows:
         print(
             f"{row.file:6} {row.requests_per_s:9.1f} requests/s ({row.low:.1f} to {row.high:.1f})"
             f"  p50 {row.p50_ms:.2f} ms  p99 {row.p99_ms:.2f} ms  {row.batch:.2f} rows a run"
         )
-    print(f"ratio {rows[0].ratio:.3f}, load average before {load:.2f}")
+    print(f"ratio {rows[0].ratio:.3f}, load average before {load:.2f}", flush=True)
     append(RESULTS / "serve.csv", rows)
-    return 0
 
 
-def _write_request(model: Path, inputs: Sequence[str], path: Path) -> None:
-    """Keep one row of inputs that suit the model."""
-    (feeds,) = make_inputs(model_io.load(model), InputSpec.parse(inputs), count=1, seed=0)
-    np.savez(path, **{name: array[:1] for name, array in feeds.items()})
+def _cases(options: argparse.Namespace, folder: Path) -> Iterator[_Case]:
+    if options.model is not None:
+        files = prepare(options.model, folder, _FORMS)
+        spec = InputSpec.parse(options.inputs)
+        (feeds,) = make_inputs(model_io.load(options.model), spec, count=1, seed=0)
+        yield _Case(options.model.stem, {form: file.path for form, file in files.items()}, feeds)
+        return
+    for name in options.subjects or ("minilm", "minilm-int8"):
+        subject = SUBJECTS[name]
+        source = export_of(subject.recipe, options.exports)
+        place = folder / name
+        place.mkdir()
+        files = prepare(source, place, _FORMS, int8=subject.int8)
+        yield _Case(
+            f"{name} {subject.axis} {options.size}",
+            {form: file.path for form, file in files.items()},
+            subject.feeds(source, options.size),
+        )
 
 
 def _rows(
-    options: argparse.Namespace, load: float, server: Server, request: Path
+    options: argparse.Namespace, case: _Case, load: float, server: Server, request: Path
 ) -> list[ServeRow]:
     from importlib.metadata import version
 
-    files = ("plain", "fast")
+    files = tuple(_FORMS)
     rates: dict[str, list[float]] = {file: [] for file in files}
     times: dict[str, list[float]] = {file: [] for file in files}
     for file in files:
@@ -132,7 +169,7 @@ def _rows(
                 load=round(load, 2),
                 onnxruntime=ort.__version__,
                 mlserver=version("mlserver"),
-                model=options.model.stem,
+                model=case.name,
                 file=file,
                 clients=options.clients,
                 max_batch=options.max_batch,

@@ -7,6 +7,7 @@ registered on the session options, ONNX Runtime runs the kernels in their place.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -99,7 +100,8 @@ def register(session_options: ort.SessionOptions, device: str | None = None) -> 
 
     The library for "cuda" serves sessions on CUDA and on the CPU, that for "cpu" the CPU alone.
     Options do not tell the providers of their sessions; where `device` is not given it is "cuda"
-    if this ONNX Runtime has a provider for CUDA.
+    if this ONNX Runtime has a provider for CUDA and the library for it is there. With the provider
+    alone it is "cpu", and a RuntimeWarning says what that means for sessions on CUDA.
 
     Raises OnnxfoldError where the library is missing, is of another version of onnxfold, or needs
     a newer ONNX Runtime; UsageError where the options have the library of another device.
@@ -107,7 +109,7 @@ def register(session_options: ort.SessionOptions, device: str | None = None) -> 
     registered = _registered(session_options)
     if registered is not None and device is None:
         return
-    path = _path_for(device or _device_of_runtime(), asked=device is not None)
+    path = _default_path() if device is None else _path_for(device)
     if registered is not None:
         if registered != path[-512:]:
             raise UsageError(
@@ -196,22 +198,32 @@ def _device_of_runtime() -> str:
     return device_of(names)
 
 
-def _path_for(device: str, *, asked: bool) -> str:
-    """The library that a device needs, which has to have its kernels."""
+def _default_path() -> str:
+    """The library for this ONNX Runtime: the CPU's where that for CUDA is missing."""
+    if _device_of_runtime() == "cpu":
+        return _path_for("cpu")
     try:
-        path = get_library_path(device)
-        if device == "cuda" and compiled_for(path) is None:
-            raise OnnxfoldError(f"{path} has no kernels for CUDA")
+        return _path_for("cuda")
     except UsageError:
         raise
     except OnnxfoldError as cause:
-        if asked or device == "cpu":
-            raise
-        # The CPU's kernels in a session on CUDA would move every norm to the host and back.
-        raise OnnxfoldError(
-            f"this ONNX Runtime runs on CUDA too, and {cause}; for sessions on the CPU alone, "
-            f'say register(options, device="cpu")'
-        ) from cause
+        path = _path_for("cpu")
+        # ONNX Runtime gives a node to the provider that has a kernel, and copies its tensors there.
+        warnings.warn(
+            "onnxfold registers its kernels for the CPU alone; this ONNX Runtime has CUDA too, and "
+            "a session on CUDA with these options would compute its norms on the CPU: give it "
+            f"options of its own without them. Why: {cause}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return path
+
+
+def _path_for(device: str) -> str:
+    """The library that a device needs, which has to have its kernels."""
+    path = get_library_path(device)
+    if device == "cuda" and compiled_for(path) is None:
+        raise OnnxfoldError(f"{path} has no kernels for CUDA")
     return path
 
 

@@ -35,6 +35,7 @@ _ORDER = (
     "cuda",
     "runtime",
     "verification",
+    "rows",
     "timing",
     "bench",
     "prove_forms",

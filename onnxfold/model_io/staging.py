@@ -20,22 +20,21 @@ except ImportError:  # Windows has no such lock; left folders stay there
 
 __all__ = ["StagingFolder"]
 
-_PREFIX = ".onnxfold-"
 # A folder exists for a moment before it is locked.
 _MOMENT_S = 60.0
 
 
 class StagingFolder:
-    """A new hidden folder inside another one.
+    """A new folder inside another one; what it is called begins with `prefix`.
 
     Raises:
         OSError: it cannot be created.
 
     """
 
-    def __init__(self, parent: Path) -> None:
-        _remove_left(parent)
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    def __init__(self, parent: Path, prefix: str = ".onnxfold-") -> None:
+        _remove_left(parent, prefix)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         self._lock = _locked(self.path)
         self.closed = False
 
@@ -48,8 +47,8 @@ class StagingFolder:
             self._lock = None
 
 
-def _remove_left(parent: Path) -> None:
-    for folder in parent.glob(f"{_PREFIX}*"):
+def _remove_left(parent: Path, prefix: str) -> None:
+    for folder in parent.glob(f"{prefix}*"):
         # Another process may remove it, or may not be ours to remove: then it just stays.
         with contextlib.suppress(OSError):
             if folder.is_symlink() or time.time() - folder.stat().st_mtime < _MOMENT_S:

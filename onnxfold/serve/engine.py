@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,9 @@ import numpy as np
 
 from onnxfold import model_io
 from onnxfold.errors import ModelError, OnnxfoldError, UsageError
-from onnxfold.inputs import InputSpec, make_inputs
+from onnxfold.inputs import InputSpec
 from onnxfold.model_io.messages import first_cause
+from onnxfold.rows import two_rows, why_rows_mix
 from onnxfold.runtime import device_of, get_library_path, register, runtime_errors
 from onnxfold.serve.batching import RunError
 from onnxfold.serve.codec import RequestError
@@ -83,25 +83,10 @@ class Engine:
 
     def _why_rows_mix(self, path: Path) -> str | None:
         try:
-            (feeds,) = make_inputs(model_io.load(path), InputSpec(), count=1, seed=0)
+            feeds = two_rows(model_io.load(path), InputSpec())
         except UsageError as error:
-            return f"no trial inputs can be made for it: {error}"
-        rows = {array.shape[0] for array in feeds.values()}
-        if rows != {2}:
-            return "no trial inputs of two rows can be made for it"
-        names = [spec.name for spec in self.signature.outputs]
-        try:
-            together = self.run(feeds, names)
-            alone = [
-                self.run({key: array[row : row + 1] for key, array in feeds.items()}, names)
-                for row in range(2)
-            ]
-        except (RequestError, RunError) as error:
-            return f"the trial with two rows fails: {error}"
-        for name, both, *each in zip(names, together, *alone, strict=True):
-            if not _agree(both, each):
-                return f"its rows are not independent: '{name}' is another with two rows than alone"
-        return None
+            return f"no trial inputs of two rows can be made for it: {error}"
+        return why_rows_mix(self.session, feeds, [spec.name for spec in self.signature.outputs])
 
 
 def _registered(options: ort.SessionOptions, providers: Sequence[str]) -> str | None:
@@ -114,20 +99,3 @@ def _registered(options: ort.SessionOptions, providers: Sequence[str]) -> str | 
         return str(error)
     register(options, device)
     return None
-
-
-def _agree(both: Array, each: Sequence[Array]) -> bool:
-    if any(one.shape != (1, *both.shape[1:]) for one in each):
-        return False
-    apart = np.concatenate(list(each))
-    if both.dtype.kind != "f":
-        return bool(np.array_equal(both, apart))
-    if not np.array_equal(np.isfinite(both), np.isfinite(apart)):
-        return False
-    # Stacking changes the order of summation: many roundings, far fewer than half the digits. What
-    # mixes rows (a norm over the batch, one scale of quantisation for it) changes leading digits.
-    finite = np.isfinite(both)
-    a, b = both[finite].astype(np.float64), apart[finite].astype(np.float64)
-    scale = float(np.max(np.abs(b), initial=0.0))
-    bound = math.sqrt(float(np.finfo(both.dtype).eps)) * scale
-    return bool(np.max(np.abs(a - b), initial=0.0) <= bound)

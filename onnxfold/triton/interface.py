@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxfold.errors import ModelError, OnnxfoldError
 from onnxfold.model_io.messages import first_cause
 from onnxfold.runtime import register, runtime_errors
 
-__all__ = ["Interface", "Tensor", "read_interface"]
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+__all__ = ["Interface", "Tensor", "interface_of", "open_session"]
 
 # ONNX Runtime's name of a type -> Triton's; the types that its backend for ONNX Runtime knows.
 _TYPES = {
@@ -59,7 +62,8 @@ class Interface:
         """Say why requests cannot be joined along the first dimension; None where they can.
 
         Every input and output needs a free first dimension, and it must be the same one: named
-        alike, where the inputs name it, and in no output a dimension that an input has elsewhere.
+        alike, where the inputs name it, no dimension of another place, and in no output one that an
+        input has elsewhere. That is necessary; :func:`onnxfold.rows.why_rows_mix` tries the rest.
         """
         required = [("input", tensor) for tensor in self.inputs if not tensor.optional]
         if not required:
@@ -77,14 +81,23 @@ class Interface:
         for tensor in self.outputs:
             if tensor.dims[0] in elsewhere:
                 return f"the first dimension of output '{tensor.name}' is '{tensor.dims[0]}'"
+        for role, tensor in (*required, *(("output", tensor) for tensor in self.outputs)):
+            for dim in named.keys() & set(tensor.dims[1:]):
+                return f"'{dim}' is another dimension of {role} '{tensor.name}' too"
         return None
 
+    def unnamed_rows(self) -> str | None:
+        """Name an output whose first dimension is not, by its name, that of the inputs; or None."""
+        names = {tensor.dims[0] for tensor in self.inputs if not tensor.optional}
+        return next(
+            (t.name for t in self.outputs if t.dims[0] is None or {t.dims[0]} != names), None
+        )
 
-def read_interface(path: Path, *, with_kernels: bool) -> Interface:
-    """Open a session on a model file, in the way of Triton's backend, and read its interface.
 
-    Raises ModelError for a model that cannot be opened or has what Triton cannot serve,
-    OnnxfoldError without ONNX Runtime.
+def open_session(path: Path, *, with_kernels: bool) -> ort.InferenceSession:
+    """Open a session on a model file, in the way of Triton's backend, on the CPU.
+
+    Raises ModelError for a model that cannot be opened, OnnxfoldError without ONNX Runtime.
     """
     try:
         import onnxruntime as ort
@@ -98,11 +111,18 @@ def read_interface(path: Path, *, with_kernels: bool) -> Interface:
     if with_kernels:
         register(options, "cpu")
     try:
-        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except runtime_errors() as error:
         raise ModelError(
             f"ONNX Runtime does not open the optimized model: {first_cause(error)}"
         ) from error
+
+
+def interface_of(session: ort.InferenceSession, path: Path) -> Interface:
+    """Read the interface of a model from a session of its file.
+
+    Raises ModelError for what Triton cannot serve.
+    """
     ranked = _with_rank(path)
     return Interface(
         (

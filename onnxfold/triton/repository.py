@@ -4,8 +4,8 @@
     DIR/NAME/libonnxfold_ops.so      where the model calls the kernels
     DIR/NAME/VERSION/model.onnx      and its external data
 
-They are made in a hidden folder of DIR and renamed: the library first, which the configuration
-names, then the version, then the configuration. A new model is one rename of its whole folder.
+They are made in a folder of DIR and renamed: the library first, which the configuration names, then
+the version, then the configuration. A new model is one rename of its whole folder.
 """
 
 from __future__ import annotations
@@ -19,18 +19,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from onnxfold import model_io
 from onnxfold.errors import ModelError, OnnxfoldError, UsageError
+from onnxfold.inputs import InputSpec
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.pipeline import Stages, optimize
+from onnxfold.rows import two_rows, why_rows_mix
 from onnxfold.runtime import get_library_path
 from onnxfold.triton.config import ModelConfig
 from onnxfold.triton.device import Device
-from onnxfold.triton.interface import read_interface
+from onnxfold.triton.interface import Interface, interface_of, open_session
 
 __all__ = ["Deployment", "Publication", "publish"]
 
 CONFIG = "config.pbtxt"
 _MODEL = "model.onnx"
+# No model's name begins so. Behind a dot a server that polls reads the name of a backend: it takes
+# the folder for a model that fails to load, and is not ready again even when the folder is gone.
+_STAGING = "~onnxfold-"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -87,7 +93,8 @@ def publish(
         library, why_not = _library(report, chosen.device)
         if library is not None:
             shutil.copyfile(library, new / library.name)
-        config = _config(staged, chosen, library)
+        spec = InputSpec.parse(options.get("inputs", ()))
+        config, untried = _config(staged, chosen, library, spec)
         _check_config(folder / CONFIG, config, chosen)
         if not chosen.keep_config:
             (new / CONFIG).write_text(config, encoding="utf-8")
@@ -102,6 +109,7 @@ def publish(
         "server_repository": chosen.in_server,
         "files": [str(path) for path in files],
         "max_batch_size": chosen.max_batch,
+        "batches_not_tried": untried,
         "without_kernels": why_not,
     }
     return Publication(folder, files, config, why_not, report)
@@ -136,11 +144,11 @@ def _checked(source: Path, deployment: Deployment) -> Deployment:
 
 @contextlib.contextmanager
 def _staging(repository: Path) -> Iterator[Path]:
-    """Give a hidden folder in the repository; one that was made for it goes if it stays empty."""
+    """Give a folder of our own in the repository, which goes if it was made for it and is empty."""
     try:
         made = not repository.exists()
         repository.mkdir(exist_ok=True)
-        folder = StagingFolder(repository)
+        folder = StagingFolder(repository, _STAGING)
         try:
             yield folder.path
         finally:
@@ -163,21 +171,49 @@ def _library(report: dict[str, Any], device: Device) -> tuple[Path | None, str |
         return None, str(error)
 
 
-def _config(staged: Path, chosen: Deployment, library: Path | None) -> str:
+def _config(
+    staged: Path, chosen: Deployment, library: Path | None, spec: InputSpec
+) -> tuple[str, str | None]:
+    """Return the content of config.pbtxt, and why joined requests were not tried if so."""
     # This session runs on the CPU, whose own library need not be there where CUDA's is; the bodies
     # of the functions have the same shapes.
     with_kernels = library is not None and chosen.device is Device.CPU
-    interface = read_interface(staged, with_kernels=with_kernels)
-    reason = interface.why_not_batched()
-    if chosen.max_batch and reason is not None:
-        raise UsageError(f"--max-batch {chosen.max_batch}: the model takes no batches: {reason}")
+    session = open_session(staged, with_kernels=with_kernels)
+    interface = interface_of(session, staged)
+    untried = None
+    if chosen.max_batch:
+        reason = interface.why_not_batched()
+        if reason is None:
+            reason, untried = _try_rows(session, staged, interface, spec)
+        if reason is not None:
+            raise UsageError(
+                f"--max-batch {chosen.max_batch}: the model takes no batches: {reason}; without "
+                "the option Triton joins nothing"
+            )
     path = None
     if library is not None:
         path = str(PurePosixPath(str(chosen.in_server)) / str(chosen.name) / library.name)
     config = ModelConfig(
         str(chosen.name), interface, chosen.max_batch, chosen.device, path, chosen.threads
     )
-    return config.text()
+    return config.text(), untried
+
+
+def _try_rows(
+    session: Any, staged: Path, interface: Interface, spec: InputSpec
+) -> tuple[str | None, str | None]:
+    """Return why the rows of requests must not be joined, and why that could not be tried."""
+    try:
+        feeds = two_rows(model_io.load(staged), spec)
+    except UsageError as error:
+        output = interface.unnamed_rows()
+        if output is not None:
+            reason = f"the first dimension of output '{output}' has not the name of the inputs'"
+            return f"{reason}, and no trial can be made: {error}", None
+        return None, str(error)
+    required = {tensor.name for tensor in interface.inputs if not tensor.optional}
+    feeds = {name: array for name, array in feeds.items() if name in required}
+    return why_rows_mix(session, feeds, [tensor.name for tensor in interface.outputs]), None
 
 
 def _check_config(existing: Path, config: str, chosen: Deployment) -> None:

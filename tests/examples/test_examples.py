@@ -38,12 +38,15 @@ def differences(printed: str) -> list[float]:
     return [float(number) for number in re.findall(r"by at most (\S+)", printed)]
 
 
-def python_with(folder: Path, *packages: str) -> Path:
-    """An interpreter with these packages and with what onnxfold needs."""
+@pytest.fixture(scope="module")
+def other_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment of its own: optimum-onnx 0.1.0 needs transformers below 4.58."""
+    folder = tmp_path_factory.mktemp("examples") / "venv"
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
-    needed = ("onnx", "onnx-ir", "rich", "scipy", "typer")
-    run([python, "-m", "pip", "install", "--quiet", *packages, *needed])
+    frameworks = ("optimum-onnx[onnxruntime]==0.1.0", "torch==2.13.0", "onnxruntime-genai")
+    needed = ("ml_dtypes", "onnx", "onnx-ir", "rich", "scipy", "typer")
+    run([python, "-m", "pip", "install", "--quiet", *frameworks, *needed])
     return python
 
 
@@ -83,28 +86,27 @@ def test_cpp(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_optimum(tmp_path: Path) -> None:
-    """In an environment of its own: optimum-onnx 0.1.0 needs transformers below 4.58."""
-    python = python_with(tmp_path / "venv", "optimum-onnx[onnxruntime]==0.1.0", "torch==2.13.0")
+def test_optimum(other_python: Path, tmp_path: Path) -> None:
     make = (
         "import sys; from transformers import BertConfig, BertModel; "
         "BertModel(BertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, "
         "num_attention_heads=2, intermediate_size=64)).save_pretrained(sys.argv[1])"
     )
-    run([python, "-c", make, tmp_path / "bert"], HF_HUB_OFFLINE="1")
+    run([other_python, "-c", make, tmp_path / "bert"], HF_HUB_OFFLINE="1")
     program = EXAMPLES / "hf_optimum.py"
-    printed = run([python, program, tmp_path / "bert"], HF_HUB_OFFLINE="1", PYTHONPATH=str(ROOT))
+    printed = run(
+        [other_python, program, tmp_path / "bert"], HF_HUB_OFFLINE="1", PYTHONPATH=str(ROOT)
+    )
     assert "5 norms folded" in printed
     # Normalised values below 8, behind some hundred roundings.
     assert max(differences(printed)) < 100 * 8 * 2.0**-24
 
 
 @pytest.mark.slow
-def test_genai(tmp_path: Path) -> None:
-    python = python_with(tmp_path / "venv", "onnxruntime-genai", "onnxruntime")
+def test_genai(other_python: Path, tmp_path: Path) -> None:
     tiny_decoder.write(tmp_path / "model")
     printed = run(
-        [python, EXAMPLES / "genai.py", tmp_path / "model", tmp_path / "fast"],
+        [other_python, EXAMPLES / "genai.py", tmp_path / "model", tmp_path / "fast"],
         PYTHONPATH=str(ROOT),
     )
     assert "2 norms folded" in printed

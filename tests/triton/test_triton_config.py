@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from onnxfold.errors import ModelError
 from onnxfold.triton.config import ModelConfig
 from onnxfold.triton.device import Device
-from onnxfold.triton.interface import Interface, Tensor, read_interface
+from onnxfold.triton.interface import Interface, Tensor, interface_of, open_session
 
 model_config_pb2 = pytest.importorskip(
     "tritonclient.grpc.model_config_pb2", reason="tritonclient[grpc] is not installed"
@@ -34,6 +34,10 @@ def parsed(text: str) -> Any:
 def config_of(interface: Interface, max_batch: int = 0, **other: Any) -> Any:
     given = {"name": "m", "device": Device.CPU, "library": None, "threads": None} | other
     return parsed(ModelConfig(interface=interface, max_batch=max_batch, **given).text())
+
+
+def read_interface(path: Path) -> Interface:
+    return interface_of(open_session(path, with_kernels=False), path)
 
 
 def identity_model(
@@ -87,14 +91,14 @@ def assert_backend_takes(config: Any, interface: Interface) -> None:
 )
 def test_every_type_of_the_backend_has_its_name(tmp_path: Path, onnx_type: int, name: str) -> None:
     path = identity_model(tmp_path / "m.onnx", ["n", 3], dtype=onnx_type)
-    config = config_of(read_interface(path, with_kernels=False))
+    config = config_of(read_interface(path))
     assert model_config_pb2.DataType.Name(config.input[0].data_type) == f"TYPE_{name}"
     assert config.output[0].data_type == config.input[0].data_type
 
 
 def test_free_dimensions_are_minus_one(tmp_path: Path) -> None:
     path = identity_model(tmp_path / "m.onnx", ["batch", None, 4, "seq"])
-    interface = read_interface(path, with_kernels=False)
+    interface = read_interface(path)
     config = config_of(interface)
     assert list(config.input[0].dims) == [-1, -1, 4, -1]
     assert config.max_batch_size == 0
@@ -103,9 +107,7 @@ def test_free_dimensions_are_minus_one(tmp_path: Path) -> None:
 
 
 def test_with_batches_the_first_dimension_is_left_out(tmp_path: Path) -> None:
-    interface = read_interface(
-        identity_model(tmp_path / "m.onnx", ["batch", 4, "seq"]), with_kernels=False
-    )
+    interface = read_interface(identity_model(tmp_path / "m.onnx", ["batch", 4, "seq"]))
     config = config_of(interface, max_batch=16)
     assert (config.max_batch_size, list(config.input[0].dims)) == (16, [4, -1])
     assert config.HasField("dynamic_batching")
@@ -113,7 +115,7 @@ def test_with_batches_the_first_dimension_is_left_out(tmp_path: Path) -> None:
 
 
 def test_one_number_for_each_request_is_reshaped(tmp_path: Path) -> None:
-    interface = read_interface(identity_model(tmp_path / "m.onnx", ["batch"]), with_kernels=False)
+    interface = read_interface(identity_model(tmp_path / "m.onnx", ["batch"]))
     config = config_of(interface, max_batch=4)
     assert list(config.output[0].dims) == [1]
     assert config.output[0].HasField("reshape")
@@ -122,7 +124,7 @@ def test_one_number_for_each_request_is_reshaped(tmp_path: Path) -> None:
 
 
 def test_a_scalar_is_one_element_and_never_in_batches(tmp_path: Path) -> None:
-    interface = read_interface(identity_model(tmp_path / "m.onnx", []), with_kernels=False)
+    interface = read_interface(identity_model(tmp_path / "m.onnx", []))
     config = config_of(interface)
     assert list(config.input[0].dims) == [1]
     assert not config.input[0].HasField("reshape")
@@ -133,13 +135,13 @@ def test_a_scalar_is_one_element_and_never_in_batches(tmp_path: Path) -> None:
 def test_an_output_has_the_shape_that_the_session_infers(tmp_path: Path) -> None:
     """The file leaves the last dimension of y free; the backend compares with the inferred 3."""
     path = identity_model(tmp_path / "m.onnx", ["n", 3], out=["n", "unknown"])
-    config = config_of(read_interface(path, with_kernels=False))
+    config = config_of(read_interface(path))
     assert list(config.output[0].dims) == [-1, 3]
 
 
 def test_an_input_with_a_default_is_optional_but_not_in_batches(tmp_path: Path) -> None:
     path = identity_model(tmp_path / "m.onnx", [2], default=True)
-    interface = read_interface(path, with_kernels=False)
+    interface = read_interface(path)
     assert config_of(interface).input[0].optional
     assert not config_of(interface, max_batch=2).input
 
@@ -151,6 +153,8 @@ def test_an_input_with_a_default_is_optional_but_not_in_batches(tmp_path: Path) 
         ({"x": ["b", 3]}, {"y": [1]}, "the first dimension of output 'y' is 1, fixed"),
         ({"x": ["b"], "z": ["t"]}, {"y": ["b"]}, "'b' of 'x' and 't' of 'z'"),
         ({"x": ["b", "t"]}, {"y": ["t", "b"]}, "the first dimension of output 'y' is 't'"),
+        ({"x": ["b", "b"]}, {"y": ["b"]}, "'b' is another dimension of input 'x' too"),
+        ({"x": ["b"]}, {"y": ["b", "b"]}, "'b' is another dimension of output 'y' too"),
         ({}, {"y": ["b"]}, "it has no input"),
     ],
 )
@@ -175,19 +179,19 @@ def test_what_can_be_joined(inputs: dict[str, Any], outputs: dict[str, Any]) -> 
 def test_a_value_without_a_rank_is_refused(tmp_path: Path) -> None:
     path = identity_model(tmp_path / "m.onnx", None)
     with pytest.raises(ModelError, match="input 'x' has no shape"):
-        read_interface(path, with_kernels=False)
+        read_interface(path)
 
 
 def test_a_shape_without_elements_is_refused(tmp_path: Path) -> None:
     path = identity_model(tmp_path / "m.onnx", [0, 3])
     with pytest.raises(ModelError, match=r"input 'x' has the shape \[0, 3\]"):
-        read_interface(path, with_kernels=False)
+        read_interface(path)
 
 
 def test_what_is_no_tensor_of_triton_is_refused(tmp_path: Path) -> None:
     path = identity_model(tmp_path / "m.onnx", ["n"], dtype=TensorProto.FLOAT8E4M3FN)
     with pytest.raises(ModelError, match=r"input 'x' is a tensor\(float8e4m3fn\), which Triton"):
-        read_interface(path, with_kernels=False)
+        read_interface(path)
 
 
 def test_device_threads_and_library_are_told() -> None:

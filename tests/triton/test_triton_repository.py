@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -129,6 +130,26 @@ def test_a_failed_check_leaves_everything_as_it_was(
     assert not (model.parent / "repository").exists()
 
 
+def test_a_server_that_polls_finds_no_name_with_a_dot(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads the name of a backend behind the dot, and is never ready again."""
+    seen: list[str] = []
+    optimize = repository.optimize
+
+    def looks(*given: Any, **options: Any) -> Any:
+        seen.extend(path.name for path in (model.parent / "repository").iterdir())
+        return optimize(*given, **options)
+
+    monkeypatch.setattr(repository, "optimize", looks)
+    published(model)
+    (staging,) = seen
+    assert "." not in staging
+    assert [path.name for path in (model.parent / "repository").iterdir()] == ["net"]
+    with pytest.raises(UsageError, match="cannot name a model"):
+        published(model, name=staging)
+
+
 def test_a_version_that_cannot_be_put_in_place_leaves_the_old_one(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +195,60 @@ def test_without_cuda_kernels_a_gpu_runs_the_bodies(
     result = published(model, device=Device.GPU)
     assert "model_operations" not in result.config
     assert "cuda kernel library is not built" in str(result.without_kernels)
+
+
+MIXED = {
+    "a row of the output for each element": (
+        "(float[b,3] x) => (float[n,1] y) <int64[2] s = {-1,1}> { y = Reshape(x, s) }",
+        r"'y' has the shape \[6, 1\] for two rows and the shape \[3, 1\] for one",
+    ),
+    "transposed, under other names": (
+        "(float[b,t] x) => (float[p,q] y) { y = Transpose(x) }",
+        "'y' has the shape",
+    ),
+    "a mean over the batch": (
+        "(float[b,3] x) => (float[b,3] y) { m = ReduceMean<axes=[0]>(x) y = Sub(x, m) }",
+        "rows are not independent: 'y'",
+    ),
+    "one row alone": (
+        "(float[b,3] x) => (float[b,3] y) <int64[1] a = {0}> "
+        "{ v = Squeeze(x, a) n = Shape(x) y = Expand(v, n) }",
+        "the trial with two rows fails",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), MIXED.values(), ids=MIXED)
+def test_rows_that_do_not_stay_apart_are_not_joined(tmp_path: Path, text: str, says: str) -> None:
+    source = f'<ir_version: 8, opset_import: ["" : 17]> g {text}'
+    onnx.save(onnx.parser.parse_model(source), tmp_path / "net.onnx")
+    with pytest.raises(UsageError, match=f"--max-batch 4: the model takes no batches: .*{says}"):
+        published(tmp_path / "net.onnx", max_batch=4)
+    assert published(tmp_path / "net.onnx").report["triton"]["batches_not_tried"] is None
+
+
+def test_the_trial_takes_the_shapes_that_are_given(tmp_path: Path) -> None:
+    text = "(float[b,t] x) => (float[b,t] y) <float[6] w = {1,2,3,4,5,6}> { y = Mul(x, w) }"
+    source = f'<ir_version: 8, opset_import: ["" : 17]> g {text}'
+    onnx.save(onnx.parser.parse_model(source), tmp_path / "net.onnx")
+    deployment = Deployment(tmp_path / "repository", max_batch=4)
+    publish(tmp_path / "net.onnx", deployment, inputs=("x:1,6",))
+
+
+@pytest.mark.parametrize(("out", "joined"), [("b", True), ("n", False)])
+def test_what_cannot_be_tried_is_joined_by_the_names_alone(
+    tmp_path: Path, out: str, *, joined: bool
+) -> None:
+    """ONNX Runtime takes no bfloat16 from Python; Triton does."""
+    text = f"(bfloat16[b,3] x) => (bfloat16[{out},3] y) {{ y = Identity(x) }}"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
+    onnx.save(model, tmp_path / "net.onnx")
+    if joined:
+        report = published(tmp_path / "net.onnx", max_batch=4).report
+        assert "bfloat16" in report["triton"]["batches_not_tried"]
+    else:
+        with pytest.raises(UsageError, match="output 'y' has not the name of the inputs'"):
+            published(tmp_path / "net.onnx", max_batch=4)
 
 
 def test_a_model_of_standard_operators_needs_no_library(model: Path) -> None:
