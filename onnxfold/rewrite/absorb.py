@@ -20,8 +20,9 @@ from onnxfold.errors import InvariantError
 from onnxfold.graph import GraphView
 from onnxfold.norms.site import NormSite
 from onnxfold.planning.fusion import Absorption, AffineFusion, Place, ScaleFusion
-from onnxfold.rewrite.edited import Edit, Product, Scale, Shift, edited
+from onnxfold.rewrite.edited import Product, edited
 from onnxfold.rewrite.editor import Editor, change_constant, inherit, sweep
+from onnxfold.rewrite.edits import Edit, Scale, Shift
 
 __all__ = ["apply_affine", "apply_scales"]
 

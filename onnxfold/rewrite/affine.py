@@ -16,7 +16,8 @@ Source: FlashNorm (Graef et al., 2024), section 1, W* = diag(g) W and c* = c + b
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +28,19 @@ __all__ = ["column_maxima", "column_range", "weighted_sum"]
 
 Array = npt.NDArray[np.generic]
 Float64 = npt.NDArray[np.float64]
-Chunks = Iterable[tuple[int, Float64]]  # rows of axis 0 from a number on
+Result = TypeVar("Result")
+
+
+class Mapped(Protocol):
+    """Gives a function of (first row, rows) for the chunks of a weight, in order."""
+
+    def __call__(self, function: Callable[[int, Float64], Result], /) -> Iterator[Result]:
+        """Yield what the function gives for each chunk; threads may call it."""
+        ...
 
 
 def weighted_sum(
-    chunks: Chunks, shape: tuple[int, ...], s: Float64, inner: Channels, outer: Channels
+    mapped: Mapped, shape: tuple[int, ...], s: Float64, inner: Channels, outer: Channels
 ) -> Float64:
     """Return W s: the sum of W * s over all axes but those of ``outer``, in the order of outer.
 
@@ -43,12 +52,15 @@ def weighted_sum(
     sizes = tuple(shape[axis] for axis in kept)
     total = np.zeros(sizes)
     summed = tuple(axis for axis in range(len(shape)) if axis not in kept)
-    for start, chunk in chunks:
+
+    def products(start: int, chunk: Float64) -> tuple[int, Float64]:
         rows = slice(start, start + chunk.shape[0])
         factor = weights[rows] if weights.shape[0] > 1 else weights
-        part = _sum_products(chunk, factor, summed)
+        return start, _sum_products(chunk, factor, summed)
+
+    for start, part in mapped(products):
         if 0 in kept:
-            total[rows] = part
+            total[start : start + part.shape[0]] = part
         else:
             total += part
     order = outer.spread(np.arange(outer.size, dtype=np.float64), shape).astype(np.int64)
@@ -73,21 +85,25 @@ def _sum_products(chunk: Float64, factor: Float64, summed: tuple[int, ...]) -> F
 
 
 def column_maxima(
-    chunks: Chunks, shape: tuple[int, ...], factor: Float64, outer: Channels
+    mapped: Mapped, shape: tuple[int, ...], factor: Float64, outer: Channels
 ) -> tuple[Float64, Float64]:
     """Return the maxima of |W| and of |W| * factor over all axes but those of ``outer``."""
     kept = outer.axes
     others = tuple(axis for axis in range(len(shape)) if axis not in kept)
     before = np.zeros(tuple(shape[axis] for axis in kept))
     after = np.zeros_like(before)
-    for start, chunk in chunks:
+
+    def maxima_of(start: int, chunk: Float64) -> tuple[int, Float64, Float64]:
         rows = slice(start, start + chunk.shape[0])
-        sizes = np.abs(chunk)
-        scaled = sizes * (factor[rows] if factor.shape[0] > 1 else factor)
-        for total, part in ((before, sizes), (after, scaled)):
-            maxima = part.max(axis=others)
+        sizes = np.abs(chunk, out=chunk)
+        own = np.asarray(sizes.max(axis=others))
+        sizes *= factor[rows] if factor.shape[0] > 1 else factor
+        return start, own, np.asarray(sizes.max(axis=others))
+
+    for start, *both in mapped(maxima_of):
+        for total, maxima in zip((before, after), both, strict=True):
             if 0 in kept:
-                total[rows] = maxima
+                total[start : start + maxima.shape[0]] = maxima
             else:
                 np.maximum(total, maxima, out=total)
     return before, after

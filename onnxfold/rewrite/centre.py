@@ -22,7 +22,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber
-from onnxfold.rewrite.edited import Centre, EditedTensor, edited
+from onnxfold.rewrite.edited import EditedTensor, edited
+from onnxfold.rewrite.edits import Centre
 
 __all__ = ["centred", "centred_tensor"]
 

@@ -7,13 +7,9 @@ number and order of the edits.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
-from math import lcm
+from functools import cached_property, partial
 from typing import TypeVar
 
 import numpy as np
@@ -22,56 +18,24 @@ import onnx_ir as ir
 
 from onnxfold.affine.channels import Channels
 from onnxfold.errors import UnfitWeightError
-from onnxfold.graph import Fiber
 from onnxfold.rewrite.affine import weighted_sum
-from onnxfold.zero_mean.arrays import fiber_means, split_digits
+from onnxfold.rewrite.edits import Edit, Shift
+from onnxfold.rewrite.evaluation import Evaluation
 
 __all__ = [
-    "Centre",
-    "Edit",
     "EditedTensor",
     "Product",
-    "Scale",
-    "Shift",
     "edited",
     "float64_chunks",
+    "mapped_chunks",
     "unrounded",
 ]
 
-_CHUNK_ELEMENTS = 1 << 16  # float64 work space of 512 KiB, which stays in the cache of a core
 _PART_BYTES = 16 << 20
 
 Array = npt.NDArray[np.generic]
-Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
-Floats = TypeVar("Floats", Float32, Float64)
-
-
-@dataclass(frozen=True, slots=True)
-class Centre:
-    """W becomes W - mean(W) along ``fiber``."""
-
-    fiber: Fiber
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Scale:
-    """W becomes g * W, one element of g for each of its channels."""
-
-    channels: Channels
-    vector: Float64
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Shift:
-    """b becomes b + s, one element of s for each of its channels."""
-
-    channels: Channels
-    vector: Float64 | Product
-
-    def values(self) -> Float64:
-        """Return s."""
-        return self.vector.value if isinstance(self.vector, Product) else self.vector
+Result = TypeVar("Result")
 
 
 class Product:
@@ -97,12 +61,9 @@ class Product:
     def value(self) -> Float64:
         """The vector, one element for each channel of ``outer``, or the ``part`` of it."""
         shape = tuple(self._weight.shape.numpy())
-        chunks = float64_chunks(self._weight)
-        total = weighted_sum(chunks, shape, self._vector, self._inner, self._outer)
+        mapped = partial(mapped_chunks, self._weight)
+        total = weighted_sum(mapped, shape, self._vector, self._inner, self._outer)
         return self._factor * total[self._part]
-
-
-Edit = Centre | Scale | Shift
 
 
 class EditedTensor(ir.LazyTensor):
@@ -127,7 +88,7 @@ class EditedTensor(ir.LazyTensor):
     @property
     def costly(self) -> bool:
         """Whether it takes a pass over another weight to compute this one."""
-        return any(isinstance(e, Shift) and isinstance(e.vector, Product) for e in self.edits)
+        return any(isinstance(edit, Shift) and edit.costly for edit in self.edits)
 
     def parts(self) -> Iterator[Array]:
         """Yield its rows in order, some MiB at a time, so that it need not be whole in memory."""
@@ -135,11 +96,11 @@ class EditedTensor(ir.LazyTensor):
         if W.size * W.itemsize <= _PART_BYTES or W.ndim == 0:
             yield np.asarray(self.numpy())
             return
-        evaluation = _Evaluation(W, self.edits)
-        evaluation.prepare()
-        starts = evaluation.starts()
-        row_bytes = W.size * W.itemsize // W.shape[0]
-        count = max(1, _PART_BYTES // (starts.step * row_bytes))
+        with self._faults_named():
+            evaluation = Evaluation(W, self.edits)
+            evaluation.prepare()
+        starts = evaluation.starts
+        count = max(1, _PART_BYTES // evaluation.chunk_bytes)
         for number in range(0, len(starts), count):
             with self._faults_named():
                 part = evaluation.filled(starts[number : number + count])
@@ -166,11 +127,30 @@ def edited(tensor: ir.TensorProtocol, edit: Edit, name: str) -> EditedTensor:
 
 
 def float64_chunks(tensor: ir.TensorProtocol) -> Iterator[tuple[int, Float64]]:
-    """Yield (first row, rows) of the tensor in float64, edited but not rounded."""
+    """Yield (first row, rows) of the tensor in float64, edited but not rounded.
+
+    The rows are valid until the next are asked for.
+    """
+    yield from _prepared(tensor).chunks()
+
+
+def mapped_chunks(
+    tensor: ir.TensorProtocol, function: Callable[[int, Float64], Result]
+) -> Iterator[Result]:
+    """Yield ``function(first row, rows)`` for the rows of ``float64_chunks``, in their order.
+
+    ``function`` is called by several threads, and must not keep the rows.
+    """
+    yield from _prepared(tensor).mapped(function)
+
+
+def _prepared(tensor: ir.TensorProtocol) -> Evaluation:
     if isinstance(tensor, EditedTensor):
-        yield from _Evaluation(tensor.base.numpy(), tensor.edits).chunks()
+        evaluation = Evaluation(tensor.base.numpy(), tensor.edits)
     else:
-        yield from _Evaluation(tensor.numpy(), ()).chunks()
+        evaluation = Evaluation(tensor.numpy(), ())
+    evaluation.prepare()
+    return evaluation
 
 
 def unrounded(tensor: ir.TensorProtocol) -> Array:
@@ -184,175 +164,9 @@ def unrounded(tensor: ir.TensorProtocol) -> Array:
 
 
 def _evaluated(W: Array, edits: tuple[Edit, ...]) -> Array:
-    """Return the edited array.
-
-    Raises UnfitWeightError where a number leaves the range of the type, or where a mean is inf or
-    NaN, as it is wherever W holds one.
-    """
+    """Return the edited array; raises UnfitWeightError as ``Evaluation.filled`` does."""
     if W.size == 0:
         return W
-    evaluation = _Evaluation(W, edits)
+    evaluation = Evaluation(W, edits)
     evaluation.prepare()
-    return evaluation.filled(evaluation.starts()).reshape(W.shape)
-
-
-def _threads() -> int:
-    count: int = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-    return count or os.cpu_count() or 1
-
-
-class _Evaluation:
-    """Applies edits to chunks of axis 0 that hold whole sets, or by means taken beforehand."""
-
-    def __init__(self, W: Array, edits: tuple[Edit, ...]):
-        shape: tuple[int, ...] = W.shape or (1,)
-        self._view: Array = W.reshape(shape)
-        self._shape = W.shape
-        self._edits = edits
-        self._spreads: dict[int, Float64] = {}
-        self._means: dict[int, Float64] = {}
-        self._narrow_scale: Float32 | None = None
-        self._unit = 1
-        for edit in edits:
-            if isinstance(edit, Centre):
-                self._unit = lcm(self._unit, self._rows_per_digit(edit))
-
-    def chunks(self) -> Iterator[tuple[int, Float64]]:
-        """Yield the rows with all edits."""
-        for start in self.starts():
-            yield start, self.chunk(start)
-
-    def starts(self) -> range:
-        """The first rows of the chunks."""
-        rows, unit = self._view.shape[0], self._unit
-        row = max(1, self._view.size // max(1, rows))
-        return range(0, rows, max(1, _CHUNK_ELEMENTS // (row * unit)) * unit)
-
-    def chunk(self, start: int, count: int | None = None) -> Float64:
-        """Return the rows of the chunk from ``start`` with the first ``count`` edits, or all."""
-        chunk = self._view[start : start + self.starts().step].astype(np.float64)
-        for number, edit in enumerate(self._edits[:count]):
-            chunk = self._apply(number, edit, start, chunk)
-        return chunk
-
-    def filled(self, starts: range) -> Array:
-        """Return the rows of some chunks, rounded; which thread computes one changes no bit."""
-        first, rows = starts[0], self._view.shape[0]
-        stop = min(rows, starts[-1] + self.starts().step)
-        result: Array = np.empty((stop - first, *self._view.shape[1:]), dtype=self._view.dtype)
-        workers = min(_threads(), len(starts))
-
-        def work(worker: int) -> None:
-            with np.errstate(all="ignore", over="raise"):
-                try:
-                    for start in starts[worker::workers]:
-                        self._store(start, result[start - first :])
-                except FloatingPointError as error:
-                    message = f"would leave the range of {self._view.dtype}"
-                    raise UnfitWeightError(message) from error
-
-        if workers > 1:
-            with ThreadPoolExecutor(workers, thread_name_prefix="onnxfold-edit") as pool:
-                list(pool.map(work, range(workers)))
-        else:
-            work(0)
-        return result
-
-    def _store(self, start: int, result: Array) -> None:
-        """Round the rows of the chunk from ``start`` into the first rows of ``result``."""
-        step = self.starts().step
-        if self._narrow_scale is None:
-            chunk = self.chunk(start)
-            result[: chunk.shape[0]] = chunk
-        else:
-            rows = slice(start, min(self._view.shape[0], start + step))
-            factor = _of_rows(self._narrow_scale, rows)
-            np.multiply(self._view[rows], factor, out=result[: rows.stop - rows.start])
-
-    def prepare(self) -> None:
-        """Compute what all chunks share; from then on threads may ask for chunks."""
-        for number, edit in enumerate(self._edits):
-            if not isinstance(edit, Centre):
-                self._spread(number, edit)
-            elif 0 in self._digits(edit)[1]:
-                self._means_before(number, edit)
-        # The product of two float32 numbers is exact in float64: rounded once, it is their
-        # float32 product, at a third of the time.
-        if len(self._edits) == 1 and isinstance(self._edits[0], Scale):
-            spread = self._spreads[0]
-            narrow = spread.astype(np.float32)
-            if self._view.dtype == np.float32 and np.array_equal(narrow, spread):
-                self._narrow_scale = narrow
-
-    def _rows_per_digit(self, edit: Centre) -> int:
-        """How many rows of axis 0 stand for one step of the first digit."""
-        digits, _ = self._digits(edit)
-        rows: int = self._view.shape[0]
-        return max(1, rows // max(1, digits[0]))
-
-    def _digits(self, edit: Centre) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the digits and those of the fiber, from the first of axis 0 that counts on."""
-        digits, members = split_digits(self._view.shape, edit.fiber)
-        of_rows = 1 + 2 * sum(block.axis == 0 for block in edit.fiber.blocks)
-        first = next((i for i in range(of_rows) if digits[i] != 1), of_rows - 1)
-        return digits[first:], tuple(member - first for member in members if member >= first)
-
-    def _apply(self, number: int, edit: Edit, start: int, chunk: Float64) -> Float64:
-        if isinstance(edit, Centre):
-            return self._centre(number, edit, chunk)
-        spread = self._spread(number, edit)
-        rows = _of_rows(spread, slice(start, start + chunk.shape[0]))
-        if isinstance(edit, Scale):
-            chunk *= rows
-        else:
-            chunk += rows
-        return chunk
-
-    def _spread(self, number: int, edit: Scale | Shift) -> Float64:
-        if number not in self._spreads:
-            vector = edit.vector if isinstance(edit, Scale) else edit.values()
-            self._spreads[number] = edit.channels.spread(vector, self._view.shape)
-        return self._spreads[number]
-
-    def _centre(self, number: int, edit: Centre, chunk: Float64) -> Float64:
-        digits, members = self._digits(edit)
-        if not self._shape or not members:
-            return np.zeros_like(chunk)  # sets of one element
-        shown = chunk.reshape((chunk.shape[0] // self._rows_per_digit(edit), *digits[1:]))
-        # Whole sets lie within a chunk unless the first digit is part of the fiber.
-        if 0 in members:
-            means = self._means_before(number, edit)
-        else:
-            means = shown.mean(axis=members, keepdims=True)
-        if not np.isfinite(means).all():
-            raise UnfitWeightError("holds inf or NaN")
-        shown -= means
-        return shown.reshape(chunk.shape)
-
-    def _means_before(self, number: int, edit: Centre) -> Float64:
-        """Return the means over sets that span chunks, of the tensor with the edits before."""
-        if number not in self._means:
-            if number == 0:
-                digits, _ = self._digits(edit)
-                means = fiber_means(self._view, edit.fiber)
-                self._means[number] = means.reshape(means.shape[means.ndim - len(digits) :])
-            else:
-                self._means[number] = self._streamed_means(number, edit)
-        return self._means[number]
-
-    def _streamed_means(self, number: int, edit: Centre) -> Float64:
-        digits, members = self._digits(edit)
-        unit = self._rows_per_digit(edit)
-        total: Float64 | None = None
-        for start in self.starts():
-            chunk = self.chunk(start, number)
-            shown = chunk.reshape((chunk.shape[0] // unit, *digits[1:]))
-            part = shown.sum(axis=members, keepdims=True)
-            total = part if total is None else total + part
-        size = np.prod([digits[member] for member in members])
-        return np.asarray((np.zeros(1) if total is None else total) / size)
-
-
-def _of_rows(spread: Floats, rows: slice) -> Floats:
-    """Return the part of an array that broadcasts along axis 0 or has its every row."""
-    return spread[rows] if spread.shape[0] > 1 else spread
+    return evaluation.filled(evaluation.starts).reshape(W.shape)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -13,7 +15,8 @@ from onnxfold.affine.laws import Passes, react
 from onnxfold.graph import AxisBlock, Fiber, GraphView
 from onnxfold.rewrite.affine import weighted_sum
 from onnxfold.rewrite.centre import centred
-from onnxfold.rewrite.edited import Centre, Product, Scale, Shift, edited
+from onnxfold.rewrite.edited import Product, edited
+from onnxfold.rewrite.edits import Centre, Scale, Shift
 from tests.affine_graphs import Array, graph
 
 
@@ -77,9 +80,12 @@ def test_weighted_sums_are_those_of_numpy(seed: int) -> None:
     shape = tuple(int(n) for n in rng.integers(2, 6, size=int(rng.integers(2, 5))))
     inner, outer = (int(a) for a in rng.permutation(len(shape))[:2])
     W, s = rng.standard_normal(shape), rng.standard_normal(shape[inner])
-    chunks = [(start, W[start : start + 2]) for start in range(0, shape[0], 2)]
+
+    def mapped(function: Callable[[int, Array], Any], /) -> Iterator[Any]:
+        return (function(start, W[start : start + 2]) for start in range(0, shape[0], 2))
+
     got = weighted_sum(
-        chunks, shape, s, Channels.along([(inner, shape[inner])]),
+        mapped, shape, s, Channels.along([(inner, shape[inner])]),
         Channels.along([(outer, shape[outer])]),
     )  # fmt: skip
     letters = "abcd"[: len(shape)]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from onnxfold.affine.channels import Channels
 from onnxfold.errors import InvariantError
 from onnxfold.graph import AxisBlock, Fiber, whole_axes
-from onnxfold.rewrite import edited
+from onnxfold.rewrite import edited, edits, evaluation
 from onnxfold.rewrite.centre import centred, centred_tensor
 from onnxfold.zero_mean.arrays import fiber_means, is_centred
 from tests.soundness.projector import project, set_numbers
@@ -185,14 +185,14 @@ def test_centring_twice_is_centring_once_but_for_rounding() -> None:
 def test_parts_are_the_rows_of_the_whole(
     dtype: type, shape: tuple[int, ...], axis: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(edited, "_CHUNK_ELEMENTS", 1000)
+    monkeypatch.setattr(evaluation, "_CHUNK_ELEMENTS", 1000)
     monkeypatch.setattr(edited, "_PART_BYTES", 10_000)
     rng = np.random.default_rng(3)
     W = rng.standard_normal(shape).astype(dtype)
     fiber = whole_axes(shape, (axis % len(shape),))
     assert fiber is not None
-    factor = edited.Scale(Channels.along([(0, shape[0])]), rng.standard_normal(shape[0]))
-    tensor = edited.edited(edited.edited(ir.tensor(W), factor, "W"), edited.Centre(fiber), "W")
+    factor = edits.Scale(Channels.along([(0, shape[0])]), rng.standard_normal(shape[0]))
+    tensor = edited.edited(edited.edited(ir.tensor(W), factor, "W"), edits.Centre(fiber), "W")
     parts = list(tensor.parts())
     assert (len(parts) > 1) == (W.nbytes > 10_000)
     assert max(part.nbytes for part in parts) <= max(10_000, 2 * 1000 * W.itemsize)

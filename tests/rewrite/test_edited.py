@@ -9,8 +9,9 @@ import pytest
 from onnxfold.affine.channels import Channels
 from onnxfold.errors import UnfitWeightError
 from onnxfold.graph import whole_axes
-from onnxfold.rewrite import edited as edited_module
-from onnxfold.rewrite.edited import Centre, Edit, Scale, edited, unrounded
+from onnxfold.rewrite import evaluation
+from onnxfold.rewrite.edited import edited, unrounded
+from onnxfold.rewrite.edits import Centre, Edit, Scale
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 
@@ -61,7 +62,7 @@ def test_the_number_of_threads_changes_no_bit(axis: int, monkeypatch: pytest.Mon
     edits = (Scale(_channels(0), g), _centre(axis))
     results = []
     for threads in (1, 2, 5):
-        monkeypatch.setattr(edited_module, "_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(evaluation, "_threads", lambda threads=threads: threads)
         results.append(_edited(W, *edits))
     np.testing.assert_array_equal(results[0], results[1])
     np.testing.assert_array_equal(results[0], results[2])

@@ -1,0 +1,249 @@
+"""Edits applied to a weight in float64, some rows at a time, and rounded once.
+
+The rows of a chunk hold whole sets of every mean, or the means are taken beforehand.  Which thread
+computes a chunk changes no bit, and sums over chunks are added in the order of the chunks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from math import lcm
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxfold.errors import UnfitWeightError
+from onnxfold.rewrite.edits import Centre, Edit, Scale
+from onnxfold.rewrite.halves import Converter
+from onnxfold.zero_mean.arrays import fiber_means, split_digits
+
+__all__ = ["Evaluation"]
+
+_CHUNK_ELEMENTS = 1 << 16  # float64 work space of 512 KiB, which stays in the cache of a core
+_GROUP = 8  # chunks that a thread takes at a time where results are collected
+
+Array = npt.NDArray[np.generic]
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+Floats = TypeVar("Floats", Float32, Float64)
+Result = TypeVar("Result")
+
+
+class _Work:
+    """What one thread computes in."""
+
+    def __init__(self, elements: int):
+        self._elements = elements
+        self._wide: Float64 | None = None
+        self._single: Float32 | None = None
+        self.converter = Converter()
+
+    def wide(self, shape: tuple[int, ...], size: int) -> Float64:
+        """Return float64 space, the same each time."""
+        if self._wide is None:
+            self._wide = np.empty(self._elements)
+        return self._wide[:size].reshape(shape)
+
+    def single(self, shape: tuple[int, ...], size: int) -> Float32:
+        """Return float32 space, the same each time."""
+        if self._single is None:
+            self._single = np.empty(self._elements, np.float32)
+        return self._single[:size].reshape(shape)
+
+
+class Evaluation:
+    """A weight with edits; ``prepare`` comes first, and then threads may compute chunks."""
+
+    def __init__(self, W: Array, edits: tuple[Edit, ...]):
+        self._view: Array = W.reshape(W.shape or (1,))
+        self._shape = W.shape
+        self._edits = edits
+        self._spreads: dict[int, Float64] = {}
+        self._means: dict[int, Float64] = {}
+        self._factor: Float32 | None = None
+        self._digits = {
+            number: self._digits_of(edit)
+            for number, edit in enumerate(edits)
+            if isinstance(edit, Centre)
+        }
+        rows = len(self._view)
+        unit = lcm(1, *(self._rows_per_digit(number) for number in self._digits))
+        self._row: int = max(1, self._view.size // max(1, rows))
+        step = max(1, _CHUNK_ELEMENTS // (self._row * unit)) * unit
+        self.starts = range(0, rows, step)  # the first rows of the chunks
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk as it is stored."""
+        return self.starts.step * self._row * self._view.itemsize
+
+    def prepare(self) -> None:
+        """Compute what all chunks share."""
+        for number, edit in enumerate(self._edits):
+            if not isinstance(edit, Centre):
+                vector = edit.vector if isinstance(edit, Scale) else edit.values()
+                self._spreads[number] = edit.channels.spread(vector, self._view.shape)
+            elif 0 in self._digits[number][1]:
+                self._means[number] = self._means_before(number, edit)
+        # The product of two float32 numbers is exact in float64, and that of two halves in float32:
+        # a product in float32 rounded to the type of the weight is the same.
+        if len(self._edits) == 1 and isinstance(self._edits[0], Scale):
+            dtype, spread = self._view.dtype, self._spreads[0]
+            if dtype.type in (np.float16, np.float32) and dtype.isnative:
+                narrow = spread.astype(dtype)
+                if np.array_equal(narrow, spread):
+                    self._factor = narrow.astype(np.float32)
+
+    def chunks(self) -> Iterator[tuple[int, Float64]]:
+        """Yield the rows with all edits, not rounded; they are valid until the next are asked for.
+
+        Raises UnfitWeightError where a mean is inf or NaN, as it is wherever W holds one.
+        """
+        work = self._work()
+        for start in self.starts:
+            yield start, self._chunk(start, work)
+
+    def mapped(self, function: Callable[[int, Float64], Result]) -> Iterator[Result]:
+        """Yield ``function(first row, rows)`` for every chunk in order, computed by all threads."""
+
+        def work(starts: range) -> list[Result]:
+            work = self._work()
+            with np.errstate(all="ignore"):
+                return [function(start, self._chunk(start, work)) for start in starts]
+
+        groups = deque(self.starts[i : i + _GROUP] for i in range(0, len(self.starts), _GROUP))
+        workers = min(_threads(), len(groups))
+        if workers < 2:
+            for group in groups:
+                yield from work(group)
+            return
+        running: deque[Future[list[Result]]] = deque()
+        with ThreadPoolExecutor(workers, thread_name_prefix="onnxfold-edit") as pool:
+            while groups or running:
+                while groups and len(running) <= workers:
+                    running.append(pool.submit(work, groups.popleft()))
+                yield from running.popleft().result()
+
+    def filled(self, starts: range) -> Array:
+        """Return the rows of some chunks, rounded.
+
+        Raises UnfitWeightError where a number leaves the range of the type, or a mean is inf or
+        NaN.
+        """
+        first, rows = starts[0], self._view.shape[0]
+        stop = min(rows, starts[-1] + self.starts.step)
+        result: Array = np.empty((stop - first, *self._view.shape[1:]), dtype=self._view.dtype)
+        workers = min(_threads(), len(starts))
+
+        def work(worker: int) -> None:
+            work = self._work()
+            with np.errstate(all="ignore", over="raise"):
+                try:
+                    for start in starts[worker::workers]:
+                        self._store(start, result[start - first :], work)
+                except FloatingPointError as error:
+                    message = f"would leave the range of {self._view.dtype}"
+                    raise UnfitWeightError(message) from error
+
+        if workers > 1:
+            with ThreadPoolExecutor(workers, thread_name_prefix="onnxfold-edit") as pool:
+                list(pool.map(work, range(workers)))
+        else:
+            work(0)
+        return result
+
+    def _work(self) -> _Work:
+        return _Work(min(self._view.size, self.starts.step * self._row))
+
+    def _store(self, start: int, result: Array, work: _Work) -> None:
+        """Round the rows of the chunk from ``start`` into the first rows of ``result``."""
+        if self._factor is None:
+            chunk = self._chunk(start, work)
+            work.converter.narrow(chunk, result[: chunk.shape[0]])
+            return
+        rows = slice(start, min(self._view.shape[0], start + self.starts.step))
+        given, out = self._view[rows], result[: rows.stop - rows.start]
+        factor = _of_rows(self._factor, rows)
+        if given.dtype == np.float32:
+            np.multiply(given, factor, out=out)
+            return
+        product = work.single(given.shape, given.size)
+        work.converter.widen(given, product)
+        np.multiply(product, factor, out=product)
+        work.converter.narrow(product, out)
+
+    def _chunk(self, start: int, work: _Work, count: int | None = None) -> Float64:
+        """Return the rows of the chunk from ``start`` with the first ``count`` edits, or all."""
+        given = self._view[start : start + self.starts.step]
+        chunk = work.wide(given.shape, given.size)
+        work.converter.widen(given, chunk)
+        rows = slice(start, start + given.shape[0])
+        for number, edit in enumerate(self._edits[:count]):
+            if isinstance(edit, Centre):
+                self._centre(number, chunk)
+            elif isinstance(edit, Scale):
+                chunk *= _of_rows(self._spreads[number], rows)
+            else:
+                chunk += _of_rows(self._spreads[number], rows)
+        return chunk
+
+    def _centre(self, number: int, chunk: Float64) -> None:
+        digits, members = self._digits[number]
+        if not self._shape or not members:
+            chunk[...] = 0.0  # sets of one element
+            return
+        shown = chunk.reshape((chunk.shape[0] // self._rows_per_digit(number), *digits[1:]))
+        # Whole sets lie within a chunk unless the first digit is part of the fiber.
+        if 0 in members:
+            means = self._means[number]
+        else:
+            means = np.add.reduce(shown, axis=members, keepdims=True)
+            means /= _size(digits, members)
+        if not np.isfinite(means).all():
+            raise UnfitWeightError("holds inf or NaN")
+        np.subtract(shown, means, out=shown)
+
+    def _rows_per_digit(self, number: int) -> int:
+        """How many rows of axis 0 stand for one step of the first digit."""
+        rows = len(self._view)
+        return max(1, rows // max(1, self._digits[number][0][0]))
+
+    def _digits_of(self, edit: Centre) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the digits and those of the fiber, from the first of axis 0 that counts on."""
+        digits, members = split_digits(self._view.shape, edit.fiber)
+        of_rows = 1 + 2 * sum(block.axis == 0 for block in edit.fiber.blocks)
+        first = next((i for i in range(of_rows) if digits[i] != 1), of_rows - 1)
+        return digits[first:], tuple(member - first for member in members if member >= first)
+
+    def _means_before(self, number: int, edit: Centre) -> Float64:
+        """Return the means over sets that span chunks, of the tensor with the edits before."""
+        digits, members = self._digits[number]
+        if number == 0:
+            means = fiber_means(self._view, edit.fiber)
+            return means.reshape(means.shape[means.ndim - len(digits) :])
+        unit, work = self._rows_per_digit(number), self._work()
+        total: Float64 = np.zeros(1)
+        for start in self.starts:
+            chunk = self._chunk(start, work, number)
+            shown = chunk.reshape((chunk.shape[0] // unit, *digits[1:]))
+            part = shown.sum(axis=members, keepdims=True)
+            total = total + part if start else part
+        return np.asarray(total / _size(digits, members))
+
+
+def _size(digits: tuple[int, ...], members: tuple[int, ...]) -> int:
+    return int(np.prod([digits[member] for member in members]))
+
+
+def _of_rows(spread: Floats, rows: slice) -> Floats:
+    """Return the part of an array that broadcasts along axis 0 or has its every row."""
+    return spread[rows] if spread.shape[0] > 1 else spread
+
+
+def _threads() -> int:
+    count: int = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    return count or os.cpu_count() or 1
