@@ -233,7 +233,7 @@ def test_an_input_that_changes_before_any_step_gives_one_of_two_results_or_none(
     if what == "other numbers":
         results.append(result_of(given, tmp_path / "after", what))
     codes = []
-    for step in range(0, 60, 4):
+    for step in range(0, 60, 6):
         folder = tmp_path / f"run{step}"
         data = given.lay(folder).with_name("in.data")
         act = partial(change, what, data)
