@@ -168,15 +168,18 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
 
 
 def _declaration(value: ir.Value) -> onnx.ValueInfoProto:
-    """Return what the model says of a value, without the length of a very long vector.
+    """Return what the model says of a value, without sizes that onnx 1.23 cannot bear.
 
-    onnx 1.23 makes a list of so many unknown numbers wherever one is computed with, which for a
-    length that is but claimed takes hours and all memory.
+    A Slice of a negative size ends the process.  Of a vector it makes a list of so many unknown
+    numbers wherever one is computed with, which for a length that is but claimed takes hours and
+    all memory.
     """
     proto = ir.serde.serialize_value(value)
     dims = proto.type.tensor_type.shape.dim
-    if len(dims) == 1 and dims[0].dim_value > _MOST_DECLARED_ELEMENTS:
-        dims[0].ClearField("dim_value")
+    most = _MOST_DECLARED_ELEMENTS if len(dims) == 1 else _MOST_ELEMENTS
+    for dim in dims:
+        if dim.HasField("dim_value") and not 0 <= dim.dim_value <= most:
+            dim.ClearField("dim_value")
     return proto
 
 
