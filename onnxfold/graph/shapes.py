@@ -32,6 +32,7 @@ __all__ = [
 _LARGE_TENSOR_BYTES = 4096
 _MOST_DIMS = 32
 _MOST_ELEMENTS, _MOST_VECTOR_ELEMENTS = 2**40, 2**26
+_MOST_DECLARED_ELEMENTS = 2**20
 # Where operators read the shape of their result, or a part of it.
 _SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Range": 1, "Tile": 1}
 _FILLED, _COMPLETE = "onnxfold.types_filled", "onnxfold.types_complete"
@@ -138,7 +139,7 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
     listed = set()
     for value in graph.inputs:
         listed.add(value)
-        proto.input.append(ir.serde.serialize_value(value))
+        proto.input.append(_declaration(value))
     for value in graph.initializers.values():
         tensor = None if value in listed else value.const_value
         if tensor is not None and tensor.nbytes <= _LARGE_TENSOR_BYTES:
@@ -161,9 +162,25 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
             continue
         for output in node.outputs:
             if output.name and output not in outputs and output.shape is not None:
-                proto.value_info.append(ir.serde.serialize_value(output))
+                proto.value_info.append(_declaration(output))
     for value in graph.outputs:
-        proto.output.append(ir.serde.serialize_value(value))
+        proto.output.append(_declaration(value))
+
+
+def _declaration(value: ir.Value) -> onnx.ValueInfoProto:
+    """Return what the model says of a value, without sizes that onnx 1.23 cannot bear.
+
+    A Slice of a negative size ends the process.  Of a vector it makes a list of so many unknown
+    numbers wherever one is computed with, which for a length that is but claimed takes hours and
+    all memory.
+    """
+    proto = ir.serde.serialize_value(value)
+    dims = proto.type.tensor_type.shape.dim
+    most = _MOST_DECLARED_ELEMENTS if len(dims) == 1 else _MOST_ELEMENTS
+    for dim in dims:
+        if dim.HasField("dim_value") and not 0 <= dim.dim_value <= most:
+            dim.ClearField("dim_value")
+    return proto
 
 
 def _check_size(node: ir.Node) -> None:

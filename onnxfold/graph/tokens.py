@@ -185,6 +185,8 @@ class Tokens:
             return None
         rank = len(source) + len(axes)
         places = {axis % rank for axis in axes}
+        if len(places) < len(axes):
+            return None  # computed axes that name one twice, which no inference notices
         rest = iter(source)
         return tuple(1 if axis in places else next(rest) for axis in range(rank))
 

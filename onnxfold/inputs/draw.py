@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ _CACHE = re.compile(r"past|cache", re.IGNORECASE)
 # What is convolved with another number of channels than 1 or 3 is no picture, but smaller.
 IMAGE_SIDES = (224, 384, 256, 336, 448, 512, 32, 64, 96, 128)
 _SAMPLES, _FRAMES, _LATENT = 3200, 128, 32
+# More elements are in no input that a check could run; numpy cannot even count those of some.
+_MOST_ELEMENTS = 2**28
 # The hard sample: mean 10, deviation 5, so that a norm must subtract a large mean.
 _HARD_MEAN, _HARD_DEVIATION = 10.0, 5.0
 
@@ -124,6 +127,12 @@ def _draw(
             f"input {name!r} has no shape in the model: give it with --inputs {name}:..."
         )
     shape = shapes[name]
+    if prod(shape) > _MOST_ELEMENTS:
+        sizes = "x".join(map(str, shape))
+        raise UsageError(
+            f"input {name!r} has {sizes} elements, too many to draw: give a smaller shape with "
+            f"--inputs {name}:..., or leave out the check (--no-check)"
+        )
     if value.dtype is not None and value.dtype.is_floating_point():
         if is_mask(model, value) and "mask" in name.lower():
             return _mask(shape, generator).astype(dtype)

@@ -39,6 +39,11 @@ _FIELD_OF = {ir.DataType[name]: field for field, names in _DATA_FIELDS.items() f
 _Attribute = onnx.AttributeProto
 # Integers that name an element type, in operators of the default domain.
 _TYPE_ATTRIBUTES = frozenset({"dtype", "output_dtype", "stash_type", "to"})
+# Attributes that may hold any integer.  All others are counts, axes, sizes and switches: ONNX
+# Runtime keeps many in 32 bits, where 2**40 heads become none and the process dies of dividing.
+_WIDE_ATTRIBUTES = frozenset({"end", "ends", "start", "starts", "value_int", "value_ints"})
+_NARROW_DOMAINS = frozenset({"", "com.microsoft"})
+_NARROW = range(-(2**31), 2**31)
 # Protobuf reads messages that are at most 100 deep; a body adds three, a type in it some more.
 _MOST_BODIES = 25
 _NOT_TEXT = "a name in it is not UTF-8 text; the file is damaged"
@@ -178,6 +183,8 @@ def _check_nodes(nodes: Iterable[onnx.NodeProto], context: _Context) -> None:
             _check_attribute(attribute, context, where)
             if attribute.name in _TYPE_ATTRIBUTES and not _domain(node.domain):
                 _check_type(attribute, where)
+            if _domain(node.domain) in _NARROW_DOMAINS:
+                _check_integers(attribute, where)
 
 
 def _check_type(attribute: onnx.AttributeProto, where: str) -> None:
@@ -187,6 +194,17 @@ def _check_type(attribute: onnx.AttributeProto, where: str) -> None:
         ir.DataType(attribute.i)
     except ValueError as error:
         raise ModelError(f"{where} names the unknown type {attribute.i}") from error
+
+
+def _check_integers(attribute: onnx.AttributeProto, where: str) -> None:
+    if attribute.name in _WIDE_ATTRIBUTES:
+        return
+    for number in (attribute.i, *attribute.ints):
+        if number not in _NARROW:
+            raise ModelError(
+                f"attribute '{attribute.name}' of {where} is {number}, which 32 bits do not hold; "
+                "the file is damaged"
+            )
 
 
 def _check_attribute(attribute: onnx.AttributeProto, context: _Context, where: str) -> None:

@@ -45,7 +45,7 @@ class UnsupportedOperator(ModelError):  # noqa: N818
 
 
 class BeyondReachError(ModelError):
-    """A model asks for more steps or memory than any check of it is worth, wherever it runs."""
+    """A model asks for more than any check of it is worth, or for what would end its process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from pathlib import Path
 import onnx
 
 from onnxfold.reference import interpreter
-from tests.hostile.case import Outcome, run_case
+from tests.hostile.case import Outcome, build_commands_once, run_case
 from tests.hostile.mutation import Mutant, mutant
 from tests.model_io.files import rich_model
 from tests.soundness.random_graphs import random_graph
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 # Beside what the process has when it starts.
 MEMORY_BYTES = 4 << 30
 # Loops without end are given up sooner than in earnest.
-_BODY_NODES = 20_000
+_BODY_NODES = 5_000
 # Wall time for each second of processor time: others use the machine too.
 _PATIENCE = 6
 _SHARE = 2000
@@ -190,6 +190,7 @@ def _serve(numbers: Sequence[int], make: Make, scratch: Path, writer: int) -> No
     code = 1
     try:
         _limit_memory()
+        build_commands_once()
         interpreter._MOST_BODY_NODES = _BODY_NODES
         for number in numbers:
             case = make(number)

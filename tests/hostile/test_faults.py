@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,22 @@ import pytest
 import onnxfold
 from onnxfold import model_io
 from onnxfold.errors import ModelError
+from tests.hostile.faults import (
+    CHANGES,
+    Subject,
+    broken,
+    change,
+    command,
+    kill,
+    remount,
+    small_disk,
+    two_at_once,
+    whole,
+)
 from tests.hostile.seeds import WIDTH, layer_norm_model
 from tests.model_io.files import contents, linear, listing, save, weight
 
 ROOT = Path(__file__).parents[2]
-MOUNT, UMOUNT = (shutil.which(name) or name for name in ("mount", "umount"))
 
 
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -43,43 +55,50 @@ def large_model() -> onnx.ModelProto:
     return model
 
 
+def subject(*data: str) -> Subject:
+    return Subject("small", layer_norm_model(), data, ("--no-check",))
+
+
+def result_of(given: Subject, folder: Path, what: str | None = None) -> bytes | None:
+    """What comes out of an undisturbed run, on changed input if `what` says so."""
+    source = given.lay(folder)
+    if what is not None:
+        change(what, folder / "in.data" if given.data else source)
+    assert command(given.arguments("out/o.onnx"), folder).code == 0
+    return whole(folder / "out/o.onnx")
+
+
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = [MOUNT, "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(disk)]
-    try:
-        allowed = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        allowed = False
-    if not allowed:
-        pytest.skip("no file system can be mounted here")
-    yield disk
-    subprocess.run([UMOUNT, str(disk)], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "disk").mkdir()
+    with small_disk(tmp_path / "disk") as mounted:
+        if mounted is None:
+            pytest.skip("no file system can be mounted here")
+        yield mounted
 
 
 @pytest.mark.parametrize("data", [(), ("in.data",)], ids=["embedded", "external"])
 def test_a_full_disk_is_named_and_nothing_stays_on_it(
-    tmp_path: Path, small_disk: Path, data: tuple[str, ...]
+    tmp_path: Path, disk: Path, data: tuple[str, ...]
 ) -> None:
     save(large_model(), tmp_path / "in.onnx", *data)
-    (small_disk / "out.onnx").write_bytes(b"what was there")
-    done = run("optimize", "in.onnx", "-o", str(small_disk / "out.onnx"), folder=tmp_path)
+    (disk / "out.onnx").write_bytes(b"what was there")
+    done = run("optimize", "in.onnx", "-o", str(disk / "out.onnx"), folder=tmp_path)
     assert done.returncode == 3
     assert "the disk is full" in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert listing(small_disk) == ["out.onnx"]
-    assert (small_disk / "out.onnx").read_bytes() == b"what was there"
+    assert listing(disk) == ["out.onnx"]
+    assert (disk / "out.onnx").read_bytes() == b"what was there"
 
 
-def test_a_read_only_disk_is_named(tmp_path: Path, small_disk: Path) -> None:
+def test_a_read_only_disk_is_named(tmp_path: Path, disk: Path) -> None:
     save(layer_norm_model(), tmp_path / "in.onnx")
-    subprocess.run([MOUNT, "-o", "remount,ro", str(small_disk)], check=True)
-    done = run("optimize", "in.onnx", "-o", str(small_disk / "out.onnx"), folder=tmp_path)
+    remount(disk, "ro")
+    done = run("optimize", "in.onnx", "-o", str(disk / "out.onnx"), folder=tmp_path)
     assert done.returncode == 3
     assert "cannot be written" in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert listing(small_disk) == []
+    assert listing(disk) == []
 
 
 def _meddle(what: str, folder: Path) -> None:
@@ -140,37 +159,16 @@ def test_an_output_folder_that_goes_away_is_an_error_of_one_line(
 @pytest.mark.parametrize("external", [False, True])
 def test_of_two_runs_to_one_output_one_wins_whole(tmp_path: Path, external: bool) -> None:
     """Two models of other weights, whose mixture would be seen."""
-    models = [linear(*(weight(name, 64, 64) for name in names)) for names in ("AB", "CD")]
-    sources = [save(m, tmp_path / f"in{i}.onnx") for i, m in enumerate(models)]
+    options = ("--save-as-external-data",) if external else ()
+    alone = {}
+    for names in ("AB", "CD"):
+        model = linear(*(weight(name, 64, 64) for name in names))
+        given = Subject(names, model, (), options)
+        alone[tmp_path / names / "in.onnx"] = result_of(given, tmp_path / names)
     out = tmp_path / "out"
     out.mkdir()
-    options = ["--save-as-external-data"] if external else []
     for _ in range(3):
-        runs = [
-            subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "onnxfold",
-                    "optimize",
-                    source,
-                    "-o",
-                    out / "o.onnx",
-                    *options,
-                ],
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                stderr=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                text=True,
-            )
-            for source in sources
-        ]
-        ended = [(process.communicate()[1], process.returncode) for process in runs]
-        assert 0 in [code for _, code in ended]
-        for said, code in ended:
-            assert code == 0 or (code == 3 and "another process has written it" in said), said
-        assert contents(out / "o.onnx") in [contents(source) for source in sources]
-        assert not [name for name in listing(out) if name.startswith(".")]
+        assert two_at_once(alone, out / "o.onnx", options) is None
 
 
 def test_data_of_another_run_is_not_replaced_even_at_the_last_moment(
@@ -206,3 +204,43 @@ def test_where_no_links_can_be_made_data_is_renamed(
         staged.commit()
     assert contents(tmp_path / "o.onnx") == contents(source)
     assert np.frombuffer(contents(source)["W"], np.float32).size == WIDTH * WIDTH
+
+
+@pytest.mark.parametrize("data", [(), ("in.data",)], ids=["embedded", "external"])
+def test_a_kill_before_any_step_of_the_command_leaves_all_or_nothing(
+    tmp_path: Path, data: tuple[str, ...]
+) -> None:
+    given = subject(*data)
+    result = result_of(given, tmp_path / "whole")
+    outcomes = []
+    while not outcomes or outcomes[-1].reached:
+        folder = tmp_path / f"run{len(outcomes)}"
+        source = given.lay(folder)
+        original = whole(source)
+        outcomes.append(command(given.arguments("out/o.onnx"), folder, len(outcomes), kill))
+        assert broken(outcomes[-1], folder / "out/o.onnx", None, [result]) is None
+        assert whole(source) == original
+    assert [ended.code for ended in outcomes] == [None] * (len(outcomes) - 1) + [0]
+    assert len(outcomes) > 20
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_an_input_that_changes_before_any_step_gives_one_of_two_results_or_none(
+    tmp_path: Path, what: str
+) -> None:
+    given = subject("in.data")
+    results = [result_of(given, tmp_path / "before")]
+    if what == "other numbers":
+        results.append(result_of(given, tmp_path / "after", what))
+    codes = []
+    for step in range(0, 60, 6):
+        folder = tmp_path / f"run{step}"
+        data = given.lay(folder).with_name("in.data")
+        act = partial(change, what, data)
+        ended = command(given.arguments("out/o.onnx"), folder, step, act)
+        assert broken(ended, folder / "out/o.onnx", None, results) is None
+        codes.append(ended.code)
+        if not ended.reached:
+            break
+    assert 3 in codes
+    assert codes[-1] == 0

@@ -12,6 +12,7 @@ from rich.console import Console
 import onnxfold
 from onnxfold.errors import VerificationError
 from onnxfold.report import print_result
+from tests.hostile.conditions import CONDITIONS, bad_conditions
 from tests.hostile.seeds import WIDTH, layer_norm_model
 
 SHAPES = {"W": (WIDTH, WIDTH), "b": (WIDTH,), "g": (WIDTH,), "c": (WIDTH,), "V": (WIDTH, WIDTH)}
@@ -77,24 +78,9 @@ def test_only_the_norm_behind_such_a_weight_is_left() -> None:
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("epsilon", [0.0, 1e-12, 1e-5])
-@pytest.mark.parametrize(
-    "case", ["plain", "gamma 0", "gamma 1e4", "denormal", "constant rows", "zero", "large mean"]
-)
+@pytest.mark.parametrize("case", CONDITIONS)
 def test_bad_conditions_give_the_same_answer_or_none(dtype: Any, epsilon: float, case: str) -> None:
-    rng = np.random.default_rng(2)
-    square = rng.standard_normal((WIDTH, WIDTH))
-    given: dict[str, dict[str, Any]] = {
-        "plain": {},
-        "gamma 0": {"g": np.zeros(WIDTH)},
-        "gamma 1e4": {"g": np.where(np.arange(WIDTH) % 2, 1e4, 0.0)},
-        "denormal": {
-            "W": square * 20 * float(np.finfo(dtype).smallest_subnormal),
-            "b": square[0] * 0,
-        },
-        "constant rows": {"W": np.repeat(square[:, :1], WIDTH, 1), "b": np.full(WIDTH, 0.3)},
-        "zero": {"W": square * 0, "b": square[0] * 0},
-        "large mean": {"W": square + 1000},
-    }
+    given = bad_conditions(dtype, np.random.default_rng(2))
     model = layer_norm_model(dtype, epsilon, **given[case])
     try:
         result = onnxfold.optimize(model)

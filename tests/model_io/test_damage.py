@@ -212,6 +212,38 @@ def boundaries(model: onnx.ModelProto) -> set[int]:
     return ends
 
 
+@pytest.mark.parametrize(
+    ("domain", "attribute", "given", "ok"),
+    [
+        ("", "axis", 2**31 - 1, True),
+        ("", "axis", 2**31, False),
+        ("", "axis", -(2**31) - 1, False),
+        ("com.microsoft", "num_heads", 2**40, False),
+        ("", "kernel_shape", [1, 2**32], False),
+        # As exporters write "to the end".
+        ("", "ends", [2**63 - 1], True),
+        ("", "end", 2**63 - 1, True),
+        ("", "value_int", 2**40, True),
+        ("elsewhere", "key", 2**40, True),
+    ],
+)
+def test_an_integer_that_runtimes_keep_in_32_bits_fits_there(
+    tmp_path: Path, domain: str, attribute: str, given: int | list[int], ok: bool
+) -> None:
+    model = linear()
+    model.graph.node[0].domain = domain
+    model.graph.node[0].name = "n"
+    model.graph.node[0].attribute.append(onnx.helper.make_attribute(attribute, given))
+    if domain:
+        model.opset_import.add(domain=domain, version=1)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    if ok:
+        model_io.load(path)
+    else:
+        assert f"attribute '{attribute}' of node 'n' (Identity) is " in refused(path)
+
+
 @pytest.mark.parametrize("name", samples())
 def test_a_truncated_model_is_refused_wherever_it_is_cut(tmp_path: Path, name: str) -> None:
     model = samples()[name]

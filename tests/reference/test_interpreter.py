@@ -11,7 +11,13 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxfold.errors import ModelError
-from onnxfold.reference import Precision, UnsupportedOperator, check_supported, run
+from onnxfold.reference import (
+    BeyondReachError,
+    Precision,
+    UnsupportedOperator,
+    check_supported,
+    run,
+)
 from tests.reference.graphs import onnxruntime_outputs, parsed
 
 X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
@@ -309,3 +315,18 @@ def test_a_node_that_cannot_be_computed_is_named() -> None:
 def test_a_missing_input_is_named() -> None:
     with pytest.raises(ModelError, match="input 'x' was given no value"):
         truth(parsed(IF), c=np.array(True))
+
+
+@pytest.mark.parametrize("operator", ["Div", "Mod"])
+@pytest.mark.parametrize(("a", "b"), [(1, 0), (-(2**63), -1)])
+def test_an_integer_division_without_a_result_is_refused(operator: str, a: int, b: int) -> None:
+    model = parsed(f"""
+<ir_version: 9, opset_import: ["": 17]>
+main (int64[1] a, int64[1] b) => (int64[1] y) {{
+  y = {operator} (a, b)
+}}
+""")
+    (seven,) = truth(model, a=np.int64([7]), b=np.int64([-1]))
+    assert seven in (-7, 0)
+    with pytest.raises(BeyondReachError, match="divides"):
+        truth(model, a=np.int64([a]), b=np.int64([b]))

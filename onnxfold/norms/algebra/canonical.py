@@ -83,6 +83,7 @@ class Canonical:
         self._roots: dict[ir.Value, ir.Value] = {}
         self._atoms: dict[ir.Value, ir.Value] = {}
         self._dtypes: dict[ir.Value, ir.DataType | None] = {}
+        self._numbers: dict[ir.Value, float | None] = {}
 
     def dims(self, value: ir.Value | None) -> tuple[Token, ...] | None:
         """Return the shape in tokens."""
@@ -217,25 +218,58 @@ class Canonical:
         """Return a constant scalar, also one computed from static sizes, else None."""
         if value is None:
             return None
-        value = self.root(value)
+        root = self.root(value)
+        # Operands first, each once: what is computed may be deep, and read itself twice a step.
+        waiting = [root]
+        while waiting:
+            last = waiting[-1]
+            missing = [
+                operand
+                for operand in ([] if last in self._numbers else self._scalar_operands(last))
+                if operand is not None and operand not in self._numbers
+            ]
+            waiting += missing
+            if not missing:
+                waiting.pop()
+                self._numbers[last] = self._find_number(last)
+        return self._numbers[root]
+
+    def _scalar_operands(self, value: ir.Value) -> list[ir.Value | None]:
+        """Return what the number of a value is computed from; empty where it is not computed."""
+        node = value.producer()
+        if node is None or node.domain != "" or self._stored_number(value) is not None:
+            return []
+        if node.op_type == "CastLike":
+            operands = node.inputs[:1]
+        elif node.op_type in _ARITHMETIC and self.view.rank(value) in (0, 1):
+            operands = node.inputs
+        else:
+            return []
+        return [None if operand is None else self.root(operand) for operand in operands]
+
+    def _stored_number(self, value: ir.Value) -> float | None:
         scalar = self.view.scalar(value)
         if scalar is not None:
             return scalar
         vector = self.tokens.vector(value)
         if vector is not None and len(vector) == 1 and isinstance(vector[0], int):
             return float(vector[0])
-        node = value.producer()
-        if node is not None and node.op_type == "CastLike" and node.domain == "":
-            return self._rounded(self.number(node.inputs[0]), self.dtype(value))
-        if node is None or node.domain != "" or node.op_type not in _ARITHMETIC:
-            return None
-        if self.view.rank(value) not in (0, 1):
-            return None
-        operands = [self.number(operand) for operand in node.inputs]
-        if any(operand is None for operand in operands):
+        return None
+
+    def _find_number(self, value: ir.Value) -> float | None:
+        if value in self._numbers:
+            return self._numbers[value]
+        stored, node = self._stored_number(value), value.producer()
+        operands = self._scalar_operands(value)
+        if stored is not None or node is None or not operands:
+            return stored
+        numbers = [None if operand is None else self._numbers[operand] for operand in operands]
+        if node.op_type == "CastLike":
+            return self._rounded(numbers[0], self.dtype(value))
+        if any(number is None for number in numbers):
             return None
         with np.errstate(all="ignore"):
-            result = float(_ARITHMETIC[node.op_type](*operands))
+            result = float(_ARITHMETIC[node.op_type](*numbers))
         return result if math.isfinite(result) else None
 
     def _rounded(self, number: float | None, dtype: ir.DataType | None) -> float | None:

@@ -8,7 +8,8 @@ from functools import reduce
 import numpy as np
 from scipy.special import erf
 
-from onnxfold.reference.kernel import Call, kernel
+from onnxfold.graph import node_label
+from onnxfold.reference.kernel import BeyondReachError, Call, kernel
 from onnxfold.reference.precision import Array, is_floating
 
 __all__: list[str] = []
@@ -84,6 +85,7 @@ for _name, _binary in _BINARY.items():
 def div(call: Call, a: Array, b: Array) -> Array:
     if is_floating(a.dtype) or a.dtype.kind == "c":
         return np.asarray(a / b)
+    _check_divisible(call, a, b)
     if a.dtype.kind == "u":
         return np.asarray(a // b)
     # Integers are divided towards zero, as in C; numpy's // goes towards minus infinity.
@@ -91,8 +93,25 @@ def div(call: Call, a: Array, b: Array) -> Array:
     return np.asarray(np.where((a < 0) != (b < 0), -quotient, quotient), dtype=a.dtype)
 
 
+def _check_divisible(call: Call, a: Array, b: Array) -> None:
+    """Refuse a division that has no result, and that ends a process which computes it natively."""
+    if a.dtype.kind not in "iu":
+        return
+    what = None
+    if not np.all(b):
+        what = "an integer by 0"
+    elif a.dtype.kind == "i" and np.any((a == np.iinfo(a.dtype).min) & (b == -1)):
+        what = "the least integer by -1"
+    if what is not None:
+        raise BeyondReachError(
+            f"node {node_label(call.node)!r} divides {what}; give inputs for which it does not "
+            "(--inputs), or leave out the check (--no-check)"
+        )
+
+
 @kernel("Mod")
 def mod(call: Call, a: Array, b: Array) -> Array:
+    _check_divisible(call, a, b)
     return np.asarray(np.fmod(a, b) if call.integer("fmod", 0) else np.mod(a, b))
 
 
