@@ -44,9 +44,10 @@ _FUNCTION_TYPES = frozenset(
 _CASTLIKE_SINCE = 15
 
 
-# Rounded from benchmarks/results/kernels.csv, float32, 768 elements per row, operations rms and
-# layer.  Portable: the onnxfold kernels; the others: ONNX Runtime's operators.  Centring is not
-# measured apart: it is taken as one RMS pass, or as the ReduceMean and Sub that it is spelled as.
+# Of benchmarks/kernels.py, float32, 768 elements per row, rounded; only their ratios count.
+# Operations rms and layer: the onnxfold kernels on portable, ONNX Runtime's operators elsewhere;
+# center: the kernel, or the ReduceMean and Sub that it is spelled as; bias: the Add of a vector,
+# which takes about as long as the RMS norm of the kernels and half as long as ONNX Runtime's.
 _COSTS = {
     Target.PORTABLE: Costs(layer_norm=170, rms_norm=100, bias=0, centring=100),
     Target.ONNX: Costs(layer_norm=340, rms_norm=190, bias=100, centring=250),
