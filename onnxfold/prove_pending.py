@@ -18,7 +18,16 @@ from onnxfold.graph import AxisBlock
 from onnxfold.prove_forward import Failed, Image
 from onnxfold.zero_mean.arrays import rounding_of
 
-__all__ = ["Ahead", "as_number", "digit_of", "own_shift", "part", "settled", "widened"]
+__all__ = [
+    "Ahead",
+    "as_number",
+    "digit_of",
+    "negligible",
+    "own_shift",
+    "part",
+    "settled",
+    "widened",
+]
 
 Array = npt.NDArray[np.generic]
 Float64 = npt.NDArray[np.float64]
