@@ -13,6 +13,11 @@ Operations, on tensors of 98304 elements in rows of n:
     rms, layer          y = norm(x), scale, and bias for layer
     add_rms, add_layer  y, s = norm(y + s), s as in a pre-norm model: the sum is used again
     post_layer          y = norm(y + r) as in a post-norm model: the sum is used once
+    center              y = y - mean(y)
+    bias                y = y + b, b a vector: an Add of its own, on any target
+
+The costs of plans in ``onnxfold/lower/targets.py`` are those of rms, layer, center and bias of 768
+float32 elements: ``--operations rms layer center bias --sizes 768 --dtypes float32``.
 """
 
 from __future__ import annotations
@@ -61,8 +66,8 @@ class Method:
 class KernelRow(Conditions):
     """One method at one shape.
 
-    `times_ours` is the median of the rounds' ratios to our kernel, `best_times_ours` the ratio of
-    the best rounds.
+    `times_ours` is the median of the rounds' ratios to our kernel (for `bias`, of which there is
+    none, to the Add itself), `best_times_ours` the ratio of the best rounds.
     """
 
     onnxruntime: str
@@ -105,6 +110,15 @@ OPERATIONS: dict[str, tuple[Method, ...]] = {
             ("LayerNormalization",),
         ),
     ),
+    "center": (
+        Method(OURS, [("Center", DOMAIN, "y{0}", "y{1}")], ("Center",)),
+        Method(
+            "ReduceMean + Sub",
+            [("ReduceMean", "", "y{0} axes", "m{1}"), ("Sub", "", "y{0} m{1}", "y{1}")],
+            ("ReduceMean", "Sub"),
+        ),
+    ),
+    "bias": (Method("Add", [("Add", "", "y{0} bias", "y{1}")], ("Add",)),),
     "add_rms": (
         Method(
             OURS,
@@ -175,15 +189,14 @@ def chain(method: Method, size: int, dtype: str) -> onnx.ModelProto:
     for i in range(LENGTH):
         for op, domain, inputs, outputs in method.link:
             node = helper.make_node(op, names(inputs, i), names(outputs, i), domain=domain)
-            if op != "Add":
-                node.attribute.append(helper.make_attribute("epsilon", EPSILON))
-                if not op.startswith("Skip"):
-                    node.attribute.append(helper.make_attribute("axis", -1))
-                if domain == DOMAIN:
-                    node.attribute.append(helper.make_attribute("axes", [-1]))
+            node.attribute.extend(_attributes(op, domain))
             nodes.append(node)
     rng = np.random.default_rng(0)
-    weights = {"scale": 1 + 0.1 * rng.standard_normal(size), "bias": rng.standard_normal(size)}
+    weights = {
+        "scale": (1 + 0.1 * rng.standard_normal(size)).astype(dtype),
+        "bias": rng.standard_normal(size).astype(dtype),
+        "axes": np.array([-1]),
+    }
     used = {name for node in nodes for name in node.input}
     given = [name for name in ("y0", "s0") if name in used]
     made = {name for node in nodes for name in node.output}
@@ -197,14 +210,23 @@ def chain(method: Method, size: int, dtype: str) -> onnx.ModelProto:
         "chain",
         [info(name) for name in given],
         [info(name) for name in last],
-        [
-            numpy_helper.from_array(value.astype(dtype), name)
-            for name, value in weights.items()
-            if name in used
-        ],
+        [numpy_helper.from_array(value, name) for name, value in weights.items() if name in used],
     )
     imports = [helper.make_opsetid(d, v) for d, v in (("", 23), (DOMAIN, VERSION), (SKIP, 1))]
     return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+def _attributes(op: str, domain: str) -> list[onnx.AttributeProto]:
+    if op in ("Add", "ReduceMean", "Sub"):
+        return []
+    found: dict[str, float | int | list[int]] = {}
+    if op != "Center":
+        found["epsilon"] = EPSILON
+    if not op.startswith("Skip"):
+        found["axis"] = -1
+    if domain == DOMAIN:
+        found["axes"] = [-1]
+    return [helper.make_attribute(name, value) for name, value in found.items()]
 
 
 class Timed:
@@ -294,12 +316,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--operations", nargs="*", default=list(OPERATIONS))
     parser.add_argument("--dtypes", nargs="*", default=list(TYPES))
+    parser.add_argument("--sizes", nargs="*", type=int, default=list(SIZES))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder) / "optimized.onnx"
         for operation in options.operations:
             for dtype in options.dtypes:
-                for size in SIZES:
+                for size in options.sizes:
                     rows = list(
                         measure(operation, size, dtype, options.threads, options.rounds, scratch)
                     )

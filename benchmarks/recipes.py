@@ -1,11 +1,12 @@
-"""Fold counts of every recipe, and why each norm that is left is left.
+"""Fold counts of every recipe, and why each norm, gamma and beta that is left is left.
 
     python -m models gpt2 bert-base ... -o exports
     python -m benchmarks.recipes exports
 
 reads exports/NAME.onnx or exports/NAME/model.onnx for every recipe of ``models``, and writes
-benchmarks/results/recipes.csv (one row for a recipe) and recipes_left.csv (one row for a norm that
-stays a LayerNorm).  ``python docs/generate.py`` makes docs/recipes.md from these.
+benchmarks/results/recipes.csv (one row for a recipe), recipes_left.csv (one row for a norm that
+stays a LayerNorm) and recipes_affine.csv (one row for a norm that keeps gamma or beta).
+``python docs/generate.py`` makes docs/recipes.md from these.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class RecipeRow(Conditions):
 
     ``split_foldable`` and ``split_insertions`` are those of ``--allow-split`` without a limit.
     ``algorithm1`` and ``algorithm1_embed_centred`` are the paper's counts, of ``layer_norms``.
+    ``gammas`` and ``betas`` are those that all norms have.
     """
 
     recipe: str
@@ -45,8 +47,11 @@ class RecipeRow(Conditions):
     split_insertions: int
     algorithm1: int
     algorithm1_embed_centred: int
+    gammas: int
+    betas: int
     gamma_fused: int
     beta_fused: int
+    scales_fused: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +65,25 @@ class LeftRow:
     sentence: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AffineRow:
+    """One norm that keeps its gamma or its beta, and the reason."""
+
+    recipe: str
+    norm: str
+    keeps: str
+    code: str
+    sentence: str
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Count the exports in a directory, write the two files and return the exit code."""
+    """Count the exports in a directory, write the three files and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__)
     parser.add_argument("exports", type=Path, metavar="DIRECTORY")
     directory: Path = parser.parse_args(arguments).exports
     rows: list[RecipeRow] = []
     left: list[LeftRow] = []
+    affine: list[AffineRow] = []
     for name in RECIPES:
         path = find_export(directory, name)
         if path is None:
@@ -75,12 +92,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         document = onnxfold.inspect(path)
         rows.append(_counts(name, path, document))
         left += _left(name, document)
+        affine += _affine(name, document)
         print(f"{name:22} {rows[-1].foldable:3} of {rows[-1].layer_norms}")
     if not rows:
         print(f"no export of a recipe in {directory}", file=sys.stderr)
         return 2
     write(RESULTS / "recipes.csv", rows)
     write(RESULTS / "recipes_left.csv", left)
+    write(RESULTS / "recipes_affine.csv", affine)
     return 0
 
 
@@ -105,8 +124,11 @@ def _counts(name: str, path: Path, document: dict[str, Any]) -> RecipeRow:
         split_insertions=split["inserted_centerings"],
         algorithm1=summary["algorithm1"],
         algorithm1_embed_centred=summary["algorithm1_embed_centred"],
+        gammas=sum("gamma" in norm["affine"] for norm in document["norms"]),
+        betas=sum("beta" in norm["affine"] for norm in document["norms"]),
         gamma_fused=summary["gamma_fused"],
         beta_fused=summary["beta_fused"],
+        scales_fused=summary["scales_fused"],
         **conditions(),
     )
 
@@ -123,6 +145,19 @@ def _left(name: str, document: dict[str, Any]) -> list[LeftRow]:
         for norm in document["norms"]
         if norm["kind"] == "layer_norm" and not norm["foldable"]
     ]
+
+
+def _affine(name: str, document: dict[str, Any]) -> list[AffineRow]:
+    rows = []
+    for norm in document["norms"]:
+        kept = [part for part in norm["affine"] if not norm[f"{part}_fused"]]
+        if kept:
+            code, sentence = norm["affine_reason"]["code"], norm["affine_reason"]["sentence"]
+            row = AffineRow(
+                recipe=name, norm=norm["name"], keeps=" ".join(kept), code=code, sentence=sentence
+            )
+            rows.append(row)
+    return rows
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -13,13 +12,22 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.affine.channels import SCALAR, Channels
+from onnxfold.affine.channels import Channels
 from onnxfold.affine.cuts import Cut
 from onnxfold.graph import AxisBlock
 from onnxfold.prove_forward import Failed, Image
 from onnxfold.zero_mean.arrays import rounding_of
 
-__all__ = ["Ahead", "as_number", "digit_of", "numbers", "own_shift", "part", "settled", "widened"]
+__all__ = [
+    "Ahead",
+    "as_number",
+    "digit_of",
+    "negligible",
+    "own_shift",
+    "part",
+    "settled",
+    "widened",
+]
 
 Array = npt.NDArray[np.generic]
 Float64 = npt.NDArray[np.float64]
@@ -95,17 +103,8 @@ def part(image: Ahead, cut: Cut, new: ir.Value, without_axis: bool) -> Image:
         del digits[position]
         digits = [replace(digit, axis=digit.axis - (digit.axis > cut.axis)) for digit in digits]
     pending = tuple(piece for scale in image.pending if np.any((piece := own(scale)) != 1))
-    left = Ahead(new, Channels.of(digits), None, own(image.s), False, pending, own(image.slack))
-    number = as_number(left)
-    if number is not None:
-        zero = np.zeros(1)
-        left = Ahead(new, SCALAR, None, zero, False, numbers(number), zero)
-    return settled(left)
-
-
-def numbers(scales: Iterable[float]) -> tuple[Float64, ...]:
-    """Return scales of one number each."""
-    return tuple(np.array([scale]) for scale in scales)
+    slack = own(image.slack)
+    return settled(Ahead(new, Channels.of(digits), None, own(image.s), False, pending, slack))
 
 
 def as_number(image: Ahead) -> tuple[float, ...] | None:
@@ -132,8 +131,9 @@ def negligible(s: Float64 | None, slack: Float64 | None) -> bool:
 
 
 def widened(vector: Float64, own: Channels, wanted: Channels) -> Float64:
-    if own.size == 1:
-        return np.broadcast_to(vector.reshape(-1)[:1], (wanted.size,)).astype(np.float64)
+    """Return a vector over other channels; one number everywhere is one over any of them."""
+    if np.all(vector == vector[0]):
+        return np.full(wanted.size, vector[0])
     if own != wanted:
         raise Failed("works along other channels than the change before it")
     return vector

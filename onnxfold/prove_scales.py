@@ -41,7 +41,7 @@ from onnxfold.prove_pending import (
     Ahead,
     as_number,
     digit_of,
-    numbers,
+    negligible,
     own_shift,
     part,
     settled,
@@ -306,8 +306,9 @@ class _Checker(ForwardChecker):
         if scales or first is None or not carries_factor(node, related):
             raise Failed("sees a changed value")
         zero = np.zeros(1)
+        pending = tuple(np.array([scale]) for scale in first)
         for old, new in zip(node.outputs, twin.outputs, strict=True):
-            self._images[old] = Ahead(new, SCALAR, None, zero, False, numbers(first), zero)
+            self._images[old] = Ahead(new, SCALAR, None, zero, False, pending, zero)
 
     def _behind(self, node: ir.Node, index: int, image: Ahead) -> Channels | None:
         """Return the channels behind a node that moves elements, None where it does more."""
@@ -333,10 +334,11 @@ class _Checker(ForwardChecker):
         stored = second.numpy()
         if not image.channels.digits and max(first.size, second.size) > 1:
             b, b_new = _wide(unrounded(first)), _wide(stored)
-            if b.shape != b_new.shape or np.any(image.s):
+            if b.shape != b_new.shape or not negligible(image.s, image.slack):
                 raise Failed("has a bias of another size")
-            error = np.abs(b_new - image.scale * b)
-            if not np.all(error <= rounding_of(stored).reshape(-1) * (1 + 2.0**-20) + 1e-300):
+            scaled = image.scale * b
+            allowed = rounding_of(stored).reshape(-1) + 2.0**-50 * np.abs(scaled)
+            if not np.all(np.abs(b_new - scaled) <= allowed * (1 + 2.0**-20) + 1e-300):
                 raise Failed("has a bias that is not the original times the scale")
             s, slack = image.s, image.slack
         else:

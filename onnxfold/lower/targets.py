@@ -9,10 +9,8 @@ ort       SimplifiedLayerNormalization, the contrib operator of ONNX Runtime
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
@@ -30,6 +28,7 @@ from onnxfold.lower.functions import (
     function,
     op_name,
 )
+from onnxfold.lower.parameters import AffinePart, Operands, Parameters
 from onnxfold.lower.target import Target
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.planning.costs import Costs
@@ -39,16 +38,16 @@ from onnxfold.rewrite.apply import Lowered
 __all__ = ["TargetLowering", "costs_of"]
 
 _STATISTICS = {NormKind.LAYER_NORM: Statistics.LAYER, NormKind.RMS_NORM: Statistics.RMS}
-AffinePart = ir.Value | npt.NDArray[np.generic] | None
 _FUNCTION_TYPES = frozenset(
     {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
 )
 _CASTLIKE_SINCE = 15
 
 
-# Rounded from benchmarks/results/kernels.csv, float32, 768 elements per row, operations rms and
-# layer.  Portable: the onnxfold kernels; the others: ONNX Runtime's operators.  Centring is not
-# measured apart: it is taken as one RMS pass, or as the ReduceMean and Sub that it is spelled as.
+# Of benchmarks/kernels.py, float32, 768 elements per row, rounded; only their ratios count.
+# Operations rms and layer: the onnxfold kernels on portable, ONNX Runtime's operators elsewhere;
+# center: the kernel, or the ReduceMean and Sub that it is spelled as; bias: the Add of a vector,
+# which takes about as long as the RMS norm of the kernels and half as long as ONNX Runtime's.
 _COSTS = {
     Target.PORTABLE: Costs(layer_norm=170, rms_norm=100, bias=0, centring=100),
     Target.ONNX: Costs(layer_norm=340, rms_norm=190, bias=100, centring=250),
@@ -61,22 +60,13 @@ def costs_of(target: Target) -> Costs:
     return _COSTS[target]
 
 
-@dataclass(frozen=True, slots=True)
-class _Affine:
-    """gamma and beta in the form that a call takes, or what must follow the call instead."""
-
-    kind: Affine
-    inputs: tuple[ir.Value, ...]
-    initializers: tuple[ir.Value, ...]
-    after: tuple[tuple[str, ir.Value], ...]  # operators that apply what the call cannot
-
-
 class TargetLowering:
     """Lowers the norms of one model for one target."""
 
     def __init__(self, view: GraphView, target: Target, sites: Iterable[NormSite] = ()):
         self._view = view
         self._target = target
+        self._parameters = Parameters(view, target)
         self._types = {site.input.dtype for site in sites}
         self._bodies: dict[tuple[str, ir.DataType], ir.Function] = {}
 
@@ -250,7 +240,7 @@ class TargetLowering:
 
     def _call(self, site: NormSite, statistics: Statistics, x: ir.Value) -> Lowered:
         axes = self._trailing_axes(site) or 1
-        affine = self._affine(site, axes)
+        affine = self._parameters.operands(site, statistics, axes)
         name = op_name(statistics=statistics, affine=affine.kind)
         first = call(
             name,
@@ -279,7 +269,7 @@ class TargetLowering:
         nodes = [apart, norm, ir.node("Reshape", [norm.outputs[0], joined])]
         for op_type, part, role in (("Mul", site.gamma, "gamma"), ("Add", site.beta, "beta")):
             if part is not None:
-                operand = self._as_value(site, part, role, made)
+                operand = self._parameters.as_value(site, part, role, made)
                 nodes.append(ir.node(op_type, [nodes[-1].outputs[0], operand]))
         return self._finished(site, nodes, (split, joined, *made), name)
 
@@ -287,34 +277,22 @@ class TargetLowering:
         self, site: NormSite, x: ir.Value, size: int, made: list[ir.Value]
     ) -> tuple[ir.Node, str | None]:
         """Return an RMSNorm of x over its last axis without affine, and its function's name."""
+        made += self._parameters.ones(site, Statistics.RMS, (size,))
         if self._target is Target.ORT:
-            dtype = (site.input.dtype or ir.DataType.FLOAT).numpy()
-            made.append(weight_value(f"{site.output.name}.ones", np.ones(size, dtype)))
             attributes = {"axis": -1, "epsilon": site.epsilon, "stash_type": 1}
-            return ir.node("SimplifiedLayerNormalization", [x, made[-1]], attributes), None
-        name = op_name(statistics=Statistics.RMS)
+            return ir.node("SimplifiedLayerNormalization", [x, *made], attributes), None
+        affine = Affine.SCALE if made else Affine.NONE
+        name = op_name(statistics=Statistics.RMS, affine=affine)
         overload = self._overload(site.input.dtype)
-        return call(name, [x], epsilon=site.epsilon, overload=overload), name
+        return call(name, [x, *made], epsilon=site.epsilon, overload=overload), name
 
-    def _contrib(self, site: NormSite, x: ir.Value, affine: _Affine, axes: int) -> Lowered:
-        scale, *bias = affine.inputs or (self._ones(site, axes),)
-        initializers = affine.initializers + (() if affine.inputs else (scale,))
+    def _contrib(self, site: NormSite, x: ir.Value, affine: Operands, axes: int) -> Lowered:
+        scale, *bias = affine.inputs
         attributes = {"axis": -axes, "epsilon": site.epsilon, "stash_type": 1}
         nodes = [ir.node("SimplifiedLayerNormalization", [x, scale], attributes)]
         for op_type, operand in [*(("Add", beta) for beta in bias), *affine.after]:
             nodes.append(ir.node(op_type, [nodes[-1].outputs[0], operand]))
-        return self._finished(site, nodes, initializers, None)
-
-    def _extent(self, site: NormSite, axes: int) -> tuple[int, ...]:
-        """Return the sizes of the last axes, which a scale may tell better than the input."""
-        rank = self._view.rank(site.input) or 0
-        sizes = {block.axis: block.size for block in site.fiber.blocks}
-        return tuple(sizes.get(axis, 1) for axis in range(rank - axes, rank))
-
-    def _ones(self, site: NormSite, axes: int) -> ir.Value:
-        shape = self._extent(site, axes)
-        dtype = (site.input.dtype or ir.DataType.FLOAT).numpy()
-        return weight_value(f"{site.output.name}.ones", np.ones(shape, dtype))
+        return self._finished(site, nodes, affine.initializers, None)
 
     def _finished(
         self,
@@ -356,62 +334,6 @@ class TargetLowering:
             self._bodies[name, dtype] = body
         return Lowered(lowered.nodes, lowered.stands_for, lowered.initializers, (body,))
 
-    def _affine(self, site: NormSite, axes: int) -> _Affine:
-        """Bring gamma and beta into the shape of the last axes, or apply them behind the call."""
-        made: list[ir.Value] = []
-        gamma = self._vector(site, site.gamma, axes, "gamma", made)
-        beta = self._vector(site, site.beta, axes, "beta", made)
-        dims = (self._view.shape(site.input) or ())[-axes:]
-        untold = not all(isinstance(dim, int) for dim in dims)  # but for a scale that tells it
-        if site.gamma is None and (beta is not None or untold):
-            gamma = self._ones(site, axes)
-            made.append(gamma)
-        if gamma is not None and beta is not None:
-            return _Affine(Affine.AFFINE, (gamma, beta), tuple(made), ())
-        after: list[tuple[str, ir.Value]] = []
-        if gamma is None and site.gamma is not None:
-            made.clear()
-            after.append(("Mul", self._as_value(site, site.gamma, "gamma", made)))
-        if (beta is None and site.beta is not None) or (beta is not None and gamma is None):
-            after.append(("Add", self._as_value(site, site.beta, "beta", made)))
-        if gamma is not None and not any(op == "Mul" for op, _ in after):
-            return _Affine(Affine.SCALE, (gamma,), tuple(made), tuple(after))
-        return _Affine(Affine.NONE, (), tuple(made), tuple(after))
-
-    def _vector(
-        self, site: NormSite, part: AffinePart, axes: int, role: str, made: list[ir.Value]
-    ) -> ir.Value | None:
-        """Return an affine part as a value of exactly the normalised shape, or None."""
-        if part is None:
-            return None
-        shape = self._extent(site, axes)
-        dtype = site.input.dtype
-        if isinstance(part, ir.Value) and self._view.shape(part) == shape and part.dtype == dtype:
-            return part
-        array = part if isinstance(part, np.ndarray) else self._view.array(part)
-        if array is None or dtype is None:
-            return None
-        if array.size == 1:
-            array = np.broadcast_to(array.reshape(()), shape)
-        elif array.size != int(np.prod(shape)) or _squeezed(array.shape) != _squeezed(shape):
-            return None
-        name = f"{site.output.name}.{role}"
-        made.append(
-            weight_value(name, np.ascontiguousarray(array.reshape(shape).astype(dtype.numpy())))
-        )
-        return made[-1]
-
-    def _as_value(
-        self, site: NormSite, part: AffinePart, role: str, made: list[ir.Value]
-    ) -> ir.Value:
-        if isinstance(part, ir.Value):
-            return part
-        if part is None:
-            raise InvariantError(f"norm '{site.name}' has no {role}")
-        dtype = (site.output.dtype or ir.DataType.FLOAT).numpy()
-        made.append(weight_value(f"{site.output.name}.{role}", part.astype(dtype)))
-        return made[-1]
-
 
 def _least_opset(dtype: ir.DataType | None) -> int:
     return 13 if dtype is ir.DataType.BFLOAT16 else MIN_OPSET
@@ -423,10 +345,6 @@ def _lost_affine(site: NormSite) -> bool:
     if affine is Affine.AFFINE:
         return site.beta is None
     return affine is Affine.SCALE and site.gamma is None
-
-
-def _squeezed(shape: tuple[int, ...] | list[int]) -> tuple[int, ...]:
-    return tuple(dim for dim in shape if dim != 1)
 
 
 def _mean_has_one_reader(site: NormSite, centred: ir.Value) -> bool:

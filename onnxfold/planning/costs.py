@@ -21,9 +21,9 @@ class Costs:
 
     layer_norm: int
     rms_norm: int
-    bias: int  # what beta costs an RMS norm where the norm itself cannot add it
+    bias: int  # what beta costs an RMS norm: an addition, 0 where the norm itself adds it
     centring: int
-    addition: int = 100  # an Add of a vector, as an operator of its own on any target
+    addition: int = 100  # an Add of a vector as an operator of its own, the same on any target
     split: int = 1  # a copied weight costs storage, not time; 1 keeps "in place" the first choice
 
     def gain(self, count: int, has_bias: bool) -> int:

@@ -120,6 +120,8 @@ class Editor:
     def _prepare(self, graph: ir.Graph, lowered: Lowered, heirs: tuple[ir.Value, ...]) -> None:
         """Name what is new, read what replaced an operand, register weights and functions."""
         for value in lowered.initializers:
+            if value.graph is graph:
+                continue  # shared with nodes that are in place
             value.name = self.unused(value.name or "weight")
             if value.const_value is not None:
                 value.const_value.name = value.name
