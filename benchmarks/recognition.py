@@ -1,29 +1,57 @@
 """How long recognition takes over 1 to 1000 decomposed layer norms: it is linear in the graph.
 
-python benchmarks/recognition.py
+    python -m benchmarks.recognition
+
+prints a table and appends its rows to benchmarks/results/recognition.csv.  Times are processor
+time, which other work on the machine does not lengthen as it does the time on the clock.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks.rows import RESULTS, Conditions, append, conditions
 from onnxfold.graph import GraphView
 from onnxfold.norms import find_norms
 
+__all__ = ["main", "tower"]
+
 WIDTH = 64
 LAYERS = (1, 2, 6, 12, 24, 48, 96, 500, 1000)
+_RUNS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecognitionRow(Conditions):
+    """Medians over the runs; ``load`` is the load average of the minute before."""
+
+    load: float
+    norms: int
+    nodes: int
+    runs: int
+    view_ms: float
+    find_ms: float
+    find_ms_per_norm: float
 
 
 def tower(layers: int) -> onnx.ModelProto:
     """A residual tower of `layers` norms in the spelling of torch, each with a linear layer."""
     rng = np.random.default_rng(0)
     nodes: list[onnx.NodeProto] = []
-    constants = {"two": np.float32(2), "e": np.float32(1e-5)}
+    constants: dict[str, npt.NDArray[np.float32]] = {
+        "two": np.array(2, np.float32),
+        "e": np.array(1e-5, np.float32),
+    }
     x = "x0"
     for i in range(layers):
         for name in ("g", "b"):
@@ -51,20 +79,45 @@ def tower(layers: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
 
 
-def main() -> None:
+def main() -> int:
+    """Measure, print and keep the rows; returns the exit code."""
+    load = round(os.getloadavg()[0], 2)
+    _measured(LAYERS[0])  # what is imported and compiled once
     print(f"{'norms':>6} {'view, ms':>10} {'find, ms':>10} {'per norm, ms':>13}")
+    rows = []
     for layers in LAYERS:
-        model = ir.from_proto(tower(layers))
-        start = time.perf_counter()
-        view = GraphView(model)
-        viewed = time.perf_counter()
-        sites = find_norms(view)
-        found = time.perf_counter()
-        if len(sites) != layers:
-            raise SystemExit(f"{len(sites)} of {layers} norms found")
-        view_ms, find_ms = 1e3 * (viewed - start), 1e3 * (found - viewed)
-        print(f"{layers:>6} {view_ms:>10.1f} {find_ms:>10.1f} {find_ms / layers:>13.2f}")
+        times = [_measured(layers) for _ in range(_RUNS)]
+        view_ms, find_ms = (round(median(run[part] for run in times), 3) for part in (0, 1))
+        each = round(find_ms / layers, 4)
+        rows.append(
+            RecognitionRow(
+                load=load,
+                norms=layers,
+                nodes=11 * layers,
+                runs=_RUNS,
+                view_ms=view_ms,
+                find_ms=find_ms,
+                find_ms_per_norm=each,
+                **conditions(),
+            )
+        )
+        print(f"{layers:>6} {view_ms:>10.1f} {find_ms:>10.1f} {each:>13.2f}")
+    append(RESULTS / "recognition.csv", rows)
+    return 0
+
+
+def _measured(layers: int) -> tuple[float, float]:
+    """Return the milliseconds for the view of a tower and for finding its norms."""
+    model = ir.from_proto(tower(layers))
+    start = time.process_time()
+    view = GraphView(model)
+    viewed = time.process_time()
+    sites = find_norms(view)
+    found = time.process_time()
+    if len(sites) != layers:
+        raise SystemExit(f"{len(sites)} of {layers} norms found")
+    return 1e3 * (viewed - start), 1e3 * (found - viewed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -200,6 +200,20 @@ class Tokens:
             return tuple(1 if axis in places else dim for axis, dim in enumerate(source))
         return tuple(dim for axis, dim in enumerate(source) if axis not in places)
 
+    def spectra(self, node: ir.Node) -> tuple[Token, ...] | None:
+        """Return the shape that STFT gives: batch, frames, frequencies, real and imaginary."""
+        signal = self.dims(node.inputs[0])
+        window, length = (*node.inputs[2:4], None, None)[:2]
+        size = self.vector(length) if length is not None else self.dims(window)
+        if signal is None:
+            return None
+        name = node.outputs[0].name
+        frequencies: Token = f"{name}@2"
+        if size is not None and len(size) == 1 and isinstance(size[0], int):
+            half = node.attributes.get_int("onesided", 1)
+            frequencies = size[0] // 2 + 1 if half else size[0]
+        return signal[0], f"{name}@1", frequencies, 2
+
     def _find_vector(self, value: ir.Value) -> tuple[Token, ...] | None:
         integers = self._view.integers(value)
         if integers is not None:
@@ -301,6 +315,7 @@ _SHAPE_RULES: dict[str, _Rule] = {
     "ConstantOfShape": Tokens.filled,
     "Expand": Tokens.expanded,
     "Reshape": Tokens.reshaped,
+    "STFT": Tokens.spectra,
     "Transpose": Tokens.transposed,
     "Unsqueeze": Tokens.unsqueezed,
     "ReduceL2": Tokens.reduced,

@@ -109,3 +109,17 @@ def test_norms_behind_a_computed_reshape_fold_and_are_proved() -> None:
     assert result.proof.passed
     assert result.verification is not None
     assert result.verification.passed
+
+
+def test_a_spectrum_has_as_many_frequencies_as_its_window_tells() -> None:
+    body = """
+        step = Constant<value_int = 4>()
+        wave = ReduceMean<axes=[2], keepdims=0>(rows)
+        spectrum = STFT(wave, step, window)
+        y = Identity(rows)
+    """
+    shapes = _shapes(_model(body, opset=17, weights={"window": (20,)}))
+    spectrum = shapes["spectrum"]
+    assert spectrum is not None
+    assert spectrum[2:] == (11, 2)
+    assert not isinstance(spectrum[1], int)
