@@ -312,8 +312,9 @@ def _rewritten(source: Source, analysis: Analysis, options: Options) -> Applied:
     applied = apply_plan(analysis.view, analysis.plan, analysis.sites, analysis.lowering)
     if options.target is not Target.PORTABLE or not options.fuse_residual:
         return applied
-    fusions = residual_fusions(GraphView(applied.model))
-    apply_fusions(applied.model, fusions)
+    lowered = GraphView(applied.model)
+    fusions = residual_fusions(lowered)
+    apply_fusions(lowered, fusions)
     fused_before = sum(
         node.domain == DOMAIN and node.op_type in SIGNATURES and SIGNATURES[node.op_type].residual
         for graph in all_graphs(source.model)

