@@ -7,12 +7,21 @@ docs/architecture.md and appends its rows to benchmarks/results/fold.csv.  Copyi
 timed in turns in one run, since a machine's speed swings; a value is the median, with the 20th and
 80th percentile.  Rows that end in "processor" are processor time, which other work on the machine
 does not lengthen as it does the time on the clock.
+
+The package is compiled to bytecode first, as an installation is: where PYTHONDONTWRITEBYTECODE is
+set, a checkout never is, and every command compiles 150 files.
+
+"imports of the dependencies" starts an interpreter that imports numpy, onnx and onnx-ir and does
+nothing: no command that reads a model with them takes less.  "copying the files, fsync" is a copy
+that is on the disk when it ends, as the output of the command is where it replaces another.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -24,7 +33,10 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+import onnxfold
 from benchmarks.rows import RESULTS, Conditions, append, conditions
+from onnxfold import model_io
+from onnxfold.cli.startup import go_on_as_usual, start_quickly
 
 __all__ = ["main"]
 
@@ -34,8 +46,13 @@ _STATUS = Path("/proc/self/status")
 _PEAK = f"""
 print(next(line for line in open("{_STATUS}") if line.startswith("VmHWM")).split()[1])
 """
-_IMPORTS = f"import onnxfold.cli, onnxfold.pipeline, onnxfold.report{_PEAK}"
-_FOLD = f"""
+_QUICKLY = """
+from onnxfold.cli.startup import start_quickly
+start_quickly()  # as the command does: without what onnx-ir imports for symbolic arithmetic
+"""
+_DEPENDENCIES = f"{_QUICKLY}import numpy, onnx, onnx_ir"
+_IMPORTS = f"{_QUICKLY}import onnxfold.cli, onnxfold.pipeline, onnxfold.report{_PEAK}"
+_FOLD = f"""{_QUICKLY}
 import sys
 from onnxfold.cli import app
 app(sys.argv[1:], standalone_mode=False){_PEAK}"""
@@ -80,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=9, help="of everything that is timed")
     options = parser.parse_args(arguments)
     model: Path = options.model or _exported()
+    compileall.compile_dir(Path(onnxfold.__file__).parent, quiet=1)
     load = os.getloadavg()[0]
     samples = [*_startup(options.runs), *_fold(model, options.runs), *_command(model, options.runs)]
     rows = [_row(model, load, sample) for sample in samples]
@@ -145,9 +163,7 @@ def _both(what: str, ended: Sequence[_Ended], bar: float | None = None) -> list[
 
 def _fold(model: Path, runs: int) -> list[_Sample]:
     """The stages that decide and act, in one warm process, every changed weight computed."""
-    import onnxfold
-    from onnxfold import model_io
-
+    start_quickly()
     stages: dict[str, list[float]] = {"analyse": [], "rewrite": [], "changed weights": []}
     processor: list[float] = []
     for _ in range(runs + 1):
@@ -160,6 +176,7 @@ def _fold(model: Path, runs: int) -> list[_Sample]:
         processor.append(time.process_time() - begin)
         for stage in ("analyse", "rewrite"):
             stages[stage].append(result.report["timing_s"][stage])
+    go_on_as_usual()
     warm = {stage: tuple(seconds[1:]) for stage, seconds in stages.items()}
     total = tuple(map(sum, zip(*warm.values(), strict=True)))
     return [
@@ -183,26 +200,33 @@ def _command(model: Path, runs: int) -> list[_Sample]:
     with tempfile.TemporaryDirectory(dir=model.parent) as scratch:
         output = Path(scratch) / "fast.onnx"
         words = ["-q", "optimize", str(model), "-o", str(output), "--no-check"]
-        fold = [sys.executable, "-m", "onnxfold", *words]
         copy = ["cp", *map(str, files), scratch]
-        ended: dict[str, list[_Ended]] = {"fold": [], "copy": []}
-
-        def turn(what: str, command: Sequence[str]) -> None:
-            _empty(Path(scratch))
-            ended[what].append(_run(command))
-
+        turns = {
+            "copy": copy,
+            "durable": ["sh", "-c", f"{shlex.join(copy)} && sync {shlex.quote(scratch)}/*"],
+            "imports": [sys.executable, "-c", _DEPENDENCIES],
+            "fold": [sys.executable, "-m", "onnxfold", *words],
+        }
+        ended: dict[str, list[_Ended]] = {what: [] for what in turns}
         for _ in range(runs):
-            turn("copy", copy)
-            turn("fold", fold)
+            for what, command in turns.items():
+                _empty(Path(scratch))
+                ended[what].append(_run(command))
         written = sum(file.stat().st_size for file in _files(output))
         memory = _memory(words, runs) if _STATUS.exists() else []
-    copied = tuple(end.seconds for end in ended["copy"])
-    folded = tuple(end.seconds for end in ended["fold"])
-    ratios = tuple(f / c for f, c in zip(folded, copied, strict=True))
+
+    def ratios(of: str, to: str) -> tuple[float, ...]:
+        pairs = zip(ended[of], ended[to], strict=True)
+        return tuple(one.seconds / other.seconds for one, other in pairs)
+
     return [
         *_both("copying the files", ended["copy"]),
+        *_both("copying the files, fsync", ended["durable"]),
+        *_both("imports of the dependencies", ended["imports"]),
         *_both("optimize --no-check", ended["fold"]),
-        _Sample("optimize --no-check / copying", "ratio", ratios, 2.0),
+        _Sample("imports of the dependencies / copying", "ratio", ratios("imports", "copy")),
+        _Sample("optimize --no-check / copying", "ratio", ratios("fold", "copy"), 2.0),
+        _Sample("optimize --no-check / copying, fsync", "ratio", ratios("fold", "durable")),
         *memory,
         _Sample("output bytes / input bytes", "ratio", (written / given,)),
         _Sample("output bytes - input bytes", "bytes", (float(written - given),)),

@@ -3,6 +3,7 @@
     load -> prepare -> analyse -> rewrite -> prove -> stage -> verify -> publish
 
 The input is never changed.  Nothing is published before the proof and the verification passed.
+What proves and verifies is imported when it is used, for a run without it is to start quickly.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
@@ -29,22 +30,19 @@ from onnxfold.errors import (
 )
 from onnxfold.graph import GraphView
 from onnxfold.graph.shapes import all_graphs, strip_types
-from onnxfold.inputs import InputSpec
 from onnxfold.lower.functions import DOMAIN, INLINED, SIGNATURES
 from onnxfold.lower.residual import residual_fusions
 from onnxfold.lower.target import Target
 from onnxfold.options import Options
 from onnxfold.planning import Plan
 from onnxfold.prepare import Prepared, prepare
-from onnxfold.prove import Proof, prove
-from onnxfold.prove_affine import prove_affine
-from onnxfold.prove_reshapes import pull_reshapes
-from onnxfold.prove_scales import prove_scales
 from onnxfold.report import inspection
 from onnxfold.rewrite import Applied, apply_fusions, apply_plan, unfit_weights
 from onnxfold.sources import Source, open_source
 from onnxfold.verification import ModelSource, Verification
-from onnxfold.verification import verify as verify_models
+
+if TYPE_CHECKING:
+    from onnxfold.prove import Proof
 
 __all__ = ["METADATA_KEY", "Options", "Result", "Stages", "inspect", "optimize", "verify"]
 
@@ -111,8 +109,11 @@ def verify(
     are samples, seed, limit, rtol and atol.  Raises ModelError when a model cannot be read or run;
     a difference is no error but a result whose ``passed`` is False.
     """
+    from onnxfold.inputs import InputSpec
+    from onnxfold.verification.compare import verify as compare
+
     sources = [open_source(model) for model in (original, rewritten)]
-    return verify_models(
+    return compare(
         *(ModelSource(source.model, source.path) for source in sources),
         spec=InputSpec.parse(inputs) if inputs else None,
         providers=providers or None,
@@ -292,6 +293,11 @@ def _copy_of_moved(analysis: Analysis) -> ir.Model | None:
 
 def _proved(source: Source, analysis: Analysis, moved: ir.Model | None, result: ir.Model) -> Proof:
     """Prove the steps: gammas and betas, then scales, then the centring."""
+    from onnxfold.prove import prove
+    from onnxfold.prove_affine import prove_affine
+    from onnxfold.prove_reshapes import pull_reshapes
+    from onnxfold.prove_scales import prove_scales
+
     before, after = (GraphView(prepare(model).model) for model in (source.model, result))
     after = pull_reshapes(after, before)
     plan, steps = analysis.plan, []
@@ -314,8 +320,9 @@ def _rewritten(source: Source, analysis: Analysis, options: Options) -> Applied:
     applied = apply_plan(analysis.view, analysis.plan, analysis.sites, analysis.lowering)
     if options.target is not Target.PORTABLE or not options.fuse_residual:
         return applied
-    fusions = residual_fusions(GraphView(applied.model))
-    apply_fusions(applied.model, fusions)
+    lowered = GraphView(applied.model)
+    fusions = residual_fusions(lowered)
+    apply_fusions(lowered, fusions)
     fused_before = sum(
         node.domain == DOMAIN and node.op_type in SIGNATURES and SIGNATURES[node.op_type].residual
         for graph in all_graphs(source.model)
@@ -348,12 +355,13 @@ def _finished(model: ir.Model, source: Source, analysis: Analysis, options: Opti
 
 def _inline_functions(model: ir.Model, *, everything: bool) -> None:
     """Replace calls of domain onnxfold by their bodies: all, or those that must not stay."""
-    from onnx_ir.passes.common import InlinePass
 
     def wanted(function: ir.Function) -> bool:
         return function.domain == DOMAIN and (everything or function.overload == INLINED)
 
     if any(wanted(function) for function in model.functions.values()):
+        from onnx_ir.passes.common import InlinePass
+
         InlinePass(criteria=wanted)(model)
     domains = {function.domain for function in model.functions.values()}
     domains |= {node.domain for graph in all_graphs(model) for node in graph}
@@ -411,7 +419,10 @@ def _verified(
     source: Source, rewritten: ModelSource, options: Options, clock: Clock
 ) -> Verification:
     with clock.stage("verify"):
-        verification = verify_models(
+        from onnxfold.inputs import InputSpec
+        from onnxfold.verification.compare import verify as compare
+
+        verification = compare(
             ModelSource(source.model, source.path),
             rewritten,
             samples=options.check,

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
-import onnx_ir.passes.common as passes
 
 from onnxfold.errors import ModelError
 from onnxfold.graph import node_label, operator
@@ -50,8 +49,10 @@ def prepare(model: ir.Model) -> Prepared:
     """
     clone = model.clone()
     if clone.ir_version < _OVERRIDABLE_SINCE_IR:
+        from onnx_ir.passes.common import RemoveInitializersFromInputsPass
+
         # Every initializer had to be listed as an input, and none could be overridden.
-        passes.RemoveInitializersFromInputsPass()(clone)
+        RemoveInitializersFromInputsPass()(clone)
     inlined = _inline(clone)
     fill_types(clone)
     split, left = _split(clone)  # asks for types
@@ -70,8 +71,10 @@ def _inline(model: ir.Model) -> tuple[str, ...]:
         used = {node.domain for node in function.all_nodes()}
         for domain in function.opset_imports.keys() - used:
             del function.opset_imports[domain]  # the pass would compare them
+    from onnx_ir.passes.common import InlinePass  # imports all passes, and most models need none
+
     renamed = _Renamed()
-    inline = passes.InlinePass(
+    inline = InlinePass(
         criteria=lambda function: _may_inline(model, function) and renamed.next_call(function)
     )
     try:

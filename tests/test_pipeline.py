@@ -186,7 +186,6 @@ def test_a_wrong_result_is_caught_and_nothing_is_written(
 def test_verification_alone_catches_a_wrong_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from onnxfold import pipeline
     from onnxfold.lower import targets
     from onnxfold.prove import Proof
 
@@ -196,7 +195,7 @@ def test_verification_alone_catches_a_wrong_result(
         return real(name, *args, **{**options, "epsilon": 0.5})  # type: ignore[arg-type]
 
     monkeypatch.setattr(targets, "call", wrong)
-    monkeypatch.setattr(pipeline, "prove", lambda *_: Proof(True, 1, 1, ()))
+    monkeypatch.setattr("onnxfold.prove.prove", lambda *_: Proof(True, 1, 1, ()))
     onnx.save(chain_model(), tmp_path / "in.onnx")
     with pytest.raises(onnxfold.VerificationError, match="output 'y'"):
         onnxfold.optimize(tmp_path / "in.onnx", tmp_path / "out.onnx")

@@ -28,6 +28,22 @@ def test_a_command_that_does_no_symbolic_arithmetic_imports_no_sympy() -> None:
     assert '"schema": 1' in done.stdout
 
 
+_UNCHECKED = """
+import sys
+from onnxfold.cli import app
+app(["-q", "optimize", sys.argv[1], "-o", sys.argv[2], "--no-check"], standalone_mode=False)
+parts = "prove verification.compare inputs reference runtime".split()
+print(sorted({f"onnxfold.{part}" for part in parts} & set(sys.modules)))
+"""
+
+
+def test_a_command_without_a_check_imports_nothing_that_checks(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _UNCHECKED, str(_MODEL), str(tmp_path / "out.onnx")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["[]"]
+    assert (tmp_path / "out.onnx").exists()
+
+
 def test_importing_the_package_leaves_the_imports_of_a_process_alone() -> None:
     program = "import sys, gc; before = (list(sys.meta_path), gc.get_threshold()); "
     program += "import onnxfold.pipeline, onnxfold.cli; "

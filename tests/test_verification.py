@@ -16,7 +16,9 @@ import pytest
 
 from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.inputs import InputSpec
-from onnxfold.verification import ModelSource, Verification, locate, runners, verify
+from onnxfold.verification import ModelSource, Verification, runners
+from onnxfold.verification.compare import verify
+from onnxfold.verification.locate import locate
 from tests.folded import BODY, VOCABULARY, WIDTH, Weights, model, weights
 
 Array = np.ndarray

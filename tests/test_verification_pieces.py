@@ -15,7 +15,8 @@ import onnxfold
 from onnxfold import html_report, model_io, report
 from onnxfold.errors import ModelError, UsageError
 from onnxfold.inputs import InputSpec, make_inputs
-from onnxfold.verification import ModelSource, memory, pieces, verify
+from onnxfold.verification import ModelSource, memory, pieces
+from onnxfold.verification.compare import verify
 from onnxfold.verification.pieces import Pieces
 from onnxfold.verification.runners import OnnxRuntime
 from tests.folded import model, weights

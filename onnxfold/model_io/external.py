@@ -85,6 +85,26 @@ class FileTensor(ir.ExternalTensor):
             self._array = array
         return array
 
+    def rows(self, numbers: Iterable[int]) -> npt.NDArray[np.generic]:
+        """Some rows of axis 0, read and not mapped.
+
+        A system that caches a file in large pages maps all of a page for one byte of it, so that
+        looking at a row here and there may make the whole file resident.
+        """
+        shape = self.shape.numpy()
+        nbytes = self.nbytes // max(1, shape[0])
+        pieces: list[bytes] = []
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                self.check_unchanged(file.fileno())
+                for number in numbers:
+                    file.seek((self.offset or 0) + number * nbytes)
+                    pieces.append(file.read(nbytes))
+        except OSError as error:
+            raise ModelError(f"{show(self.path)}: {error.strerror}") from error
+        flat = np.frombuffer(b"".join(pieces), self.dtype.numpy().newbyteorder("<"))
+        return flat.reshape(len(pieces), *shape[1:])
+
     def __array__(
         self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
     ) -> npt.NDArray[np.generic]:

@@ -6,7 +6,10 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from onnxfold.graph import GraphView
+import onnx_ir as ir
+
+from onnxfold.graph import Fiber, GraphView
+from onnxfold.model_io import FileTensor
 from onnxfold.norms.site import NormSite
 from onnxfold.planning.costs import Costs, elements
 from onnxfold.planning.network import Cut, free_points, solve
@@ -17,6 +20,8 @@ from onnxfold.zero_mean.relations import Assumptions, Point, Relations
 from onnxfold.zero_mean.walk import CENTRABLE, PointFacts, ZeroMeanGraph, walk_back
 
 __all__ = ["Demand", "count_foldable", "decide"]
+
+_SAMPLED_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +88,17 @@ class _Prices:
         if tensor is None or tensor.nbytes <= self._allow_split_bytes:
             return self._costs.split
         others = facts.exact or len(facts.carries_to) > 1
-        if others and is_centred(tensor.numpy(), point.fiber):
-            return 0
+        if others and _may_be_centred(tensor, point.fiber):
+            return 0 if is_centred(tensor.numpy(), point.fiber) else None
         return None
+
+
+def _may_be_centred(tensor: ir.TensorProtocol, fiber: Fiber) -> bool:
+    """Whether some rows of a large weight are centred, which costs the memory of these rows."""
+    rows = tensor.shape.numpy()[0] if len(tensor.shape) else 0
+    if not isinstance(tensor, FileTensor) or rows < 2 * _SAMPLED_ROWS or 0 in fiber.axes:
+        return True
+    return is_centred(tensor.rows(range(0, rows, rows // _SAMPLED_ROWS)), fiber)
 
 
 def _read_cut(

@@ -74,7 +74,7 @@ class _Absorber:
     def __init__(self, view: GraphView):
         self._view = view
         self._values = view.by_ref()
-        self._editor = Editor(view.model)
+        self._editor = Editor(view)
         self._before: dict[str, ir.TensorProtocol] = {}
         self._edited: set[str] = set()
         self._copied: set[tuple[ir.Node, int]] = set()

@@ -59,7 +59,7 @@ def apply_plan(
     """Carry out ``plan`` on ``view.model``, in place."""
     changed = not plan.empty
     values = view.by_ref()
-    editor = Editor(view.model)
+    editor = Editor(view)
     fed: dict[str, ir.Value] = {}
     # In place first: a copy along another fiber is then a copy of what all readers get.
     for weight in sorted(plan.weights, key=lambda weight: weight.split):
@@ -97,9 +97,9 @@ class Fusion(Protocol):
         """Return the call that replaces them."""
 
 
-def apply_fusions(model: ir.Model, fusions: Iterable[Fusion]) -> None:
-    """Replace the nodes of every fusion, in graph order."""
-    editor = Editor(model)
+def apply_fusions(view: GraphView, fusions: Iterable[Fusion]) -> None:
+    """Replace the nodes of every fusion, in graph order, in ``view.model``."""
+    editor = Editor(view)
     for fusion in fusions:
         editor.stand_in(fusion.lower(), fusion.place, fusion.replaced)
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph.shapes import all_graphs, graph_values
+from onnxfold.graph import GraphView
+from onnxfold.graph.shapes import graph_values
 
 __all__ = ["Editor", "Lowered", "add_function", "change_constant", "inherit", "sweep"]
 
@@ -49,9 +50,9 @@ def change_constant(value: ir.Value, tensor: ir.TensorProtocol) -> None:
 class Editor:
     """Inserts nodes into one model; remembers which names are taken and what replaced what."""
 
-    def __init__(self, model: ir.Model):
-        self._model = model
-        self._taken = {value.name for graph in all_graphs(model) for value in graph_values(graph)}
+    def __init__(self, view: GraphView):
+        self._model = view.model
+        self._taken = {value.name for graph in view.graphs for value in graph_values(graph)}
         self._replaced: dict[ir.Value, ir.Value] = {}
 
     def unused(self, name: str) -> str:

@@ -22,13 +22,11 @@ from onnxfold.verification.evidence import (
 from onnxfold.verification.law import Judgement, Law, Tolerance, judge
 from onnxfold.verification.locate import locate
 from onnxfold.verification.memory import available_bytes
-from onnxfold.verification.result import ModelSource, OutputCheck, Verification
+from onnxfold.verification.result import DEFAULT_LIMIT, ModelSource, OutputCheck, Verification
 from onnxfold.verification.runners import Feeds, OnnxRuntime
 
-__all__ = ["DEFAULT_LIMIT", "verify"]
+__all__ = ["verify"]
 
-# What a fold may do: it rounds each changed weight once more, and takes fewer operations.
-DEFAULT_LIMIT = 4.0
 # A relative error of ONNX Runtime that is no rounding, save in chaotic and quantised models.
 _FAR = 0.02
 

@@ -9,7 +9,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-__all__ = ["ModelSource", "OutputCheck", "Verification"]
+__all__ = ["DEFAULT_LIMIT", "ModelSource", "OutputCheck", "Verification"]
+
+# What a fold may do: it rounds each changed weight once more, and takes fewer operations.
+DEFAULT_LIMIT = 4.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,23 @@ def test_arrays_of_file_tensors_cannot_be_written(tmp_path: Path) -> None:
         assert np.array(tensor, dtype=np.float64, copy=True).flags.writeable
 
 
+@pytest.mark.parametrize("data", [(), ("w.data",)], ids=["one", "data"])
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.BFLOAT16, TensorProto.DOUBLE])
+def test_rows_are_those_of_the_array(tmp_path: Path, data: tuple[str, ...], kind: int) -> None:
+    shape = (300, 7, 40)
+    array = np.random.default_rng(0).standard_normal(shape)
+    tensor = helper.make_tensor("W", kind, shape, array.ravel())
+    raw = numpy_helper.from_array(numpy_helper.to_array(tensor), "W")
+    loaded = weights_of(model_io.load(save(linear(raw), tmp_path / "m.onnx", *data)))["W"]
+    assert isinstance(loaded, FileTensor)
+    rows = loaded.rows((0, 7, 299))
+    assert rows.dtype == loaded.numpy().dtype
+    assert np.array_equal(rows, loaded.numpy()[[0, 7, 299]])
+    os.utime(loaded.path, ns=(1, 1))
+    with pytest.raises(ModelError, match="has changed since it was loaded"):
+        loaded.rows((0,))
+
+
 def test_weights_are_not_read_after_their_file_has_changed(tmp_path: Path) -> None:
     proto = linear(weight("W", 200, 200))
     for name, data in (("a.onnx", ()), ("b.onnx", ("b.data",))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxfold import model_io
+from onnxfold.analysis import analyse
 from onnxfold.lower.target import Target
+from onnxfold.model_io import FileTensor
 from onnxfold.planning import Plan
 from onnxfold.planning.plan import ReaderRef
+from onnxfold.prepare import prepare
 from onnxfold.refusal import RefusalCode
 from tests.soundness.folding import Folded, evaluate, fold, relative_error
 
@@ -136,6 +141,38 @@ def test_a_large_table_that_is_centred_already_costs_nothing() -> None:
     assert not plan.insertions
     assert not plan.weights
     assert plan.cost_ps == 0
+
+
+def test_a_large_table_that_is_not_centred_is_not_mapped_to_find_that_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a mapped file more may count as memory than what is looked at: all of it."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["e"], axis=0),
+        helper.make_node("LayerNormalization", ["e", "gamma"], ["n"], axis=-1),
+        helper.make_node("MatMul", ["n", "table"], ["y"]),
+    ]
+    table = numpy_helper.from_array(rng.standard_normal((600, 600)).astype(np.float32), "table")
+    gamma = numpy_helper.from_array(np.ones(600, np.float32), "gamma")
+    graph = helper.make_graph(
+        nodes,
+        "tied",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [table, gamma],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(model, tmp_path / "m.onnx")
+    source = model_io.load(tmp_path / "m.onnx")
+    monkeypatch.setattr(FileTensor, "_bytes", _never)
+    analysis = analyse(prepare(source).model, allow_split_bytes=1 << 10)
+    assert analysis.plan.empty
+    assert len(analysis.refusals) == 1
+
+
+def _never(tensor: FileTensor) -> Array:
+    raise AssertionError(f"'{tensor.name}' is mapped")
 
 
 def test_a_weight_that_two_writers_in_the_plan_share_is_centred_in_place() -> None:
