@@ -33,6 +33,7 @@ _LARGE_TENSOR_BYTES = 4096
 _MOST_DIMS = 32
 _MOST_ELEMENTS, _MOST_VECTOR_ELEMENTS = 2**40, 2**26
 _MOST_DECLARED_ELEMENTS = 2**20
+_SCALED = {"Resize": 2, "Upsample": 1}  # where operators read by how much they enlarge
 # Where operators read the shape of their result, or a part of it.
 _SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Range": 1, "Tile": 1}
 _FILLED, _COMPLETE = "onnxfold.types_filled", "onnxfold.types_complete"
@@ -196,21 +197,45 @@ def _declare(info: onnx.ValueInfoProto, value: ir.Value) -> None:
 def _check_size(node: ir.Node) -> None:
     """Refuse a result whose size is a number in the model that nothing can hold.
 
-    onnx 1.23 takes hours and all memory to propagate vectors of such a size.
+    onnx 1.23 takes hours and all memory to propagate vectors of such a size, and a Slice of what it
+    takes for negative ends the process.
     """
+    if node.domain != "":
+        return
     position = _SHAPE_OPERAND.get(node.op_type)
-    if position is None or node.domain != "" or position >= len(node.inputs):
-        return
-    operand = node.inputs[position]
-    tensor = None if operand is None else operand.const_value
-    if tensor is None and operand is not None and (maker := operand.producer()) is not None:
-        tensor = maker.attributes.get_tensor("value") if maker.op_type == "Constant" else None
-    if tensor is None or not tensor.dtype.is_integer() or tensor.size > _MOST_DIMS:
-        return
-    sizes = [abs(int(size)) for size in tensor.numpy().reshape(-1)]
-    if prod(sizes) > (_MOST_VECTOR_ELEMENTS if len(sizes) == 1 else _MOST_ELEMENTS):
-        shown = "x".join(map(str, sizes))
-        raise ModelError(f"node '{node.name or node.op_type}' asks for {shown} elements")
+    if position is not None:
+        sizes = [abs(size) for size in _integers(node, position)]
+        if prod(sizes) > (_MOST_VECTOR_ELEMENTS if len(sizes) == 1 else _MOST_ELEMENTS):
+            shown = "x".join(map(str, sizes))
+            raise ModelError(f"node '{node.name or node.op_type}' asks for {shown} elements")
+    if node.op_type == "Pad":
+        for size in (*node.attributes.get_ints("pads", ()), *_integers(node, 1)):
+            if abs(size) > _MOST_ELEMENTS:
+                raise ModelError(f"node '{node.name or 'Pad'}' pads by {size} elements")
+    if node.op_type in _SCALED:
+        tensor = _known(node, _SCALED[node.op_type])
+        factors = [] if tensor is None else tensor.numpy().reshape(-1).tolist()
+        for factor in factors:
+            if not 0 < factor <= _MOST_ELEMENTS:
+                raise ModelError(f"node '{node.name or node.op_type}' resizes {factor} times")
+
+
+def _integers(node: ir.Node, position: int) -> list[int]:
+    tensor = _known(node, position)
+    return (
+        [] if tensor is None or not tensor.dtype.is_integer() else tensor.numpy().ravel().tolist()
+    )
+
+
+def _known(node: ir.Node, position: int) -> ir.TensorProtocol | None:
+    """Return an operand that is a short constant."""
+    operand = node.inputs[position] if position < len(node.inputs) else None
+    if operand is None:
+        return None
+    tensor, maker = operand.const_value, operand.producer()
+    if tensor is None and maker is not None and maker.op_type == "Constant":
+        tensor = maker.attributes.get_tensor("value")
+    return tensor if tensor is not None and tensor.size <= _MOST_DIMS else None
 
 
 def _node(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto:

@@ -43,15 +43,15 @@ def symbols_of(value: ir.Value) -> tuple[Dim, ...] | None:
     """The dims of an input, each a number or a symbol; unnamed ones get one; None without a shape.
 
     Unnamed dims are named by place: those on axis 0 share one name over all inputs (the batch),
-    those on axis 1 of tensors of rank 2 another (the sequence).
+    those on axis 1 of tensors of rank 2 another (the sequence).  Negative sizes are open ones too.
     """
     if value.shape is None:
         return None
     dims: list[Dim] = []
     for axis, dim in enumerate(value.shape):
-        if isinstance(dim, int):
+        if isinstance(dim, int) and dim >= 0:
             dims.append(dim)
-        elif dim.value:
+        elif not isinstance(dim, int) and dim.value:
             dims.append(dim.value)
         elif axis == 0 and len(value.shape) > 1:
             dims.append("?batch")

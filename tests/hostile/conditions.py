@@ -18,6 +18,7 @@ CONDITIONS = (
     "constant rows",
     "zero",
     "large mean",
+    "mean of 30000",
     "near the largest number",
 )
 
@@ -34,5 +35,6 @@ def bad_conditions(dtype: Any, rng: np.random.Generator) -> dict[str, dict[str, 
         "constant rows": {"W": np.repeat(square[:, :1], WIDTH, 1), "b": np.full(WIDTH, 0.3)},
         "zero": {"W": square * 0, "b": square[0] * 0},
         "large mean": {"W": square + 1000},
+        "mean of 30000": {"b": 30_000 + square[0]},
         "near the largest number": {"b": float(limits.max) * rng.uniform(-0.5, 0.5, WIDTH)},
     }

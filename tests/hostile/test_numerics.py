@@ -85,8 +85,10 @@ def test_bad_conditions_give_the_same_answer_or_none(dtype: Any, epsilon: float,
     try:
         result = onnxfold.optimize(model)
     except VerificationError:
-        # Half denormals have few bits, so that a second rounding is no small error.
-        assert (dtype, case) == (np.float16, "denormal")
+        # Half denormals have few bits, so that a second rounding is no small error, and a mean of
+        # 30000 leaves few bits for the rest.
+        assert dtype is np.float16
+        assert case in ("denormal", "mean of 30000")
         return
     verification = onnxfold.verify(model, result.model, seed=3)
     assert verification.passed
