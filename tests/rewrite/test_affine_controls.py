@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxfold.verification import ModelSource, verify
+from onnxfold.verification import ModelSource
+from onnxfold.verification.compare import verify
 from tests.affine_graphs import Array, forced, fuse, graph, weights
 
 LN = "n = LayerNormalization<axis=-1>(x, gamma, beta)"
