@@ -46,7 +46,7 @@ from benchmarks.subjects import (
 )
 from onnxfold.timing import Operator, Turns, Variant, operators, take_turns
 
-__all__ = ["METHODS", "Method", "ModelRow", "bars", "main", "rows_of"]
+__all__ = ["METHODS", "Method", "ModelRow", "bars", "main", "per_norm_us", "rows_of"]
 
 _PROVIDERS = ("CPUExecutionProvider",)
 _LEAST_ROUNDS, _MOST_ROUNDS = 5, 101
@@ -201,7 +201,7 @@ def _measure(
         profiles = _profiles(files, options.threads, feeds[size]) if size == profiled else None
         about = _about(subject, size, load, options)
         case = list(rows_of(about, files, profiles, np.concatenate(seconds[size], axis=1)))
-        _console.print(_table(case))
+        _console.print(_table(case, profiles))
         rows += case
     return rows
 
@@ -291,16 +291,24 @@ def _norm_ms(profile: Sequence[Operator]) -> float:
     return round(sum(found.milliseconds for found in profile if found.name in NORMS), 4)
 
 
-def _table(rows: Sequence[ModelRow]) -> Table:
+def per_norm_us(profile: Sequence[Operator]) -> float | None:
+    """Return the mean time of a norm in microseconds, None where no operator is one."""
+    norms = [found for found in profile if found.name in NORMS]
+    count = sum(found.nodes for found in norms)
+    return 1e3 * sum(found.milliseconds for found in norms) / count if count else None
+
+
+def _table(rows: Sequence[ModelRow], profiles: Sequence[Sequence[Operator]] | None) -> Table:
     first = rows[0]
     table = Table(
         title=f"{first.subject}, {first.axis} {first.size}, {first.rounds} rounds",
         title_justify="left",
     )
     columns = ("method", "ms", "to stock", "10% - 90%", "to better", "nodes", "removed", "ran")
-    for column in (*columns, "norms ms", "folded", "gammas", "betas", "scales"):
+    for column in (*columns, "norms ms", "us/norm", "folded", "gammas", "betas", "scales"):
         table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
-    for row in rows:
+    for number, row in enumerate(rows):
+        each = None if profiles is None else per_norm_us(profiles[number])
         table.add_row(
             row.method,
             f"{row.median_ms:.2f}",
@@ -310,6 +318,7 @@ def _table(rows: Sequence[ModelRow]) -> Table:
             *map(str, (row.nodes, row.removed)),
             "" if row.executed is None else str(row.executed),
             "" if row.norm_ms is None else f"{row.norm_ms:.3f}",
+            "" if each is None else f"{each:.1f}",
             *map(str, (row.folded, row.gamma_fused, row.beta_fused, row.scales_fused)),
         )
     return table

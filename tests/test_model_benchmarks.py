@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 
 import onnxfold
-from benchmarks.models import METHODS, bars, rows_of
+from benchmarks.models import METHODS, bars, per_norm_us, rows_of
 from benchmarks.subjects import File, prepare
 from models import skeleton
 from onnxfold.timing import Operator, Turns, Variant, operators, take_turns
@@ -52,6 +52,12 @@ def test_ratios_are_taken_round_by_round_against_stock_and_the_better_baseline()
     assert (folded.norm_ms, folded.folded, folded.gamma_fused) == (0.5, 3, 2)
     assert rows["stock"].to_better == 0.5
     assert rows["without library"].to_stock == 0.8
+
+
+def test_the_time_of_a_norm_is_that_of_all_norms_over_their_number() -> None:
+    norms = (Operator("LayerNormalization", 2, 0.5), Operator("AddRMSNorm", 3, 0.25))
+    assert per_norm_us([Operator("Add", 4, 1.0), *norms]) == 150.0
+    assert per_norm_us([Operator("Add", 4, 1.0)]) is None
 
 
 def test_bars_take_the_method_and_the_subjects_that_they_name() -> None:
