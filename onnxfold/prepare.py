@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import onnx
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError
@@ -71,6 +72,7 @@ def _inline(model: ir.Model) -> tuple[str, ...]:
         used = {node.domain for node in function.all_nodes()}
         for domain in function.opset_imports.keys() - used:
             del function.opset_imports[domain]  # the pass would compare them
+        _take_version_of(model, function)
     from onnx_ir.passes.common import InlinePass  # imports all passes, and most models need none
 
     renamed = _Renamed()
@@ -84,6 +86,25 @@ def _inline(model: ir.Model) -> tuple[str, ...]:
     _drop_unused(model)
     gone = [key for key in before if key not in model.functions and key[0] != _OWN_DOMAIN]
     return tuple(f"{domain}.{name}" if domain else name for domain, name, _ in gone)
+
+
+def _take_version_of(model: ir.Model, function: ir.Function) -> None:
+    """Give a function the model's operator sets, as far as its operators are the same in both."""
+    for domain, version in _imports(function):
+        other = model.graph.opset_imports.get(domain, version)
+        names = {node.op_type for node in function.all_nodes() if node.domain == domain}
+        if all(_same_operator(name, domain, version, other) for name in names):
+            function.opset_imports[domain] = other
+
+
+def _same_operator(name: str, domain: str, version: int, other: int) -> bool:
+    if version == other:
+        return True
+    try:
+        schemas = [onnx.defs.get_schema(name, number, domain) for number in (version, other)]
+    except onnx.defs.SchemaError:
+        return False
+    return schemas[0].since_version == schemas[1].since_version
 
 
 class _Renamed:
@@ -127,7 +148,7 @@ def _may_inline(model: ir.Model, function: ir.Function) -> bool:
 def _imports(function: ir.Function) -> Iterator[tuple[str, int]]:
     """Yield the operator sets that the nodes of a function really use."""
     used = {node.domain for node in function.all_nodes()}
-    for domain, version in function.opset_imports.items():
+    for domain, version in list(function.opset_imports.items()):
         if domain in used:
             yield domain, version
 

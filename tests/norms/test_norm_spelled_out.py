@@ -349,3 +349,17 @@ def test_a_norm_in_a_body_of_a_value_from_outside_owns_only_what_is_inside():
     site = only_site(proto)
     assert site.input.name == "x"
     assert [node.op_type for node in site.nodes] == ["Mul", "ReduceMean", "Sqrt", "Div"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"), [("8", (0,)), ("3,8", (0, 1)), ("1,8", (1,))], ids=["row", "table", "batch"]
+)
+def test_reductions_without_axes_run_over_all(shape, axes):
+    """Of a single row, gamma has the rank of x and of every value in between."""
+    body = (CENTRE + DEVIATION).replace("<axes=[-1]>", "") + "n = Div(d, s)\ny = Mul(g, n)"
+    proto = with_constants(model(CONSTANTS + body, f"float[{shape}] x, float[8] g"))
+    ((site, error),) = replay_error(proto)
+    assert site.kind is NormKind.LAYER_NORM
+    assert site.fiber.axes == axes
+    assert (site.input.name, site.gamma.name, site.output.name) == ("x", "g", "y")
+    assert error < FLOAT32_BOUND
