@@ -128,6 +128,17 @@ def test_post_norm_streams_keep_their_mean_and_say_why() -> None:
     assert reasons == ["graph_input", "affine_norm_output"]
 
 
+@pytest.mark.parametrize("read", ["mean", "inv"])
+def test_a_norm_whose_statistics_are_read_stays(read: str) -> None:
+    proto = chain_model()
+    proto.graph.node[2].output.extend(["mean", "inv"])
+    proto.graph.output.add().CopyFrom(onnx.helper.make_tensor_value_info(read, 1, ["batch", 1]))
+    result = onnxfold.optimize(proto)
+    assert not result.plan.folds
+    (norm,) = result.report["inspect"]["norms"]
+    assert norm["reason"]["code"] == "statistics_read"
+
+
 def test_excluded_norms_stay() -> None:
     document = onnxfold.inspect(pre_norm_model(), exclude="^norm1$")
     folded = {norm["name"]: norm["foldable"] for norm in document["norms"]}

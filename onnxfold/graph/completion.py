@@ -39,7 +39,7 @@ def complete(view: GraphView) -> None:
     tokens: Tokens | None = None
     for graph in view.graphs:
         for node in graph:
-            if all(not o.name or view.shape(o) is not None for o in node.outputs):
+            if all(not output.name or output.shape is not None for output in node.outputs):
                 continue
             tokens = tokens or Tokens(view)
             for value, dims in _found(view, tokens, node):
