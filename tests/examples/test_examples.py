@@ -46,7 +46,7 @@ def other_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = folder / "bin" / "python"
     frameworks = ("optimum-onnx[onnxruntime]==0.1.0", "torch==2.13.0", "onnxruntime-genai")
     needed = ("ml_dtypes", "onnx", "onnx-ir", "rich", "scipy", "typer")
-    run([python, "-m", "pip", "install", "--quiet", *frameworks, *needed])
+    run([python, "-m", "pip", "install", "--quiet", "--no-compile", *frameworks, *needed])
     return python
 
 
