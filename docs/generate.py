@@ -146,10 +146,10 @@ def _packages() -> str:
                 for row in rows
             ],
         )
-        + "\nKokoro, of which the package is the first of four parts, computes in int8 and cannot be "
-        "run in float64, and its output hangs on roundings: a relative change of 1e-7 of its input "
-        "`style` moved the sound by more than the rewriting did. The check cannot know that without "
-        "such a run, so it refuses.\n"
+        + "\nKokoro, of which the package is the first of four parts, computes in int8 and cannot "
+        "be run in float64, and its output hangs on roundings: a relative change of 1e-7 of its "
+        "input `style` moved the sound by more than the rewriting did. The check cannot know that "
+        "without such a run, so it refuses.\n"
     )
 
 

@@ -56,11 +56,25 @@ def _token(value: ir.Value, axis: int, dim: Token | None) -> Token:
 
 def _found(view: GraphView, tokens: Tokens, node: ir.Node) -> list[tuple[ir.Value, Shape]]:
     derived = tokens.dims(node.outputs[0])
+    if derived is not None:
+        names = _names(view, tokens, node)
+        derived = tuple(names.get(dim, dim) for dim in derived)
     if node.domain == _OWN_DOMAIN:
         return [] if derived is None else [(output, derived) for output in node.outputs]
     if derived is not None and len(node.outputs) == 1:
         return [(node.outputs[0], derived)]
     return _inferred(view, node)
+
+
+def _names(view: GraphView, tokens: Tokens, node: ir.Node) -> dict[Token, Token]:
+    """Map sizes of the operands, where they have one name here and another in their shapes."""
+    names: dict[Token, Token] = {}
+    for operand in node.inputs:
+        shape, dims = view.shape(operand), tokens.dims(operand)
+        for name, token in zip(shape or (), dims or (), strict=False):
+            if isinstance(name, str) and isinstance(token, str):
+                names[token] = name
+    return names
 
 
 def _inferred(view: GraphView, node: ir.Node) -> list[tuple[ir.Value, Shape]]:

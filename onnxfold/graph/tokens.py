@@ -195,6 +195,8 @@ class Tokens:
         source, axes = self.dims(node.inputs[0]), self._view.axes(node)
         if source is None or axes is None:
             return None
+        if not axes and node.attributes.get_int("noop_with_empty_axes", 0) == 1:
+            return source
         places = {axis % len(source) for axis in axes or range(len(source))} if source else set()
         if node.attributes.get_int("keepdims", 1):
             return tuple(1 if axis in places else dim for axis, dim in enumerate(source))
@@ -273,10 +275,15 @@ class Tokens:
         x, y = a[0], b[0]
         if isinstance(x, int) and isinstance(y, int):
             if node.op_type == "Div":  # of sizes, which are not negative
-                return (x // y,) if x >= 0 and y > 0 else None
+                whole = x >= 0 and y > 0 and (x % y == 0 or _is_integer(node.outputs[0]))
+                return (x // y,) if whole else None
             result = {"Add": x + y, "Sub": x - y, "Mul": x * y}.get(node.op_type)
             return None if result is None else (result,)
         return None
+
+
+def _is_integer(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_integer()
 
 
 def _broadcast(shapes: list[tuple[Token, ...] | None]) -> tuple[Token, ...] | None:

@@ -12,6 +12,7 @@ from onnx import numpy_helper, parser
 
 import onnxfold
 from onnxfold.graph import GraphView
+from onnxfold.graph.tokens import Tokens
 
 CONSTANTS = """
     zero = Constant<value = int64[1] {0}>()
@@ -123,3 +124,41 @@ def test_a_spectrum_has_as_many_frequencies_as_its_window_tells() -> None:
     assert spectrum is not None
     assert spectrum[2:] == (11, 2)
     assert not isinstance(spectrum[1], int)
+
+
+@pytest.mark.parametrize(
+    ("body", "size"),
+    [
+        ("h = Cast<to=6>(eight)\nk = Cast<to=6>(three)\nq = Div(h, k)", 2),
+        ("h = Cast<to=1>(eight)\nk = Cast<to=1>(three)\nq = Div(h, k)", None),
+        ("h = Cast<to=1>(eight)\nk = Cast<to=1>(two)\nq = Div(h, k)", 4),
+    ],
+    ids=["of integers", "of floats", "of floats without rest"],
+)
+def test_a_quotient_of_sizes_counts_as_integers_do(body: str, size: int | None) -> None:
+    parts = f"""
+        first = Constant<value = int64[1] {{1}}>()
+        eight = Gather(sizes, first)
+        three = Constant<value = int64[1] {{3}}>()
+        {body}
+        back = Cast<to=7>(q)
+        shape = Concat<axis=0>(kept, back, rest)
+        odd = Reshape(x, shape)
+        y = Identity(rows)
+    """
+    view = GraphView(ir.from_proto(_model(parts, opset=17)))
+    dims = Tokens(view).dims(view.by_ref()["odd"])
+    assert dims is not None
+    assert dims[2] == size or (size is None and not isinstance(dims[2], int))
+
+
+def test_a_reduction_over_no_axes_that_is_to_do_nothing_keeps_the_shape() -> None:
+    body = """
+        none = Slice(zero, zero, zero)
+        same = ReduceSum<noop_with_empty_axes=1>(rows, none)
+        all = ReduceSum(rows)
+        y = Identity(rows)
+    """
+    shapes = _shapes(_model(body, opset=17))
+    assert shapes["same"] == shapes["rows"]
+    assert shapes["all"] == (1, 1, 1)
