@@ -55,6 +55,21 @@ analysis = analyse(prepare(model).model, fuse_affine=True)
 print(time.process_time() - start, analysis.description.nodes, len(analysis.plan.folds))
 """
 
+_CHECKED = """
+import json, pathlib, sys
+import onnxfold
+model, output, memory, report = sys.argv[1:]
+peaks = {}
+def note(stage, done):
+    status = pathlib.Path("/proc/self/status").read_text()
+    peaks[stage] = int(status.partition("VmHWM:")[2].split()[0])
+result = onnxfold.optimize(
+    model, output, memory=float(memory) if memory else None, progress=note
+)
+document = {**result.report, "peaks_kib": peaks}
+pathlib.Path(report).write_text(json.dumps(document), encoding="utf-8")
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRow(Conditions):
@@ -84,7 +99,7 @@ class _Table:
 
     def __init__(self) -> None:
         self.rows: list[ScaleRow] = []
-        print(f"{'model':12} {'':44} {'value':>12} {'bar':>8}", flush=True)
+        print(f"{'model':12} {'':58} {'value':>12} {'bar':>8}", flush=True)
 
     def add(
         self, model: str, size: Size, what: str, unit: str, value: float, bar: float | None = None
@@ -101,7 +116,7 @@ class _Table:
         )
         self.rows.append(row)
         limit = "" if bar is None else f"{bar:8g}{'' if value <= bar else '  OVER'}"
-        print(f"{model:12} {f'{what}, {unit}':44} {value:12.3f} {limit}", flush=True)
+        print(f"{model:12} {f'{what}, {unit}':58} {value:12.3f} {limit}", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -174,29 +189,22 @@ def _checked(table: _Table, name: str, folder: Path, memory: float | None) -> No
     """Fold once more, with proof and verification."""
     files = sorted(folder.glob("model*"), key=lambda file: file.suffix != ".onnx")
     with _beside(folder) as target:
-        words = _fold(files[0], target / "fast.onnx")[:-1]
-        words += [] if memory is None else ["--memory", str(memory)]
         report = target / "report.json"
-        run = _timed([*words, "--report", str(report)], files)
+        words = [str(files[0]), str(target / "fast.onnx"), str(memory or ""), str(report)]
+        run = _timed([sys.executable, "-c", _CHECKED, *words], files)
         document = json.loads(report.read_text(encoding="utf-8"))
     size, spent, found = _SIZES[name], document["timing_s"], document["verification"]
     how = "optimize" if memory is None else f"optimize --memory {memory:g}"
-    table.add(name, size, f"{how}: the whole", "s", run.seconds)
+    table.add(name, size, how, "s", run.seconds)
     table.add(name, size, f"{how}, processor", "s", run.processor_seconds)
     for stage in ("prove", "verify"):
         table.add(name, size, f"{how}: {stage}", "s", spent[stage])
-    table.add(name, size, "pieces of the verification", "pieces", found["pieces"])
-    table.add(name, size, f"noise ratio against {found['method']}", "ratio", found["noise_ratio"])
-    table.add(name, size, f"{how}: peak resident memory", "MiB", run.peak)
+    for stage in ("prove", "save", "verify"):
+        peak = document["peaks_kib"][stage] / _MIB
+        table.add(name, size, f"{how}: peak resident memory until {stage} ended", "MiB", peak)
     table.add(name, size, f"{how}: anonymous resident memory", "MiB", run.anonymous)
-    table.add(name, size, f"{how}: peak until the proof ended", "MiB", _peak_of_proof(files[0]))
-
-
-def _peak_of_proof(model: Path) -> float:
-    """Peak resident memory of all that comes before saving: the proof looks at every weight."""
-    command = [sys.executable, "-c", _PROVE, str(model)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return int(done.stdout.split()[-2]) / _MIB
+    table.add(name, size, f"{how}: pieces of the verification", "pieces", found["pieces"])
+    table.add(name, size, f"noise ratio against {found['method']}", "ratio", found["noise_ratio"])
 
 
 def _plan(table: _Table, count: int, folder: Path) -> None:
