@@ -3,12 +3,13 @@
     python -m benchmarks.scale [--sizes 125M 350M 1.3B 6B] [--check 125M] [--folder build/scale]
 
 makes each model (benchmarks/gptj.py), times `optimize --no-check` in a process of its own against
-copying the files of the model, in turns, and deletes it again; then plans models of many layers.
+copying the files of the model, in turns, folds it once with `--share-weights`, and deletes it
+again; then plans models of many layers.
 The clock of both stops when all written data is on the disk, and both begin without the model in
 the page cache where the system allows that.  Resident memory is sampled from outside: `peak` is
 VmHWM, which counts mapped pages of files, `anonymous` what is not in any file.  Models named by
---check are folded with proof and verification as well.  6B needs 26 GB of disk.  Rows go to
-benchmarks/results/scale.csv.
+--check are folded with proof and verification as well, as `optimize` does by default or in the
+memory that --memory says.  6B needs 26 GB of disk.  Rows go to benchmarks/results/scale.csv.
 """
 
 from __future__ import annotations
@@ -54,6 +55,21 @@ analysis = analyse(prepare(model).model, fuse_affine=True)
 print(time.process_time() - start, analysis.description.nodes, len(analysis.plan.folds))
 """
 
+_CHECKED = """
+import json, pathlib, sys
+import onnxfold
+model, output, memory, report = sys.argv[1:]
+peaks = {}
+def note(stage, done):
+    status = pathlib.Path("/proc/self/status").read_text()
+    peaks[stage] = int(status.partition("VmHWM:")[2].split()[0])
+result = onnxfold.optimize(
+    model, output, memory=float(memory) if memory else None, progress=note
+)
+document = {**result.report, "peaks_kib": peaks}
+pathlib.Path(report).write_text(json.dumps(document), encoding="utf-8")
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRow(Conditions):
@@ -83,7 +99,7 @@ class _Table:
 
     def __init__(self) -> None:
         self.rows: list[ScaleRow] = []
-        print(f"{'model':12} {'':44} {'value':>12} {'bar':>8}", flush=True)
+        print(f"{'model':12} {'':58} {'value':>12} {'bar':>8}", flush=True)
 
     def add(
         self, model: str, size: Size, what: str, unit: str, value: float, bar: float | None = None
@@ -100,7 +116,7 @@ class _Table:
         )
         self.rows.append(row)
         limit = "" if bar is None else f"{bar:8g}{'' if value <= bar else '  OVER'}"
-        print(f"{model:12} {f'{what}, {unit}':44} {value:12.3f} {limit}", flush=True)
+        print(f"{model:12} {f'{what}, {unit}':58} {value:12.3f} {limit}", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -108,16 +124,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("--sizes", nargs="*", choices=_SIZES, default=list(_SIZES))
     parser.add_argument("--check", nargs="*", choices=_SIZES, default=[])
-    parser.add_argument("--memory", type=float, default=2.0, help="GB for the check")
+    parser.add_argument("--memory", type=float, help="GB for the check; left out, as by default")
     parser.add_argument("--layers", type=int, nargs="*", default=list(_LAYERS))
-    parser.add_argument("--runs", type=int, default=3, help="of copying and folding")
+    parser.add_argument("--runs", type=int, default=3, help="of copying and folding; 0: none")
     parser.add_argument("--folder", type=Path, default=Path("build") / "scale")
     options = parser.parse_args(arguments)
     table = _Table()
     options.folder.mkdir(parents=True, exist_ok=True)
     for name in options.sizes:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            _measure(table, name, Path(folder), options.runs)
+            if options.runs:
+                _measure(table, name, Path(folder), options.runs)
+            else:
+                make(Path(folder) / "model.onnx", _sharded(_SIZES[name]))
             if name in options.check:
                 _checked(table, name, Path(folder), options.memory)
     for count in options.layers:
@@ -157,23 +176,35 @@ def _measure(table: _Table, name: str, folder: Path, runs: int) -> None:
     table.add(name, size, "data files read", "files", len(files) - 1)
     table.add(name, size, "data files written", "files", shards)
     table.add(name, size, "bytes written - bytes read", "bytes", written - nbytes)
+    shared = _timed([*_fold(files[0], folder / "shared.onnx"), "--share-weights"], files)
+    results = list(folder.glob("shared*"))
+    own = sum(file.stat().st_size for file in results)
+    for file in results:
+        file.unlink()
+    table.add(name, size, "optimize --no-check --share-weights", "s", shared.seconds)
+    table.add(name, size, "bytes that it writes / bytes read", "ratio", own / nbytes)
 
 
-def _checked(table: _Table, name: str, folder: Path, memory: float) -> None:
-    """Fold once more, with proof and verification in little memory."""
+def _checked(table: _Table, name: str, folder: Path, memory: float | None) -> None:
+    """Fold once more, with proof and verification."""
     files = sorted(folder.glob("model*"), key=lambda file: file.suffix != ".onnx")
     with _beside(folder) as target:
-        words = [*_fold(files[0], target / "fast.onnx")[:-1], "--memory", str(memory)]
         report = target / "report.json"
-        run = _timed([*words, "--report", str(report)], files)
+        words = [str(files[0]), str(target / "fast.onnx"), str(memory or ""), str(report)]
+        run = _timed([sys.executable, "-c", _CHECKED, *words], files)
         document = json.loads(report.read_text(encoding="utf-8"))
     size, spent, found = _SIZES[name], document["timing_s"], document["verification"]
+    how = "optimize" if memory is None else f"optimize --memory {memory:g}"
+    table.add(name, size, how, "s", run.seconds)
+    table.add(name, size, f"{how}, processor", "s", run.processor_seconds)
     for stage in ("prove", "verify"):
-        table.add(name, size, f"{stage} with --memory {memory:g}", "s", spent[stage])
-    table.add(name, size, "pieces of the verification", "pieces", found["pieces"])
+        table.add(name, size, f"{how}: {stage}", "s", spent[stage])
+    for stage in ("prove", "save", "verify"):
+        peak = document["peaks_kib"][stage] / _MIB
+        table.add(name, size, f"{how}: peak resident memory until {stage} ended", "MiB", peak)
+    table.add(name, size, f"{how}: anonymous resident memory", "MiB", run.anonymous)
+    table.add(name, size, f"{how}: pieces of the verification", "pieces", found["pieces"])
     table.add(name, size, f"noise ratio against {found['method']}", "ratio", found["noise_ratio"])
-    table.add(name, size, "peak resident memory of it all", "MiB", run.peak)
-    table.add(name, size, "anonymous resident memory of it all", "MiB", run.anonymous)
 
 
 def _plan(table: _Table, count: int, folder: Path) -> None:

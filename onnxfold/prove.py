@@ -29,9 +29,7 @@ from onnxfold.planning import Plan
 from onnxfold.prove_copies import Copies
 from onnxfold.prove_forms import (
     AffinePart,
-    is_shift_of,
     repeated_axes,
-    same_array,
     same_attributes,
     same_epsilon,
     same_operand,
@@ -39,6 +37,7 @@ from onnxfold.prove_forms import (
     without_reshapes,
 )
 from onnxfold.prove_means import Means
+from onnxfold.prove_weights import compared
 from onnxfold.zero_mean.relations import Point, Relations, Unseen
 
 __all__ = ["Proof", "prove"]
@@ -169,16 +168,14 @@ class _Checker:
                 if new is not None or not value.producer():
                     self._shifts[value] = _Shift((), f"'{value.name}'")
                 continue
-            array = new.numpy()
-            if same_array(old.numpy(), array):
+            found = compared(old, new, fibers.get(self._before.ref(original), []))
+            if found.same:
                 continue
             self.centred_weights += 1
-            claimed = fibers.get(self._before.ref(original), [])
-            fiber = next((f for f in claimed if is_shift_of(old, array, f)), None)
-            known = () if fiber is None else (fiber,)
+            known = () if found.fiber is None else (found.fiber,)
             self._shifts[value] = _Shift(known, f"weight '{value.name}'")
-            if fiber is not None:
-                self._means.look_at(Point(value, fiber), array)
+            if found.fiber is not None and found.centred:
+                self._means.add(Point(value, found.fiber))
 
     def walk_forward(self) -> None:
         """Carry the shifts through the graph, and judge norms and graph outputs."""

@@ -33,9 +33,10 @@ from onnxfold.graph.compare import pairs
 from onnxfold.norms import find_norms
 from onnxfold.planning.fusion import AffineFusion
 from onnxfold.prove_forward import Failed, ForwardChecker, Image, vector_over
+from onnxfold.prove_weights import paired_rows
 from onnxfold.refusal import Refusal
 from onnxfold.rewrite.affine import weighted_sum
-from onnxfold.rewrite.edited import float64_chunks, mapped_chunks
+from onnxfold.rewrite.edited import float64_chunks, mapped_chunks, stored_rows
 from onnxfold.zero_mean.arrays import within_rounding
 
 __all__ = ["AffineProof", "prove_affine"]
@@ -310,14 +311,16 @@ class _Checker(ForwardChecker):
         if shape != tuple(second.shape.numpy()) or first.dtype != second.dtype:
             raise Failed("has a weight of another shape or type")
         spread = old.channels.spread(r, shape)
-        stored = second.numpy().reshape(shape or (1,))
-        for start, chunk in float64_chunks(first):
+        start = 0
+        chunks = (chunk for _, chunk in float64_chunks(first))
+        for chunk, stored in paired_rows(chunks, stored_rows(second)):
             rows = slice(start, start + chunk.shape[0])
+            start = rows.stop
             factor = spread[rows] if spread.ndim and spread.shape[0] > 1 else spread
             exact = chunk * factor
-            if np.array_equal(stored[rows], exact.astype(stored.dtype)):
+            if np.array_equal(stored, exact.astype(stored.dtype)):
                 continue
-            if not within_rounding(stored[rows], exact, 0.0):
+            if not within_rounding(stored, exact, 0.0):
                 raise Failed(f"weight '{new.value.name}' is not the original times gamma")
         self.scaled += 1
         return first

@@ -1,4 +1,4 @@
-"""What a proof compares: attributes, weights, and the extents of norms in two models."""
+"""What a proof compares: attributes, operands, and the extents of norms in two models."""
 
 from __future__ import annotations
 
@@ -10,23 +10,16 @@ import onnx_ir as ir
 
 from onnxfold.graph import Fiber, GraphView, follow_reshape, whole_axes
 from onnxfold.norms import NormSite
-from onnxfold.rewrite.edited import float64_chunks, unrounded
-from onnxfold.zero_mean.arrays import parts_of_sets, split_digits, within_rounding
 
 __all__ = [
     "AffinePart",
-    "is_shift",
-    "is_shift_of",
     "repeated_axes",
-    "same_array",
     "same_attributes",
     "same_epsilon",
     "same_operand",
     "with_next_affine",
     "without_reshapes",
 ]
-
-_ROWS_ELEMENTS = 1 << 20
 
 Array = npt.NDArray[np.generic]
 AffinePart = ir.Value | Array | None
@@ -64,44 +57,6 @@ def with_next_affine(site: NormSite) -> NormSite | None:
     if node.op_type == "Add" and site.beta is None:
         return replace(site, output=node.outputs[0], beta=operand)
     return None
-
-
-def is_shift(old: Array, new: Array, fiber: Fiber) -> bool:
-    """Whether old - new is constant along the fiber, up to one rounding of each new element."""
-    if old.shape != new.shape:
-        return False
-    digits, members = split_digits(old.shape, fiber)
-    wide, stored = old.reshape(digits), new.reshape(digits)
-    parts = parts_of_sets(digits, members)
-    return all(_part_is_shift(wide[part], stored[part], members) for part in parts)
-
-
-def is_shift_of(old: ir.TensorProtocol, new: Array, fiber: Fiber) -> bool:
-    """Whether a stored weight is an edited one before its rounding, but for a shift."""
-    whole_rows = all(block.axis != 0 for block in fiber.blocks)
-    if new.ndim < 2 or new.shape != tuple(old.shape.numpy()) or not whole_rows:
-        return is_shift(unrounded(old), new, fiber)
-    return all(
-        is_shift(rows, new[start : start + rows.shape[0]], fiber)
-        for start, rows in float64_chunks(old)
-    )
-
-
-def _part_is_shift(old: Array, stored: Array, members: tuple[int, ...]) -> bool:
-    means = old.mean(axis=members, dtype=np.float64, keepdims=True)
-    expected = np.subtract(old, means, dtype=np.float64)
-    if np.array_equal(expected.astype(stored.dtype), stored):
-        return True
-    return within_rounding(stored, expected, np.abs(expected) + np.abs(means))
-
-
-def same_array(a: Array, b: Array) -> bool:
-    """Whether two arrays are equal, compared a few rows at a time."""
-    if a.shape != b.shape or a.ndim == 0:
-        return np.array_equal(a, b)
-    step = max(1, _ROWS_ELEMENTS * a.shape[0] // max(1, a.size))
-    starts = range(0, a.shape[0], step)
-    return all(np.array_equal(a[i : i + step], b[i : i + step]) for i in starts)
 
 
 def same_operand(a: Array, b: Array) -> bool:

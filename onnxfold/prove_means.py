@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph import GraphView
 from onnxfold.norms import NormKind, NormSite
+from onnxfold.prove_weights import has_zero_mean, largest
 from onnxfold.refusal import Refusal
-from onnxfold.zero_mean.arrays import is_centred
 from onnxfold.zero_mean.law import ZeroMean
 from onnxfold.zero_mean.relations import Point, Relations
 
@@ -36,10 +34,9 @@ class Means:
         self._known: dict[Point, bool] = {}
         self._centred: set[Point] = set()
 
-    def look_at(self, point: Point, array: npt.NDArray[np.generic]) -> None:
-        """Remember whether a weight has mean 0, while its array is at hand."""
-        if is_centred(array, point.fiber):
-            self._centred.add(point)
+    def add(self, point: Point) -> None:
+        """Remember that a weight has mean 0."""
+        self._centred.add(point)
 
     def are_zero(self, point: Point) -> bool:
         """Whether the value's mean along the fiber is 0 in the rewritten model."""
@@ -85,14 +82,13 @@ class Means:
     def _weight_is_centred(self, point: Point, tensor: ir.TensorProtocol) -> bool:
         if point in self._centred:
             return True
-        array = tensor.numpy()
-        if is_centred(array, point.fiber):
+        if has_zero_mean(tensor, point.fiber):
             return True
         original = self._original(point.value)
         old = None if original is None else self._before.tensor(original)
         if old is None:
             return False
-        return is_centred(array, point.fiber, float(np.abs(old.numpy()).max(initial=0)))
+        return has_zero_mean(tensor, point.fiber, largest(old))
 
     def _before_rms_norm(self, point: Point) -> Point | None:
         """Return what an RMSNorm divides, where its result has mean 0 as soon as that has."""

@@ -47,8 +47,9 @@ from onnxfold.prove_pending import (
     settled,
     widened,
 )
+from onnxfold.prove_weights import paired_rows
 from onnxfold.refusal import Refusal
-from onnxfold.rewrite.edited import float64_chunks, unrounded
+from onnxfold.rewrite.edited import float64_chunks, stored_rows, unrounded
 from onnxfold.zero_mean.arrays import rounding_of, within_rounding
 
 __all__ = ["prove_scales"]
@@ -158,13 +159,15 @@ class _Checker(ForwardChecker):
             if op.scale is not None:
                 own = writer.weight.channels
                 factor = factor * own.spread(embedded(op.scale, writer.part, own.size), shape)
-        stored = new.numpy().reshape(shape or (1,))
-        for start, chunk in float64_chunks(old):
+        start = 0
+        chunks = (chunk for _, chunk in float64_chunks(old))
+        for chunk, stored in paired_rows(chunks, stored_rows(new)):
             rows = slice(start, start + chunk.shape[0])
+            start = rows.stop
             exact = chunk * (factor[rows] if factor.ndim and factor.shape[0] > 1 else factor)
-            if np.array_equal(stored[rows], exact.astype(stored.dtype)):
+            if np.array_equal(stored, exact.astype(stored.dtype)):
                 continue
-            if not within_rounding(stored[rows], exact, 2.0 * np.abs(exact)):
+            if not within_rounding(stored, exact, 2.0 * np.abs(exact)):
                 raise Failed("has a weight that is not the original times the scale")
         self.scaled += 1
 

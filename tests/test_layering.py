@@ -40,6 +40,7 @@ _ORDER = (
     "bench",
     "prove_forms",
     "prove_reshapes",
+    "prove_weights",
     "prove_copies",
     "prove_means",
     "prove_forward",

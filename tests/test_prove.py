@@ -13,14 +13,16 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxfold.affine.channels import Channels
 from onnxfold.graph import AxisBlock, Fiber, GraphView
 from onnxfold.lower.target import Target
 from onnxfold.planning import Insertion, Plan
 from onnxfold.prepare import prepare
 from onnxfold.prove import Proof, prove
 from onnxfold.prove_affine import prove_affine
-from onnxfold.prove_forms import is_shift_of
-from onnxfold.zero_mean.arrays import is_centred
+from onnxfold.prove_weights import Comparison, compared, has_zero_mean, paired_rows
+from onnxfold.rewrite.edited import edited
+from onnxfold.rewrite.edits import Centre, Scale
 from tests.soundness.folding import Folded, fold, forced
 
 Array = npt.NDArray[Any]
@@ -308,14 +310,40 @@ def test_a_large_weight_is_compared_part_by_part(axis: int) -> None:
     new = (drawn - drawn.mean(axis=axis, dtype=np.float64, keepdims=True)).astype(np.float32)
     wrong = new.copy()
     wrong[-1, -1] += np.float32(1e-3)
-    old = ir.tensor(drawn)
+    old, stored = ir.tensor(drawn), ir.tensor(new)
     tracemalloc.start()
     try:
-        assert is_shift_of(old, new, fiber)
-        assert is_centred(new, fiber)
+        assert compared(old, stored, [fiber]) == Comparison(False, fiber, centred=True)
+        assert has_zero_mean(stored, fiber)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak < 8 * drawn.size
-    assert not is_shift_of(old, wrong, fiber)
-    assert not is_centred(wrong, fiber)
+    assert compared(old, ir.tensor(wrong), [fiber]) == Comparison(same=False)
+    assert not has_zero_mean(ir.tensor(wrong), fiber)
+    assert compared(old, ir.tensor(drawn.copy()), [fiber]).same
+
+
+def test_a_large_edited_weight_is_never_whole_in_memory() -> None:
+    """Scaled, then centred: neither the one before nor the one after is made as a whole."""
+    drawn = np.random.default_rng(0).standard_normal((16384, 2048), dtype=np.float32)
+    fiber = Fiber((AxisBlock(1, 1, 2048, 1),))
+    factor = np.linspace(0.5, 2.0, 16384)
+    old = edited(ir.tensor(drawn), Scale(Channels.along([(0, 16384)]), factor), "W")
+    new = edited(old, Centre(fiber), "W")
+    tracemalloc.start()
+    try:
+        assert compared(old, new, [fiber]) == Comparison(False, fiber, centred=True)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < drawn.nbytes // 2
+
+
+def test_rows_in_parts_of_other_sizes_are_paired() -> None:
+    rows = np.arange(20).reshape(10, 2)
+    first, second = (np.split(rows, places) for places in ([1, 4, 9], [3, 4, 8]))
+    pairs = list(paired_rows(first, second))
+    assert [len(a) for a, _ in pairs] == [1, 2, 1, 4, 1, 1]
+    assert all(np.array_equal(a, b) for a, b in pairs)
+    assert np.array_equal(np.concatenate([a for a, _ in pairs]), rows)

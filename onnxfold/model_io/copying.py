@@ -1,16 +1,20 @@
-"""Writing one file front to back, tensors and ranges of other files among it.
+"""Writing one file, tensors and ranges of other files among it, each at its place.
 
 A range of a file is copied inside the kernel where the system can (`copy_file_range`, which shares
 the blocks on file systems that allow it), so that it is neither mapped nor read; adjacent ranges
-are copied as one. Anything else is computed one tensor at a time, while a thread writes the last.
+are copied as one. Anything else is computed one tensor at a time. One thread copies and one writes
+what was computed, while the next is being computed; the system is told what will be read soon, and
+to put on the disk what has been written.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -27,38 +31,47 @@ __all__ = ["Output", "Progress"]
 # Large enough that calls and threads cost nothing, small enough that progress moves.
 _BATCH_BYTES = 16 << 20
 _BUFFER_BYTES = 1 << 20
+# How far ahead a file is asked for: some time of a disk, and little of the page cache.
+_AHEAD_BYTES = 32 << 20
 
 
 @dataclass(slots=True)
 class Progress:
-    """Counts written bytes and tells a listener."""
+    """Counts written bytes and tells a listener, one thread at a time."""
 
     total: int
     listener: Callable[[int, int], None] | None
     done: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def advance(self, nbytes: int) -> None:
-        # The graph is written too, and is not counted in the total.
-        self.done = min(self.done + nbytes, self.total)
-        if self.listener is not None:
-            self.listener(self.done, self.total)
+        with self._lock:
+            # The graph is written too, and is not counted in the total.
+            self.done = min(self.done + nbytes, self.total)
+            if self.listener is not None:
+                self.listener(self.done, self.total)
 
 
 @dataclass(frozen=True, slots=True)
 class _Range:
+    """Bytes of a source, and where they go."""
+
     source: BinaryIO
     start: int
     end: int
+    target: int
 
-
-_Piece = bytes | memoryview | _Range
+    def is_before(self, source: BinaryIO, start: int, target: int) -> bool:
+        """Whether a range that begins at ``start`` and goes to ``target`` follows at once."""
+        same = source is self.source and start == self.end
+        return same and target == self.target + self.end - self.start
 
 
 class Output:
-    """A new file, written front to back and closed by leaving the context.
+    """A new file, given front to back and closed by leaving the context.
 
-    At most one batch is being written while the next is collected, so that no more than two
-    tensors that are not in files are in memory.
+    At most one batch of what was computed is being written while the next is collected, so that no
+    more than two tensors that are not in files are in memory.
 
     Raises:
         OSError: the file cannot be written.
@@ -68,12 +81,17 @@ class Output:
 
     def __init__(self, path: Path, progress: Progress) -> None:
         self._file = open(path, "xb", buffering=0)  # noqa: SIM115  # closed by __exit__
+        # Each thread has a file of its own, and so a position.
+        self._copies = open(path, "r+b", buffering=0)  # noqa: SIM115
         self._sources: dict[str, BinaryIO] = {}
         self._progress = progress
-        self._batch: list[_Piece] = []
-        self._batch_bytes = 0
+        self._batch: list[bytes | memoryview] = []
+        self._batch_start = self._batch_bytes = 0
+        self._range: _Range | None = None
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="onnxfold-write")
+        self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="onnxfold-copy")
         self._writing: Future[None] | None = None
+        self._copying: deque[Future[None]] = deque()
         self.position = 0
 
     def __enter__(self) -> Self:
@@ -88,16 +106,29 @@ class Output:
         try:
             if kind is None:
                 self._submit()
+                self._submit_range()
                 self._wait()
+                while self._copying:
+                    self._copying.popleft().result()
         finally:
-            self._writer.shutdown(cancel_futures=True)
+            for thread in (self._writer, self._copier):
+                thread.shutdown(cancel_futures=True)
             for source in self._sources.values():
                 source.close()
             self._file.close()
+            self._copies.close()
 
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes."""
-        self._append(data, len(data))
+        if self._batch and self._batch_start + self._batch_bytes != self.position:
+            self._submit()  # a range lies between
+        if not self._batch:
+            self._batch_start = self.position
+        self._batch.append(data)
+        self._batch_bytes += len(data)
+        self.position += len(data)
+        if self._batch_bytes >= _BATCH_BYTES:
+            self._submit()
 
     def align(self, alignment: int) -> None:
         """Append zeros up to a multiple of `alignment` bytes."""
@@ -111,25 +142,40 @@ class Output:
         A computed one that has ``parts`` is written as they come.
         """
         if not isinstance(tensor, ir.ExternalTensor):
-            parts = getattr(tensor, "parts", None)
-            start = self.position
-            for piece in (payload(tensor),) if parts is None else map(little_endian, parts()):
-                self.write(piece)
-            if self.position - start != tensor.nbytes:
-                raise InvariantError(
-                    f"tensor '{tensor.name}' has not the size it was declared with"
-                )
+            self._write_computed(tensor)
             return
         if not tensor.valid():
             raise InvariantError(f"tensor '{tensor.name}' is written after it was invalidated")
-        source = self._open(tensor)
-        start = tensor.offset or 0
-        last = self._batch[-1] if self._batch else None
-        if isinstance(last, _Range) and last.source is source and last.end == start:
-            self._batch.pop()
-            self._append(_Range(source, last.start, start + tensor.nbytes), tensor.nbytes)
-        else:
-            self._append(_Range(source, start, start + tensor.nbytes), tensor.nbytes)
+        source, start = self._open(tensor), tensor.offset or 0
+        last = self._range
+        end, target = start + tensor.nbytes, self.position
+        if last is not None and last.is_before(source, start, target):
+            start, target = last.start, last.target
+            self._range = None
+        self._submit_range()
+        self._range = _Range(source, start, end, target)
+        self.position += tensor.nbytes
+        if end - start >= _BATCH_BYTES:
+            self._submit_range()
+
+    def _write_computed(self, tensor: ir.TensorProtocol) -> None:
+        self._submit_range()
+        parts = getattr(tensor, "parts", None)
+        start = self.position
+        self._will_read(tensor, 0)
+        for piece in (payload(tensor),) if parts is None else map(little_endian, parts()):
+            self._will_read(tensor, self.position - start + len(piece))
+            self.write(piece)
+        if self.position - start != tensor.nbytes:
+            raise InvariantError(f"tensor '{tensor.name}' has not the size it was declared with")
+
+    def _will_read(self, tensor: ir.TensorProtocol, done: int) -> None:
+        """Ask for what a tensor is computed from, behind its first bytes."""
+        base = getattr(tensor, "base", None)
+        if isinstance(base, FileTensor):
+            start = base.offset or 0
+            end = min(start + done + _AHEAD_BYTES, start + base.nbytes)
+            _advise(self._open(base), start + done, end, "POSIX_FADV_WILLNEED")
 
     def _open(self, tensor: ir.ExternalTensor) -> BinaryIO:
         source = self._sources.get(tensor.path)
@@ -143,32 +189,33 @@ class Output:
             tensor.check_unchanged(source.fileno())
         return source
 
-    def _append(self, piece: _Piece, nbytes: int) -> None:
-        self._batch.append(piece)
-        self.position += nbytes
-        self._batch_bytes += nbytes
-        if self._batch_bytes >= _BATCH_BYTES:
-            self._submit()
-
     def _submit(self) -> None:
+        """Have what was collected written, when what was collected before it is."""
         self._wait()
-        self._writing = self._writer.submit(self._write_batch, self._batch)
+        if self._batch:
+            self._writing = self._writer.submit(self._write_batch, self._batch, self._batch_start)
         self._batch, self._batch_bytes = [], 0
+
+    def _submit_range(self) -> None:
+        while self._copying and self._copying[0].done():
+            self._copying.popleft().result()
+        if self._range is not None:
+            self._copying.append(self._copier.submit(self._copy, self._range))
+            self._range = None
 
     def _wait(self) -> None:
         if self._writing is not None:
             self._writing.result()
             self._writing = None
 
-    def _write_batch(self, batch: list[_Piece]) -> None:
+    def _write_batch(self, batch: list[bytes | memoryview], position: int) -> None:
         for piece in batch:
-            if isinstance(piece, _Range):
-                self._copy(piece)
-            else:
-                self._write(piece)
+            self._write(self._file, piece, position)
+            position += len(piece)
         batch.clear()
 
     def _copy(self, piece: _Range) -> None:
+        _advise(piece.source, piece.start, piece.end, "POSIX_FADV_SEQUENTIAL")
         start = self._copy_in_kernel(piece)
         if start == piece.end:
             return
@@ -180,7 +227,7 @@ class Output:
             if not count:
                 name = show(piece.source.name)
                 raise ModelError(f"{name}: the file became shorter while it was copied")
-            self._write(buffer[:count])
+            self._write(self._copies, buffer[:count], piece.target + start - piece.start)
             start += count
 
     def _copy_in_kernel(self, piece: _Range) -> int:
@@ -189,20 +236,36 @@ class Output:
         copy = getattr(os, "copy_file_range", None)  # Linux alone has it
         while copy is not None and start < piece.end:
             count = min(_BATCH_BYTES, piece.end - start)
+            end = min(piece.end, start + count + _AHEAD_BYTES)
+            _advise(piece.source, start + count, end, "POSIX_FADV_WILLNEED")
+            target = piece.target + start - piece.start
             try:
-                copied = copy(piece.source.fileno(), self._file.fileno(), count, start)
+                copied = copy(piece.source.fileno(), self._copies.fileno(), count, start, target)
             except OSError:
                 # Not between these two files; an error of the disk meets the plain copy too.
                 break
             if not copied:
                 break
+            _advise(self._copies, target, target + copied, "POSIX_FADV_DONTNEED")
             start += copied
             self._progress.advance(copied)
         return start
 
-    def _write(self, data: bytes | memoryview) -> None:
+    def _write(self, file: BinaryIO, data: bytes | memoryview, position: int) -> None:
         view = memoryview(data)
+        file.seek(position)
         while view:
-            written = self._file.write(view[:_BATCH_BYTES])
-            view = view[written:]
+            written = file.write(view[:_BATCH_BYTES])
+            _advise(file, position, position + written, "POSIX_FADV_DONTNEED")
+            view, position = view[written:], position + written
             self._progress.advance(written)
+
+
+def _advise(file: BinaryIO, start: int, end: int, advice: str) -> None:
+    """Tell the system, where it listens, about bytes of a file.
+
+    Linux starts to put bytes on the disk that were just written and are told not to be needed; it
+    drops from its cache only what is on the disk already.
+    """
+    if end > start and hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), start, end - start, getattr(os, advice))

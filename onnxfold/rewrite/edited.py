@@ -28,10 +28,12 @@ __all__ = [
     "edited",
     "float64_chunks",
     "mapped_chunks",
+    "stored_rows",
     "unrounded",
 ]
 
 _PART_BYTES = 16 << 20
+_ROWS_BYTES = 2 << 20
 
 Array = npt.NDArray[np.generic]
 Float64 = npt.NDArray[np.float64]
@@ -151,6 +153,17 @@ def _prepared(tensor: ir.TensorProtocol) -> Evaluation:
         evaluation = Evaluation(tensor.numpy(), ())
     evaluation.prepare()
     return evaluation
+
+
+def stored_rows(tensor: ir.TensorProtocol) -> Iterator[Array]:
+    """Yield the rows of a tensor as they are stored, some MiB at a time."""
+    if isinstance(tensor, EditedTensor):
+        yield from (part.reshape(part.shape or (1,)) for part in tensor.parts())
+        return
+    shape = tuple(tensor.shape.numpy()) or (1,)
+    W = tensor.numpy().reshape(shape)
+    step = max(1, _ROWS_BYTES * shape[0] // max(1, W.size * W.itemsize))
+    yield from (W[start : start + step] for start in range(0, shape[0], step))
 
 
 def unrounded(tensor: ir.TensorProtocol) -> Array:

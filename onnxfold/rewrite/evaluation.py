@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from onnxfold.errors import UnfitWeightError
 from onnxfold.rewrite.edits import Centre, Edit, Scale
-from onnxfold.rewrite.halves import Converter
 from onnxfold.zero_mean.arrays import fiber_means, split_digits
 
 __all__ = ["Evaluation"]
@@ -33,33 +32,12 @@ Floats = TypeVar("Floats", Float32, Float64)
 Result = TypeVar("Result")
 
 
-class _Work:
-    """What one thread computes in."""
-
-    def __init__(self, elements: int):
-        self._elements = elements
-        self._wide: Float64 | None = None
-        self._single: Float32 | None = None
-        self.converter = Converter()
-
-    def wide(self, shape: tuple[int, ...], size: int) -> Float64:
-        """Return float64 space, the same each time."""
-        if self._wide is None:
-            self._wide = np.empty(self._elements)
-        return self._wide[:size].reshape(shape)
-
-    def single(self, shape: tuple[int, ...], size: int) -> Float32:
-        """Return float32 space, the same each time."""
-        if self._single is None:
-            self._single = np.empty(self._elements, np.float32)
-        return self._single[:size].reshape(shape)
-
-
 class Evaluation:
     """A weight with edits; ``prepare`` comes first, and then threads may compute chunks."""
 
     def __init__(self, W: Array, edits: tuple[Edit, ...]):
-        self._view: Array = W.reshape(W.shape or (1,))
+        shape: tuple[int, ...] = W.shape or (1,)
+        self._view: Array = W.reshape(shape)
         self._shape = W.shape
         self._edits = edits
         self._spreads: dict[int, Float64] = {}
@@ -70,7 +48,7 @@ class Evaluation:
             for number, edit in enumerate(edits)
             if isinstance(edit, Centre)
         }
-        rows = len(self._view)
+        rows: int = self._view.shape[0]
         unit = lcm(1, *(self._rows_per_digit(number) for number in self._digits))
         self._row: int = max(1, self._view.size // max(1, rows))
         step = max(1, _CHUNK_ELEMENTS // (self._row * unit)) * unit
@@ -89,14 +67,13 @@ class Evaluation:
                 self._spreads[number] = edit.channels.spread(vector, self._view.shape)
             elif 0 in self._digits[number][1]:
                 self._means[number] = self._means_before(number, edit)
-        # The product of two float32 numbers is exact in float64, and that of two halves in float32:
-        # a product in float32 rounded to the type of the weight is the same.
+        # The product of two float32 numbers is exact in float64: rounded once, it is their
+        # float32 product, at a third of the time.
         if len(self._edits) == 1 and isinstance(self._edits[0], Scale):
-            dtype, spread = self._view.dtype, self._spreads[0]
-            if dtype.type in (np.float16, np.float32) and dtype.isnative:
-                narrow = spread.astype(dtype)
-                if np.array_equal(narrow, spread):
-                    self._factor = narrow.astype(np.float32)
+            spread = self._spreads[0]
+            narrow = spread.astype(np.float32)
+            if self._view.dtype == np.float32 and np.array_equal(narrow, spread):
+                self._factor = narrow
 
     def chunks(self) -> Iterator[tuple[int, Float64]]:
         """Yield the rows with all edits, not rounded; they are valid until the next are asked for.
@@ -156,31 +133,25 @@ class Evaluation:
             work(0)
         return result
 
-    def _work(self) -> _Work:
-        return _Work(min(self._view.size, self.starts.step * self._row))
+    def _work(self) -> Float64:
+        """Return space for a chunk, of which every thread needs its own."""
+        return np.empty((min(self._view.shape[0], self.starts.step), *self._view.shape[1:]))
 
-    def _store(self, start: int, result: Array, work: _Work) -> None:
+    def _store(self, start: int, result: Array, work: Float64) -> None:
         """Round the rows of the chunk from ``start`` into the first rows of ``result``."""
         if self._factor is None:
             chunk = self._chunk(start, work)
-            work.converter.narrow(chunk, result[: chunk.shape[0]])
-            return
-        rows = slice(start, min(self._view.shape[0], start + self.starts.step))
-        given, out = self._view[rows], result[: rows.stop - rows.start]
-        factor = _of_rows(self._factor, rows)
-        if given.dtype == np.float32:
-            np.multiply(given, factor, out=out)
-            return
-        product = work.single(given.shape, given.size)
-        work.converter.widen(given, product)
-        np.multiply(product, factor, out=product)
-        work.converter.narrow(product, out)
+            result[: chunk.shape[0]] = chunk
+        else:
+            rows = slice(start, min(self._view.shape[0], start + self.starts.step))
+            factor = _of_rows(self._factor, rows)
+            np.multiply(self._view[rows], factor, out=result[: rows.stop - rows.start])
 
-    def _chunk(self, start: int, work: _Work, count: int | None = None) -> Float64:
+    def _chunk(self, start: int, work: Float64, count: int | None = None) -> Float64:
         """Return the rows of the chunk from ``start`` with the first ``count`` edits, or all."""
         given = self._view[start : start + self.starts.step]
-        chunk = work.wide(given.shape, given.size)
-        work.converter.widen(given, chunk)
+        chunk = work[: given.shape[0]]
+        chunk[...] = given
         rows = slice(start, start + given.shape[0])
         for number, edit in enumerate(self._edits[:count]):
             if isinstance(edit, Centre):
@@ -209,7 +180,7 @@ class Evaluation:
 
     def _rows_per_digit(self, number: int) -> int:
         """How many rows of axis 0 stand for one step of the first digit."""
-        rows = len(self._view)
+        rows: int = self._view.shape[0]
         return max(1, rows // max(1, self._digits[number][0][0]))
 
     def _digits_of(self, edit: Centre) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -8,6 +8,7 @@ import shutil
 import stat
 import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import onnx_ir as ir
@@ -294,7 +295,7 @@ def test_a_full_disk_leaves_nothing_behind(
     before = listing(tmp_path), contents(tmp_path / "out.onnx")
     space = after
 
-    def write(self: copying.Output, data: bytes | memoryview) -> None:
+    def write(_: copying.Output, __: BinaryIO, data: bytes | memoryview, *___: int) -> None:
         nonlocal space
         space -= len(data)
         if space < 0:
