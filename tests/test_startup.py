@@ -69,3 +69,29 @@ go_on_as_usual()
 def test_a_command_that_goes_on_for_long_has_nothing_deferred() -> None:
     """Python loads a deferred module twice when two threads ask for it first."""
     subprocess.run([sys.executable, "-c", _LONG], check=True)
+
+
+_CYCLE = """
+import sys
+from onnxfold.cli.startup import go_on_as_usual, start_quickly
+
+class Node:
+    def __del__(self):
+        print("collected")
+
+node = Node()
+node.itself = node
+start_quickly()
+if sys.argv[1] == "long":
+    go_on_as_usual()
+"""
+
+
+def test_a_command_does_not_look_for_garbage_when_it_ends() -> None:
+    said = {
+        kind: subprocess.run(
+            [sys.executable, "-c", _CYCLE, kind], check=True, capture_output=True, text=True
+        ).stdout
+        for kind in ("short", "long")
+    }
+    assert said == {"short": "", "long": "collected\n"}

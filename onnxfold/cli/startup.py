@@ -1,4 +1,4 @@
-"""What the command does before anything else, so that it starts quickly.
+"""What the command does before anything else, so that it starts and ends quickly.
 
 None of this happens in ``import onnxfold``: how a process imports and collects is its owner's
 choice, and only here is that the command.
@@ -6,6 +6,7 @@ choice, and only here is that the command.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
 from collections.abc import Sequence
@@ -40,9 +41,11 @@ class _Deferring:
 
 
 def start_quickly() -> None:
-    """Defer imports that most runs never use, and collect garbage seldom."""
+    """Defer imports that most runs never use, and collect garbage seldom, and not at the end."""
     sys.meta_path.insert(0, _Deferring)
     gc.set_threshold(_COLLECT_EVERY)
+    # Python ends by looking for garbage, twice, in all that is left, which goes with the process.
+    atexit.register(gc.freeze)
 
 
 def go_on_as_usual() -> None:
@@ -52,6 +55,7 @@ def go_on_as_usual() -> None:
     half loaded.
     """
     gc.set_threshold(*_USUAL)
+    atexit.unregister(gc.freeze)
     if _Deferring in sys.meta_path:
         sys.meta_path.remove(_Deferring)
     for name in _DEFERRED & sys.modules.keys():
