@@ -2,8 +2,8 @@
 
 Each mutant runs in a process with a bound on its memory and on the processor time of each command;
 `tests/hostile` says how mutants are made and what a command must keep to. A line of JSON for each
-mutant that broke it goes to --log as it is found; the row comes at the end, and with --log also
-every 5,000 mutants, so that a run may be stopped.
+mutant that broke it goes to --log as it is found, and a row every 5,000 mutants. SIGINT or SIGTERM
+ends a run with the row of what it did; --first goes on from there.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import time
 from collections import Counter
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -99,10 +101,15 @@ def main() -> None:
     options = parser.parse_args()
     tally = _Tally()
     numbers = range(options.first, options.first + options.count)
-    with open(options.log or os.devnull, "a", encoding="utf-8") as log:
-        for found in mutants(numbers, limit_s=_LIMIT_S, campaign=options.campaign):
-            tally.add(found)
-            _record(log, found)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with (
+        open(options.log or os.devnull, "a", encoding="utf-8") as log,
+        suppress(KeyboardInterrupt),
+        closing(mutants(numbers, limit_s=_LIMIT_S, campaign=options.campaign)) as found,
+    ):
+        for each in found:
+            tally.add(each)
+            _record(log, each)
             if tally.mutants % _REPORT_EVERY == 0:
                 row = tally.row(options.campaign, options.first)
                 print(json.dumps(asdict(row)), file=log, flush=True)

@@ -33,7 +33,7 @@ class AffineCheckError(VerificationError):
 
 
 class UnfitWeightError(VerificationError):
-    """A weight has no finite edited values: it holds inf or NaN, or leaves the range of its type.
+    """A weight holds inf or NaN, or its type cannot hold its edited values.
 
     Found only when the weight is computed; the plan is then made again without it.
     """

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnxfold.affine.channels import Channels
 from onnxfold.errors import UnfitWeightError
 from onnxfold.rewrite.affine import weighted_sum
-from onnxfold.rewrite.edits import Edit, Shift
+from onnxfold.rewrite.edits import Centre, Edit, Shift
 from onnxfold.rewrite.evaluation import Evaluation
 
 __all__ = [
@@ -34,6 +34,9 @@ __all__ = [
 
 _PART_BYTES = 16 << 20
 _ROWS_BYTES = 2 << 20
+# The bits of a half float without its sign, which order as the magnitudes do, and those of 2^-12.
+_MAGNITUDE = np.uint16(0x7FFF)
+_FEW_BITS = int(np.float16(2**-12).view(np.uint16))
 
 Array = npt.NDArray[np.generic]
 Float64 = npt.NDArray[np.float64]
@@ -177,9 +180,27 @@ def unrounded(tensor: ir.TensorProtocol) -> Array:
 
 
 def _evaluated(W: Array, edits: tuple[Edit, ...]) -> Array:
-    """Return the edited array; raises UnfitWeightError as ``Evaluation.filled`` does."""
+    """Return the edited array.
+
+    Raises UnfitWeightError where a number leaves the range of the type, where a mean is inf or NaN,
+    as it is wherever W holds one, or where a half float has too few bits for any of it.
+    """
     if W.size == 0:
         return W
     evaluation = Evaluation(W, edits)
     evaluation.prepare()
-    return evaluation.filled(evaluation.starts).reshape(W.shape)
+    result = evaluation.filled(evaluation.starts).reshape(W.shape)
+    if W.ndim > 1 and W.dtype == np.float16 and any(isinstance(edit, Centre) for edit in edits):
+        _check_bits(result)
+    return result
+
+
+def _check_bits(W: Array) -> None:
+    """Refuse half floats of which the largest is below four times the smallest normal one.
+
+    Their rms is then subnormal, and the rounding of the stored numbers, which is that of the
+    smallest normal one, is no longer small beside it.  All zeros are exact.
+    """
+    largest = int((W.view(np.uint16) & _MAGNITUDE).max())
+    if 0 < largest < _FEW_BITS:
+        raise UnfitWeightError("is so small that float16 has too few bits for its centred values")

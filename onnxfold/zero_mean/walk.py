@@ -163,7 +163,7 @@ class _Walk:
         tensor = self._view.tensor(value)
         name = value.name or ""
         if self._unfit and self._view.ref(value) in self._unfit:
-            sentence = f"'{name}' holds inf or NaN, or leaves the range of its type when centred"
+            sentence = f"'{name}' holds inf or NaN, or its type cannot hold its centred values"
             return _Producer(
                 False, opaque=Refusal(RefusalCode.NON_FINITE_WEIGHT, sentence, (name,))
             )

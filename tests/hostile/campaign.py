@@ -14,7 +14,7 @@ import select
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -95,7 +95,7 @@ def made(number: int, models: Sequence[bytes], campaign: int = 0) -> Mutant:
 
 def mutants(
     numbers: Sequence[int], *, limit_s: float, campaign: int = 0, folder: Path | None = None
-) -> Iterator[Found]:
+) -> Generator[Found, None, None]:
     """Run the mutants of these numbers; each command has `limit_s` seconds of processor time."""
     models = seeds()
     yield from replayed(
@@ -105,7 +105,7 @@ def mutants(
 
 def replayed(
     numbers: Sequence[int], make: Make, *, limit_s: float, folder: Path | None = None
-) -> Iterator[Found]:
+) -> Generator[Found, None, None]:
     """Run what `make` gives for these numbers."""
     _import_all()
     waiting = list(numbers)
@@ -125,7 +125,9 @@ def _import_all() -> None:
     import onnxfold.report  # noqa: F401
 
 
-def _worker(numbers: Sequence[int], make: Make, limit_s: float, scratch: Path) -> Iterator[Found]:
+def _worker(
+    numbers: Sequence[int], make: Make, limit_s: float, scratch: Path
+) -> Generator[Found, None, None]:
     """Results in order, until all are done or the process is gone."""
     reader, writer = os.pipe()
     pid = os.fork()
