@@ -56,12 +56,23 @@ def prepare(model: ir.Model) -> Prepared:
         RemoveInitializersFromInputsPass()(clone)
     inlined = _inline(clone)
     fill_types(clone)
-    split, left = _split(clone)  # asks for types
+    split, left = _split_all(clone)
     moved = pull_transposes(clone, Builder(clone).unique)
     if split or moved:
         fill_types(clone)
     merge_factors(clone)
     return Prepared(clone, inlined, split, left, moved)
+
+
+def _split_all(model: ir.Model) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
+    """Split skip forms until no more can be: it asks for types, and gives types to those behind."""
+    done: tuple[str, ...] = ()
+    while True:
+        split, left = _split(model)
+        done += split
+        if not split or not left:
+            return done, left
+        fill_types(model)
 
 
 def _inline(model: ir.Model) -> tuple[str, ...]:

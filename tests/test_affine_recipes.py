@@ -96,3 +96,24 @@ def test_moving_and_centring_give_the_same_weights_in_either_order(
     together, apart = _weights(once), _weights(moved)
     assert set(together) == set(apart)
     assert all(np.array_equal(together[key], apart[key]) for key in together)
+
+
+def test_without_fusing_no_gamma_no_beta_and_no_scale_moves(tmp_path: Path) -> None:
+    path = tmp_path / "kept.onnx"
+    plan = onnxfold.optimize(FOLDER / "gpt2.onnx", path, check=0, fuse_affine=False).plan
+    assert plan.folds
+    assert not plan.fusions
+    assert not plan.scales
+
+
+@pytest.mark.parametrize(("limit", "warned"), [(16.0, False), (1.01, True)])
+def test_weights_whose_range_grows_beyond_the_limit_are_named(
+    limit: float, warned: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "folded.onnx"
+    result = onnxfold.optimize(FOLDER / "vit-b16.onnx", path, check=0, range_limit=limit)
+    warnings = result.report["inspect"]["range_warnings"]
+    assert bool(warnings) == warned
+    for warning in warnings:
+        assert warning["range_after"] > limit * warning["range_before"]
+        assert warning["weight"]

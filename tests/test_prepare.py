@@ -143,6 +143,21 @@ AddBiasLayerNormAffineWithSum<axes, axis, epsilon>
 """
 
 
+def test_a_skip_form_behind_another_is_split_too() -> None:
+    """Its types are known only when the one before it has been split."""
+    norm = "com.microsoft.SkipGroupNorm<groups=1, channels_last=1, activation=0, epsilon=0.01>"
+    proto = skip_model(
+        f"n, s = {norm}(x, g, b, r)  m = Identity(n)  y, t = {norm}(x, g, b, m)",
+        "float[2,1,1,4] x, float[2,1,1,4] r, float[4] g, float[4] b",
+        "float[2,1,1,4] y",
+    )
+    prepared = prepare(ir.from_proto(proto))
+    assert len(prepared.split) == 2
+    assert not prepared.left
+    assert len(find_norms(GraphView(prepared.model))) == 2
+    assert not prepare(prepared.model).split
+
+
 def test_own_skip_forms_are_split_into_own_plain_forms():
     prepared = prepare(ir.from_proto(parser.parse_model(OWN)))
     ops = [(node.domain, node.op_type) for node in prepared.model.graph]
