@@ -63,6 +63,22 @@ def many_sessions(library: str, model: Path) -> list[str]:
     return [] if results.count(results[0]) == 80 else [f"{model.stem}: sessions differ"]
 
 
+def concurrent_runs(library: str, model: Path) -> list[str]:
+    """One session run by 8 threads at once, each with other inputs."""
+    shared = session(library, model)
+    feed = part(np.load(model.with_suffix(".npz")), "in_")
+    feeds = [{**feed, "X": feed["X"] * feed["X"].dtype.type(2**i)} for i in range(8)]
+
+    def work(i: int) -> list[bytes]:
+        return [output.tobytes() for output in shared.run(None, feeds[i])]
+
+    expected = [work(i) for i in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(work, [i % 8 for i in range(400)]))
+    wrong = any(result != expected[i % 8] for i, result in enumerate(results))
+    return [f"{model.stem}: concurrent runs disturb each other"] if wrong else []
+
+
 def double_registration(library: str, model: Path) -> list[str]:
     try:
         ort.InferenceSession(str(model), options_with(library, 2), providers=PROVIDERS)
@@ -75,6 +91,7 @@ def main(library: str, folder: str) -> int:
     models = sorted(Path(folder).glob("*.onnx"))
     problems = [problem for model in models for problem in problems_of(library, model)]
     problems += many_sessions(library, models[0])
+    problems += concurrent_runs(library, models[0])
     problems += double_registration(library, models[0])
     count = f"onnxruntime {ort.__version__}: {len(models)} models, {len(problems)} problems"
     sys.stdout.write("\n".join([count, *problems[:20], ""]))

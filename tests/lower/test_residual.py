@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,7 +28,7 @@ def branch_model(
     *,
     biased: bool = False,
     exchanged: bool = False,
-    integers: dict[str, Sequence[int]] | None = None,
+    integers: Mapping[str, Sequence[int]] | None = None,
 ) -> onnx.ModelProto:
     """t = x V + r W [+ b], in either order, and then the nodes given."""
     rng = np.random.default_rng(0)
@@ -76,7 +77,7 @@ def flattened(target: str) -> list[onnx.NodeProto]:
     return [*computed[target], reshape, norm("flat")]
 
 
-def fused(model: onnx.ModelProto, **options: int) -> onnx.ModelProto:
+def fused(model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
     """The optimized model, which its check found to compute the same."""
     result: onnx.ModelProto = onnxfold.optimize(model, **options).model
     return result
