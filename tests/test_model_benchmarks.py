@@ -58,7 +58,8 @@ def test_bars_take_the_method_and_the_subjects_that_they_name() -> None:
     rows = list(rows_of(_ABOUT, _FILES, None, _seconds()))
     slower = list(rows_of({**_ABOUT, "size": 128}, _FILES, None, _seconds()[:, :1] * [[1.0]]))
     found = {bar.what: bar for bar in bars([*rows, *slower])}
-    assert found["minilm fp32 over stock, mean"].value == pytest.approx(4.0)
+    assert found["minilm over stock, mean"].value == pytest.approx(4.0)
+    assert found["minilm over stock, sequence 128"].worst == "minilm, sequence 128: 4.000"
     assert found["all over the better baseline, worst"].value == 2.0
     assert found["without library over stock, worst"].value == 0.8
     assert "bert-base over stock, mean" not in found
