@@ -345,9 +345,9 @@ class Bar:
 
 
 def bars(rows: Sequence[KernelRow]) -> Iterator[Bar]:
-    """Yield the bars of one operation, type and size; the best way is the one of least median."""
+    """Yield the bars of one norm, type and size; the best way is the one of least median."""
     by_method = {row.method: row for row in rows}
-    if not {MOVES, OURS} <= by_method.keys():
+    if not {MOVES, OURS} <= by_method.keys() or rows[0].operation == "center":
         return
     limit = by_method[MOVES].times_ours
     plain = [row for row in rows if row.method not in (OURS, MOVES, *SKIPS)]
