@@ -28,11 +28,8 @@ time of ONNX Runtime, no kernel is twice as fast as that; the table of bars at t
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import platform
-import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -44,6 +41,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks.moves import MOVES, Moves, compiled
 from benchmarks.rows import RESULTS, Conditions, append, conditions
 from onnxfold.lower.functions import DOMAIN, VERSION
 from onnxfold.runtime import register
@@ -54,8 +52,6 @@ TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 LENGTH = 96
 EPSILON = 1e-5
 OURS = "onnxfold"
-MOVES = "loads and stores"
-BLOCK = 64  # bytes of a line of the cache, a block of moves.c
 # Least factors: over the best way with AVX-512 and with AVX2, over the fused operators.
 BEST_WAY = {"v4": 2.0, "v3": 1.3}
 SKIPS = {"SkipLayerNormalization": 15.0, "SkipSimplifiedLayerNormalization": 3.0}
@@ -286,36 +282,6 @@ class Timed:
         return time.perf_counter_ns() - start
 
 
-class Moves:
-    """The memory of a link moved by loads and stores alone; one thread."""
-
-    def __init__(self, operation: str, dtype: str, library: ctypes.CDLL) -> None:
-        self.function = library[MOVED[operation]]
-        self.function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        count = ELEMENTS * np.dtype(dtype).itemsize
-        # Aligned as ONNX Runtime aligns tensors.
-        self.tensors = [np.ones(count + BLOCK, np.uint8) for _ in range(2)]
-        addresses = [tensor.ctypes.data for tensor in self.tensors]
-        self.arguments = (*(-(-a // BLOCK) * BLOCK for a in addresses), count // BLOCK, LENGTH)
-
-    def run(self) -> int:
-        """Nanoseconds of one run."""
-        start = time.perf_counter_ns()
-        self.function(*self.arguments)
-        return time.perf_counter_ns() - start
-
-
-def compiled(folder: Path) -> ctypes.CDLL:
-    """The library of moves.c."""
-    library, source = folder / "moves.so", Path(__file__).with_name("moves.c")
-    options = ["-O3", "-march=native", "-shared", "-fPIC"]
-    compiler = shutil.which("cc")
-    if compiler is None:
-        raise RuntimeError("the limit of the memory needs a C compiler, 'cc'")
-    subprocess.run([compiler, *options, str(source), "-o", str(library)], check=True)
-    return ctypes.CDLL(str(library))
-
-
 def measure(
     operation: str,
     size: int,
@@ -323,14 +289,14 @@ def measure(
     threads: int,
     rounds: int,
     scratch: Path,
-    moves: ctypes.CDLL,
+    moves: Path,
 ) -> Iterator[KernelRow]:
     """One row for each method, ours first, the loads and stores last if there is one thread."""
     methods = OPERATIONS[operation]
     names = [method.name for method in methods]
     timed: list[Timed | Moves] = [Timed(m, size, dtype, threads, scratch) for m in methods]
     if threads == 1:
-        timed.append(Moves(operation, dtype, moves))
+        timed.append(Moves(moves, operation, ELEMENTS * np.dtype(dtype).itemsize, LENGTH))
         names.append(MOVES)
     times = np.empty((rounds, len(timed)))
     for i in range(-3, rounds):
@@ -379,9 +345,9 @@ class Bar:
 
 
 def bars(rows: Sequence[KernelRow]) -> Iterator[Bar]:
-    """Yield the bars of one operation, type and size; the best way is the one of least median."""
+    """Yield the bars of one norm, type and size; the best way is the one of least median."""
     by_method = {row.method: row for row in rows}
-    if MOVES not in by_method:
+    if not {MOVES, OURS} <= by_method.keys() or rows[0].operation == "center":
         return
     limit = by_method[MOVES].times_ours
     plain = [row for row in rows if row.method not in (OURS, MOVES, *SKIPS)]
