@@ -97,12 +97,13 @@ def element_readers(value: ir.Value) -> list[ir.Node]:
 
 def only_part(view: GraphView, value: ir.Value, cut: Cut) -> bool:
     """Whether nothing else sees the elements of a part: all other readers are parts beside it."""
-    if cut.source.is_graph_output():
+    node, readers = value.producer(), element_readers(cut.source)
+    if node is None or cut.source.is_graph_output():
         return False
     for use in cut.source.uses():
-        if use.node not in element_readers(cut.source):
+        if use.node not in readers:
             continue
-        if use.idx != 0:
+        if use.idx != 0 or use.node.graph is not node.graph:
             return False
         for output in use.node.outputs:
             other = cut_of(view, output)

@@ -36,6 +36,10 @@ CONTROLS = {
         f"{RMS} p = Identity(n) y = MatMul(p, W)",
         f"{RMS} p = Pad(n, pads, seven) y = MatMul(p, W)",
     ),
+    "a Pad that adds zeros, and a beta": (
+        f"{LN} p = Identity(n) m = MatMul(p, W) y = Add(m, b)",
+        f"{LN} p = Pad(n, pads) m = MatMul(p, W) y = Add(m, b)",
+    ),
     "a weight of two norms with their own gammas": (
         BOTH + "e = MatMul(k, V) " + JOINED,
         BOTH + "e = MatMul(k, W) " + JOINED,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from onnxfold.planning import Plan
+from tests.affine_graphs import Array
 from tests.scale_graphs import absorb, applied, assert_moved, scale_model
 
 WHOLE = "m = MatMul(x, QKV) a = Add(m, qkv) "
@@ -115,6 +117,10 @@ REFUSED = {
     "t = Transpose<perm=[0,2,1]>(key) s = MatMul(p, t) r = MatMul(s, v) y = Add(r, z)",
     "a slice with a step": WHOLE + "q = Slice(a, zero, end, two, two) y = Mul(q, eight) "
     "z = ReduceSum<keepdims=0>(a)",
+    "a body reads another part": WHOLE
+    + "q = Slice(a, zero, four1, two) y = Mul(q, eight) z = If(yes) "
+    + "<then_branch = t () => (double[] o) { o = Slice(a, four1, eight1, two) }, "
+    + "else_branch = e () => (double[] o) { o = Slice(a, eight1, end, two) }>",
     "a shift of a part along tokens": SPLIT + KEYS + "w = Add(v, four) y = MatMul(s, w)",
     "a bias of a part of a product without one": (
         "m = MatMul(x, QKV) q, key, v0 = Split<axis=2>(m, sizes) v = Add(v0, d3) "
@@ -126,4 +132,5 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_no_scale_of_one_part_stays(case: str) -> None:
-    assert not absorb(scale_model(REFUSED[case])).fusions
+    more: dict[str, Array] = {"yes": np.array(True)}
+    assert not absorb(scale_model(REFUSED[case], more)).fusions
