@@ -176,6 +176,8 @@ class Tokens:
         if source is None:
             return None
         order = node.attributes.get_ints("perm", tuple(range(len(source)))[::-1])
+        if sorted(order) != list(range(len(source))):
+            return None  # of a shape that no inference knows, so that none has complained
         return tuple(source[axis] for axis in order)
 
     def unsqueezed(self, node: ir.Node) -> tuple[Token, ...] | None:
@@ -258,7 +260,9 @@ class Tokens:
         steps = self._view.integers(node.inputs[4]) if len(node.inputs) > 4 else (1,)
         if vector is None or len(bounds) < 2 or bounds[0] is None or bounds[1] is None:
             return None
-        if steps is None or len(bounds[0]) != 1 or len(bounds[1]) != 1:
+        if steps is None or [len(bounds[0]), len(bounds[1]), len(steps)] != [1, 1, 1]:
+            return None
+        if steps[0] == 0:
             return None
         return vector[bounds[0][0] : bounds[1][0] : steps[0]]
 
