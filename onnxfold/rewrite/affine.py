@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from onnxfold.affine.channels import Channels
 
-__all__ = ["column_maxima", "column_range", "weighted_sum"]
+__all__ = ["Mapped", "column_maxima", "column_range", "weighted_sum"]
 
 Array = npt.NDArray[np.generic]
 Float64 = npt.NDArray[np.float64]
