@@ -3,8 +3,8 @@
 // after the other (tests/custom_ops/emulation.inc). What a thread does in a step is a type as well:
 // RowThread holds its part of the row in registers, LoopThread reads it again for every step.
 //
-// The statistics are those of the CPU's kernels: LayerNorm takes two passes and corrects them
-// (Chan, Golub, LeVeque 1983),
+// The statistics are those of the CPU's kernels, where LayerNorm of a row with a large mean takes two
+// passes and corrects them, as every row does here (Chan, Golub, LeVeque 1983),
 //     m = mean(x)     c = mean(x - m)     variance = mean((x - m)^2) - c^2     y ~ (x - m) - c
 // in float32 throughout.
 #pragma once
