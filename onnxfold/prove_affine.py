@@ -30,13 +30,13 @@ from onnxfold.affine.source import Source, source_of
 from onnxfold.affine.walk import Root, root_of
 from onnxfold.graph import AxisBlock, GraphView, Reader
 from onnxfold.graph.compare import pairs
+from onnxfold.graph.rows import paired_rows, stored_rows
 from onnxfold.norms import find_norms
 from onnxfold.planning.fusion import AffineFusion
 from onnxfold.prove_forward import Failed, ForwardChecker, Image, vector_over
-from onnxfold.prove_weights import paired_rows
 from onnxfold.refusal import Refusal
 from onnxfold.rewrite.affine import weighted_sum
-from onnxfold.rewrite.edited import float64_chunks, mapped_chunks, stored_rows
+from onnxfold.rewrite.edited import float64_chunks, mapped_chunks
 from onnxfold.zero_mean.arrays import within_rounding
 
 __all__ = ["AffineProof", "prove_affine"]

@@ -34,6 +34,7 @@ from onnxfold.affine.homogeneous import carries_factor
 from onnxfold.affine.laws import Passes, pulled, react
 from onnxfold.graph import GraphView
 from onnxfold.graph.compare import pairs
+from onnxfold.graph.rows import paired_rows, stored_rows
 from onnxfold.planning.fusion import ScaleFusion
 from onnxfold.prove_affine import AffineProof
 from onnxfold.prove_forward import Failed, ForwardChecker, Image
@@ -47,9 +48,8 @@ from onnxfold.prove_pending import (
     settled,
     widened,
 )
-from onnxfold.prove_weights import paired_rows
 from onnxfold.refusal import Refusal
-from onnxfold.rewrite.edited import float64_chunks, stored_rows, unrounded
+from onnxfold.rewrite.edited import float64_chunks, unrounded
 from onnxfold.zero_mean.arrays import rounding_of, within_rounding
 
 __all__ = ["prove_scales"]

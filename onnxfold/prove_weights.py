@@ -6,22 +6,21 @@ are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber
-from onnxfold.rewrite.edited import EditedTensor, float64_chunks, stored_rows, unrounded
+from onnxfold.graph.rows import paired_rows, stored_rows
+from onnxfold.rewrite.edited import EditedTensor, float64_chunks, unrounded
 from onnxfold.zero_mean.arrays import is_centred, parts_of_sets, split_digits, within_rounding
 
-__all__ = ["Comparison", "compared", "has_zero_mean", "largest", "paired_rows"]
+__all__ = ["Comparison", "compared", "has_zero_mean", "largest"]
 
 Array = npt.NDArray[np.generic]
-First = TypeVar("First", npt.NDArray[np.float64], npt.NDArray[np.generic])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +69,6 @@ def has_zero_mean(tensor: ir.TensorProtocol, fiber: Fiber, magnitude: float = 0.
 def largest(tensor: ir.TensorProtocol) -> float:
     """Return the largest magnitude in a weight, 0 for one without elements."""
     return max((float(np.abs(rows).max(initial=0)) for rows in stored_rows(tensor)), default=0.0)
-
-
-def paired_rows(first: Iterable[First], second: Iterable[Array]) -> Iterator[tuple[First, Array]]:
-    """Yield the same rows of two arrays that come in parts of different numbers of rows."""
-    others = iter(second)
-    rest: Array | None = None
-    for part in first:
-        start = 0
-        while start < part.shape[0]:
-            if rest is None or not rest.shape[0]:
-                rest = next(others)
-            count = min(part.shape[0] - start, rest.shape[0])
-            yield part[start : start + count], rest[:count]
-            rest, start = rest[count:], start + count
 
 
 def _within_rows(tensor: ir.TensorProtocol, fiber: Fiber) -> bool:

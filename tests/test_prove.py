@@ -15,12 +15,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxfold.affine.channels import Channels
 from onnxfold.graph import AxisBlock, Fiber, GraphView
+from onnxfold.graph.rows import paired_rows
 from onnxfold.lower.target import Target
 from onnxfold.planning import Insertion, Plan
 from onnxfold.prepare import prepare
 from onnxfold.prove import Proof, prove
 from onnxfold.prove_affine import prove_affine
-from onnxfold.prove_weights import Comparison, compared, has_zero_mean, paired_rows
+from onnxfold.prove_weights import Comparison, compared, has_zero_mean
 from onnxfold.rewrite.edited import edited
 from onnxfold.rewrite.edits import Centre, Scale
 from tests.soundness.folding import Folded, fold, forced

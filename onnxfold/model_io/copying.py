@@ -33,6 +33,8 @@ _BATCH_BYTES = 16 << 20
 _BUFFER_BYTES = 1 << 20
 # How far ahead a file is asked for: some time of a disk, and little of the page cache.
 _AHEAD_BYTES = 32 << 20
+# A model of less is in the page cache soon, and the disk need not be waited for.
+_LARGE_BYTES = 1 << 30
 
 
 @dataclass(slots=True)
@@ -246,7 +248,7 @@ class Output:
                 break
             if not copied:
                 break
-            _advise(self._copies, target, target + copied, "POSIX_FADV_DONTNEED")
+            self._put_on_disk(self._copies, target, copied)
             start += copied
             self._progress.advance(copied)
         return start
@@ -256,16 +258,21 @@ class Output:
         file.seek(position)
         while view:
             written = file.write(view[:_BATCH_BYTES])
-            _advise(file, position, position + written, "POSIX_FADV_DONTNEED")
+            self._put_on_disk(file, position, written)
             view, position = view[written:], position + written
             self._progress.advance(written)
 
+    def _put_on_disk(self, file: BinaryIO, start: int, nbytes: int) -> None:
+        """Have bytes put on the disk at once where the cache will not hold all of the model.
+
+        Linux begins with bytes that were just written when it is told that they are not needed; it
+        drops from its cache only what is on the disk already.
+        """
+        if self._progress.total >= _LARGE_BYTES:
+            _advise(file, start, start + nbytes, "POSIX_FADV_DONTNEED")
+
 
 def _advise(file: BinaryIO, start: int, end: int, advice: str) -> None:
-    """Tell the system, where it listens, about bytes of a file.
-
-    Linux starts to put bytes on the disk that were just written and are told not to be needed; it
-    drops from its cache only what is on the disk already.
-    """
+    """Tell the system, where it listens, about bytes of a file."""
     if end > start and hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file.fileno(), start, end - start, getattr(os, advice))

@@ -18,13 +18,25 @@ from onnxfold.model_io import tensors, wire
 from onnxfold.model_io.check import packed_nbytes
 from onnxfold.model_io.messages import one_line, show
 
-__all__ = ["FileTensor", "attach", "check_unchanged", "model_folders", "remember", "resolve"]
+__all__ = [
+    "FileTensor",
+    "attach",
+    "check_unchanged",
+    "model_folders",
+    "release",
+    "remember",
+    "resolve",
+]
 
 # A mapping costs about 15 us; arrays of less than this are read once and kept.
 _KEEP_BYTES = 16384
 # Key of `ir.Model.meta`: the files that a model was read from, and their state then.
 _FILES = "onnxfold.files"
 _LFS_POINTER = b"version https://git-lfs"
+
+
+class _Map(mmap.mmap):
+    """A map of ours: of a file that it cannot change, so that its pages may be dropped."""
 
 
 class FileTensor(ir.ExternalTensor):
@@ -130,10 +142,28 @@ class FileTensor(ir.ExternalTensor):
                 if self.nbytes == 0:
                     return np.empty(0, np.uint8)
                 length = offset + self.nbytes - start
-                mapped = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start)
+                mapped = _Map(file.fileno(), length, access=mmap.ACCESS_READ, offset=start)
         except OSError as error:
             raise ModelError(f"{show(self.path)}: {error.strerror}") from error
         return np.frombuffer(mapped, np.uint8, count=self.nbytes, offset=offset - start)
+
+
+def release(array: npt.NDArray[np.generic]) -> None:
+    """Drop the pages of an array that `FileTensor` maps from the resident memory.
+
+    They are mapped again when they are read again. Nothing happens to any other array.
+    """
+    owner: object = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, memoryview):
+        owner = owner.obj
+    if not isinstance(owner, _Map) or not array.flags.c_contiguous or not array.size:
+        return
+    if hasattr(mmap, "MADV_DONTNEED"):
+        low = array.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
+        start = low - low % mmap.PAGESIZE
+        owner.madvise(mmap.MADV_DONTNEED, start, low + array.nbytes - start)
 
 
 def model_folders(path: Path) -> tuple[Path, ...]:

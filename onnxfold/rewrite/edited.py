@@ -28,12 +28,10 @@ __all__ = [
     "edited",
     "float64_chunks",
     "mapped_chunks",
-    "stored_rows",
     "unrounded",
 ]
 
 _PART_BYTES = 16 << 20
-_ROWS_BYTES = 2 << 20
 # The bits of a half float without its sign, which order as the magnitudes do, and those of 2^-12.
 _MAGNITUDE = np.uint16(0x7FFF)
 _FEW_BITS = int(np.float16(2**-12).view(np.uint16))
@@ -156,17 +154,6 @@ def _prepared(tensor: ir.TensorProtocol) -> Evaluation:
         evaluation = Evaluation(tensor.numpy(), ())
     evaluation.prepare()
     return evaluation
-
-
-def stored_rows(tensor: ir.TensorProtocol) -> Iterator[Array]:
-    """Yield the rows of a tensor as they are stored, some MiB at a time."""
-    if isinstance(tensor, EditedTensor):
-        yield from (part.reshape(part.shape or (1,)) for part in tensor.parts())
-        return
-    shape = tuple(tensor.shape.numpy()) or (1,)
-    W = tensor.numpy().reshape(shape)
-    step = max(1, _ROWS_BYTES * shape[0] // max(1, W.size * W.itemsize))
-    yield from (W[start : start + step] for start in range(0, shape[0], step))
 
 
 def unrounded(tensor: ir.TensorProtocol) -> Array:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxfold.errors import UnfitWeightError
+from onnxfold.model_io.external import release
 from onnxfold.rewrite.edits import Centre, Edit, Scale
 from onnxfold.zero_mean.arrays import fiber_means, split_digits
 
@@ -83,6 +84,7 @@ class Evaluation:
         work = self._work()
         for start in self.starts:
             yield start, self._chunk(start, work)
+            self._release(start, start)
 
     def mapped(self, function: Callable[[int, Float64], Result]) -> Iterator[Result]:
         """Yield ``function(first row, rows)`` for every chunk in order, computed by all threads."""
@@ -90,7 +92,9 @@ class Evaluation:
         def work(starts: range) -> list[Result]:
             work = self._work()
             with np.errstate(all="ignore"):
-                return [function(start, self._chunk(start, work)) for start in starts]
+                results = [function(start, self._chunk(start, work)) for start in starts]
+            self._release(starts[0], starts[-1])
+            return results
 
         groups = deque(self.starts[i : i + _GROUP] for i in range(0, len(self.starts), _GROUP))
         workers = min(_threads(), len(groups))
@@ -131,7 +135,12 @@ class Evaluation:
                 list(pool.map(work, range(workers)))
         else:
             work(0)
+        self._release(first, starts[-1])
         return result
+
+    def _release(self, first: int, last: int) -> None:
+        """Keep the chunks from one to another resident no longer, where they are mapped."""
+        release(self._view[first : last + self.starts.step])
 
     def _work(self) -> Float64:
         """Return space for a chunk, of which every thread needs its own."""
@@ -195,6 +204,7 @@ class Evaluation:
         digits, members = self._digits[number]
         if number == 0:
             means = fiber_means(self._view, edit.fiber)
+            release(self._view)
             return means.reshape(means.shape[means.ndim - len(digits) :])
         unit, work = self._rows_per_digit(number), self._work()
         total: Float64 = np.zeros(1)
@@ -202,6 +212,7 @@ class Evaluation:
             chunk = self._chunk(start, work, number)
             shown = chunk.reshape((chunk.shape[0] // unit, *digits[1:]))
             part = shown.sum(axis=members, keepdims=True)
+            self._release(start, start)
             total = total + part if start else part
         return np.asarray(total / _size(digits, members))
 

@@ -62,6 +62,7 @@ def test_edited_weights_are_computed_once_and_freed(tmp_path: Path) -> None:
 def written_in_batches(model: ir.Model, path: Path, nbytes: int) -> model_io.OutputFiles:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(copying, "_BATCH_BYTES", nbytes)
+        patch.setattr(copying, "_LARGE_BYTES", 0)
         return written(model, path)
 
 
