@@ -19,6 +19,7 @@ _GRAPHS, _UNCHANGED = 200, 60
 _NOT_SHOWN = {
     ("Shape", "AlwaysZeroMean"): "no norm reads integers",
     ("Size", "AlwaysZeroMean"): "no norm reads integers",
+    ("Where", "WithoutGuard"): "its first operand is a mask, which nothing centres",
 }
 
 
