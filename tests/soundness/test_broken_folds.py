@@ -19,7 +19,6 @@ _GRAPHS, _UNCHANGED = 200, 60
 _NOT_SHOWN = {
     ("Shape", "AlwaysZeroMean"): "no norm reads integers",
     ("Size", "AlwaysZeroMean"): "no norm reads integers",
-    ("Where", "WithoutGuard"): "its first operand is a mask, which nothing centres",
 }
 
 
