@@ -106,10 +106,20 @@ class Watched:
 
     def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
         said = self.wrong.pull(view, node, output, fiber)
-        self.differed |= bool(fiber.blocks) and said != self.right.pull(view, node, output, fiber)
+        counts = bool(fiber.blocks) and not _follows_integers(node, said)
+        self.differed |= counts and said != self.right.pull(view, node, output, fiber)
         return said
 
     def push(self, view: GraphView, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
         said = self.wrong.push(view, node, index, fiber)
         self.differed |= bool(fiber.blocks) and said != self.right.push(view, node, index, fiber)
         return said
+
+
+def _follows_integers(node: ir.Node, said: Pulled) -> bool:
+    """Whether it goes on to a mask, a shape or indices, which nothing centres: there is no fold."""
+    if not isinstance(said, Carried):
+        return False
+    followed = [node.inputs[index] for index, _ in said.inputs]
+    dtypes = [None if value is None else value.dtype for value in followed]
+    return bool(dtypes) and all(d is not None and not d.is_floating_point() for d in dtypes)
