@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -46,6 +47,23 @@ def test_one_scale_is_the_float64_product_rounded_once(dtype: type, axis: int) -
     expected = (W.astype(np.float64) * factor).astype(dtype)
     scaled = _edited(W, Scale(_channels(axis), g.astype(np.float64)))
     np.testing.assert_array_equal(scaled, expected)
+
+
+@pytest.mark.parametrize(
+    ("factor", "rounded"),
+    [
+        (1 + 2.0**-8 + 2.0**-40, 1 + 2.0**-7),  # just above the middle of two numbers
+        (1 + 2.0**-8, 1.0),  # the middle, to even
+        (1 + 3 * 2.0**-8 - 2.0**-40, 1 + 2.0**-7),  # just below the middle
+        (-1 - 2.0**-8 - 2.0**-40, -1 - 2.0**-7),
+    ],
+)
+def test_a_bfloat16_is_rounded_once_and_not_by_way_of_float32(
+    factor: float, rounded: float
+) -> None:
+    one = np.ones((4, 6), dtype=ml_dtypes.bfloat16)
+    scaled = _edited(one, Scale(Channels.along([(0, 4)]), np.full(4, factor)))
+    np.testing.assert_array_equal(scaled.astype(np.float64), rounded)
 
 
 def test_a_scale_beyond_float32_is_not_rounded_before_the_product() -> None:
