@@ -119,7 +119,7 @@ def _batch_norm(view: GraphView, node: ir.Node) -> ChannelOp | None:
         return None
     arrays = [view.array(operand) for operand in node.inputs[1:5]]
     known = [array.astype(np.float64) for array in arrays if array is not None]
-    if len(known) != 4 or view.rank(y) is None:
+    if len(known) != 4 or view.rank(y) is None or len({array.shape for array in known}) > 1:
         return None
     scale, bias, mean, variance = known
     factor = scale / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))

@@ -90,6 +90,8 @@ def _inferred(view: GraphView, node: ir.Node) -> list[tuple[ir.Value, Shape]]:
         shape, dtype = view.shape(operand), operand.dtype
         if shape is None or dtype is None:
             return []
+        if any(isinstance(dim, int) and dim < 0 for dim in shape):
+            return []  # which onnx 1.23 may crash on
         name = operand.name or ""
         types[name] = onnx.helper.make_tensor_type_proto(dtype.value, shape)
         array = view.array(operand)

@@ -302,7 +302,9 @@ def declared_shape(value: ir.Value) -> Shape | None:
     shape = value.shape if fixed is None else fixed.shape
     if shape is None:
         return None
-    return tuple(dim if isinstance(dim, int) else _symbol(dim) for dim in shape)
+    sizes = (dim if isinstance(dim, int) else _symbol(dim) for dim in shape)
+    # A negative size is no size; some exporters write it for an open one.
+    return tuple(None if isinstance(size, int) and size < 0 else size for size in sizes)
 
 
 def _fixed(value: ir.Value) -> ir.TensorProtocol | None:
