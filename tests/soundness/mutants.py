@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber, GraphView, whole_axes
+from onnxfold.graph import AxisBlock, Fiber, GraphView, whole_axes
+from onnxfold.graph.dims import Shape
 from onnxfold.refusal import Refusal
 from onnxfold.zero_mean.law import Carried, Family, Pulled, ZeroMean
 
@@ -106,7 +107,8 @@ class Watched:
 
     def pull(self, view: GraphView, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
         said = self.wrong.pull(view, node, output, fiber)
-        counts = bool(fiber.blocks) and not _follows_integers(node, said)
+        asked = bool(fiber.blocks) and _has_room(view.shape(node.outputs[output]), fiber)
+        counts = asked and _may_be_folded(view, node, said)
         self.differed |= counts and said != self.right.pull(view, node, output, fiber)
         return said
 
@@ -116,10 +118,29 @@ class Watched:
         return said
 
 
-def _follows_integers(node: ir.Node, said: Pulled) -> bool:
-    """Whether it goes on to a mask, a shape or indices, which nothing centres: there is no fold."""
+def _may_be_folded(view: GraphView, node: ir.Node, said: Pulled) -> bool:
+    """Whether a fold may rest on what was said, so that a graph can show that it is wrong.
+
+    None does on a mask, a shape or indices, which nothing centres, nor on a fiber that the operand
+    has no room for: nothing behind the operand can follow it.
+    """
     if not isinstance(said, Carried):
+        return True
+    followed = [(node.inputs[index], inner) for index, inner in said.inputs]
+    dtypes = [None if value is None else value.dtype for value, _ in followed]
+    if dtypes and all(d is not None and not d.is_floating_point() for d in dtypes):
         return False
-    followed = [node.inputs[index] for index, _ in said.inputs]
-    dtypes = [None if value is None else value.dtype for value in followed]
-    return bool(dtypes) and all(d is not None and not d.is_floating_point() for d in dtypes)
+    return all(_has_room(view.shape(value), inner) for value, inner in followed)
+
+
+def _has_room(shape: Shape | None, fiber: Fiber) -> bool:
+    return shape is None or all(_holds(shape, block) for block in fiber.blocks)
+
+
+def _holds(shape: Shape, block: AxisBlock) -> bool:
+    if block.axis >= len(shape):
+        return False
+    dim, digits = shape[block.axis], block.size * block.inner
+    if not isinstance(dim, int):
+        return False  # no weight has an axis of a length that is not known
+    return dim % digits == 0 if block.outer is None else dim == block.outer * digits

@@ -19,6 +19,7 @@ _GRAPHS, _UNCHANGED = 200, 60
 _NOT_SHOWN = {
     ("Shape", "AlwaysZeroMean"): "no norm reads integers",
     ("Size", "AlwaysZeroMean"): "no norm reads integers",
+    ("Split", "WithoutGuard"): "where the part has room for the fiber it is the whole, and right",
 }
 
 
