@@ -34,6 +34,11 @@ def run(command: list[str | Path], **environment: str) -> str:
     return done.stdout
 
 
+def with_onnxfold() -> dict[str, str]:
+    """Variables with which another Python finds these sources, and the library installed here."""
+    return {"PYTHONPATH": str(ROOT), "ONNXFOLD_LIBRARY": str(get_library_path("cpu"))}
+
+
 def differences(printed: str) -> list[float]:
     return [float(number) for number in re.findall(r"by at most (\S+)", printed)]
 
@@ -94,9 +99,7 @@ def test_optimum(other_python: Path, tmp_path: Path) -> None:
     )
     run([other_python, "-c", make, tmp_path / "bert"], HF_HUB_OFFLINE="1")
     program = EXAMPLES / "hf_optimum.py"
-    printed = run(
-        [other_python, program, tmp_path / "bert"], HF_HUB_OFFLINE="1", PYTHONPATH=str(ROOT)
-    )
+    printed = run([other_python, program, tmp_path / "bert"], HF_HUB_OFFLINE="1", **with_onnxfold())
     assert "5 norms folded" in printed
     # Normalised values below 8, behind some hundred roundings.
     assert max(differences(printed)) < 100 * 8 * 2.0**-24
@@ -107,7 +110,7 @@ def test_genai(other_python: Path, tmp_path: Path) -> None:
     tiny_decoder.write(tmp_path / "model")
     printed = run(
         [other_python, EXAMPLES / "genai.py", tmp_path / "model", tmp_path / "fast"],
-        PYTHONPATH=str(ROOT),
+        **with_onnxfold(),
     )
     assert "2 norms folded" in printed
     assert "same tokens: True" in printed
