@@ -136,17 +136,17 @@ def _counts(texts: Iterable[str]) -> Counter[str]:
 def run_seeds(seeds: Iterable[int]) -> Tally:
     """Check the graphs of these seeds."""
     tally = Tally()
-    counted = analysis._paper_count
+    counted = analysis.count_foldable
     gc.disable()
     try:
         for number, seed in enumerate(seeds):
             graph = random_graph(seed)
-            analysis._paper_count = counted if seed % _COUNTED_EVERY == 0 else _uncounted
+            analysis.count_foldable = counted if seed % _COUNTED_EVERY == 0 else _uncounted
             tally.add(seed, graph, check(graph, settings_of(seed), count_roles=True))
             if number % 50 == 0:
                 gc.collect()
     finally:
-        analysis._paper_count = counted
+        analysis.count_foldable = counted
         gc.enable()
     return tally
 
