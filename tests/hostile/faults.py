@@ -33,6 +33,7 @@ from tests.model_io.files import listing, save
 
 __all__ = [
     "CHANGES",
+    "STEPS",
     "Ended",
     "Subject",
     "broken",
@@ -48,6 +49,7 @@ __all__ = [
 ROOT = Path(__file__).parents[2]
 MOUNT, UMOUNT = (shutil.which(name) or name for name in ("mount", "umount"))
 
+# What the interpreter reports before it asks the system to change a folder or open a file.
 STEPS = (
     "open",
     "os.rename",

@@ -16,19 +16,8 @@ import pytest
 
 from onnxfold import model_io
 from onnxfold.model_io import copying
+from tests.hostile.faults import STEPS
 from tests.model_io.files import contents, linear, save, weight
-
-# What the interpreter reports before it asks the system to change a folder or open a file.
-STEPS = (
-    "open",
-    "os.rename",
-    "os.link",
-    "os.remove",
-    "os.rmdir",
-    "os.mkdir",
-    "os.chmod",
-    "os.truncate",
-)
 
 # Large enough that an embedded weight stays in the model file until it is copied.
 SHAPE = (160, 128)
