@@ -1,6 +1,6 @@
 """doctor: what is installed, what is missing and how to get it, and whether the kernels work.
 
-A part that is optional and absent (ONNX Runtime, a kernel library) is no illness; a part that is
+A part that is optional and absent (ONNX Runtime, a library of ours) is no illness; a part that is
 there and does not work is.
 """
 
@@ -10,10 +10,12 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxfold import cuda
 from onnxfold.errors import OnnxfoldError, UsageError
+from onnxfold.native import built
 from onnxfold.runtime import CUDA_PROVIDERS, SelfTest, get_library_path, self_test
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ def examine() -> dict[str, Any]:
         "packages": {name: _version(name) for name in _PACKAGES},
         "onnxruntime": runtime,
         "kernels": kernels,
+        "weights": _path(built("libonnxfold_weights.so")),
         "cuda": {
             "driver": driver.version,
             "devices": [asdict(device) for device in driver.devices],
@@ -85,6 +88,7 @@ def print_examination(console: Console, document: Mapping[str, Any]) -> None:
     table.add_row("onnxruntime", Text(shown))
     for device, library in document["kernels"].items():
         table.add_row(f"{device} kernels", Text(library["path"] or _ABSENT))
+    table.add_row("weights", Text(document["weights"] or "not built; numpy edits them, slower"))
     table.add_row("cuda", Text(_cuda_line(document["cuda"])))
     table.add_row("self-test", Text(_test_line(document["self_test"])))
     if document["cuda_self_test"] is not None:
@@ -94,6 +98,10 @@ def print_examination(console: Console, document: Mapping[str, Any]) -> None:
         console.print(Text(f"problem: {problem}", style="bold red"))
     if document["healthy"]:
         console.print(Text("healthy: all that is installed works", style="bold green"))
+
+
+def _path(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _version(distribution: str) -> str | None:

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-import onnxfold
 from onnxfold.cuda import compiled_for
 from onnxfold.errors import OnnxfoldError, UsageError
 from onnxfold.lower.functions import (
@@ -30,6 +29,7 @@ from onnxfold.lower.functions import (
     call,
     function,
 )
+from onnxfold.native import built
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -77,9 +77,7 @@ def get_library_path(device: str = "cpu") -> str:
         if not path.is_file():
             raise UsageError(f"{LIBRARY_VARIABLE} names {asked}, which is not a file")
         return str(path)
-    # An editable install keeps what it builds apart from the sources: the package has two folders.
-    places = [Path(folder).absolute() / "_native" / _FILES[device] for folder in onnxfold.__path__]
-    found = next((place for place in places if place.is_file()), None)
+    found = built(_FILES[device])
     if found is None:
         raise OnnxfoldError(
             f"the {device} kernel library is not built: {_REMEDIES[device]} and set "

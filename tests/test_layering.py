@@ -17,6 +17,7 @@ _ROOT = Path(onnxfold.__file__).parent
 # A part may import what stands before it.
 _ORDER = (
     "errors",
+    "native",
     "refusal",
     "model_io",
     "graph",

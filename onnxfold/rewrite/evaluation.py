@@ -19,7 +19,8 @@ import numpy.typing as npt
 from onnxfold.errors import UnfitWeightError
 from onnxfold.model_io.external import release
 from onnxfold.rewrite.edits import Centre, Edit, Scale
-from onnxfold.zero_mean.arrays import fiber_means, split_digits
+from onnxfold.rewrite.row_edits import RowEdit, RowProgram
+from onnxfold.zero_mean.arrays import split_digits
 
 __all__ = ["Evaluation"]
 
@@ -29,9 +30,7 @@ _LAST_OF_FLOAT32 = np.uint64(1 << 29)
 _BELOW_FLOAT32 = np.uint64((1 << 29) - 1)
 
 Array = npt.NDArray[np.generic]
-Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
-Floats = TypeVar("Floats", Float32, Float64)
 Result = TypeVar("Result")
 
 
@@ -45,7 +44,7 @@ class Evaluation:
         self._edits = edits
         self._spreads: dict[int, Float64] = {}
         self._means: dict[int, Float64] = {}
-        self._factor: Float32 | None = None
+        self._program: RowProgram | None = None
         self._digits = {
             number: self._digits_of(edit)
             for number, edit in enumerate(edits)
@@ -64,19 +63,31 @@ class Evaluation:
 
     def prepare(self) -> None:
         """Compute what all chunks share."""
+        row_edits: list[RowEdit | None] = []
         for number, edit in enumerate(self._edits):
+            self._program = RowProgram.of(self._view, row_edits)
             if not isinstance(edit, Centre):
                 vector = edit.vector if isinstance(edit, Scale) else edit.values()
                 self._spreads[number] = edit.channels.spread(vector, self._view.shape)
             elif 0 in self._digits[number][1]:
-                self._means[number] = self._means_before(number, edit)
-        # The product of two float32 numbers is exact in float64: rounded once, it is their
-        # float32 product, at a third of the time.
-        if len(self._edits) == 1 and isinstance(self._edits[0], Scale):
-            spread = self._spreads[0]
-            narrow = spread.astype(np.float32)
-            if self._view.dtype == np.float32 and np.array_equal(narrow, spread):
-                self._factor = narrow
+                self._means[number] = self._means_before(number)
+            row_edits.append(self._row_edit(number, edit))
+        self._program = RowProgram.of(self._view, row_edits)
+
+    def _row_edit(self, number: int, edit: Edit) -> RowEdit | None:
+        """Return the edit as one of whole rows, None if it is none."""
+        if not isinstance(edit, Centre):
+            kind = "scale" if isinstance(edit, Scale) else "shift"
+            return RowEdit.spread(kind, self._spreads[number], self._view.shape)
+        axes, last = edit.fiber.axes, self._view.ndim - 1
+        if not edit.fiber.whole or last == 0:
+            return None
+        if axes == (last,):
+            return RowEdit("centre")
+        if axes == (0,):
+            means = self._means[number].reshape(1, *self._view.shape[1:])
+            return RowEdit.spread("shift", -means, self._view.shape)
+        return None
 
     def chunks(self) -> Iterator[tuple[int, Float64]]:
         """Yield the rows with all edits, not rounded; they are valid until the next are asked for.
@@ -150,20 +161,28 @@ class Evaluation:
 
     def _store(self, start: int, result: Array, work: Float64) -> None:
         """Round the rows of the chunk from ``start`` into the first rows of ``result``."""
-        if self._factor is None:
-            chunk = self._chunk(start, work)
-            if result.dtype.name == "bfloat16":
-                _round_to_odd(chunk)
-            result[: chunk.shape[0]] = chunk
-        else:
-            rows = slice(start, min(self._view.shape[0], start + self.starts.step))
-            factor = _of_rows(self._factor, rows)
-            np.multiply(self._view[rows], factor, out=result[: rows.stop - rows.start])
+        given = self._view[start : start + self.starts.step]
+        if self._by_rows(given, start, result[: given.shape[0]]):
+            return
+        chunk = self._chunk(start, work)
+        if result.dtype.name == "bfloat16":
+            _round_to_odd(chunk)
+        result[: chunk.shape[0]] = chunk
+
+    def _by_rows(self, given: Array, start: int, result: Array) -> bool:
+        """Compute the edits so far of a chunk by the library; False where that has no way."""
+        first = start * (self._row // max(1, self._view.shape[-1]))
+        return self._program is not None and self._program.run(given, first, result)
 
     def _chunk(self, start: int, work: Float64, count: int | None = None) -> Float64:
-        """Return the rows of the chunk from ``start`` with the first ``count`` edits, or all."""
+        """Return the rows of the chunk from ``start`` with all edits, or the first ``count``.
+
+        ``count`` is the number of edits that ``prepare`` has come to.
+        """
         given = self._view[start : start + self.starts.step]
         chunk = work[: given.shape[0]]
+        if self._by_rows(given, start, chunk):
+            return chunk
         chunk[...] = given
         rows = slice(start, start + given.shape[0])
         for number, edit in enumerate(self._edits[:count]):
@@ -203,13 +222,9 @@ class Evaluation:
         first = next((i for i in range(of_rows) if digits[i] != 1), of_rows - 1)
         return digits[first:], tuple(member - first for member in members if member >= first)
 
-    def _means_before(self, number: int, edit: Centre) -> Float64:
+    def _means_before(self, number: int) -> Float64:
         """Return the means over sets that span chunks, of the tensor with the edits before."""
         digits, members = self._digits[number]
-        if number == 0:
-            means = fiber_means(self._view, edit.fiber)
-            release(self._view)
-            return means.reshape(means.shape[means.ndim - len(digits) :])
         unit, work = self._rows_per_digit(number), self._work()
         total: Float64 = np.zeros(1)
         for start in self.starts:
@@ -225,7 +240,7 @@ def _size(digits: tuple[int, ...], members: tuple[int, ...]) -> int:
     return int(np.prod([digits[member] for member in members]))
 
 
-def _of_rows(spread: Floats, rows: slice) -> Floats:
+def _of_rows(spread: Float64, rows: slice) -> Float64:
     """Return the part of an array that broadcasts along axis 0 or has its every row."""
     return spread[rows] if spread.shape[0] > 1 else spread
 

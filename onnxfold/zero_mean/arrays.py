@@ -19,7 +19,6 @@ from onnxfold.errors import InvariantError
 from onnxfold.graph import Fiber
 
 __all__ = [
-    "fiber_means",
     "is_centred",
     "parts_of_sets",
     "rounding_of",
@@ -76,12 +75,6 @@ def parts_of_sets(digits: tuple[int, ...], members: tuple[int, ...]) -> Iterator
     step = max(1, _PART_ELEMENTS // rest)
     for start in range(0, max(1, digits[along]), step):
         yield (*(slice(None),) * along, slice(start, start + step))
-
-
-def fiber_means(array: Array, fiber: Fiber) -> npt.NDArray[np.float64]:
-    """Return the float64 mean over each set, in digit shape with the fiber's digits kept as 1."""
-    digits, members = split_digits(array.shape, fiber)
-    return np.asarray(array.reshape(digits).mean(axis=members, dtype=np.float64, keepdims=True))
 
 
 def is_centred(array: Array, fiber: Fiber, magnitude: float = 0.0) -> bool:

@@ -19,7 +19,7 @@ from onnxfold.errors import InvariantError
 from onnxfold.graph import AxisBlock, Fiber, whole_axes
 from onnxfold.rewrite import edited, edits, evaluation
 from onnxfold.rewrite.centre import centred, centred_tensor
-from onnxfold.zero_mean.arrays import fiber_means, is_centred
+from onnxfold.zero_mean.arrays import is_centred, split_digits
 from tests.soundness.projector import project, set_numbers
 
 Array = npt.NDArray[Any]
@@ -157,7 +157,7 @@ def test_a_weight_without_elements_stays_as_it_is() -> None:
 
 def test_a_fiber_that_does_not_fit_is_a_defect() -> None:
     with pytest.raises(InvariantError):
-        fiber_means(np.zeros((3, 4)), Fiber((AxisBlock(1, 1, 3, None),)))
+        split_digits((3, 4), Fiber((AxisBlock(1, 1, 3, None),)))
 
 
 def test_a_centred_tensor_is_computed_when_it_is_read() -> None:

@@ -1,0 +1,36 @@
+// Edits of the rows of a weight: the C interface that onnxfold/rewrite/native.py describes to ctypes.
+#ifndef ONNXFOLD_EDIT_ROWS_H_
+#define ONNXFOLD_EDIT_ROWS_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace onnxfold {
+namespace weights {
+
+enum Kind : int32_t { kCentre, kScale, kShift };
+enum Type : int32_t { kSingle, kHalf, kBrain };
+
+// values: one for each row, or one for each column; none for kCentre, W - mean(W) of each row.
+struct Edit {
+  int32_t kind;
+  int32_t by_row;
+  const double* values;
+};
+
+// `count` rows of `size` elements of `type`, edited in order; wide: the result is in doubles.
+struct Rows {
+  int32_t type;
+  int32_t wide;
+  const void* from;
+  void* to;
+  size_t count;
+  size_t size;
+  const Edit* edits;
+  size_t edit_count;
+};
+
+}  // namespace weights
+}  // namespace onnxfold
+
+#endif  // ONNXFOLD_EDIT_ROWS_H_
