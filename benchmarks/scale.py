@@ -6,15 +6,17 @@ makes each model (benchmarks/gptj.py), times `optimize --no-check` in a process 
 copying the files of the model, in turns, folds it once with `--share-weights`, and deletes it
 again; then plans models of many layers.
 The clock of both stops when all written data is on the disk, and both begin without the model in
-the page cache where the system allows that.  Resident memory is sampled from outside: `peak` is
-VmHWM, which counts mapped pages of files, `anonymous` what is not in any file.  Models named by
---check are folded with proof and verification as well, as `optimize` does by default or in the
-memory that --memory says.  6B needs 26 GB of disk.  Rows go to benchmarks/results/scale.csv.
+the page cache where the system allows that; the package is compiled to bytecode first, as an
+installation is.  Resident memory is sampled from outside: `peak` is VmHWM, which counts mapped
+pages of files, `anonymous` what is not in any file.  Models named by --check are folded with proof
+and verification as well, as `optimize` does by default or in the memory that --memory says.  6B
+needs 26 GB of disk.  Rows go to benchmarks/results/scale.csv.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import shutil
@@ -27,6 +29,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnxfold
 from benchmarks.gptj import Size, make
 from benchmarks.rows import RESULTS, Conditions, append, conditions
 
@@ -129,6 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=3, help="of copying and folding; 0: none")
     parser.add_argument("--folder", type=Path, default=Path("build") / "scale")
     options = parser.parse_args(arguments)
+    compileall.compile_dir(Path(onnxfold.__file__).parent, quiet=1)
     table = _Table()
     options.folder.mkdir(parents=True, exist_ok=True)
     for name in options.sizes:
