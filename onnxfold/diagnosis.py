@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import onnx_ir as ir
+
 from onnxfold import model_io
 from onnxfold.errors import ModelError
 from onnxfold.graph.validity import MALFORMED, complaint
+from onnxfold.prepare import prepare
 from onnxfold.sources import Source
 
 __all__ = ["diagnosed"]
@@ -22,9 +25,23 @@ def diagnosed(source: Source) -> Iterator[None]:
     try:
         yield
     except MALFORMED as error:
-        reason = complaint(source.model)
+        reason = complaint(source.model) or _complaint_of_copy(source.model) or _attribute(error)
         if reason is None:
             raise
         label = "the model" if source.path is None else model_io.show(source.path)
         sentence = f"{label}: not valid ONNX: {model_io.one_line(reason)}"
         raise ModelError(sentence) from error
+
+
+def _complaint_of_copy(model: ir.Model) -> str | None:
+    """What is wrong where onnx knows no shapes before functions and skip-norms are taken apart."""
+    try:
+        return complaint(prepare(model).model)
+    except MALFORMED:
+        return None
+
+
+def _attribute(error: Exception) -> str | None:
+    """What onnx-ir says of an attribute of another type, which no schema rules out."""
+    sentence = str(error)
+    return sentence if isinstance(error, TypeError) and sentence.startswith("Attribute '") else None

@@ -17,7 +17,7 @@ from itertools import takewhile
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import constant_tensor, node_label
+from onnxfold.graph import constant_tensor, keeps_dims, node_label
 from onnxfold.graph.shapes import all_graphs
 
 __all__ = ["pull_transposes"]
@@ -123,7 +123,7 @@ class _Move:
     def reduction(self, node: ir.Node, x: ir.Value) -> ir.Value | None:
         """Return the same reduction of T(x), or None where it is not over constant, kept axes."""
         axes = _axes(node)
-        if not axes or node.attributes.get_int("keepdims", 1) != 1:
+        if not axes or not keeps_dims(node):
             return None
         rank = len(self.order)
         places = [self.order.index(axis % rank) for axis in axes]
@@ -189,4 +189,4 @@ def _pull(move: _Move) -> bool:
 
 
 def _reducible(node: ir.Node) -> bool:
-    return bool(_axes(node)) and node.attributes.get_int("keepdims", 1) == 1
+    return bool(_axes(node)) and keeps_dims(node)

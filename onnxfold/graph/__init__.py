@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnxfold.graph.attributes import keeps_dims
 from onnxfold.graph.constants import constant_tensor
 from onnxfold.graph.dims import ONE, Dim, Extent, Shape, extent
 from onnxfold.graph.fiber import AxisBlock, Fiber, follow_reshape, whole_axes
@@ -19,6 +20,7 @@ __all__ = [
     "constant_tensor",
     "extent",
     "follow_reshape",
+    "keeps_dims",
     "node_label",
     "operator",
     "whole_axes",

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from onnxfold.graph.attributes import keeps_dims
+
 if TYPE_CHECKING:
     from onnxfold.graph.view import GraphView
 
@@ -200,7 +202,7 @@ class Tokens:
         if not axes and node.attributes.get_int("noop_with_empty_axes", 0) == 1:
             return source
         places = {axis % len(source) for axis in axes or range(len(source))} if source else set()
-        if node.attributes.get_int("keepdims", 1):
+        if keeps_dims(node):
             return tuple(1 if axis in places else dim for axis, dim in enumerate(source))
         return tuple(dim for axis, dim in enumerate(source) if axis not in places)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from math import prod
 
 import onnx
 import onnx_ir as ir
@@ -31,7 +33,8 @@ def complaint(model: ir.Model) -> str | None:
     """Return how a model breaks the rules of its operators; None where onnx finds no fault.
 
     Each node is held against its schema, then types and shapes against each other.  What only the
-    form of the file lacks, such as the shape of an input, is no fault.
+    form of the file lacks, such as the shape of an input, is no fault; a tensor larger than any
+    memory is one.
     """
     try:
         plain = skeleton(model)
@@ -41,10 +44,19 @@ def complaint(model: ir.Model) -> str | None:
         for function in plain.functions:
             _check_nodes(function.node, function.opset_import, plain.ir_version)
         onnx.shape_inference.infer_shapes(plain, check_type=True, strict_mode=True, data_prop=True)
+        _check_sizes(model)
     except MALFORMED as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         return lines[0].strip() if lines else type(error).__name__
     return None
+
+
+def _check_sizes(model: ir.Model) -> None:
+    made = (value for node in model.graph.all_nodes() for value in node.outputs)
+    for value in (*model.graph.inputs, *made):
+        known = [dim for dim in value.shape or () if isinstance(dim, int)]
+        if prod(known) > sys.maxsize // 8:
+            raise ValueError(f"'{value.name}' has the dimensions {known}, which no memory holds")
 
 
 def _check_nodes(

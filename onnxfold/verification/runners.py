@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ Feeds = Mapping[str, Array]
 _EMBEDDED_LIMIT_BYTES = 1_800_000_000
 _THREADS = 2
 _FATAL = 4
+# Nothing else bounds the steps of a loop, and no other model can run without end.
+_LONGEST_WITH_LOOPS_S = 300.0
 
 
 class CannotRun(ModelError):  # noqa: N818
@@ -103,29 +107,37 @@ class OnnxRuntime:
         if not self.fits(source.model):
             return self._run_pieces(source, samples, optimize=optimize)
         if source.path is not None:
-            return self._run(str(source.path), source.label, samples, optimize=optimize)
+            return self._run(str(source.path), source, samples, optimize=optimize)
         if _stored_bytes(source.model) <= _EMBEDDED_LIMIT_BYTES:
             content = model_io.materialise(source.model).SerializeToString()
-            return self._run(content, source.label, samples, optimize=optimize)
+            return self._run(content, source, samples, optimize=optimize)
         with tempfile.TemporaryDirectory(prefix="onnxfold-") as folder:
             staged = model_io.stage(source.model, Path(folder) / "model.onnx", external_data=True)
             with staged:
-                return self._run(str(staged.path), source.label, samples, optimize=optimize)
+                return self._run(str(staged.path), source, samples, optimize=optimize)
 
     def _run(
-        self, content: str | bytes, label: str, samples: Sequence[Feeds], *, optimize: bool
+        self,
+        content: str | bytes,
+        source: ModelSource,
+        samples: Sequence[Feeds],
+        *,
+        optimize: bool,
     ) -> list[dict[str, Array]]:
         try:
             session = self._session(content, optimize=optimize)
             names = [output.name for output in session.get_outputs()]
             wanted = {i.name for i in session.get_inputs()}
             wanted |= {i.name for i in session.get_overridable_initializers()}
-            return [
-                _by_name(names, session.run(None, {n: x for n, x in s.items() if n in wanted}))
-                for s in samples
-            ]
+            outputs = []
+            for sample in samples:
+                feeds = {name: x for name, x in sample.items() if name in wanted}
+                with _bounded(source) as options:
+                    outputs.append(_by_name(names, session.run(None, feeds, options)))
+            return outputs
         except runtime_errors() as error:
-            raise CannotRun(f"{label}: onnxruntime cannot run it: {_first_line(error)}") from error
+            reason = _first_line(error)
+            raise CannotRun(f"{source.label}: onnxruntime cannot run it: {reason}") from error
 
     def _run_pieces(
         self, source: ModelSource, samples: Sequence[Feeds], *, optimize: bool
@@ -140,7 +152,8 @@ class OnnxRuntime:
                 session = self._session(content, optimize=optimize, keep=False)
                 for values in known:
                     feeds = {name: x for name, x in values.items() if name in wanted}
-                    results = session.run(list(piece.gives), {**weights, **feeds})
+                    with _bounded(source) as options:
+                        results = session.run(list(piece.gives), {**weights, **feeds}, options)
                     values.update(_by_name(piece.gives, results))
                     for name in piece.last_read:
                         values.pop(name, None)
@@ -164,6 +177,32 @@ class OnnxRuntime:
         level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
         options.graph_optimization_level = level
         return ort.InferenceSession(content, options, providers=list(self.providers))
+
+
+@contextmanager
+def _bounded(source: ModelSource) -> Iterator[Any]:
+    """Options of a run that is ended after some minutes if the model has loops.
+
+    Raises CannotRun for one that was.
+    """
+    import onnxruntime as ort
+
+    options = ort.RunOptions()
+    if all(node.op_type != "Loop" for node in source.model.graph.all_nodes()):
+        yield options
+        return
+    timer = threading.Timer(_LONGEST_WITH_LOOPS_S, setattr, (options, "terminate", True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield options
+    except runtime_errors() as error:
+        if not options.terminate:
+            raise
+        took = f"its loops take more than {_LONGEST_WITH_LOOPS_S:g} s"
+        raise CannotRun(f"{source.label}: {took} in onnxruntime") from error
+    finally:
+        timer.cancel()
 
 
 def _stored_bytes(model: ir.Model) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber, GraphView, Reader, node_label, operator, whole_axes
+from onnxfold.graph import Fiber, GraphView, Reader, keeps_dims, node_label, operator, whole_axes
 from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.zero_mean.law import Carried, Pulled, ZeroMean, refuse
@@ -250,7 +250,7 @@ class Relations:
         reducer = None if mean is None else mean.producer()
         if x is None or reducer is None or reducer.op_type != "ReduceMean":
             return None
-        if reducer.inputs[0] is not x or reducer.attributes.get_int("keepdims", 1) == 0:
+        if reducer.inputs[0] is not x or not keeps_dims(reducer):
             return None
         shape, axes = self.view.shape(x), self.view.axes(reducer)
         if not shape or not axes:

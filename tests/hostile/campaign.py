@@ -21,6 +21,7 @@ from pathlib import Path
 import onnx
 
 from onnxfold.reference import interpreter
+from onnxfold.verification import runners
 from tests.hostile.case import Outcome, build_commands_once, run_case
 from tests.hostile.mutation import Mutant, mutant
 from tests.model_io.files import rich_model
@@ -33,6 +34,7 @@ ROOT = Path(__file__).parents[2]
 MEMORY_BYTES = 4 << 30
 # Loops without end are given up sooner than in earnest.
 _BODY_NODES = 5_000
+_LOOPS_S = 3.0
 # Wall time for each second of processor time: others use the machine too.
 _PATIENCE = 6
 _SHARE = 2000
@@ -194,6 +196,7 @@ def _serve(numbers: Sequence[int], make: Make, scratch: Path, writer: int) -> No
         _limit_memory()
         build_commands_once()
         interpreter._MOST_BODY_NODES = _BODY_NODES
+        runners._LONGEST_WITH_LOOPS_S = _LOOPS_S
         for number in numbers:
             case = make(number)
             outcomes = [asdict(outcome) for outcome in run_case(scratch / "case", case)]

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from onnxfold.graph import keeps_dims
 from onnxfold.norms.algebra.coefficient import ONE, ZERO, Coefficient
 from onnxfold.norms.algebra.forms import (
     Affine,
@@ -61,7 +62,7 @@ def _reduction(algebra: Algebra, node: ir.Node) -> tuple[ir.Value, tuple[int, ..
     if any(not -len(dims) <= axis < len(dims) for axis in axes):
         return None
     places = {axis % len(dims) for axis in axes} if axes else set(range(len(dims)))
-    return x, tuple(sorted(places)), bool(node.attributes.get_int("keepdims", 1))
+    return x, tuple(sorted(places)), keeps_dims(node)
 
 
 def _over(algebra: Algebra, node: ir.Node) -> tuple[ir.Value, Over, tuple[int, ...] | None] | None:

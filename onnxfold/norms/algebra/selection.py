@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxfold.graph import keeps_dims
 from onnxfold.norms.algebra.forms import Affine, Form, Moment, Root
 from onnxfold.norms.algebra.state import Algebra
 
@@ -78,7 +79,7 @@ def _constant_rows(algebra: Algebra, condition: ir.Value, form: Affine) -> bool:
             return False
         x, axes = extreme.inputs[0], algebra.view.axes(extreme)
         dims = algebra.dims(x)
-        if x is None or dims is None or not axes or not extreme.attributes.get_int("keepdims", 1):
+        if x is None or dims is None or not axes or not keeps_dims(extreme):
             return False
         places = tuple(sorted({axis % len(dims) for axis in axes}))
         if algebra.atom(x) is not form.t or algebra.over(x, places) != form.over:

@@ -17,8 +17,11 @@ Reduce = Callable[[Array, "tuple[int, ...]", bool], Array]
 def reduced_axes(call: Call, rank: int, axes: Array | None) -> tuple[int, ...]:
     """Axes given as attribute (before opset 18, ReduceSum 13) or as input.
 
-    None means all of them, or no axis with noop_with_empty_axes.
+    None means all of them, or no axis with noop_with_empty_axes. Raises ValueError for more axes
+    than the tensor has.
     """
+    if axes is not None and axes.size > max(1, rank):
+        raise ValueError(f"{axes.size} axes of a tensor of {rank} dimensions")
     listed = call.integers("axes") if axes is None else tuple(int(a) for a in axes.reshape(-1))
     if listed:
         return tuple(a % rank for a in listed)
@@ -62,7 +65,7 @@ def _register(name: str, function: Reduce) -> None:
     @kernel(name)
     def reduction(call: Call, x: Array, axes: Array | None = None) -> Array:
         over = reduced_axes(call, x.ndim, axes)
-        y = np.asarray(function(x, over, bool(call.integer("keepdims", 1))))
+        y = np.asarray(function(x, over, call.integer("keepdims", 1) == 1))
         return y.astype(x.dtype, copy=False)
 
 
@@ -77,7 +80,7 @@ def _position(call: Call, x: Array, find: Callable[..., Array]) -> Array:
     else:
         found = find(x, axis=axis)
     found = np.asarray(found, dtype=np.int64)
-    return np.expand_dims(found, axis) if call.integer("keepdims", 1) else found
+    return np.expand_dims(found, axis) if call.integer("keepdims", 1) == 1 else found
 
 
 @kernel("ArgMax")

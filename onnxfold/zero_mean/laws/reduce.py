@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber, GraphView, whole_axes
+from onnxfold.graph import Fiber, GraphView, keeps_dims, whole_axes
 from onnxfold.refusal import RefusalCode
 from onnxfold.zero_mean.law import Carried, Pulled, ZeroMean, broken, refuse, unknown_shape
 from onnxfold.zero_mean.laws.layout import sizes_changed
@@ -45,7 +45,7 @@ class Reduce:
         everything = not written and node.attributes.get_int("noop_with_empty_axes", 0) == 0
         reduced = set(range(rank)) if everything else {axis % rank for axis in written}
         kept = [axis for axis in range(rank) if axis not in reduced]
-        if node.attributes.get_int("keepdims", 1) != 0:
+        if keeps_dims(node):
             return {axis: axis for axis in kept}
         return dict(enumerate(kept))
 
