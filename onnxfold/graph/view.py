@@ -78,19 +78,20 @@ class GraphView:
         It is the value's own name, with ``@<number of the body>`` appended inside bodies, where
         two branches may use one name.
         """
+        return self._all_refs()[value]
+
+    def by_ref(self) -> dict[str, ir.Value]:
+        """Return the value of every reference."""
+        return {ref: value for value, ref in self._all_refs().items()}
+
+    def _all_refs(self) -> dict[ir.Value, str]:
         if self._refs is None:
             self._refs = {}
             for number, graph in enumerate(self.graphs):
                 mark = f"@{number}" if number else ""
                 for known in graph_values(graph):
                     self._refs[known] = f"{known.name}{mark}"
-        return self._refs[value]
-
-    def by_ref(self) -> dict[str, ir.Value]:
-        """Return the value of every reference."""
-        if self._refs is None:
-            self.ref(next(graph_values(self.model.graph)))
-        return {ref: value for value, ref in (self._refs or {}).items()}
+        return self._refs
 
     def shape(self, value: ir.Value | None) -> Shape | None:
         """Return the shape, or None when not even the rank is known."""

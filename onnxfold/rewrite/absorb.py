@@ -280,16 +280,17 @@ class _Absorber:
 
     def _drop_if_unread(self, value: ir.Value | None) -> None:
         """Remove a constant expression that nothing reads any more, and what only it reads."""
-        if value is None or value.uses() or value.is_graph_output():
-            return
-        node = value.producer()
-        if node is not None and node.graph is not None and self._view.array(value) is not None:
-            operands = list(node.inputs)
-            sweep([node])
-            for operand in operands:
-                self._drop_if_unread(operand)
-        elif value.is_initializer() and not value.is_graph_input() and value.graph is not None:
-            value.graph.initializers.pop(value.name or "", None)
+        waiting = [value]
+        while waiting:
+            value = waiting.pop()
+            if value is None or value.uses() or value.is_graph_output():
+                continue
+            node, home = value.producer(), value.graph
+            if node is not None and node.graph is not None and self._view.array(value) is not None:
+                waiting += node.inputs
+                sweep([node])
+            elif value.is_initializer() and not value.is_graph_input() and home is not None:
+                home.initializers.pop(value.name or "", None)
 
 
 def _parts(source: Source) -> tuple[ir.Node | None, ir.Node | None]:

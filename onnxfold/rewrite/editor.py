@@ -149,23 +149,23 @@ def inherit(old: ir.Value, new: ir.Value) -> None:
 
 def sweep(nodes: Iterable[ir.Node]) -> None:
     """Remove those of ``nodes`` that nothing reads, and weights that only they read."""
-    for node in reversed(list(nodes)):
-        if any(output.uses() or output.is_graph_output() for output in node.outputs):
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        graph = node.graph
+        if not isinstance(graph, ir.Graph) or any(map(_is_read, node.outputs)):
             continue
         inputs = [operand for operand in node.inputs if operand is not None]
-        graph = node.graph
-        if not isinstance(graph, ir.Graph):
-            continue
         graph.remove(node, safe=True)
-        _sweep_inputs(inputs)
+        for value in inputs:
+            producer, home = value.producer(), value.graph
+            if _is_read(value):
+                continue
+            if producer is not None and producer.op_type == "Constant":
+                waiting.append(producer)
+            elif value.is_initializer() and not value.is_graph_input() and home is not None:
+                home.initializers.pop(value.name or "")
 
 
-def _sweep_inputs(values: Iterable[ir.Value]) -> None:
-    for value in values:
-        if value.uses() or value.is_graph_output():
-            continue
-        producer, graph = value.producer(), value.graph
-        if producer is not None and producer.op_type == "Constant":
-            sweep([producer])
-        elif value.is_initializer() and not value.is_graph_input() and graph is not None:
-            graph.initializers.pop(value.name or "")
+def _is_read(value: ir.Value) -> bool:
+    return bool(value.uses()) or value.is_graph_output()

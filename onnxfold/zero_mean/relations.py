@@ -204,21 +204,23 @@ class Relations:
 
     def _dequantised(self, node: ir.Node) -> Refusal | None:
         """Refuse what brings an integer product back to floats, spelled as [Add,] Cast and Mul."""
-        dtype = node.outputs[0].dtype
-        of_integers = node.op_type == "Add" and dtype is not None and dtype.is_integer()
-        if node.domain != "" or not (node.op_type in _SCALES_BACK or of_integers):
-            return None
-        for operand in node.inputs:
-            maker = None if operand is None else operand.producer()
-            if maker is None or maker is node:
+        waiting, seen = [node], {node}
+        while waiting:
+            node = waiting.pop()
+            dtype = node.outputs[0].dtype
+            of_integers = node.op_type == "Add" and dtype is not None and dtype.is_integer()
+            if node.domain != "" or not (node.op_type in _SCALES_BACK or of_integers):
                 continue
-            why = refuse_opaque(maker)
-            if why is not None and why.code is RefusalCode.QUANTISED:
-                return why
-            if maker.op_type in _OF_INTEGERS:
-                why = self._dequantised(maker)
-                if why is not None:
+            makers = (operand.producer() for operand in node.inputs if operand is not None)
+            for maker in makers:
+                if maker is None or maker in seen:
+                    continue
+                why = refuse_opaque(maker)
+                if why is not None and why.code is RefusalCode.QUANTISED:
                     return why
+                if maker.op_type in _OF_INTEGERS:
+                    seen.add(maker)
+                    waiting.append(maker)
         return None
 
     def _foreign(self, node: ir.Node, value: ir.Value | None) -> Refusal | None:

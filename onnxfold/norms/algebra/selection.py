@@ -62,16 +62,23 @@ def _guarded(algebra: Algebra, node: ir.Node) -> Form | None:
 
 def _constant_rows(algebra: Algebra, condition: ir.Value, form: Affine) -> bool:
     """Whether the condition implies that all elements of the row are equal."""
-    node = condition.producer()
-    if node is None or node.domain != "":
-        return False
-    if node.op_type == "And":
-        return any(
-            operand is not None and _constant_rows(algebra, operand, form)
-            for operand in node.inputs
-        )
-    if node.op_type != "Equal":
-        return False
+    waiting: list[ir.Value | None] = [condition]
+    seen: set[ir.Node] = set()
+    while waiting:
+        value = waiting.pop()
+        node = None if value is None else value.producer()
+        if node is None or node.domain != "" or node in seen:
+            continue
+        seen.add(node)
+        if node.op_type == "And":
+            waiting += node.inputs
+        elif node.op_type == "Equal" and _equal_extremes(algebra, node, form):
+            return True
+    return False
+
+
+def _equal_extremes(algebra: Algebra, node: ir.Node, form: Affine) -> bool:
+    """Whether the node compares the least and the largest element of the row."""
     found = set()
     for operand in node.inputs:
         extreme = None if operand is None else operand.producer()
