@@ -42,7 +42,7 @@ from onnxfold.sources import Source, open_source
 from onnxfold.verification import ModelSource, Verification
 
 if TYPE_CHECKING:
-    from onnxfold.prove import Proof
+    from onnxfold.proof import Proof
 
 __all__ = ["METADATA_KEY", "Options", "Result", "Stages", "inspect", "optimize", "verify"]
 
@@ -293,10 +293,8 @@ def _copy_of_moved(analysis: Analysis) -> ir.Model | None:
 
 def _proved(source: Source, analysis: Analysis, moved: ir.Model | None, result: ir.Model) -> Proof:
     """Prove the steps: gammas and betas, then scales, then the centring."""
-    from onnxfold.prove import prove
-    from onnxfold.prove_affine import prove_affine
-    from onnxfold.prove_reshapes import pull_reshapes
-    from onnxfold.prove_scales import prove_scales
+    from onnxfold.proof import prove, prove_affine, prove_scales
+    from onnxfold.proof.reshapes import pull_reshapes
 
     before, after = (GraphView(prepare(model).model) for model in (source.model, result))
     after = pull_reshapes(after, before)

@@ -15,7 +15,7 @@ from onnxfold.norms import find_norms
 from onnxfold.planning.affine import AffineDecision, decide_affine
 from onnxfold.planning.fusion import AffineFusion
 from onnxfold.prepare import prepare
-from onnxfold.prove_affine import AffineProof, prove_affine
+from onnxfold.proof import AffineProof, prove_affine
 from onnxfold.reference import Precision, run
 from onnxfold.rewrite.absorb import apply_affine
 

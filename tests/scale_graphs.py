@@ -12,8 +12,7 @@ from onnxfold.norms import find_norms
 from onnxfold.planning.fusion import ScaleFusion
 from onnxfold.planning.scales import decide_scales
 from onnxfold.prepare import prepare
-from onnxfold.prove_affine import AffineProof
-from onnxfold.prove_scales import prove_scales
+from onnxfold.proof import AffineProof, prove_scales
 from onnxfold.rewrite.absorb import apply_scales
 from tests.affine_graphs import Array, error, graph, weights
 

@@ -198,7 +198,7 @@ def test_verification_alone_catches_a_wrong_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from onnxfold.lower import targets
-    from onnxfold.prove import Proof
+    from onnxfold.proof import Proof
 
     real = targets.call
 

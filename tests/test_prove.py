@@ -19,9 +19,8 @@ from onnxfold.graph.rows import paired_rows
 from onnxfold.lower.target import Target
 from onnxfold.planning import Insertion, Plan
 from onnxfold.prepare import prepare
-from onnxfold.prove import Proof, prove
-from onnxfold.prove_affine import prove_affine
-from onnxfold.prove_weights import Comparison, compared, has_zero_mean
+from onnxfold.proof import Proof, prove, prove_affine
+from onnxfold.proof.weights import Comparison, compared, has_zero_mean
 from onnxfold.rewrite.edited import edited
 from onnxfold.rewrite.edits import Centre, Scale
 from tests.soundness.folding import Folded, fold, forced

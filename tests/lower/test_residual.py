@@ -16,7 +16,7 @@ import onnxfold
 from onnxfold.graph import GraphView
 from onnxfold.lower.functions import DOMAIN
 from onnxfold.prepare import prepare
-from onnxfold.prove_reshapes import pull_reshapes
+from onnxfold.proof.reshapes import pull_reshapes
 
 B, T, C = 2, 3, 8
 FLAT = ("flat", "computed", "of the sum")

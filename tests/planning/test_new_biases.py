@@ -17,7 +17,7 @@ from onnxfold.norms import find_norms
 from onnxfold.planning import Plan
 from onnxfold.planning.affine import Weighing, decide_affine
 from onnxfold.prepare import prepare
-from onnxfold.prove_affine import prove_affine
+from onnxfold.proof import prove_affine
 from onnxfold.rewrite.absorb import apply_affine
 from tests.affine_graphs import LARGE, Fused, error, graph, weights
 

@@ -10,7 +10,7 @@ import pytest
 from onnxfold.analysis import analyse
 from onnxfold.graph import GraphView
 from onnxfold.prepare import prepare
-from onnxfold.prove_scales import prove_scales
+from onnxfold.proof import prove_scales
 from tests.affine_graphs import Array, error
 from tests.scale_graphs import BIASED, absorb, applied, assert_moved, scale_model
 

@@ -14,7 +14,7 @@ from onnxfold.lower.target import Target
 from onnxfold.pipeline import Options
 from onnxfold.planning import Plan
 from onnxfold.prepare import prepare
-from onnxfold.prove import Proof
+from onnxfold.proof import Proof
 from onnxfold.sources import Source, open_source
 from onnxfold.zero_mean import Relations, walk_back
 from tests.soundness.float64 import evaluate, relative_error

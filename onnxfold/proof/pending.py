@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxfold.affine.channels import Channels
 from onnxfold.affine.cuts import Cut
 from onnxfold.graph import AxisBlock
-from onnxfold.prove_forward import Failed, Image
+from onnxfold.proof.forward import Failed, Image
 from onnxfold.zero_mean.arrays import rounding_of
 
 __all__ = [

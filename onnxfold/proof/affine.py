@@ -33,7 +33,7 @@ from onnxfold.graph.compare import pairs
 from onnxfold.graph.rows import paired_rows, stored_rows
 from onnxfold.norms import find_norms
 from onnxfold.planning.fusion import AffineFusion
-from onnxfold.prove_forward import Failed, ForwardChecker, Image, vector_over
+from onnxfold.proof.forward import Failed, ForwardChecker, Image, vector_over
 from onnxfold.refusal import Refusal
 from onnxfold.rewrite.affine import weighted_sum
 from onnxfold.rewrite.edited import float64_chunks, mapped_chunks

@@ -36,9 +36,9 @@ from onnxfold.graph import GraphView
 from onnxfold.graph.compare import pairs
 from onnxfold.graph.rows import paired_rows, stored_rows
 from onnxfold.planning.fusion import ScaleFusion
-from onnxfold.prove_affine import AffineProof
-from onnxfold.prove_forward import Failed, ForwardChecker, Image
-from onnxfold.prove_pending import (
+from onnxfold.proof.affine import AffineProof
+from onnxfold.proof.forward import Failed, ForwardChecker, Image
+from onnxfold.proof.pending import (
     Ahead,
     as_number,
     digit_of,

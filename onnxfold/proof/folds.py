@@ -26,8 +26,8 @@ from onnxfold.graph import Fiber, GraphView, Reader, node_label
 from onnxfold.graph.compare import same_default
 from onnxfold.norms import NormSite, find_norms
 from onnxfold.planning import Plan
-from onnxfold.prove_copies import Copies
-from onnxfold.prove_forms import (
+from onnxfold.proof.copies import Copies
+from onnxfold.proof.forms import (
     AffinePart,
     repeated_axes,
     same_attributes,
@@ -36,8 +36,8 @@ from onnxfold.prove_forms import (
     with_next_affine,
     without_reshapes,
 )
-from onnxfold.prove_means import Means
-from onnxfold.prove_weights import compared
+from onnxfold.proof.means import Means
+from onnxfold.proof.weights import compared
 from onnxfold.zero_mean.relations import Point, Relations, Unseen
 
 __all__ = ["Proof", "prove"]

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import GraphView
 from onnxfold.norms import NormKind, NormSite
-from onnxfold.prove_weights import has_zero_mean, largest
+from onnxfold.proof.weights import has_zero_mean, largest
 from onnxfold.refusal import Refusal
 from onnxfold.zero_mean.law import ZeroMean
 from onnxfold.zero_mean.relations import Point, Relations
