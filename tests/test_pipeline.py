@@ -206,7 +206,7 @@ def test_verification_alone_catches_a_wrong_result(
         return real(name, *args, **{**options, "epsilon": 0.5})  # type: ignore[arg-type]
 
     monkeypatch.setattr(targets, "call", wrong)
-    monkeypatch.setattr("onnxfold.prove.prove", lambda *_: Proof(True, 1, 1, ()))
+    monkeypatch.setattr("onnxfold.proof.prove", lambda *_: Proof(True, 1, 1, ()))
     onnx.save(chain_model(), tmp_path / "in.onnx")
     with pytest.raises(onnxfold.VerificationError, match="output 'y'"):
         onnxfold.optimize(tmp_path / "in.onnx", tmp_path / "out.onnx")
