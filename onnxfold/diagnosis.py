@@ -21,14 +21,19 @@ def diagnosed(source: Source) -> Iterator[None]:
     """Name the fault of a model that is not valid ONNX where a stage stumbles over it.
 
     Raises ModelError then; what goes wrong with a valid model is a defect and passes as it is.
+    What a stage says of a node gets the name of the file.
     """
+    label = "the model" if source.path is None else model_io.show(source.path)
     try:
         yield
+    except ModelError as error:
+        if str(error).startswith("node '"):
+            raise ModelError(f"{label}: {error}") from error
+        raise
     except MALFORMED as error:
         reason = complaint(source.model) or _complaint_of_copy(source.model) or _attribute(error)
         if reason is None:
             raise
-        label = "the model" if source.path is None else model_io.show(source.path)
         sentence = f"{label}: not valid ONNX: {model_io.one_line(reason)}"
         raise ModelError(sentence) from error
 

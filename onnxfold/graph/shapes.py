@@ -33,6 +33,7 @@ _LARGE_TENSOR_BYTES = 4096
 _MOST_DIMS = 32
 _MOST_ELEMENTS, _MOST_VECTOR_ELEMENTS = 2**40, 2**26
 _MOST_DECLARED_ELEMENTS = 2**20
+_LONGEST_STEP = 2**31 - 1
 _SCALED = {"Resize": 2, "Upsample": 1}  # where operators read by how much they enlarge
 # Where operators read the shape of their result, or a part of it.
 _SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Range": 1, "Tile": 1}
@@ -198,7 +199,8 @@ def _check_size(node: ir.Node) -> None:
     """Refuse a result whose size is a number in the model that nothing can hold.
 
     onnx 1.23 takes hours and all memory to propagate vectors of such a size, and a Slice of what it
-    takes for negative ends the process.
+    takes for negative ends the process.  It counts a Slice in 32 bits, and without end in steps that
+    are 0 there.
     """
     if node.domain != "":
         return
@@ -212,6 +214,10 @@ def _check_size(node: ir.Node) -> None:
         for size in (*node.attributes.get_ints("pads", ()), *_integers(node, 1)):
             if abs(size) > _MOST_ELEMENTS:
                 raise ModelError(f"node '{node.name or 'Pad'}' pads by {size} elements")
+    if node.op_type == "Slice":
+        for step in _integers(node, 4):
+            if step == 0 or abs(step) > _LONGEST_STEP:
+                raise ModelError(f"node '{node.name or 'Slice'}' takes steps of {step}")
     if node.op_type in _SCALED:
         tensor = _known(node, _SCALED[node.op_type])
         factors = [] if tensor is None else tensor.numpy().reshape(-1).tolist()
