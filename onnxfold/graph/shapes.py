@@ -34,7 +34,6 @@ _MOST_DIMS = 32
 _MOST_ELEMENTS, _MOST_VECTOR_ELEMENTS = 2**40, 2**26
 _MOST_DECLARED_ELEMENTS = 2**20
 _LONGEST_STEP = 2**31 - 1
-_SCALED = {"Resize": 2, "Upsample": 1}  # where operators read by how much they enlarge
 # Where operators read the shape of their result, or a part of it.
 _SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Range": 1, "Tile": 1}
 _FILLED, _COMPLETE = "onnxfold.types_filled", "onnxfold.types_complete"
@@ -199,8 +198,7 @@ def _check_size(node: ir.Node) -> None:
     """Refuse a result whose size is a number in the model that nothing can hold.
 
     onnx 1.23 takes hours and all memory to propagate vectors of such a size, and a Slice of what it
-    takes for negative ends the process.  It counts a Slice in 32 bits, and without end in steps that
-    are 0 there.
+    takes for negative ends the process.
     """
     if node.domain != "":
         return
@@ -210,20 +208,37 @@ def _check_size(node: ir.Node) -> None:
         if prod(sizes) > (_MOST_VECTOR_ELEMENTS if len(sizes) == 1 else _MOST_ELEMENTS):
             shown = "x".join(map(str, sizes))
             raise ModelError(f"node '{node.name or node.op_type}' asks for {shown} elements")
-    if node.op_type == "Pad":
-        for size in (*node.attributes.get_ints("pads", ()), *_integers(node, 1)):
-            if abs(size) > _MOST_ELEMENTS:
-                raise ModelError(f"node '{node.name or 'Pad'}' pads by {size} elements")
-    if node.op_type == "Slice":
-        for step in _integers(node, 4):
-            if step == 0 or abs(step) > _LONGEST_STEP:
-                raise ModelError(f"node '{node.name or 'Slice'}' takes steps of {step}")
-    if node.op_type in _SCALED:
-        tensor = _known(node, _SCALED[node.op_type])
-        factors = [] if tensor is None else tensor.numpy().reshape(-1).tolist()
-        for factor in factors:
-            if not 0 < factor <= _MOST_ELEMENTS:
-                raise ModelError(f"node '{node.name or node.op_type}' resizes {factor} times")
+    check = _CHECKS.get(node.op_type)
+    if check is not None:
+        check(node)
+
+
+def _check_pads(node: ir.Node) -> None:
+    for size in (*node.attributes.get_ints("pads", ()), *_integers(node, 1)):
+        if abs(size) > _MOST_ELEMENTS:
+            raise ModelError(f"node '{node.name or 'Pad'}' pads by {size} elements")
+
+
+def _check_steps(node: ir.Node) -> None:
+    """onnx 1.23 counts in 32 bits, and without end in steps that are 0 there."""
+    for step in _integers(node, 4):
+        if step == 0 or abs(step) > _LONGEST_STEP:
+            raise ModelError(f"node '{node.name or 'Slice'}' takes steps of {step}")
+
+
+def _check_factors(node: ir.Node) -> None:
+    tensor = _known(node, 1 if node.op_type == "Upsample" else 2)
+    for factor in [] if tensor is None else tensor.numpy().reshape(-1).tolist():
+        if not 0 < factor <= _MOST_ELEMENTS:
+            raise ModelError(f"node '{node.name or node.op_type}' resizes {factor} times")
+
+
+_CHECKS = {
+    "Pad": _check_pads,
+    "Resize": _check_factors,
+    "Slice": _check_steps,
+    "Upsample": _check_factors,
+}
 
 
 def _integers(node: ir.Node, position: int) -> list[int]:
