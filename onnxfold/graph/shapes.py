@@ -220,7 +220,7 @@ def _check_pads(node: ir.Node) -> None:
 
 
 def _check_steps(node: ir.Node) -> None:
-    """onnx 1.23 counts in 32 bits, and without end in steps that are 0 there."""
+    """Refuse steps that onnx 1.23, which counts in 32 bits, would take without end."""
     for step in _integers(node, 4):
         if step == 0 or abs(step) > _LONGEST_STEP:
             raise ModelError(f"node '{node.name or 'Slice'}' takes steps of {step}")
