@@ -59,8 +59,12 @@ def _permutation(view: GraphView, node: ir.Node) -> tuple[int, ...] | None:
     rank = view.rank(node.inputs[0])
     if rank is None:
         return None
+    axes = tuple(range(rank))
     perm = node.attributes.get_ints("perm", None)
-    return tuple(range(rank))[::-1] if perm is None else tuple(axis % rank for axis in perm)
+    if perm is None:
+        return axes[::-1]
+    # Runtimes do not agree on one that leaves axes out.
+    return tuple(perm) if tuple(sorted(perm)) == axes else None
 
 
 @dataclass(frozen=True, slots=True)
