@@ -34,6 +34,7 @@ import numpy as np
 import onnx_ir as ir
 
 import onnxfold
+from benchmarks.disk import disk_to_disk
 from benchmarks.rows import RESULTS, Conditions, append, conditions
 from onnxfold import model_io
 from onnxfold.cli.startup import go_on_as_usual, start_quickly
@@ -213,7 +214,14 @@ def _command(model: Path, runs: int) -> list[_Sample]:
                 _empty(Path(scratch))
                 ended[what].append(_run(command))
         written = sum(file.stat().st_size for file in _files(output))
+        disk: dict[str, list[float]] = {"copy": [], "fold": []}
+        for _ in range(runs):
+            for what, seconds in disk.items():
+                _empty(Path(scratch))
+                seconds.append(disk_to_disk(turns[what], files).seconds)
         memory = _memory(words, runs) if _STATUS.exists() else []
+
+    on_disk = tuple(fold / copy for fold, copy in zip(disk["fold"], disk["copy"], strict=True))
 
     def ratios(of: str, to: str) -> tuple[float, ...]:
         pairs = zip(ended[of], ended[to], strict=True)
@@ -227,6 +235,9 @@ def _command(model: Path, runs: int) -> list[_Sample]:
         _Sample("imports of the dependencies / copying", "ratio", ratios("imports", "copy")),
         _Sample("optimize --no-check / copying", "ratio", ratios("fold", "copy"), 2.0),
         _Sample("optimize --no-check / copying, fsync", "ratio", ratios("fold", "durable")),
+        _Sample("copying from disk to disk", "s", tuple(disk["copy"])),
+        _Sample("optimize --no-check from disk to disk", "s", tuple(disk["fold"])),
+        _Sample("optimize --no-check / copying, disk to disk", "ratio", on_disk, 2.0),
         *memory,
         _Sample("output bytes / input bytes", "ratio", (written / given,)),
         _Sample("output bytes - input bytes", "bytes", (float(written - given),)),

@@ -23,13 +23,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnxfold
+from benchmarks.disk import DiskRun, disk_to_disk
 from benchmarks.gptj import Size, make
 from benchmarks.rows import RESULTS, Conditions, append, conditions
 
@@ -43,7 +43,6 @@ _SIZES = {
 }
 _LAYERS = (10, 100, 1000)
 _NARROW = 64
-_SAMPLE_S = 0.02
 _MIB = 1024
 _SHARDS = 6
 
@@ -85,16 +84,6 @@ class ScaleRow(Conditions):
     unit: str
     value: float
     bar: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Wall and processor seconds of a process, and peaks of its resident memory in MiB."""
-
-    seconds: float
-    processor_seconds: float
-    peak: float
-    anonymous: float
 
 
 class _Table:
@@ -156,14 +145,14 @@ def _measure(table: _Table, name: str, folder: Path, runs: int) -> None:
     size = _SIZES[name]
     files = make(folder / "model.onnx", _sharded(size))
     nbytes = sum(file.stat().st_size for file in files)
-    copies: list[_Run] = []
-    folds: list[_Run] = []
+    copies: list[DiskRun] = []
+    folds: list[DiskRun] = []
     written = shards = 0
     for _ in range(runs):
         with _beside(folder) as target:
-            copies.append(_timed(["cp", *map(str, files), str(target)], files))
+            copies.append(disk_to_disk(["cp", *map(str, files), str(target)], files))
         with _beside(folder) as target:
-            folds.append(_timed(_fold(files[0], target / "fast.onnx"), files))
+            folds.append(disk_to_disk(_fold(files[0], target / "fast.onnx"), files))
             results = sorted(target.iterdir())
             written, shards = sum(file.stat().st_size for file in results), len(results) - 1
     copy, fold = (sorted(run.seconds for run in turn)[runs // 2] for turn in (copies, folds))
@@ -180,7 +169,7 @@ def _measure(table: _Table, name: str, folder: Path, runs: int) -> None:
     table.add(name, size, "data files read", "files", len(files) - 1)
     table.add(name, size, "data files written", "files", shards)
     table.add(name, size, "bytes written - bytes read", "bytes", written - nbytes)
-    shared = _timed([*_fold(files[0], folder / "shared.onnx"), "--share-weights"], files)
+    shared = disk_to_disk([*_fold(files[0], folder / "shared.onnx"), "--share-weights"], files)
     results = list(folder.glob("shared*"))
     own = sum(file.stat().st_size for file in results)
     for file in results:
@@ -195,7 +184,7 @@ def _checked(table: _Table, name: str, folder: Path, memory: float | None) -> No
     with _beside(folder) as target:
         report = target / "report.json"
         words = [str(files[0]), str(target / "fast.onnx"), str(memory or ""), str(report)]
-        run = _timed([sys.executable, "-c", _CHECKED, *words], files)
+        run = disk_to_disk([sys.executable, "-c", _CHECKED, *words], files)
         document = json.loads(report.read_text(encoding="utf-8"))
     size, spent, found = _SIZES[name], document["timing_s"], document["verification"]
     how = "optimize" if memory is None else f"optimize --memory {memory:g}"
@@ -245,47 +234,6 @@ def _beside(folder: Path) -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path)
-
-
-def _timed(command: Sequence[str], files: Sequence[Path]) -> _Run:
-    """Run a command on files that are not in the page cache, until its output is on the disk."""
-    _forget(files)
-    start = time.perf_counter()
-    process = subprocess.Popen(command)
-    peak = anonymous = 0.0
-    for status in _statuses(process.pid):
-        peak = max(peak, status.get("VmHWM", 0.0))
-        anonymous = max(anonymous, status.get("RssAnon", 0.0))
-        ended, code, usage = os.wait4(process.pid, os.WNOHANG)
-        if ended:
-            break
-        time.sleep(_SAMPLE_S)
-    os.sync()
-    seconds = time.perf_counter() - start
-    process.returncode = os.waitstatus_to_exitcode(code)
-    if process.returncode:
-        raise RuntimeError(f"{command} exits {process.returncode}")
-    return _Run(seconds, usage.ru_utime + usage.ru_stime, peak, anonymous)
-
-
-def _statuses(pid: int) -> Iterator[dict[str, float]]:
-    """What the system says of the memory of a process, in MiB, each time it is asked."""
-    while True:
-        try:
-            lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-        except OSError:
-            yield {}
-            continue
-        fields = (line.split() for line in lines if line.endswith(" kB"))
-        yield {key.rstrip(":"): int(kib) / _MIB for key, kib, _ in fields}
-
-
-def _forget(files: Sequence[Path]) -> None:
-    """Drop files from the page cache, so that every run reads them from the disk."""
-    os.sync()
-    for file in files if hasattr(os, "posix_fadvise") else ():
-        with file.open("rb") as opened:
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 if __name__ == "__main__":
