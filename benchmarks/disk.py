@@ -1,0 +1,66 @@
+"""A command from files on the disk to files on the disk, with its time and its memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["DiskRun", "disk_to_disk"]
+
+_SAMPLE_S = 0.02
+_MIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRun:
+    """Wall and processor seconds of a process, and peaks of its resident memory in MiB."""
+
+    seconds: float
+    processor_seconds: float
+    peak: float
+    anonymous: float
+
+
+def disk_to_disk(command: Sequence[str], files: Sequence[Path]) -> DiskRun:
+    """Run a command on files that are not in the page cache, until its output is on the disk."""
+    _forget(files)
+    start = time.perf_counter()
+    process = subprocess.Popen(command)
+    peak = anonymous = 0.0
+    for status in _statuses(process.pid):
+        peak = max(peak, status.get("VmHWM", 0.0))
+        anonymous = max(anonymous, status.get("RssAnon", 0.0))
+        ended, code, usage = os.wait4(process.pid, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(_SAMPLE_S)
+    os.sync()
+    seconds = time.perf_counter() - start
+    process.returncode = os.waitstatus_to_exitcode(code)
+    if process.returncode:
+        raise RuntimeError(f"{command} exits {process.returncode}")
+    return DiskRun(seconds, usage.ru_utime + usage.ru_stime, peak, anonymous)
+
+
+def _statuses(pid: int) -> Iterator[dict[str, float]]:
+    """What the system says of the memory of a process, in MiB, each time it is asked."""
+    while True:
+        try:
+            lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+        except OSError:
+            yield {}
+            continue
+        fields = (line.split() for line in lines if line.endswith(" kB"))
+        yield {key.rstrip(":"): int(kib) / _MIB for key, kib, _ in fields}
+
+
+def _forget(files: Sequence[Path]) -> None:
+    """Drop files from the page cache, so that every run reads them from the disk."""
+    os.sync()
+    for file in files if hasattr(os, "posix_fadvise") else ():
+        with file.open("rb") as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
