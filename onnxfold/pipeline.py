@@ -145,6 +145,8 @@ def optimize(
         model_io.check_destination(output, source=source_path, force=chosen.force)
     with clock.stage("load"):
         source = open_source(model)
+        if output is not None and not chosen.dry_run:
+            model_io.read_ahead(source.model)
     if source.path is not None and output is None and not chosen.dry_run:
         raise UsageError(f"say where to write the result of '{source.path}' (-o OUT)")
     if chosen.share_weights and output is not None:

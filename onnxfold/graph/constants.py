@@ -122,9 +122,9 @@ class ConstantFolder:
             if operand is not None and array is None:
                 return None
             inputs.append(array)
-        if not self._is_small(node, inputs):
-            return None
         try:
+            if not self._is_small(node, inputs):
+                return None
             return self._compute(node, inputs)[value.index() or 0]
         except _NO_RESULT:
             return None  # it fails wherever it runs, so nobody can know it

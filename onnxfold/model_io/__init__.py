@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxfold.model_io.destination import check_destination, default_data_name
-from onnxfold.model_io.external import FileTensor, check_unchanged
+from onnxfold.model_io.external import FileTensor, check_unchanged, read_ahead
 from onnxfold.model_io.layout import check_sharing
 from onnxfold.model_io.load import from_proto, load
 from onnxfold.model_io.messages import one_line, show
@@ -21,6 +21,7 @@ __all__ = [
     "load",
     "materialise",
     "one_line",
+    "read_ahead",
     "show",
     "stage",
 ]

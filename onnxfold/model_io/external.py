@@ -23,6 +23,7 @@ __all__ = [
     "attach",
     "check_unchanged",
     "model_folders",
+    "read_ahead",
     "release",
     "remember",
     "resolve",
@@ -32,6 +33,7 @@ __all__ = [
 _KEEP_BYTES = 16384
 # Key of `ir.Model.meta`: the files that a model was read from, and their state then.
 _FILES = "onnxfold.files"
+_AHEAD_BYTES = 256 << 20  # about what a disk reads while a model is analysed
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -252,6 +254,19 @@ def attach(model: ir.Model, folders: Sequence[Path], model_file: Path | None, la
 def remember(model: ir.Model, path: Path, status: os.stat_result) -> None:
     """Note the state of a file that the model was read from, for `check_unchanged`."""
     model.meta.setdefault(_FILES, {})[os.fspath(path)] = _stamp(status)
+
+
+def read_ahead(model: ir.Model) -> None:
+    """Have the system read the beginning of the files of weights while they are not needed yet."""
+    for path in model.meta.get(_FILES, {}) if hasattr(os, "posix_fadvise") else ():
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except OSError:
+            continue  # told where the weights are read
+        try:
+            os.posix_fadvise(descriptor, 0, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
 
 
 def check_unchanged(model: ir.Model) -> None:

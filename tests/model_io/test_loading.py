@@ -302,3 +302,22 @@ def test_a_constant_of_a_map_type_is_refused_in_one_line(tmp_path: Path) -> None
     proto.opset_import.extend(OPSETS[1:])
     with pytest.raises(ModelError, match="Map types are not supported"):
         model_io.load(save(proto, tmp_path / "m.onnx"))
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no advice")
+def test_the_system_is_asked_for_every_file_of_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, int] = {}
+
+    def note(descriptor: int, start: int, length: int, advice: int) -> None:
+        assert (start, advice) == (0, os.POSIX_FADV_WILLNEED)
+        asked[os.readlink(f"/proc/self/fd/{descriptor}")] = length
+
+    proto = linear(weight("first", 200, 200), weight("second", 200, 200))
+    model = model_io.load(save(proto, tmp_path / "m.onnx", "w.0", "w.1"))
+    (tmp_path / "w.1").unlink()  # told where it is read, not here
+    monkeypatch.setattr(os, "posix_fadvise", note)
+    model_io.read_ahead(model)
+    assert asked.keys() == {str(tmp_path / "m.onnx"), str(tmp_path / "w.0")}
+    assert all(length > 0 for length in asked.values())
