@@ -21,13 +21,13 @@ def diagnosed(source: Source) -> Iterator[None]:
     """Name the fault of a model that is not valid ONNX where a stage stumbles over it.
 
     Raises ModelError then; what goes wrong with a valid model is a defect and passes as it is.
-    What a stage says of a node gets the name of the file.
+    What a stage says of a node or of loops gets the name of the file.
     """
     label = "the model" if source.path is None else model_io.show(source.path)
     try:
         yield
     except ModelError as error:
-        if str(error).startswith("node '"):
+        if str(error).startswith(("node '", "loops ")):
             raise ModelError(f"{label}: {error}") from error
         raise
     except MALFORMED as error:

@@ -113,14 +113,15 @@ def verify(
     from onnxfold.verification.compare import verify as compare
 
     sources = [open_source(model) for model in (original, rewritten)]
-    return compare(
-        *(ModelSource(source.model, source.path) for source in sources),
-        spec=InputSpec.parse(inputs) if inputs else None,
-        providers=providers or None,
-        memory_bytes=_bytes(memory),
-        progress=Clock(progress).part("verify"),
-        **options,
-    )
+    with diagnosed(sources[0]):
+        return compare(
+            *(ModelSource(source.model, source.path) for source in sources),
+            spec=InputSpec.parse(inputs) if inputs else None,
+            providers=providers or None,
+            memory_bytes=_bytes(memory),
+            progress=Clock(progress).part("verify"),
+            **options,
+        )
 
 
 def optimize(
