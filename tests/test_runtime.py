@@ -18,6 +18,7 @@ import onnxfold
 from onnxfold import runtime
 from onnxfold.errors import OnnxfoldError, UsageError
 from onnxfold.lower.functions import SIGNATURES, call
+from onnxfold.native import built
 from onnxfold.runtime import device_of, get_library_path, register, self_test, session
 from tests.calls import call_model, random_inputs
 
@@ -164,10 +165,17 @@ def test_files_that_are_no_library_are_refused(library: Path) -> None:
         register(ort.SessionOptions())
 
 
-def test_library_exports_one_symbol_and_needs_no_onnxruntime() -> None:
-    path = get_library_path()
+@pytest.mark.parametrize(
+    ("name", "symbol"),
+    [
+        ("libonnxfold_ops.so", "RegisterCustomOps"),
+        ("libonnxfold_weights.so", "onnxfold_edit_rows"),
+    ],
+)
+def test_a_library_exports_one_symbol_and_needs_no_onnxruntime(name: str, symbol: str) -> None:
+    path = str(built(name))
     symbols = output_of("nm", "--dynamic", "--defined-only", path)
-    assert [line.split()[-1] for line in symbols.splitlines()] == ["RegisterCustomOps"]
+    assert [line.split()[-1] for line in symbols.splitlines()] == [symbol]
     needed = [line for line in output_of("readelf", "-d", path).splitlines() if "NEEDED" in line]
     assert needed
     assert not [line for line in needed if any(word in line for word in ("onnx", "python", "c++"))]
