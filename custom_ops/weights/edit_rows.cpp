@@ -45,7 +45,7 @@ extern "C" __attribute__((visibility("default"))) int32_t onnxfold_edit_rows(
     const onnxfold::weights::Rows* rows) {
   static const onnxfold::weights::RunFunction run = onnxfold::weights::best();
   double* space = nullptr;
-  if (!rows->wide) {
+  if (rows->result != onnxfold::weights::kWide) {
     space = static_cast<double*>(malloc(rows->size * sizeof(double)));
     if (space == nullptr) return 1;
   }

@@ -18,16 +18,21 @@ struct Edit {
   const double* values;
 };
 
-// `count` rows of `size` elements of `type`, edited in order; wide: the result is in doubles.
+// What becomes of the edited rows: rounded to their type, kept as doubles, or the sum of all of them,
+// each times its factor.
+enum Result : int32_t { kRounded, kWide, kSum };
+
+// `count` rows of `size` elements of `type`, edited in order. factors: one for each row, for kSum.
 struct Rows {
   int32_t type;
-  int32_t wide;
+  int32_t result;
   const void* from;
   void* to;
   size_t count;
   size_t size;
   const Edit* edits;
   size_t edit_count;
+  const double* factors;
 };
 
 }  // namespace weights

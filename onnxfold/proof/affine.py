@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +35,7 @@ from onnxfold.planning.fusion import AffineFusion
 from onnxfold.proof.forward import Failed, ForwardChecker, Image, vector_over
 from onnxfold.refusal import Refusal
 from onnxfold.rewrite.affine import weighted_sum
-from onnxfold.rewrite.edited import float64_chunks, mapped_chunks
+from onnxfold.rewrite.edited import evaluated, float64_chunks
 from onnxfold.zero_mean.arrays import within_rounding
 
 __all__ = ["AffineProof", "prove_affine"]
@@ -271,11 +270,8 @@ class _Checker(ForwardChecker):
                 raise Failed(f"sees a shift: {absorbs.shift_refusal.sentence}")
             if any(not digit.whole for digit in roots[0].outer.digits):
                 raise Failed("has a weight in which its outputs cannot be told apart")
-            mapped = partial(mapped_chunks, weights)
-            shape = tuple(weights.shape.numpy())
-            total = absorbs.factor * weighted_sum(
-                mapped, shape, s, roots[0].channels, roots[0].outer
-            )
+            shape, W = tuple(weights.shape.numpy()), evaluated(weights)
+            total = absorbs.factor * weighted_sum(W, shape, s, roots[0].channels, roots[0].outer)
         add = self._new_adds.get(node.outputs[0])
         if add is not None:
             self._images[node.outputs[0]] = self._new_bias(twin, add, absorbs, total)

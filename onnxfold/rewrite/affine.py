@@ -24,28 +24,31 @@ import numpy.typing as npt
 
 from onnxfold.affine.channels import Channels
 
-__all__ = ["Mapped", "column_maxima", "column_range", "weighted_sum"]
+__all__ = ["Weight", "column_maxima", "column_range", "weighted_sum"]
 
 Array = npt.NDArray[np.generic]
 Float64 = npt.NDArray[np.float64]
 Result = TypeVar("Result")
 
 
-class Mapped(Protocol):
-    """Gives a function of (first row, rows) for the chunks of a weight, in order."""
+class Weight(Protocol):
+    """A weight in float64 chunks of axis 0; threads may call what it is given."""
 
-    def __call__(self, function: Callable[[int, Float64], Result], /) -> Iterator[Result]:
-        """Yield what the function gives for each chunk; threads may call it."""
+    def mapped(self, function: Callable[[int, Float64], Result], /) -> Iterator[Result]:
+        """Yield ``function(first row, rows)`` for each chunk, in order."""
+        ...
+
+    def weighted(self, factors: Float64) -> Iterator[Float64]:
+        """Yield for each chunk, in order, the sum of its rows, each times its factor."""
         ...
 
 
 def weighted_sum(
-    mapped: Mapped, shape: tuple[int, ...], s: Float64, inner: Channels, outer: Channels
+    W: Weight, shape: tuple[int, ...], s: Float64, inner: Channels, outer: Channels
 ) -> Float64:
     """Return W s: the sum of W * s over all axes but those of ``outer``, in the order of outer.
 
-    W: ``shape``, given as float64 chunks of axis 0; ``inner``: the channels of s in W; ``outer``:
-    whole axes of W.
+    W: ``shape``; ``inner``: the channels of s in W; ``outer``: whole axes of W.
     """
     weights = np.broadcast_to(inner.spread(s, shape), _where(shape, inner))
     kept = outer.axes
@@ -58,11 +61,15 @@ def weighted_sum(
         factor = weights[rows] if weights.shape[0] > 1 else weights
         return start, _sum_products(chunk, factor, summed)
 
-    for start, part in mapped(products):
-        if 0 in kept:
-            total[start : start + part.shape[0]] = part
-        else:
+    if kept == (1,) and len(shape) == 2 and weights.shape[1] == 1:
+        for part in W.weighted(np.broadcast_to(weights[:, 0], shape[:1])):
             total += part
+    else:
+        for start, part in W.mapped(products):
+            if 0 in kept:
+                total[start : start + part.shape[0]] = part
+            else:
+                total += part
     order = outer.spread(np.arange(outer.size, dtype=np.float64), shape).astype(np.int64)
     result = np.empty(outer.size)
     result[order.reshape(-1)] = total.reshape(-1)
@@ -75,9 +82,6 @@ def _where(shape: tuple[int, ...], channels: Channels) -> tuple[int, ...]:
 
 def _sum_products(chunk: Float64, factor: Float64, summed: tuple[int, ...]) -> Float64:
     # Not by BLAS, whose number of threads may change the last bit.
-    if chunk.ndim == 2 and summed == (0,) and factor.shape[1] == 1:
-        column = np.broadcast_to(factor[:, 0], chunk.shape[:1])
-        return np.asarray(np.einsum("i,ij->j", column, chunk))
     if chunk.ndim == 2 and summed == (1,) and factor.shape[0] == 1:
         row = np.broadcast_to(factor[0], chunk.shape[1:])
         return np.asarray(np.einsum("ij,j->i", chunk, row))
@@ -85,7 +89,7 @@ def _sum_products(chunk: Float64, factor: Float64, summed: tuple[int, ...]) -> F
 
 
 def column_maxima(
-    mapped: Mapped, shape: tuple[int, ...], factor: Float64, outer: Channels
+    W: Weight, shape: tuple[int, ...], factor: Float64, outer: Channels
 ) -> tuple[Float64, Float64]:
     """Return the maxima of |W| and of |W| * factor over all axes but those of ``outer``."""
     kept = outer.axes
@@ -100,7 +104,7 @@ def column_maxima(
         sizes *= factor[rows] if factor.shape[0] > 1 else factor
         return start, own, np.asarray(sizes.max(axis=others))
 
-    for start, *both in mapped(maxima_of):
+    for start, *both in W.mapped(maxima_of):
         for total, maxima in zip((before, after), both, strict=True):
             if 0 in kept:
                 total[start : start + maxima.shape[0]] = maxima

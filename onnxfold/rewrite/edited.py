@@ -7,9 +7,9 @@ number and order of the edits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -26,8 +26,8 @@ __all__ = [
     "EditedTensor",
     "Product",
     "edited",
+    "evaluated",
     "float64_chunks",
-    "mapped_chunks",
     "unrounded",
 ]
 
@@ -64,8 +64,8 @@ class Product:
     def value(self) -> Float64:
         """The vector, one element for each channel of ``outer``, or the ``part`` of it."""
         shape = tuple(self._weight.shape.numpy())
-        mapped = partial(mapped_chunks, self._weight)
-        total = weighted_sum(mapped, shape, self._vector, self._inner, self._outer)
+        W = evaluated(self._weight)
+        total = weighted_sum(W, shape, self._vector, self._inner, self._outer)
         return self._factor * total[self._part]
 
 
@@ -134,20 +134,11 @@ def float64_chunks(tensor: ir.TensorProtocol) -> Iterator[tuple[int, Float64]]:
 
     The rows are valid until the next are asked for.
     """
-    yield from _prepared(tensor).chunks()
+    yield from evaluated(tensor).chunks()
 
 
-def mapped_chunks(
-    tensor: ir.TensorProtocol, function: Callable[[int, Float64], Result]
-) -> Iterator[Result]:
-    """Yield ``function(first row, rows)`` for the rows of ``float64_chunks``, in their order.
-
-    ``function`` is called by several threads, and must not keep the rows.
-    """
-    yield from _prepared(tensor).mapped(function)
-
-
-def _prepared(tensor: ir.TensorProtocol) -> Evaluation:
+def evaluated(tensor: ir.TensorProtocol) -> Evaluation:
+    """Return the tensor in float64, edited but not rounded, some rows at a time."""
     if isinstance(tensor, EditedTensor):
         evaluation = Evaluation(tensor.base.numpy(), tensor.edits)
     else:

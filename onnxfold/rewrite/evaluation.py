@@ -99,13 +99,38 @@ class Evaluation:
             yield start, self._chunk(start, work)
             self._release(start, start)
 
-    def mapped(self, function: Callable[[int, Float64], Result]) -> Iterator[Result]:
-        """Yield ``function(first row, rows)`` for every chunk in order, computed by all threads."""
+    def mapped(self, function: Callable[[int, Float64], Result], /) -> Iterator[Result]:
+        """Yield ``function(first row, rows)`` for every chunk, in order.
+
+        The rows are edited and not rounded; several threads call the function, which must not keep
+        them.
+        """
+        return self._in_order(lambda start, work: function(start, self._chunk(start, work)))
+
+    def weighted(self, factors: Float64) -> Iterator[Float64]:
+        """Yield, for every chunk of a matrix in order, the sum of its rows, each times its factor.
+
+        The rows are edited and not rounded; ``factors``: one for each row.
+        """
+
+        def total(start: int, work: Float64) -> Float64:
+            given = self._view[start : start + self.starts.step]
+            own, result = factors[start : start + given.shape[0]], np.empty(given.shape[1])
+            if self._program is None or not self._program.weighted_sum(given, start, own, result):
+                chunk = self._chunk(start, work)
+                chunk *= own[:, np.newaxis]
+                np.add.reduce(chunk, axis=0, out=result)
+            return result
+
+        return self._in_order(total)
+
+    def _in_order(self, function: Callable[[int, Float64], Result]) -> Iterator[Result]:
+        """Yield ``function(first row, work space)`` for every chunk, computed by all threads."""
 
         def work(starts: range) -> list[Result]:
             work = self._work()
             with np.errstate(all="ignore"):
-                results = [function(start, self._chunk(start, work)) for start in starts]
+                results = [function(start, work) for start in starts]
             self._release(starts[0], starts[-1])
             return results
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,7 @@ from onnxfold.graph import GraphView
 from onnxfold.norms.site import NormSite
 from onnxfold.planning.fusion import AffineFusion, Place, ScaleFusion
 from onnxfold.rewrite.affine import column_maxima, column_range
-from onnxfold.rewrite.edited import mapped_chunks
+from onnxfold.rewrite.edited import evaluated
 
 __all__ = ["DEFAULT_RANGE_LIMIT", "RangeWarning", "affine_ranges", "scale_ranges"]
 
@@ -95,6 +94,6 @@ def _warning(
         return None
     shape = tuple(tensor.shape.numpy())
     factor = np.abs(place.channels.spread(g, shape))
-    before, after = column_maxima(partial(mapped_chunks, tensor), shape, factor, outer)
+    before, after = column_maxima(evaluated(tensor), shape, factor, outer)
     ranges = column_range(before), column_range(after)
     return RangeWarning(cause, place.value, *ranges) if ranges[1] > limit * ranges[0] else None

@@ -23,6 +23,7 @@ __all__ = ["RowEdit", "RowProgram"]
 # The enumerations of custom_ops/weights/edit_rows.h.
 _KINDS = {"centre": 0, "scale": 1, "shift": 2}
 _TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
+_ROUNDED, _WIDE, _SUM = range(3)
 
 Array = npt.NDArray[np.generic]
 Float64 = npt.NDArray[np.float64]
@@ -39,13 +40,14 @@ class _Edit(ctypes.Structure):
 class _Rows(ctypes.Structure):
     _fields_ = (
         ("type", ctypes.c_int32),
-        ("wide", ctypes.c_int32),
+        ("result", ctypes.c_int32),
         ("source", ctypes.c_void_p),
         ("target", ctypes.c_void_p),
         ("count", ctypes.c_size_t),
         ("size", ctypes.c_size_t),
         ("edits", ctypes.c_void_p),
         ("edit_count", ctypes.c_size_t),
+        ("factors", ctypes.c_void_p),
     )
 
 
@@ -111,17 +113,27 @@ class RowProgram:
         ``result`` is of the type of the rows, or float64 and not rounded. False where it was not
         done, and then nothing is said about ``result``.
         """
+        kind = _WIDE if result.dtype == np.float64 else _ROUNDED
+        return self._call(rows, first, result, kind, None)
+
+    def weighted_sum(self, rows: Array, first: int, factors: Float64, total: Float64) -> bool:
+        """Put the sum of the edited rows, each times its factor, into ``total``; False as above."""
+        return self._call(rows, first, total, _SUM, np.ascontiguousarray(factors))
+
+    def _call(
+        self, rows: Array, first: int, result: Array, kind: int, factors: Float64 | None
+    ) -> bool:
         edits = (_Edit * len(self._edits))(*(edit._from(first) for edit in self._edits))
-        wide = int(result.dtype == np.float64)
         size = rows.shape[-1]
         call = _Rows(
             self._type,
-            wide,
+            kind,
             rows.ctypes.data,
             result.ctypes.data,
             rows.size // max(1, size),
             size,
             ctypes.addressof(edits),
             len(edits),
+            None if factors is None else factors.ctypes.data,
         )
         return bool(self._function(ctypes.byref(call)) == 0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -13,9 +11,10 @@ import pytest
 from onnxfold.affine import Channels
 from onnxfold.affine.laws import Passes, react
 from onnxfold.graph import AxisBlock, Fiber, GraphView
+from onnxfold.rewrite import evaluation
 from onnxfold.rewrite.affine import weighted_sum
 from onnxfold.rewrite.centre import centred
-from onnxfold.rewrite.edited import Product, edited
+from onnxfold.rewrite.edited import Product, edited, evaluated
 from onnxfold.rewrite.edits import Centre, Scale, Shift
 from tests.affine_graphs import Array, graph
 
@@ -75,17 +74,14 @@ def test_a_bias_takes_the_product_with_the_weight_before_its_own_scaling() -> No
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_weighted_sums_are_those_of_numpy(seed: int) -> None:
+def test_weighted_sums_are_those_of_numpy(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "_CHUNK_ELEMENTS", 8)  # several chunks
     rng = np.random.default_rng(seed)
     shape = tuple(int(n) for n in rng.integers(2, 6, size=int(rng.integers(2, 5))))
     inner, outer = (int(a) for a in rng.permutation(len(shape))[:2])
     W, s = rng.standard_normal(shape), rng.standard_normal(shape[inner])
-
-    def mapped(function: Callable[[int, Array], Any], /) -> Iterator[Any]:
-        return (function(start, W[start : start + 2]) for start in range(0, shape[0], 2))
-
     got = weighted_sum(
-        mapped, shape, s, Channels.along([(inner, shape[inner])]),
+        evaluated(ir.Tensor(W)), shape, s, Channels.along([(inner, shape[inner])]),
         Channels.along([(outer, shape[outer])]),
     )  # fmt: skip
     letters = "abcd"[: len(shape)]

@@ -18,7 +18,7 @@ from onnxfold.affine.channels import Channels
 from onnxfold.errors import UnfitWeightError
 from onnxfold.graph import whole_axes
 from onnxfold.rewrite import row_edits
-from onnxfold.rewrite.edited import edited, unrounded
+from onnxfold.rewrite.edited import EditedTensor, edited, evaluated, unrounded
 from onnxfold.rewrite.edits import Centre, Edit, Scale, Shift
 from onnxfold.rewrite.row_edits import RowEdit, RowProgram
 
@@ -180,6 +180,28 @@ def test_edits_give_the_bits_of_numpy(case: tuple[Array, tuple[Edit, ...]]) -> N
         return
     for one, other in zip(by_library, by_numpy, strict=True):
         np.testing.assert_array_equal(_bits(np.asarray(one)), _bits(np.asarray(other)))
+
+
+@given(_cases(), st.integers(0, 2**32 - 1))
+@settings(deadline=None)
+def test_sums_over_rows_have_the_bits_of_numpy(
+    case: tuple[Array, tuple[Edit, ...]], seed: int
+) -> None:
+    W, edits = case
+    W = W.reshape(-1, W.shape[-1])
+    kept = tuple(edit for edit in edits if not isinstance(edit, Centre) and _of_columns(edit, W))
+    tensor = evaluated(EditedTensor(ir.Tensor(W), kept, "W"))
+    factors = np.random.default_rng(seed).standard_normal(W.shape[0])
+    by_library = list(tensor.weighted(factors))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_edits, "_library", lambda: None)
+        by_numpy = list(evaluated(EditedTensor(ir.Tensor(W), kept, "W")).weighted(factors))
+    for one, other in zip(by_library, by_numpy, strict=True):
+        np.testing.assert_array_equal(_bits(one), _bits(other))
+
+
+def _of_columns(edit: Scale | Shift, W: Array) -> bool:
+    return edit.channels == Channels.along([(1, W.shape[1])])
 
 
 @pytest.mark.skipif(
