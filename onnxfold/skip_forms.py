@@ -13,6 +13,8 @@ from types import MappingProxyType
 import numpy as np
 import onnx_ir as ir
 
+from onnxfold.errors import ModelError
+from onnxfold.graph import node_label
 from onnxfold.graph.shapes import all_graphs
 from onnxfold.lower.functions import DOMAIN, SIGNATURES, function, op_name
 from onnxfold.rewrite.apply import add_function
@@ -78,10 +80,11 @@ class Call:
         return self.node.inputs[index] if index < len(self.node.inputs) else None
 
     def required(self, index: int) -> ir.Value:
-        """Return an input that the operator cannot do without."""
+        """Return an input that the operator cannot do without; ModelError where it is missing."""
         value = self.operand(index)
         if value is None:
-            raise ValueError(f"input {index} of {self.node.op_type} is missing")
+            label = node_label(self.node)
+            raise ModelError(f"node '{label}' ({self.node.op_type}) has no input {index}")
         return value
 
     def wants(self, index: int) -> bool:

@@ -29,6 +29,7 @@ __all__ = [
     "take_completion",
 ]
 
+_NOT_READ = (ir.ExternalTensor, ir.LazyTensor)
 _LARGE_TENSOR_BYTES = 4096
 _MOST_DIMS = 32
 _MOST_ELEMENTS, _MOST_VECTOR_ELEMENTS = 2**40, 2**26
@@ -280,7 +281,7 @@ def _node(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto:
                     written.g if attribute.type == ir.AttributeType.GRAPH else written.graphs.add(),
                     graph,
                 )
-        elif isinstance(attribute.value, ir.ExternalTensor) and not _is_large(attribute):
+        elif isinstance(attribute.value, _NOT_READ) and not _is_large(attribute):
             inside = ir.AttrTensor(name, in_memory(attribute.as_tensor()))
             proto.attribute.append(ir.serde.serialize_attribute(inside))
         elif not _is_large(attribute):

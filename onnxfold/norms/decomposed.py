@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -34,14 +35,37 @@ def decomposed_sites(view: GraphView) -> Iterator[NormSite]:
     for graph in view.graphs:
         order = {node: index for index, node in enumerate(graph)}
         algebra, matches = match_graph(canonical, graph)
-        for match in matches:
-            site = _site(algebra, match, order)
+        spans = [_longest(_spans(algebra, match, order)) for match in matches]
+        read = {span.x for span in spans if span is not None}
+        for match, longest in zip(matches, spans, strict=True):
+            apart = longest
+            if longest is not None and longest.holds(read):
+                # The next norm begins within: at what this one rounds, and widens again.
+                others = _spans(algebra, match, order)
+                apart = _longest(span for span in others if not span.holds(read))
+            site = None if apart is None else _site(algebra, apart, order)
             if site is not None:
                 yield site
 
 
-def _site(algebra: Algebra, match: Match, order: dict[ir.Node, int]) -> NormSite | None:
-    output, form, x, owned = _chosen(algebra, match, order)
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """One way to cut a norm out of its graph: from x to the output, and the nodes between."""
+
+    output: ir.Value
+    form: Affine
+    x: ir.Value
+    owned: set[ir.Node]
+    same_type: bool
+
+    def holds(self, values: Collection[ir.Value]) -> bool:
+        """Whether one of the values would be gone if the norm were one operator."""
+        inner = (value for node in self.owned for value in node.outputs)
+        return any(value in values and value is not self.output for value in inner)
+
+
+def _site(algebra: Algebra, span: _Span, order: dict[ir.Node, int]) -> NormSite | None:
+    output, form, x, owned = span.output, span.form, span.x, span.owned
     nodes = tuple(sorted(owned, key=order.__getitem__))
     denominator, over = form.denominator, form.over
     if denominator is None or over is None or len(nodes) < 2:
@@ -72,21 +96,26 @@ def _site(algebra: Algebra, match: Match, order: dict[ir.Node, int]) -> NormSite
     )
 
 
-def _chosen(
-    algebra: Algebra, match: Match, order: dict[ir.Node, int]
-) -> tuple[ir.Value, Affine, ir.Value, set[ir.Node]]:
+def _longest(spans: Iterable[_Span]) -> _Span | None:
     """Return the longest norm whose result has the type of its input, else the longest."""
+    longest: _Span | None = None
+    for span in spans:
+        if span.same_type:
+            return span
+        longest = longest or span
+    return longest
+
+
+def _spans(algebra: Algebra, match: Match, order: dict[ir.Node, int]) -> Iterator[_Span]:
+    """Yield the norm with all that follows it, then with less and less."""
     chain = ((match.output, match.form), *match.shorter)
     tensors = {form.t for _, form in chain}
     tensors |= {algebra.reshaped[value] for value, _ in chain if value in algebra.reshaped}
-    found = []
     for output, form in chain:
         owned, stops = _owned(algebra, output, form.t, tensors, order)
         x = stops[0] if len(stops) == 1 or form.t not in stops else form.t
-        found.append((output, form, x, owned))
-        if algebra.canonical.dtype(x) == algebra.canonical.dtype(output):
-            return found[-1]
-    return found[0]
+        same_type = algebra.canonical.dtype(x) == algebra.canonical.dtype(output)
+        yield _Span(output, form, x, owned, same_type)
 
 
 def _owned(

@@ -61,6 +61,8 @@ def uniform(view: GraphView, value: ir.Value | None) -> float | None:
             return None
         if node.op_type == "ConstantOfShape":
             filler = node.attributes.get_tensor("value")
+            if filler is not None and filler.size != 1:
+                return None
             return 0.0 if filler is None else float(filler.numpy().reshape(()))
         if node.op_type not in ("Expand", "Identity", "Cast", *_RESHAPES):
             return None

@@ -55,13 +55,16 @@ class _Sampled(Draft):
             self.end(self.floating(name, array), array.shape)
         for name, operand in zip(names, self.sample.operands, strict=True):
             if operand is not None and operand.moves and self.chance(0.3):
-                self.end(name, operand.array.shape)
+                self.end(self.floating(name, operand.array), operand.array.shape)
         operators: tuple[type, ...] = ()
         if self.sample.function is not None:
             function, given = self.sample.function, self.sample.attributes
-            operators = (
-                operator(self.sample.domain, self.sample.op_type, lambda a, _: function(a, given)),
-            )
+
+            def compute(arrays: list[Array | None], own: dict[str, Any]) -> list[Array]:
+                # Of any such node: a fold makes others.
+                return function(arrays, {k: own[k] for k in given if own.get(k) is not None})
+
+            operators = (operator(self.sample.domain, self.sample.op_type, compute),)
         return self.finished(operators)
 
     # Operands
