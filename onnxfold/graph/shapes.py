@@ -51,20 +51,35 @@ def fill_types(model: ir.Model) -> None:
 
 
 def strip_types(model: ir.Model, like: ir.Model) -> None:
-    """Take away again what :func:`fill_types` added: keep what ``like`` declares by name."""
-    declared = {
-        value.name
-        for graph in all_graphs(like)
-        for node in graph
-        for value in node.outputs
-        if value.type is not None or value.shape is not None
-    }
+    """Take away again what :func:`fill_types` added: keep what ``like`` declares by name.
+
+    Outputs keep their types and sizes, but no symbol that onnx made up: it might make up the same
+    one for another size when it reads the result.
+    """
+    declared = {v.name: v for graph in all_graphs(like) for v in graph_values(graph) if _is_told(v)}
+    symbols = {dim for value in declared.values() for dim in declared_shape(value) or ()}
     for graph in all_graphs(model):
         kept = set(graph.outputs)
         for node in graph:
             for value in node.outputs:
-                if value.name not in declared and value not in kept:
+                if value in kept:
+                    told = declared.get(value.name)
+                    if told is None or told.shape is None:
+                        value.shape = _without_others(value, symbols)
+                elif value.name not in declared:
                     value.type = value.shape = None
+
+
+def _is_told(value: ir.Value) -> bool:
+    return value.type is not None or value.shape is not None
+
+
+def _without_others(value: ir.Value, symbols: Collection[Dim]) -> ir.Shape | None:
+    """Return the shape of a value with no other symbols than these."""
+    shape = declared_shape(value)
+    if shape is None:
+        return None
+    return ir.Shape([dim if isinstance(dim, int) or dim in symbols else None for dim in shape])
 
 
 def is_filled(model: ir.Model) -> bool:
