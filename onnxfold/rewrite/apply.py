@@ -7,14 +7,14 @@ reads any more are gone; nothing else has changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError, UnfitWeightError
-from onnxfold.graph import Fiber, GraphView
+from onnxfold.graph import Fiber, GraphView, constant_tensor
 from onnxfold.norms.site import NormSite
 from onnxfold.planning.plan import Insertion, Plan, ReaderRef, WeightCentring
 from onnxfold.rewrite.centre import centred_tensor
@@ -119,7 +119,7 @@ def _centre_weight(
     if tensor is None:
         raise InvariantError(f"the plan centres '{weight.value}', which is no weight")
     if weight.split:
-        return _split(values, value, tensor, weight, editor)
+        return _split(values, value, weight, editor)
     change_constant(value, centred_tensor(tensor, weight.fiber, tensor.name or value.name or ""))
     return value
 
@@ -142,32 +142,51 @@ def _is_fit(view: GraphView, value: ir.Value, fiber: Fiber) -> bool:
 
 
 def _split(
-    values: Mapping[str, ir.Value],
-    value: ir.Value,
-    tensor: ir.TensorProtocol,
-    weight: WeightCentring,
-    editor: Editor,
+    values: Mapping[str, ir.Value], value: ir.Value, weight: WeightCentring, editor: Editor
 ) -> ir.Value:
     name = f"{value.name}.centred"
-    copy = editor.new_constant(value, centred_tensor(tensor, weight.fiber, name), name)
-    _redirect(values, weight.readers, copy)
-    return copy
+
+    def copied(operand: ir.Value) -> ir.Value:
+        tensor = constant_tensor(operand)
+        if tensor is None:
+            raise InvariantError(f"the plan centres '{operand.name}', which is no weight")
+        return editor.new_constant(value, centred_tensor(tensor, weight.fiber, name), name)
+
+    return _redirect(values, value, weight.readers, copied, wanted=bool(weight.norms))
 
 
-def _redirect(values: Mapping[str, ir.Value], readers: Iterable[ReaderRef], new: ir.Value) -> None:
+def _redirect(
+    values: Mapping[str, ir.Value],
+    value: ir.Value,
+    readers: Iterable[ReaderRef],
+    copied: Callable[[ir.Value], ir.Value],
+    *,
+    wanted: bool,
+) -> ir.Value:
+    """Give readers of a value a copy of what they read: of a copy along another fiber, maybe.
+
+    Returns the copy of the value itself, which is made where it is ``wanted`` as well.
+    """
+    copies = {value: copied(value)} if wanted else dict[ir.Value, ir.Value]()
     for reader in readers:
         node = values[reader.node].producer()
-        if node is None:
+        operand = None if node is None else node.inputs[reader.index]
+        if node is None or operand is None:
             raise InvariantError(f"the plan names '{reader.node}', which no node computes")
-        node.replace_input_with(reader.index, new)
+        if operand not in copies:
+            copies[operand] = copied(operand)
+        node.replace_input_with(reader.index, copies[operand])
+    return copies.get(value, value)
 
 
 def _insert_centring(
     editor: Editor, values: Mapping[str, ir.Value], insertion: Insertion, lowering: Lowering
 ) -> ir.Value:
     value = values[insertion.value]
-    lowered = lowering.centring(value, insertion.fiber)
-    editor.insert_behind(value, lowered)
-    copy = lowered.stands_for[0][1]
-    _redirect(values, insertion.readers, copy)
-    return copy
+
+    def copied(operand: ir.Value) -> ir.Value:
+        lowered = lowering.centring(operand, insertion.fiber)
+        editor.insert_behind(operand, lowered)
+        return lowered.stands_for[0][1]
+
+    return _redirect(values, value, insertion.readers, copied, wanted=bool(insertion.norms))
