@@ -35,6 +35,7 @@ _MOST_DIMS = 32
 _MOST_ELEMENTS, _MOST_VECTOR_ELEMENTS = 2**40, 2**26
 _MOST_DECLARED_ELEMENTS = 2**20
 _LONGEST_STEP = 2**31 - 1
+_UNKNOWN_DOMAIN = "onnxfold.unknown"
 # Where operators read the shape of their result, or a part of it.
 _SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Range": 1, "Tile": 1}
 _FILLED, _COMPLETE = "onnxfold.types_filled", "onnxfold.types_complete"
@@ -43,11 +44,38 @@ _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 def fill_types(model: ir.Model) -> None:
     """Give every value of a working copy the element type and the shape that can be known."""
-    inferred = onnx.shape_inference.infer_shapes(
-        skeleton(model), check_type=False, strict_mode=False, data_prop=True
-    )
+    plain = skeleton(model)
+    inferred = _infer(plain)
+    if _hide_doubtful(plain.graph, inferred.graph):
+        plain.opset_import.add(domain=_UNKNOWN_DOMAIN, version=1)
+        inferred = _infer(plain)
     _fill_graph(model.graph, inferred.graph)
     model.meta[_FILLED], model.meta[_COMPLETE] = True, False
+
+
+def _infer(plain: onnx.ModelProto) -> onnx.ModelProto:
+    return onnx.shape_inference.infer_shapes(
+        plain, check_type=False, strict_mode=False, data_prop=True
+    )
+
+
+def _hide_doubtful(plain: onnx.GraphProto, inferred: onnx.GraphProto) -> bool:
+    """Make unknown operators of products whose sizes may be wrong; true if there are any.
+
+    Where an operand of Einsum has the size 1 and the next an open one, onnx 1.23 takes 1.
+    """
+    values = (*inferred.input, *inferred.value_info, *inferred.output)
+    sizes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
+    found = False
+    for node, known in zip(plain.node, inferred.node, strict=True):
+        operands = [size for name in node.input for size in sizes.get(name, ())]
+        if node.op_type == "Einsum" and 1 in sizes.get(node.output[0], ()) and 0 in operands:
+            node.op_type, node.domain = "Unknown", _UNKNOWN_DOMAIN
+            found = True
+        for own, other in zip(node.attribute, known.attribute, strict=True):
+            if own.HasField("g"):
+                found = _hide_doubtful(own.g, other.g) or found
+    return found
 
 
 def strip_types(model: ir.Model, like: ir.Model) -> None:

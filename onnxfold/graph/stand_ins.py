@@ -59,16 +59,9 @@ def _fused_matmul(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None
     flags = node.attributes
     if flags.get_int("transBatchA", 0) or flags.get_int("transBatchB", 0):
         return None
-    left = "ji" if flags.get_int("transA", 0) else "ij"
-    right = "kj" if flags.get_int("transB", 0) else "jk"
-    # onnx (1.23) takes no ellipses of different lengths, so a matrix has none.
-    batch = ["" if _is_matrix(operand) else "..." for operand in node.inputs[:2]]
-    equation = f"{batch[0]}{left},{batch[-1]}{right}->{max(batch)}ik"
-    return _made(node, "Einsum", _names(node)[:2], equation=equation)
-
-
-def _is_matrix(operand: ir.Value | None) -> bool:
-    return operand is not None and operand.shape is not None and operand.shape.rank() == 2
+    left = "...ji" if flags.get_int("transA", 0) else "...ij"
+    right = "...kj" if flags.get_int("transB", 0) else "...jk"
+    return _made(node, "Einsum", _names(node)[:2], equation=f"{left},{right}->...ik")
 
 
 def _without_activation(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
