@@ -14,8 +14,8 @@ import onnx
 import onnx_ir as ir
 
 from onnxfold.graph.constants import whole_node
-from onnxfold.graph.dims import Dim, Shape
-from onnxfold.graph.stand_ins import stand_in
+from onnxfold.graph.dims import Shape
+from onnxfold.graph.stand_ins import is_doubtful, stand_in
 from onnxfold.graph.tokens import Token, Tokens
 
 if TYPE_CHECKING:
@@ -100,9 +100,8 @@ def _inferred(view: GraphView, node: ir.Node) -> list[tuple[ir.Value, Shape]]:
     home = onnx.GraphProto()
     proto = stand_in(node, home) or whole_node(node)
     types |= {info.name: info.type for info in home.input}
-    # Where an operand of Einsum has the size 1 and another an open one, onnx 1.23 takes 1.
-    sizes = [dim for operand in node.inputs for dim in view.shape(operand) or ()]
-    if proto.domain or (proto.op_type == "Einsum" and 1 in sizes and not _all_known(sizes)):
+    sizes = [[d if isinstance(d, int) else 0 for d in view.shape(o) or ()] for o in node.inputs]
+    if proto.domain or is_doubtful(proto, sizes):
         return []
     try:
         answers = onnx.shape_inference.infer_node_outputs(
@@ -120,11 +119,6 @@ def _inferred(view: GraphView, node: ir.Node) -> list[tuple[ir.Value, Shape]]:
         for name, answer in answers.items()
         if name in outputs and answer.tensor_type.HasField("shape")
     ]
-
-
-def _all_known(sizes: list[Dim]) -> bool:
-    """Whether every size is a number."""
-    return all(isinstance(size, int) for size in sizes)
 
 
 def _dims(answer: onnx.TypeProto) -> Shape:

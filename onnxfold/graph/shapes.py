@@ -7,7 +7,7 @@ effect on shapes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from math import prod
 
 import onnx
@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxfold.errors import ModelError
 from onnxfold.graph.constants import in_memory
 from onnxfold.graph.dims import Dim, Shape
-from onnxfold.graph.stand_ins import stand_in
+from onnxfold.graph.stand_ins import is_doubtful, stand_in
 
 __all__ = [
     "all_graphs",
@@ -46,7 +46,7 @@ def fill_types(model: ir.Model) -> None:
     """Give every value of a working copy the element type and the shape that can be known."""
     plain = skeleton(model)
     inferred = _infer(plain)
-    if _hide_doubtful(plain.graph, inferred.graph):
+    if _hide_doubtful(plain.graph, inferred.graph, {}):
         plain.opset_import.add(domain=_UNKNOWN_DOMAIN, version=1)
         inferred = _infer(plain)
     _fill_graph(model.graph, inferred.graph)
@@ -59,22 +59,24 @@ def _infer(plain: onnx.ModelProto) -> onnx.ModelProto:
     )
 
 
-def _hide_doubtful(plain: onnx.GraphProto, inferred: onnx.GraphProto) -> bool:
+def _hide_doubtful(
+    plain: onnx.GraphProto, inferred: onnx.GraphProto, outer: Mapping[str, list[int]]
+) -> bool:
     """Make unknown operators of products whose sizes may be wrong; true if there are any.
 
-    Where an operand of Einsum has the size 1 and the next an open one, onnx 1.23 takes 1.
+    ``outer``: sizes of what a body may read.
     """
     values = (*inferred.input, *inferred.value_info, *inferred.output)
-    sizes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
+    sizes = dict(outer) | {tensor.name: list(tensor.dims) for tensor in inferred.initializer}
+    sizes |= {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
     found = False
     for node, known in zip(plain.node, inferred.node, strict=True):
-        operands = [size for name in node.input for size in sizes.get(name, ())]
-        if node.op_type == "Einsum" and 1 in sizes.get(node.output[0], ()) and 0 in operands:
+        if is_doubtful(node, [sizes.get(name, []) for name in node.input]):
             node.op_type, node.domain = "Unknown", _UNKNOWN_DOMAIN
             found = True
         for own, other in zip(node.attribute, known.attribute, strict=True):
             if own.HasField("g"):
-                found = _hide_doubtful(own.g, other.g) or found
+                found = _hide_doubtful(own.g, other.g, sizes) or found
     return found
 
 

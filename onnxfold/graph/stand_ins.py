@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
@@ -9,7 +10,7 @@ import onnx_ir as ir
 
 from onnxfold.graph.constants import constant_tensor
 
-__all__ = ["stand_in"]
+__all__ = ["is_doubtful", "stand_in"]
 
 # Contrib operators whose first output has the shape and type of their first input.
 _SHAPE_PRESERVING = frozenset(
@@ -45,6 +46,21 @@ def stand_in(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
         return _made(node, node.op_type, _names(node), axis=node.attributes.get_int("axis", 1))
     maker = _MAKERS.get(node.op_type)
     return None if maker is None else maker(node, home)
+
+
+def is_doubtful(node: onnx.NodeProto, operands: Sequence[Sequence[int]]) -> bool:
+    """Whether onnx 1.23 may infer a wrong size: it takes 1 where the next operand's is open, 0."""
+    if node.op_type != "Einsum":
+        return False
+    equation = next((a.s.decode() for a in node.attribute if a.name == "equation"), "")
+    met: dict[str | int, set[int]] = {}
+    terms = equation.replace(" ", "").partition("->")[0].split(",")
+    for term, sizes in zip(terms, operands, strict=False):
+        before, dots, after = term.partition("...")
+        batch = range(len(before) + len(after) - len(sizes), 0) if dots else ()
+        for label, size in zip((*before, *batch, *after), sizes, strict=False):
+            met.setdefault(label, set()).add(size)
+    return any({0, 1} <= sizes for sizes in met.values())
 
 
 def _names(node: ir.Node) -> list[str]:

@@ -37,6 +37,7 @@ def shape_of(call: str, opset: int = 17):
         ("com.microsoft.FusedMatMul(q, kt)", ("B", 4, "T", "S")),
         ("com.microsoft.FusedMatMul<transA=1, transB=1>(kt, q)", ("B", 4, "S", "T")),
         ("com.microsoft.FusedMatMul<transBatchA=1>(q, kt)", None),
+        ('Einsum<equation="zits,zjus->ztu">(one, one)', (1, "T", "T")),
         ('com.microsoft.FusedConv<pads=[1,1,1,1], activation="Relu">(i, w)', ("B", 5, 9, 9)),
         ("com.microsoft.FastGelu(q)", ("B", 4, "T", 8)),
         ("com.microsoft.TransposeMatMul<transB=1>(q, k)", ("B", 4, "T", "S")),
