@@ -208,7 +208,8 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
             proto.value_info.append(info)
             continue
         for output in node.outputs:
-            if output.name and output not in outputs and output.shape is not None:
+            told = output.shape is not None and output.type is not None
+            if output.name and told and output not in outputs:
                 _declare(proto.value_info.add(), output)
     for value in graph.outputs:
         _declare(proto.output.add(), value)

@@ -26,6 +26,7 @@ _SHAPE_PRESERVING = frozenset(
         ("", "SimplifiedLayerNormalization"),
     }
 )
+_RANK_PRESERVING = frozenset({"Cast", "Identity", "Transpose"})
 _SAME_AS_STANDARD = frozenset({"DequantizeLinear", "QuantizeLinear"})
 
 
@@ -75,9 +76,24 @@ def _fused_matmul(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None
     flags = node.attributes
     if flags.get_int("transBatchA", 0) or flags.get_int("transBatchB", 0):
         return None
-    left = "...ji" if flags.get_int("transA", 0) else "...ij"
-    right = "...kj" if flags.get_int("transB", 0) else "...jk"
+    turned = [flags.get_int(name, 0) for name in ("transA", "transB")]
+    if not any(turned):
+        return _made(node, "MatMul", _names(node)[:2])
+    # onnx 1.23 refuses two ellipses of different lengths, which ONNX Runtime broadcasts.
+    left, right = ("" if _is_matrix(operand) else "..." for operand in node.inputs[:2])
+    left += "ji" if turned[0] else "ij"
+    right += "kj" if turned[1] else "jk"
     return _made(node, "Einsum", _names(node)[:2], equation=f"{left},{right}->...ik")
+
+
+def _is_matrix(value: ir.Value | None) -> bool:
+    """Whether the value is a constant of two axes, maybe behind operators that keep the rank."""
+    maker = value.producer() if value is not None else None
+    while maker is not None and maker.domain == "" and maker.op_type in _RANK_PRESERVING:
+        value = maker.inputs[0]
+        maker = value.producer() if value is not None else None
+    tensor = constant_tensor(value)
+    return tensor is not None and len(tensor.shape) == 2
 
 
 def _without_activation(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:

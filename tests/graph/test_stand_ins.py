@@ -13,6 +13,7 @@ INPUTS = "float[B,4,T,8] q, float[B,4,S,8] k, float[B,4,8,S] kt, float[B,3,9,9] 
 INPUTS += "float[5,3,3,3] w, float[3,4] gg, float[B,T,8] x, float[B,S,12] v, int8[B,T,8] c, "
 INPUTS += "int8[8,6] d, float s, int8 z, float[1,4,T,8] one"
 WEIGHTS = {
+    "matrix": np.zeros((8, 8), np.float32),
     "packed": np.zeros((8, 24), np.float32),
     "packed8": np.zeros((8, 24), np.int8),
     "nibbles": np.zeros((6, 1, 4), np.uint8),
@@ -37,6 +38,9 @@ def shape_of(call: str, opset: int = 17):
         ("com.microsoft.FusedMatMul(q, kt)", ("B", 4, "T", "S")),
         ("com.microsoft.FusedMatMul<transA=1, transB=1>(kt, q)", ("B", 4, "S", "T")),
         ("com.microsoft.FusedMatMul<transBatchA=1>(q, kt)", None),
+        ("com.microsoft.FusedMatMul(x, matrix)", ("B", "T", 8)),
+        ("com.microsoft.FusedMatMul<transB=1>(x, matrix)", ("B", "T", 8)),
+        ("com.microsoft.FusedMatMul<transA=1>(matrix, kt)", ("B", 4, 8, "S")),
         ('Einsum<equation="zits,zjus->ztu">(one, one)', (1, "T", "T")),
         ('com.microsoft.FusedConv<pads=[1,1,1,1], activation="Relu">(i, w)', ("B", 5, 9, 9)),
         ("com.microsoft.FastGelu(q)", ("B", 4, "T", 8)),
