@@ -101,6 +101,31 @@ def test_provenance_is_one_metadata_key() -> None:
     assert json.loads(properties[METADATA_KEY])["folded"] == 3
 
 
+@pytest.mark.parametrize("target", ["portable", "onnx", "ort"])
+def test_what_is_noted_at_nodes_and_weights_is_kept(target: str, tmp_path: Path) -> None:
+    proto = pre_norm_model()
+    for thing in (*proto.graph.node, *proto.graph.initializer):
+        thing.doc_string = f"about {thing.name}"
+        thing.metadata_props.add(key="note", value=thing.name)
+    onnx.save(proto, tmp_path / "in.onnx")
+    onnxfold.optimize(tmp_path / "in.onnx", tmp_path / "out.onnx", target=target)
+    folded = onnx.load(tmp_path / "out.onnx")
+
+    norms = {node.name for node in proto.graph.node if node.op_type == "LayerNormalization"}
+    found = {entry.value for node in folded.graph.node for entry in node.metadata_props}
+    assert len(norms) == 3
+    assert norms <= found
+    tables = {tensor.name: tensor for tensor in folded.graph.initializer}
+    for old in proto.graph.initializer:
+        new = tables.get(old.name, old)
+        assert (new.doc_string, list(new.metadata_props)) == (
+            old.doc_string,
+            list(old.metadata_props),
+        )
+    changed = [t.name for t in proto.graph.initializer if tables.get(t.name, t) != t]
+    assert changed  # which the metadata of edited weights is seen at
+
+
 def test_an_untied_table_is_centred_in_place() -> None:
     plan = onnxfold.optimize(pre_norm_model()).plan
     assert len(plan.folds) == 3

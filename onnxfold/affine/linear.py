@@ -176,6 +176,8 @@ def _conv(view: GraphView, node: ir.Node, index: int, channels: Channels) -> Abs
 
 def _grouped(channels: Channels, group: int, out: int, inside: int) -> Channels | None:
     """Input channel c = (c // inside) * inside + c % inside: the group on axis 0, the rest on 1."""
+    if group < 1 or inside < 1:
+        return None
     digits: list[AxisBlock] = []
     for digit in channels.digits:
         end = digit.inner * digit.size

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxfold.graph.constants import whole_node
 from onnxfold.graph.dims import Shape
-from onnxfold.graph.stand_ins import is_doubtful, stand_in
+from onnxfold.graph.stand_ins import DOMAIN, FUNCTIONS, is_doubtful, stand_in
 from onnxfold.graph.tokens import Token, Tokens
 
 if TYPE_CHECKING:
@@ -101,16 +101,10 @@ def _inferred(view: GraphView, node: ir.Node) -> list[tuple[ir.Value, Shape]]:
     proto = stand_in(node, home) or whole_node(node)
     types |= {info.name: info.type for info in home.input}
     sizes = [[d if isinstance(d, int) else 0 for d in view.shape(o) or ()] for o in node.inputs]
-    if proto.domain or is_doubtful(proto, sizes):
+    if proto.domain not in ("", DOMAIN) or is_doubtful(proto, sizes):
         return []
     try:
-        answers = onnx.shape_inference.infer_node_outputs(
-            onnx.defs.get_schema(proto.op_type, view.opset, ""),
-            proto,
-            types,
-            data,
-            opset_imports=[onnx.helper.make_opsetid("", view.opset)],
-        )
+        answers = _answers(view.opset, proto, types, data)
     except _NO_SHAPE:
         return []
     outputs = {output.name: output for output in node.outputs if output.name}
@@ -119,6 +113,23 @@ def _inferred(view: GraphView, node: ir.Node) -> list[tuple[ir.Value, Shape]]:
         for name, answer in answers.items()
         if name in outputs and answer.tensor_type.HasField("shape")
     ]
+
+
+def _answers(
+    opset: int,
+    proto: onnx.NodeProto,
+    types: dict[str, onnx.TypeProto],
+    data: dict[str, onnx.TensorProto],
+) -> dict[str, onnx.TypeProto]:
+    """Return the types of the results of a standard operator or a call of a stand-in."""
+    if proto.domain == DOMAIN:
+        function = next(f for f in FUNCTIONS if f.name == proto.op_type)
+        operands = [types[name] for name in proto.input]
+        found = onnx.shape_inference.infer_function_output_types(function, operands, [])
+        return dict(zip(proto.output, found, strict=True))
+    schema = onnx.defs.get_schema(proto.op_type, opset, "")
+    opsets = [onnx.helper.make_opsetid("", opset)]
+    return onnx.shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=opsets)
 
 
 def _dims(answer: onnx.TypeProto) -> Shape:

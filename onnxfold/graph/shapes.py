@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxfold.errors import ModelError
 from onnxfold.graph.constants import in_memory
 from onnxfold.graph.dims import Dim, Shape
-from onnxfold.graph.stand_ins import is_doubtful, stand_in
+from onnxfold.graph.stand_ins import DOMAIN, FUNCTIONS, is_doubtful, stand_in
 
 __all__ = [
     "all_graphs",
@@ -105,9 +105,12 @@ def _is_told(value: ir.Value) -> bool:
 
 
 def _without_others(value: ir.Value, symbols: Collection[Dim]) -> ir.Shape | None:
-    """Return the shape of a value with no other symbols than these."""
+    """Return the shape of a value with no other symbols than these.
+
+    None where the element type is unknown: a model can hold no shape without one.
+    """
     shape = declared_shape(value)
-    if shape is None:
+    if shape is None or value.type is None:
         return None
     return ir.Shape([dim if isinstance(dim, int) or dim in symbols else None for dim in shape])
 
@@ -177,6 +180,8 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
         proto.opset_import.add(domain="", version=1)
     for function in model.functions.values():
         proto.functions.append(ir.serde.serialize_function(function))
+    proto.functions.extend(FUNCTIONS)
+    proto.opset_import.add(domain=DOMAIN, version=1)
     _fill(proto.graph, model.graph)
     return proto
 
@@ -208,8 +213,7 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
             proto.value_info.append(info)
             continue
         for output in node.outputs:
-            told = output.shape is not None and output.type is not None
-            if output.name and told and output not in outputs:
+            if output.name and output not in outputs and output.shape is not None:
                 _declare(proto.value_info.add(), output)
     for value in graph.outputs:
         _declare(proto.output.add(), value)
@@ -222,10 +226,12 @@ def _declare(info: onnx.ValueInfoProto, value: ir.Value) -> None:
     numbers wherever one is computed with, which for a length that is but claimed takes hours and
     all memory.  For tensors this takes a third of the time of onnx-ir's serialization.
     """
+    info.name = value.name or ""
+    if value.type is None:
+        return
     if not isinstance(value.type, ir.TensorType):
         info.CopyFrom(ir.serde.serialize_value(value))
         return
-    info.name = value.name or ""
     tensor = info.type.tensor_type
     tensor.elem_type = value.type.dtype.value
     shape = declared_shape(value)

@@ -10,7 +10,9 @@ import onnx_ir as ir
 
 from onnxfold.graph.constants import constant_tensor
 
-__all__ = ["is_doubtful", "stand_in"]
+__all__ = ["DOMAIN", "FUNCTIONS", "is_doubtful", "stand_in"]
+
+DOMAIN = "onnxfold.stand_ins"
 
 # Contrib operators whose first output has the shape and type of their first input.
 _SHAPE_PRESERVING = frozenset(
@@ -26,14 +28,14 @@ _SHAPE_PRESERVING = frozenset(
         ("", "SimplifiedLayerNormalization"),
     }
 )
-_RANK_PRESERVING = frozenset({"Cast", "Identity", "Transpose"})
 _SAME_AS_STANDARD = frozenset({"DequantizeLinear", "QuantizeLinear"})
 
 
 def stand_in(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
     """Return a standard node with the shape of a node that onnx does not know, else None.
 
-    A weight whose shape follows from attributes becomes a typed input of ``home``.
+    It may be a call of one of ``FUNCTIONS``, which are of domain ``DOMAIN``, version 1.  A weight
+    whose shape follows from attributes becomes a typed input of ``home``.
     """
     # ONNX Runtime writes LayerNormalization below its opset, 17, too.
     plain_norm = (node.domain, node.op_type) == ("", "LayerNormalization") and not any(
@@ -76,24 +78,33 @@ def _fused_matmul(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None
     flags = node.attributes
     if flags.get_int("transBatchA", 0) or flags.get_int("transBatchB", 0):
         return None
-    turned = [flags.get_int(name, 0) for name in ("transA", "transB")]
-    if not any(turned):
-        return _made(node, "MatMul", _names(node)[:2])
-    # onnx 1.23 refuses two ellipses of different lengths, which ONNX Runtime broadcasts.
-    left, right = ("" if _is_matrix(operand) else "..." for operand in node.inputs[:2])
-    left += "ji" if turned[0] else "ij"
-    right += "kj" if turned[1] else "jk"
-    return _made(node, "Einsum", _names(node)[:2], equation=f"{left},{right}->...ik")
+    turned = "".join(letter for letter in "AB" if flags.get_int(f"trans{letter}", 0))
+    product = _made(node, "MatMul", _names(node)[:2])
+    if turned:
+        product.op_type, product.domain = _PRODUCTS[turned].name, DOMAIN
+    return product
 
 
-def _is_matrix(value: ir.Value | None) -> bool:
-    """Whether the value is a constant of two axes, maybe behind operators that keep the rank."""
-    maker = value.producer() if value is not None else None
-    while maker is not None and maker.domain == "" and maker.op_type in _RANK_PRESERVING:
-        value = maker.inputs[0]
-        maker = value.producer() if value is not None else None
-    tensor = constant_tensor(value)
-    return tensor is not None and len(tensor.shape) == 2
+def _product_of_turned(turned: str) -> onnx.FunctionProto:
+    """Return Y = A B with the last two axes of some operands exchanged, whatever their ranks.
+
+    One Einsum of both would not do: onnx 1.23 refuses two ellipses of different lengths.
+    """
+    nodes = [
+        onnx.helper.make_node("Einsum", [name], [f"{name}.turned"], equation="...ij->...ji")
+        for name in turned
+    ]
+    operands = [f"{name}.turned" if name in turned else name for name in "AB"]
+    nodes.append(onnx.helper.make_node("MatMul", operands, ["Y"]))
+    opsets = [onnx.helper.make_opsetid("", 13)]
+    return onnx.helper.make_function(
+        DOMAIN, f"ProductOfTurned{turned}", ["A", "B"], ["Y"], nodes, opsets
+    )
+
+
+_PRODUCTS = {turned: _product_of_turned(turned) for turned in ("A", "B", "AB")}
+# What a model with stand-ins has to hold.
+FUNCTIONS = tuple(_PRODUCTS.values())
 
 
 def _without_activation(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:

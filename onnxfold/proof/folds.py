@@ -380,11 +380,13 @@ class _Checker:
     def _same_affine(self, old: AffinePart, new: AffinePart, neutral: float) -> bool:
         if old is None and new is None:
             return True
-        if isinstance(old, ir.Value) and isinstance(new, ir.Value):
-            if new in self._shifts:
-                return False
-            if self._original(new) is old:
-                return True
+        if (
+            isinstance(old, ir.Value)
+            and isinstance(new, ir.Value)
+            and new not in self._shifts
+            and self._original(new) is old
+        ):
+            return True
         first, second = (
             part if isinstance(part, np.ndarray) else view.array(part)
             for part, view in ((old, self._before), (new, self._after))

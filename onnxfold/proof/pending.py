@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -21,6 +22,7 @@ from onnxfold.zero_mean.arrays import rounding_of
 __all__ = [
     "Ahead",
     "as_number",
+    "common",
     "digit_of",
     "negligible",
     "own_shift",
@@ -130,10 +132,48 @@ def negligible(s: Float64 | None, slack: Float64 | None) -> bool:
     return bool(np.all(np.abs(s) <= slack * (1 + 2.0**-20) + 1e-300))
 
 
+def common(channels: Sequence[Channels]) -> Channels:
+    """Return channels of which each of these has a part: the most of them, or whole axes."""
+    most = max(channels, key=lambda found: found.size)
+    if all(_places(found, most) is not None for found in channels):
+        return most
+    digits = [digit for found in channels for digit in found.digits]
+    if any(digit.outer is None for digit in digits):
+        raise Failed("works along other channels than the change before it")
+    return Channels.along(sorted(_sizes(digits).items()))
+
+
 def widened(vector: Float64, own: Channels, wanted: Channels) -> Float64:
-    """Return a vector over other channels; one number everywhere is one over any of them."""
+    """Return a vector over channels that have its own as a part; one number is one over any."""
     if np.all(vector == vector[0]):
         return np.full(wanted.size, vector[0])
-    if own != wanted:
+    places = _places(own, wanted)
+    if places is None:
         raise Failed("works along other channels than the change before it")
-    return vector
+    return np.asarray(vector[places])
+
+
+def _places(own: Channels, wanted: Channels) -> npt.NDArray[np.int64] | None:
+    """Return which of its own channels each wanted one lies in; None where it lies in several."""
+    if own == wanted:
+        return np.arange(own.size)
+    sizes = _sizes((*own.digits, *wanted.digits))
+    if any(sizes[d.axis] % (d.inner * d.size) for d in (*own.digits, *wanted.digits)):
+        return None
+    shape = tuple(sizes.get(axis, 1) for axis in range(max(sizes, default=-1) + 1))
+    narrow, wide = (
+        np.broadcast_to(c.spread(np.arange(float(c.size)), shape), shape).astype(np.int64)
+        for c in (own, wanted)
+    )
+    places = np.zeros(wanted.size, np.int64)
+    places[wide] = narrow
+    return places if np.array_equal(places[wide], narrow) else None
+
+
+def _sizes(digits: Iterable[AxisBlock]) -> dict[int, int]:
+    """Return the size of each axis; of one that is not known whole, enough to see all digits."""
+    sizes: dict[int, int] = {}
+    for digit in digits:
+        size = digit.inner * digit.size * (digit.outer or 1)
+        sizes[digit.axis] = max(size, sizes.get(digit.axis, 1))
+    return sizes

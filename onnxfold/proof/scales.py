@@ -41,6 +41,7 @@ from onnxfold.proof.forward import Failed, ForwardChecker, Image
 from onnxfold.proof.pending import (
     Ahead,
     as_number,
+    common,
     digit_of,
     negligible,
     own_shift,
@@ -108,7 +109,7 @@ class _Checker(ForwardChecker):
         for position, pair in enumerate(pairs(node, twin)):
             if position not in changed and not self._unchanged(*pair):
                 raise Failed("reads something else that has changed")
-        channels = max((writer.output for _, writer in claims), key=lambda c: len(c.digits))
+        channels = common([writer.output for _, writer in claims])
         pending = tuple(
             widened(embedded(op.scale, writer.part, writer.output.size), writer.output, channels)
             for op, writer in claims

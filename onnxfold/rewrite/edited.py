@@ -81,6 +81,7 @@ class EditedTensor(ir.LazyTensor):
             shape=ir.Shape(base.shape.numpy()),
             name=name,
             doc_string=base.doc_string,
+            metadata_props=dict(base.metadata_props),
             cache=False,
         )
 

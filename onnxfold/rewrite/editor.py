@@ -112,8 +112,10 @@ class Editor:
         graph.insert_before(before, lowered.nodes)
         for value, new in lowered.stands_for:
             heir = self._replaced.get(new, new)
-            if heir.producer() in lowered.nodes:
+            producer = heir.producer()
+            if producer in lowered.nodes:
                 inherit(value, heir)
+                _inherit_node(value.producer(), producer)
             value.replace_all_uses_with(heir, replace_graph_outputs=True)
             self._replaced[value] = heir
         sweep(old)
@@ -145,6 +147,17 @@ def inherit(old: ir.Value, new: ir.Value) -> None:
     new.metadata_props.update(old.metadata_props)
     name, old.name = old.name, f"{old.name}.replaced"
     new.name = name
+
+
+def _inherit_node(old: ir.Node | None, new: ir.Node | None) -> None:
+    """Give the node that computes a result what was noted at the one that did before.
+
+    Of two results of one node, the first prevails.
+    """
+    if old is not None and new is not None:
+        new.doc_string = new.doc_string or old.doc_string
+        for key, value in old.metadata_props.items():
+            new.metadata_props.setdefault(key, value)
 
 
 def sweep(nodes: Iterable[ir.Node]) -> None:

@@ -79,13 +79,12 @@ def judge(
         return _judge_exact(truth, originals, rewritten)
     t, r = truth.astype(np.float64), rewritten.astype(np.float64)
     os = [o.astype(np.float64) for o in originals]
-    misplaced = _misplaced(t, os, r)
-    if misplaced:
-        return _failed(f"{misplaced} elements differ in being NaN or infinite")
-    finite = np.isfinite(t) & np.isfinite(r)
-    for o in os:
-        finite &= np.isfinite(o)
-    t, r, os = t[finite], r[finite], [o[finite] for o in os]
+    finite = np.logical_and.reduce([np.isfinite(x) for x in (t, r, *os)])
+    if not finite.all():
+        misplaced = _misplaced(t, os, r)
+        if misplaced:
+            return _failed(f"{misplaced} elements differ in being NaN or infinite")
+        t, r, os = t[finite], r[finite], [o[finite] for o in os]
     if not t.size:
         return Judgement(0.0, 0.0, 0.0, 0.0, None)
     error = np.abs(r - t)

@@ -2,9 +2,9 @@
 
 Stored weights are rounded once more when they change, so the bound depends on their type.  In
 float64 it is 1e-9 of the largest element: roundings of the arithmetic, enlarged by norms of almost
-constant vectors (their epsilon lets them enlarge 32 times each).  In a narrower type the rounding
-of the new weights is the error that counts, and what that does to the outputs is measured: the
-folded model again, with its weights moved by their roundoff with random signs.
+constant vectors (their epsilon lets most enlarge 32 times each; that of MeanVarianceNormalization
+1e9 times).  Beyond that, what roundings do to the outputs is measured: the folded model again, with
+its weights moved by their roundoff with random signs.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ DOUBLE_BOUND = 1e-9
 # come within a factor of 8 of a given one unless the output depends on very many weights alike.
 _DRAWS, _ENLARGED = 10, 8.0
 _ROUNDOFF = {
+    TensorProto.DOUBLE: 2.0**-53,
     TensorProto.FLOAT: 2.0**-24,
     TensorProto.FLOAT16: 2.0**-11,
     TensorProto.BFLOAT16: 2.0**-8,

@@ -60,16 +60,19 @@ def _by_shifts(x: Array, w: Array, windows: Windows, y: Array) -> None:
 
 
 def _by_patches(x: Array, w: Array, windows: Windows, y: Array) -> None:
-    """Products with gathered patches [C * kernel, positions], some rows of positions at a time."""
+    """Products with gathered patches [N, C * kernel, positions], some MiB of them at a time."""
     flat = w.reshape(w.shape[0], -1)
     across = prod(windows.sizes[1:])
-    rows = max(1, _PATCHES_BYTES // max(1, flat.shape[1] * across * y.itemsize))
-    for sample in range(x.shape[0]):
-        shifts = [windows.view(x[sample], offset) for offset in windows.offsets()]
+    row_bytes = max(1, flat.shape[1] * across * y.itemsize)
+    rows = max(1, _PATCHES_BYTES // row_bytes)
+    samples = max(1, rows // max(1, windows.sizes[0]))
+    for start in range(0, x.shape[0], samples):
+        some = slice(start, start + samples)
+        shifts = [windows.view(x[some], offset) for offset in windows.offsets()]
         for row in range(0, windows.sizes[0], rows):
-            parts = [shift[:, row : row + rows] for shift in shifts]
-            patches = np.stack(parts, axis=1).reshape(flat.shape[1], -1)
-            y[sample, :, row * across : row * across + patches.shape[1]] = flat @ patches
+            parts = [shift[:, :, row : row + rows] for shift in shifts]
+            patches = np.stack(parts, axis=2).reshape(shifts[0].shape[0], flat.shape[1], -1)
+            y[some, :, row * across : row * across + patches.shape[2]] = flat @ patches
 
 
 def _per_channel(b: Array, rank: int) -> Array:
