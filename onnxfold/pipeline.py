@@ -8,7 +8,6 @@ What proves and verifies is imported when it is used, for a run without it is to
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold import __version__, model_io
+from onnxfold import model_io
 from onnxfold.analysis import DEFAULT_SPLIT_BYTES, Analysis, analyse
 from onnxfold.clock import Clock, Stages
 from onnxfold.diagnosis import diagnosed
@@ -28,9 +27,10 @@ from onnxfold.errors import (
     UsageError,
     VerificationError,
 )
+from onnxfold.final_form import finished, inline_functions
 from onnxfold.graph import GraphView
-from onnxfold.graph.shapes import all_graphs, strip_types
-from onnxfold.lower.functions import DOMAIN, INLINED, SIGNATURES
+from onnxfold.graph.shapes import all_graphs
+from onnxfold.lower.functions import DOMAIN, SIGNATURES
 from onnxfold.lower.residual import residual_fusions
 from onnxfold.lower.target import Target
 from onnxfold.options import Options
@@ -44,10 +44,7 @@ from onnxfold.verification import ModelSource, Verification
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
 
-__all__ = ["METADATA_KEY", "Options", "Result", "Stages", "inspect", "optimize", "verify"]
-
-METADATA_KEY = "onnxfold"
-_FUNCTIONS_SINCE_IR = 8
+__all__ = ["Options", "Result", "Stages", "inspect", "optimize", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +259,9 @@ def _carry_out(
     changed = rewritten.changed
     if options.fail_if_unchanged and not changed:
         raise UnchangedError("nothing to improve in this model, and --fail-if-unchanged is set")
-    result = _finished(rewritten.model, source, analysis, options) if changed else source.model
+    result = source.model
+    if changed:
+        result = finished(rewritten.model, source.model, analysis.plan, options.target)
     proof: Proof | None = None
     if changed and options.check:
         with clock.stage("prove"):
@@ -271,7 +270,7 @@ def _carry_out(
         if not proof.passed:
             raise VerificationError(f"the proof failed, nothing was written: {proof.failures[0]}")
     if changed:
-        _inline_functions(result, everything=options.target is not Target.PORTABLE)
+        inline_functions(result, everything=options.target is not Target.PORTABLE)
     verification: Verification | None = None
     if output is None:
         if changed and options.check:
@@ -330,44 +329,6 @@ def _rewritten(source: Source, analysis: Analysis, options: Options) -> Applied:
         for node in graph
     )
     return Applied(applied.model, applied.changed or len(fusions) != fused_before)
-
-
-def _finished(model: ir.Model, source: Source, analysis: Analysis, options: Options) -> ir.Model:
-    """Bring the rewritten model into its final form: types, functions, IR version, provenance."""
-    strip_types(model, like=source.model)
-    used = {node.op_identifier() for graph in all_graphs(model) for node in graph}
-    for identifier in [key for key in model.functions if key[0] == DOMAIN and key not in used]:
-        del model.functions[identifier]
-    if not any(domain == DOMAIN for domain, *_ in used):
-        model.graph.opset_imports.pop(DOMAIN, None)
-    if model.functions and model.ir_version < _FUNCTIONS_SINCE_IR:
-        model.ir_version = _FUNCTIONS_SINCE_IR
-    model.metadata_props[METADATA_KEY] = json.dumps(
-        {
-            "version": __version__,
-            "target": options.target.value,
-            "folded": len(analysis.plan.folds),
-            "inserted_centerings": len(analysis.plan.insertions),
-        },
-        sort_keys=True,
-    )
-    return model
-
-
-def _inline_functions(model: ir.Model, *, everything: bool) -> None:
-    """Replace calls of domain onnxfold by their bodies: all, or those that must not stay."""
-
-    def wanted(function: ir.Function) -> bool:
-        return function.domain == DOMAIN and (everything or function.overload == INLINED)
-
-    if any(wanted(function) for function in model.functions.values()):
-        from onnx_ir.passes.common import InlinePass
-
-        InlinePass(criteria=wanted)(model)
-    domains = {function.domain for function in model.functions.values()}
-    domains |= {node.domain for graph in all_graphs(model) for node in graph}
-    if DOMAIN not in domains:
-        model.graph.opset_imports.pop(DOMAIN, None)
 
 
 @dataclass(frozen=True, slots=True)

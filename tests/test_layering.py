@@ -47,6 +47,7 @@ _ORDER = (
     "diagnosis",
     "clock",
     "options",
+    "final_form",
     "pipeline",
     "triton",
     "doctor",

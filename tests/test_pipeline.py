@@ -13,7 +13,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import onnxfold
-from onnxfold.pipeline import METADATA_KEY
+from onnxfold.final_form import METADATA_KEY
 from tests.builders import chain_model, post_norm_model, pre_norm_model
 
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxfold import model_io
 from onnxfold.errors import ModelError, OnnxfoldError, UsageError, VerificationError
-from onnxfold.pipeline import METADATA_KEY
+from onnxfold.final_form import METADATA_KEY
 
 __all__ = ["is_optimized", "prepared"]
 
