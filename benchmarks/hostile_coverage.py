@@ -1,13 +1,15 @@
 """Coverage-guided mutants (atheris): `python -m benchmarks.hostile_coverage FOLDER -runs=20000`.
 
 FOLDER holds the corpus, which starts with the seeds of `tests/hostile`; the other arguments are
-libFuzzer's.  Loading and inspecting run in this process; any exception but ours ends the run, and
-libFuzzer then keeps the file.  Mutations are those of messages, between libFuzzer's own of bytes.
+libFuzzer's.  Loading, inspecting and optimizing (without the check, which runs other code) run in
+this process; any exception but ours, and any file left by a failure, ends the run, and libFuzzer
+then keeps the input.  Mutations are those of messages, between libFuzzer's own of bytes.
 """
 
 from __future__ import annotations
 
 import random
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -25,14 +27,20 @@ from tests.hostile.mutation import MODEL, message_mutant
 _FOLDER = Path(tempfile.mkdtemp(prefix="hostile-"))
 
 
-def _inspect(data: bytes) -> None:
-    path = _FOLDER / MODEL
+def _try(data: bytes) -> None:
+    path, output = _FOLDER / MODEL, _FOLDER / "out" / MODEL
     path.write_bytes(data)
+    output.parent.mkdir()
     try:
         onnxfold.inspect(path)
+        onnxfold.optimize(path, output, check=0)
     except OnnxfoldError as error:
         if not str(error):
             raise ValueError("a refusal without a sentence") from error
+        if any(output.parent.iterdir()):
+            raise ValueError("a failure left files") from error
+    finally:
+        shutil.rmtree(output.parent)
 
 
 def _mutate(data: bytes, limit: int, seed: int) -> bytes:
@@ -50,7 +58,7 @@ def main() -> None:
         if len(raw) < 20_000:
             (corpus / f"seed_{number:04}.onnx").write_bytes(raw)
     arguments = [sys.argv[0], str(corpus), "-max_len=20000", "-timeout=60", *sys.argv[2:]]
-    atheris.Setup(arguments, _inspect, custom_mutator=_mutate)
+    atheris.Setup(arguments, _try, custom_mutator=_mutate)
     atheris.Fuzz()
 
 

@@ -27,17 +27,13 @@ from onnxfold.errors import (
     UsageError,
     VerificationError,
 )
-from onnxfold.final_form import finished, inline_functions
-from onnxfold.graph import GraphView
-from onnxfold.graph.shapes import all_graphs
-from onnxfold.lower.functions import DOMAIN, SIGNATURES
-from onnxfold.lower.residual import residual_fusions
+from onnxfold.folding import fold
 from onnxfold.lower.target import Target
 from onnxfold.options import Options
 from onnxfold.planning import Plan
 from onnxfold.prepare import Prepared, prepare
 from onnxfold.report import inspection
-from onnxfold.rewrite import Applied, apply_fusions, apply_plan, unfit_weights
+from onnxfold.rewrite import unfit_weights
 from onnxfold.sources import Source, open_source
 from onnxfold.verification import ModelSource, Verification
 
@@ -253,24 +249,14 @@ def _carry_out(
     clock: Clock,
     report: dict[str, Any],
 ) -> Result:
-    with clock.stage("rewrite"):
-        moved = _copy_of_moved(analysis) if options.check else None
-        rewritten = _rewritten(source, analysis, options)
-    changed = rewritten.changed
+    folded = fold(source, analysis, options, clock)
+    result, changed, proof = folded.model, folded.changed, folded.proof
     if options.fail_if_unchanged and not changed:
         raise UnchangedError("nothing to improve in this model, and --fail-if-unchanged is set")
-    result = source.model
-    if changed:
-        result = finished(rewritten.model, source.model, analysis.plan, options.target)
-    proof: Proof | None = None
-    if changed and options.check:
-        with clock.stage("prove"):
-            proof = _proved(source, analysis, moved, result)
+    if proof is not None:
         report["proof"] = proof.to_json()
         if not proof.passed:
             raise VerificationError(f"the proof failed, nothing was written: {proof.failures[0]}")
-    if changed:
-        inline_functions(result, everything=options.target is not Target.PORTABLE)
     verification: Verification | None = None
     if output is None:
         if changed and options.check:
@@ -285,50 +271,6 @@ def _carry_out(
         report["verification"] = verification.to_json()
     report["timing_s"] = clock.seconds
     return Result(returned, changed, analysis.plan, report, proof, verification)
-
-
-def _copy_of_moved(analysis: Analysis) -> ir.Model | None:
-    """Return a copy of the model after affine fusion, before centring; tensors are shared."""
-    plan = analysis.plan
-    return analysis.view.model.clone() if plan.fusions or plan.scales else None
-
-
-def _proved(source: Source, analysis: Analysis, moved: ir.Model | None, result: ir.Model) -> Proof:
-    """Prove the steps: gammas and betas, then scales, then the centring."""
-    from onnxfold.proof import prove, prove_affine, prove_scales
-    from onnxfold.proof.reshapes import pull_reshapes
-
-    before, after = (GraphView(prepare(model).model) for model in (source.model, result))
-    after = pull_reshapes(after, before)
-    plan, steps = analysis.plan, []
-    last = None if moved is None else GraphView(moved)
-    if last is not None and plan.fusions:
-        between = last if analysis.between is None else GraphView(analysis.between)
-        steps.append(prove_affine(before, between, plan.fusions))
-        before = between
-    if last is not None and plan.scales:
-        steps.append(prove_scales(before, last, plan.scales))
-        before = last
-    proof = prove(before, after, plan)
-    for step in steps:
-        proof = proof.joined(step.scaled_weights, step.shifted_biases, step.failures)
-    return proof
-
-
-def _rewritten(source: Source, analysis: Analysis, options: Options) -> Applied:
-    """Carry out the plan, then fuse residual additions; a model of ours comes back unchanged."""
-    applied = apply_plan(analysis.view, analysis.plan, analysis.sites, analysis.lowering)
-    if options.target is not Target.PORTABLE or not options.fuse_residual:
-        return applied
-    lowered = GraphView(applied.model)
-    fusions = residual_fusions(lowered)
-    apply_fusions(lowered, fusions)
-    fused_before = sum(
-        node.domain == DOMAIN and node.op_type in SIGNATURES and SIGNATURES[node.op_type].residual
-        for graph in all_graphs(source.model)
-        for node in graph
-    )
-    return Applied(applied.model, applied.changed or len(fusions) != fused_before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ _ORDER = (
     "clock",
     "options",
     "final_form",
+    "folding",
     "pipeline",
     "triton",
     "doctor",

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import onnx
 import onnx_ir as ir
 
-from onnxfold import pipeline
+from onnxfold import folding
 from onnxfold.analysis import Analysis, analyse
+from onnxfold.clock import Clock
 from onnxfold.lower.target import Target
-from onnxfold.pipeline import Options
+from onnxfold.options import Options
 from onnxfold.planning import Plan
 from onnxfold.prepare import prepare
 from onnxfold.proof import Proof
@@ -70,12 +71,10 @@ def _finished(
     source: Source, analysis: Analysis, options: Options, count_roles: bool = False
 ) -> Folded:
     roles = _roles(analysis) if count_roles else Counter()
-    moved = pipeline._copy_of_moved(analysis)
-    rewritten = pipeline._rewritten(source, analysis, options)
-    result = pipeline._finished(rewritten.model, source, analysis, options)
-    proof = pipeline._proved(source, analysis, moved, result)
-    pipeline._inline_functions(result, everything=options.target is not Target.PORTABLE)
-    return Folded(ir.to_proto(result), analysis.plan, proof, analysis, roles)
+    folded = folding.fold(source, analysis, options, Clock(None))
+    # A model that is left as it is has nothing to prove.
+    proof = folded.proof or Proof(True, 0, 0, ())
+    return Folded(ir.to_proto(folded.model), analysis.plan, proof, analysis, roles)
 
 
 def _roles(analysis: Analysis) -> Counter[str]:
