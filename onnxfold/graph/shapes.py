@@ -354,13 +354,15 @@ def _is_large(attribute: ir.Attr) -> bool:
 def _fill_graph(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
     protos = {info.name: info for infos in (inferred.value_info, inferred.output) for info in infos}
     for value in graph_values(graph):
-        info = protos.get(value.name or "")
+        info, tensor = protos.get(value.name or ""), _fixed(value)
+        if tensor is not None and value.dtype is not tensor.dtype:
+            value.type = ir.TensorType(tensor.dtype)  # whatever the model declares of it
         if info is not None and value.type is None and info.type.HasField("tensor_type"):
             value.type = ir.TensorType(ir.DataType(info.type.tensor_type.elem_type))
         declared, found = declared_shape(value), _inferred(info)
         shape = declared if declared is not None else found
         merged = None if shape is None else _merge(shape, found)
-        if merged is not None and merged != declared and _fixed(value) is None:
+        if merged is not None and merged != declared and tensor is None:
             value.shape = ir.Shape(merged)
     for node, twin in zip(graph, inferred.node, strict=True):
         for name, position, body in _bodies(node):

@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfold.graph import GraphView
+from tests.builders import chain_model
 from tests.soundness.float64 import evaluate
 from tests.soundness.random_graphs import B, random_graph
 from tests.soundness.sample import Array
@@ -101,3 +102,14 @@ def test_nothing_follows_from_a_default_that_callers_may_override() -> None:
     assert len(rows) == 2
     assert not any(isinstance(size, int) for size in rows)
     assert view.shape(values["W"]) == ("k", 3)
+
+
+def test_a_weight_has_the_type_that_it_has_whatever_is_declared() -> None:
+    proto = chain_model()
+    gamma = next(node.input[1] for node in proto.graph.node if node.op_type == "LayerNormalization")
+    proto.graph.value_info.append(helper.make_tensor_value_info(gamma, TensorProto.STRING, None))
+    view = GraphView(ir.from_proto(proto))
+    assert {value.dtype for value in view.model.graph.initializers.values()} <= {
+        ir.DataType.FLOAT,
+        ir.DataType.INT64,
+    }
