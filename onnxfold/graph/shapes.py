@@ -286,10 +286,19 @@ def _check_factors(node: ir.Node) -> None:
             raise ModelError(f"node '{node.name or node.op_type}' resizes {factor} times")
 
 
+def _check_parts(node: ir.Node) -> None:
+    """Refuse fewer parts than there are results, beyond which onnx 1.23 reads its own list."""
+    parts = node.attributes.get_int("num_outputs", len(node.outputs))
+    if parts < len(node.outputs):
+        results = f"{len(node.outputs)} results"
+        raise ModelError(f"node '{node.name or 'Split'}' has {results} of {parts} parts")
+
+
 _CHECKS = {
     "Pad": _check_pads,
     "Resize": _check_factors,
     "Slice": _check_steps,
+    "Split": _check_parts,
     "Upsample": _check_factors,
 }
 
