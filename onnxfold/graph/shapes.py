@@ -286,6 +286,13 @@ def _check_factors(node: ir.Node) -> None:
             raise ModelError(f"node '{node.name or node.op_type}' resizes {factor} times")
 
 
+def _check_batch(node: ir.Node) -> None:
+    """Refuse fewer batch axes than none, before which onnx 1.23 reads."""
+    axes = node.attributes.get_int("batch_dims", 0)
+    if axes < 0:
+        raise ModelError(f"node '{node.name or 'GatherND'}' has {axes} batch axes")
+
+
 def _check_parts(node: ir.Node) -> None:
     """Refuse fewer parts than there are results, beyond which onnx 1.23 reads its own list."""
     parts = node.attributes.get_int("num_outputs", len(node.outputs))
@@ -295,6 +302,7 @@ def _check_parts(node: ir.Node) -> None:
 
 
 _CHECKS = {
+    "GatherND": _check_batch,
     "Pad": _check_pads,
     "Resize": _check_factors,
     "Slice": _check_steps,

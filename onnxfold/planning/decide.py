@@ -79,7 +79,8 @@ class _Prices:
             return None
         if point.value.dtype not in CENTRABLE:
             return None
-        if not all(isinstance(shape[axis], int) for axis in point.fiber.axes):
+        sizes = dict(enumerate(shape))
+        if not all(isinstance(sizes.get(axis), int) for axis in point.fiber.axes):
             return None  # only a norm's scale tells the size, so no proof could follow the mean
         return elements(shape) * self._costs.centring
 

@@ -31,7 +31,7 @@ from tests.parity.architecture_sizes import ARCHITECTURES, Inputs
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TABLE", "ArchitectureRow", "main", "read"]
+__all__ = ["TABLE", "ArchitectureRow", "main", "read", "tried"]
 
 TABLE = Path(__file__).parent / "architectures.csv"
 _OPSET = 18
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = 0
     for name in options.names:
         try:
-            row = _tried(name, options.exports / f"{name}.onnx")
+            row = tried(name, options.exports / f"{name}.onnx")
         except Exception as error:  # the next one is tried all the same
             failed += 1
             sys.stdout.write(f"{name}: {type(error).__name__}: {error}\n")
@@ -106,7 +106,8 @@ def _keep(row: ArchitectureRow) -> None:
         writer.writerows(rows[name] for name in ARCHITECTURES if name in rows)
 
 
-def _tried(name: str, path: Path) -> ArchitectureRow:
+def tried(name: str, path: Path) -> ArchitectureRow:
+    """Export an architecture to the path, unless a file is there, and fold it for every target."""
     import transformers
 
     module, inputs = _built(name)

@@ -191,6 +191,8 @@ class Einsum:
         if terms is None:
             return refuse(RefusalCode.UNKNOWN_OP, node, "has an equation that is not followed")
         factors, result = terms
+        if max(fiber.axes, default=-1) >= len(result):
+            return broken(node, fiber)  # the model claims another rank than the equation gives
         labels = {axis: result[axis] for axis in fiber.axes}
         for index, factor in enumerate(factors):
             others = "".join(factors[:index] + factors[index + 1 :])
@@ -204,6 +206,8 @@ class Einsum:
         if terms is None:
             return None
         factors, result = terms
+        if max(fiber.axes, default=-1) >= len(factors[index]):
+            return None
         labels = {axis: factors[index][axis] for axis in fiber.axes}
         if any(result.count(label) != 1 for label in labels.values()):
             return None

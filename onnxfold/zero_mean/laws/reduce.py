@@ -40,8 +40,8 @@ class Reduce:
     def _source_axes(self, view: GraphView, node: ir.Node) -> dict[int, int] | None:
         """Map each output axis that is not reduced to the input axis that it is."""
         rank, written = view.rank(node.inputs[0]), view.axes(node)
-        if rank is None or written is None:
-            return None
+        if not rank or written is None:
+            return None  # of a scalar nothing is reduced
         everything = not written and node.attributes.get_int("noop_with_empty_axes", 0) == 0
         reduced = set(range(rank)) if everything else {axis % rank for axis in written}
         kept = [axis for axis in range(rank) if axis not in reduced]

@@ -119,7 +119,8 @@ class _Sampled(Draft):
     # What reads a value
 
     def floating(self, name: str, array: Array) -> str:
-        stays = array.dtype == np.float64 or self.key in _ONE_TYPE
+        one_type = self.key in _ONE_TYPE and array.dtype.kind not in "iu"
+        stays = array.dtype == np.float64 or one_type
         if stays and self.sample.attributes.get("to", TensorProto.DOUBLE) == TensorProto.DOUBLE:
             return name if self.key != ("", "CastLike") else self.node("Cast", name, to=self.dtype)
         return self.node("Cast", name, to=self.dtype)
