@@ -19,6 +19,14 @@ _WITH_BODIES = {"Constant", "If", "Loop", "Scan", "SequenceMap"}
 OPERATORS = sorted(
     {s.name for s in onnx.defs.get_all_schemas() if not s.domain and s.max_input} - _WITH_BODIES
 )
+# Of these onnx has no schemas, so that nothing says how many operands they have.
+CONTRIB = (
+    "Attention BiasGelu BiasSoftmax DequantizeLinear DynamicQuantizeMatMul EmbedLayerNormalization "
+    "FusedConv FusedGemm FusedMatMul GroupNorm GroupQueryAttention LayerNormalization "
+    "MatMulIntegerToFloat MatMulNBits MultiHeadAttention QAttention QLinearAdd QLinearMul "
+    "RotaryEmbedding SimplifiedLayerNormalization SkipGroupNorm SkipLayerNormalization "
+    "SkipSimplifiedLayerNormalization"
+).split()
 _SIZES = [2, 3, 4]
 _RANKS = (0, 1, 3, None)
 _ATTRIBUTES: dict[str, list[Any]] = {
@@ -39,14 +47,14 @@ def _shape(rank: int | None) -> list[int] | None:
 
 
 def _model(
-    schema: onnx.defs.OpSchema,
+    operator: tuple[str, str, int],
     count: int,
     ranks: tuple[int | None, int],
     attributes: dict[str, Any],
     constant: npt.NDArray[np.int64] | None,
 ) -> onnx.ModelProto:
     """The operator, its last operand maybe a constant, before a norm and a linear layer."""
-    rank, declared = ranks
+    (domain, op_type, outputs), (rank, declared) = operator, ranks
     names = [f"x{number}" for number in range(count)]
     inputs = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, _shape(rank)) for name in names
@@ -55,9 +63,9 @@ def _model(
     if constant is not None:
         inputs.pop()
         arrays[names[-1]] = constant
-    results = [f"y{number}" for number in range(max(1, schema.min_output))]
+    results = [f"y{number}" for number in range(outputs)]
     nodes = [
-        helper.make_node(schema.name, names, results, **attributes),
+        helper.make_node(op_type, names, results, domain=domain, **attributes),
         helper.make_node("LayerNormalization", ["y0", "gamma"], ["n"], axis=-1),
         helper.make_node("MatMul", ["n", "W"], ["z"]),
     ]
@@ -72,7 +80,7 @@ def _model(
             for name in results
         ],
     )
-    opsets = [helper.make_opsetid("", OPSET)]
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
@@ -83,8 +91,20 @@ def test_a_contradiction_is_told_or_borne(op_type: str) -> None:
     attributes = [{}, *({name: value} for name in known for value in _ATTRIBUTES[name])]
     count = min(max(schema.min_input, 1) + 1, schema.max_input, 3)
     constants = [None, *(np.array(numbers, np.int64) for numbers in _CONSTANTS)]
+    operator = ("", op_type, max(1, schema.min_output))
     for given, ranks, constant in product(
         attributes, product(_RANKS, (1, 3)), constants if count > 1 else [None]
     ):
         with suppress(onnxfold.OnnxfoldError):
-            onnxfold.inspect(_model(schema, count, ranks, given, constant))
+            onnxfold.inspect(_model(operator, count, ranks, given, constant))
+
+
+@pytest.mark.parametrize("op_type", CONTRIB)
+def test_operands_of_any_number_are_borne(op_type: str) -> None:
+    attributes: list[dict[str, Any]] = [{}, {"num_heads": 2}, {"transA": 1}, {"transB": 1}]
+    attributes += [{"num_heads": 0}, {"axis": -7}, {"groups": 0}, {"K": 0, "N": 0, "bits": 4}]
+    for given, ranks, count in product(attributes, product(_RANKS, (1, 3)), (1, 2, 3, 5)):
+        for outputs in (1, 3):
+            with suppress(onnxfold.OnnxfoldError):
+                operator = ("com.microsoft", op_type, outputs)
+                onnxfold.inspect(_model(operator, count, ranks, given, None))

@@ -95,6 +95,8 @@ def _plain(node: ir.Node) -> bool:
 
 
 def _shapes(view: GraphView, node: ir.Node) -> tuple[Shape, Shape, Shape] | None:
+    if len(node.inputs) < 2:
+        return None  # no schema says how many a contrib operator has
     a, b = view.shape(node.inputs[0]), view.shape(node.inputs[1])
     y = view.shape(node.outputs[0])
     return None if a is None or b is None or y is None else (a, b, y)
