@@ -30,9 +30,9 @@ def randomise_constants(module: torch.nn.Module) -> int:
     redrawn = 0
     with torch.no_grad():
         for parameter in module.parameters():
-            first = parameter.flatten()[0]
-            if not torch.all(parameter == first):
+            if not parameter.numel() or not torch.all(parameter == parameter.flatten()[0]):
                 continue
+            first = parameter.flatten()[0]
             noise = torch.randn_like(parameter)
             if first == 0:
                 parameter.copy_(_OFFSET + _NOISE * noise)

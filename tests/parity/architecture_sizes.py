@@ -210,7 +210,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     **_all(
         "prophetnet",
         _both,
-        {**_TEXT, **_TOWERS},
+        _TOKENS,
+        hidden_size=32,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_position_embeddings=64,
         num_encoder_layers=2,
         num_decoder_layers=2,
         num_encoder_attention_heads=4,
