@@ -165,10 +165,11 @@ def _architectures() -> str:
         f"{len(rows)} architectures of transformers {release} with two layers and random weights, "
         "gammas and betas, exported by dynamo at opset 18 and folded for every target with proof "
         f"and check ({date}, `python -m tests.parity.architectures`, a row of "
-        "`tests/parity/architectures.csv` each). *called*: calls in PyTorch of modules that are norms by "
-        "the name of their class; *found*: norms of `onnxfold inspect`: more where a model spells "
-        "norms out or calls the class otherwise (L2 norms, I-BERT, Nemotron, BiT, Mamba 2), fewer "
-        "where the exported output does not need one (a pooler's, CLIP's image tower). *error*: the worst of the three files against a float64 run, "
+        "`tests/parity/architectures.csv` each). *called*: calls in PyTorch of modules that are "
+        "norms by the name of their class; *found*: norms of `onnxfold inspect`: more where one "
+        "spells norms out or calls the class otherwise (L2 norms, I-BERT, Nemotron, BiT, Mamba 2), "
+        "fewer where the exported output does not need one (a pooler's, CLIP's image tower). "
+        "*error*: the worst of the three files against a float64 run, "
         "in units of the original's own rounding error; none where nothing changes.\n\n"
         + _table(
             (
