@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -14,7 +14,7 @@ from typing import Any
 
 from onnxfold import __version__
 
-__all__ = ["RESULTS", "Conditions", "append", "conditions", "read", "write"]
+__all__ = ["RESULTS", "Conditions", "append", "conditions", "read", "replace", "write"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -69,6 +69,16 @@ def append(path: Path, rows: Sequence[Any]) -> None:
         if columns != [field.name for field in fields(rows[0])]:
             raise ValueError(f"{path} has other columns than {type(rows[0]).__name__}")
     _put(path, rows, "a", header=not known)
+
+
+def replace(path: Path, row: Any, order: Callable[[dict[str, str]], Any]) -> None:
+    """Put a row in the place of the one of the same order, and keep the file in that order."""
+    new = {name: str(value) for name, value in asdict(row).items()}
+    kept = [old for old in (read(path) if path.exists() else []) if order(old) != order(new)]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(new), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted([*kept, new], key=order))
 
 
 def _put(path: Path, rows: Iterable[Any], mode: str, *, header: bool) -> None:

@@ -65,6 +65,13 @@ _WAVES = {
     "squeeze_factor": 2,
     "layerdrop": 0.0,
 }
+_SERIES = {
+    "num_input_channels": 2,
+    "context_length": 32,
+    "patch_length": 4,
+    "patch_stride": 4,
+    "d_model": 16,
+}
 _CLIP_TEXT = {**_TEXT, "max_position_embeddings": 32}
 
 
@@ -357,27 +364,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     **_all(
         "patchtst",
         _floats("past_values", 2, 32, 2),
-        {},
-        num_input_channels=2,
-        context_length=32,
-        patch_length=4,
-        patch_stride=4,
-        d_model=16,
+        _SERIES,
         num_attention_heads=2,
         ffn_dim=32,
         num_hidden_layers=2,
     ),
-    **_all(
-        "patchtsmixer",
-        _floats("past_values", 2, 32, 2),
-        {},
-        num_input_channels=2,
-        context_length=32,
-        patch_length=4,
-        patch_stride=4,
-        d_model=16,
-        num_layers=2,
-    ),
+    **_all("patchtsmixer", _floats("past_values", 2, 32, 2), _SERIES, num_layers=2),
     **_all(
         "clip siglip chinese_clip owlvit metaclip_2",
         _text_and_pixels,

@@ -9,20 +9,20 @@ with proof and check.  The table is in docs/parity.md.  An hour for all of them 
 from __future__ import annotations
 
 import argparse
-import csv
 import logging
 import os
 import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onnxfold
+from benchmarks.rows import replace
 from models.metadata import clean
 from models.parameters import randomise_constants
 from onnxfold.lower.target import Target
@@ -31,7 +31,7 @@ from tests.parity.architecture_sizes import ARCHITECTURES, Inputs
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TABLE", "ArchitectureRow", "main", "read", "tried"]
+__all__ = ["TABLE", "ArchitectureRow", "main", "tried"]
 
 TABLE = Path(__file__).parent / "architectures.csv"
 _OPSET = 18
@@ -67,12 +67,6 @@ class ArchitectureRow:
     noise_ratio: str
 
 
-def read() -> list[dict[str, str]]:
-    """Return the rows of architectures.csv."""
-    with TABLE.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Try the architectures, each row in the place of an older one; 1 where one failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.parity.architectures")
@@ -90,20 +84,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             failed += 1
             sys.stdout.write(f"{name}: {type(error).__name__}: {error}\n")
         else:
-            _keep(row)
+            replace(TABLE, row, _place)
             sys.stdout.write(f"{row}\n")
         sys.stdout.flush()
     return 1 if failed else 0
 
 
-def _keep(row: ArchitectureRow) -> None:
-    rows = {old["architecture"]: old for old in (read() if TABLE.exists() else [])}
-    rows[row.architecture] = {name: str(value) for name, value in asdict(row).items()}
-    with TABLE.open("w", encoding="utf-8", newline="") as file:
-        names = [field.name for field in fields(ArchitectureRow)]
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows[name] for name in ARCHITECTURES if name in rows)
+def _place(row: Mapping[str, str]) -> int:
+    return list(ARCHITECTURES).index(row["architecture"])
 
 
 def tried(name: str, path: Path) -> ArchitectureRow:

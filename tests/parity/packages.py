@@ -9,21 +9,21 @@ kept: they are what ``pip download --no-deps`` or ``npm pack`` brings.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import onnx
 
 import onnxfold
+from benchmarks.rows import replace
 from onnxfold.errors import VerificationError
 
-__all__ = ["TABLE", "PackageRow", "main", "read"]
+__all__ = ["TABLE", "PackageRow", "main"]
 
 TABLE = Path(__file__).parent / "packages.csv"
 
@@ -50,12 +50,6 @@ class PackageRow:
     noise_ratio: str
 
 
-def read() -> list[dict[str, str]]:
-    """Return the rows of packages.csv."""
-    with TABLE.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Inspect and optimize one model, and put its row in the place of an older one."""
     parser = argparse.ArgumentParser(prog="python -m tests.parity.packages")
@@ -66,14 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--inputs", action="append", default=[])
     options = parser.parse_args(arguments)
     row = _tried(options)
-    rows = read() if TABLE.exists() else []
-    kept = [old for old in rows if (old["package"], old["file"]) != (row.package, row.file)]
-    kept.append({name: str(value) for name, value in asdict(row).items()})
-    with TABLE.open("w", encoding="utf-8", newline="") as file:
-        names = [field.name for field in fields(PackageRow)]
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(sorted(kept, key=lambda each: (each["package"], each["file"])))
+    replace(TABLE, row, lambda each: (each["package"], each["file"]))
     sys.stdout.write(f"{row}\n")
     return 0
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.rows import read
 from tests.parity.architecture_sizes import ARCHITECTURES
-from tests.parity.architectures import read, tried
+from tests.parity.architectures import TABLE, tried
 
-ROWS = {row["architecture"]: row for row in read()}
+ROWS = {row["architecture"]: row for row in read(TABLE)}
 
 
 def test_every_architecture_has_a_row() -> None:
