@@ -74,7 +74,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", default=list(ARCHITECTURES))
     options = parser.parse_args(arguments)
     options.exports.mkdir(parents=True, exist_ok=True)
-    warnings.simplefilter("ignore")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     failed = 0
     for name in options.names:
@@ -151,7 +150,7 @@ def _built(name: str) -> tuple[torch.nn.Module, Inputs]:
             value = result[0] if value is None else value
             return value[-1] if isinstance(value, (tuple, list)) else value
 
-    return Selected(), inputs
+    return Selected().eval(), inputs
 
 
 def _norm_calls(module: torch.nn.Module, inputs: Inputs) -> int:
@@ -180,14 +179,17 @@ def _export(module: torch.nn.Module, inputs: Inputs, path: Path) -> None:
 
     # Without torchvision the exporter logs one warning for each operator it cannot register.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
-    program = torch.onnx.export(
-        module,
-        tuple(inputs.values()),
-        input_names=list(inputs),
-        opset_version=_OPSET,
-        dynamo=True,
-        verbose=False,
-    )
+    with warnings.catch_warnings():
+        # torch warns of its own deprecations and of every shape test it traces through.
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            module,
+            tuple(inputs.values()),
+            input_names=list(inputs),
+            opset_version=_OPSET,
+            dynamo=True,
+            verbose=False,
+        )
     if program is None:
         raise AssertionError("torch.onnx.export(dynamo=True) returned no program")
     clean(program.model)
