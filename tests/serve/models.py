@@ -13,6 +13,7 @@ __all__ = [
     "cross_row",
     "every_type",
     "failing",
+    "large",
     "scaled",
     "slow",
     "two_inputs",
@@ -111,6 +112,16 @@ def two_inputs() -> onnx.ModelProto:
         ],
         [_floats("a", "batch", "n"), _floats("b", "batch", "n")],
         [_floats("y", "batch", "n"), _floats("z", "batch", "n")],
+    )
+
+
+def large() -> onnx.ModelProto:
+    """Repeats a number four megabytes long."""
+    return _model(
+        [helper.make_node("Expand", ["x", "shape"], ["y"])],
+        [_floats("x", 1)],
+        [_floats("y", 1024, 1024)],
+        [numpy_helper.from_array(np.array([1024, 1024]), "shape")],
     )
 
 

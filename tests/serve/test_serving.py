@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from tests.serve.clients import KINDS, Infer, calling, client
 from tests.serve.conftest import DIGITS, ROOT
 from tests.serve.extra import demand_extra
 from tests.serve.process import Server, free_ports, serving
+from tests.serve.slow_network import slow_network
 from tests.serve.test_protocol import images, local
 
 demand_extra()
@@ -151,6 +153,26 @@ def test_a_stop_answers_what_is_under_way(folder: Path) -> None:
             assert server.stop() == 0
         assert not callers.failures
         assert callers.answered == len(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_on_their_way_at_a_stop_arrive(folder: Path, kind: str) -> None:
+    """The runs have ended when the signal comes; most of what they gave has not been sent."""
+
+    def ask(infer: Infer, generator: np.random.Generator) -> None:
+        y = infer("large", {"x": np.array([3], np.float32)})["y"]
+        np.testing.assert_array_equal(y, np.full((1024, 1024), 3))
+
+    callers = 3
+    with serving(folder, folder / "large.onnx", "--no-optimize") as server:
+        with slow_network(getattr(server, kind[:4]), pause_s=0.001) as address:
+            far = replace(server, **{kind[:4]: address})
+            with calling(far, [kind] * callers, ask, once=True) as called:
+                while server.metric("onnxfold_run_seconds_count", model="large") < callers:
+                    time.sleep(0.001)
+                assert server.stop() == 0
+        assert not called.failures
+        assert called.answered == callers
 
 
 def test_an_interrupt_stops_it_too(folder: Path) -> None:

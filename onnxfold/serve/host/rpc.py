@@ -7,6 +7,7 @@ as raw contents, which every client reads and which alone can carry FP16.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -21,6 +22,7 @@ from mlserver.types import InferenceRequest, RequestInput, RequestOutput
 
 from onnxfold.serve.codec import raw_bytes
 from onnxfold.serve.host.model import demand_ready
+from onnxfold.serve.host.sockets import unsent
 
 __all__ = ["Rpc"]
 
@@ -45,12 +47,35 @@ _CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
 }
 _MESSAGE_BYTES = 2**31 - 1
+_POLL_S = 0.01
 
 
 class _Servicer(InferenceServicer):
+    def __init__(self, data_plane: Any, handlers: Any) -> None:
+        super().__init__(data_plane, handlers)
+        self._under_way = 0
+        self._stopping = False
+        self._last_ended = asyncio.Event()
+
+    async def drain(self) -> None:
+        """Refuse every inference from now on, and return when those under way have ended."""
+        self._stopping = True
+        if self._under_way:
+            await self._last_ended.wait()
+
+    async def ServerReady(  # noqa: N802 - the protocol's name
+        self, request: pb.ServerReadyRequest, context: aio.ServicerContext
+    ) -> pb.ServerReadyResponse:
+        ready = not self._stopping and await self._data_plane.ready()
+        return pb.ServerReadyResponse(ready=ready)
+
     async def ModelInfer(  # noqa: N802 - the protocol's name
-        self, request: pb.ModelInferRequest, context: grpc.ServicerContext
+        self, request: pb.ModelInferRequest, context: aio.ServicerContext
     ) -> pb.ModelInferResponse:
+        if self._stopping:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is stopping")
+        self._under_way += 1
+        context.add_done_callback(self._ended)
         version = request.model_version or None
         try:
             await demand_ready(self._data_plane, request.model_name, version)
@@ -71,7 +96,7 @@ class _Servicer(InferenceServicer):
         )
 
     async def ModelReady(  # noqa: N802 - the protocol's name
-        self, request: pb.ModelReadyRequest, context: grpc.ServicerContext
+        self, request: pb.ModelReadyRequest, context: aio.ServicerContext
     ) -> pb.ModelReadyResponse:
         """Say whether a model is ready; one that is not there is not."""
         try:
@@ -79,6 +104,11 @@ class _Servicer(InferenceServicer):
         except ModelNotFound:
             ready = False
         return pb.ModelReadyResponse(ready=ready)
+
+    def _ended(self, _: object) -> None:
+        self._under_way -= 1
+        if self._stopping and not self._under_way:
+            self._last_ended.set()
 
 
 class Rpc(GRPCServer):
@@ -95,8 +125,8 @@ class Rpc(GRPCServer):
             interceptors=[PromServerInterceptor(enable_handling_time_histogram=True)],
             options=[(name, _MESSAGE_BYTES) for name in size],
         )
-        servicer = _Servicer(self._data_plane, self._model_repository_handlers)
-        add_GRPCInferenceServiceServicer_to_server(servicer, self._server)
+        self._servicer = _Servicer(self._data_plane, self._model_repository_handlers)
+        add_GRPCInferenceServiceServicer_to_server(self._servicer, self._server)
         host = self._settings.host
         address = f"[{host}]" if ":" in host else host
         self._server.add_insecure_port(f"{address}:{self._settings.grpc_port}")
@@ -105,7 +135,20 @@ class Rpc(GRPCServer):
         await self._server.wait_for_termination()
 
     async def stop(self, sig: int | None = None) -> None:
-        await self._server.stop(grace=self._grace_s)
+        """Answer what is under way, see the answers off, then close; all within the grace period.
+
+        gRPC closes a connection when its last call ends, and a closed connection is reset by
+        whatever its client sends next, be it that it has read something: what had not been sent
+        of the answer by then would be lost.
+        """
+        clock = asyncio.get_running_loop().time
+        end = clock() + self._grace_s
+        with suppress(TimeoutError):  # calls that have not ended are cancelled below
+            async with asyncio.timeout_at(end):
+                await self._servicer.drain()
+                while unsent(self._settings.grpc_port):
+                    await asyncio.sleep(_POLL_S)
+        await self._server.stop(grace=max(0.0, end - clock()))
 
 
 def _read(request: pb.ModelInferRequest) -> InferenceRequest:

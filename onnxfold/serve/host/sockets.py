@@ -1,0 +1,32 @@
+"""What the kernel knows of the connections of a port."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["unsent"]
+
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_OPEN = ("01", "08")  # ESTABLISHED and CLOSE_WAIT
+
+
+def unsent(port: int) -> bool:
+    """Return whether a connection to a local port has bytes that its other end has not yet taken.
+
+    Known on Linux (proc(5), /proc/net/tcp); False elsewhere.
+    """
+    return any(_sends(line.split(), port) for table in _TABLES for line in _lines(table))
+
+
+def _lines(table: Path) -> list[str]:
+    return table.read_text().splitlines()[1:] if table.exists() else []
+
+
+def _sends(fields: list[str], port: int) -> bool:
+    """Read a row: its number, local address, remote address, state, both queues, ..."""
+    _, local, _, state, queues, *_ = fields
+    return (
+        int(local.rpartition(":")[2], 16) == port
+        and state in _OPEN
+        and int(queues.partition(":")[0], 16) > 0
+    )
