@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxfold.cli import main
+from onnxfold.cli import run
 
 if __name__ == "__main__":
-    main()
+    run()

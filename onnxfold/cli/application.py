@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import sys
@@ -12,6 +13,7 @@ import typer
 
 from onnxfold import __version__
 from onnxfold.cli.bench import bench
+from onnxfold.cli.guard import guarded
 from onnxfold.cli.inspect import inspect
 from onnxfold.cli.installation import doctor, lib_path
 from onnxfold.cli.optimize import optimize
@@ -22,7 +24,7 @@ from onnxfold.cli.triton import triton
 from onnxfold.cli.verify import verify
 from onnxfold.errors import ModelError, OnnxfoldError
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "run"]
 
 _LONGEST_MESSAGE = 2000
 
@@ -84,7 +86,16 @@ def _fail(error: OnnxfoldError) -> NoReturn:
     sys.exit(error.exit_code)
 
 
-def main() -> None:
+def _verbose() -> bool:
+    return not {"-v", "--verbose"}.isdisjoint(sys.argv[1:])
+
+
+def run() -> None:
+    """Run the command line in a process of its own, but for the server, which has its signals."""
+    main(guard="serve" not in sys.argv[1:])
+
+
+def main(*, guard: bool = False) -> None:
     """Run the command line; every foreseen failure is one line and an exit code."""
     # ONNX Runtime 1.29 and later report their use and keep files in the home folder by default.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -92,8 +103,13 @@ def main() -> None:
     # What libraries remark on a damaged model is no message of ours.
     warnings.simplefilter("ignore")
     logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)
+    if _verbose():
+        faulthandler.enable()
     try:
-        app()
+        if guard:
+            guarded(app)
+        else:
+            app()
     except OnnxfoldError as error:
         _fail(error)
     except BrokenPipeError:
@@ -101,7 +117,7 @@ def main() -> None:
     except MemoryError as error:
         _fail(ModelError(f"not enough memory for this model: {error or 'none is left'}"))
     except Exception as error:  # the last resort: a defect is one line too, and never exit code 0
-        if {"-v", "--verbose"} & set(sys.argv[1:]):
+        if _verbose():
             raise
         sentence = str(error).splitlines()[0] if str(error) else ""
         typer.echo(

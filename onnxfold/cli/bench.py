@@ -33,7 +33,7 @@ def bench(
     from onnxfold import report as reports
     from onnxfold.bench import bench as measure
 
-    with terminal.progress(context.obj) as progress:
+    with terminal.progress(context.obj, models[0]) as progress:
         measured = measure(
             models,
             rounds=rounds,

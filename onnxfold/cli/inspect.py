@@ -31,7 +31,7 @@ def inspect(
     from onnxfold import pipeline
     from onnxfold import report as reports
 
-    with terminal.progress(context.obj):
+    with terminal.progress(context.obj, model):
         document = pipeline.inspect(
             model,
             target=target,

@@ -59,7 +59,7 @@ def optimize(
     terminal.check_report(report)
     if output is None and not dry_run:
         raise UsageError("say where to write the result (-o OUT), or use --dry-run")
-    with terminal.progress(verbosity) as progress:
+    with terminal.progress(verbosity, model, output and output.parent) as progress:
         result = pipeline.optimize(
             model,
             output,

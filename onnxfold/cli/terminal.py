@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from onnxfold.cli.guard import note_stage, note_work
 from onnxfold.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
@@ -59,10 +60,17 @@ def console() -> Console:
 
 
 @contextmanager
-def progress(verbosity: Verbosity) -> Iterator[Callable[[str, float], None] | None]:
-    """Show a bar on standard error while it is a terminal; otherwise nothing."""
+def progress(
+    verbosity: Verbosity, model: Path, folder: Path | None = None
+) -> Iterator[Callable[[str, float], None]]:
+    """Note what is done, to `model` and into `folder`, and show a bar for it on a terminal."""
+    note_work(model, folder)
+
+    def note(stage: str, done: float) -> None:
+        note_stage(stage, ended=done >= 1.0)
+
     if verbosity is Verbosity.QUIET or not sys.stderr.isatty():
-        yield None
+        yield note
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -72,6 +80,7 @@ def progress(verbosity: Verbosity) -> Iterator[Callable[[str, float], None] | No
         tasks: dict[str, Any] = {}
 
         def show(stage: str, done: float) -> None:
+            note(stage, done)
             if stage not in tasks:
                 tasks[stage] = bars.add_task(stage, total=1.0)
             bars.update(tasks[stage], completed=done)

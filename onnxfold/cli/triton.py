@@ -79,7 +79,7 @@ def triton(
         keep_config,
         force,
     )
-    with terminal.progress(verbosity) as progress:
+    with terminal.progress(verbosity, model, repository) as progress:
         published = publish(model, deployment, progress=progress, **fold.keywords())
     if report is not None:
         reports.write_report(report, published.report)

@@ -43,7 +43,7 @@ def verify(
     from onnxfold import pipeline
     from onnxfold import report as reports
 
-    with terminal.progress(context.obj) as progress:
+    with terminal.progress(context.obj, first) as progress:
         verification = pipeline.verify(
             first,
             second,

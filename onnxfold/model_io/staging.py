@@ -18,14 +18,14 @@ try:
 except ImportError:  # Windows has no such lock; left folders stay there
     fcntl = None  # type: ignore[assignment]  # the module is optional
 
-__all__ = ["StagingFolder"]
+__all__ = ["StagingFolder", "remove_left_by"]
 
 # A folder exists for a moment before it is locked.
 _MOMENT_S = 60.0
 
 
 class StagingFolder:
-    """A new folder inside another one; what it is called begins with `prefix`.
+    """A new folder inside another one; what it is called begins with `prefix` and the process.
 
     Raises:
         OSError: it cannot be created.
@@ -33,8 +33,8 @@ class StagingFolder:
     """
 
     def __init__(self, parent: Path, prefix: str = ".onnxfold-") -> None:
-        _remove_left(parent, prefix)
-        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        _remove_left(parent, f"{prefix}*", _MOMENT_S)
+        self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent))
         self._lock = _locked(self.path)
         self.closed = False
 
@@ -47,11 +47,16 @@ class StagingFolder:
             self._lock = None
 
 
-def _remove_left(parent: Path, prefix: str) -> None:
-    for folder in parent.glob(f"{prefix}*"):
+def remove_left_by(process: int, parent: Path) -> None:
+    """Delete the folders that a process, which has ended, had inside another one."""
+    _remove_left(parent, f"?onnxfold-{process}-*", 0.0)
+
+
+def _remove_left(parent: Path, pattern: str, moment_s: float) -> None:
+    for folder in parent.glob(pattern):
         # Another process may remove it, or may not be ours to remove: then it just stays.
         with contextlib.suppress(OSError):
-            if folder.is_symlink() or time.time() - folder.stat().st_mtime < _MOMENT_S:
+            if folder.is_symlink() or time.time() - folder.stat().st_mtime < moment_s:
                 continue
             lock = _locked(folder)
             if lock is not None:

@@ -6,7 +6,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onnxfold import model_io
 from onnxfold.errors import ModelError, UsageError
+from onnxfold.model_io.staging import StagingFolder
 from onnxfold.reference import (
     Array,
     Observer,
@@ -137,10 +138,11 @@ class OnnxRuntime:
         if _stored_bytes(source.model) <= _EMBEDDED_LIMIT_BYTES:
             content = model_io.materialise(source.model).SerializeToString()
             return self._run(content, source, samples, optimize=optimize)
-        with tempfile.TemporaryDirectory(prefix="onnxfold-") as folder:
-            staged = model_io.stage(source.model, Path(folder) / "model.onnx", external_data=True)
-            with staged:
-                return self._run(str(staged.path), source, samples, optimize=optimize)
+        with (
+            closing(StagingFolder(Path(tempfile.gettempdir()))) as folder,
+            model_io.stage(source.model, folder.path / "model.onnx", external_data=True) as staged,
+        ):
+            return self._run(str(staged.path), source, samples, optimize=optimize)
 
     def _run(
         self,

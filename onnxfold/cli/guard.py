@@ -1,0 +1,156 @@
+"""A command in a process of its own, so that one that is killed ends in a sentence too.
+
+onnx and ONNX Runtime are native code, and what a damaged file does there may end their process, as
+the system does where memory runs out. A second process, which only waits, tells of that, removes
+what was staged, and hands on signals.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+from onnxfold.errors import ModelError
+from onnxfold.model_io.staging import remove_left_by
+
+__all__ = ["guarded", "note_stage", "note_work"]
+
+# What a user or a system asks of a command; any other signal that ends it is a failure of its own.
+_ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_CRASHES = (
+    signal.SIGSEGV,
+    signal.SIGABRT,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGBUS,
+    signal.SIGTRAP,
+    signal.SIGSYS,
+)
+_NAMES = {number.value: number.name for number in signal.Signals}
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_BOARD_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a command is at: its model, where it writes, the stage, and whether that has ended."""
+
+    model: str = ""
+    folder: str = ""
+    stage: str = ""
+    ended: bool = False
+
+
+class _Board:
+    """Memory that outlives the process that writes on it: the one that waits reads it."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _BOARD_BYTES)
+        self.work = _Work()
+
+    def note(self, work: _Work) -> None:
+        self.work = work
+        text = json.dumps(asdict(work)).encode()
+        if len(text) <= _BOARD_BYTES:
+            self._memory[:] = text.ljust(_BOARD_BYTES)
+
+    def read(self) -> _Work:
+        """Return what another process noted; nothing where it was killed in the middle of that."""
+        try:
+            return _Work(**json.loads(self._memory[:]))
+        except ValueError:
+            return _Work()
+
+
+_BOARD = _Board()
+
+
+def note_work(model: Path, folder: Path | None) -> None:
+    """Keep what a sentence about this process would need: its model, and where it writes."""
+    _BOARD.note(_Work(model=str(model), folder="" if folder is None else str(folder.absolute())))
+
+
+def note_stage(stage: str, *, ended: bool) -> None:
+    """Keep which stage the work is in, or has just ended."""
+    if (stage, ended) != (_BOARD.work.stage, _BOARD.work.ended):
+        _BOARD.note(replace(_BOARD.work, stage=stage, ended=ended))
+
+
+def guarded(work: Callable[[], None]) -> None:
+    """Run `work` in a child process and end as it ended.
+
+    Returns, or raises what `work` raises, in the child alone; the parent raises SystemExit with
+    the child's exit code, and ends by the child's signal if somebody asked for it. Elsewhere than
+    on Linux the work is done here and now.
+
+    Raises:
+        ModelError: in the parent: the child was ended by a signal that nobody asked for.
+
+    """
+    if sys.platform != "linux":
+        work()
+        return
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored a child leaves no status
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, (*_ASKED, signal.SIGCHLD))
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _die_with(parent)
+        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
+        work()
+    else:
+        _end_as(child, _status(child))
+
+
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(128 + signal.SIGKILL)
+
+
+def _status(child: int) -> int:
+    """Hand on the signals that come meanwhile, and return how the child ended."""
+    while True:
+        info = signal.sigwaitinfo((*_ASKED, signal.SIGCHLD))
+        if info.si_signo == signal.SIGCHLD:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                return status
+        elif info.si_code <= 0:  # sent by a process, to this one; a terminal's go to the child too
+            os.kill(child, info.si_signo)
+
+
+def _end_as(child: int, status: int) -> NoReturn:
+    if os.WIFEXITED(status):
+        sys.exit(os.WEXITSTATUS(status))
+    number = os.WTERMSIG(status)
+    work = _BOARD.read()
+    for folder in filter(None, (work.folder, tempfile.gettempdir())):
+        remove_left_by(child, Path(folder))
+    if number in _ASKED:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
+        sys.exit(128 + number)  # the first process of a container is not ended by a signal
+    raise ModelError(_sentence(number, work))
+
+
+def _sentence(number: int, work: _Work) -> str:
+    killed = number == signal.SIGKILL
+    name = _NAMES.get(number, f"signal {number}")
+    crashed = f"native code crashed ({name})" if number in _CRASHES else f"was ended by {name}"
+    what = "was killed, as by a system that runs out of memory," if killed else crashed
+    when = f" {'after' if work.ended else 'in'} the stage '{work.stage}'" if work.stage else ""
+    output = "; the output is as it was, or whole" if work.folder else ""
+    bounded = "--memory bounds what the check takes" if work.stage == "verify" else "give it more"
+    remedy = bounded if killed else "--verbose shows where"
+    return f"{work.model or 'the command'}: {what}{when}{output}; {remedy}"
