@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from onnxfold.errors import ModelError
-from onnxfold.model_io.staging import remove_left_by
 
 __all__ = ["guarded", "note_stage", "note_work"]
 
@@ -133,6 +132,8 @@ def _end_as(child: int, status: int) -> NoReturn:
     if os.WIFEXITED(status):
         sys.exit(os.WEXITSTATUS(status))
     number = os.WTERMSIG(status)
+    from onnxfold.model_io.staging import remove_left_by  # imports much that no other end needs
+
     work = _BOARD.read()
     for folder in filter(None, (work.folder, tempfile.gettempdir())):
         remove_left_by(child, Path(folder))
