@@ -66,7 +66,7 @@ def free_ports(count: int) -> list[int]:
     """Ports that nobody has, and that no connection is given as its own: those begin at 32768."""
     ports: list[int] = []
     while len(ports) < count:
-        port = random.randrange(20_000, 32_000)
+        port = random.randrange(20_000, 32_000)  # noqa: S311 - no secret
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             ports += [port] * (port not in ports)
