@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,10 @@ _MIB = 1024
 
 @dataclass(frozen=True, slots=True)
 class DiskRun:
-    """Wall and processor seconds of a process, and peaks of its resident memory in MiB."""
+    """Wall and processor seconds of a command, and peaks of its resident memory in MiB.
+
+    What two of its processes share counts twice.
+    """
 
     seconds: float
     processor_seconds: float
@@ -47,15 +51,21 @@ def disk_to_disk(command: Sequence[str], files: Sequence[Path]) -> DiskRun:
 
 
 def _statuses(pid: int) -> Iterator[dict[str, float]]:
-    """What the system says of the memory of a process, in MiB, each time it is asked."""
+    """What the system says of the memory of a process and its children, in MiB, when asked."""
     while True:
-        try:
-            lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-        except OSError:
-            yield {}
-            continue
-        fields = (line.split() for line in lines if line.endswith(" kB"))
-        yield {key.rstrip(":"): int(kib) / _MIB for key, kib, _ in fields}
+        total: dict[str, float] = {}
+        with suppress(OSError):  # one of them has just ended
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+            for each in (pid, *map(int, children.split())):
+                for key, mib in _memory(each).items():
+                    total[key] = total.get(key, 0.0) + mib
+        yield total
+
+
+def _memory(pid: int) -> dict[str, float]:
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    fields = (line.split() for line in lines if line.endswith(" kB"))
+    return {key.rstrip(":"): int(kib) / _MIB for key, kib, _ in fields}
 
 
 def _forget(files: Sequence[Path]) -> None:
