@@ -1,8 +1,34 @@
-"""``python -m onnxfold`` is the command ``onnxfold``."""
+"""The command ``onnxfold``, also as ``python -m onnxfold``."""
 
 from __future__ import annotations
 
-from onnxfold.cli import run
+import sys
+
+from onnxfold.errors import OnnxfoldError
+from onnxfold.guard import guarded
+
+__all__ = ["run"]
+
+
+def run() -> None:
+    """Run the command line in a process of its own, but for the server, which has its signals."""
+    if "serve" in sys.argv[1:]:
+        _command_line()
+        return
+    try:
+        guarded(_command_line)
+    except OnnxfoldError as error:
+        from onnxfold.cli.application import fail
+
+        fail(error)
+
+
+def _command_line() -> None:
+    # Here, so that what waits is small, and shares no memory that the work would have to copy.
+    from onnxfold.cli import main
+
+    main()
+
 
 if __name__ == "__main__":
     run()

@@ -21,8 +21,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a command is on
 # The command line, with something else to do at the beginning of a stage.
 _PROGRAM = """
 import ctypes, os, signal, sys, time
-from onnxfold import cli
-from onnxfold.cli import guard, terminal
+from onnxfold import guard
+from onnxfold.__main__ import run
+from onnxfold.cli import terminal
 
 def note_stage(stage, *, ended):
     guard.note_stage(stage, ended=ended)
@@ -30,7 +31,7 @@ def note_stage(stage, *, ended):
         {act}
 
 terminal.note_stage = note_stage
-cli.run()
+run()
 """
 _OWN_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
 _WAIT = "print(os.getpid(), flush=True); time.sleep(300)"

@@ -5,6 +5,6 @@ Nothing heavy is imported before a command needs it.
 
 from __future__ import annotations
 
-from onnxfold.cli.application import app, main, run
+from onnxfold.cli.application import app, main
 
-__all__ = ["app", "main", "run"]
+__all__ = ["app", "main"]

@@ -13,7 +13,6 @@ import typer
 
 from onnxfold import __version__
 from onnxfold.cli.bench import bench
-from onnxfold.cli.guard import guarded
 from onnxfold.cli.inspect import inspect
 from onnxfold.cli.installation import doctor, lib_path
 from onnxfold.cli.optimize import optimize
@@ -24,7 +23,7 @@ from onnxfold.cli.triton import triton
 from onnxfold.cli.verify import verify
 from onnxfold.errors import ModelError, OnnxfoldError
 
-__all__ = ["app", "main", "run"]
+__all__ = ["app", "fail", "main"]
 
 _LONGEST_MESSAGE = 2000
 
@@ -77,7 +76,8 @@ for _command in (optimize, inspect, verify, bench, serve, triton, doctor, lib_pa
     app.command()(_command)
 
 
-def _fail(error: OnnxfoldError) -> NoReturn:
+def fail(error: OnnxfoldError) -> NoReturn:
+    """End with a failure in one line and its exit code."""
     # Names in a model may hold anything, and any amount of it.
     text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
     if len(text) > _LONGEST_MESSAGE:
@@ -90,12 +90,7 @@ def _verbose() -> bool:
     return not {"-v", "--verbose"}.isdisjoint(sys.argv[1:])
 
 
-def run() -> None:
-    """Run the command line in a process of its own, but for the server, which has its signals."""
-    main(guard="serve" not in sys.argv[1:])
-
-
-def main(*, guard: bool = False) -> None:
+def main() -> None:
     """Run the command line; every foreseen failure is one line and an exit code."""
     # ONNX Runtime 1.29 and later report their use and keep files in the home folder by default.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -106,16 +101,13 @@ def main(*, guard: bool = False) -> None:
     if _verbose():
         faulthandler.enable()
     try:
-        if guard:
-            guarded(app)
-        else:
-            app()
+        app()
     except OnnxfoldError as error:
-        _fail(error)
+        fail(error)
     except BrokenPipeError:
         sys.exit(0)
     except MemoryError as error:
-        _fail(ModelError(f"not enough memory for this model: {error or 'none is left'}"))
+        fail(ModelError(f"not enough memory for this model: {error or 'none is left'}"))
     except Exception as error:  # the last resort: a defect is one line too, and never exit code 0
         if _verbose():
             raise

@@ -13,7 +13,6 @@ import mmap
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -87,9 +86,9 @@ def note_stage(stage: str, *, ended: bool) -> None:
 def guarded(work: Callable[[], None]) -> None:
     """Run `work` in a child process and end as it ended.
 
-    Returns, or raises what `work` raises, in the child alone; the parent raises SystemExit with
-    the child's exit code, and ends by the child's signal if somebody asked for it. Elsewhere than
-    on Linux the work is done here and now.
+    Returns, or raises what `work` raises, in the child alone; the parent ends with the child's exit
+    code, and by the child's signal if somebody asked for it. Elsewhere than on Linux the work is
+    done here and now.
 
     Raises:
         ModelError: in the parent: the child was ended by a signal that nobody asked for.
@@ -130,9 +129,12 @@ def _status(child: int) -> int:
 
 def _end_as(child: int, status: int) -> NoReturn:
     if os.WIFEXITED(status):
-        sys.exit(os.WEXITSTATUS(status))
+        os._exit(os.WEXITSTATUS(status))  # there is nothing to clean up that would take its time
     number = os.WTERMSIG(status)
-    from onnxfold.model_io.staging import remove_left_by  # imports much that no other end needs
+    # Imports that no other end needs.
+    import tempfile
+
+    from onnxfold.model_io.staging import remove_left_by
 
     work = _BOARD.read()
     for folder in filter(None, (work.folder, tempfile.gettempdir())):
