@@ -22,17 +22,9 @@ from onnxfold.errors import ModelError
 
 __all__ = ["guarded", "note_stage", "note_work"]
 
-# What a user or a system asks of a command; any other signal that ends it is a failure of its own.
-_ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_CRASHES = (
-    signal.SIGSEGV,
-    signal.SIGABRT,
-    signal.SIGFPE,
-    signal.SIGILL,
-    signal.SIGBUS,
-    signal.SIGTRAP,
-    signal.SIGSYS,
-)
+# By name: not every system has them all. The first are what a user or a system asks of a command.
+_ASKED = tuple(n for n in signal.Signals if n.name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"))
+_CRASHES = ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS", "SIGTRAP", "SIGSYS")
 _NAMES = {number.value: number.name for number in signal.Signals}
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _BOARD_BYTES = 1 << 16
@@ -150,10 +142,14 @@ def _end_as(child: int, status: int) -> NoReturn:
 def _sentence(number: int, work: _Work) -> str:
     killed = number == signal.SIGKILL
     name = _NAMES.get(number, f"signal {number}")
-    crashed = f"native code crashed ({name})" if number in _CRASHES else f"was ended by {name}"
+    crashed = f"native code crashed ({name})" if name in _CRASHES else f"was ended by {name}"
     what = "was killed, as by a system that runs out of memory," if killed else crashed
     when = f" {'after' if work.ended else 'in'} the stage '{work.stage}'" if work.stage else ""
     output = "; the output is as it was, or whole" if work.folder else ""
-    bounded = "--memory bounds what the check takes" if work.stage == "verify" else "give it more"
-    remedy = bounded if killed else "--verbose shows where"
+    if not killed:
+        remedy = "--verbose shows where"
+    elif work.stage == "verify":
+        remedy = "--memory bounds what the check takes"
+    else:
+        remedy = "give it more memory"
     return f"{work.model or 'the command'}: {what}{when}{output}; {remedy}"
