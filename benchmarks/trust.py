@@ -309,7 +309,7 @@ _PARTS = {"faults": _faults, "numerics": _numerics, "determinism": _determinism}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=list(_PARTS), default=list(_PARTS))
+    parser.add_argument("parts", nargs="*", choices=list(_PARTS))
     parser.add_argument("--every", type=int, default=3, help="interfere before every so many steps")
     parser.add_argument("--sizes", type=int, default=20, help="disks that are too small")
     parser.add_argument("--races", type=int, default=20, help="times that two runs are at once")
@@ -318,7 +318,7 @@ def main() -> None:
     options = parser.parse_args()
     wrong = 0
     with tempfile.TemporaryDirectory(prefix="trust-") as folder:
-        for part in options.parts:
+        for part in options.parts or _PARTS:
             for tally in _PARTS[part](options, Path(folder)):
                 row = tally.row()
                 append(options.results, [row])
