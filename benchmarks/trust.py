@@ -309,13 +309,18 @@ _PARTS = {"faults": _faults, "numerics": _numerics, "determinism": _determinism}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=list(_PARTS))
+    # No `choices`: before Python 3.12 they refuse that none is named.
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help="by default all: " + ", ".join(_PARTS)
+    )
     parser.add_argument("--every", type=int, default=3, help="interfere before every so many steps")
     parser.add_argument("--sizes", type=int, default=20, help="disks that are too small")
     parser.add_argument("--races", type=int, default=20, help="times that two runs are at once")
     parser.add_argument("--seeds", type=int, default=20, help="of weights in bad condition")
     parser.add_argument("--results", type=Path, default=RESULTS / "trust.csv")
     options = parser.parse_args()
+    if unknown := set(options.parts) - set(_PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
     wrong = 0
     with tempfile.TemporaryDirectory(prefix="trust-") as folder:
         for part in options.parts or _PARTS:
