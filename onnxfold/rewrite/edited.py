@@ -105,10 +105,14 @@ class EditedTensor(ir.LazyTensor):
             evaluation.prepare()
         starts = evaluation.starts
         count = max(1, _PART_BYTES // evaluation.chunk_bytes)
+        bits = _Bits(W, self.edits)
         for number in range(0, len(starts), count):
             with self._faults_named():
                 part = evaluation.filled(starts[number : number + count])
+            bits.see(part)
             yield part
+        with self._faults_named():
+            bits.check()
 
     def _compute(self) -> ir.TensorProtocol:
         with self._faults_named():
@@ -169,17 +173,34 @@ def _evaluated(W: Array, edits: tuple[Edit, ...]) -> Array:
     evaluation = Evaluation(W, edits)
     evaluation.prepare()
     result = evaluation.filled(evaluation.starts).reshape(W.shape)
-    if W.ndim > 1 and W.dtype == np.float16 and any(isinstance(edit, Centre) for edit in edits):
-        _check_bits(result)
+    bits = _Bits(W, edits)
+    bits.see(result)
+    bits.check()
     return result
 
 
-def _check_bits(W: Array) -> None:
-    """Refuse half floats of which the largest is below four times the smallest normal one.
+class _Bits:
+    """Whether the half floats of a centred weight are so small that they have too few bits."""
 
-    Their rms is then subnormal, and the rounding of the stored numbers, which is that of the
-    smallest normal one, is no longer small beside it.  All zeros are exact.
-    """
-    largest = int((W.view(np.uint16) & _MAGNITUDE).max())
-    if 0 < largest < _FEW_BITS:
-        raise UnfitWeightError("is so small that float16 has too few bits for its centred values")
+    def __init__(self, W: Array, edits: tuple[Edit, ...]):
+        centred = any(isinstance(edit, Centre) for edit in edits)
+        self._in_doubt = W.ndim > 1 and W.dtype == np.float16 and centred
+        self._largest = 0
+
+    def see(self, part: Array) -> None:
+        """Look at some of the numbers, unless larger ones were seen."""
+        if self._in_doubt:
+            largest = int((part.view(np.uint16) & _MAGNITUDE).max())
+            self._largest = max(self._largest, largest)
+            self._in_doubt = self._largest < _FEW_BITS
+
+    def check(self) -> None:
+        """Refuse a weight of which the largest is below four times the smallest normal number.
+
+        Its rms is then subnormal, and the rounding of the stored numbers, which is that of the
+        smallest normal one, is no longer small beside it.  All zeros are exact.
+        """
+        if self._in_doubt and self._largest:
+            raise UnfitWeightError(
+                "is so small that float16 has too few bits for its centred values"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from rich.console import Console
 
 import onnxfold
 from onnxfold.report import print_result
+from onnxfold.rewrite import edited
 from tests.hostile.conditions import CONDITIONS, bad_conditions
 from tests.hostile.seeds import WIDTH, layer_norm_model
 
@@ -86,6 +88,16 @@ def test_bad_conditions_give_the_same_answer_or_none(dtype: Any, epsilon: float,
     assert codes(result) == (["non_finite_weight"] if few_bits else [])
     verification = onnxfold.verify(model, result.model, seed=3)
     assert verification.passed
+
+
+def test_a_large_weight_of_few_bits_is_left_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(edited, "_PART_BYTES", 100)  # large is more than this
+    given = bad_conditions(np.float16, np.random.default_rng(2))["denormal"]
+    model = layer_norm_model(np.float16, **given)
+    assert codes(onnxfold.optimize(model, tmp_path / "o.onnx")) == ["non_finite_weight"]
+    assert codes(onnxfold.optimize(model, tmp_path / "o.onnx", check=0)) == ["non_finite_weight"]
 
 
 def test_an_output_of_which_nothing_was_compared_is_named() -> None:

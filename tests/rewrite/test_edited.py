@@ -10,6 +10,7 @@ import pytest
 from onnxfold.affine.channels import Channels
 from onnxfold.errors import UnfitWeightError
 from onnxfold.graph import whole_axes
+from onnxfold.rewrite import edited as edited_module
 from onnxfold.rewrite import evaluation
 from onnxfold.rewrite.edited import edited, unrounded
 from onnxfold.rewrite.edits import Centre, Edit, Scale
@@ -110,3 +111,19 @@ def test_a_weight_that_leaves_the_range_of_its_type_is_not_centred() -> None:
     W[7, 3] = 60000
     with pytest.raises(UnfitWeightError, match="would leave the range of float16"):
         _edited(W, _centre(1))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_half_floats_of_few_bits_are_refused_in_parts_too(
+    monkeypatch: pytest.MonkeyPatch, axis: int
+) -> None:
+    monkeypatch.setattr(edited_module, "_PART_BYTES", 100_000)
+    monkeypatch.setattr(evaluation, "_CHUNK_ELEMENTS", 10_000)
+    W = (_weight(np.float32) * 2.0**-20).astype(np.float16)
+    small = edited(ir.Tensor(W, name="W"), _centre(axis), "W")
+    with pytest.raises(UnfitWeightError, match="too few bits"):
+        list(small.parts())
+    W[-1, ::2] = 1
+    parts = list(edited(ir.Tensor(W, name="W"), _centre(axis), "W").parts())
+    assert len(parts) > 2
+    np.testing.assert_array_equal(np.concatenate(parts), _edited(W, _centre(axis)))
