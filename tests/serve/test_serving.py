@@ -155,6 +155,25 @@ def test_a_stop_answers_what_is_under_way(folder: Path) -> None:
         assert callers.answered == len(KINDS)
 
 
+def test_what_the_grace_period_does_not_see_end_is_told_so(folder: Path) -> None:
+    def ask(infer: Infer, generator: np.random.Generator) -> None:
+        infer("slow", {"trips": np.array(8000)})
+
+    with serving(folder, folder / "slow.onnx", "--no-optimize", "--grace", "0.2") as server:
+        with calling(server, KINDS, ask, once=True) as callers:
+            while arrived(server, "slow") < len(KINDS) and not callers.failures:
+                time.sleep(0.01)
+            assert server.stop() == 0
+        assert callers.answered == 0
+        refused = sorted(failure.partition(": ")[2] for failure in callers.failures)
+        assert refused == [
+            "InferenceServerException: [503] the server is stopping",
+            "InferenceServerException: [503] the server is stopping",
+            "InferenceServerException: [StatusCode.UNAVAILABLE] Cancelling all calls",
+        ]
+        assert "Traceback" not in server.log.read_text()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_on_their_way_at_a_stop_arrive(folder: Path, kind: str) -> None:
     """The runs have ended when the signal comes; most of what they gave has not been sent."""

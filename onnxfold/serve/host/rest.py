@@ -91,7 +91,10 @@ class Rest(RESTServer):
         """Answer POST /v2/models/{model}/infer."""
         await demand_ready(self._data_plane, model_name, model_version)
         payload, wanted = _read(await _body(request), request.headers)
-        response = await self._data_plane.infer(payload, model_name, model_version)
+        try:
+            response = await self._data_plane.infer(payload, model_name, model_version)
+        except asyncio.CancelledError:  # uvicorn cancels what the grace period has not seen end
+            raise MLServerError("the server is stopping", status_code=503) from None
         return _written(response, wanted)
 
     async def index(self, request: Request) -> Any:
