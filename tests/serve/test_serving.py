@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -192,6 +193,24 @@ def test_answers_on_their_way_at_a_stop_arrive(folder: Path, kind: str) -> None:
                 assert server.stop() == 0
         assert not called.failures
         assert called.answered == callers
+
+
+def test_clients_that_leave_harm_nobody(folder: Path) -> None:
+    """One leaves in the middle of its request, one before its answer, and one sends no HTTP."""
+    body = b'{"inputs": [{"name": "trips", "shape": [], "datatype": "INT64", "data": [400]}]}'
+    head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    requests = (head.encode() + body[:9], head.encode() + body, b"no request\r\n\r\n")
+    with serving(folder, folder / "slow.onnx", "--no-optimize") as server:
+        host, _, port = server.http.partition(":")
+        for request in requests:
+            with socket.create_connection((host, int(port))) as connection:
+                connection.sendall(request)
+                time.sleep(0.1)
+        with client(server, "http json") as infer:
+            y = infer("slow", {"trips": np.array(1)})["y"]
+        np.testing.assert_array_equal(y, np.eye(256))
+        assert server.stop() == 0
+        assert "Traceback" not in server.log.read_text()
 
 
 def test_an_interrupt_stops_it_too(folder: Path) -> None:

@@ -30,6 +30,7 @@ from mlserver.types import (
     RequestInput,
     RequestOutput,
 )
+from starlette.requests import ClientDisconnect
 
 from onnxfold.serve.codec import RequestError, elements, raw_bytes
 from onnxfold.serve.host.model import demand_ready
@@ -124,6 +125,8 @@ async def _body(request: Request) -> bytes:
     try:
         body = await request.body()  # MLServer's Request undoes gzip
         return zlib.decompress(body) if encoding == "deflate" else body
+    except ClientDisconnect as error:  # nobody will read this, but the log is spared a traceback
+        raise InferenceError("the client left in the middle of its request") from error
     except (OSError, EOFError, zlib.error) as error:
         raise InferenceError(f"the body is not {encoding}: {error}") from error
 
