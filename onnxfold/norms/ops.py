@@ -118,7 +118,7 @@ def _trailing_norm(
     fiber, size = _fiber(dims)
     contrib = node.op_type.startswith("Simplified") or node.domain == "com.microsoft"
     refusal = None if size else size_refusal(node_label(node))
-    if not all(_broadcasts(view, _operand(node, index), dims) for index in (1, 2)):
+    if not all(_may_broadcast(view, node, index, dims) for index in (1, 2)):
         refusal = _affine_refusal(node_label(node))
     return NormSite(
         name=node_label(node),
@@ -138,15 +138,20 @@ def _trailing_norm(
     )
 
 
-def _broadcasts(view: GraphView, value: ir.Value | None, dims: dict[int, Dim]) -> bool:
-    """Whether scale or bias is known not to fit the normalised axes (unknown sizes may fit)."""
+def _may_broadcast(view: GraphView, node: ir.Node, index: int, dims: dict[int, Dim]) -> bool:
+    """Whether scale or bias fits the normalised axes, as far as is known."""
+    value, rank = _operand(node, index), view.rank(_x(node))
     shape = view.shape(value)
-    if value is None or shape is None or -1 in dims or uniform(view, value) is not None:
+    if value is None or shape is None or rank is None:
         return True
+    if len(shape) > rank:
+        return False
     sizes = list(dims.values())
-    if len(shape) > len(sizes):
-        return all(dim == 1 for dim in shape[: len(shape) - len(sizes)])
-    pairs = zip(shape, sizes[len(sizes) - len(shape) :], strict=True)
+    split = max(0, len(shape) - len(sizes))
+    # In front of the normalised axes a number that fills the operand may have the sizes of x.
+    if any(dim != 1 for dim in shape[:split]) and uniform(view, value) is None:
+        return False
+    pairs = zip(reversed(shape[split:]), reversed(sizes), strict=False)
     return all(a in (1, b) or not isinstance(a, int) or not isinstance(b, int) for a, b in pairs)
 
 

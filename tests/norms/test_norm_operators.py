@@ -80,8 +80,13 @@ def test_an_unknown_size_or_rank_is_refused_but_reported():
     assert anything.refusal is not None
 
 
-def test_a_scale_that_does_not_broadcast_is_refused():
-    site = only_site(model("y = LayerNormalization<axis=1>(x, g)", "float[B,3,8] x, float[24] g"))
+@pytest.mark.parametrize(
+    ("axis", "x", "scale"),
+    [(1, "B,3,8", "24"), (-1, "8", "1,8"), (-1, "3,8", "1,1,8"), (1, "3,8", "0")],
+)
+def test_a_scale_that_does_not_broadcast_is_refused(axis, x, scale):
+    call = f"y = LayerNormalization<axis={axis}>(x, g)"
+    site = only_site(model(call, f"float[{x}] x, float[{scale}] g"))
     assert site.refusal is not None
     assert site.refusal.code is RefusalCode.UNKNOWN_SHAPE
 

@@ -54,8 +54,9 @@ def uniform(view: GraphView, value: ir.Value | None) -> float | None:
     while value is not None:
         array = view.array(value)
         if array is not None:
-            first = float(array.reshape(-1)[0]) if array.size else math.nan
-            return first if bool(np.all(array == first)) else None
+            numbers = array.reshape(-1)
+            filled = numbers.size > 0 and bool(np.all(numbers == numbers[0]))
+            return float(numbers[0]) if filled else None
         node = value.producer()
         if node is None or node.domain != "":
             return None
