@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph.rows import paired_rows, stored_rows
 
-__all__ = ["pairs", "same_attributes", "same_default", "same_tensor"]
+__all__ = ["pairs", "same_attributes", "same_default", "same_numbers", "same_tensor"]
+
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def pairs(node: ir.Node, twin: ir.Node) -> tuple[tuple[ir.Value | None, ir.Value | None], ...]:
@@ -17,11 +20,26 @@ def pairs(node: ir.Node, twin: ir.Node) -> tuple[tuple[ir.Value | None, ir.Value
     return tuple(zip(*filled, strict=True))
 
 
+def same_numbers(a: npt.ArrayLike, b: npt.ArrayLike) -> bool:
+    """Whether two arrays have the same shape and elements; NaN is the same as NaN."""
+    first, second = np.asarray(a), np.asarray(b)
+    if np.array_equal(first, second):
+        return True
+    if first.shape != second.shape or "O" in (first.dtype.kind, second.dtype.kind):
+        return False
+    either = (first == second) | (_is_nan(first) & _is_nan(second))
+    return bool(np.all(either))
+
+
+def _is_nan(array: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    return np.asarray(array != array, dtype=np.bool_)  # noqa: PLR0124 - of any type, bfloat16 too
+
+
 def same_tensor(a: ir.TensorProtocol, b: ir.TensorProtocol) -> bool:
     """Whether two tensors have the same type, shape and numbers."""
     same = a.dtype == b.dtype and tuple(a.shape.numpy()) == tuple(b.shape.numpy())
     rows = paired_rows(stored_rows(a), stored_rows(b)) if same else ()
-    return same and all(np.array_equal(first, second) for first, second in rows)
+    return same and all(same_numbers(first, second) for first, second in rows)
 
 
 def same_default(a: ir.Value, b: ir.Value) -> bool:
@@ -32,20 +50,27 @@ def same_default(a: ir.Value, b: ir.Value) -> bool:
     return same_tensor(first, second)
 
 
-def same_attributes(a: ir.Node, b: ir.Node) -> bool:
-    """Whether two nodes have the same attributes, bodies left out."""
-    graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+def same_attributes(a: ir.Node, b: ir.Node, *, of_constants: bool = True) -> bool:
+    """Whether two nodes have the same attributes, bodies left out: they are walked node by node.
+
+    Not ``of_constants``: the tensor of a Constant node, a weight like any other, may differ.
+    """
     if set(a.attributes) != set(b.attributes):
         return False
-    for name, first in a.attributes.items():
-        second = b.attributes[name]
-        if first.type != second.type:
-            return False
-        if first.type in graphs:
-            continue  # bodies are walked node by node
-        if first.type is ir.AttributeType.TENSOR:
-            if not same_tensor(first.as_tensor(), second.as_tensor()):
-                return False
-        elif first.value != second.value:
-            return False
-    return True
+    exempt = a.op_type == "Constant" and not of_constants
+    return all(
+        _same_attribute(first, b.attributes[name], any_tensor=exempt)
+        for name, first in a.attributes.items()
+    )
+
+
+def _same_attribute(a: ir.Attr, b: ir.Attr, *, any_tensor: bool) -> bool:
+    if a.type != b.type:
+        return False
+    if a.type in _GRAPHS:
+        return True
+    if a.type is ir.AttributeType.TENSOR:
+        return any_tensor or same_tensor(a.as_tensor(), b.as_tensor())
+    if a.type in (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS):
+        return same_numbers(a.value, b.value)
+    return bool(a.value == b.value)

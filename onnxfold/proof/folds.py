@@ -23,14 +23,13 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, GraphView, Reader, node_label
-from onnxfold.graph.compare import same_default
+from onnxfold.graph.compare import same_attributes, same_default
 from onnxfold.norms import NormSite, find_norms
 from onnxfold.planning import Plan
 from onnxfold.proof.copies import Copies
 from onnxfold.proof.forms import (
     AffinePart,
     repeated_axes,
-    same_attributes,
     same_epsilon,
     same_operand,
     with_next_affine,
@@ -300,7 +299,9 @@ class _Checker:
         twin = self._twin(node)
         if twin is None:
             return bool(node.outputs and self._after.ref(node.outputs[0]) in self._old)
-        if len(twin.inputs) != len(node.inputs) or not same_attributes(twin, node):
+        if len(twin.inputs) != len(node.inputs) or not same_attributes(
+            twin, node, of_constants=False
+        ):
             return True
         return any(
             (new is None) != (old is None)

@@ -9,12 +9,12 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, GraphView, follow_reshape, whole_axes
+from onnxfold.graph.compare import same_numbers
 from onnxfold.norms import NormSite
 
 __all__ = [
     "AffinePart",
     "repeated_axes",
-    "same_attributes",
     "same_epsilon",
     "same_operand",
     "with_next_affine",
@@ -61,9 +61,9 @@ def with_next_affine(site: NormSite) -> NormSite | None:
 
 def same_operand(a: Array, b: Array) -> bool:
     """Whether two affine operands of a norm have equal elements, or are one number throughout."""
-    if np.array_equal(a.reshape(-1), b.reshape(-1)):
+    if same_numbers(a.reshape(-1), b.reshape(-1)):
         return True
-    return min(a.size, b.size) == 1 and bool(np.all(a == b))
+    return min(a.size, b.size) == 1 and same_numbers(*np.broadcast_arrays(a, b))
 
 
 def repeated_axes(view: GraphView, result: ir.Value, operand: ir.Value) -> tuple[Fiber, ...]:
@@ -82,25 +82,4 @@ def repeated_axes(view: GraphView, result: ir.Value, operand: ir.Value) -> tuple
 
 def same_epsilon(old: float, new: float) -> bool:
     """Whether both are the same number in float32, in which operators hold it."""
-    return bool(np.float32(old) == np.float32(new))
-
-
-def same_attributes(a: ir.Node, b: ir.Node) -> bool:
-    """Whether two nodes have equal attributes, bodies left out."""
-    if set(a.attributes) != set(b.attributes):
-        return False
-    return all(
-        _same_attribute(a.op_type, first, b.attributes[name])
-        for name, first in a.attributes.items()
-    )
-
-
-def _same_attribute(op_type: str, a: ir.Attr, b: ir.Attr) -> bool:
-    if a.type != b.type:
-        return False
-    if a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-        return True  # bodies are walked node by node
-    if a.type is ir.AttributeType.TENSOR:
-        # The tensor of a Constant node is a weight like any other.
-        return op_type == "Constant" or np.array_equal(a.as_tensor().numpy(), b.as_tensor().numpy())
-    return bool(a.value == b.value)
+    return same_numbers(np.float32(old), np.float32(new))

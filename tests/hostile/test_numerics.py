@@ -56,6 +56,46 @@ def test_inf_and_nan_behind_the_mean_do_not_hinder_the_fold(
     assert result.verification.passed
 
 
+@pytest.mark.parametrize("number", ["g", "b"])
+def test_nan_in_what_a_norm_keeps_is_kept_and_proved(number: str) -> None:
+    """A norm of many nodes, of which the numbers that stay are compared one by one."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        agraph (float[N,3,4] x) => (float[N,3,4] y)
+        <float two = {2}>
+        {
+            h = MatMul(x, W)
+            m = ReduceMean<axes=[-1]>(h)
+            d = Sub(h, m)
+            q = Pow(d, two)
+            v = ReduceMean<axes=[-1]>(q)
+            e = Add(v, epsilon)
+            s = Sqrt(e)
+            n = Div(d, s)
+            a = Mul(n, g)
+            y = Add(a, b)
+        }""")
+    numbers = {"W": np.random.default_rng(3).standard_normal((4, 4)), "epsilon": np.array(0.001)}
+    numbers |= {
+        "g": np.arange(1.0, 5.0).reshape(1, 1, 4),
+        "b": np.arange(5.0, 9.0).reshape(1, 1, 4),
+    }
+    numbers[number].flat[0] = np.nan
+    for name, array in numbers.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
+    result = onnxfold.optimize(model)
+    assert result.proof is not None
+    assert result.proof.passed
+    assert len(result.plan.folds) == 1
+
+
+def test_an_epsilon_of_nan_is_the_same_epsilon() -> None:
+    model = layer_norm_model(epsilon=np.nan)
+    result = onnxfold.optimize(model)
+    assert result.proof is not None
+    assert result.proof.passed
+    assert len(result.plan.folds) == 1
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_weight_that_centring_takes_out_of_range_is_left(dtype: Any) -> None:
     largest = float(np.finfo(dtype).max)

@@ -1,0 +1,42 @@
+"""Equality of numbers and attributes: NaN is the same as NaN, and nothing else is."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnxfold.graph.compare import same_attributes, same_numbers, same_tensor
+
+FLOATS = (np.float16, np.float32, np.float64, ml_dtypes.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_nan_is_the_same_as_nan_in_its_place_alone(dtype: type) -> None:
+    first = np.array([1, np.nan, np.inf]).astype(dtype)
+    assert same_numbers(first, first.copy())
+    assert same_tensor(ir.Tensor(first), ir.Tensor(first.copy()))
+    for other in ([np.nan, 1, np.inf], [1, 2, np.inf], [1, np.nan, -np.inf], [1, np.nan]):
+        assert not same_numbers(first, np.array(other).astype(dtype))
+        assert not same_tensor(ir.Tensor(first), ir.Tensor(np.array(other).astype(dtype)))
+
+
+@pytest.mark.parametrize("array", [np.array(["a", "b"]), np.array(["a", "b"], object)])
+def test_texts_are_compared_too(array: np.ndarray[tuple[int], np.dtype[np.generic]]) -> None:
+    assert same_numbers(array, array.copy())
+    assert not same_numbers(array, array[::-1])
+
+
+def _constant(value: float, alpha: float = 1.0) -> ir.Node:
+    tensor = ir.Attr("value", ir.AttributeType.TENSOR, ir.Tensor(np.array([value])))
+    return ir.Node("", "Constant", [], [tensor, ir.AttrFloat32("alpha", alpha)])
+
+
+def test_the_tensor_of_a_constant_may_be_left_out_and_nothing_else() -> None:
+    assert same_attributes(_constant(1), _constant(1))
+    assert not same_attributes(_constant(1), _constant(2))
+    assert same_attributes(_constant(1), _constant(2), of_constants=False)
+    assert not same_attributes(_constant(1), _constant(1, 2.0), of_constants=False)
+    assert same_attributes(_constant(1, np.nan), _constant(1, np.nan))
+    assert not same_attributes(_constant(1, np.nan), _constant(1, 0.0))
