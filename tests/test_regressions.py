@@ -98,3 +98,25 @@ def test_a_cycle_is_refused(tmp_path: Path) -> None:
     for given in (model, path):
         with pytest.raises(ModelError, match="read their own results"):
             onnxfold.inspect(given)
+
+
+@pytest.mark.parametrize("target", ["portable", "onnx", "ort"])
+@pytest.mark.parametrize(("scale", "bias"), [("4", "0"), ("1,1,1,4", "4"), ("4", "1,1,1,4")])
+def test_a_norm_whose_scale_or_bias_does_not_fit_stays_as_it_is(
+    target: str, scale: str, bias: str
+) -> None:
+    """ONNX Runtime takes a bias of no elements for none, and refuses more axes than x has."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        agraph (float[N,3,4] x) => (float[N,3,4] y) {
+            h = LayerNormalization(x, g, b)
+            y = MatMul(h, V)
+        }""")
+    shapes = {"g": scale, "b": bias, "V": "4,4"}
+    for name, text in shapes.items():
+        shape = [int(dim) for dim in text.split(",")]
+        model.graph.initializer.append(_weight(name, *shape))
+    result = onnxfold.optimize(model, target=target, check=0)
+    assert [node.op_type for node in result.model.graph.node] == ["LayerNormalization", "MatMul"]
+    assert list(result.model.graph.node[0].input) == ["x", "g", "b"]
+    kept = {t.name: t.SerializeToString() for t in model.graph.initializer}
+    assert {t.name: t.SerializeToString() for t in result.model.graph.initializer} == kept

@@ -184,7 +184,9 @@ class TargetLowering:
 
     def calls_in_place(self, site: NormSite) -> bool:
         """Whether a norm that stays is given to a kernel, or made one operator out of several."""
-        if site.kind not in _STATISTICS or self._refuse_call(site) is not None:
+        if site.kind not in _STATISTICS or site.refusal is not None:
+            return False
+        if self._refuse_call(site) is not None:
             return False
         if self._trailing_axes(site) is None:
             return False
