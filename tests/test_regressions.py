@@ -120,3 +120,31 @@ def test_a_norm_whose_scale_or_bias_does_not_fit_stays_as_it_is(
     assert list(result.model.graph.node[0].input) == ["x", "g", "b"]
     kept = {t.name: t.SerializeToString() for t in model.graph.initializer}
     assert {t.name: t.SerializeToString() for t in result.model.graph.initializer} == kept
+
+
+_SPELLED = """m = ReduceMean<axes=[-1]>(h)
+            d = Sub(h, m)
+            q = Mul(d, d)
+            v = ReduceMean<axes=[-1]>(q)
+            s = Sqrt(v)
+            n = Div(d, s)"""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "folds"),
+    [
+        ("h = MatMul(x, W) y = LayerNormalization(h, h, c)", 0),
+        ("h = MatMul(x, W) y = LayerNormalization(h, c, h)", 0),
+        ("h = Identity(c) z = LayerNormalization(c, c, c) y = Add(z, x)", 1),
+        (f"h = MatMul(x, W) {_SPELLED} y = Mul(n, h)", 0),
+        (f"h = MatMul(x, W) {_SPELLED} y = Add(n, h)", 0),
+    ],
+)
+def test_a_norm_that_is_scaled_by_what_it_normalises_sees_its_mean(nodes: str, folds: int) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        agraph (float[{WIDTH}] x) => (float[{WIDTH}] y) {{
+            {nodes}
+        }}""")
+    model.graph.initializer.extend([_weight("W", WIDTH, WIDTH), _weight("c", WIDTH)])
+    result = onnxfold.optimize(model)
+    assert len(result.plan.folds) == folds

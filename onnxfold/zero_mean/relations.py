@@ -272,6 +272,8 @@ class Relations:
             return Unseen()  # what it computes is not used
         for site in self._owners.get(node, ()):
             if site.input is point.value:
+                if any(part is point.value for part in (site.gamma, site.beta)):
+                    return _exact(node)  # it is scaled or moved by what it normalises
                 return self._effect_on_norm(site, point.fiber, node)
         if self._reads_only_centred(node, point):
             return Unseen()
