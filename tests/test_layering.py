@@ -53,6 +53,7 @@ _ORDER = (
     "triton",
     "doctor",
     "serve",
+    "guard",
     "cli",
     "__main__",
 )
