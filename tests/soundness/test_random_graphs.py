@@ -64,7 +64,7 @@ _OTHERS = frozenset(
         "statistics are outputs|gamma at run time|stream is an output|"
         "part of a Split is an output|reader dead|reader weight|parts by Split|parts by Slice|"
         "parts by Gather|parts by Split of an axis|parts that overlap|a bias of every part|"
-        "the whole is read"
+        "the whole is read|norm scaled or moved by what it normalises"
     ).split("|")
 )
 

@@ -169,10 +169,17 @@ class _Sampled(Draft):
         if self.opset < 17 or not trailing or self.chance(0.3):
             return self._spelled(x, shape, axes)
         part = shape[-len(axes) :]
-        inputs = [x, self.parameter(1 + self.numbers.random(part), "gamma")]
+        inputs = [x, self._own_or(x, part == shape, 1 + self.numbers.random(part), "gamma")]
         if self.chance(0.5):
-            inputs.append(self.parameter(self.numbers.random(part), "beta"))
+            inputs.append(self._own_or(x, part == shape, self.numbers.random(part), "beta"))
         return self.node("LayerNormalization", *inputs, axis=-len(axes), epsilon=_EPSILON)
+
+    def _own_or(self, x: str, fits: bool, numbers: Array, role: str) -> str:
+        """The numbers as a parameter, or sometimes what is normalised itself, where that fits."""
+        if fits and self.chance(0.3):
+            self.made["norm scaled or moved by what it normalises"] += 1
+            return x
+        return self.parameter(numbers, role)
 
     def _spelled(self, x: str, shape: tuple[int, ...], axes: list[int]) -> str:
         centred = self.node("Sub", x, self.mean(x, *axes))
