@@ -192,3 +192,20 @@ def test_help_teaches_without_loading_anything_heavy() -> None:
     assert "optimize" in done.stdout
     assert "Exit codes" in done.stdout
     assert done.stdout.strip().endswith("[]")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full here")
+def test_an_output_that_takes_nothing_is_one_line(model: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "onnxfold", "inspect", str(model), "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[0] == (
+        "onnxfold: what there is to say cannot be written: No space left on device"
+    )
+    assert "Traceback" not in done.stderr

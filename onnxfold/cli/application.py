@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import logging
 import os
@@ -26,6 +27,7 @@ from onnxfold.errors import ModelError, OnnxfoldError
 __all__ = ["app", "fail", "main"]
 
 _LONGEST_MESSAGE = 2000
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 app = typer.Typer(
     name="onnxfold",
@@ -109,6 +111,9 @@ def main() -> None:
     except MemoryError as error:
         fail(ModelError(f"not enough memory for this model: {error or 'none is left'}"))
     except Exception as error:  # the last resort: a defect is one line too, and never exit code 0
+        if isinstance(error, OSError) and error.errno in _FULL:
+            what = error.filename or "what there is to say"
+            fail(ModelError(f"{what} cannot be written: {error.strerror}"))
         if _verbose():
             raise
         sentence = str(error).splitlines()[0] if str(error) else ""
