@@ -49,7 +49,7 @@ class StagingFolder:
 
 def remove_left_by(process: int, parent: Path) -> None:
     """Delete the folders that a process, which has ended, had inside another one."""
-    _remove_left(parent, f"?onnxfold-{process}-*", 0.0)
+    _remove_left(parent, f"[.~]onnxfold-{process}-*", 0.0)
 
 
 def _remove_left(parent: Path, pattern: str, moment_s: float) -> None:
