@@ -43,6 +43,7 @@ __all__ = [
     "runtime_errors",
     "self_test",
     "session",
+    "takes_name",
 ]
 
 LIBRARY_VARIABLE = "ONNXFOLD_LIBRARY"
@@ -170,6 +171,15 @@ def self_test(provider: str = _CPU_PROVIDER) -> SelfTest:
             if not ratio <= 1:
                 failures.append(f"{signature.name} {dtype.name}: {ratio:.3g} times its bound")
     return SelfTest(not failures, cases, worst, tuple(failures))
+
+
+def takes_name(path: Path) -> bool:
+    """Whether ONNX Runtime can be told the name of a file: it takes UTF-8, a disk any bytes."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def runtime_errors() -> tuple[type[Exception], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import onnx
@@ -9,6 +10,7 @@ import pytest
 
 import onnxfold
 from onnxfold.bench import bench
+from onnxfold.errors import ModelError
 from onnxfold.runtime import get_library_path
 from tests.builders import chain_model, pre_norm_model
 
@@ -49,3 +51,13 @@ def test_impossible_options_and_unreadable_models_are_one_line(tmp_path: Path) -
         bench([])
     with pytest.raises(onnxfold.ModelError, match="missing"):
         bench([tmp_path / "missing.onnx"])
+
+
+def test_a_name_that_is_no_text_is_one_line(pair: tuple[Path, Path]) -> None:
+    odd = pair[0].with_name(os.fsdecode(b"m\xff.onnx"))
+    try:
+        pair[0].rename(odd)
+    except OSError:
+        pytest.skip("this file system has no such names")
+    with pytest.raises(ModelError, match="takes no such name; rename the file"):
+        bench([odd], rounds=1)

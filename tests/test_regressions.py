@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -148,3 +149,21 @@ def test_a_norm_that_is_scaled_by_what_it_normalises_sees_its_mean(nodes: str, f
     model.graph.initializer.extend([_weight("W", WIDTH, WIDTH), _weight("c", WIDTH)])
     result = onnxfold.optimize(model)
     assert len(result.plan.folds) == folds
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_names_on_disk_that_are_no_text(tmp_path: Path, external: bool) -> None:
+    """ONNX Runtime takes paths as UTF-8 only; then it is given the model itself."""
+    source = tmp_path / os.fsdecode(b"m\xff.onnx")
+    try:
+        onnx.save(
+            _normalised(), tmp_path / "m.onnx", save_as_external_data=external, size_threshold=0
+        )
+        (tmp_path / "m.onnx").rename(source)
+    except OSError:
+        pytest.skip("this file system has no such names")
+    output = tmp_path / os.fsdecode(b"o\xff.onnx")
+    result = onnxfold.optimize(source, output, save_as_external_data=external)
+    assert result.verification is not None
+    assert result.verification.passed
+    assert onnxfold.verify(source, output).passed

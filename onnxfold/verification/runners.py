@@ -28,7 +28,7 @@ from onnxfold.reference import (
     run,
     unit_roundoff,
 )
-from onnxfold.runtime import runtime_errors
+from onnxfold.runtime import runtime_errors, takes_name
 from onnxfold.verification.memory import session_bytes
 from onnxfold.verification.pieces import Pieces
 from onnxfold.verification.result import ModelSource
@@ -133,7 +133,7 @@ class OnnxRuntime:
         optimize = optimize and _is_optimizable(source.model)
         if not self.fits(source.model):
             return self._run_pieces(source, samples, optimize=optimize)
-        if source.path is not None:
+        if source.path is not None and takes_name(source.path):
             return self._run(str(source.path), source, samples, optimize=optimize)
         if _stored_bytes(source.model) <= _EMBEDDED_LIMIT_BYTES:
             content = model_io.materialise(source.model).SerializeToString()
