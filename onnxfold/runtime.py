@@ -19,7 +19,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.cuda import compiled_for
-from onnxfold.errors import OnnxfoldError, UsageError
+from onnxfold.errors import ModelError, OnnxfoldError, UsageError
 from onnxfold.lower.functions import (
     DOMAIN,
     SIGNATURES,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CUDA_PROVIDERS",
     "SelfTest",
+    "demand_name",
     "device_of",
     "get_library_path",
     "register",
@@ -180,6 +181,12 @@ def takes_name(path: Path) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def demand_name(path: Path) -> None:
+    """Raise ModelError where ONNX Runtime cannot open a file because of its name."""
+    if not takes_name(path):
+        raise ModelError(f"'{path}': ONNX Runtime takes no such name; rename the file")
 
 
 def runtime_errors() -> tuple[type[Exception], ...]:

@@ -73,8 +73,7 @@ class Variant:
             options.profile_file_prefix = str(profile)
         if self.kernels:
             runtime.register(options, runtime.device_of(providers))
-        if not runtime.takes_name(self.path):
-            raise ModelError(f"'{self.path}': ONNX Runtime takes no such name; rename the file")
+        runtime.demand_name(self.path)
         refusals = (state.Fail, state.InvalidArgument, state.InvalidGraph, state.NotImplemented)
         try:
             return ort.InferenceSession(

@@ -14,7 +14,13 @@ from onnxfold.errors import ModelError, OnnxfoldError, UsageError
 from onnxfold.inputs import InputSpec
 from onnxfold.model_io.messages import first_cause
 from onnxfold.rows import two_rows, why_rows_mix
-from onnxfold.runtime import device_of, get_library_path, register, runtime_errors
+from onnxfold.runtime import (
+    demand_name,
+    device_of,
+    get_library_path,
+    register,
+    runtime_errors,
+)
 from onnxfold.serve.batching import RunError
 from onnxfold.serve.codec import RequestError
 from onnxfold.serve.signature import Array, Signature, signature_of, why_not_batched
@@ -48,6 +54,7 @@ class Engine:
         """
         import onnxruntime as ort
 
+        demand_name(path)
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3

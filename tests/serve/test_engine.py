@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -151,3 +152,14 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object], sente
     asked: dict[str, object] = {"models": (NamedModel("a", Path("x")),), **wrong}
     with pytest.raises(UsageError, match=sentence):
         ServeSettings(**asked)  # type: ignore[arg-type]  # the wrong settings of the table
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    """ONNX Runtime takes paths as UTF-8 only."""
+    path = models.write(models.scaled(2.0), tmp_path / "m.onnx")
+    try:
+        odd = path.rename(tmp_path / os.fsdecode(b"m\xff.onnx"))
+    except OSError:
+        pytest.skip("this file system has no such names")
+    with pytest.raises(ModelError, match="takes no such name; rename the file"):
+        Engine.open(odd, name="m", threads=1)
