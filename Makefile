@@ -54,14 +54,14 @@ test-slow: $(VENV)/.slow
 	@$(BIN)/python -m pytest -q -n 2 -m 'slow or not slow'
 
 test-serve: $(VENV)/.serve
-	@$(BIN)/python -m pytest -q -rs tests/serve
+	@$(BIN)/python -m pytest -q -rs tests/serving/server
 
 # With optimum and onnxruntime-genai, in an environment of their own, as their packages need.
 test-examples: $(VENV)/.test
 	@$(BIN)/python -m pytest -q -rs -m 'slow or not slow' tests/examples
 
 test-image: $(VENV)/.test
-	@$(BIN)/python -m pytest -q -rs -m slow tests/test_image.py
+	@$(BIN)/python -m pytest -q -rs -m slow tests/project/test_image.py
 
 # Into the sources, where an editable install finds it; it replaces nothing.
 cuda:

@@ -52,7 +52,7 @@ from onnxfold.cli.startup import start_quickly
 start_quickly()  # as the command does: without what onnx-ir imports for symbolic arithmetic
 """
 _DEPENDENCIES = f"{_QUICKLY}import numpy, onnx, onnx_ir"
-_IMPORTS = f"{_QUICKLY}import onnxfold.cli, onnxfold.pipeline, onnxfold.report{_PEAK}"
+_IMPORTS = f"{_QUICKLY}import onnxfold.cli, onnxfold.api, onnxfold.report.document{_PEAK}"
 _FOLD = f"""{_QUICKLY}
 import sys
 from onnxfold.cli import app

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rows import Conditions, conditions
-from onnxfold.cuda import Device, driver
+from onnxfold.runtime.cuda import Device, driver
 
 __all__ = ["BUILD", "LIBRARY", "GpuConditions", "build", "device", "gpu_conditions"]
 

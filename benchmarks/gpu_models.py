@@ -39,7 +39,7 @@ from models import skeleton
 from onnxfold import model_io
 from onnxfold.errors import OnnxfoldError
 from onnxfold.inputs import InputSpec, make_inputs
-from onnxfold.timing import Provider, Turns, Variant, take_turns
+from onnxfold.runtime.interleaved_timing import Provider, Turns, Variant, take_turns
 
 __all__ = ["METHODS", "SUBJECTS", "GpuMethod", "GpuRow", "GpuSubject", "main"]
 

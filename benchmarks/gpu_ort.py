@@ -14,8 +14,8 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from benchmarks.gpu_methods import EPSILON, Operation, Tensors, UnavailableError
-from onnxfold.lower.functions import DOMAIN, VERSION
-from onnxfold.runtime import CUDA_PROVIDERS, register
+from onnxfold.operators.functions import DOMAIN, VERSION
+from onnxfold.runtime.library import CUDA_PROVIDERS, register
 
 __all__ = ["FORMS", "chain", "seconds"]
 

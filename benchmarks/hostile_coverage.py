@@ -18,7 +18,7 @@ import atheris
 
 with atheris.instrument_imports(include=["onnxfold"]):
     import onnxfold
-    from onnxfold import pipeline  # noqa: F401  # instrumented now, for inspect imports it late
+    from onnxfold import api  # noqa: F401  # instrumented now, for inspect imports it late
     from onnxfold.errors import OnnxfoldError
 
 from tests.hostile.campaign import seeds

@@ -17,8 +17,8 @@ Operations, on tensors of 98304 elements in rows of n:
     center              y = y - mean(y)
     bias                y = y + b, b a vector: an Add of its own, on any target
 
-The costs of plans in ``onnxfold/lower/targets.py`` are those of rms, layer, center and bias of 768
-float32 elements: ``--operations rms layer center bias --sizes 768 --dtypes float32``.
+The costs of plans in ``onnxfold/passes/lower/targets.py`` are those of rms, layer, center and bias
+of 768 float32 elements: ``--operations rms layer center bias --sizes 768 --dtypes float32``.
 
 "loads and stores" is no way to compute them: it moves the memory that a link must move, in place,
 and nothing else (moves.c, which needs a C compiler).  Where it takes more than a half of the best
@@ -43,8 +43,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.moves import MOVES, Moves, compiled
 from benchmarks.rows import RESULTS, Conditions, append, conditions
-from onnxfold.lower.functions import DOMAIN, VERSION
-from onnxfold.runtime import register
+from onnxfold.operators.functions import DOMAIN, VERSION
+from onnxfold.runtime.library import register
 
 ELEMENTS = 128 * 768
 SIZES = (384, 768, 1024, 4096)

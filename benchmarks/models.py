@@ -44,7 +44,7 @@ from benchmarks.subjects import (
     geometric_mean,
     prepare,
 )
-from onnxfold.timing import Operator, Turns, Variant, operators, take_turns
+from onnxfold.runtime.interleaved_timing import Operator, Turns, Variant, operators, take_turns
 
 __all__ = ["METHODS", "Method", "ModelRow", "bars", "main", "per_norm_us", "rows_of"]
 

@@ -21,8 +21,8 @@ import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.rows import RESULTS, Conditions, append, conditions
-from onnxfold.graph import GraphView
 from onnxfold.norms import find_norms
+from onnxfold.shapes import infer
 
 __all__ = ["main", "tower"]
 
@@ -110,7 +110,7 @@ def _measured(layers: int) -> tuple[float, float]:
     """Return the milliseconds for the view of a tower and for finding its norms."""
     model = ir.from_proto(tower(layers))
     start = time.process_time()
-    view = GraphView(model)
+    view = infer(model)
     viewed = time.process_time()
     sites = find_norms(view)
     found = time.process_time()

@@ -49,8 +49,8 @@ _SHARDS = 6
 _PLAN = """
 import sys, time
 from onnxfold import model_io
-from onnxfold.analysis import analyse
-from onnxfold.prepare import prepare
+from onnxfold.passes.analysis import analyse
+from onnxfold.passes.prepare.working_copy import prepare
 model = model_io.load(sys.argv[1])
 start = time.process_time()
 analysis = analyse(prepare(model).model, fuse_affine=True)

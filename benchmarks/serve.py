@@ -37,7 +37,7 @@ from benchmarks.rows import RESULTS, Conditions, append, conditions
 from benchmarks.subjects import SUBJECTS, export_of, prepare
 from onnxfold import model_io
 from onnxfold.inputs import InputSpec, make_inputs
-from tests.serve.process import Server, serving
+from tests.serving.server.process import Server, serving
 
 __all__ = ["main"]
 

@@ -15,7 +15,7 @@ import onnxfold
 from benchmarks.recipes import find_export
 from onnxfold import model_io
 from onnxfold.inputs import InputSpec, make_inputs
-from onnxfold.lower.functions import SIGNATURES
+from onnxfold.operators.functions import SIGNATURES
 
 __all__ = ["NORMS", "SUBJECTS", "File", "Subject", "export_of", "geometric_mean", "prepare"]
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from onnxfold.api import inspect, optimize, verify
+    from onnxfold.check import Verification
     from onnxfold.errors import (
         InvariantError,
         ModelError,
@@ -17,11 +19,10 @@ if TYPE_CHECKING:
         UsageError,
         VerificationError,
     )
-    from onnxfold.lower.target import Target
-    from onnxfold.pipeline import Options, Result, inspect, optimize, verify
-    from onnxfold.planning.plan import Plan
-    from onnxfold.runtime import get_library_path, register, session
-    from onnxfold.verification import Verification
+    from onnxfold.options import Options, Target
+    from onnxfold.passes.plan import Plan
+    from onnxfold.pipeline import Result
+    from onnxfold.runtime.library import get_library_path, register, session
 
 __all__ = [
     "InvariantError",
@@ -50,20 +51,20 @@ _HOME = {
     "InvariantError": "errors",
     "ModelError": "errors",
     "OnnxfoldError": "errors",
-    "Options": "pipeline",
-    "Plan": "planning.plan",
+    "Options": "options",
+    "Plan": "passes.plan",
     "Result": "pipeline",
-    "Target": "lower.target",
+    "Target": "options",
     "UnchangedError": "errors",
     "UsageError": "errors",
-    "Verification": "verification",
+    "Verification": "check.result",
     "VerificationError": "errors",
-    "get_library_path": "runtime",
-    "inspect": "pipeline",
-    "optimize": "pipeline",
-    "register": "runtime",
-    "session": "runtime",
-    "verify": "pipeline",
+    "get_library_path": "runtime.library",
+    "inspect": "api",
+    "optimize": "api",
+    "register": "runtime.library",
+    "session": "runtime.library",
+    "verify": "api",
 }
 
 

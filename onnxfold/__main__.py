@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from onnxfold.cli.guard import guarded
 from onnxfold.errors import OnnxfoldError
-from onnxfold.guard import guarded
 
 __all__ = ["run"]
 

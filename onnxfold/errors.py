@@ -10,9 +10,9 @@ __all__ = [
     "ModelError",
     "OnnxfoldError",
     "UnchangedError",
-    "UnfitWeightError",
     "UsageError",
     "VerificationError",
+    "WeightOverflowError",
 ]
 
 
@@ -32,7 +32,7 @@ class AffineCheckError(VerificationError):
     """A check failed with gammas, betas or scales moved; without moving them it may pass."""
 
 
-class UnfitWeightError(VerificationError):
+class WeightOverflowError(VerificationError):
     """A weight holds inf or NaN, or its type cannot hold its edited values.
 
     Found only when the weight is computed; the plan is then made again without it.

@@ -1,15 +1,29 @@
-"""What a user can ask of optimize."""
+"""What a user can ask of optimize: every option, declared once; light to import."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-from onnxfold.analysis import DEFAULT_SPLIT_BYTES
-from onnxfold.lower.target import Target
-from onnxfold.rewrite.ranges import DEFAULT_RANGE_LIMIT
-from onnxfold.verification import DEFAULT_LIMIT
+__all__ = [
+    "DEFAULT_NOISE_LIMIT",
+    "DEFAULT_RANGE_LIMIT",
+    "DEFAULT_SPLIT_BYTES",
+    "Options",
+    "Target",
+]
 
-__all__ = ["Options"]
+DEFAULT_SPLIT_BYTES = 1 << 20
+DEFAULT_RANGE_LIMIT = 16.0  # four of the eight bits of an integer weight
+DEFAULT_NOISE_LIMIT = 4.0
+
+
+class Target(StrEnum):
+    """What the output model may contain."""
+
+    PORTABLE = "portable"
+    ONNX = "onnx"
+    ORT = "ort"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +34,7 @@ class Options:
     allow_split: int = DEFAULT_SPLIT_BYTES
     exclude: str | None = None
     check: int = 2
-    noise_limit: float = DEFAULT_LIMIT
+    noise_limit: float = DEFAULT_NOISE_LIMIT
     rtol: float | None = None
     atol: float | None = None
     inputs: tuple[str, ...] = ()

@@ -13,34 +13,35 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxfold import model_io
-from onnxfold.analysis import DEFAULT_SPLIT_BYTES, Analysis, analyse
-from onnxfold.clock import Clock, Stages
-from onnxfold.diagnosis import diagnosed
+from onnxfold.check import ModelSource, Verification
 from onnxfold.errors import (
     AffineCheckError,
     UnchangedError,
-    UnfitWeightError,
     UsageError,
     VerificationError,
+    WeightOverflowError,
 )
-from onnxfold.folding import fold
-from onnxfold.lower.target import Target
-from onnxfold.options import Options
-from onnxfold.planning import Plan
-from onnxfold.prepare import Prepared, prepare
-from onnxfold.report import inspection
-from onnxfold.rewrite import unfit_weights
-from onnxfold.sources import Source, open_source
-from onnxfold.verification import ModelSource, Verification
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.traversal import all_graphs
+from onnxfold.model_io.sources import Source
+from onnxfold.operators.functions import DOMAIN, SIGNATURES
+from onnxfold.options import Options, Target
+from onnxfold.passes.analysis import Analysis, analyse
+from onnxfold.passes.centring.apply import Applied, apply_fusions, apply_plan, overflowing_weights
+from onnxfold.passes.lower.finalize import finished, inline_functions
+from onnxfold.passes.lower.residual import residual_fusions
+from onnxfold.passes.plan import Plan
+from onnxfold.passes.prepare.working_copy import Prepared, prepare
+from onnxfold.passes.stage_timer import StageTimer
+from onnxfold.report.document import inspection
 
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
 
-__all__ = ["Options", "Result", "Stages", "inspect", "optimize", "verify"]
+__all__ = ["Folded", "Result", "bytes_of", "fold", "run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,118 +60,25 @@ class Result:
     verification: Verification | None = None
 
 
-def inspect(
-    model: Any,
-    *,
-    target: Target | str = Target.PORTABLE,
-    allow_split: int = DEFAULT_SPLIT_BYTES,
-    exclude: str | None = None,
-    fuse_affine: bool = True,
-) -> dict[str, Any]:
-    """Return what every norm of a model is, whether it folds, and otherwise why not.
-
-    ``model`` is a path, an onnx.ModelProto, an onnx_ir.Model or an onnx_graphsurgeon.Graph.
-    Raises ModelError when it cannot be read.
-    """
-    source, chosen = open_source(model), _target(target)
-    with diagnosed(source):
-        analysis = analyse(
-            prepare(source.model).model,
-            chosen,
-            allow_split_bytes=allow_split,
-            exclude=exclude,
-            fuse_affine=fuse_affine,
-            for_proof=False,
-        )
-    return inspection(analysis)
-
-
-def verify(
-    original: Any,
-    rewritten: Any,
-    *,
-    inputs: tuple[str, ...] = (),
-    providers: tuple[str, ...] = (),
-    memory: float | None = None,
-    progress: Stages | None = None,
-    **options: Any,
-) -> Verification:
-    """Check that ``rewritten`` computes what ``original`` does, relative to its rounding error.
-
-    Both are what :func:`optimize` takes.  ``inputs`` are as on the command line (``ids:1,128``);
-    ``memory`` is how many GB the comparison may take, by default most of what is free; ``options``
-    are samples, seed, limit, rtol and atol.  Raises ModelError when a model cannot be read or run;
-    a difference is no error but a result whose ``passed`` is False.
-    """
-    from onnxfold.inputs import InputSpec
-    from onnxfold.verification.compare import verify as compare
-
-    sources = [open_source(model) for model in (original, rewritten)]
-    with diagnosed(sources[0]):
-        return compare(
-            *(ModelSource(source.model, source.path) for source in sources),
-            spec=InputSpec.parse(inputs) if inputs else None,
-            providers=providers or None,
-            memory_bytes=_bytes(memory),
-            progress=Clock(progress).part("verify"),
-            **options,
-        )
-
-
-def optimize(
-    model: Any,
-    output: str | os.PathLike[str] | None = None,
-    *,
-    progress: Stages | None = None,
-    **options: Any,
-) -> Result:
-    """Fold every LayerNorm that can exactly become an RMSNorm, prove and verify the result.
-
-    ``options`` are the fields of :class:`Options`.  Raises VerificationError when the result does
-    not compute the same function (then nothing is written), UsageError for options that make no
-    sense, ModelError when the model cannot be read or written.
-    """
-    chosen = Options(**{**options, "target": _target(options.get("target", Target.PORTABLE))})
-    if chosen.check < 0:
-        raise UsageError(f"check must be 0 or more samples, not {chosen.check}")
-    clock = Clock(progress)
-    if output is not None and not chosen.dry_run:
-        source_path = Path(model) if isinstance(model, (str, os.PathLike)) else None
-        model_io.check_destination(output, source=source_path, force=chosen.force)
-    with clock.stage("load"):
-        source = open_source(model)
-        if output is not None and not chosen.dry_run:
-            model_io.read_ahead(source.model)
-    if source.path is not None and output is None and not chosen.dry_run:
-        raise UsageError(f"say where to write the result of '{source.path}' (-o OUT)")
-    if chosen.share_weights and output is not None:
-        if chosen.save_as_external_data is False:
-            raise UsageError("shared weights are external data, which the model must not have")
-        model_io.check_sharing(source.model, source.path, output)
-    # Weights may hold inf and NaN; what comes of them is compared with the original.
-    with np.errstate(all="ignore"), diagnosed(source):
-        return _attempts(source, output, chosen, clock)
-
-
-def _attempts(
-    source: Source, output: str | os.PathLike[str] | None, chosen: Options, clock: Clock
+def run(
+    source: Source, output: str | os.PathLike[str] | None, chosen: Options, timer: StageTimer
 ) -> Result:
     """Run every stage behind loading; again without the weights, or the moves, that cannot be."""
-    unfit: frozenset[str] = frozenset()
+    overflowing: frozenset[str] = frozenset()
     left_out: str | None = None
     while True:
         try:
-            result = _attempt(source, output, chosen, clock, unfit)
-        except (AffineCheckError, UnfitWeightError) as error:
+            result = _attempt(source, output, chosen, timer, overflowing)
+        except (AffineCheckError, WeightOverflowError) as error:
             found = frozenset[str]()
-            if isinstance(error, UnfitWeightError):
-                again = _analysed(prepare(source.model), chosen, unfit)
-                found = unfit_weights(again.view, again.plan)
+            if isinstance(error, WeightOverflowError):
+                again = _analysed(prepare(source.model), chosen, overflowing)
+                found = overflowing_weights(again.view, again.plan)
             if not found and not chosen.fuse_affine:
                 raise
             if not found:
                 chosen, left_out = replace(chosen, fuse_affine=False), str(error)
-            unfit |= found
+            overflowing |= found
         else:
             if left_out is not None:
                 result.report["affine_left_out"] = left_out
@@ -181,25 +89,25 @@ def _attempt(
     source: Source,
     output: str | os.PathLike[str] | None,
     chosen: Options,
-    clock: Clock,
-    unfit: frozenset[str],
+    timer: StageTimer,
+    overflowing: frozenset[str],
 ) -> Result:
-    """Run every stage behind loading; weights that are ``unfit`` are not centred.
+    """Run every stage behind loading; weights that are ``overflowing`` are not centred.
 
-    Raises UnfitWeightError when a weight turns out to be, AffineCheckError when a check failed and
-    gammas, betas or scales were moved: a moved one may leave the range of its type, or meet an
+    Raises WeightOverflowError when a weight turns out to be, AffineCheckError when a check failed
+    and gammas, betas or scales were moved: a moved one may leave the range of its type, or meet an
     infinite weight, where centring would not.
     """
-    with clock.stage("analyse"):
+    with timer.stage("analyse"):
         prepared = prepare(source.model)
-        analysis = _analysed(prepared, chosen, unfit)
+        analysis = _analysed(prepared, chosen, overflowing)
     report: dict[str, Any] = {"inspect": inspection(analysis), "prepared": _prepared(prepared)}
     if chosen.dry_run:
-        report["timing_s"] = clock.seconds
+        report["timing_s"] = timer.seconds
         return Result(None, not analysis.plan.empty, analysis.plan, report)
     try:
-        return _carry_out(source, output, analysis, chosen, clock, report)
-    except UnfitWeightError:
+        return _carry_out(source, output, analysis, chosen, timer, report)
+    except WeightOverflowError:
         raise
     except VerificationError as error:
         if analysis.plan.fusions or analysis.plan.scales:
@@ -207,7 +115,7 @@ def _attempt(
         raise
 
 
-def _analysed(prepared: Prepared, chosen: Options, unfit: frozenset[str]) -> Analysis:
+def _analysed(prepared: Prepared, chosen: Options, overflowing: frozenset[str]) -> Analysis:
     return analyse(
         prepared.model,
         chosen.target,
@@ -215,26 +123,9 @@ def _analysed(prepared: Prepared, chosen: Options, unfit: frozenset[str]) -> Ana
         exclude=chosen.exclude,
         fuse_affine=chosen.fuse_affine,
         range_limit=chosen.range_limit,
-        unfit=unfit,
+        overflowing=overflowing,
         for_proof=chosen.check > 0,
     )
-
-
-def _bytes(gigabytes: float | None) -> int | None:
-    """Return GB in bytes; raises UsageError where they are not positive."""
-    if gigabytes is None:
-        return None
-    if not gigabytes > 0:
-        raise UsageError(f"the memory of the check must be positive, not {gigabytes:g} GB")
-    return max(1, int(gigabytes * 1e9))
-
-
-def _target(name: Target | str) -> Target:
-    try:
-        return Target(name)
-    except ValueError as error:
-        names = ", ".join(target.value for target in Target)
-        raise UsageError(f"there is no target '{name}'; the targets are {names}") from error
 
 
 def _prepared(prepared: Prepared) -> dict[str, list[str]]:
@@ -246,10 +137,10 @@ def _carry_out(
     output: str | os.PathLike[str] | None,
     analysis: Analysis,
     options: Options,
-    clock: Clock,
+    timer: StageTimer,
     report: dict[str, Any],
 ) -> Result:
-    folded = fold(source, analysis, options, clock)
+    folded = fold(source, analysis, options, timer)
     result, changed, proof = folded.model, folded.changed, folded.proof
     if options.fail_if_unchanged and not changed:
         raise UnchangedError("nothing to improve in this model, and --fail-if-unchanged is set")
@@ -260,16 +151,16 @@ def _carry_out(
     verification: Verification | None = None
     if output is None:
         if changed and options.check:
-            verification = _verified(source, ModelSource(result, None), options, clock)
+            verification = _verified(source, ModelSource(result, None), options, timer)
         returned: Any = source.give_back(result)
     else:
         checked = changed and options.check > 0
-        written = _write(source, result, Path(output), options, clock, checked)
+        written = _write(source, result, Path(output), options, timer, checked)
         verification = written.verification
         returned, report["output"] = written.path, written.document
     if verification is not None:
         report["verification"] = verification.to_json()
-    report["timing_s"] = clock.seconds
+    report["timing_s"] = timer.seconds
     return Result(returned, changed, analysis.plan, report, proof, verification)
 
 
@@ -285,12 +176,12 @@ def _write(
     result: ir.Model,
     output: Path,
     options: Options,
-    clock: Clock,
+    timer: StageTimer,
     checked: bool,
 ) -> _Written:
     """Stage the result, verify the staged files, publish them."""
     verification = None
-    with clock.stage("save"):
+    with timer.stage("save"):
         staged = model_io.stage(
             result,
             output,
@@ -298,12 +189,12 @@ def _write(
             force=options.force,
             external_data=options.save_as_external_data,
             share=options.share_weights,
-            progress=clock.part("save"),
+            progress=timer.part("save"),
         )
     with staged:
         if checked:
             rewritten = ModelSource(model_io.load(staged.path), staged.path)
-            verification = _verified(source, rewritten, options, clock)
+            verification = _verified(source, rewritten, options, timer)
         # The check ran the original from its file too.
         model_io.check_unchanged(source.model)
         files = staged.commit()
@@ -320,11 +211,11 @@ def _write(
 
 
 def _verified(
-    source: Source, rewritten: ModelSource, options: Options, clock: Clock
+    source: Source, rewritten: ModelSource, options: Options, timer: StageTimer
 ) -> Verification:
-    with clock.stage("verify"):
+    with timer.stage("verify"):
+        from onnxfold.check.compare import verify as compare
         from onnxfold.inputs import InputSpec
-        from onnxfold.verification.compare import verify as compare
 
         verification = compare(
             ModelSource(source.model, source.path),
@@ -336,9 +227,90 @@ def _verified(
             rtol=options.rtol,
             atol=options.atol,
             providers=options.providers or None,
-            memory_bytes=_bytes(options.memory),
-            progress=clock.part("verify"),
+            memory_bytes=bytes_of(options.memory),
+            progress=timer.part("verify"),
         )
     if not verification.passed:
         raise VerificationError(f"verification failed, nothing was written: {verification.worst}")
     return verification
+
+
+def bytes_of(gigabytes: float | None) -> int | None:
+    """Return GB in bytes; raises UsageError where they are not positive."""
+    if gigabytes is None:
+        return None
+    if not gigabytes > 0:
+        raise UsageError(f"the memory of the check must be positive, not {gigabytes:g} GB")
+    return max(1, int(gigabytes * 1e9))
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The model after the plan, the given one where nothing changed; a proof where one was asked.
+
+    A proof that failed is for the caller to act on.
+    """
+
+    model: ir.Model
+    changed: bool
+    proof: Proof | None
+
+
+def fold(source: Source, analysis: Analysis, options: Options, timer: StageTimer) -> Folded:
+    """Carry out the plan of an analysis, which uses up its working copy of the model."""
+    with timer.stage("rewrite"):
+        moved = _copy_of_moved(analysis) if options.check else None
+        rewritten = _rewritten(source, analysis, options)
+    if not rewritten.changed:
+        return Folded(source.model, changed=False, proof=None)
+    result = finished(rewritten.model, source.model, analysis.plan, options.target)
+    proof: Proof | None = None
+    if options.check:
+        with timer.stage("prove"):
+            proof = _proved(source, analysis, moved, result)
+    inline_functions(result, everything=options.target is not Target.PORTABLE)
+    return Folded(result, changed=True, proof=proof)
+
+
+def _copy_of_moved(analysis: Analysis) -> ir.Model | None:
+    """Return a copy of the model after affine fusion, before centring; tensors are shared."""
+    plan = analysis.plan
+    return analysis.view.model.clone() if plan.fusions or plan.scales else None
+
+
+def _proved(source: Source, analysis: Analysis, moved: ir.Model | None, result: ir.Model) -> Proof:
+    """Prove the steps: gammas and betas, then scales, then the centring."""
+    from onnxfold.proof import prove, prove_affine, prove_scales
+    from onnxfold.proof.reshapes import pull_reshapes
+
+    before, after = (ModelInfo(prepare(model).model) for model in (source.model, result))
+    after = pull_reshapes(after, before)
+    plan, steps = analysis.plan, []
+    last = None if moved is None else ModelInfo(moved)
+    if last is not None and plan.fusions:
+        between = last if analysis.between is None else ModelInfo(analysis.between)
+        steps.append(prove_affine(before, between, plan.fusions))
+        before = between
+    if last is not None and plan.scales:
+        steps.append(prove_scales(before, last, plan.scales))
+        before = last
+    proof = prove(before, after, plan)
+    for step in steps:
+        proof = proof.joined(step.scaled_weights, step.shifted_biases, step.failures)
+    return proof
+
+
+def _rewritten(source: Source, analysis: Analysis, options: Options) -> Applied:
+    """Carry out the plan, then fuse residual additions; a model of ours comes back unchanged."""
+    applied = apply_plan(analysis.view, analysis.plan, analysis.sites, analysis.lowering)
+    if options.target is not Target.PORTABLE or not options.fuse_residual:
+        return applied
+    lowered = ModelInfo(applied.model)
+    fusions = residual_fusions(lowered)
+    apply_fusions(lowered, fusions)
+    fused_before = sum(
+        node.domain == DOMAIN and node.op_type in SIGNATURES and SIGNATURES[node.op_type].residual
+        for graph in all_graphs(source.model)
+        for node in graph
+    )
+    return Applied(applied.model, applied.changed or len(fusions) != fused_before)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxfold.lower.functions import DOMAIN, SIGNATURES, VERSION, Statistics, call, function
+from onnxfold.operators.functions import DOMAIN, SIGNATURES, VERSION, Statistics, call, function
 from tests.oracle import Array
 
 __all__ = ["NUMPY_TYPES", "call_model", "input_shapes", "random_inputs"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxfold.lower.functions import SIGNATURES, Statistics
+from onnxfold.operators.functions import SIGNATURES, Statistics
 
 __all__ = ["Array", "Float64", "normalised", "rounded_sum", "statistics"]
 

@@ -65,7 +65,7 @@ target_compile_definitions(onnxfold_cuda PRIVATE
 onnxfold_library(onnxfold_ops_cuda)
 target_compile_definitions(onnxfold_ops_cuda PRIVATE ONNXFOLD_CUDA)
 target_link_libraries(onnxfold_ops_cuda PRIVATE onnxfold_cuda ${objects} CUDA::cudart_static)
-# Read by onnxfold/cuda.py from the file; nothing in the library refers to it.
+# Read by onnxfold/runtime/cuda.py from the file; nothing in the library refers to it.
 target_link_options(onnxfold_ops_cuda PRIVATE -Wl,--undefined=onnxfold_cuda_build)
 
 if(ONNXFOLD_DRIVER)

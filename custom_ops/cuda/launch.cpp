@@ -65,7 +65,7 @@ cudaError_t run(const Op& op, ElementType type, const Arguments& arguments, int 
 
 #define ONNXFOLD_TEXT_OF(value) #value
 #define ONNXFOLD_TEXT(value) ONNXFOLD_TEXT_OF(value)
-// What the library was built with, which onnxfold/cuda.py finds in the file.
+// What the library was built with, which onnxfold/runtime/cuda.py finds in the file.
 extern "C" __attribute__((used)) const char onnxfold_cuda_build[] =
     "onnxfold-cuda runtime " ONNXFOLD_TEXT(CUDART_VERSION) " architectures " ONNXFOLD_ARCHITECTURES;
 

@@ -11,7 +11,7 @@ const Op ops[] = {
 
 const size_t op_count = sizeof(ops) / sizeof(ops[0]);
 
-// The same table as text, which onnxfold/runtime.py finds in the file and compares with its own
+// The same table as text, which onnxfold/runtime/library.py finds in the file and compares with its own
 // before it registers the library. A version there is the version of the domain.
 extern "C" __attribute__((used)) const char onnxfold_ops_table[] =
     "onnxfold-ops version 1\n"

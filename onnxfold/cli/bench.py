@@ -30,8 +30,8 @@ def bench(
     Runs are interleaved, so that a machine that slows down slows all of them; the ratio is the
     median over rounds of a model's time to the first one's.
     """
-    from onnxfold import report as reports
-    from onnxfold.bench import bench as measure
+    from onnxfold.report import document as reports
+    from onnxfold.runtime.bench import bench as measure
 
     with terminal.progress(context.obj, models[0]) as progress:
         measured = measure(

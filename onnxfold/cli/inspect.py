@@ -13,7 +13,7 @@ from onnxfold.cli.options import (
     SplitOption,
     TargetOption,
 )
-from onnxfold.lower.target import Target
+from onnxfold.options import Target
 
 __all__ = ["inspect"]
 
@@ -28,11 +28,11 @@ def inspect(
     no_fuse_affine: NoFuseAffineOption = False,
 ) -> None:
     """Show every norm: what it is, and whether it folds or why not. Changes nothing."""
-    from onnxfold import pipeline
-    from onnxfold import report as reports
+    from onnxfold import api
+    from onnxfold.report import document as reports
 
     with terminal.progress(context.obj, model):
-        document = pipeline.inspect(
+        document = api.inspect(
             model,
             target=target,
             allow_split=allow_split,

@@ -14,7 +14,7 @@ __all__ = ["doctor", "lib_path"]
 
 def doctor(as_json: JsonOption = False) -> None:
     """Show versions, execution providers and the kernel library, and test the kernels."""
-    from onnxfold.doctor import examine, print_examination
+    from onnxfold.runtime.doctor import examine, print_examination
 
     document = examine()
     if as_json:
@@ -29,6 +29,6 @@ def lib_path(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Print the absolute path of the kernel library, for ONNX Runtime, Triton and C++."""
-    from onnxfold.runtime import get_library_path
+    from onnxfold.runtime.library import get_library_path
 
     typer.echo(get_library_path(device))

@@ -52,15 +52,15 @@ def optimize(
     `onnxfold optimize model.onnx -o fast.onnx --inputs ids:1,128 --inputs mask:mask.npy`
     checks on inputs of this shape and on your own data.
     """
-    from onnxfold import pipeline
-    from onnxfold import report as reports
+    from onnxfold import api
+    from onnxfold.report import document as reports
 
     verbosity: Verbosity = context.obj
     terminal.check_report(report)
     if output is None and not dry_run:
         raise UsageError("say where to write the result (-o OUT), or use --dry-run")
     with terminal.progress(verbosity, model, output and output.parent) as progress:
-        result = pipeline.optimize(
+        result = api.optimize(
             model,
             output,
             progress=progress,

@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from onnxfold.lower.target import Target
+from onnxfold.options import Target
 
 __all__ = [
     "AtolOption",

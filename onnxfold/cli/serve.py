@@ -13,7 +13,7 @@ from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import OnnxfoldError
 
 if TYPE_CHECKING:
-    from onnxfold.serve.host.model import OnnxModel
+    from onnxfold.serving.host.model import OnnxModel
 
 __all__ = ["serve"]
 
@@ -77,8 +77,8 @@ def serve(
     """
     _check_installed()
     go_on_as_usual()
-    from onnxfold.serve import NamedModel, ServeSettings
-    from onnxfold.serve.host.server import run
+    from onnxfold.serving import NamedModel, ServeSettings
+    from onnxfold.serving.host.server import run
 
     settings = ServeSettings(
         models=tuple(NamedModel.parse(text) for text in models),

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from onnxfold.cli.guard import note_stage, note_work
 from onnxfold.errors import ModelError, UsageError
-from onnxfold.guard import note_stage, note_work
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,7 +10,7 @@ import typer
 from onnxfold.cli import terminal
 from onnxfold.cli.options import FoldOptions, Model, ReportOption, with_fold_options
 from onnxfold.cli.terminal import Verbosity
-from onnxfold.triton.device import Device
+from onnxfold.serving.triton.device import Device
 
 __all__ = ["triton"]
 
@@ -63,8 +63,8 @@ def triton(
     `onnxfold triton model.onnx --repository models --repository-in-server /models`
     for a server that has DIR mounted at /models.
     """
-    from onnxfold import report as reports
-    from onnxfold.triton.repository import Deployment, publish
+    from onnxfold.report import document as reports
+    from onnxfold.serving.triton.repository import Deployment, publish
 
     verbosity: Verbosity = context.obj
     terminal.check_report(report)

@@ -40,11 +40,11 @@ def verify(
     Both run on seeded inputs and are compared with a float64 run of A. B passes when no output
     errs more than a small multiple of what A errs itself; exits 1 otherwise.
     """
-    from onnxfold import pipeline
-    from onnxfold import report as reports
+    from onnxfold import api
+    from onnxfold.report import document as reports
 
     with terminal.progress(context.obj, first) as progress:
-        verification = pipeline.verify(
+        verification = api.verify(
             first,
             second,
             samples=samples,

@@ -6,7 +6,7 @@ from onnxfold.graph.attributes import keeps_dims
 from onnxfold.graph.constants import constant_tensor
 from onnxfold.graph.dims import ONE, Dim, Extent, Shape, extent
 from onnxfold.graph.fiber import AxisBlock, Fiber, follow_reshape, whole_axes
-from onnxfold.graph.view import GraphView, Reader, node_label, operator
+from onnxfold.graph.model_info import ModelInfo, Reader, node_label, operator
 
 __all__ = [
     "ONE",
@@ -14,7 +14,7 @@ __all__ = [
     "Dim",
     "Extent",
     "Fiber",
-    "GraphView",
+    "ModelInfo",
     "Reader",
     "Shape",
     "constant_tensor",

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.graph.rows import paired_rows, stored_rows
+from onnxfold.graph.stored_rows import paired_rows, stored_rows
 
 __all__ = ["pairs", "same_attributes", "same_default", "same_numbers", "same_tensor"]
 

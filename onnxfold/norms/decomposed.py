@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph import Fiber, GraphView, node_label
+from onnxfold.graph import Fiber, ModelInfo, node_label
 from onnxfold.norms.algebra import Affine, Algebra, Canonical, Coefficient, Match, Over, match_graph
 from onnxfold.norms.algebra.forms import Square, Statistic
 from onnxfold.norms.algebra.guards import channel_axis
@@ -29,7 +29,7 @@ _PLUMBING_LIMIT = 200
 _DEAD_LIMIT = 8
 
 
-def decomposed_sites(view: GraphView) -> Iterator[NormSite]:
+def decomposed_sites(view: ModelInfo) -> Iterator[NormSite]:
     """Yield the norms of every graph that are more than one operator."""
     canonical = Canonical(view)
     for graph in view.graphs:

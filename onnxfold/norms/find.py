@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxfold.graph import GraphView
+from onnxfold.graph import ModelInfo
 from onnxfold.norms.decomposed import decomposed_sites
 from onnxfold.norms.dyt import dyt_sites
 from onnxfold.norms.ops import op_site
@@ -13,7 +13,7 @@ from onnxfold.norms.site import NormSite
 __all__ = ["find_norms"]
 
 
-def find_norms(view: GraphView) -> tuple[NormSite, ...]:
+def find_norms(view: ModelInfo) -> tuple[NormSite, ...]:
     """Return every norm of the main graph and of all bodies, one site each, inputs first."""
     spelled = [*decomposed_sites(view), *dyt_sites(view)]
     taken = {node for site in spelled for node in site.nodes}

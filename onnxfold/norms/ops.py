@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError
-from onnxfold.graph import AxisBlock, Dim, Fiber, GraphView, Shape, node_label
+from onnxfold.graph import AxisBlock, Dim, Fiber, ModelInfo, Shape, node_label
 from onnxfold.norms.algebra.canonical import uniform
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
@@ -23,7 +23,7 @@ _MVN_EPSILON = 1e-9
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
-def op_site(view: GraphView, node: ir.Node) -> NormSite | None:
+def op_site(view: ModelInfo, node: ir.Node) -> NormSite | None:
     """Return the site of a node that is a norm by itself, else None."""
     form = NORM_OPERATORS.get((node.domain, node.op_type))
     if form is None or not node.inputs or node.inputs[0] is None:
@@ -59,7 +59,7 @@ def _operand(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
-def _unless_all(view: GraphView, value: ir.Value | None, neutral: float) -> ir.Value | None:
+def _unless_all(view: ModelInfo, value: ir.Value | None, neutral: float) -> ir.Value | None:
     """Return the operand, or None where it is a constant full of the neutral element."""
     return None if uniform(view, value) == neutral else value
 
@@ -87,7 +87,7 @@ def _fiber(dims: dict[int, Dim]) -> tuple[Fiber, int]:
     return fiber, fiber.size
 
 
-def _trailing(view: GraphView, node: ir.Node, first: int) -> dict[int, Dim] | None:
+def _trailing(view: ModelInfo, node: ir.Node, first: int) -> dict[int, Dim] | None:
     """Return the axes from ``first`` on with their sizes; one unknown axis for an unknown rank."""
     rank = view.rank(_x(node))
     if rank is None:
@@ -97,7 +97,7 @@ def _trailing(view: GraphView, node: ir.Node, first: int) -> dict[int, Dim] | No
     return {axis: view.dim(_x(node), axis) for axis in range(first % rank, rank)}
 
 
-def _sized_by_scale(view: GraphView, dims: dict[int, Dim], scale: ir.Value | None) -> None:
+def _sized_by_scale(view: ModelInfo, dims: dict[int, Dim], scale: ir.Value | None) -> None:
     """Fill in sizes that only the scale tells: it may be broadcast to x, never the other way."""
     shape = view.shape(scale)
     for back, axis in enumerate(reversed(dims), start=1):
@@ -108,7 +108,7 @@ def _sized_by_scale(view: GraphView, dims: dict[int, Dim], scale: ir.Value | Non
 
 
 def _trailing_norm(
-    view: GraphView, node: ir.Node, kind: NormKind, epsilon: float, first: int
+    view: ModelInfo, node: ir.Node, kind: NormKind, epsilon: float, first: int
 ) -> NormSite | None:
     dims = _trailing(view, node, first)
     if dims is None:
@@ -138,7 +138,7 @@ def _trailing_norm(
     )
 
 
-def _may_broadcast(view: GraphView, node: ir.Node, index: int, dims: dict[int, Dim]) -> bool:
+def _may_broadcast(view: ModelInfo, node: ir.Node, index: int, dims: dict[int, Dim]) -> bool:
     """Whether scale or bias fits the normalised axes, as far as is known."""
     value, rank = _operand(node, index), view.rank(_x(node))
     shape = view.shape(value)
@@ -163,28 +163,28 @@ def _affine_refusal(label: str) -> Refusal:
     )
 
 
-def _layer_normalization(view: GraphView, node: ir.Node) -> NormSite | None:
+def _layer_normalization(view: ModelInfo, node: ir.Node) -> NormSite | None:
     """LayerNormalization-17: axes ``axis``.. of x, epsilon 1e-5."""
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     axis = node.attributes.get_int("axis", -1)
     return _trailing_norm(view, node, NormKind.LAYER_NORM, epsilon, axis)
 
 
-def _rms_normalization(view: GraphView, node: ir.Node) -> NormSite | None:
+def _rms_normalization(view: ModelInfo, node: ir.Node) -> NormSite | None:
     """RMSNormalization-23, and ONNX Runtime's SimplifiedLayerNormalization of the same form."""
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     axis = node.attributes.get_int("axis", -1)
     return _trailing_norm(view, node, NormKind.RMS_NORM, epsilon, axis)
 
 
-def _own(view: GraphView, node: ir.Node) -> NormSite | None:
+def _own(view: ModelInfo, node: ir.Node) -> NormSite | None:
     """Read a plain form of domain onnxfold: x [, scale [, bias]] over the last ``axes``."""
     kind = NormKind.LAYER_NORM if node.op_type.startswith("LayerNorm") else NormKind.RMS_NORM
     axes = node.attributes.get_ints("axes", (-1,))
     return _trailing_norm(view, node, kind, node.attributes.get_float("epsilon", 0.0), min(axes))
 
 
-def _lp_normalization(view: GraphView, node: ir.Node) -> NormSite | None:
+def _lp_normalization(view: ModelInfo, node: ir.Node) -> NormSite | None:
     """LpNormalization-1 with p = 2: x / sqrt(sum x^2) along one axis, and 0 for a row of zeros."""
     rank = view.rank(_x(node)) or 0
     axis = node.attributes.get_int("axis", -1)
@@ -208,7 +208,7 @@ def _lp_normalization(view: GraphView, node: ir.Node) -> NormSite | None:
     )
 
 
-def _mean_variance_normalization(view: GraphView, node: ir.Node) -> NormSite | None:
+def _mean_variance_normalization(view: ModelInfo, node: ir.Node) -> NormSite | None:
     """MeanVarianceNormalization-13: (x - mean) / (sqrt(variance) + 1e-9) over ``axes``."""
     rank = view.rank(_x(node)) or 0
     axes = tuple(node.attributes.get_ints("axes", (0, 2, 3)))
@@ -251,7 +251,7 @@ def _grouped_fiber(
 
 
 def _grouped(
-    view: GraphView, node: ir.Node, kind: NormKind, groups: int | None, channel: int
+    view: ModelInfo, node: ir.Node, kind: NormKind, groups: int | None, channel: int
 ) -> NormSite | None:
     """Return a norm over a group of channels and all axes but the first and the channel axis.
 
@@ -294,18 +294,18 @@ def _grouped(
     )
 
 
-def _instance_normalization(view: GraphView, node: ir.Node) -> NormSite | None:
+def _instance_normalization(view: ModelInfo, node: ir.Node) -> NormSite | None:
     """InstanceNormalization-6: each channel of each sample over the axes behind; scale, B [C]."""
     return _grouped(view, node, NormKind.INSTANCE_NORM, None, 1)
 
 
-def _group_normalization(view: GraphView, node: ir.Node) -> NormSite | None:
+def _group_normalization(view: ModelInfo, node: ir.Node) -> NormSite | None:
     """GroupNormalization: scale and bias are [C] from opset 21 on and [num_groups] in 18."""
     groups = node.attributes.get_int("num_groups", 0)
     return _grouped(view, node, NormKind.GROUP_NORM, groups, 1)
 
 
-def _contrib_group_norm(view: GraphView, node: ir.Node) -> NormSite | None:
+def _contrib_group_norm(view: ModelInfo, node: ir.Node) -> NormSite | None:
     """com.microsoft.GroupNorm, channels last by default, where no activation is fused into it."""
     if node.attributes.get_int("activation", 0):
         return None
@@ -314,7 +314,7 @@ def _contrib_group_norm(view: GraphView, node: ir.Node) -> NormSite | None:
     return _grouped(view, node, NormKind.GROUP_NORM, groups, channel)
 
 
-_Form = Callable[[GraphView, ir.Node], NormSite | None]
+_Form = Callable[[ModelInfo, ir.Node], NormSite | None]
 
 NORM_OPERATORS: dict[tuple[str, str], _Form] = {
     ("", "GroupNormalization"): _group_normalization,

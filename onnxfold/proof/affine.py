@@ -22,21 +22,21 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.affine.channels import Channels
-from onnxfold.affine.cuts import Cut, cut_of
-from onnxfold.affine.laws import Absorbs, Passes, Unseen, adds_bias, react
-from onnxfold.affine.source import Source, source_of
-from onnxfold.affine.walk import Root, root_of
-from onnxfold.graph import AxisBlock, GraphView, Reader
+from onnxfold.graph import AxisBlock, ModelInfo, Reader
+from onnxfold.graph.channels import Channels
 from onnxfold.graph.compare import pairs
-from onnxfold.graph.rows import paired_rows, stored_rows
+from onnxfold.graph.stored_rows import paired_rows, stored_rows
 from onnxfold.norms import find_norms
-from onnxfold.planning.fusion import AffineFusion
+from onnxfold.passes.affine.source import Source, source_of
+from onnxfold.passes.affine.transfer import Absorbs, Passes, Unseen, adds_bias, react
+from onnxfold.passes.affine.walk import Root, root_of
+from onnxfold.passes.fusion import AffineFusion
+from onnxfold.passes.scales.parts import Cut, cut_of
 from onnxfold.proof.forward import Failed, ForwardChecker, Image, vector_over
 from onnxfold.refusal import Refusal
-from onnxfold.rewrite.affine import weighted_sum
-from onnxfold.rewrite.edited import evaluated, float64_chunks
-from onnxfold.zero_mean.arrays import within_rounding
+from onnxfold.weights.affine import weighted_sum
+from onnxfold.weights.edited import evaluated, float64_chunks
+from onnxfold.weights.means import within_rounding
 
 __all__ = ["AffineProof", "prove_affine"]
 
@@ -59,7 +59,7 @@ class AffineProof:
 
 
 def prove_affine(
-    before: GraphView, after: GraphView, fusions: Iterable[AffineFusion]
+    before: ModelInfo, after: ModelInfo, fusions: Iterable[AffineFusion]
 ) -> AffineProof:
     """Check ``after`` against ``before``: views of prepared models with the same names."""
     checker = _Checker(before, after, tuple(fusions))
@@ -68,7 +68,7 @@ def prove_affine(
 
 
 class _Checker(ForwardChecker):
-    def __init__(self, before: GraphView, after: GraphView, fusions: tuple[AffineFusion, ...]):
+    def __init__(self, before: ModelInfo, after: ModelInfo, fusions: tuple[AffineFusion, ...]):
         super().__init__(before, after)
         self.scaled = 0
         self.shifted = 0
@@ -153,7 +153,7 @@ class _Checker(ForwardChecker):
         for old, new in zip(node.outputs[1:], twin.outputs[1:], strict=True):
             self._images[old] = Image(new)  # the statistics
 
-    def _operand(self, view: GraphView, node: ir.Node, index: int, source: Source) -> Float64:
+    def _operand(self, view: ModelInfo, node: ir.Node, index: int, source: Source) -> Float64:
         operand = node.inputs[index] if index < len(node.inputs) else None
         if operand is None:
             return np.full(source.channels.size, 1.0 if index == 1 else 0.0)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from onnxfold.graph import GraphView
+from onnxfold.graph import ModelInfo
 from onnxfold.norms import NormSite
-from onnxfold.zero_mean.relations import Relations
+from onnxfold.passes.centring.relations import Relations
 
 __all__ = ["Copies"]
 
@@ -25,8 +25,8 @@ class Copies:
 
     def __init__(
         self,
-        before: GraphView,
-        after: GraphView,
+        before: ModelInfo,
+        after: ModelInfo,
         relations: Relations,
         sites_before: Mapping[str, NormSite],
         sites_after: Mapping[str, NormSite],

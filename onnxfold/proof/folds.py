@@ -22,10 +22,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber, GraphView, Reader, node_label
+from onnxfold.graph import Fiber, ModelInfo, Reader, node_label
 from onnxfold.graph.compare import same_attributes, same_default
 from onnxfold.norms import NormSite, find_norms
-from onnxfold.planning import Plan
+from onnxfold.passes.centring.relations import Point, Relations, Unseen
+from onnxfold.passes.plan import Plan
 from onnxfold.proof.copies import Copies
 from onnxfold.proof.forms import (
     AffinePart,
@@ -37,7 +38,6 @@ from onnxfold.proof.forms import (
 )
 from onnxfold.proof.means import Means
 from onnxfold.proof.weights import compared
-from onnxfold.zero_mean.relations import Point, Relations, Unseen
 
 __all__ = ["Proof", "prove"]
 
@@ -90,7 +90,7 @@ class _Shift:
         return any(known.covers(fiber) for known in self.fibers)
 
 
-def prove(before: GraphView, after: GraphView, plan: Plan) -> Proof:
+def prove(before: ModelInfo, after: ModelInfo, plan: Plan) -> Proof:
     """Check ``after`` against ``before``; both are views of prepared models with the same names."""
     checker = _Checker(before, after, plan)
     checker.compare_inputs()
@@ -105,7 +105,7 @@ def prove(before: GraphView, after: GraphView, plan: Plan) -> Proof:
 
 
 class _Checker:
-    def __init__(self, before: GraphView, after: GraphView, plan: Plan):
+    def __init__(self, before: ModelInfo, after: ModelInfo, plan: Plan):
         self._before, self._after, self._plan = before, after, plan
         self._old = before.by_ref()
         self._sites_before = {before.ref(s.output): s for s in find_norms(before)}

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber, GraphView, follow_reshape, whole_axes
+from onnxfold.graph import Fiber, ModelInfo, follow_reshape, whole_axes
 from onnxfold.graph.compare import same_numbers
 from onnxfold.norms import NormSite
 
@@ -25,7 +25,7 @@ Array = npt.NDArray[np.generic]
 AffinePart = ir.Value | Array | None
 
 
-def without_reshapes(view: GraphView, site: NormSite) -> NormSite:
+def without_reshapes(view: ModelInfo, site: NormSite) -> NormSite:
     """Return Reshape, norm, Reshape back as the norm of what the first Reshape reads."""
     before = site.input.producer()
     uses = list(site.output.uses())
@@ -66,7 +66,7 @@ def same_operand(a: Array, b: Array) -> bool:
     return min(a.size, b.size) == 1 and same_numbers(*np.broadcast_arrays(a, b))
 
 
-def repeated_axes(view: GraphView, result: ir.Value, operand: ir.Value) -> tuple[Fiber, ...]:
+def repeated_axes(view: ModelInfo, result: ir.Value, operand: ir.Value) -> tuple[Fiber, ...]:
     """Return each axis of a result along which broadcasting repeats an operand, as a fiber."""
     shape, source = view.shape(result), view.shape(operand)
     offset = len(shape or ()) - len(source or ())

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.affine.channels import Channels
-from onnxfold.affine.laws import Passes
-from onnxfold.graph import GraphView, node_label
+from onnxfold.graph import ModelInfo, node_label
+from onnxfold.graph.channels import Channels
 from onnxfold.graph.compare import pairs, same_attributes, same_default, same_tensor
+from onnxfold.passes.affine.transfer import Passes
 
 __all__ = ["Failed", "ForwardChecker", "Image", "vector_over"]
 
@@ -49,7 +49,7 @@ class Failed(Exception):  # noqa: N818  # ends the check of one node
 class ForwardChecker:
     """Relates the values of two models; ``_alias`` names what stands for a value that is gone."""
 
-    def __init__(self, before: GraphView, after: GraphView):
+    def __init__(self, before: ModelInfo, after: ModelInfo):
         self._before, self._after = before, after
         self._new = after.by_ref()
         self._images: dict[ir.Value, Image] = {}

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
-from onnxfold.graph import GraphView
+from onnxfold.graph import ModelInfo
 from onnxfold.norms import NormKind, NormSite
+from onnxfold.operators.transfer import ZeroMean
+from onnxfold.passes.centring.relations import Point, Relations
 from onnxfold.proof.weights import has_zero_mean, largest
 from onnxfold.refusal import Refusal
-from onnxfold.zero_mean.law import ZeroMean
-from onnxfold.zero_mean.relations import Point, Relations
 
 __all__ = ["Means"]
 
@@ -21,8 +21,8 @@ class Means:
 
     def __init__(
         self,
-        before: GraphView,
-        after: GraphView,
+        before: ModelInfo,
+        after: ModelInfo,
         relations: Relations,
         sites: Mapping[str, NormSite],
         original: Callable[[ir.Value], ir.Value | None],

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.affine.channels import Channels
-from onnxfold.affine.cuts import Cut
 from onnxfold.graph import AxisBlock
+from onnxfold.graph.channels import Channels
+from onnxfold.passes.scales.parts import Cut
 from onnxfold.proof.forward import Failed, Image
-from onnxfold.zero_mean.arrays import rounding_of
+from onnxfold.weights.means import rounding_of
 
 __all__ = [
     "Ahead",

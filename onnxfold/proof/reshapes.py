@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxfold.graph import GraphView, follow_reshape, whole_axes
-from onnxfold.lower.functions import DOMAIN, SIGNATURES
+from onnxfold.graph import ModelInfo, follow_reshape, whole_axes
+from onnxfold.operators.functions import DOMAIN, SIGNATURES
 
 __all__ = ["pull_reshapes"]
 
 
-def pull_reshapes(after: GraphView, before: GraphView) -> GraphView:
+def pull_reshapes(after: ModelInfo, before: ModelInfo) -> ModelInfo:
     """Move such Reshapes of the rewritten model, in place, and return a view of the outcome."""
     known = before.by_ref()
     moves = []
@@ -29,10 +29,10 @@ def pull_reshapes(after: GraphView, before: GraphView) -> GraphView:
             moves.append((norm, reshape))
     for norm, reshape in moves:
         _pull(norm, reshape)
-    return GraphView(after.model) if moves else after
+    return ModelInfo(after.model) if moves else after
 
 
-def _reshape_behind(view: GraphView, norm: ir.Node) -> ir.Node | None:
+def _reshape_behind(view: ModelInfo, norm: ir.Node) -> ir.Node | None:
     """Return the Reshape that alone reads the result of a norm of ours."""
     if norm.domain != DOMAIN or norm.op_type not in SIGNATURES or len(norm.outputs) != 1:
         return None
@@ -44,7 +44,7 @@ def _reshape_behind(view: GraphView, norm: ir.Node) -> ir.Node | None:
     return node if is_reshape else None
 
 
-def _keeps_axes(view: GraphView, norm: ir.Node, reshape: ir.Node) -> bool:
+def _keeps_axes(view: ModelInfo, norm: ir.Node, reshape: ir.Node) -> bool:
     inner, outer = view.shape(norm.inputs[0]), view.shape(reshape.outputs[0])
     if inner is None or outer is None:
         return False

@@ -27,15 +27,15 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.affine.back import ChannelOp, Writer, channel_op, embedded, writer_of
-from onnxfold.affine.channels import SCALAR, Channels
-from onnxfold.affine.cuts import cut_of
-from onnxfold.affine.homogeneous import carries_factor
-from onnxfold.affine.laws import Passes, pulled, react
-from onnxfold.graph import GraphView
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.channels import SCALAR, Channels
 from onnxfold.graph.compare import pairs
-from onnxfold.graph.rows import paired_rows, stored_rows
-from onnxfold.planning.fusion import ScaleFusion
+from onnxfold.graph.stored_rows import paired_rows, stored_rows
+from onnxfold.passes.affine.transfer import Passes, pulled, react
+from onnxfold.passes.fusion import ScaleFusion
+from onnxfold.passes.scales.homogeneous import carries_factor
+from onnxfold.passes.scales.parts import cut_of
+from onnxfold.passes.scales.writer import ChannelOp, Writer, channel_op, embedded, writer_of
 from onnxfold.proof.affine import AffineProof
 from onnxfold.proof.forward import Failed, ForwardChecker, Image
 from onnxfold.proof.pending import (
@@ -50,8 +50,8 @@ from onnxfold.proof.pending import (
     widened,
 )
 from onnxfold.refusal import Refusal
-from onnxfold.rewrite.edited import float64_chunks, unrounded
-from onnxfold.zero_mean.arrays import rounding_of, within_rounding
+from onnxfold.weights.edited import float64_chunks, unrounded
+from onnxfold.weights.means import rounding_of, within_rounding
 
 __all__ = ["prove_scales"]
 
@@ -60,7 +60,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 def prove_scales(
-    before: GraphView, after: GraphView, fusions: Iterable[ScaleFusion]
+    before: ModelInfo, after: ModelInfo, fusions: Iterable[ScaleFusion]
 ) -> AffineProof:
     """Check ``after`` against ``before``; the fusions name the operators that are gone."""
     checker = _Checker(before, after, tuple(fusions))
@@ -69,7 +69,7 @@ def prove_scales(
 
 
 class _Checker(ForwardChecker):
-    def __init__(self, before: GraphView, after: GraphView, fusions: tuple[ScaleFusion, ...]):
+    def __init__(self, before: ModelInfo, after: ModelInfo, fusions: tuple[ScaleFusion, ...]):
         super().__init__(before, after)
         self.scaled = 0
         self.shifted = 0

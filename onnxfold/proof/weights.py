@@ -14,9 +14,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber
-from onnxfold.graph.rows import paired_rows, stored_rows
-from onnxfold.rewrite.edited import EditedTensor, float64_chunks, unrounded
-from onnxfold.zero_mean.arrays import is_centred, parts_of_sets, split_digits, within_rounding
+from onnxfold.graph.stored_rows import paired_rows, stored_rows
+from onnxfold.weights.edited import EditedTensor, float64_chunks, unrounded
+from onnxfold.weights.means import is_centred, parts_of_sets, split_digits, within_rounding
 
 __all__ = ["Comparison", "compared", "has_zero_mean", "largest"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.lower.functions import SIGNATURES, Statistics
+from onnxfold.operators.functions import SIGNATURES, Statistics
 from tests.oracle import Array, Float64, normalised, rounded_sum
 
 __all__ = ["TYPES", "assert_outputs_right", "bound"]

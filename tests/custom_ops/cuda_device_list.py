@@ -79,7 +79,7 @@ def onnx_runtime_runs_every_op_on_cuda(kernels: Kernels, thorough: bool) -> None
     del kernels, thorough
     import onnxruntime as ort
 
-    from onnxfold.runtime import CUDA_PROVIDERS, self_test
+    from onnxfold.runtime.library import CUDA_PROVIDERS, self_test
 
     if CUDA_PROVIDERS[0] not in ort.get_available_providers():
         raise NotHereError(f"onnxruntime {ort.__version__} has no {CUDA_PROVIDERS[0]}")

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.lower.functions import SIGNATURES, Statistics
+from onnxfold.operators.functions import SIGNATURES, Statistics
 from tests.oracle import Array
 
 __all__ = ["Arguments", "CudaMemory", "HostMemory", "Kernels", "Plan"]

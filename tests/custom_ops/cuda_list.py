@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.lower.functions import SIGNATURES
+from onnxfold.operators.functions import SIGNATURES
 from tests.calls import NUMPY_TYPES, random_inputs
 from tests.custom_ops.bounds import TYPES, assert_outputs_right
 from tests.custom_ops.cuda_kernels import Kernels

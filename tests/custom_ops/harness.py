@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from onnxfold.lower.functions import SIGNATURES, Statistics
-from onnxfold.runtime import register
+from onnxfold.operators.functions import SIGNATURES, Statistics
+from onnxfold.runtime.library import register
 from tests.calls import NUMPY_TYPES, call_model
 from tests.custom_ops.bounds import TYPES, assert_outputs_right, bound
 from tests.oracle import Array

@@ -9,8 +9,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from onnxfold.lower.functions import DOMAIN, VERSION
-from onnxfold.runtime import get_library_path
+from onnxfold.operators.functions import DOMAIN, VERSION
+from onnxfold.runtime.library import get_library_path
 from tests.custom_ops import c_program
 from tests.oracle import Array, normalised
 

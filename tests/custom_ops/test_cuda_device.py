@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxfold.cuda import driver
+from onnxfold.runtime.cuda import driver
 from tests.custom_ops.cuda_device_list import ON_DEVICE_ALONE, NotHereError
 from tests.custom_ops.cuda_kernels import CudaMemory, Kernels
 from tests.custom_ops.cuda_list import CHECKS, Check

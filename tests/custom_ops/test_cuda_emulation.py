@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
-from onnxfold.lower.functions import SIGNATURES, Statistics
+from onnxfold.operators.functions import SIGNATURES, Statistics
 from tests.calls import NUMPY_TYPES, random_inputs
 from tests.custom_ops.bounds import TYPES, assert_outputs_right
 from tests.custom_ops.cuda_kernels import Arguments, HostMemory, Kernels, Plan

@@ -12,14 +12,14 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from onnxfold import runtime
-from onnxfold.cuda import compiled_for
 from onnxfold.errors import OnnxfoldError
-from onnxfold.lower.functions import SIGNATURES
-from onnxfold.runtime import CUDA_PROVIDERS, get_library_path, register, self_test
+from onnxfold.operators.functions import SIGNATURES
+from onnxfold.runtime import library as runtime
+from onnxfold.runtime.cuda import compiled_for
+from onnxfold.runtime.library import CUDA_PROVIDERS, get_library_path, register, self_test
 from tests.calls import call_model, random_inputs
 from tests.custom_ops.bounds import assert_outputs_right
-from tests.test_runtime import output_of
+from tests.runtime.test_runtime import output_of
 
 
 def built() -> bool:

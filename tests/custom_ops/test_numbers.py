@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxfold.lower.functions import SIGNATURES
+from onnxfold.operators.functions import SIGNATURES
 from tests.calls import NUMPY_TYPES, random_inputs
 from tests.custom_ops.harness import TYPES, assert_right, run_op
 

@@ -18,8 +18,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (
     RuntimeException,
 )
 
-from onnxfold.lower.functions import DOMAIN, VERSION
-from onnxfold.runtime import register
+from onnxfold.operators.functions import DOMAIN, VERSION
+from onnxfold.runtime.library import register
 from tests.calls import call_model, random_inputs
 from tests.custom_ops.harness import assert_outputs_right, kernel_session, run, run_op
 from tests.oracle import Array

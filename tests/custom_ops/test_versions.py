@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxfold.lower.functions import SIGNATURES
-from onnxfold.runtime import get_library_path
+from onnxfold.operators.functions import SIGNATURES
+from onnxfold.runtime.library import get_library_path
 from tests.calls import call_model, random_inputs
 from tests.custom_ops.harness import bound
 from tests.oracle import normalised, rounded_sum

@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 
 import onnxfold
-from onnxfold.runtime import get_library_path
+from onnxfold.runtime.library import get_library_path
 from tests.custom_ops import c_program
 from tests.examples import tiny_decoder
 

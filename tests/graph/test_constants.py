@@ -11,7 +11,8 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxfold.graph import GraphView
+from onnxfold.graph import ModelInfo
+from onnxfold.shapes import infer
 
 Array = npt.NDArray[Any]
 _AXES = np.array([0], dtype=np.int64)
@@ -23,7 +24,7 @@ def _view(
     opset: int = 17,
     ir_version: int = 8,
     listed: tuple[str, ...] = (),
-) -> GraphView:
+) -> ModelInfo:
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])]
     inputs += [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, weights[name].shape)
@@ -38,10 +39,10 @@ def _view(
     )
     imports = [helper.make_opsetid("", opset)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=ir_version)
-    return GraphView(ir.from_proto(model))
+    return infer(ir.from_proto(model))
 
 
-def _array(view: GraphView, name: str) -> Array | None:
+def _array(view: ModelInfo, name: str) -> Array | None:
     return view.array(view.by_ref()[name])
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxfold.graph import AxisBlock, Dim, Fiber, Shape, follow_reshape, whole_axes
-from tests.soundness.projector import set_numbers
+from tests.operators.projector import set_numbers
 
 _SETTINGS = settings(max_examples=200, deadline=None, derandomize=True, database=None)
 _randoms = st.randoms(use_true_random=False)

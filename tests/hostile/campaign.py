@@ -20,8 +20,8 @@ from pathlib import Path
 
 import onnx
 
-from onnxfold.reference import interpreter
-from onnxfold.verification import runners
+from onnxfold.check import runners
+from onnxfold.check.reference import interpreter
 from tests.hostile.case import Outcome, build_commands_once, run_case
 from tests.hostile.mutation import Mutant, mutant
 from tests.model_io.files import rich_model
@@ -123,8 +123,8 @@ def replayed(
 def _import_all() -> None:
     import onnxruntime  # noqa: F401
 
-    import onnxfold.pipeline
-    import onnxfold.report  # noqa: F401
+    import onnxfold.api
+    import onnxfold.report.document  # noqa: F401
 
 
 def _worker(

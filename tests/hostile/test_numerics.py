@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 import onnxfold
-from onnxfold.report import print_result
-from onnxfold.rewrite import edited
+from onnxfold.report.document import print_result
+from onnxfold.weights import edited
 from tests.hostile.conditions import CONDITIONS, bad_conditions
 from tests.hostile.seeds import WIDTH, layer_norm_model
 

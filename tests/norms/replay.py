@@ -8,8 +8,8 @@ import onnx_ir as ir
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
-from onnxfold.graph import GraphView
 from onnxfold.norms import EpsilonMode, NormKind, NormSite, find_norms
+from onnxfold.shapes import infer
 
 FLOAT32_BOUND = 1e-6  # outputs are of order 1 and go through about ten roundings of 6e-8
 
@@ -45,7 +45,7 @@ def only_site(proto: onnx.ModelProto) -> NormSite:
 
 
 def sites_of(model: onnx.ModelProto) -> tuple[NormSite, ...]:
-    return find_norms(GraphView(ir.from_proto(model)))
+    return find_norms(infer(ir.from_proto(model)))
 
 
 def random_feeds(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray]:

@@ -11,14 +11,15 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxfold.analysis import analyse
-from onnxfold.graph import GraphView
-from onnxfold.lower.target import Target
 from onnxfold.norms import find_norms
-from onnxfold.planning import Costs, Demand, decide
-from onnxfold.prepare import prepare
+from onnxfold.options import Target
+from onnxfold.passes.analysis import analyse
+from onnxfold.passes.centring.decide import Demand, decide
+from onnxfold.passes.centring.relations import Relations
+from onnxfold.passes.costs import Costs
+from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.refusal import RefusalCode
-from onnxfold.zero_mean.relations import Relations
+from onnxfold.shapes import infer
 from tests.refusal.graphs import CASES, Case
 from tests.soundness.folding import evaluate, fold, forced, relative_error
 
@@ -146,7 +147,7 @@ def test_an_excluded_norm_says_so() -> None:
 def test_a_fold_that_saves_nothing_says_so() -> None:
     case = fold(_foldable(), Target.ONNX)
     assert len(case.plan.folds) == 1
-    view = GraphView(prepare(ir.from_proto(_foldable())).model)
+    view = infer(prepare(ir.from_proto(_foldable())).model)
     sites = find_norms(view)
     costs = Costs(layer_norm=100, rms_norm=100, bias=0, centring=100)
     demands = [Demand(site, 0) for site in sites]

@@ -18,11 +18,11 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from onnxfold.errors import OnnxfoldError
-from onnxfold.lower.target import Target
+from onnxfold.options import Target
+from tests.operators.sample import Array
 from tests.soundness.float64 import evaluate, relative_error, sizes_read
 from tests.soundness.folding import Folded, fold
 from tests.soundness.random_graphs import RandomGraph
-from tests.soundness.sample import Array
 
 __all__ = ["Outcome", "Settings", "check", "settings_of"]
 

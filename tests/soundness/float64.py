@@ -10,8 +10,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from tests.soundness.operators import OPERATORS
-from tests.soundness.sample import Array
+from tests.operators.operators import OPERATORS
+from tests.operators.sample import Array
 
 __all__ = ["evaluate", "relative_error", "sizes_read", "widened"]
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 import onnx
 import onnx_ir as ir
 
-from onnxfold import folding
-from onnxfold.analysis import Analysis, analyse
-from onnxfold.clock import Clock
-from onnxfold.lower.target import Target
-from onnxfold.options import Options
-from onnxfold.planning import Plan
-from onnxfold.prepare import prepare
+from onnxfold.model_io.sources import Source, open_source
+from onnxfold.options import Options, Target
+from onnxfold.passes import folding
+from onnxfold.passes.analysis import Analysis, analyse
+from onnxfold.passes.centring.dataflow import walk_back
+from onnxfold.passes.centring.relations import Relations
+from onnxfold.passes.plan import Plan
+from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.passes.stage_timer import StageTimer
 from onnxfold.proof import Proof
-from onnxfold.sources import Source, open_source
-from onnxfold.zero_mean import Relations, walk_back
+from tests.operators.roles import roles_of
 from tests.soundness.float64 import evaluate, relative_error
-from tests.soundness.roles import roles_of
 
 __all__ = ["Folded", "evaluate", "fold", "forced", "relative_error"]
 
@@ -71,7 +71,7 @@ def _finished(
     source: Source, analysis: Analysis, options: Options, count_roles: bool = False
 ) -> Folded:
     roles = _roles(analysis) if count_roles else Counter()
-    folded = folding.fold(source, analysis, options, Clock(None))
+    folded = folding.fold(source, analysis, options, StageTimer(None))
     # A model that is left as it is has nothing to prove.
     proof = folded.proof or Proof(True, 0, 0, ())
     return Folded(ir.to_proto(folded.model), analysis.plan, proof, analysis, roles)

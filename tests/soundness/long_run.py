@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import rows
-from onnxfold import analysis
+from onnxfold.passes import analysis
 from tests.soundness import corpus
 from tests.soundness.checking import Outcome, check, settings_of
 from tests.soundness.random_graphs import RandomGraph, random_graph

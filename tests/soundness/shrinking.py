@@ -16,9 +16,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from tests.operators.sample import Array
 from tests.soundness.float64 import evaluate
 from tests.soundness.random_graphs import RandomGraph
-from tests.soundness.sample import Array
 
 __all__ = ["shrunk"]
 

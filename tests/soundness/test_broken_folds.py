@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from onnxfold.zero_mean import laws
-from onnxfold.zero_mean.law import Law
-from onnxfold.zero_mean.laws import LAWS
+from onnxfold.operators import table as laws
+from onnxfold.operators.table import LAWS
+from onnxfold.operators.transfer import Law
+from tests.operators.mutants import ROLES, AlwaysZeroMean, Broken, NeverSeen, Watched
 from tests.soundness.checking import Settings, check, settings_of
-from tests.soundness.mutants import ROLES, AlwaysZeroMean, Broken, NeverSeen, Watched
 from tests.soundness.random_graphs import sampled_graph
 
 _GRAPHS, _UNCHANGED = 200, 60

@@ -8,11 +8,11 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxfold.lower.target import Target
+from onnxfold.options import Target
+from tests.operators.sample import Array
 from tests.soundness import corpus
 from tests.soundness.checking import Settings, check
 from tests.soundness.random_graphs import RandomGraph
-from tests.soundness.sample import Array
 
 _NUMPY = {"double": np.float64, "float16": np.float16, "float": np.float32}
 _LN = "LayerNormalization<axis=-1, epsilon=0.0009765625>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from onnxfold import analysis
+from onnxfold.passes import analysis
 from tests.soundness import long_run
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from onnxfold.operators.table import LAWS
+from onnxfold.operators.transfer import Law
 from onnxfold.refusal import RefusalCode
-from onnxfold.zero_mean.law import Law
-from onnxfold.zero_mean.laws import LAWS
 from tests.soundness.checking import check, settings_of
 from tests.soundness.random_graphs import (
     carriers,

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from onnxfold.lower.target import Target
-from onnxfold.zero_mean import laws
+from onnxfold.operators import table as laws
+from onnxfold.options import Target
+from tests.operators.mutants import AlwaysZeroMean
 from tests.soundness import corpus
 from tests.soundness.checking import Settings, check
-from tests.soundness.mutants import AlwaysZeroMean
 from tests.soundness.random_graphs import RandomGraph, stream_graph
 from tests.soundness.shrinking import shrunk
 

@@ -12,7 +12,7 @@ enum class Statistics { RMS, LAYER, CENTER, CRMS, CRMS_FULL };
 enum class Affine { NONE, SCALE, AFFINE };
 enum class ElementType { FLOAT, FLOAT16, BFLOAT16 };
 
-// One row of ops.def; the formulas are at the head of onnxfold/lower/functions.py.
+// One row of ops.def; the formulas are at the head of onnxfold/operators/functions.py.
 struct Op {
   const char* name;
   Statistics statistics;

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.graph import GraphView
-from onnxfold.graph.tokens import Token, Tokens, fits, same_elements
+from onnxfold.graph import ModelInfo
 from onnxfold.norms.algebra.coefficient import Coefficient
+from onnxfold.shapes.symbolic import SymbolicShapes, Token, fits, same_elements
 
 __all__ = ["Canonical", "is_narrowing", "uniform"]
 
@@ -49,7 +49,7 @@ def is_narrowing(source: ir.DataType | None, target: ir.DataType | None) -> bool
     return after[0] < before[0] or after[1] < before[1]
 
 
-def uniform(view: GraphView, value: ir.Value | None) -> float | None:
+def uniform(view: ModelInfo, value: ir.Value | None) -> float | None:
     """Return the one number that fills a value of whatever shape, else None."""
     while value is not None:
         array = view.array(value)
@@ -79,9 +79,9 @@ def _repeats(small: tuple[Token, ...], large: tuple[Token, ...]) -> bool:
 class Canonical:
     """Questions about values, answered once and remembered."""
 
-    def __init__(self, view: GraphView):
+    def __init__(self, view: ModelInfo):
         self.view = view
-        self.tokens = Tokens(view)
+        self.tokens = SymbolicShapes(view)
         self._first: dict[tuple[object, ...], ir.Value] = {}
         self._roots: dict[ir.Value, ir.Value] = {}
         self._atoms: dict[ir.Value, ir.Value] = {}

@@ -9,11 +9,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import follow_reshape
-from onnxfold.graph.tokens import Token, fits, same_elements
 from onnxfold.norms.algebra.coefficient import Coefficient
 from onnxfold.norms.algebra.forms import Affine, Form, Moment, Over, Root, Square
 from onnxfold.norms.algebra.guards import extend, legal
 from onnxfold.norms.algebra.state import Algebra
+from onnxfold.shapes.symbolic import Token, fits, same_elements
 
 __all__ = ["reshape"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxfold.graph import AxisBlock, Fiber, GraphView
-from onnxfold.graph.tokens import Token, fits
+from onnxfold.graph import AxisBlock, Fiber, ModelInfo
 from onnxfold.norms.algebra.canonical import Canonical
 from onnxfold.norms.algebra.coefficient import Coefficient
 from onnxfold.norms.algebra.forms import Affine, Form, Over, Square
+from onnxfold.shapes.symbolic import Token, fits
 
 __all__ = ["Algebra"]
 
@@ -30,7 +30,7 @@ class Algebra:
         self.conditions: dict[ir.Node, frozenset[ir.Node]] = {}
 
     @property
-    def view(self) -> GraphView:
+    def view(self) -> ModelInfo:
         """The model."""
         return self.canonical.view
 

@@ -12,8 +12,8 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxfold.lower.functions import function
-from tests.soundness.sample import Array
+from onnxfold.operators.functions import function
+from tests.operators.sample import Array
 
 __all__ = ["TYPES", "B", "Body", "Draft", "H", "RandomGraph", "T"]
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from tests.soundness.operators import operator
+from tests.operators.operators import operator
+from tests.operators.sample import Array, Draw, Operand, Sample
+from tests.operators.samplers import SAMPLERS
 from tests.soundness.random_graphs.draft import Draft, RandomGraph
-from tests.soundness.sample import Array, Draw, Operand, Sample
-from tests.soundness.samplers import SAMPLERS
 
 __all__ = ["sampled_graph"]
 

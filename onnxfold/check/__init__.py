@@ -1,0 +1,10 @@
+"""Verification: both models against a float64 run of the original, on seeded inputs.
+
+What it says is here; what does it, in ``compare``, is imported by the runs that check.
+"""
+
+from __future__ import annotations
+
+from onnxfold.check.result import ModelSource, OutputCheck, Verification
+
+__all__ = ["ModelSource", "OutputCheck", "Verification"]

@@ -1,0 +1,193 @@
+"""The law that a rewritten model must obey, for one output of one sample.
+
+With t the truth, o the original and r the rewritten model in their own precision, and u the unit
+roundoff of the output's type,
+
+    rms(r - t) <= limit max(rms(o - t), u rms(t))
+    max|r - t| <= 4 limit max(max|o - t|, u max|t|)
+
+Rounding errors of n elements with deviation s have their largest near s sqrt(2 ln n), for o and r
+alike, so that the ratio of the largest ones is that of the deviations. Their tails are heavier
+where rows differ in conditioning, which the factor 4 allows for; it still finds an error that a
+defect concentrates in a few elements, which the root mean square over a million would hide.
+
+Where o was measured in several ways, the largest counts. Elements are judged together, and those
+of the usual size once more by themselves: else outputs of 1e9 for masked positions, whose rounding
+errors are as large, would excuse any error in the others. Elements that all models agree on to the
+last bit and that are 1000 times larger than where they differ say nothing and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxfold.check.reference import Array, is_floating
+
+__all__ = ["Judgement", "Law", "Tolerance", "judge"]
+
+_CONCENTRATION = 4.0
+_OUTLYING = 1000.0
+# Fewer elements than this are no sample of their own.
+_ENOUGH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Bounds that a user gives instead of the law: |r - t| <= atol + rtol |t| everywhere."""
+
+    rtol: float
+    atol: float
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """The multiple of the original's noise that is allowed, or the user's bounds instead."""
+
+    limit: float
+    tolerance: Tolerance | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One output of one sample: errors, the ratio, and what is wrong (None: it passed).
+
+    compared: the elements whose numbers were compared; NaN and infinities only stand where they
+    stood, and say nothing of the numbers behind them.
+    """
+
+    max_abs_error: float
+    rms_error: float
+    original_rms_error: float
+    noise_ratio: float
+    fault: str | None
+    compared: int = 0
+
+
+def judge(
+    truth: Array, originals: Sequence[Array], rewritten: Array, *, roundoff: float, law: Law
+) -> Judgement:
+    """Judges a rewritten output by the law; `roundoff` is u for the output's type.
+
+    Outputs of integers and booleans must equal the truth, save where an original does not either.
+    """
+    if rewritten.shape != truth.shape:
+        return _failed(f"its shape is {rewritten.shape}, not {truth.shape}")
+    if not is_floating(rewritten.dtype):
+        return _judge_exact(truth, originals, rewritten)
+    t, r = truth.astype(np.float64), rewritten.astype(np.float64)
+    os = [o.astype(np.float64) for o in originals]
+    finite = np.logical_and.reduce([np.isfinite(x) for x in (t, r, *os)])
+    if not finite.all():
+        misplaced = _misplaced(t, os, r)
+        if misplaced:
+            return _failed(f"{misplaced} elements differ in being NaN or infinite")
+        t, r, os = t[finite], r[finite], [o[finite] for o in os]
+    if not t.size:
+        return Judgement(0.0, 0.0, 0.0, 0.0, None)
+    error = np.abs(r - t)
+    noise = max(_rms(o - t) for o in os)
+    ratio, fault = 0.0, None
+    for part in _parts(t, os, r):
+        part_ratio, part_fault = _compare(t[part], [o[part] for o in os], r[part], roundoff, law)
+        ratio, fault = max(ratio, part_ratio), fault or part_fault
+    if law.tolerance is not None:
+        fault = _outside(t, error, law.tolerance)
+    return Judgement(float(error.max()), _rms(error), noise, ratio, fault, int(t.size))
+
+
+def _failed(fault: str) -> Judgement:
+    return Judgement(float("inf"), float("inf"), 0.0, float("inf"), fault)
+
+
+def _judge_exact(truth: Array, originals: Sequence[Array], rewritten: Array) -> Judgement:
+    if rewritten.dtype.kind in "OUS":
+        wrong, distance = rewritten != truth, 0.0
+    else:
+        gap = np.abs(rewritten.astype(np.float64) - truth.astype(np.float64))
+        wrong, distance = gap != 0, float(gap.max(initial=0.0))
+    steady = np.ones(truth.shape, dtype=np.bool_)
+    for original in originals:
+        steady &= original == truth
+    count = int(np.count_nonzero(wrong & steady))
+    if count:
+        fault = f"{count} of {truth.size} elements differ, where the original is exact"
+        return Judgement(distance, distance, 0.0, float("inf"), fault, truth.size)
+    return Judgement(distance, distance, distance, 0.0, None, truth.size)
+
+
+def _misplaced(t: Array, os: Sequence[Array], r: Array) -> int:
+    """Elements that are NaN or infinite as neither the truth nor an original is."""
+    kinds = _kind(r)
+    known = kinds == _kind(t)
+    agreed = np.ones(t.shape, dtype=np.bool_)
+    for o in os:
+        agreed &= _kind(o) == _kind(t)
+        known |= kinds == _kind(o)
+    # An original that overflows where the truth does not may be bettered, never the reverse.
+    return int(np.count_nonzero(~known | (agreed & (kinds != _kind(t)))))
+
+
+def _kind(x: Array) -> Array:
+    return np.where(np.isnan(x), 2, np.where(np.isinf(x), np.sign(x), 0))
+
+
+def _parts(t: Array, os: Sequence[Array], r: Array) -> Iterator[Array]:
+    """The elements that say something, and those of them of the usual size."""
+    agreed = np.ones(t.shape, dtype=np.bool_)
+    for o in os:
+        agreed &= o == r
+    if agreed.all():
+        yield np.ones(t.shape, dtype=np.bool_)
+        return
+    size = np.abs(t)
+    telling = ~(agreed & (size > _OUTLYING * max(_rms(t[~agreed]), 1e-300)))
+    yield telling
+    nonzero = size[telling & (size > 0)]
+    if nonzero.size:
+        usual = telling & (size <= _OUTLYING * np.quantile(nonzero, 0.25))
+        if _ENOUGH <= np.count_nonzero(usual) < np.count_nonzero(telling):
+            yield usual
+
+
+def _compare(
+    t: Array, os: Sequence[Array], r: Array, roundoff: float, law: Law
+) -> tuple[float, str | None]:
+    noise = max(_rms(o - t) for o in os)
+    peak = max(float(np.abs(o - t).max()) for o in os)
+    ratio = _ratio(_rms(r - t), max(noise, roundoff * _rms(t)))
+    peak_ratio = _ratio(
+        float(np.abs(r - t).max()), max(peak, roundoff * float(np.abs(t).max(initial=0.0)))
+    )
+    if ratio > law.limit:
+        return ratio, f"its error is {ratio:.3g} times that of the original"
+    if peak_ratio > _CONCENTRATION * law.limit:
+        return ratio, f"its largest error is {peak_ratio:.3g} times that of the original"
+    return ratio, None
+
+
+def _ratio(error: float, noise: float) -> float:
+    if noise > 0:
+        return error / noise
+    return 0.0 if error == 0 else float("inf")
+
+
+def _outside(t: Array, error: Array, tolerance: Tolerance) -> str | None:
+    outside = error > tolerance.atol + tolerance.rtol * np.abs(t)
+    count = int(np.count_nonzero(outside))
+    if not count:
+        return None
+    worst = float(error[outside].max())
+    return (
+        f"{count} of {t.size} elements are outside the tolerance, by an error of up to {worst:.3g}"
+    )
+
+
+def _rms(x: Array) -> float:
+    """Root mean square, scaled first so that 1e300 does not overflow."""
+    largest = float(np.abs(x).max(initial=0.0))
+    if largest == 0:
+        return 0.0
+    return largest * float(np.sqrt(np.mean((x / largest) ** 2)))

@@ -1,0 +1,285 @@
+"""What two models compute: the truth, the original in several ways, the rewritten model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.check.reference import (
+    Array,
+    Precision,
+    ResourceLimitError,
+    UnsupportedOperator,
+    check_supported,
+    is_floating,
+    run,
+    unit_roundoff,
+)
+from onnxfold.check.result import ModelSource
+from onnxfold.check.runners import (
+    CannotRun,
+    Feeds,
+    OnnxRuntime,
+    disturbed,
+    native,
+    why_not_onnxruntime,
+)
+from onnxfold.errors import InvariantError, ModelError, VerificationError
+from onnxfold.inputs import IMAGE_SIDES, InputSpec, make_inputs
+
+__all__ = [
+    "FLOAT64_LIMIT_BYTES",
+    "FLOAT64_LIMIT_PARAMETERS",
+    "Evidence",
+    "Outputs",
+    "Pair",
+    "Sampled",
+    "against_itself",
+    "gather",
+    "sample",
+    "with_more_noise",
+]
+
+# Largest tensor in float64 that the truth may need at once.
+FLOAT64_LIMIT_BYTES = 2 << 30
+# Beyond this many parameters a float64 run takes minutes per sample.
+FLOAT64_LIMIT_PARAMETERS = 3_000_000_000
+# Below this many elements luck decides on rms errors, so noise is drawn several times.
+_FEW, _DRAWS = 64, 8
+
+Outputs = dict[str, Array]
+Pair = tuple[ModelSource, ModelSource]
+Done = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Inputs, and the truth for each of them, or None and why there is none."""
+
+    feeds: list[Outputs]
+    truths: list[Outputs] | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the models computed, per sample: truths, originals (several runs), rewritten.
+
+    engine: the runtime that ran them; None: the interpreter did. depth: nodes on the longest path
+    of the original.
+    """
+
+    method: str
+    runtime: str
+    truths: list[Outputs]
+    originals: list[list[Outputs]]
+    rewritten: list[Outputs]
+    depth: int
+    engine: OnnxRuntime | None = None
+
+    def least_noise(self, dtype: np.dtype[np.generic]) -> float:
+        """The least relative noise to assume: u, or u sqrt(depth) where the truth is no better.
+
+        A float64 truth of a float64 model errs as the model does, and so does the unoptimized
+        original as a truth; roundings of `depth` nodes in a row add up as a random walk.
+        """
+        if not is_floating(dtype):
+            return 0.0
+        better = self.method == "float64" and dtype != np.float64
+        return unit_roundoff(dtype) * (1.0 if better else float(np.sqrt(self.depth)))
+
+
+def sample(
+    model: ir.Model, spec: InputSpec, *, count: int, seed: int, limit_bytes: int, done: Done
+) -> Sampled:
+    """Makes inputs and runs the model on them in float64.
+
+    Pictures of open size are tried in several sizes, for a model may take but one of them.
+    """
+    first: Sampled | None = None
+    shapes: set[tuple[tuple[int, ...], ...]] = set()
+    for side in IMAGE_SIDES:
+        feeds = make_inputs(model, spec, count=count, seed=seed, image_side=side)
+        shape = tuple(array.shape for array in feeds[0].values())
+        if shape in shapes:
+            break
+        shapes.add(shape)
+        truths, reason = _truths(model, feeds, limit_bytes, done)
+        if truths is not None:
+            return Sampled(feeds, truths, "")
+        first = first or Sampled(feeds, None, reason)
+    if first is None:
+        raise InvariantError("no inputs were made")
+    return first
+
+
+def _truths(
+    model: ir.Model, feeds: Sequence[Feeds], limit_bytes: int, done: Done
+) -> tuple[list[Outputs] | None, str]:
+    """Float64 outputs for each sample, or None and the reason."""
+    sizes = [t.size for v in model.graph.initializers.values() if (t := v.const_value) is not None]
+    if sum(sizes) > FLOAT64_LIMIT_PARAMETERS:
+        return None, f"{sum(sizes):,} parameters are too many for a float64 run"
+    if 8 * max(sizes, default=0) > limit_bytes:
+        return None, f"a weight of {max(sizes):,} elements is too large for a float64 run"
+
+    def bounded(value: ir.Value, array: Array) -> Array:
+        if array.nbytes > limit_bytes:
+            raise UnsupportedOperator(f"value {value.name!r} is too large for a float64 run")
+        return array
+
+    truths = []
+    try:
+        check_supported(model)
+        for number, inputs in enumerate(feeds):
+            truths.append(run(model, inputs, precision=Precision.FLOAT64, observe=bounded))
+            done(number + 1)
+    except ResourceLimitError:
+        raise
+    except ModelError as error:
+        return None, str(error)
+    return truths, ""
+
+
+def gather(pair: Pair, sampled: Sampled, engine: OnnxRuntime) -> Evidence:
+    """Runs both models in their own precision.
+
+    Raises ModelError where the original does not run, VerificationError where the rewritten model
+    does not, or where there is nothing to compare with.
+    """
+    if sampled.truths is None:
+        return _against_runtime(pair, sampled, engine)
+    original, rewritten = pair
+    feeds, depth = sampled.feeds, _depth(original.model)
+    reason = why_not_onnxruntime(original.model)
+    if reason is None:
+        try:
+            originals = [engine.run(original, feeds, optimize=on) for on in (True, False)]
+        except CannotRun as error:
+            reason = str(error)
+        else:
+            changed = _run_rewritten(engine, rewritten, feeds, optimize=True)
+            return Evidence(
+                "float64", engine.label, sampled.truths, originals, changed, depth, engine
+            )
+    originals = [native(original.model, feeds)]
+    changed = native(rewritten.model, feeds)
+    return Evidence("float64", f"interpreter ({reason})", sampled.truths, originals, changed, depth)
+
+
+def _against_runtime(pair: Pair, sampled: Sampled, engine: OnnxRuntime) -> Evidence:
+    original, rewritten = pair
+    missing = why_not_onnxruntime(original.model)
+    if missing is not None:
+        raise VerificationError(
+            f"{original.label} cannot be verified: no float64 run ({sampled.reason}), and {missing}"
+        )
+    try:
+        plain, optimized = (
+            engine.run(original, sampled.feeds, optimize=on) for on in (False, True)
+        )
+    except CannotRun as error:
+        raise ModelError(
+            f"{original.label} does not run on the inputs {_shown(sampled.feeds[0])}; if they do "
+            f"not suit the model, give others with --inputs; a model that cannot be run here can "
+            f"only be written with --no-check ({error})"
+        ) from error
+    changed = _run_rewritten(engine, rewritten, sampled.feeds, optimize=False)
+    label = f"{engine.label} (no float64 run: {sampled.reason})"
+    depth = _depth(original.model)
+    return Evidence("onnxruntime", label, plain, [optimized], changed, depth, engine)
+
+
+def _shown(feeds: Feeds) -> str:
+    return ", ".join(f"{name}:{','.join(map(str, x.shape))}" for name, x in feeds.items())
+
+
+def _run_rewritten(
+    engine: OnnxRuntime, rewritten: ModelSource, feeds: Sequence[Feeds], *, optimize: bool
+) -> list[Outputs]:
+    try:
+        return engine.run(rewritten, feeds, optimize=optimize)
+    except CannotRun as error:
+        raise VerificationError(f"the rewritten model does not run: {error}") from error
+
+
+def _depth(model: ir.Model) -> int:
+    depth: dict[ir.Value, int] = {}
+    for node in model.graph:
+        level = 1 + max((depth.get(v, 0) for v in node.inputs if v is not None), default=0)
+        depth.update(dict.fromkeys(node.outputs, level))
+    return max(depth.values(), default=1)
+
+
+def with_more_noise(
+    evidence: Evidence, pair: Pair, feeds: Sequence[Feeds], outputs: Iterable[str], seed: int
+) -> Evidence:
+    """Evidence with further runs of the original, where its noise may have been underrated.
+
+    In a model of 16-bit floats, because ONNX Runtime's CPU kernels compute these in float32 and
+    round less often than the model says. For outputs of few elements, because luck decides there.
+    """
+    model = pair[0].model
+    originals = list(evidence.originals)
+    few = [
+        truth[name].size
+        for name in outputs
+        for truth in evidence.truths
+        if is_floating(truth[name].dtype) and 0 < truth[name].size < _FEW
+    ]
+    if _has_halves(model) and evidence.engine is not None:
+        originals.append(native(model, feeds))
+    if few:
+        originals.extend(_disturbed(model, feeds, -(-_FEW // min(few)), seed))
+    return replace(evidence, originals=originals)
+
+
+def _disturbed(
+    model: ir.Model, feeds: Sequence[Feeds], draws: int, seed: int
+) -> list[list[Outputs]]:
+    """Draws of `disturbed`, each a list over the samples."""
+    draws = min(draws, _DRAWS)
+    per_sample = [disturbed(model, inputs, draws=draws, seed=seed) for inputs in feeds]
+    return [[outcomes[draw] for outcomes in per_sample] for draw in range(draws)]
+
+
+def _has_halves(model: ir.Model) -> bool:
+    values = (*model.graph.initializers.values(), *model.graph.inputs)
+    return any(v.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) for v in values)
+
+
+def against_itself(
+    evidence: Evidence, pair: Pair, feeds: Sequence[Feeds], engine: OnnxRuntime, seed: int
+) -> Evidence:
+    """The two models without optimizations, against each other.
+
+    For outputs where ONNX Runtime is far from the truth, be it that one of them is wrong or that
+    the model is chaotic: the distance would excuse any error. The noise is what disturbing every
+    result by a rounding does to the original.
+    """
+    original, rewritten = pair
+    plain = engine.run(original, feeds, optimize=False)
+    changed = _run_rewritten(engine, rewritten, feeds, optimize=False)
+    calm = native(original.model, feeds)
+    originals = [
+        [
+            {name: _moved(here[name], still[name], away[name]) for name in here}
+            for here, still, away in zip(plain, calm, draw, strict=True)
+        ]
+        for draw in _disturbed(original.model, feeds, 2, seed)
+    ]
+    return replace(
+        evidence, method="onnxruntime", truths=plain, originals=originals, rewritten=changed
+    )
+
+
+def _moved(here: Array, still: Array, away: Array) -> Array:
+    """A result moved as the disturbance moved the interpreter's; integers that it changed."""
+    if not is_floating(here.dtype):
+        return np.where(still == away, here, away)
+    wide = np.result_type(here.dtype, np.float64)
+    gap = away.astype(wide) - still.astype(wide)
+    return np.asarray(here.astype(wide) + np.where(np.isfinite(gap), gap, 0.0))

@@ -1,0 +1,22 @@
+"""A streaming interpreter of ONNX models in numpy, in float64 or in the model's own types."""
+
+from __future__ import annotations
+
+from onnxfold.check.reference.interpreter import Observer, check_supported, moves_numbers, run
+from onnxfold.check.reference.kernel import ResourceLimitError, UnsupportedOperator
+from onnxfold.check.reference.precision import Array, Precision, is_floating, unit_roundoff
+from onnxfold.check.reference.stochastic import is_stochastic
+
+__all__ = [
+    "Array",
+    "Observer",
+    "Precision",
+    "ResourceLimitError",
+    "UnsupportedOperator",
+    "check_supported",
+    "is_floating",
+    "is_stochastic",
+    "moves_numbers",
+    "run",
+    "unit_roundoff",
+]

@@ -1,0 +1,343 @@
+"""Runs a model node by node in numpy, one tensor of the model in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxfold.check.reference.kernel import (
+    Call,
+    Datum,
+    Kernel,
+    ResourceLimitError,
+    UnsupportedOperator,
+    find_kernel,
+)
+from onnxfold.check.reference.precision import Array, Precision, carried, is_floating, is_half
+from onnxfold.errors import ModelError
+from onnxfold.graph import node_label, operator
+
+__all__ = ["Observer", "check_supported", "moves_numbers", "run"]
+
+# Sees every value that a node computes, inside functions and subgraphs too, and gives the array to
+# go on with: the same one, or another of its shape and type.
+Observer: TypeAlias = Callable[[ir.Value, Array], Array]
+# A tensor of the model stays in its file until a kernel asks for it.
+Stored: TypeAlias = "Datum | ir.TensorProtocol"
+
+_KERNEL_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+# Nodes that bodies of loops may run in all, about 10 seconds; a decoder runs thousands.
+_MOST_BODY_NODES = 500_000
+
+
+def run(
+    model: ir.Model,
+    feeds: Mapping[str, Array],
+    *,
+    precision: Precision,
+    observe: Observer | None = None,
+) -> dict[str, Array]:
+    """Outputs of the model by name.
+
+    Initializers are read when a node first needs them and values are freed after their last use.
+    Raises UnsupportedOperator where there is no kernel, ResourceLimitError where loops take more
+    steps, or a value more room, than any check is worth, ModelError where a node cannot be
+    computed.
+    """
+    interpreter = _Interpreter(model, precision, observe)
+    with np.errstate(all="ignore"):
+        return interpreter.run(feeds)
+
+
+def check_supported(model: ir.Model) -> None:
+    """Raises UnsupportedOperator at the first node with neither a kernel nor a function body."""
+    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for body in bodies:
+        for node in body.all_nodes():
+            domain = _domain(node.domain)
+            if node.op_identifier() not in model.functions and not find_kernel(
+                domain, node.op_type
+            ):
+                raise UnsupportedOperator.at(node, "the float64 interpreter has no kernel for it")
+
+
+def moves_numbers(node: ir.Node) -> bool:
+    """Whether an operator passes numbers on as they are stored, so that it rounds nothing."""
+    found = find_kernel(_domain(node.domain), node.op_type)
+    return found is not None and found.raw
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+@dataclass(slots=True)
+class _Frame:
+    """The values of one execution of a graph or function body."""
+
+    opsets: Mapping[str, int]
+    attributes: Mapping[str, ir.Attr]
+    parent: _Frame | None = None
+    values: dict[ir.Value, Stored] = field(default_factory=dict)
+
+    def find(self, value: ir.Value) -> Stored:
+        frame: _Frame | None = self
+        while frame is not None:
+            if value in frame.values:
+                return frame.values[value]
+            frame = frame.parent
+        if value.is_initializer() and value.const_value is not None:
+            return value.const_value
+        raise ModelError(f"value {value.name!r} is used before it is computed")
+
+
+@dataclass(frozen=True, slots=True)
+class _Schedule:
+    """Nodes in order; after each one, the values that nobody reads any more."""
+
+    nodes: tuple[ir.Node, ...]
+    dead: tuple[tuple[ir.Value, ...], ...]
+
+
+def _reads(node: ir.Node) -> Iterator[ir.Value]:
+    yield from (v for v in node.inputs if v is not None)
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
+            graphs = [attribute.as_graph()]
+        elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
+            graphs = list(attribute.as_graphs())
+        else:
+            continue
+        for graph in graphs:
+            yield from graph.outputs
+            for inner in graph:
+                yield from _reads(inner)
+
+
+def _scheduled(body: ir.Graph | ir.Function) -> _Schedule:
+    nodes = tuple(body)
+    last: dict[ir.Value, int] = {}
+    for position, node in enumerate(nodes):
+        for value in (*node.outputs, *_reads(node)):
+            last[value] = position
+    for value in body.outputs:
+        last.pop(value, None)
+    dead: list[list[ir.Value]] = [[] for _ in nodes]
+    for value, position in last.items():
+        dead[position].append(value)
+    return _Schedule(nodes, tuple(tuple(values) for values in dead))
+
+
+@lru_cache(maxsize=4096)
+def _types_of_results(domain: str, name: str, version: int) -> tuple[int | None, ...] | None:
+    """For each output the input with the same type variable; None where the schema knows none."""
+    if not onnx.defs.has(name, domain):
+        return None
+    try:
+        schema = onnx.defs.get_schema(name, version, domain)
+    except onnx.defs.SchemaError:
+        return None
+    inputs = [parameter.type_str for parameter in schema.inputs]
+    return tuple(
+        inputs.index(parameter.type_str) if parameter.type_str in inputs else None
+        for parameter in schema.outputs
+    )
+
+
+class _Interpreter:
+    def __init__(self, model: ir.Model, precision: Precision, observe: Observer | None) -> None:
+        self._model = model
+        self._precision = precision
+        self._observe = observe
+        self._schedules: dict[ir.Graph | ir.Function, _Schedule] = {}
+        self._body_nodes = 0
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        graph = self._model.graph
+        frame = _Frame(graph.opset_imports, {})
+        for value in graph.inputs:
+            if value.type is not None and not isinstance(value.type, ir.TensorType):
+                raise UnsupportedOperator(f"input {value.name!r} is a sequence or an optional")
+            if str(value.name) in feeds:
+                given = np.asarray(feeds[str(value.name)])
+                frame.values[value] = carried(given, self._precision)
+            elif not value.is_initializer():
+                raise ModelError(f"input {value.name!r} was given no value")
+        self._execute(graph, frame)
+        outputs = {}
+        for value in graph.outputs:
+            result = self._read(frame.find(value))
+            if not isinstance(result, np.ndarray):
+                raise UnsupportedOperator(f"output {value.name!r} is a sequence or an optional")
+            outputs[str(value.name)] = result
+        return outputs
+
+    def _execute(self, body: ir.Graph | ir.Function, frame: _Frame) -> None:
+        if body not in self._schedules:
+            self._schedules[body] = _scheduled(body)
+        schedule = self._schedules[body]
+        for node, dead in zip(schedule.nodes, schedule.dead, strict=True):
+            self._run_node(node, frame)
+            for value in dead:
+                frame.values.pop(value, None)
+
+    def _run_node(self, node: ir.Node, frame: _Frame) -> None:
+        inputs = [None if value is None else frame.find(value) for value in node.inputs]
+        attributes = _resolved(node, frame)
+        function = self._model.functions.get(node.op_identifier())
+        results: Sequence[Stored]
+        if function is not None:
+            results = self._call_function(function, inputs, attributes)
+        else:
+            results = self._call_kernel(node, inputs, attributes, frame)
+        for value, result in zip(node.outputs, results, strict=False):
+            frame.values[value] = self._observed(value, result)
+
+    def _observed(self, value: ir.Value, result: Stored) -> Stored:
+        if self._observe is not None and isinstance(result, np.ndarray):
+            return self._observe(value, result)
+        return result
+
+    def _call_function(
+        self, function: ir.Function, inputs: Sequence[Stored], given: Mapping[str, ir.Attr]
+    ) -> list[Stored]:
+        defaults = {
+            name: attribute
+            for name, attribute in function.attributes.items()
+            if attribute.value is not None
+        }
+        frame = _Frame(function.opset_imports, {**defaults, **given})
+        padded = [*inputs, *(None for _ in function.inputs[len(inputs) :])]
+        frame.values.update(zip(function.inputs, padded, strict=True))
+        self._execute(function, frame)
+        return [frame.find(value) for value in function.outputs]
+
+    def _run_graph(self, graph: ir.Graph, inputs: Sequence[Datum], parent: _Frame) -> list[Datum]:
+        self._body_nodes += 1 + len(graph)
+        if self._body_nodes > _MOST_BODY_NODES:
+            raise ResourceLimitError(
+                f"loops run more than {_MOST_BODY_NODES} nodes (the last in graph "
+                f"'{graph.name}'); give inputs for which they end sooner (--inputs), or leave out "
+                "the check (--no-check)"
+            )
+        frame = _Frame(parent.opsets, parent.attributes, parent)
+        frame.values.update(
+            (value, self._read(datum)) for value, datum in zip(graph.inputs, inputs, strict=True)
+        )
+        self._execute(graph, frame)
+        return [self._read(frame.find(value)) for value in graph.outputs]
+
+    def _call_kernel(
+        self,
+        node: ir.Node,
+        inputs: Sequence[Stored],
+        attributes: Mapping[str, ir.Attr],
+        frame: _Frame,
+    ) -> list[Datum]:
+        domain = _domain(node.domain)
+        found = find_kernel(domain, node.op_type)
+        if found is None:
+            raise UnsupportedOperator.at(node, "the float64 interpreter has no kernel for it")
+        version = frame.opsets.get(node.domain, frame.opsets.get(domain, 1))
+        call = Call(
+            node,
+            attributes,
+            version,
+            self._precision,
+            lambda graph, data: self._run_graph(graph, data, frame),
+        )
+        stored = [_in_memory(i) for i in inputs]
+        arguments = stored if found.raw else [self._widened(i) for i in stored]
+        try:
+            output = found.function(call, *arguments)
+        except ModelError:
+            raise
+        except _KERNEL_ERRORS as error:
+            raise ModelError(
+                f"node {node_label(node)!r} ({operator(node)}) cannot be computed: {error}"
+            ) from error
+        results = list(output) if isinstance(output, tuple) else [output]
+        if found.raw or self._precision is Precision.FLOAT64:
+            return [self._read(r) for r in results]
+        return _rounded(results, stored, found, (domain, node.op_type, version))
+
+    def _read(self, stored: Stored) -> Datum:
+        """The datum in the type in which this precision carries it."""
+        datum = _in_memory(stored)
+        if isinstance(datum, list):
+            return [carried(np.asarray(a), self._precision) for a in datum]
+        return None if datum is None else carried(datum, self._precision)
+
+    def _widened(self, datum: Datum) -> Datum:
+        """What a kernel computes with: float64, or at least float32 under NATIVE."""
+        if not isinstance(datum, np.ndarray):
+            return datum
+        if self._precision is Precision.NATIVE and is_half(datum.dtype):
+            return datum.astype(np.float32)
+        return carried(datum, self._precision)
+
+
+def _in_memory(stored: Stored) -> Datum:
+    # Not isinstance of ir.TensorProtocol: a protocol tries all its members, for every input.
+    if stored is None or isinstance(stored, (np.ndarray, list)):
+        return stored
+    return np.asarray(stored if isinstance(stored, np.generic) else stored.numpy())
+
+
+def _resolved(node: ir.Node, frame: _Frame) -> Mapping[str, ir.Attr]:
+    """The node's attributes with references replaced by what the caller of the function gave."""
+    if not any(attribute.is_ref() for attribute in node.attributes.values()):
+        return node.attributes
+    resolved: dict[str, ir.Attr] = {}
+    for name, attribute in node.attributes.items():
+        if not attribute.is_ref():
+            resolved[name] = attribute
+        elif str(attribute.ref_attr_name) in frame.attributes:
+            given = frame.attributes[str(attribute.ref_attr_name)]
+            resolved[name] = ir.Attr(name, given.type, given.value)
+    return resolved
+
+
+def _rounded(
+    results: list[Datum], inputs: Sequence[Datum], found: Kernel, key: tuple[str, str, int]
+) -> list[Datum]:
+    """Floating results in the types that the operator declares: 16-bit ones are rounded here."""
+    like = found.result_like or _types_of_results(*key)
+    rounded: list[Datum] = []
+    for position, result in enumerate(results):
+        source: int | None = 0
+        if like is not None:
+            source = like[min(position, len(like) - 1)]
+        dtype = _floating_dtype(inputs, source)
+        if dtype is not None and isinstance(result, np.ndarray) and is_floating(result.dtype):
+            rounded.append(result.astype(dtype, copy=False))
+        else:
+            rounded.append(result)
+    return rounded
+
+
+def _floating_dtype(inputs: Sequence[Datum], source: int | None) -> np.dtype[Any] | None:
+    if source is None or source >= len(inputs):
+        return None
+    datum = inputs[source]
+    if isinstance(datum, np.ndarray) and is_floating(datum.dtype):
+        return datum.dtype
+    return None

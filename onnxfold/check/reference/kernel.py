@@ -1,0 +1,142 @@
+"""What a kernel is: a numpy function for one operator, found by domain and name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from math import prod
+from typing import TypeAlias, TypeVar, cast
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.check.reference.precision import Array, Precision
+from onnxfold.errors import ModelError
+from onnxfold.graph import node_label, operator
+
+__all__ = [
+    "Call",
+    "Datum",
+    "Kernel",
+    "Output",
+    "ResourceLimitError",
+    "UnsupportedOperator",
+    "find_kernel",
+    "kernel",
+]
+
+# What flows along an edge: a tensor, a sequence of tensors, or nothing (an absent optional).
+Datum: TypeAlias = "Array | list[Array] | None"
+# One result, or a tuple of them.
+Output: TypeAlias = "Datum | tuple[Datum, ...]"
+Function = TypeVar("Function", bound=Callable[..., object])
+# A result of more elements is met in no model that a check could run.
+_MOST_ELEMENTS = 2**28
+RunGraph: TypeAlias = Callable[[ir.Graph, Sequence[Datum]], list[Datum]]
+
+
+class UnsupportedOperator(ModelError):  # noqa: N818
+    """The interpreter has no kernel for a node, or not for the way in which the node uses it."""
+
+    @classmethod
+    def at(cls, node: ir.Node, why: str) -> UnsupportedOperator:
+        return cls(f"node {node_label(node)!r} ({operator(node)}): {why}")
+
+
+class ResourceLimitError(ModelError):
+    """A model asks for more than any check of it is worth, or for what would end its process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One execution of a node: its attributes with references resolved, opset and precision."""
+
+    node: ir.Node
+    attributes: Mapping[str, ir.Attr]
+    version: int
+    precision: Precision
+    run_graph: RunGraph
+
+    def has(self, name: str) -> bool:
+        return name in self.attributes
+
+    def integer(self, name: str, default: int) -> int:
+        return self.attributes[name].as_int() if name in self.attributes else default
+
+    def integers(self, name: str) -> tuple[int, ...] | None:
+        return tuple(self.attributes[name].as_ints()) if name in self.attributes else None
+
+    def real(self, name: str, default: float) -> float:
+        """The attribute as float64; ONNX stores a float32, so 1e-5 reads as float32(1e-5)."""
+        value = self.attributes[name].as_float() if name in self.attributes else default
+        return float(np.float32(value))
+
+    def text(self, name: str, default: str) -> str:
+        return self.attributes[name].as_string() if name in self.attributes else default
+
+    def graph(self, name: str) -> ir.Graph:
+        return self.attributes[name].as_graph()
+
+    def tensor(self, name: str) -> ir.TensorProtocol | None:
+        return self.attributes[name].as_tensor() if name in self.attributes else None
+
+    def wants(self, index: int) -> bool:
+        """Whether the node's output `index` exists."""
+        return index < len(self.node.outputs) and bool(self.node.outputs[index].name)
+
+    def check_size(self, shape: Iterable[float]) -> None:
+        """Refuse a result whose size is a number in the model, before it is allocated."""
+        elements = prod(float(size) for size in shape)
+        if elements > _MOST_ELEMENTS:
+            raise ResourceLimitError(
+                f"node {node_label(self.node)!r} ({operator(self.node)}) asks for {elements:.3g} "
+                "elements; give other inputs (--inputs), or leave out the check (--no-check)"
+            )
+
+    def unsupported(self, why: str) -> UnsupportedOperator:
+        return UnsupportedOperator.at(self.node, why)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A function `(call, *inputs) -> output or tuple of outputs`.
+
+    raw: it takes arrays as they are stored, 16-bit floats and initializers unconverted, for it only
+    moves numbers (a Gather converts the gathered rows alone) or looks after precision itself.
+    result_like: for each output the input whose floating type it has; None: what the kernel
+    returns. Without it the operator's schema says.
+    """
+
+    function: Callable[..., Output]
+    raw: bool = False
+    result_like: tuple[int | None, ...] | None = None
+
+
+_KERNELS: dict[tuple[str, str], Kernel] = {}
+
+
+def kernel(
+    *names: str,
+    domain: str = "",
+    raw: bool = False,
+    result_like: tuple[int | None, ...] | None = None,
+) -> Callable[[Function], Function]:
+    """Registers a function as the kernel of the named operators; a second one for a name raises."""
+
+    def register(function: Function) -> Function:
+        for name in names:
+            if (domain, name) in _KERNELS:
+                raise ValueError(f"two kernels for {domain}.{name}")
+            _KERNELS[domain, name] = Kernel(
+                cast("Callable[..., Output]", function), raw, result_like
+            )
+        return function
+
+    return register
+
+
+def find_kernel(domain: str, name: str) -> Kernel | None:
+    """The kernel of an operator; the kernels, which need scipy, are imported by the first call."""
+    import_module("onnxfold.check.reference.kernels")
+    return _KERNELS.get((domain, name))

@@ -1,0 +1,111 @@
+"""Attention and MultiHeadAttention of the domain com.microsoft."""
+
+# ruff: noqa: PLR0913, PLR0917  (the inputs of an operator are the arguments of its kernel)
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxfold.check.reference.kernel import Call, kernel
+from onnxfold.check.reference.kernels.activation import softmax
+from onnxfold.check.reference.precision import Array
+
+__all__: list[str] = []
+
+_DOMAIN = "com.microsoft"
+
+
+def _heads(x: Array, heads: int) -> Array:
+    """[B, S, N*H] -> [B, N, S, H]."""
+    return x.reshape(x.shape[0], x.shape[1], heads, -1).transpose(0, 2, 1, 3)
+
+
+def _key_mask(call: Call, mask: Array, batch: int, keys: int) -> Array:
+    """The additive mask [B, 1, S or 1, T] for the forms of mask_index."""
+    fill = call.real("mask_filter_value", -10000.0)
+    if mask.ndim == 1 and mask.shape[0] == batch:
+        keep = np.arange(keys) < mask.reshape(-1, 1, 1, 1)
+    elif mask.ndim == 2 and mask.shape == (batch, keys):
+        keep = (mask != 0).reshape(batch, 1, 1, keys)
+    elif mask.ndim == 3:
+        keep = (mask != 0)[:, None]
+    else:
+        raise call.unsupported(f"a mask of shape {mask.shape}")
+    return np.where(keep, 0.0, fill)
+
+
+def _attend(call: Call, q: Array, k: Array, v: Array, bias: Array | None) -> Array:
+    """softmax(q kᵀ scale + bias) v for [B, N, S, H], back to [B, S, N*H]."""
+    scale = call.real("scale", 0.0) or float(1 / np.sqrt(q.shape[-1]))
+    scores = np.matmul(q, k.swapaxes(-1, -2)) * np.asarray(scale, q.dtype)
+    if bias is not None:
+        scores = scores + bias.astype(q.dtype)
+    if call.integer("unidirectional", 0):
+        queries, keys = scores.shape[-2:]
+        allowed = np.tri(queries, keys, keys - queries, dtype=bool)
+        scores = np.where(allowed, scores, np.asarray(-np.inf, q.dtype))
+    y: Array = np.matmul(softmax(scores, -1), v).transpose(0, 2, 1, 3)
+    return y.reshape(y.shape[0], y.shape[1], -1)
+
+
+def _total(*terms: Array | None) -> Array | None:
+    given = [t for t in terms if t is not None]
+    return np.asarray(sum(given[1:], given[0])) if given else None
+
+
+@kernel("Attention", domain=_DOMAIN)
+def attention(
+    call: Call,
+    x: Array,
+    weights: Array,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    past: Array | None = None,
+    extra: Array | None = None,
+    past_length: Array | None = None,
+) -> Array | tuple[Array, Array]:
+    """Self-attention with q, k and v from one product with weights: [D, Dq + Dk + Dv]."""
+    if past_length is not None or call.integer("do_rotary", 0):
+        raise call.unsupported("a shared past buffer or rotary embedding")
+    heads = call.integer("num_heads", 1)
+    packed = np.matmul(x, weights)
+    packed = packed if bias is None else packed + bias
+    third = weights.shape[1] // 3
+    sizes = call.integers("qkv_hidden_sizes") or (third, third, third)
+    q, k, v = (_heads(part, heads) for part in np.split(packed, np.cumsum(sizes[:2]), axis=-1))
+    if past is not None:
+        k, v = np.concatenate([past[0], k], axis=2), np.concatenate([past[1], v], axis=2)
+    masked = None if mask is None else _key_mask(call, mask, x.shape[0], k.shape[2])
+    y = _attend(call, q, k, v, _total(masked, extra))
+    return (y, np.stack([k, v])) if call.wants(1) else y
+
+
+@kernel("MultiHeadAttention", domain=_DOMAIN)
+def multi_head_attention(
+    call: Call,
+    query: Array,
+    key: Array | None = None,
+    value: Array | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    extra: Array | None = None,
+    past_key: Array | None = None,
+    past_value: Array | None = None,
+    *others: Array | None,
+) -> tuple[Array, ...]:
+    """Attention of projected query, key and value: [B, S, D], or key and value [B, N, T, H]."""
+    if query.ndim != 3 or key is None or value is None or any(o is not None for o in others):
+        raise call.unsupported("packed inputs or a shared past buffer")
+    heads = call.integer("num_heads", 1)
+    parts = [query, key, value]
+    if bias is not None:
+        ends = np.cumsum([query.shape[-1], key.shape[-1] if key.ndim == 3 else query.shape[-1]])
+        offsets = np.split(bias, ends)
+        if any(p.ndim != 3 for p in parts):
+            raise call.unsupported("a bias with key and value of rank 4")
+        parts = [np.asarray(p + b) for p, b in zip(parts, offsets, strict=True)]
+    q, k, v = (_heads(p, heads) if p.ndim == 3 else p for p in parts)
+    if past_key is not None and past_value is not None:
+        k, v = np.concatenate([past_key, k], axis=2), np.concatenate([past_value, v], axis=2)
+    masked = None if mask is None else _key_mask(call, mask, query.shape[0], k.shape[2])
+    return _attend(call, q, k, v, _total(masked, extra)), k, v

@@ -1,0 +1,76 @@
+"""Operators that onnx's own reference implementation computes, and in float64 too.
+
+Only listed names: some of onnx 1.23's implementations compute in float32 whatever they are given
+(AffineGrid, LinearAttention, DequantizeLinear), ignore attributes (LSTM: clip, sequence_lens), or
+take the defaults of the newest opset (Softmax).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+from onnx.reference.ops import load_op
+
+from onnxfold.check.reference.kernel import Call, Datum, Output, kernel
+from onnxfold.check.reference.precision import Precision
+
+__all__: list[str] = []
+
+_NUMERIC = (
+    "Attention",
+    "BlackmanWindow",
+    "CenterCropPad",
+    "Col2Im",
+    "CumProd",
+    "Det",
+    "HammingWindow",
+    "HannWindow",
+    "MaxUnpool",
+    "NegativeLogLikelihoodLoss",
+    "NonMaxSuppression",
+    "RoiAlign",
+    "RotaryEmbedding",
+    "SoftmaxCrossEntropyLoss",
+    "TensorScatter",
+    "Unique",
+)
+_SEQUENCES = (
+    "ConcatFromSequence",
+    "Optional",
+    "OptionalGetElement",
+    "OptionalHasElement",
+    "SequenceAt",
+    "SequenceConstruct",
+    "SequenceEmpty",
+    "SequenceErase",
+    "SequenceInsert",
+    "SequenceLength",
+    "SplitToSequence",
+)
+# Attributes that name the type to compute in, which under FLOAT64 is float64 all the same.
+_COMPUTE_TYPES = frozenset({"softmax_precision", "stash_type"})
+
+
+def _operator(call: Call) -> Any:
+    proto = ir.to_proto(call.node)
+    del proto.attribute[:]
+    for attribute in call.attributes.values():
+        if call.precision is Precision.NATIVE or attribute.name not in _COMPUTE_TYPES:
+            proto.attribute.append(ir.to_proto(attribute))
+    kind: Any = load_op(proto.domain, proto.op_type, call.version)
+    parameters = {"log": _ignore, "opsets": {"": call.version}, "new_ops": None, "verbose": 0}
+    return kind(proto, parameters)
+
+
+def _ignore(pattern: str, *values: object) -> None:
+    """The log of the reference implementation is of no use here."""
+
+
+def _delegated(call: Call, *inputs: Datum) -> Output:
+    results = _operator(call).run(*inputs)
+    return tuple(results)
+
+
+kernel(*_NUMERIC)(_delegated)
+kernel(*_SEQUENCES, raw=True)(_delegated)

@@ -1,0 +1,64 @@
+"""Matrix products, in floats and in integers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxfold.check.reference.kernel import Call, kernel
+from onnxfold.check.reference.precision import Array
+
+__all__ = ["gemm", "integer_matmul"]
+
+
+@kernel("MatMul")
+def matmul(call: Call, a: Array, b: Array) -> Array:
+    if a.dtype.kind in "iu":
+        return integer_matmul(a, b).astype(a.dtype)
+    return np.asarray(np.matmul(a, b))
+
+
+@kernel("Gemm")
+def gemm(call: Call, a: Array, b: Array, c: Array | None = None) -> Array:
+    """Y = alpha A' B' + beta C, with A' and B' transposed on request."""
+    a = a.T if call.integer("transA", 0) else a
+    b = b.T if call.integer("transB", 0) else b
+    y = np.asarray(integer_matmul(a, b) if a.dtype.kind in "iu" else np.matmul(a, b))
+    alpha, beta = call.real("alpha", 1.0), call.real("beta", 1.0)
+    y = y if alpha == 1.0 else y * np.asarray(alpha, a.dtype)
+    if c is not None:
+        y = y + (c if beta == 1.0 else c * np.asarray(beta, c.dtype))
+    return np.asarray(y, dtype=a.dtype)
+
+
+@kernel("Einsum")
+def einsum(call: Call, *inputs: Array) -> Array:
+    equation = call.text("equation", "").replace(" ", "")
+    return np.asarray(np.einsum(equation, *inputs, optimize=True))
+
+
+def integer_matmul(a: Array, b: Array) -> Array:
+    """The int64 product of integer matrices, by float64 BLAS.
+
+    Exact while K |a| |b| < 2**53, which 8-bit entries keep for K < 2**38; wider integers go by
+    numpy's own loops.
+    """
+    if a.dtype.itemsize * b.dtype.itemsize <= 2 or (a.dtype.itemsize, b.dtype.itemsize) == (2, 2):
+        return np.asarray(np.matmul(a.astype(np.float64), b.astype(np.float64))).astype(np.int64)
+    return np.asarray(np.matmul(a.astype(np.int64), b.astype(np.int64)))
+
+
+def _centred(x: Array, zero: Array | None, *, rows: bool) -> Array:
+    """Subtracts zero points in int16; a vector of them belongs to the rows or the columns."""
+    if zero is None:
+        return x.astype(np.int16)
+    z = zero.astype(np.int16)
+    z = z[:, None] if rows and z.ndim == 1 and z.size > 1 else z
+    return np.asarray(x.astype(np.int16) - z)
+
+
+@kernel("MatMulInteger")
+def matmul_integer(
+    call: Call, a: Array, b: Array, a_zero: Array | None = None, b_zero: Array | None = None
+) -> Array:
+    product = integer_matmul(_centred(a, a_zero, rows=True), _centred(b, b_zero, rows=False))
+    return product.astype(np.int32)

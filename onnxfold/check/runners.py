@@ -1,0 +1,285 @@
+"""Runs models in their own precision: by ONNX Runtime, or else by the interpreter."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxfold import model_io
+from onnxfold.check.memory import session_bytes
+from onnxfold.check.pieces import Pieces
+from onnxfold.check.reference import (
+    Array,
+    Observer,
+    Precision,
+    is_floating,
+    is_stochastic,
+    moves_numbers,
+    run,
+    unit_roundoff,
+)
+from onnxfold.check.result import ModelSource
+from onnxfold.errors import ModelError, UsageError
+from onnxfold.model_io.staging import StagingFolder
+from onnxfold.runtime.library import runtime_errors, takes_name
+
+__all__ = ["CannotRun", "Feeds", "OnnxRuntime", "disturbed", "native", "why_not_onnxruntime"]
+
+Feeds = Mapping[str, Array]
+_EMBEDDED_LIMIT_BYTES = 1_800_000_000
+_THREADS = 2
+_FATAL = 4
+# Nothing else bounds the steps of a loop, and no other model can run without end.
+_LONGEST_WITH_LOOPS_S = 300.0
+
+
+class CannotRun(ModelError):  # noqa: N818
+    """ONNX Runtime cannot load or run a model."""
+
+
+def why_not_onnxruntime(model: ir.Model) -> str | None:
+    """Why a model is not for ONNX Runtime here; None: it may be tried."""
+    try:
+        import onnxruntime  # noqa: F401
+    except ImportError:
+        return "onnxruntime is not installed"
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        if value.dtype is ir.DataType.BFLOAT16:
+            return "onnxruntime takes no bfloat16 from Python"
+    if any(is_stochastic(node) for node in model.graph.all_nodes()):
+        return "the model draws random numbers"
+    return _unknown_in_function(model)
+
+
+def _unknown_in_function(model: ir.Model) -> str | None:
+    """Name an operator that the opset of a function has not: it ends the process (1.31)."""
+    for function in model.functions.values():
+        opset = function.opset_imports.get("", 1)
+        for node in function.all_nodes():
+            if node.domain == "" and not onnx.defs.has(node.op_type, opset):
+                return (
+                    f"function '{function.name}' has a {node.op_type}, which opset {opset} has not"
+                )
+    return None
+
+
+def _is_optimizable(model: ir.Model) -> bool:
+    """False for a LayerNormalization with an empty name for its bias: it ends the process (1.31).
+
+    Without graph optimizations ONNX Runtime takes it, as it should.
+    """
+    functions = (node for function in model.functions.values() for node in function.all_nodes())
+    return not any(
+        (node.domain, node.op_type) == ("", "LayerNormalization") and None in node.inputs[2:]
+        for node in (*model.graph.all_nodes(), *functions)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxRuntime:
+    """ONNX Runtime with the given execution providers, one model in memory at a time.
+
+    memory_bytes: what a run may take; a model that takes more runs in pieces (`Pieces`).
+    """
+
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    memory_bytes: int | None = None
+
+    @classmethod
+    def of(cls, providers: Sequence[str] | None, memory_bytes: int | None = None) -> OnnxRuntime:
+        """Raises UsageError for providers that the installed ONNX Runtime does not have."""
+        if not providers:
+            return cls(memory_bytes=memory_bytes)
+        try:
+            from onnxruntime import get_available_providers
+        except ImportError as error:
+            raise UsageError("--providers needs onnxruntime, which is not installed") from error
+        available = get_available_providers()
+        unknown = [name for name in providers if name not in available]
+        if unknown:
+            raise UsageError(
+                f"onnxruntime has no {unknown[0]!r} here; it has {', '.join(available)}"
+            )
+        return cls(tuple(providers), memory_bytes)
+
+    def fits(self, model: ir.Model) -> bool:
+        """Whether a whole model may be in memory."""
+        return self.memory_bytes is None or session_bytes(model) <= self.memory_bytes
+
+    def pieces(self, model: ir.Model) -> Pieces:
+        """A model in pieces that may be in memory, half of it left for what they compute."""
+        return Pieces(model, (self.memory_bytes or 0) // 2)
+
+    @property
+    def label(self) -> str:
+        import onnxruntime
+
+        return f"onnxruntime {onnxruntime.__version__} {', '.join(self.providers)}"
+
+    def run(
+        self, source: ModelSource, samples: Sequence[Feeds], *, optimize: bool
+    ) -> list[dict[str, Array]]:
+        """Outputs for each sample, with all graph optimizations or none; raises CannotRun."""
+        optimize = optimize and _is_optimizable(source.model)
+        if not self.fits(source.model):
+            return self._run_pieces(source, samples, optimize=optimize)
+        if source.path is not None and takes_name(source.path):
+            return self._run(str(source.path), source, samples, optimize=optimize)
+        if _stored_bytes(source.model) <= _EMBEDDED_LIMIT_BYTES:
+            content = model_io.materialise(source.model).SerializeToString()
+            return self._run(content, source, samples, optimize=optimize)
+        with (
+            closing(StagingFolder(Path(tempfile.gettempdir()))) as folder,
+            model_io.stage(source.model, folder.path / "model.onnx", external_data=True) as staged,
+        ):
+            return self._run(str(staged.path), source, samples, optimize=optimize)
+
+    def _run(
+        self,
+        content: str | bytes,
+        source: ModelSource,
+        samples: Sequence[Feeds],
+        *,
+        optimize: bool,
+    ) -> list[dict[str, Array]]:
+        try:
+            session = self._session(content, optimize=optimize)
+            names = [output.name for output in session.get_outputs()]
+            wanted = {i.name for i in session.get_inputs()}
+            wanted |= {i.name for i in session.get_overridable_initializers()}
+            outputs = []
+            for sample in samples:
+                feeds = {name: x for name, x in sample.items() if name in wanted}
+                with _bounded(source) as options:
+                    outputs.append(_by_name(names, session.run(None, feeds, options)))
+            return outputs
+        except runtime_errors() as error:
+            reason = _first_line(error)
+            raise CannotRun(f"{source.label}: onnxruntime cannot run it: {reason}") from error
+
+    def _run_pieces(
+        self, source: ModelSource, samples: Sequence[Feeds], *, optimize: bool
+    ) -> list[dict[str, Array]]:
+        pieces = self.pieces(source.model)
+        known = [dict(sample) for sample in samples]
+        for piece in pieces.pieces:
+            weights = pieces.weights(piece)
+            wanted = set(piece.reads)
+            try:
+                content = pieces.content(piece, weights, known[0])
+                session = self._session(content, optimize=optimize, keep=False)
+                for values in known:
+                    feeds = {name: x for name, x in values.items() if name in wanted}
+                    with _bounded(source) as options:
+                        results = session.run(list(piece.gives), {**weights, **feeds}, options)
+                    values.update(_by_name(piece.gives, results))
+                    for name in piece.last_read:
+                        values.pop(name, None)
+            except runtime_errors() as error:
+                where = f"nodes {piece.start} to {piece.stop}"
+                raise CannotRun(
+                    f"{source.label}: onnxruntime cannot run {where}: {_first_line(error)}"
+                ) from error
+            del session, weights
+        return [{name: values[name] for name in pieces.outputs} for values in known]
+
+    def _session(self, content: str | bytes, *, optimize: bool, keep: bool = True) -> Any:
+        """A session; `keep`: it keeps memory that it has used for the next run."""
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.log_severity_level = _FATAL
+        options.intra_op_num_threads = min(_THREADS, os.cpu_count() or 1)
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = keep
+        levels = ort.GraphOptimizationLevel
+        level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
+        options.graph_optimization_level = level
+        return ort.InferenceSession(content, options, providers=list(self.providers))
+
+
+@contextmanager
+def _bounded(source: ModelSource) -> Iterator[Any]:
+    """Options of a run that is ended after some minutes if the model has loops.
+
+    Raises CannotRun for one that was.
+    """
+    import onnxruntime as ort
+
+    options = ort.RunOptions()
+    if all(node.op_type != "Loop" for node in source.model.graph.all_nodes()):
+        yield options
+        return
+    timer = threading.Timer(_LONGEST_WITH_LOOPS_S, setattr, (options, "terminate", True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield options
+    except runtime_errors() as error:
+        if not options.terminate:
+            raise
+        took = f"its loops take more than {_LONGEST_WITH_LOOPS_S:g} s"
+        raise CannotRun(f"{source.label}: {took} in onnxruntime") from error
+    finally:
+        timer.cancel()
+
+
+def _stored_bytes(model: ir.Model) -> int:
+    tensors = (v.const_value for v in model.graph.initializers.values())
+    return sum(t.nbytes for t in tensors if t is not None)
+
+
+def _by_name(names: Sequence[str], results: Sequence[Any]) -> dict[str, Array]:
+    outputs = {}
+    for name, result in zip(names, results, strict=True):
+        if not isinstance(result, np.ndarray):
+            raise CannotRun(f"output {name!r} is not a tensor, and only tensors can be compared")
+        outputs[name] = result
+    return outputs
+
+
+def _first_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else text[:300] + "..."
+
+
+def native(model: ir.Model, samples: Sequence[Feeds]) -> list[dict[str, Array]]:
+    """Outputs of the interpreter in the model's own types."""
+    return [run(model, feeds, precision=Precision.NATIVE) for feeds in samples]
+
+
+def disturbed(model: ir.Model, feeds: Feeds, *, draws: int, seed: int) -> list[dict[str, Array]]:
+    """Outputs of the interpreter in the model's own types, with every result of an op disturbed.
+
+    Monte Carlo arithmetic (Parker 1997): each element is multiplied by 1 + u x, with x uniform in
+    [-1, 1] and u the unit roundoff of its type, so that each draw is another possible outcome of
+    rounding. Few outputs then still give a measure of noise that does not depend on luck.
+    """
+    outcomes = []
+    for draw in range(draws):
+        generator = np.random.default_rng([seed, draw])
+        observe = _disturbing(generator)
+        outcomes.append(run(model, feeds, precision=Precision.NATIVE, observe=observe))
+    return outcomes
+
+
+def _disturbing(generator: np.random.Generator) -> Observer:
+    def observe(value: ir.Value, array: Array) -> Array:
+        node = value.producer()
+        moved = node is None or moves_numbers(node)
+        if moved or not is_floating(array.dtype) or array.dtype.itemsize < 2:
+            return array
+        step = unit_roundoff(array.dtype) * generator.uniform(-1.0, 1.0, array.shape)
+        wide = np.result_type(array.dtype, np.float64)
+        return (array.astype(wide) * (1 + step)).astype(array.dtype)
+
+    return observe

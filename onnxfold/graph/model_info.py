@@ -1,0 +1,162 @@
+"""Read-only questions about a model: producers, readers, constants, shapes, attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfold.graph.constants import ConstantFolder, constant_tensor
+from onnxfold.graph.dims import Dim, Shape
+from onnxfold.graph.traversal import all_graphs, declared_shape, graph_values
+
+__all__ = ["ModelInfo", "Reader", "node_label", "operator"]
+
+_SMALL_CONSTANT_ELEMENTS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A node that reads a value, and at which of its inputs."""
+
+    node: ir.Node
+    index: int
+
+
+def operator(node: ir.Node) -> str:
+    """Return the operator as it is written in messages: ``Add``, ``com.microsoft.Gelu``."""
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+
+
+def node_label(node: ir.Node) -> str:
+    """Return a name that a person can find in a viewer, also for a node without a name."""
+    if node.name:
+        return node.name
+    outputs = [output.name for output in node.outputs if output.name]
+    return f"{operator(node)}->{outputs[0]}" if outputs else operator(node)
+
+
+class ModelInfo:
+    """Answers about one version of a model; it reads the model and changes nothing.
+
+    What the model leaves out of types and shapes stays unknown: infer them first
+    (:func:`onnxfold.shapes.infer`).
+    """
+
+    def __init__(self, model: ir.Model):
+        self.model = model
+        self.opset = model.graph.opset_imports.get("", 1)
+        self._shapes: dict[ir.Value, Shape] = {}
+        self.graphs = tuple(all_graphs(model))
+        self._refs: dict[ir.Value, str] | None = None
+        self._dead: frozenset[ir.Node] | None = None
+        self._folder = ConstantFolder(self.opset, self.shape, _SMALL_CONSTANT_ELEMENTS)
+
+    def nodes(self) -> Iterator[ir.Node]:
+        """Yield every node of the main graph and of all bodies, parents first."""
+        for graph in self.graphs:
+            yield from graph
+
+    def ref(self, value: ir.Value) -> str:
+        """Return a name for the value that is unique in the model, bodies included.
+
+        It is the value's own name, with ``@<number of the body>`` appended inside bodies, where
+        two branches may use one name.
+        """
+        return self._all_refs()[value]
+
+    def by_ref(self) -> dict[str, ir.Value]:
+        """Return the value of every reference."""
+        return {ref: value for value, ref in self._all_refs().items()}
+
+    def _all_refs(self) -> dict[ir.Value, str]:
+        if self._refs is None:
+            self._refs = {}
+            for number, graph in enumerate(self.graphs):
+                mark = f"@{number}" if number else ""
+                for known in graph_values(graph):
+                    self._refs[known] = f"{known.name}{mark}"
+        return self._refs
+
+    def shape(self, value: ir.Value | None) -> Shape | None:
+        """Return the shape, or None when not even the rank is known."""
+        if value is None:
+            return None
+        shape = self._shapes.get(value)
+        if shape is None and (shape := declared_shape(value)) is not None:
+            self._shapes[value] = shape
+        return shape
+
+    def rank(self, value: ir.Value | None) -> int | None:
+        """Return the number of axes, or None when it is unknown."""
+        shape = self.shape(value)
+        return None if shape is None else len(shape)
+
+    def dim(self, value: ir.Value | None, axis: int) -> Dim:
+        """Return one dimension, or None when it is unknown."""
+        shape = self.shape(value)
+        if shape is None or not -len(shape) <= axis < len(shape):
+            return None
+        return shape[axis]
+
+    def readers(self, value: ir.Value) -> tuple[Reader, ...]:
+        """Return every (node, input index) that reads the value, in bodies too."""
+        return tuple(Reader(use.node, use.idx) for use in value.uses())
+
+    def is_dead(self, node: ir.Node) -> bool:
+        """Whether nothing that leaves the node's graph depends on what the node computes."""
+        if self._dead is None:
+            self._dead = _dead_nodes(self.graphs)
+        return node in self._dead
+
+    def is_output(self, value: ir.Value) -> bool:
+        """Whether the value leaves its graph, be it the model's or a body's."""
+        return value.is_graph_output()
+
+    def tensor(self, value: ir.Value | None) -> ir.TensorProtocol | None:
+        """Return the tensor of an initializer (not overridable) or Constant node, unread."""
+        return constant_tensor(value)
+
+    def array(self, value: ir.Value | None) -> npt.NDArray[np.generic] | None:
+        """Return the array of a small constant or constant expression, else None."""
+        return self._folder.array(value)
+
+    def scalar(self, value: ir.Value | None) -> float | None:
+        """Return a constant with exactly one element as a float, else None."""
+        array = self.array(value)
+        return float(array.reshape(())) if array is not None and array.size == 1 else None
+
+    def integers(self, value: ir.Value | None) -> tuple[int, ...] | None:
+        """Return a small constant of an integer type as a flat tuple, else None."""
+        array = self.array(value)
+        if array is None or array.dtype.kind not in "iu":
+            return None
+        return tuple(int(item) for item in array.reshape(-1))
+
+    def axes(self, node: ir.Node, input_index: int = 1) -> tuple[int, ...] | None:
+        """Return ``axes`` as written, from the attribute or the input; () when absent.
+
+        None means that the axes are given by a value that is not constant.
+        """
+        attribute = node.attributes.get("axes")
+        if attribute is not None:
+            return None if attribute.is_ref() else tuple(attribute.as_ints())
+        if len(node.inputs) <= input_index or node.inputs[input_index] is None:
+            return ()
+        return self.integers(node.inputs[input_index])
+
+
+def _dead_nodes(graphs: Iterable[ir.Graph]) -> frozenset[ir.Node]:
+    """Return the nodes all of whose results are read by dead nodes only, and leave no graph."""
+    dead: set[ir.Node] = set()
+    for graph in graphs:
+        for node in reversed(graph):
+            if not any(
+                output.is_graph_output() or any(use.node not in dead for use in output.uses())
+                for output in node.outputs
+            ):
+                dead.add(node)
+    return frozenset(dead)

@@ -1,0 +1,76 @@
+"""Walks over models: every graph, every value, and the shape that a value declares."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import onnx_ir as ir
+
+from onnxfold.graph.dims import Dim, Shape
+
+__all__ = ["all_graphs", "attributes", "bodies", "declared_shape", "fixed_tensor", "graph_values"]
+
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+
+def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
+    """Yield the main graph and every body in it, parents first.
+
+    ir.Model.graphs does the same in several times the time: it asks every node of every graph
+    in turn for what lies below it.
+    """
+    waiting = [model.graph]
+    while waiting:
+        graph = waiting.pop()
+        yield graph
+        below = [body for node in graph for _, _, body in bodies(node)]
+        waiting += reversed(below)
+
+
+def graph_values(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Yield the inputs, initializers and node outputs of one graph, bodies left out."""
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from (output for output in node.outputs if output.name)
+
+
+def bodies(node: ir.Node) -> tuple[tuple[str, int, ir.Graph], ...]:
+    """Return (attribute name, number, graph) of every body of a node."""
+    found = [attribute for attribute in attributes(node) if attribute.type in _GRAPHS]
+    return tuple(
+        (attribute.name, number, graph)
+        for attribute in found
+        if not attribute.is_ref()
+        for number, graph in enumerate(
+            (attribute.as_graph(),)
+            if attribute.type == ir.AttributeType.GRAPH
+            else attribute.as_graphs()
+        )
+    )
+
+
+def attributes(node: ir.Node) -> Collection[ir.Attr]:
+    """Return the attributes of a node."""
+    # Of the dict itself: a UserDict gives its values in ten times the time.
+    return node.attributes.data.values()
+
+
+def declared_shape(value: ir.Value) -> Shape | None:
+    """Return the shape that a value has, None where not even its rank is known."""
+    fixed = fixed_tensor(value)
+    shape = value.shape if fixed is None else fixed.shape
+    if shape is None:
+        return None
+    sizes = (dim if isinstance(dim, int) else _symbol(dim) for dim in shape)
+    # A negative size is no size; some exporters write it for an open one.
+    return tuple(None if isinstance(size, int) and size < 0 else size for size in sizes)
+
+
+def fixed_tensor(value: ir.Value) -> ir.TensorProtocol | None:
+    """Return the tensor that a value holds in every run, None where there is none."""
+    return None if value.is_graph_input() else value.const_value  # callers may override a default
+
+
+def _symbol(dim: ir.SymbolicDimProtocol) -> Dim:
+    return str(dim.value) if dim.value is not None else None

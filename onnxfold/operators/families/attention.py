@@ -1,0 +1,88 @@
+"""Attention operators: linear in the values, head by head; queries and keys are read exactly.
+
+Y = A V per head, with weights A that depend on queries and keys alone.  An element of a head of V
+meets only the same element of the same head of Y, so P along elements of one head is carried into
+V, whatever A is: masks, caps and sinks of the scores change A, not the law.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxfold.graph import AxisBlock, Fiber, ModelInfo
+from onnxfold.operators.transfer import Carried, Pulled, broken, refuse, unknown_shape
+from onnxfold.refusal import RefusalCode
+
+__all__ = ["Attention"]
+
+_VALUE, _PRESENT_VALUE = 2, 2  # an input, an output
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Y = A V per head: P along elements of one head is carried into V, in the same head."""
+
+    heads: str  # the attribute with the number of heads of Y
+    value_heads: str  # and that of V
+    adds: tuple[int, ...]  # inputs that are joined to V or added to it
+    inputs: int  # how many inputs are known; later ones quantise or share a cache
+
+    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        if output != 0:
+            return refuse(RefusalCode.UNKNOWN_OP, node, "has no law for a further output")
+        if not self._plain(node):
+            return refuse(
+                RefusalCode.EXACT_READER, node, "packs its values, caches them or adds a bias"
+            )
+        y, v = view.rank(node.outputs[0]), view.rank(node.inputs[_VALUE])
+        size = self._head_size(view, node)
+        if y is None or v is None or size is None:
+            return unknown_shape(node)
+        inner = _within_heads(fiber, y - 1, v - 1, size, self._copies(node, v, self.value_heads))
+        return broken(node, fiber) if inner is None else Carried(((_VALUE, inner),))
+
+    def push(
+        self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber
+    ) -> tuple[tuple[int, Fiber], ...] | None:
+        if index != _VALUE or not self._plain(node):
+            return None
+        y, v = view.rank(node.outputs[0]), view.rank(node.inputs[_VALUE])
+        size = self._head_size(view, node)
+        if y is None or v is None or size is None:
+            return None
+        outer = _within_heads(fiber, v - 1, y - 1, size, self._copies(node, y, self.heads))
+        return None if outer is None else ((0, outer),)
+
+    def _plain(self, node: ir.Node) -> bool:
+        """Whether V is one input, to which nothing is joined and which no cache keeps."""
+        given = [index for index, operand in enumerate(node.inputs) if operand is not None]
+        kept = node.outputs[_PRESENT_VALUE] if len(node.outputs) > _PRESENT_VALUE else None
+        if kept is not None and (kept.uses() or kept.is_graph_output()):
+            return False
+        return _VALUE in given and max(given) < self.inputs and not set(given) & set(self.adds)
+
+    def _head_size(self, view: ModelInfo, node: ir.Node) -> int | None:
+        shape = view.shape(node.inputs[_VALUE])
+        last = shape[-1] if shape else None
+        if shape is None or not isinstance(last, int) or len(shape) not in (3, 4):
+            return None
+        if len(shape) == 4:
+            return last
+        heads = node.attributes.get_int(self.value_heads, 0)
+        return last // heads if heads > 0 and last % heads == 0 else None
+
+    def _copies(self, node: ir.Node, rank: int, heads: str) -> int:
+        return 1 if rank == 4 else node.attributes.get_int(heads, 1)
+
+
+def _within_heads(fiber: Fiber, axis: int, target: int, size: int, heads: int) -> Fiber | None:
+    """Rename ``axis`` to ``target``, whose heads have ``size`` elements; None across heads."""
+    blocks: list[AxisBlock] = []
+    for block in fiber.blocks:
+        length = block.inner * block.size
+        if block.axis != axis or size % length:
+            return None
+        blocks.append(AxisBlock(target, block.inner, block.size, heads * (size // length)))
+    return Fiber.of(blocks)

@@ -1,0 +1,157 @@
+"""Averages over other axes, and the readers that do not see a shift."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxfold.graph import Fiber, ModelInfo, keeps_dims, whole_axes
+from onnxfold.operators.families.layout import sizes_changed
+from onnxfold.operators.transfer import Carried, Pulled, ZeroMean, broken, refuse, unknown_shape
+from onnxfold.refusal import RefusalCode
+
+__all__ = ["Blind", "Centring", "Reduce", "Resize", "ShiftInvariant", "SpatialAverage"]
+
+Pushed = tuple[tuple[int, Fiber], ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Sums and means over other axes: P mean_j(x) = mean_j(P x)."""
+
+    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        source_of = self._source_axes(view, node)
+        if source_of is None:
+            return unknown_shape(node)
+        if not set(fiber.axes) <= set(source_of):
+            return broken(node, fiber)
+        return Carried(((0, fiber.moved(source_of)),))
+
+    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+        source_of = self._source_axes(view, node) if index == 0 else None
+        if source_of is None:
+            return None
+        target_of = {source: target for target, source in source_of.items()}
+        if not set(fiber.axes) <= set(target_of):
+            return None
+        return ((0, fiber.moved(target_of)),)
+
+    def _source_axes(self, view: ModelInfo, node: ir.Node) -> dict[int, int] | None:
+        """Map each output axis that is not reduced to the input axis that it is."""
+        rank, written = view.rank(node.inputs[0]), view.axes(node)
+        if not rank or written is None:
+            return None  # of a scalar nothing is reduced
+        everything = not written and node.attributes.get_int("noop_with_empty_axes", 0) == 0
+        reduced = set(range(rank)) if everything else {axis % rank for axis in written}
+        kept = [axis for axis in range(rank) if axis not in reduced]
+        if keeps_dims(node):
+            return {axis: axis for axis in kept}
+        return dict(enumerate(kept))
+
+
+@dataclass(frozen=True, slots=True)
+class SpatialAverage:
+    """AveragePool and GlobalAveragePool average axes 2 and later, alike in every channel."""
+
+    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        return Carried(((0, fiber),)) if max(fiber.axes, default=0) < 2 else broken(node, fiber)
+
+    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+        return ((0, fiber),)
+
+
+# These crop, fill in extrapolated values, or move elements of an axis whose scale is 1.
+_MOVING_TRANSFORMS = frozenset({"tf_crop_and_resize", "tf_half_pixel_for_nn"})
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Interpolation of other axes with the same weights in every set; no extrapolated values."""
+
+    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        transform = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
+        if transform in _MOVING_TRANSFORMS:
+            return refuse(RefusalCode.UNKNOWN_OP, node, f"is not followed with {transform}")
+        policy = node.attributes.get_string("keep_aspect_ratio_policy", "stretch")
+        if policy != "stretch":
+            return refuse(RefusalCode.UNKNOWN_OP, node, f"is not followed with policy {policy}")
+        touched = self._resampled(view, node)
+        if touched is None:
+            return unknown_shape(node)
+        return broken(node, fiber) if touched & set(fiber.axes) else Carried(((0, fiber),))
+
+    def _resampled(self, view: ModelInfo, node: ir.Node) -> set[int] | None:
+        """Return the axes whose scale is or may be other than 1, which can keep their size."""
+        position = 1 if view.opset < 11 else 2
+        scales = node.inputs[position] if len(node.inputs) > position else None
+        if scales is None or view.dim(scales, 0) == 0:
+            changed = sizes_changed(view, node)
+            return None if changed is None else set(changed)
+        factors, rank = view.array(scales), view.rank(node.inputs[0])
+        if factors is None or rank is None:
+            return None
+        axes = node.attributes.get_ints("axes", tuple(range(rank)))
+        pairs = zip(axes, factors.tolist(), strict=True)
+        return {axis % rank for axis, factor in pairs if factor != 1.0}
+
+    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+        return ((0, fiber),) if index == 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Blind:
+    """Shape and Size read no element, so no change of values reaches them."""
+
+    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        return refuse(RefusalCode.ACTIVATION, node, "is not linear")
+
+    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftInvariant:
+    """Softmax and LogSoftmax: f(x + s) = f(x) for s constant along the axis."""
+
+    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        return refuse(RefusalCode.ACTIVATION, node, "is not linear")
+
+    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+        seen = self.invariant_fiber(view, node)
+        return () if seen is not None and fiber.covers(seen) else None
+
+    def invariant_fiber(self, view: ModelInfo, node: ir.Node) -> Fiber | None:
+        """Return the fiber along which the operator does not see a shift."""
+        shape = view.shape(node.inputs[0])
+        if shape is None:
+            return None
+        # Before opset 13 all axes from `axis` (default 1) on were normalised together.
+        coarse = view.opset < 13
+        axis = node.attributes.get_int("axis", 1 if coarse else -1) % len(shape)
+        return whole_axes(shape, range(axis, len(shape)) if coarse else (axis,))
+
+
+@dataclass(frozen=True, slots=True)
+class Centring:
+    """onnxfold.Center: x - mean(x) has mean 0 and sees no shift; P along fewer axes commutes."""
+
+    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        centred = self.fiber(view, node)
+        if centred is None:
+            return unknown_shape(node)
+        if fiber.covers(centred):
+            return ZeroMean()
+        # P Q = Q P = Q for the projector Q along sets that lie within those of P.
+        return Carried(((0, fiber),)) if centred.covers(fiber) else broken(node, fiber)
+
+    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+        centred = self.fiber(view, node)
+        if centred is None or fiber.covers(centred):
+            return None if centred is None else ()
+        return ((0, fiber),) if centred.covers(fiber) else None
+
+    def fiber(self, view: ModelInfo, node: ir.Node) -> Fiber | None:
+        """Return the elements whose mean the node subtracts."""
+        shape = view.shape(node.inputs[0])
+        return None if shape is None else whole_axes(shape, node.attributes.get_ints("axes", (-1,)))

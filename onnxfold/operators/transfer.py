@@ -1,0 +1,122 @@
+"""What a law says about an operator, and the helpers that its families share.
+
+P is the centring along a fiber: (P x) = x - mean of x over the fiber.  For one output and fiber
+a law answers with
+
+* ``Carried``: the output is linear in the carried inputs together, and centring them centres the
+  output: f(P x1, P x2, ..., rest) = P f(x1, x2, ..., rest).  A shift of a carried input by what is
+  constant along its fiber is then a shift of the output along its own;
+* ``ZeroMean``: the output has mean 0 along the fiber whatever the inputs are;
+* a ``Refusal``: nothing is known.
+
+The other direction, ``push``, names for an input and fiber the outputs that may carry it; what it
+names counts only when ``pull`` confirms it.  An operator without a law is opaque and exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import onnx_ir as ir
+
+from onnxfold.graph import AxisBlock, Fiber, ModelInfo, Shape, node_label, operator
+from onnxfold.refusal import Refusal, RefusalCode
+
+__all__ = [
+    "Carried",
+    "Family",
+    "Law",
+    "Pulled",
+    "ZeroMean",
+    "along_broadcast",
+    "broken",
+    "constant_along",
+    "refuse",
+    "unknown_shape",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """The inputs (index, fiber in the input's coordinates) whose centring centres the output."""
+
+    inputs: tuple[tuple[int, Fiber], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroMean:
+    """The output has mean 0 along the fiber."""
+
+
+Pulled = Carried | ZeroMean | Refusal
+
+
+class Family(Protocol):
+    """An algebraic family of operators: where a fiber of an output comes from, and back."""
+
+    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        """Say how the output, centred along ``fiber``, follows from the inputs."""
+
+    def push(
+        self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber
+    ) -> tuple[tuple[int, Fiber], ...] | None:
+        """Name the outputs a shift of input ``index`` reaches; () none, None cannot be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """One line of the law table: an operator, its family and the law in words."""
+
+    op_type: str
+    family: Family
+    law: str
+    domain: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The operator that the line is about."""
+        return self.domain, self.op_type
+
+
+def refuse(code: RefusalCode, node: ir.Node, sentence: str) -> Refusal:
+    """Return a refusal that names the operator and the node at fault."""
+    label = node_label(node)
+    return Refusal(code, f"{operator(node)} '{label}' {sentence}", (label,))
+
+
+def unknown_shape(node: ir.Node) -> Refusal:
+    """Return the refusal for a node around which ranks or sizes are unknown."""
+    return refuse(RefusalCode.UNKNOWN_SHAPE, node, "has an unknown shape; run shape inference")
+
+
+def broken(node: ir.Node, fiber: Fiber) -> Refusal:
+    """Return the refusal for a node that mixes or cuts the fiber."""
+    return refuse(
+        RefusalCode.FIBER_BROKEN, node, f"mixes or cuts the normalised elements ({fiber})"
+    )
+
+
+def along_broadcast(fiber: Fiber, result: Shape, operand: Shape) -> Fiber | None:
+    """Return the fiber of a broadcast operand.
+
+    Law: P(broadcast(b)) = broadcast(P' b), where P' runs over those axes of the fiber that b has
+    with more than one element.  None when a size along the fiber is unknown.
+    """
+    offset = len(result) - len(operand)
+    blocks: list[AxisBlock] = []
+    for block in fiber.blocks:
+        axis = block.axis - offset
+        size = 1 if axis < 0 else operand[axis]
+        if size == 1:
+            continue
+        if not isinstance(size, int) or size != result[block.axis]:
+            return None
+        blocks.append(AxisBlock(axis, block.inner, block.size, block.outer))
+    return Fiber.of(blocks)
+
+
+def constant_along(fiber: Fiber, result: Shape, operand: Shape) -> bool:
+    """Whether a broadcast operand has one value for all elements of each set of the fiber."""
+    offset = len(result) - len(operand)
+    return all(axis < offset or operand[axis - offset] == 1 for axis in fiber.axes)

@@ -1,0 +1,382 @@
+"""Deciding which gammas and betas move into the linear layers behind their norms.
+
+gamma moves when every reader of the norm is linear with a constant weight that no other reader
+needs unchanged (or that is small enough to store twice).  beta moves with it when no zero padding
+stands between and every reader has a bias, can have one for free (Gemm, Conv, Attention), or gets
+an Add behind it that costs less than the norm saves without beta.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo, Reader, node_label
+from onnxfold.graph.channels import Channels
+from onnxfold.norms.site import NormKind, NormSite
+from onnxfold.operators.transfer import refuse
+from onnxfold.passes.affine.source import Source, source_of
+from onnxfold.passes.affine.transfer import Absorbs, adds_bias
+from onnxfold.passes.affine.walk import Reached, Root, follow, root_of
+from onnxfold.passes.costs import elements
+from onnxfold.passes.fusion import Absorption, AffineFusion, Place, ReaderRef
+from onnxfold.passes.scales.parts import cut_of, element_readers
+from onnxfold.refusal import Refusal, RefusalCode
+
+__all__ = ["AffineDecision", "Weighing", "decide_affine", "shape_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """What a new Add costs, and what a norm saves without its beta, in picoseconds.
+
+    ``addition``: per element of what is added to; ``saving``: of a norm, over all its elements.
+    """
+
+    addition: int
+    saving: Callable[[NormSite], int]
+
+
+@dataclass(frozen=True, slots=True)
+class AffineDecision:
+    """What moves, and for every norm of which something stays the reason, by its reference."""
+
+    fusions: tuple[AffineFusion, ...]
+    refusals: tuple[tuple[str, Refusal], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A fusion, and what tells its edits of gamma and of beta from those of other norms."""
+
+    fusion: AffineFusion
+    marks: tuple[bytes, bytes]
+    beta_refusal: Refusal | None = None
+
+
+def decide_affine(
+    view: ModelInfo,
+    sites: Iterable[NormSite],
+    *,
+    allow_split_bytes: int,
+    keep: Callable[[NormSite], Refusal | None] = lambda _: None,
+    weighing: Weighing | None = None,
+) -> AffineDecision:
+    """Return what moves where; weights above ``allow_split_bytes`` are never stored twice.
+
+    ``keep`` says why a norm is better left with its gamma and beta, or None.  Without ``weighing``
+    no beta is worth a new Add.
+    """
+    weighing = weighing or Weighing(0, lambda _: 0)
+    order = {node: number for number, node in enumerate(view.nodes())}
+    candidates: list[_Candidate] = []
+    refusals: dict[str, Refusal] = {}
+    for site in sites:
+        source = source_of(view, site)
+        if source is None:
+            continue
+        made: _Candidate | Refusal | None = keep(site)
+        if made is None:
+            if isinstance(source, Source):
+                made = _candidate(view, order, source, weighing)
+            else:
+                made = source
+        if isinstance(made, Refusal):
+            refusals[view.ref(site.output)] = made
+        else:
+            candidates.append(made)
+            if made.beta_refusal is not None:
+                refusals[made.fusion.output] = made.beta_refusal
+    kept, shared = _settle(view, candidates, allow_split_bytes)
+    return AffineDecision(tuple(kept), tuple({**refusals, **shared}.items()))
+
+
+def _candidate(
+    view: ModelInfo, order: dict[ir.Node, int], source: Source, weighing: Weighing
+) -> _Candidate | Refusal:
+    reached = follow(view, order, source.value, source.channels)
+    if isinstance(reached, Refusal):
+        return reached
+    found, shift_refusal = reached
+    readers: list[Absorption] = []
+    for item in found:
+        made = _absorption(view, item)
+        if isinstance(made, Refusal):
+            return made
+        readers.append(made)
+    if source.beta is not None and shift_refusal is None:
+        weighed = _with_new_biases(view, source.site, found, readers, weighing)
+        if isinstance(weighed, Refusal):
+            shift_refusal = weighed
+        else:
+            readers = weighed
+    beta = source.beta is not None and shift_refusal is None
+    if source.beta is not None and not beta:
+        obstacle = _keeps_beta(source, shift_refusal)
+        if obstacle is not None:
+            return obstacle
+    if not beta:
+        readers = [reader.without_beta() for reader in readers]
+    gamma = source.gamma is not None
+    fusion = AffineFusion(
+        source.site.name, view.ref(source.site.output), gamma, beta, tuple(readers)
+    )
+    vectors = (source.gamma, source.beta)
+    marks = tuple(b"" if vector is None else vector.tobytes() for vector in vectors)
+    left = shift_refusal if source.beta is not None else None
+    return _Candidate(fusion, (marks[0], marks[0] + b"/" + marks[1]), left)
+
+
+def _with_new_biases(
+    view: ModelInfo,
+    site: NormSite,
+    found: Sequence[Reached],
+    readers: Sequence[Absorption],
+    weighing: Weighing,
+) -> list[Absorption] | Refusal:
+    """Give readers without a bias one behind them, where that costs less than beta does."""
+    made: list[Absorption] = []
+    without: ir.Node | None = None
+    cost = 0
+    for item, reader in zip(found, readers, strict=True):
+        node = item.reader.node
+        if reader.biases:
+            made.append(reader)
+            continue
+        place = _behind(view, node, item.absorbs, reader.outer)
+        if place is None:
+            return _no_bias(node, "has no bias to take beta, and can have none")
+        without = without or node
+        cost += weighing.addition * elements(view.shape(node.outputs[0]))
+        made.append(replace(reader, bias=place))
+    if without is None:
+        return made
+    saving = weighing.saving(site)
+    if saving > cost:
+        return made
+    sentence = f"an Add would cost {cost:,} ps, and the norm saves {saving:,} without beta"
+    return _no_bias(without, f"has no bias to take beta: {sentence}")
+
+
+def _behind(view: ModelInfo, node: ir.Node, absorbs: Absorbs, outer: Channels) -> Place | None:
+    """Return the place of a new bias behind an operator that cannot have one itself."""
+    shape = view.shape(node.outputs[0])
+    if absorbs.bias is not None or absorbs.shift_refusal is not None or shape is None:
+        return None
+    if not all(digit.whole for digit in outer.digits) or len(absorbs.output.axes) != 1:
+        return None
+    (axis,) = absorbs.output.axes
+    if axis >= len(shape) or shape[axis] != absorbs.output.size or not node.outputs[0].name:
+        return None
+    return Place("", _ref(view, Reader(node, len(node.inputs))), absorbs.output, behind=True)
+
+
+def _keeps_beta(source: Source, shift_refusal: Refusal | None) -> Refusal | None:
+    """Say why gamma stays with a beta that cannot move, or None: beta / gamma can stay alone."""
+    why = shift_refusal or Refusal(RefusalCode.SHIFT_CANNOT_CROSS, "beta cannot move")
+    if source.gamma is None:
+        return why
+    if source.site.kind is not NormKind.DYT:  # spelled out for good, so a Mul less is a gain
+        sentence = f"{why.sentence}; with beta in place, the norm multiplies by gamma for free"
+        return Refusal(why.code, sentence, why.nodes)
+    with np.errstate(all="ignore"):
+        left = None if source.beta is None else (source.beta / source.gamma).astype(np.float32)
+    if left is None or not np.all(np.isfinite(left)):
+        sentence = f"{why.sentence}, and gamma has zeros, so beta / gamma cannot stay behind"
+        return Refusal(why.code, sentence, why.nodes)
+    return None
+
+
+def _no_bias(node: ir.Node, sentence: str) -> Refusal:
+    return refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, sentence)
+
+
+def _absorption(view: ModelInfo, item: Reached) -> Absorption | Refusal:
+    node, absorbs = item.reader.node, item.absorbs
+    root = root_of(view, Reader(node, absorbs.weight), absorbs.channels, absorbs.outer)
+    if isinstance(root, Refusal):
+        return root
+    weight = _place(view, root.value, root.reader, root.channels)
+    whole = all(digit.whole for digit in root.outer.digits)
+    disjoint = not set(root.outer.axes) & set(root.channels.axes) or absorbs.bias is not None
+    bias = _bias(view, node, absorbs, root) if whole and disjoint else None
+    made = Absorption(_ref(view, item.reader), weight, root.outer, bias, absorbs.factor)
+    if bias is not None or not (whole and disjoint) or absorbs.bias is not None:
+        return made
+    return replace(made, parts=_parts(view, node.outputs[0], absorbs))
+
+
+def _bias(view: ModelInfo, node: ir.Node, absorbs: Absorbs, root: Root) -> Place | None:
+    """Return the constant that takes W beta: the operator's own bias, or that of an Add behind."""
+    if absorbs.shift_refusal is not None or node.outputs[0].name is None:
+        return None
+    size = absorbs.outer.size
+    if absorbs.bias is not None:
+        operand = node.inputs[absorbs.bias] if absorbs.bias < len(node.inputs) else None
+        reader = Reader(node, absorbs.bias)
+        if operand is None:
+            return Place("", _ref(view, reader), Channels.along([(0, size)]), 0)
+        shape = shape_of(view, operand)
+        if shape is None or not shape or shape[-1] != size or any(d != 1 for d in shape[:-1]):
+            return None
+        return _place(view, operand, reader, Channels.along([(len(shape) - 1, size)]))
+    return _added(view, node.outputs[0], absorbs.output)
+
+
+def _parts(view: ModelInfo, value: ir.Value, absorbs: Absorbs) -> tuple[Place, ...]:
+    """Return what the Adds behind the parts of ``value`` along its channels add, none if one lacks.
+
+    What is left of joined projections: q, k and v are one product, each with its own bias, cut
+    apart by a Split or by Slices.
+    """
+    readers, output = element_readers(value), absorbs.output
+    if absorbs.shift_refusal is not None or view.is_output(value) or len(output.digits) != 1:
+        return ()
+    places: list[Place] = []
+    for part in (part for node in readers for part in node.outputs):
+        cut = cut_of(view, part)
+        producer = part.producer()
+        if cut is None or cut.source is not value or (cut.axis,) != output.axes or cut.length < 2:
+            return ()
+        channels = Channels.along([(cut.axis, cut.length)])
+        place = _added(view, part, channels)
+        if place is None or producer is None or producer.graph is not value.graph:
+            return ()
+        places.append(replace(place, start=cut.start))
+    places.sort(key=lambda place: place.start)
+    ends = [place.start + place.channels.size for place in places]
+    beginnings = [place.start for place in places]
+    tiled = beginnings == [0, *ends[:-1]] and ends[-1:] == [output.size]
+    return tuple(places) if tiled and len(places) > 1 else ()
+
+
+def _added(view: ModelInfo, value: ir.Value, output: Channels) -> Place | None:
+    """Return what an Add or BiasGelu adds that alone reads ``value``, along the same channels."""
+    readers = view.readers(value)
+    if len(readers) != 1 or view.is_output(value):
+        return None
+    node, index = readers[0].node, readers[0].index
+    if not adds_bias(node, index) or node.graph is not value.graph:
+        return None
+    operand = node.inputs[1 - index]
+    shape, rank = shape_of(view, operand), view.rank(value)
+    if operand is None or shape is None or rank is None or len(shape) > rank:
+        return None
+    offset = rank - len(shape)
+    sizes = {digit.axis: digit.size for digit in output.digits}
+    if any(axis < offset for axis in sizes):
+        return None
+    if any(dim != sizes.get(axis + offset, 1) for axis, dim in enumerate(shape)):
+        return None
+    channels = output.renamed({axis: axis - offset for axis in output.axes})
+    return _place(view, operand, Reader(node, 1 - index), channels)
+
+
+def shape_of(view: ModelInfo, value: ir.Value | None) -> tuple[int, ...] | None:
+    """Return the shape of a constant of a floating type, None for anything else."""
+    tensor = view.tensor(value)
+    if tensor is None or not tensor.dtype.is_floating_point():
+        return None
+    return tuple(tensor.shape.numpy())
+
+
+def _ref(view: ModelInfo, reader: Reader) -> ReaderRef:
+    return ReaderRef(view.ref(reader.node.outputs[0]), reader.index)
+
+
+def _place(view: ModelInfo, value: ir.Value, reader: Reader, channels: Channels) -> Place:
+    tensor = view.tensor(value)
+    nbytes = 0 if tensor is None else tensor.nbytes
+    return Place(view.ref(value), _ref(view, reader), channels, nbytes)
+
+
+_Edit = tuple[str, Channels, bytes]  # gamma or beta with its weight, where, which numbers
+
+
+def _settle(
+    view: ModelInfo, candidates: Sequence[_Candidate], limit: int
+) -> tuple[list[AffineFusion], dict[str, Refusal]]:
+    """Change constants in place where all readers agree, copy small ones, refuse the rest.
+
+    A refused norm leaves its weights as they are, so the others must be asked again.
+    """
+    refused: dict[str, Refusal] = {}
+    waiting = list(candidates)
+    values = view.by_ref()
+    while True:
+        wanted = _wanted(waiting)
+        settled: list[AffineFusion] = []
+        rest: list[_Candidate] = []
+        for candidate in waiting:
+            obstacle = None
+            for place in candidate.fusion.places:
+                if not place.value or place.nbytes <= limit:
+                    continue
+                if not _agreed(values[place.value], wanted[place.value]):
+                    obstacle = _shared(values[place.value], place)
+                    break
+            if obstacle is None:
+                rest.append(candidate)
+                settled.append(_with_copies(candidate.fusion, values, wanted))
+            else:
+                refused[candidate.fusion.output] = obstacle
+        if len(rest) == len(waiting):
+            return settled, refused
+        waiting = rest
+
+
+def _wanted(candidates: Iterable[_Candidate]) -> dict[str, dict[ReaderRef, _Edit]]:
+    """Return for every constant which of its readers want which edit."""
+    wanted: dict[str, dict[ReaderRef, _Edit]] = defaultdict(dict)
+    for candidate in candidates:
+        gamma, beta = candidate.marks
+        for reader in candidate.fusion.readers:
+            if candidate.fusion.gamma:
+                place = reader.weight
+                wanted[place.value][place.reader] = ("", place.channels, gamma)
+            for place in reader.biases:
+                if not place.value:
+                    continue
+                of = f"{reader.weight.value} {reader.factor} {reader.weight.channels}"
+                source = f"{of} {reader.outer} {place.start}"
+                wanted[place.value][place.reader] = (source, place.channels, beta)
+    return wanted
+
+
+def _agreed(value: ir.Value, wanted: dict[ReaderRef, _Edit]) -> bool:
+    """Whether all readers of a constant want the same edit."""
+    readers = len(value.uses()) + value.is_graph_output()
+    return readers == len(wanted) and len(set(wanted.values())) == 1
+
+
+def _with_copies(
+    fusion: AffineFusion, values: dict[str, ir.Value], wanted: dict[str, dict[ReaderRef, _Edit]]
+) -> AffineFusion:
+    def settled(place: Place | None) -> Place | None:
+        if place is None or not place.value:
+            return place
+        return replace(place, copy=not _agreed(values[place.value], wanted[place.value]))
+
+    readers = tuple(
+        replace(
+            reader,
+            weight=(settled(reader.weight) if fusion.gamma else None) or reader.weight,
+            bias=settled(reader.bias),
+            parts=tuple(place for part in reader.parts if (place := settled(part)) is not None),
+        )
+        for reader in fusion.readers
+    )
+    return replace(fusion, readers=readers)
+
+
+def _shared(value: ir.Value, place: Place) -> Refusal:
+    readers = tuple(node_label(use.node) for use in value.uses())
+    sentence = (
+        f"weight '{value.name}' of {place.nbytes:,} bytes has {len(readers)} readers that do not "
+        "all follow this norm, and is too large to store twice"
+    )
+    return Refusal(RefusalCode.SHARED_WEIGHT, sentence, readers)

@@ -1,0 +1,180 @@
+"""Where gamma and beta of a norm are: operands of one operator, or operators behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo, Shape, node_label
+from onnxfold.graph.channels import Channels
+from onnxfold.norms.site import NormForm, NormSite
+from onnxfold.refusal import Refusal, RefusalCode
+
+__all__ = ["Source", "source_of"]
+
+Float64 = npt.NDArray[np.float64]
+Array = npt.NDArray[np.generic]
+
+_GAMMA, _BETA = 1, 2  # operands of every norm that is one operator
+_WITHOUT_AFFINE = frozenset({"LpNormalization", "MeanVarianceNormalization"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """y = gamma * x + beta, the affine part of a norm, along ``channels`` of ``value`` (y).
+
+    ``nodes`` are the Mul and Add that compute y, the last one first; without any, gamma and beta
+    are the operands 1 and 2 of the norm's operator.
+    """
+
+    site: NormSite
+    value: ir.Value
+    channels: Channels
+    gamma: Float64 | None
+    beta: Float64 | None
+    nodes: tuple[ir.Node, ...] = ()
+
+
+def source_of(view: ModelInfo, site: NormSite) -> Source | Refusal | None:
+    """Return the norm's affine part, None where it has none, a refusal where it cannot be told."""
+    if view.array(site.output) is not None:
+        return None  # all of it is a constant, in which no part is told from the others
+    if site.form is not NormForm.DECOMPOSED or _ends_in_norm(site):
+        return _of_operands(view, site)
+    return _of_nodes(view, site)
+
+
+def _ends_in_norm(site: NormSite) -> bool:
+    """Whether a spelled-out centring ends in an RMSNorm operator, with gamma as its operand."""
+    last = site.nodes[-1]
+    operands = [*last.inputs, None, None]
+    return ("LayerNormalization" in last.op_type or last.op_type == "RMSNormalization") and (
+        last.outputs[0],
+        operands[_GAMMA],
+        operands[_BETA],
+    ) == (
+        site.output,
+        site.gamma,
+        site.beta,
+    )
+
+
+def _unknown(site: NormSite, sentence: str) -> Refusal:
+    label = (node_label(site.nodes[-1]),)
+    return Refusal(RefusalCode.UNKNOWN_SHAPE, f"norm '{site.name}' {sentence}", label)
+
+
+def _of_operands(view: ModelInfo, site: NormSite) -> Source | Refusal | None:
+    node = site.nodes[-1]
+    if (site.gamma is None and site.beta is None) or node.op_type in _WITHOUT_AFFINE:
+        return None
+    parts: dict[int, Array] = {}
+    for index, part in ((_GAMMA, site.gamma), (_BETA, site.beta)):
+        if part is None:
+            continue
+        array = view.array(part) if isinstance(part, ir.Value) else part
+        if array is None:
+            return _unknown(site, "has a gamma or beta that is no constant")
+        parts[index] = array
+    shape = view.shape(site.input)
+    if shape is None:
+        return _unknown(site, "has an input of unknown rank")
+    if site.affine_axis is not None:
+        repeat, axis = site.affine_repeat, site.affine_axis % len(shape)
+        parts = {index: _column(array, axis, repeat, len(shape)) for index, array in parts.items()}
+    made = _vectors(parts, shape)
+    if made is None:
+        return _unknown(site, "has a gamma or beta of another shape than its input")
+    channels, vectors = made
+    return Source(site, site.output, channels, vectors.get(_GAMMA), vectors.get(_BETA))
+
+
+def _column(array: Array, axis: int, repeat: int, rank: int) -> Array:
+    return np.repeat(array.reshape(-1), repeat).reshape((-1, *(1,) * (rank - 1 - axis)))
+
+
+def _of_nodes(view: ModelInfo, site: NormSite) -> Source | Refusal | None:
+    """Take the constant Mul and Add off the end of a spelled-out norm."""
+    if site.gamma is None and site.beta is None:
+        return None
+    value = _before_casts(site)
+    shape = view.shape(value)
+    if shape is None:
+        return _unknown(site, "has an output of unknown rank")
+    parts: dict[int, Array] = {}
+    nodes: list[ir.Node] = []
+    current = value
+    for op_type, index in (("Add", _BETA), ("Mul", _GAMMA)):
+        step = _constant_operand(view, current, op_type, site)
+        if step is None or (nodes and not _alone(current)):
+            continue
+        node, array, current = step
+        nodes.append(node)
+        parts[index] = array
+    if (site.gamma is not None and _GAMMA not in parts) or not parts:
+        sentence = f"norm '{site.name}' does not apply gamma and beta last, one after the other"
+        return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, (node_label(site.nodes[-1]),))
+    made = _vectors(parts, shape)
+    if made is None:
+        return _unknown(site, "has a gamma or beta of another shape than its input")
+    channels, vectors = made
+    return Source(site, value, channels, vectors.get(_GAMMA), vectors.get(_BETA), tuple(nodes))
+
+
+def _before_casts(site: NormSite) -> ir.Value:
+    value = site.output
+    while True:
+        node = value.producer()
+        source = node.inputs[0] if node is not None and node.inputs else None
+        if node is None or node not in site.nodes or source is None:
+            return value
+        if node.domain != "" or node.op_type not in ("Cast", "Identity"):
+            return value
+        value = source
+
+
+def _constant_operand(
+    view: ModelInfo, value: ir.Value, op_type: str, site: NormSite
+) -> tuple[ir.Node, Array, ir.Value] | None:
+    node = value.producer()
+    if node is None or node not in site.nodes or (node.domain, node.op_type) != ("", op_type):
+        return None
+    for index, operand in enumerate(node.inputs):
+        other = node.inputs[1 - index]
+        array = view.array(operand)
+        if array is not None and other is not None and view.rank(other) == view.rank(value):
+            return node, array, other
+    return None
+
+
+def _alone(value: ir.Value) -> bool:
+    return len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def _vectors(parts: dict[int, Array], shape: Shape) -> tuple[Channels, dict[int, Float64]] | None:
+    """Return the channels along which any part varies, and each part as a vector over them."""
+    rank = len(shape)
+    aligned = {
+        index: array.reshape((1,) * (rank - array.ndim) + array.shape)
+        for index, array in parts.items()
+        if array.ndim <= rank
+    }
+    if len(aligned) < len(parts):
+        return None
+    sizes = [max(array.shape[axis] for array in aligned.values()) for axis in range(rank)]
+    last = shape[-1] if rank else None
+    if max(sizes, default=1) == 1 and isinstance(last, int):
+        sizes[-1] = last  # one number for all elements: the same for every channel
+    if any(size not in (1, dim) for size, dim in zip(sizes, shape, strict=True)):
+        return None
+    if any(n not in (1, m) for a in aligned.values() for n, m in zip(a.shape, sizes, strict=True)):
+        return None
+    channels = Channels.along((axis, size) for axis, size in enumerate(sizes) if size > 1)
+    vectors = {
+        index: np.broadcast_to(array, sizes).astype(np.float64).reshape(-1)
+        for index, array in aligned.items()
+    }
+    return channels, vectors

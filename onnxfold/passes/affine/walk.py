@@ -1,0 +1,142 @@
+"""Forward from y = g * x + s to every linear reader, through carriers; any other reader refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo, Reader
+from onnxfold.graph.channels import Channels
+from onnxfold.operators.transfer import refuse
+from onnxfold.passes.affine.transfer import Absorbs, Passes, pulled, react
+from onnxfold.passes.scales.homogeneous import FLOATS
+from onnxfold.refusal import Refusal, RefusalCode
+
+__all__ = ["Reached", "Root", "follow", "root_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A linear reader and how it absorbs."""
+
+    reader: Reader
+    absorbs: Absorbs
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The constant that an operand is a layout of, and who reads it there.
+
+    ``channels`` and ``outer`` are in the coordinates of the constant.
+    """
+
+    value: ir.Value
+    reader: Reader
+    channels: Channels
+    outer: Channels
+
+
+def follow(
+    view: ModelInfo, order: Mapping[ir.Node, int], value: ir.Value, channels: Channels
+) -> tuple[list[Reached], Refusal | None] | Refusal:
+    """Return all linear readers, and why a shift does not reach all of them (None: it does).
+
+    ``order`` numbers the nodes topologically.
+    """
+    walk = _Walk(view, order, value)
+    refusal = walk.enter(value, channels)
+    while refusal is None and walk.pending:
+        refusal = walk.visit()
+    if refusal is not None:
+        return refusal
+    return walk.found, walk.shift_refusal
+
+
+class _Walk:
+    def __init__(self, view: ModelInfo, order: Mapping[ir.Node, int], start: ir.Value):
+        self._view = view
+        self._order = order
+        producer = start.producer()
+        self._home = producer.graph if producer is not None else start.graph
+        self._at: dict[ir.Value, Channels] = {}
+        self._nodes: dict[int, ir.Node] = {}
+        self.pending: list[int] = []
+        self.found: list[Reached] = []
+        self.shift_refusal: Refusal | None = None
+
+    def enter(self, value: ir.Value, channels: Channels) -> Refusal | None:
+        """Note that a value carries the diagonal, and queue its readers."""
+        if self._view.is_output(value):
+            sentence = f"'{value.name}' is an output of its graph"
+            return Refusal(RefusalCode.GRAPH_OUTPUT, sentence, (value.name or "",))
+        self._at[value] = channels
+        for reader in self._view.readers(value):
+            if reader.node.graph is not self._home:
+                return refuse(RefusalCode.BODY_BORDER, reader.node, "reads it from inside a body")
+            number = self._order[reader.node]
+            if number not in self._nodes:
+                self._nodes[number] = reader.node
+                heappush(self.pending, number)
+        return None
+
+    def visit(self) -> Refusal | None:
+        """Look at the next node in topological order: all that can reach it has been entered."""
+        node = self._nodes[heappop(self.pending)]
+        met = {i: self._at[v] for i, v in enumerate(node.inputs) if v is not None and v in self._at}
+        passes: Passes | None = None
+        for index, channels in met.items():
+            reaction = react(self._view, node, index, channels)
+            if isinstance(reaction, Refusal):
+                return reaction
+            if isinstance(reaction, Absorbs):
+                if len(met) > 1:
+                    return refuse(RefusalCode.EXACT_READER, node, "reads it twice")
+                self.found.append(Reached(Reader(node, index), reaction))
+                self.shift_refusal = self.shift_refusal or reaction.shift_refusal
+            elif isinstance(reaction, Passes):
+                if set(reaction.jointly) != set(met) or (
+                    passes is not None and passes.outputs != reaction.outputs
+                ):
+                    return refuse(
+                        RefusalCode.EXACT_READER, node, "joins it with values of another scale"
+                    )
+                passes = reaction
+        return self._go_on(node, passes) if passes is not None else None
+
+    def _go_on(self, node: ir.Node, passes: Passes) -> Refusal | None:
+        self.shift_refusal = self.shift_refusal or passes.shift_refusal
+        for position, channels in passes.outputs:
+            refusal = self.enter(node.outputs[position], channels)
+            if refusal is not None:
+                return refusal
+        return None
+
+
+def root_of(view: ModelInfo, reader: Reader, channels: Channels, outer: Channels) -> Root | Refusal:
+    """Return the constant behind an operand, through layouts that nothing else reads."""
+    holder = reader
+    value = reader.node.inputs[reader.index] if reader.index < len(reader.node.inputs) else None
+    while value is not None:
+        tensor = view.tensor(value)
+        if tensor is not None:
+            if tensor.dtype not in FLOATS:
+                sentence = f"has a weight of type {tensor.dtype}"
+                return refuse(RefusalCode.UNSUPPORTED_TYPE, reader.node, sentence)
+            return Root(value, holder, channels, outer)
+        node = value.producer()
+        back, rest = pulled(view, value, channels), pulled(view, value, outer)
+        if node is None or back is None or rest is None:
+            break
+        if len(value.uses()) != 1 or value.is_graph_output():
+            sentence = "shares its weight with other nodes through a layout"
+            return refuse(RefusalCode.SHARED_WEIGHT, reader.node, sentence)
+        holder = Reader(node, 0)
+        value, channels = back
+        outer = rest[1]
+    producer = None if value is None else value.producer()
+    if producer is not None and "Dequantize" in producer.op_type:
+        return refuse(RefusalCode.QUANTISED, reader.node, "has a quantised weight; fuse before")
+    return refuse(RefusalCode.DYNAMIC_WEIGHT, reader.node, "has a weight that is no constant")

@@ -1,0 +1,216 @@
+"""The backward walk: from every norm to all values whose centring it could use.
+
+The result, a :class:`ZeroMeanGraph`, holds for each point (value, fiber) what it follows from and
+what its readers do with a shift.  It decides nothing.
+
+Source: CBWC, section on the zero-mean graph and Algorithm 1, made exact (affine parts, readers).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxfold.errors import InvariantError
+from onnxfold.graph import Reader
+from onnxfold.norms.site import NormSite
+from onnxfold.operators.transfer import ZeroMean
+from onnxfold.passes.centring.relations import EXACT, Assumptions, Carries, Point, Relations, Unseen
+from onnxfold.refusal import Refusal, RefusalCode
+
+__all__ = ["CENTRABLE", "PointFacts", "ZeroMeanGraph", "walk_back"]
+
+CENTRABLE = frozenset(
+    {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PointFacts:
+    """What is known of a point.
+
+    ``constant``: the value is a weight.  ``zero_mean``: its mean along the fiber is 0 as it
+    stands.  ``opaque``: why it cannot be centred by its producers.  ``carried``: the points that
+    must be centred with it, which its producer reads at ``positions``.  ``siblings``: the other
+    outputs of its producer, which move with it.
+    ``carries_to``: the points that move when it moves.  ``exact``: the readers that must see the
+    original value.
+    """
+
+    constant: bool
+    zero_mean: bool
+    opaque: Refusal | None
+    carried: tuple[Point, ...]
+    positions: tuple[int, ...]
+    siblings: tuple[Point, ...]
+    carries_to: tuple[Point, ...]
+    exact: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroMeanGraph:
+    """All points that the norms of a model reach, and the point that each norm asks for."""
+
+    points: Mapping[Point, PointFacts]
+    demands: tuple[tuple[NormSite, Point], ...]
+
+
+def walk_back(
+    relations: Relations,
+    demands: Iterable[NormSite],
+    assumptions: Assumptions = EXACT,
+    overflowing: Collection[str] = (),
+) -> ZeroMeanGraph:
+    """Walk back from ``demands``, of the norms that are known; unknown operators end the walk.
+
+    ``overflowing`` are references of weights that cannot be centred, whatever reads them.
+    """
+    walk = _Walk(relations, assumptions, overflowing)
+    asked = tuple((site, Point(site.input, site.fiber)) for site in demands)
+    walk.run([point for _, point in asked])
+    return ZeroMeanGraph(_with_zero_means(walk.points()), asked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Producer:
+    constant: bool
+    zero_mean: bool = False
+    opaque: Refusal | None = None
+    carried: tuple[Point, ...] = ()
+    positions: tuple[int, ...] = ()
+    siblings: tuple[Point, ...] = ()
+
+
+class _Walk:
+    """Alternates between pulling points back and looking at the readers of what was found."""
+
+    def __init__(
+        self, relations: Relations, assumptions: Assumptions, overflowing: Collection[str]
+    ):
+        self._view = relations.view
+        self._overflowing = overflowing
+        self._relations = relations
+        self._assumptions = assumptions
+        self._producers: dict[Point, _Producer] = {}
+        self._readers: dict[Point, tuple[tuple[Point, ...], tuple[Refusal, ...]]] = {}
+        # Which points asked for a point, and through which input: a reader then carries to them.
+        self._asked_by: dict[tuple[Point, Reader], dict[Point, None]] = {}
+
+    def run(self, start: Iterable[Point]) -> None:
+        """Find every point that ``start`` can use, and every point that moves with those."""
+        fresh = self._pull_all(start)
+        while fresh:
+            reached: list[Point] = []
+            for point in fresh:
+                if not self._producers[point].zero_mean:
+                    self._readers[point] = self._look_at_readers(point)
+                    reached += self._readers[point][0]
+            fresh = self._pull_all(reached)
+
+    def points(self) -> dict[Point, PointFacts]:
+        """Return the facts of every point, in the order in which they were found."""
+        return {
+            point: PointFacts(
+                producer.constant,
+                producer.zero_mean,
+                producer.opaque,
+                producer.carried,
+                producer.positions,
+                producer.siblings,
+                *self._readers.get(point, ((), ())),
+            )
+            for point, producer in self._producers.items()
+        }
+
+    def _pull_all(self, start: Iterable[Point]) -> list[Point]:
+        queue, fresh = deque(start), []
+        while queue:
+            point = queue.popleft()
+            if point not in self._producers:
+                self._producers[point] = producer = self._pull(point)
+                fresh.append(point)
+                queue.extend(producer.carried)
+                queue.extend(producer.siblings)
+        return fresh
+
+    def _pull(self, point: Point) -> _Producer:
+        if self._view.tensor(point.value) is not None:
+            return self._pull_constant(point.value)
+        pulled = self._relations.pull(point, self._assumptions)
+        if isinstance(pulled, ZeroMean):
+            return _Producer(constant=False, zero_mean=True)
+        if isinstance(pulled, Refusal):
+            return _Producer(constant=False, opaque=pulled)
+        node = point.value.producer()
+        carried = []
+        for index, fiber in pulled.inputs:
+            operand = node.inputs[index] if node is not None else None
+            if node is None or operand is None:
+                raise InvariantError(f"the law of '{point.value.name}' carries a missing input")
+            carried.append(Point(operand, fiber))
+            reader = Reader(node, index)
+            self._asked_by.setdefault((carried[-1], reader), {})[point] = None
+        siblings = tuple(
+            Point(output, point.fiber)
+            for output in (node.outputs if node is not None else ())
+            if output is not point.value and (output.uses() or output.is_graph_output())
+        )
+        positions = tuple(index for index, _ in pulled.inputs)
+        return _Producer(False, carried=tuple(carried), positions=positions, siblings=siblings)
+
+    def _pull_constant(self, value: ir.Value) -> _Producer:
+        tensor = self._view.tensor(value)
+        name = value.name or ""
+        if self._overflowing and self._view.ref(value) in self._overflowing:
+            sentence = f"'{name}' holds inf or NaN, or its type cannot hold its centred values"
+            return _Producer(
+                False, opaque=Refusal(RefusalCode.NON_FINITE_WEIGHT, sentence, (name,))
+            )
+        if tensor is not None and tensor.dtype in CENTRABLE:
+            return _Producer(constant=True)
+        sentence = f"'{name}' holds {tensor.dtype if tensor else 'no tensor'}, not floats"
+        return _Producer(False, opaque=Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (name,)))
+
+    def _look_at_readers(self, point: Point) -> tuple[tuple[Point, ...], tuple[Refusal, ...]]:
+        carries_to: dict[Point, None] = {}
+        exact: list[Refusal] = []
+        if self._view.is_output(point.value):
+            name = point.value.name or ""
+            sentence = f"'{name}' is an output of its graph"
+            exact.append(Refusal(RefusalCode.GRAPH_OUTPUT, sentence, (name,)))
+        for reader in self._view.readers(point.value):
+            effect = self._relations.effect(point, reader)
+            if isinstance(effect, Unseen):
+                continue
+            asked_by = self._asked_by.get((point, reader))
+            if asked_by:
+                carries_to.update(asked_by)
+            elif isinstance(effect, Carries):
+                carries_to.update(dict.fromkeys(effect.points))
+            else:
+                exact.append(effect)
+        return tuple(carries_to), tuple(exact)
+
+
+def _with_zero_means(points: dict[Point, PointFacts]) -> dict[Point, PointFacts]:
+    """Mark the carriers all of whose inputs have mean 0 as they stand."""
+    waiting: dict[Point, int] = {}
+    dependants: dict[Point, list[Point]] = {}
+    ready = deque(point for point, facts in points.items() if facts.zero_mean)
+    for point, facts in points.items():
+        if facts.carried and not facts.zero_mean:
+            distinct = set(facts.carried)
+            waiting[point] = len(distinct)
+            for operand in distinct:
+                dependants.setdefault(operand, []).append(point)
+    result = dict(points)
+    while ready:
+        for point in dependants.get(ready.popleft(), ()):
+            waiting[point] -= 1
+            if waiting[point] == 0:
+                result[point] = PointFacts(False, True, None, (), (), (), (), ())
+                ready.append(point)
+    return result

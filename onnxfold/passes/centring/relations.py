@@ -1,0 +1,393 @@
+"""What a value, along a fiber, follows from, and what each of its readers does with a shift.
+
+Two questions, asked by the backward walk (planning) and by the forward proof alike:
+
+* ``pull``: which inputs must be centred so that this value is centred;
+* ``effect``: what a reader does when the value moves by something constant along the fiber.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfold.graph import Fiber, ModelInfo, Reader, keeps_dims, node_label, operator, whole_axes
+from onnxfold.norms.site import NormForm, NormSite
+from onnxfold.operators.families.reduce import Centring
+from onnxfold.operators.table import law_of, refuse_opaque
+from onnxfold.operators.transfer import Carried, Pulled, ZeroMean, refuse
+from onnxfold.refusal import Refusal, RefusalCode
+
+__all__ = [
+    "EXACT",
+    "Assumptions",
+    "Carries",
+    "Effect",
+    "Embeddings",
+    "Point",
+    "Relations",
+    "Unseen",
+]
+
+AffinePart = ir.Value | npt.NDArray[np.generic] | None
+
+_EMBEDDINGS = frozenset({"Gather", "GatherND"})
+_SCALES_BACK = frozenset({"Cast", "Div", "Mul"})
+_OF_INTEGERS = frozenset({"Add", "Cast"})  # what may stand between a product and its scale
+_CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A value and a fiber in its coordinates: the unit of the analysis."""
+
+    value: ir.Value
+    fiber: Fiber
+
+    def __hash__(self) -> int:
+        # Of the value alone: few values have two fibers, and a fiber takes long to hash.
+        return hash(self.value)
+
+
+class Embeddings(StrEnum):
+    """How a Gather from a constant table counts."""
+
+    LINEAR = "linear"
+    OPAQUE = "opaque"
+    CENTRED = "centred"
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """The exact analysis by default; otherwise the counting rules of the paper's Algorithm 1."""
+
+    norm_output_centred: bool = False
+    embeddings: Embeddings = Embeddings.LINEAR
+
+
+EXACT = Assumptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """The reader does not see the shift."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carries:
+    """The reader passes the shift on to these outputs, along these fibers."""
+
+    points: tuple[Point, ...]
+
+
+Effect = Unseen | Carries | Refusal
+
+
+class Relations:
+    """Answers about one model, from the law table and the norms that were recognised.
+
+    They are remembered, so that several walks of one model cost little more than one.
+    """
+
+    def __init__(self, view: ModelInfo, sites: Iterable[NormSite]):
+        self.view = view
+        self._pulled: dict[Point, Pulled] = {}
+        self._effects: dict[tuple[Point, Reader], Effect] = {}
+        self._owners: dict[ir.Node, list[NormSite]] = defaultdict(list)
+        self._site_of_output: dict[ir.Value, NormSite] = {}
+        self._site_of_centred: dict[ir.Value, NormSite] = {}
+        for site in sites:
+            if not site.size:
+                continue  # a norm of unknown extent is an operator of which nothing is known
+            self._site_of_output[site.output] = site
+            if site.centred is not None:
+                self._site_of_centred[site.centred] = site
+            for node in site.nodes:
+                self._owners[node].append(site)
+        self._leaking = {
+            id(site): leak
+            for site in self._site_of_output.values()
+            if (leak := self._harmful_leak(site)) is not None
+        }
+
+    def pull(self, point: Point, assumptions: Assumptions = EXACT) -> Pulled:
+        """Return what ``point`` follows from; its value is not a constant."""
+        value, fiber = point.value, point.fiber
+        node = value.producer()
+        if node is None:
+            return self._source(value)
+        by_norm = self._pull_norm(value, node, fiber, assumptions)
+        if by_norm is not None:
+            return by_norm
+        if node.op_type in _EMBEDDINGS and self.view.tensor(node.inputs[0]) is not None:
+            if assumptions.embeddings is Embeddings.OPAQUE:
+                return refuse(RefusalCode.ACTIVATION, node, "is an embedding, counted as opaque")
+            if assumptions.embeddings is Embeddings.CENTRED:
+                return ZeroMean()
+        return self._pull_by_law(node, point)
+
+    def _source(self, value: ir.Value) -> Refusal:
+        if value.is_initializer():
+            return Refusal(
+                RefusalCode.OVERRIDABLE_INITIALIZER,
+                f"initializer '{value.name}' is also a graph input, so callers may override it; "
+                "remove it from the inputs",
+                (value.name or "",),
+            )
+        code = RefusalCode.GRAPH_INPUT
+        if value.graph is not self.view.model.graph:
+            code = RefusalCode.BODY_BORDER
+        return Refusal(code, f"'{value.name}' is an input of its graph", (value.name or "",))
+
+    def _pull_norm(
+        self, value: ir.Value, node: ir.Node, fiber: Fiber, assumptions: Assumptions
+    ) -> Pulled | None:
+        centring = self._site_of_centred.get(value)
+        if centring is not None and fiber.covers(centring.fiber):
+            return ZeroMean()
+        site = self._site_of_output.get(value)
+        if site is None:
+            return None
+        if not fiber.covers(site.fiber):
+            # Gamma and beta belong to the norm: centring one would make it another norm.
+            return None if site.gamma is None and site.beta is None else _affine_output(node)
+        if assumptions.norm_output_centred and site.subtracts_mean:
+            return ZeroMean()
+        if site.subtracts_mean and self.keeps_zero_mean(site):
+            return ZeroMean()
+        if site.subtracts_mean:
+            return _affine_output(node)
+        return refuse(RefusalCode.NOT_CENTRED_NORM, node, "is a norm that keeps the mean")
+
+    def keeps_zero_mean(self, site: NormSite) -> bool:
+        """Whether gamma is one number and beta is 0: what has mean 0 before them has it after."""
+        gamma, beta = (self._numbers(part) for part in (site.gamma, site.beta))
+        if gamma is None or beta is None:
+            return False
+        uniform = gamma.size == 0 or bool(np.all(gamma == gamma.flat[0]))
+        return uniform and not np.any(beta)
+
+    def _numbers(self, part: AffinePart) -> npt.NDArray[np.generic] | None:
+        """Return an affine part as an array, an empty one when absent, None when not constant."""
+        if part is None:
+            return np.zeros(0)
+        return part if isinstance(part, np.ndarray) else self.view.array(part)
+
+    def _pull_by_law(self, node: ir.Node, point: Point) -> Pulled:
+        if point not in self._pulled:
+            output = point.value.index() or 0
+            self._pulled[point] = self._find_pulled(node, output, point.fiber)
+        return self._pulled[point]
+
+    def _find_pulled(self, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        law = law_of(node.domain, node.op_type)
+        if law is None:
+            return _opaque(node)
+        mean_of = self.centring_fiber(node)
+        if mean_of is not None and fiber.covers(mean_of):
+            return ZeroMean()
+        pulled = law.family.pull(self.view, node, output, fiber)
+        if isinstance(pulled, Refusal):
+            return self._dequantised(node) or pulled
+        if isinstance(pulled, Carried):
+            for index, _ in pulled.inputs:
+                foreign = self._foreign(node, node.inputs[index])
+                if foreign is not None:
+                    return foreign
+        return pulled
+
+    def _dequantised(self, node: ir.Node) -> Refusal | None:
+        """Refuse what brings an integer product back to floats, spelled as [Add,] Cast and Mul."""
+        waiting, seen = [node], {node}
+        while waiting:
+            node = waiting.pop()
+            dtype = node.outputs[0].dtype
+            of_integers = node.op_type == "Add" and dtype is not None and dtype.is_integer()
+            if node.domain != "" or not (node.op_type in _SCALES_BACK or of_integers):
+                continue
+            makers = (operand.producer() for operand in node.inputs if operand is not None)
+            for maker in makers:
+                if maker is None or maker in seen:
+                    continue
+                why = refuse_opaque(maker)
+                if why is not None and why.code is RefusalCode.QUANTISED:
+                    return why
+                if maker.op_type in _OF_INTEGERS:
+                    seen.add(maker)
+                    waiting.append(maker)
+        return None
+
+    def _foreign(self, node: ir.Node, value: ir.Value | None) -> Refusal | None:
+        """Refuse an activation of an outer graph that a body reads."""
+        if value is None or self.view.tensor(value) is not None:
+            return None
+        producer = value.producer()
+        home = producer.graph if producer is not None else value.graph
+        if home is node.graph:
+            return None
+        return refuse(RefusalCode.BODY_BORDER, node, f"reads '{value.name}' of an outer graph")
+
+    def carried(self, point: Point) -> tuple[tuple[int, Fiber], ...]:
+        """Return the inputs that the law of the point's producer carries, () where it has none."""
+        node = point.value.producer()
+        if node is None:
+            return ()
+        pulled = self._pull_by_law(node, point)
+        return pulled.inputs if isinstance(pulled, Carried) else ()
+
+    def centring_fiber(self, node: ir.Node) -> Fiber | None:
+        """Return the fiber of ``x - mean(x)``, spelled as Sub and ReduceMean or as a call."""
+        law = law_of(node.domain, node.op_type)
+        if law is not None and isinstance(law.family, Centring):
+            return law.family.fiber(self.view, node)
+        if node.op_type != "Sub" or node.domain:
+            return None
+        x, mean = node.inputs
+        reducer = None if mean is None else mean.producer()
+        if x is None or reducer is None or reducer.op_type != "ReduceMean":
+            return None
+        if reducer.inputs[0] is not x or not keeps_dims(reducer):
+            return None
+        shape, axes = self.view.shape(x), self.view.axes(reducer)
+        if not shape or not axes:
+            return None
+        return whole_axes(shape, [axis % len(shape) for axis in axes])
+
+    def effect(self, point: Point, reader: Reader) -> Effect:
+        """Return what ``reader`` does when ``point`` moves by a shift constant along its fiber."""
+        key = (point, reader)
+        if key not in self._effects:
+            self._effects[key] = self._find_effect(point, reader)
+        return self._effects[key]
+
+    def _find_effect(self, point: Point, reader: Reader) -> Effect:
+        node = reader.node
+        if self.view.is_dead(node):
+            return Unseen()  # what it computes is not used
+        for site in self._owners.get(node, ()):
+            if site.input is point.value:
+                if any(part is point.value for part in (site.gamma, site.beta)):
+                    return _exact(node)  # it is scaled or moved by what it normalises
+                return self._effect_on_norm(site, point.fiber, node)
+        if self._reads_only_centred(node, point):
+            return Unseen()
+        law = law_of(node.domain, node.op_type)
+        if law is None:
+            return _exact(node)
+        if self._foreign(node, point.value) is not None:
+            return refuse(RefusalCode.BODY_BORDER, node, "reads the value from inside a body")
+        pushed = law.family.push(self.view, node, reader.index, point.fiber)
+        if pushed is None:
+            return _exact(node)
+        return self._confirmed(node, reader.index, point.fiber, pushed)
+
+    def reached(self, point: Point, reader: Reader) -> tuple[Point, ...]:
+        """Return where the shift of a point may go by the reader's law alone; to be confirmed."""
+        node = reader.node
+        law = law_of(node.domain, node.op_type)
+        pushed = (
+            None if law is None else law.family.push(self.view, node, reader.index, point.fiber)
+        )
+        return tuple(Point(node.outputs[output], outer) for output, outer in pushed or ())
+
+    def _confirmed(
+        self, node: ir.Node, index: int, fiber: Fiber, pushed: tuple[tuple[int, Fiber], ...]
+    ) -> Effect:
+        points = []
+        for output, outer in pushed:
+            point = Point(node.outputs[output], outer)
+            pulled = self._pull_by_law(node, point)
+            if not isinstance(pulled, Carried) or (index, fiber) not in pulled.inputs:
+                return _exact(node)
+            points.append(point)
+        return Carries(tuple(points)) if points else Unseen()
+
+    def _effect_on_norm(self, site: NormSite, fiber: Fiber, node: ir.Node) -> Effect:
+        if not site.subtracts_mean:
+            return refuse(
+                RefusalCode.NOT_CENTRED_NORM, node, f"belongs to {site.kind.value} '{site.name}', "
+                "which sees the mean",
+            )  # fmt: skip
+        if not fiber.covers(site.fiber):
+            return refuse(
+                RefusalCode.EXACT_READER,
+                node,
+                f"normalises {site.fiber}, which sees a shift that is constant along {fiber}",
+            )
+        leak = self._leaking.get(id(site))
+        if leak is not None:
+            return refuse(
+                RefusalCode.STATISTICS_READ, node, f"gives the mean '{leak.name}' to other nodes"
+            )
+        return Unseen()
+
+    def _reads_only_centred(self, node: ir.Node, point: Point) -> bool:
+        """Whether the node is part of x - mean(x) that nothing else looks into."""
+        subtractions = [node]
+        if node.op_type == "ReduceMean" and not node.domain and node.outputs[0].uses():
+            if node.outputs[0].is_graph_output():
+                return False
+            subtractions = [use.node for use in node.outputs[0].uses()]
+        fibers = [
+            self.centring_fiber(user) if user.inputs[0] is point.value else None
+            for user in subtractions
+        ]
+        return all(fiber is not None and point.fiber.covers(fiber) for fiber in fibers)
+
+    def _harmful_leak(self, site: NormSite) -> ir.Value | None:
+        """Return a value inside the norm that sees the mean and that others read."""
+        if not site.subtracts_mean:
+            return None
+        harmless: set[ir.Value] = set()
+        for node in site.nodes:
+            after = any(operand in harmless for operand in node.inputs if operand is not None)
+            for output in node.outputs:
+                if output is site.centred or after or output is site.output:
+                    harmless.add(output)
+        if site.form is not NormForm.DECOMPOSED:
+            harmless |= set(site.nodes[-1].outputs[2:])  # the inverse deviation
+        for leak in site.leaks:
+            if leak not in harmless and not self._read_by_twins(leak, site):
+                return leak
+        return None
+
+    def _read_by_twins(self, leak: ir.Value, site: NormSite) -> bool:
+        """Whether only norms of the same input and fiber read the value (shared statistics)."""
+        if leak.is_graph_output():
+            return False
+        return all(
+            any(
+                owner.input is site.input and owner.fiber == site.fiber
+                for owner in self._owners.get(use.node, ())
+            )
+            for use in leak.uses()
+        )
+
+
+def _affine_output(node: ir.Node) -> Refusal:
+    sentence = "gives a norm's output with gamma and beta, which has a mean"
+    return refuse(RefusalCode.AFFINE_NORM_OUTPUT, node, sentence)
+
+
+def _opaque(node: ir.Node) -> Refusal:
+    if node.op_type in _CONTROL_FLOW:
+        return refuse(RefusalCode.BODY_BORDER, node, "computes it in a body")
+    return refuse_opaque(node) or refuse(RefusalCode.UNKNOWN_OP, node, "has no law")
+
+
+def _exact(node: ir.Node) -> Refusal:
+    why = refuse_opaque(node)
+    if why is not None and why.code is RefusalCode.QUANTISED:
+        return why
+    label = node_label(node)
+    return Refusal(
+        RefusalCode.EXACT_READER,
+        f"{operator(node)} '{label}' must see the original value",
+        (label,),
+    )

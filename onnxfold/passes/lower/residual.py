@@ -1,0 +1,228 @@
+"""Residual fusion: Add + norm, or Add(bias) + Add + norm, as one call with one pass of memory.
+
+    Y, Sum = norm(X [+ linear_bias] + residual), Sum only where something else reads it
+
+Only additions of tensors of one shape are fused (a broadcast one is not a residual), in every
+operand order, for folded and unfolded norms, before and after the block.  A Reshape between the sum
+and the norm that keeps the axes of the norm as they are (exporters flatten to 2-D before an MLP)
+changes places with the norm: norm(reshape(v)) = reshape(norm(v)), since each row stays a row.
+Returns edits, mutates nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.operators.functions import DOMAIN, SIGNATURES, Signature, call, function, op_name
+from onnxfold.passes.centring.apply import Lowered
+
+__all__ = ["ResidualFusion", "residual_fusions"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualFusion:
+    """A norm, the additions that it swallows (in graph order), and the call that replaces them.
+
+    ``operands`` are X, residual and, with two additions, the linear bias, as the model has them
+    before any fusion.  ``reshape`` stands between the last addition and the norm.
+    """
+
+    norm: ir.Node
+    additions: tuple[ir.Node, ...]
+    operands: tuple[ir.Value, ...]
+    name: str
+    body: ir.Function
+    reshape: ir.Node | None = None
+
+    @property
+    def place(self) -> ir.Node:
+        """The node before which the call will stand."""
+        return _place(self.additions[-1], self.reshape)
+
+    @property
+    def replaced(self) -> tuple[ir.Node, ...]:
+        """The nodes that nothing may read any more, in graph order."""
+        reshape = () if self.reshape is None else (self.reshape,)
+        return (*self.additions, *reshape, self.norm)
+
+    def lower(self) -> Lowered:
+        """Return the call, and the Reshape that now follows it."""
+        inputs = [*self.operands, *self.norm.inputs[1:]]
+        axes = _axes(self.norm)
+        node = call(
+            self.name,
+            [value for value in inputs if value is not None],
+            axes=axes,
+            epsilon=self.norm.attributes.get_float("epsilon", 0.0),
+        )
+        node.name = self.norm.name
+        nodes, result, total = [node], node.outputs[0], self.additions[-1].outputs[0]
+        if self.reshape is not None:
+            result.name = f"{self.norm.outputs[0].name}.unshaped"
+            result.shape, result.type = total.shape, self.norm.outputs[0].type
+            nodes.append(_reshaped(self.reshape, result, f"{self.norm.name}.reshape"))
+            result = nodes[-1].outputs[0]
+        stands_for = [(self.norm.outputs[0], result)]
+        if SIGNATURES[self.name].with_sum:
+            stands_for.append((total, node.outputs[1]))
+        return Lowered(tuple(nodes), tuple(stands_for), (), (self.body,))
+
+
+def _place(addition: ir.Node, reshape: ir.Node | None) -> ir.Node:
+    """The target of a Reshape may be computed behind the addition: the later the better."""
+    return addition if reshape is None or _read_elsewhere(reshape.inputs[0]) else reshape
+
+
+def _reshaped(reshape: ir.Node, value: ir.Value, name: str) -> ir.Node:
+    inputs = (value, *reshape.inputs[1:])
+    return ir.node("Reshape", inputs, dict(reshape.attributes), name=name)
+
+
+def _axes(norm: ir.Node) -> int:
+    return len(norm.attributes.get_ints("axes", (-1,)))
+
+
+def residual_fusions(view: ModelInfo) -> tuple[ResidualFusion, ...]:
+    """Return every fusion in a lowered model; no addition takes part in two."""
+    taken: set[ir.Node] = set()
+    bodies = _Bodies(view.opset)
+    fusions = []
+    for node in view.nodes():
+        signature = SIGNATURES.get(node.op_type) if node.domain == DOMAIN else None
+        if signature is None or node.overload or not _plain(signature):
+            continue
+        fusion = _fusion(view, node, signature, taken, bodies)
+        if fusion is not None:
+            taken.update(fusion.additions)
+            fusions.append(fusion)
+    return tuple(fusions)
+
+
+def _plain(signature: Signature) -> bool:
+    """Whether the op has a twin with a residual and does not add one itself."""
+    return not signature.residual and f"Add{signature.name}" in SIGNATURES
+
+
+def _fusion(
+    view: ModelInfo, norm: ir.Node, signature: Signature, taken: set[ir.Node], bodies: _Bodies
+) -> ResidualFusion | None:
+    reshape = _reshape_before(view, norm)
+    total = (norm if reshape is None else reshape).inputs[0]
+    addition = None if total is None else total.producer()
+    if total is None or addition is None or addition in taken or not _is_add(addition, norm):
+        return None
+    dtype = norm.outputs[0].dtype
+    others = (*norm.inputs[1:], *(reshape.inputs[1:] if reshape is not None else ()))
+    place = _place(addition, reshape)
+    if dtype is None or not _same_shape(view, addition) or not _ready(others, place):
+        return None
+    additions, operands = _operands(view, norm, addition, taken)
+    stays = reshape is not None and _read_elsewhere(norm.inputs[0])
+    name = op_name(
+        statistics=signature.statistics,
+        residual=True,
+        linear_bias=len(additions) > 1,
+        affine=signature.affine,
+        with_sum=stays or _read_elsewhere(total),
+    )
+    return ResidualFusion(norm, additions, operands, name, bodies.of(name, dtype), reshape)
+
+
+def _read_elsewhere(value: ir.Value | None) -> bool:
+    """Whether a value has another reader than the one known."""
+    return value is not None and (len(value.uses()) > 1 or value.is_graph_output())
+
+
+def _reshape_before(view: ModelInfo, norm: ir.Node) -> ir.Node | None:
+    """Return the Reshape that a norm reads, where it keeps the axes of the norm as they are."""
+    value = norm.inputs[0]
+    reshape = None if value is None else value.producer()
+    if reshape is None or (reshape.domain, reshape.op_type) != ("", "Reshape"):
+        return None
+    keeps = reshape.graph is norm.graph and _keeps_rows(view, reshape, _axes(norm))
+    return reshape if keeps else None
+
+
+def _keeps_rows(view: ModelInfo, reshape: ir.Node, axes: int) -> bool:
+    """Whether the last ``axes`` axes have the same, known sizes before and after a Reshape."""
+    value = reshape.inputs[0]
+    before = None if value is None else view.shape(value)
+    after = view.shape(reshape.outputs[0])
+    if before is None or after is None or min(len(before), len(after)) < axes:
+        return False
+    row = before[-axes:]
+    return row == after[-axes:] and all(isinstance(size, int) for size in row)
+
+
+class _Bodies:
+    """Each function body, made once."""
+
+    def __init__(self, opset: int) -> None:
+        self._opset = opset
+        self._made: dict[tuple[str, ir.DataType], ir.Function] = {}
+
+    def of(self, name: str, dtype: ir.DataType) -> ir.Function:
+        if (name, dtype) not in self._made:
+            self._made[name, dtype] = function(name, self._opset, dtype)
+        return self._made[name, dtype]
+
+
+def _operands(
+    view: ModelInfo, norm: ir.Node, addition: ir.Node, taken: set[ir.Node]
+) -> tuple[tuple[ir.Node, ...], tuple[ir.Value, ...]]:
+    """Return the additions to swallow, and X, residual and the bias of the last linear layer."""
+    first, second = (value for value in addition.inputs if value is not None)
+    # A bias vector runs along the last axis only, so a norm over several axes cannot take one.
+    if _axes(norm) == 1:
+        for linear, residual in ((first, second), (second, first)):
+            found = _biased(view, linear, addition, taken)
+            if found is not None:
+                inner, x, bias = found
+                return (inner, addition), (x, residual, bias)
+    return (addition,), (first, second)
+
+
+def _is_add(node: ir.Node, norm: ir.Node) -> bool:
+    same_graph = node.graph is norm.graph
+    return node.op_type == "Add" and node.domain == "" and same_graph and None not in node.inputs
+
+
+def _same_shape(view: ModelInfo, addition: ir.Node) -> bool:
+    shapes = [view.shape(operand) for operand in (*addition.inputs, addition.outputs[0])]
+    known = shapes[0]
+    return known is not None and None not in known and all(shape == known for shape in shapes)
+
+
+def _ready(others: Sequence[ir.Value | None], place: ir.Node) -> bool:
+    """Whether what else is read exists before the place where the call will stand."""
+    if all(value is None or value.producer() is None for value in others):
+        return True
+    graph = place.graph
+    if not isinstance(graph, ir.Graph):
+        return False
+    before = set(takewhile(lambda node: node is not place, graph))
+    return all(value is None or value.producer() in before | {None} for value in others)
+
+
+def _biased(
+    view: ModelInfo, linear: ir.Value, addition: ir.Node, taken: set[ir.Node]
+) -> tuple[ir.Node, ir.Value, ir.Value] | None:
+    """Return the addition of a bias vector that alone feeds ``linear``, its X and its bias."""
+    inner = linear.producer()
+    if inner is None or inner in taken or not _is_add(inner, addition):
+        return None
+    if len(linear.uses()) != 1 or linear.is_graph_output():
+        return None
+    width = view.dim(linear, -1)
+    for x, bias in (tuple(inner.inputs), tuple(inner.inputs)[::-1]):
+        if x is None or bias is None or view.tensor(bias) is None:
+            continue
+        same = view.shape(x) is not None and view.shape(x) == view.shape(linear)
+        if same and view.shape(bias) == (width,) and isinstance(width, int):
+            return inner, x, bias
+    return None

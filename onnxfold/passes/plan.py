@@ -1,0 +1,156 @@
+"""Plan: the frozen, printable result of deciding; it can be written to JSON and read back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from onnxfold.graph import AxisBlock, Fiber
+from onnxfold.passes.fusion import AffineFusion, ReaderRef, ScaleFusion
+from onnxfold.refusal import Refusal, RefusalCode
+
+__all__ = ["AffineFusion", "Fold", "Insertion", "Plan", "ReaderRef", "WeightCentring"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A LayerNorm that becomes an RMSNorm; ``output`` is the reference of its result.
+
+    ``writers`` are the weights that are centred for it and that no earlier norm asked for.
+    """
+
+    norm: str
+    output: str
+    writers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WeightCentring:
+    """A weight W that becomes P W along ``fiber``.
+
+    ``readers`` and ``norms`` empty: in place, for all of its readers.  Otherwise the weight is
+    split: these node inputs and these folded norms get a centred copy, the others the original.
+    """
+
+    value: str
+    fiber: Fiber
+    nbytes: int
+    readers: tuple[ReaderRef, ...] = ()
+    norms: tuple[str, ...] = ()
+
+    @property
+    def split(self) -> bool:
+        """Whether the weight is stored twice."""
+        return bool(self.readers or self.norms)
+
+
+@dataclass(frozen=True, slots=True)
+class Insertion:
+    """A centring node after ``value``, for the given node inputs and the given folded norms."""
+
+    value: str
+    fiber: Fiber
+    readers: tuple[ReaderRef, ...]
+    norms: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be done, why the rest is left (by the norm's output), and the estimated effect.
+
+    ``gain_ps`` and ``cost_ps`` are picoseconds with every symbolic dimension counted once; a plan
+    never costs more than it gains.
+    """
+
+    folds: tuple[Fold, ...] = ()
+    weights: tuple[WeightCentring, ...] = ()
+    insertions: tuple[Insertion, ...] = ()
+    refusals: tuple[tuple[str, Refusal], ...] = ()
+    gain_ps: int = 0
+    cost_ps: int = 0
+    fusions: tuple[AffineFusion, ...] = ()
+    scales: tuple[ScaleFusion, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is to be done."""
+        return not (self.folds or self.fusions or self.scales)
+
+    @property
+    def split_bytes(self) -> int:
+        """The bytes of the weights that are stored twice."""
+        centred = sum(weight.nbytes for weight in self.weights if weight.split)
+        places = [place for fusion in self.fusions for place in fusion.places]
+        places += [place for scale in self.scales for place in scale.places]
+        return centred + sum(place.nbytes for place in places if place.copy)
+
+    def to_json(self) -> dict[str, object]:
+        """Return a JSON document that :meth:`from_json` reads back to an equal plan."""
+        document = asdict(self)
+        document["refusals"] = [
+            {"output": output, **refusal.to_json()} for output, refusal in self.refusals
+        ]
+        return document
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> Plan:
+        """Read what :meth:`to_json` wrote; raises KeyError or TypeError on anything else."""
+        return Plan(
+            tuple(
+                Fold(fold["norm"], fold["output"], tuple(fold["writers"]))
+                for fold in document["folds"]
+            ),
+            tuple(
+                WeightCentring(
+                    weight["value"],
+                    _fiber(weight["fiber"]),
+                    weight["nbytes"],
+                    _readers(weight["readers"]),
+                    tuple(weight["norms"]),
+                )
+                for weight in document["weights"]
+            ),
+            tuple(
+                Insertion(
+                    insertion["value"],
+                    _fiber(insertion["fiber"]),
+                    _readers(insertion["readers"]),
+                    tuple(insertion["norms"]),
+                )
+                for insertion in document["insertions"]
+            ),
+            tuple(
+                (
+                    row["output"],
+                    Refusal(RefusalCode(row["code"]), row["sentence"], tuple(row["nodes"])),
+                )
+                for row in document["refusals"]
+            ),
+            document["gain_ps"],
+            document["cost_ps"],
+            tuple(AffineFusion.from_json(row) for row in document["fusions"]),
+            tuple(ScaleFusion.from_json(row) for row in document["scales"]),
+        )
+
+    def __str__(self) -> str:
+        lines = [f"fuse      {fusion}" for fusion in self.fusions]
+        lines += [f"absorb    {scale.name} into {scale.writer}" for scale in self.scales]
+        lines += [f"fold      {fold.norm}" for fold in self.folds]
+        for weight in self.weights:
+            count = len(weight.readers) + len(weight.norms)
+            how = f"copy for {count} readers" if weight.split else "in place"
+            lines.append(f"centre    {weight.value} along {weight.fiber}, {how}")
+        for insertion in self.insertions:
+            readers = len(insertion.readers) + len(insertion.norms)
+            lines.append(f"insert    centring of {insertion.value} for {readers} readers")
+        lines += [f"leave     {norm}: {refusal.sentence}" for norm, refusal in self.refusals]
+        return "\n".join(lines) or "nothing to do"
+
+
+def _fiber(document: Mapping[str, Any]) -> Fiber:
+    return Fiber(tuple(AxisBlock(**block) for block in document["blocks"]))
+
+
+def _readers(rows: Any) -> tuple[ReaderRef, ...]:
+    return tuple(ReaderRef(**row) for row in rows)

@@ -1,0 +1,52 @@
+"""What was wrong with a model that a stage stumbled over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import onnx_ir as ir
+
+from onnxfold import model_io
+from onnxfold.errors import ModelError
+from onnxfold.model_io.sources import Source
+from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.shapes.validity import MALFORMED, complaint
+
+__all__ = ["error_context"]
+
+
+@contextmanager
+def error_context(source: Source) -> Iterator[None]:
+    """Name the fault of a model that is not valid ONNX where a stage stumbles over it.
+
+    Raises ModelError then; what goes wrong with a valid model is a defect and passes as it is.
+    What a stage says of a node or of loops gets the name of the file.
+    """
+    label = "the model" if source.path is None else model_io.show(source.path)
+    try:
+        yield
+    except ModelError as error:
+        if str(error).startswith(("node '", "loops ")):
+            raise ModelError(f"{label}: {error}") from error
+        raise
+    except MALFORMED as error:
+        reason = complaint(source.model) or _complaint_of_copy(source.model) or _attribute(error)
+        if reason is None:
+            raise
+        sentence = f"{label}: not valid ONNX: {model_io.one_line(reason)}"
+        raise ModelError(sentence) from error
+
+
+def _complaint_of_copy(model: ir.Model) -> str | None:
+    """What is wrong where onnx knows no shapes before functions and skip-norms are taken apart."""
+    try:
+        return complaint(prepare(model).model)
+    except MALFORMED:
+        return None
+
+
+def _attribute(error: Exception) -> str | None:
+    """What onnx-ir says of an attribute of another type, which no schema rules out."""
+    sentence = str(error)
+    return sentence if isinstance(error, TypeError) and sentence.startswith("Attribute '") else None

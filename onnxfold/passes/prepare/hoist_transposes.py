@@ -1,0 +1,192 @@
+"""Transposes that an optimizer moved into a norm, moved back in front of it.
+
+ONNX Runtime's transpose optimizer pushes Transpose through the reductions and the subtraction of
+a decomposed norm, so that x - mean(x) is in one layout and its square in another.  With T a
+Transpose and A the reduced axes, these identities are exact, element by element:
+
+    T(reduce(x, A))          = reduce(T(x), T(A))          with keepdims
+    T(x - reduce_mean(x, A)) = T(x) - reduce_mean(T(x), T(A))
+    T(x * x)                 = T(x) * T(x)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import takewhile
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.graph import constant_tensor, keeps_dims, node_label
+from onnxfold.graph.traversal import all_graphs
+
+__all__ = ["hoist_transposes"]
+
+_REDUCTIONS = frozenset(("ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare"))
+_Unique = Callable[[str], str]
+
+
+def hoist_transposes(model: ir.Model, unique: _Unique) -> tuple[str, ...]:
+    """Move such Transposes in front of the norm, in place; return the names of those moved."""
+    names = []
+    for graph in all_graphs(model):
+        given = set(graph)
+        waiting = list(graph)[::-1]
+        while waiting:
+            node = waiting.pop()
+            move = _move(graph, node, unique)
+            label = node_label(node)
+            if move is not None and _pull(move):
+                names += [label] if node in given else []
+                waiting += move.moved  # what it stands behind now may be part of the norm as well
+    return tuple(dict.fromkeys(names))
+
+
+def _move(graph: ir.Graph, node: ir.Node, unique: _Unique) -> _Move | None:
+    if node.op_type != "Transpose" or node.domain != "" or node.graph is None:
+        return None
+    order, value = node.attributes.get_ints("perm"), node.inputs[0]
+    if order is None or value is None or not _private(value, node):
+        return None
+    inner = value.producer()
+    if inner is None or inner.graph is not graph:
+        return None
+    return _Move(graph, node, inner, tuple(order), unique)
+
+
+def _private(value: ir.Value, reader: ir.Node) -> bool:
+    return not value.is_graph_output() and all(use.node is reader for use in value.uses())
+
+
+class _Move:
+    """One Transpose, the node in front of it, and the transposed operands made so far."""
+
+    def __init__(
+        self,
+        graph: ir.Graph,
+        transpose: ir.Node,
+        inner: ir.Node,
+        order: tuple[int, ...],
+        unique: _Unique,
+    ):
+        self.graph = graph
+        self.transpose = transpose
+        self.inner = inner
+        self.order = order
+        self.unique = unique
+        self.moved: list[ir.Node] = []
+
+    def make(
+        self,
+        op_type: str,
+        inputs: tuple[ir.Value | None, ...],
+        attributes: dict[str, ir.Attr],
+        like: ir.Node,
+        name: str | None = None,
+    ) -> ir.Value:
+        """Insert a node in front of the inner one and return its output."""
+        stem = name or f"{like.name or like.outputs[0].name}/transposed"
+        made = ir.Node("", op_type, inputs, attributes.values(), name=self.unique(stem))
+        made.metadata_props.update(like.metadata_props)
+        made.outputs[0].name = self.unique(f"{stem}_output")
+        made.outputs[0].type = like.outputs[0].type
+        self.graph.insert_before(self.inner, made)
+        return made.outputs[0]
+
+    def transposed(self, x: ir.Value) -> ir.Value:
+        """Return T(x), taking the place of Transposes of x that come later."""
+        twins = self.twins(x)
+        if twins:
+            before = set(takewhile(lambda node: node is not self.inner, self.graph))
+            self.moved = [twin for twin in twins if twin in before][:1]
+        if self.moved:
+            return self.moved[0].outputs[0]
+        attributes = {"perm": ir.AttrInt64s("perm", list(self.order))}
+        result = self.make("Transpose", (x,), attributes, self.transpose, f"{x.name}/transposed")
+        self.moved = [node for node in (result.producer(),) if node is not None]
+        for twin in twins:
+            if not twin.outputs[0].is_graph_output():
+                twin.outputs[0].replace_all_uses_with(result)
+                self.graph.remove(twin, safe=True)
+        return result
+
+    def twins(self, x: ir.Value) -> list[ir.Node]:
+        """Return the Transposes of x in the same order, other than the one that moves."""
+        return [
+            node
+            for node in dict.fromkeys(use.node for use in x.uses())
+            if (node.domain, node.op_type) == ("", "Transpose")
+            and node.graph is self.graph
+            and tuple(node.attributes.get_ints("perm", ())) == self.order
+        ]
+
+    def reduction(self, node: ir.Node, x: ir.Value) -> ir.Value | None:
+        """Return the same reduction of T(x), or None where it is not over constant, kept axes."""
+        axes = _axes(node)
+        if not axes or not keeps_dims(node):
+            return None
+        rank = len(self.order)
+        places = [self.order.index(axis % rank) for axis in axes]
+        attributes = dict(node.attributes)
+        inputs: tuple[ir.Value | None, ...] = (x,)
+        if "axes" in attributes:
+            attributes["axes"] = ir.AttrInt64s("axes", places)
+        else:
+            tensor = ir.tensor(np.asarray(places, dtype=np.int64))
+            value = {"value": ir.AttrTensor("value", tensor)}
+            inputs = (x, self.make("Constant", (), value, node, f"{node.name}/transposed_axes"))
+            inputs[1].type = ir.TensorType(ir.DataType.INT64)
+        return self.make(node.op_type, inputs, attributes, node)
+
+    def finish(self, result: ir.Value) -> None:
+        """Let the result take the place of the Transpose's output."""
+        ir.convenience.replace_nodes_and_values(
+            self.graph, self.transpose, [self.transpose], [], self.transpose.outputs, [result]
+        )
+
+
+def _axes(node: ir.Node) -> tuple[int, ...] | None:
+    attribute = node.attributes.get("axes")
+    if attribute is not None:
+        return None if attribute.is_ref() else tuple(attribute.as_ints())
+    tensor = constant_tensor(node.inputs[1]) if len(node.inputs) > 1 else None
+    return None if tensor is None else tuple(int(axis) for axis in tensor.numpy().reshape(-1))
+
+
+def _pull(move: _Move) -> bool:
+    inner = move.inner
+    x = inner.inputs[0] if inner.inputs else None
+    if x is None or inner.domain != "":
+        return False
+    if inner.op_type in _REDUCTIONS and _reducible(inner):
+        result = move.reduction(inner, move.transposed(x))
+        if result is None:
+            return False
+        move.finish(result)
+        move.graph.remove(inner, safe=True)
+        return True
+    if inner.op_type == "Mul" and inner.inputs[1] is x:
+        if not move.twins(x):
+            return False  # no norm: the Transpose would only move
+        wide = move.transposed(x)
+        move.finish(move.make("Mul", (wide, wide), {}, inner))
+        move.graph.remove(inner, safe=True)
+        return True
+    mean = inner.inputs[1].producer() if inner.op_type == "Sub" and inner.inputs[1] else None
+    if mean is None or mean.op_type != "ReduceMean" or mean.inputs[0] is not x:
+        return False
+    if mean.graph is not move.graph or not _reducible(mean):
+        return False
+    wide = move.transposed(x)
+    reduced = move.reduction(mean, wide)
+    if reduced is None:
+        return False
+    move.finish(move.make("Sub", (wide, reduced), {}, inner))
+    move.graph.remove(inner, safe=True)
+    if not mean.outputs[0].uses() and not mean.outputs[0].is_graph_output():
+        move.graph.remove(mean, safe=True)
+    return True
+
+
+def _reducible(node: ir.Node) -> bool:
+    return bool(_axes(node)) and keeps_dims(node)

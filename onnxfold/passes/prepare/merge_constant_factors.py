@@ -1,0 +1,69 @@
+"""Products of constants in a row, merged: (x * g) * k = x * (g k), rounded once.
+
+A norm's gamma is then one operand, however many factors the model spells it with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from functools import cache
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.constants import weight_value
+from onnxfold.graph.traversal import graph_values
+
+__all__ = ["merge_constant_factors"]
+
+
+def merge_constant_factors(model: ir.Model) -> tuple[str, ...]:
+    """Merge factors in a working copy with types; return the names of the products that changed."""
+    view = ModelInfo(model)
+
+    @cache
+    def taken() -> frozenset[str | None]:
+        return frozenset(value.name for graph in view.graphs for value in graph_values(graph))
+
+    merged = [node for node in view.nodes() if _merge(view, node, taken)]
+    return tuple(node.outputs[0].name or "" for node in merged)
+
+
+def _merge(view: ModelInfo, node: ir.Node, taken: Callable[[], Set[str | None]]) -> bool:
+    outer = _factor(view, node)
+    product = None if outer is None else node.inputs[1 - outer]
+    inner_node = None if product is None else product.producer()
+    if outer is None or product is None or inner_node is None:
+        return False
+    inner = _factor(view, inner_node)
+    if inner is None or len(product.uses()) != 1 or product.is_graph_output():
+        return False
+    if inner_node.graph is not node.graph or not isinstance(node.graph, ir.Graph):
+        return False
+    first, second = view.array(inner_node.inputs[inner]), view.array(node.inputs[outer])
+    if first is None or second is None or first.dtype != second.dtype:
+        return False
+    wide = first.astype(np.float64) * second.astype(np.float64)
+    value = weight_value(f"{node.outputs[0].name}.factor", wide.astype(first.dtype))
+    if value.name in taken():
+        return False
+    old = (inner_node.inputs[inner], node.inputs[outer])
+    node.graph.register_initializer(value)
+    node.replace_input_with(outer, value)
+    node.replace_input_with(1 - outer, inner_node.inputs[1 - inner])
+    node.graph.remove(inner_node, safe=True)
+    for weight in old:
+        if weight is None or weight.uses() or weight.is_graph_output():
+            continue
+        if weight.is_initializer() and weight.graph is not None:
+            weight.graph.initializers.pop(weight.name or "", None)
+    return True
+
+
+def _factor(view: ModelInfo, node: ir.Node) -> int | None:
+    """Return which input of a product is a constant that a model holds as a weight."""
+    if node.op_type != "Mul" or node.domain or len(node.inputs) != 2:
+        return None
+    constant = [view.tensor(operand) is not None for operand in node.inputs]
+    return constant.index(True) if sum(constant) == 1 else None

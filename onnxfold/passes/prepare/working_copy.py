@@ -1,0 +1,202 @@
+"""A working copy of a model in which every norm stands alone.
+
+Calls of model-local functions are inlined, except onnxfold's own, and operators that fuse a
+residual addition with a norm are split into the addition and the norm, so that the analysis
+walks through the addition; lowering fuses them again.  Transposes that an optimizer moved into
+a norm are moved back in front of it.  Factors in a row are merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+
+from onnxfold.errors import ModelError
+from onnxfold.graph import ModelInfo, node_label, operator
+from onnxfold.graph.traversal import all_graphs
+from onnxfold.passes.prepare.hoist_transposes import hoist_transposes
+from onnxfold.passes.prepare.merge_constant_factors import merge_constant_factors
+from onnxfold.passes.prepare.split_skip_norms import SPLITTERS, Builder
+from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.shapes import complete, fill_types, infer
+
+__all__ = ["Prepared", "prepare"]
+
+_OWN_DOMAIN = "onnxfold"
+_OVERRIDABLE_SINCE_IR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The working copy, and what was done to it.
+
+    Names of inlined functions, of split nodes and of moved Transposes; ``left`` says which nodes
+    could not be split, and why.
+    """
+
+    model: ir.Model
+    inlined: tuple[str, ...]
+    split: tuple[str, ...]
+    left: tuple[Refusal, ...] = ()
+    moved: tuple[str, ...] = ()
+
+
+def prepare(model: ir.Model) -> Prepared:
+    """Return a copy without foreign functions and without skip forms; ``model`` is not changed.
+
+    Tensors are shared with the original.  Raises ModelError for functions that call themselves.
+    """
+    clone = model.clone()
+    if clone.ir_version < _OVERRIDABLE_SINCE_IR:
+        from onnx_ir.passes.common import RemoveInitializersFromInputsPass
+
+        # Every initializer had to be listed as an input, and none could be overridden.
+        RemoveInitializersFromInputsPass()(clone)
+    inlined = _inline(clone)
+    fill_types(clone)
+    split, left = _split_all(clone)
+    moved = hoist_transposes(clone, Builder(clone).unique)
+    if split or moved:
+        fill_types(clone)
+    complete(ModelInfo(clone))
+    if merge_constant_factors(clone):
+        infer(clone)
+    return Prepared(clone, inlined, split, left, moved)
+
+
+def _split_all(model: ir.Model) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
+    """Split skip forms until no more can be: it asks for types, and gives types to those behind."""
+    done: tuple[str, ...] = ()
+    while True:
+        split, left = _split(model)
+        done += split
+        if not split or not left:
+            return done, left
+        fill_types(model)
+
+
+def _inline(model: ir.Model) -> tuple[str, ...]:
+    before = {identifier: function.name for identifier, function in model.functions.items()}
+    if not before:
+        return ()
+    for function in model.functions.values():
+        used = {node.domain for node in function.all_nodes()}
+        for domain in function.opset_imports.keys() - used:
+            del function.opset_imports[domain]  # the pass would compare them
+        _take_version_of(model, function)
+    from onnx_ir.passes.common import InlinePass  # imports all passes, and most models need none
+
+    renamed = _Renamed()
+    inline = InlinePass(
+        criteria=lambda function: _may_inline(model, function) and renamed.next_call(function)
+    )
+    try:
+        inline(model)
+    except ir.passes.PreconditionError as error:
+        raise ModelError("model-local functions of the model call themselves") from error
+    _drop_unused(model)
+    gone = [key for key in before if key not in model.functions and key[0] != _OWN_DOMAIN]
+    return tuple(f"{domain}.{name}" if domain else name for domain, name, _ in gone)
+
+
+def _take_version_of(model: ir.Model, function: ir.Function) -> None:
+    """Give a function the model's operator sets, as far as its operators are the same in both."""
+    for domain, version in _imports(function):
+        other = model.graph.opset_imports.get(domain, version)
+        names = {node.op_type for node in function.all_nodes() if node.domain == domain}
+        if all(_same_operator(name, domain, version, other) for name in names):
+            function.opset_imports[domain] = other
+
+
+def _same_operator(name: str, domain: str, version: int, other: int) -> bool:
+    if version == other:
+        return True
+    try:
+        schemas = [onnx.defs.get_schema(name, number, domain) for number in (version, other)]
+    except onnx.defs.SchemaError:
+        return False
+    return schemas[0].since_version == schemas[1].since_version
+
+
+class _Renamed:
+    """Gives the body of a function new names before each call of it is inlined.
+
+    InlinePass (onnx-ir 1.1) tries name, name_2, name_3, ... until one is free, which takes time in
+    the square of the number of calls; the names here are the ones that it would find.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._taken: dict[str, int] = {}
+
+    def next_call(self, function: ir.Function) -> bool:
+        """Rename nodes and values; always True."""
+        for node in function.all_nodes():
+            node.name = self._next("node", node.name or "node")
+            for output in node.outputs:
+                output.name = self._next("value", output.name or "val")
+        return True
+
+    def _next(self, kind: str, name: str) -> str:
+        key = f"{kind} {name}"
+        base = self._names.get(key, name)
+        self._taken[kind + base] = number = self._taken.get(kind + base, 0) + 1
+        following = base if number == 1 else f"{base}_{number}"
+        self._names[f"{kind} {following}"] = base
+        return following
+
+
+def _may_inline(model: ir.Model, function: ir.Function) -> bool:
+    """Whether the body means the same in the main graph: one version of every domain."""
+    if function.domain == _OWN_DOMAIN:
+        return False
+    imports = model.graph.opset_imports
+    same = all(imports.get(key, version) == version for key, version in _imports(function))
+    graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    return same and not any(attribute.type in graphs for attribute in function.attributes.values())
+
+
+def _imports(function: ir.Function) -> Iterator[tuple[str, int]]:
+    """Yield the operator sets that the nodes of a function really use."""
+    used = {node.domain for node in function.all_nodes()}
+    for domain, version in list(function.opset_imports.items()):
+        if domain in used:
+            yield domain, version
+
+
+def _split(model: ir.Model) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
+    names: list[str] = []
+    left: list[Refusal] = []
+    builder: Builder | None = None
+    for graph in list(all_graphs(model)):
+        for node in list(graph):
+            splitter = SPLITTERS.get((node.domain, node.op_type))
+            if splitter is None:
+                continue
+            builder = builder or Builder(model)
+            label = node_label(node)
+            why_not = splitter(builder.at(node))
+            if why_not is None:
+                names.append(label)
+                continue
+            sentence = f"{operator(node)} is left as it is: {why_not}"
+            left.append(Refusal(RefusalCode.UNKNOWN_OP, sentence, (label,)))
+    if names:
+        _drop_unused(model)
+    return tuple(names), tuple(left)
+
+
+def _drop_unused(model: ir.Model) -> None:
+    """Remove the functions that no node calls, directly or through another function."""
+    called: set[ir.OperatorIdentifier] = set()
+    waiting = list(model.graph.all_nodes())
+    while waiting:
+        identifier = waiting.pop().op_identifier()
+        if identifier in model.functions and identifier not in called:
+            called.add(identifier)
+            waiting += model.functions[identifier].all_nodes()
+    for identifier in [key for key in model.functions if key not in called]:
+        del model.functions[identifier]

@@ -1,0 +1,107 @@
+"""Deciding which scales, biases and BatchNormalizations move into the linear layer before them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo, Reader
+from onnxfold.graph.channels import Channels
+from onnxfold.norms.site import NormKind, NormSite
+from onnxfold.passes.affine.walk import Root
+from onnxfold.passes.fusion import Place, ReaderRef, ScaleFusion
+from onnxfold.passes.scales.writer import ChannelOp, Writer, channel_op, writer_of
+from onnxfold.refusal import Refusal
+
+__all__ = ["decide_scales"]
+
+
+def decide_scales(
+    view: ModelInfo, sites: Iterable[NormSite], *, allow_split_bytes: int
+) -> tuple[ScaleFusion, ...]:
+    """Return the operators that a linear layer before them can do in its weights.
+
+    The nodes of a norm stay, whatever they are, but for the alpha of a DyT.  A weight with other
+    readers is copied up to ``allow_split_bytes``, and left alone above.
+    """
+    of_norms = {node for site in sites if site.kind is not NormKind.DYT for node in site.nodes}
+    passed: set[ir.Node] = set()
+    biased: set[ir.Node] = set()  # layers that an earlier fusion gives a bias
+    fusions: list[ScaleFusion] = []
+    for node in view.nodes():
+        op = None if node in of_norms else channel_op(view, node)
+        if op is None:
+            continue
+        writer = writer_of(view, op, frozenset(passed))
+        if isinstance(writer, Refusal):
+            continue
+        fusion = _fusion(view, op, writer, allow_split_bytes, writer.node in biased)
+        if fusion is not None:
+            fusions.append(fusion)
+            passed.add(node)
+            if fusion.shifted is not None and not fusion.shifted.value:
+                biased.add(writer.node)
+    return tuple(fusions)
+
+
+def _fusion(
+    view: ModelInfo, op: ChannelOp, writer: Writer, limit: int, biased: bool
+) -> ScaleFusion | None:
+    shifted = None
+    if op.shift is not None:
+        shifted = _shifted(view, op, writer)
+        if shifted is None:
+            return None
+    roots = (writer.weight, *writer.biases) if op.scale is not None else ()
+    scaled = tuple(_place(view, root) for root in roots)
+    if biased and op.scale is not None and writer.new_bias is not None:
+        channels = writer.output.renamed(dict.fromkeys(writer.output.axes, 0))
+        scaled = (*scaled, Place("", _ref(view, writer.new_bias), channels))
+    places = (*scaled, *((shifted,) if shifted is not None else ()))
+    if any(place.copy and place.nbytes > limit for place in places):
+        return None
+    return ScaleFusion(
+        op.node.name or op.node.outputs[0].name or op.node.op_type,
+        view.ref(op.node.outputs[0]),
+        view.ref(writer.node.outputs[0]),
+        scaled,
+        shifted,
+        writer.part,
+    )
+
+
+def _shifted(view: ModelInfo, op: ChannelOp, writer: Writer) -> Place | None:
+    """Return the constant that takes the shift: the bias next to the operator, or a new one."""
+    size = op.channels.size if writer.part is None else writer.part[2]
+    if writer.biases:
+        root = writer.biases[0]
+        tensor = view.tensor(root.value)
+        if tensor is None or root.channels.size != size:
+            return None
+        whole = {digit.axis: digit.size for digit in root.channels.digits if digit.whole}
+        shape = tuple(tensor.shape.numpy())
+        complete = all(dim == 1 or whole.get(axis) == dim for axis, dim in enumerate(shape))
+        return _place(view, root) if complete and whole else None
+    if writer.new_bias is None or not writer.weight.channels.digits:
+        return None
+    if not all(digit.whole for digit in writer.output.digits):
+        return None
+    ref = _ref(view, writer.new_bias)
+    return Place("", ref, Channels.along([(0, size)]))
+
+
+def _place(view: ModelInfo, root: Root) -> Place:
+    tensor = view.tensor(root.value)
+    readers = len(root.value.uses()) + root.value.is_graph_output()
+    return Place(
+        view.ref(root.value),
+        _ref(view, root.reader),
+        root.channels,
+        0 if tensor is None else tensor.nbytes,
+        copy=readers != 1,
+    )
+
+
+def _ref(view: ModelInfo, reader: Reader) -> ReaderRef:
+    return ReaderRef(view.ref(reader.node.outputs[0]), reader.index)

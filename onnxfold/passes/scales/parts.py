@@ -1,0 +1,112 @@
+"""Parts of a value: the outputs of a Split, a Slice without steps, a Gather of one index.
+
+What is behind one part of a joined projection (q, k and v at once) belongs to the columns of that
+part in the weight before it, where no other reader sees the elements of the part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+
+__all__ = ["Cut", "cut_of", "element_readers", "only_part"]
+
+_WITHOUT_ELEMENTS = frozenset({"Shape", "Size"})
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Elements ``start`` to ``start + length`` of ``total`` along ``axis`` of ``source``."""
+
+    source: ir.Value
+    axis: int
+    start: int
+    length: int
+    total: int
+
+    def meets(self, other: Cut) -> bool:
+        """Whether some element is in both; always, where they are along different axes."""
+        apart = self.start + self.length <= other.start or other.start + other.length <= self.start
+        return self.axis != other.axis or not apart
+
+
+def cut_of(view: ModelInfo, value: ir.Value) -> Cut | None:
+    """Return which part of another value this is, None where it is none or cannot be told."""
+    node = value.producer()
+    source = node.inputs[0] if node is not None and node.inputs else None
+    rank = view.rank(source)
+    if node is None or source is None or rank is None or node.domain != "":
+        return None
+    if node.op_type == "Split":
+        axis = node.attributes.get_int("axis", 0) % rank
+        return _of_split(view, node, source, node.outputs.index(value), axis)
+    if node.op_type == "Gather":
+        axis = node.attributes.get_int("axis", 0) % rank
+        indices, total = view.integers(node.inputs[1]), view.dim(source, axis)
+        one = indices is not None and len(indices) == 1 and view.rank(node.inputs[1]) == 0
+        if not one or indices is None or not isinstance(total, int):
+            return None
+        return Cut(source, axis, indices[0] % total, 1, total)
+    return _of_slice(view, node, source, rank) if node.op_type == "Slice" else None
+
+
+def _of_split(
+    view: ModelInfo, node: ir.Node, source: ir.Value, position: int, axis: int
+) -> Cut | None:
+    sizes = [view.dim(output, axis) for output in node.outputs]
+    known = [size for size in sizes if isinstance(size, int) and size > 0]
+    if len(known) != len(sizes):
+        return None
+    return Cut(source, axis, sum(known[:position]), known[position], sum(known))
+
+
+def _of_slice(view: ModelInfo, node: ir.Node, source: ir.Value, rank: int) -> Cut | None:
+    """Return the part that a Slice along one axis, with step 1, leaves."""
+    if len(node.inputs) > 1:
+        operands = [*node.inputs[1:5], None, None][:4]
+        starts, ends = (view.integers(operand) for operand in operands[:2])
+        axes = view.integers(operands[2]) if operands[2] is not None else None
+        steps = view.integers(operands[3]) if operands[3] is not None else (1,)
+    else:
+        written = [node.attributes.get_ints(name, None) for name in ("starts", "ends", "axes")]
+        starts, ends, axes = (None if found is None else tuple(found) for found in written)
+        steps = (1,)
+    if starts is None or ends is None or len(starts) != 1 or steps != (1,):
+        return None
+    if axes is None and len(node.inputs) > 3 and node.inputs[3] is not None:
+        return None
+    axis = (0 if axes is None else axes[0]) % rank
+    total = view.dim(source, axis)
+    if not isinstance(total, int):
+        return None
+    start, end, _ = slice(starts[0], ends[0]).indices(total)
+    return Cut(source, axis, start, end - start, total) if end > start else None
+
+
+def element_readers(value: ir.Value) -> list[ir.Node]:
+    """Return the readers that look at elements, not at the shape alone, one for each reading."""
+    return [
+        use.node
+        for use in value.uses()
+        if use.node.op_type not in _WITHOUT_ELEMENTS or use.node.domain != ""
+    ]
+
+
+def only_part(view: ModelInfo, value: ir.Value, cut: Cut) -> bool:
+    """Whether nothing else sees the elements of a part: all other readers are parts beside it."""
+    node, readers = value.producer(), element_readers(cut.source)
+    if node is None or cut.source.is_graph_output():
+        return False
+    for use in cut.source.uses():
+        if use.node not in readers:
+            continue
+        if use.idx != 0 or use.node.graph is not node.graph:
+            return False
+        for output in use.node.outputs:
+            other = cut_of(view, output)
+            if output is not value and (other is None or other.meets(cut)):
+                return False
+    return True

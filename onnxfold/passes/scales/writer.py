@@ -1,0 +1,337 @@
+"""Backward from z = c * y + d per channel to the linear layer that computes y.
+
+A diagonal behind W x + b is part of W and b: c * (W x + b) + d = (diag(c) W) x + (c * b + d).
+Between the two may stand what moves elements without another reader, the Add of a bias, and for
+one number c also a rotary embedding and the product with another activation (attention scores).
+Behind one part of a joined projection, c and d are those of the part, and 1 and 0 elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfold.graph import Fiber, ModelInfo, Reader
+from onnxfold.graph.channels import SCALAR, Channels
+from onnxfold.operators.table import law_of
+from onnxfold.operators.transfer import Carried, refuse
+from onnxfold.passes.affine.transfer import pulled
+from onnxfold.passes.affine.walk import Root, root_of
+from onnxfold.passes.scales.homogeneous import HOMOGENEOUS, common_source
+from onnxfold.passes.scales.parts import Cut, cut_of, element_readers, only_part
+from onnxfold.refusal import Refusal, RefusalCode
+
+__all__ = ["ChannelOp", "Writer", "channel_op", "embedded", "writer_of"]
+
+Float64 = npt.NDArray[np.float64]
+
+_DOMAINS = ("", "com.microsoft")
+_WEIGHTED = frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedMatMul", "Gemm", "MatMul"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChannelOp:
+    """A node that computes z = scale * y + shift per channel, y its input ``index``."""
+
+    node: ir.Node
+    index: int
+    channels: Channels
+    scale: Float64 | None
+    shift: Float64 | None
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """The linear layer behind a channel operator, and every constant that its scale reaches.
+
+    ``output`` are the channels in the layer's output.  ``weight`` and ``biases`` are roots with
+    the channels in their own coordinates; ``new_bias`` is an input that may take a bias where none
+    is.  ``part``: start, length and total where the operator stands behind one part of a value, so
+    that its scale is that of some of the channels, and 1 of the others.
+    """
+
+    node: ir.Node
+    output: Channels
+    weight: Root
+    biases: tuple[Root, ...]
+    new_bias: Reader | None
+    part: tuple[int, int, int] | None = None
+
+
+def embedded(
+    vector: Float64, part: tuple[int, int, int] | None, size: int, *, neutral: float = 1.0
+) -> Float64:
+    """Return a scale (with ``neutral`` 0, a shift) of a part as one of all ``size`` channels."""
+    if part is None or size != part[2]:
+        return vector
+    start, length, total = part
+    whole = np.full(total, neutral)
+    whole[start : start + length] = vector
+    return whole
+
+
+def channel_op(view: ModelInfo, node: ir.Node) -> ChannelOp | None:
+    """Return what Mul, Div, Add, Sub by a constant or BatchNormalization does per channel."""
+    if node.domain != "":
+        return None
+    if node.op_type == "BatchNormalization":
+        return _batch_norm(view, node)
+    if node.op_type not in ("Add", "Div", "Mul", "Sub") or len(node.inputs) != 2:
+        return None
+    for index in (0, 1) if node.op_type in ("Add", "Mul") else (0,):
+        y, constant = node.inputs[index], node.inputs[1 - index]
+        array, rank = view.array(constant), view.rank(y)
+        if array is None or y is None or rank is None or array.dtype.kind not in "fV":
+            continue
+        if view.array(y) is not None or array.ndim > rank:
+            return None
+        return _elementwise(view, node, index, y, array)
+    return None
+
+
+def _elementwise(
+    view: ModelInfo, node: ir.Node, index: int, y: ir.Value, array: npt.NDArray[np.generic]
+) -> ChannelOp | None:
+    shape = view.shape(y) or ()
+    aligned = array.reshape((1,) * (len(shape) - array.ndim) + array.shape).astype(np.float64)
+    if any(size not in (1, dim) for size, dim in zip(aligned.shape, shape, strict=True)):
+        return None
+    channels = Channels.along((axis, n) for axis, n in enumerate(aligned.shape) if n > 1)
+    vector = aligned.reshape(-1)
+    with np.errstate(all="ignore"):
+        vector = 1.0 / vector if node.op_type == "Div" else vector
+    if not np.all(np.isfinite(vector)):
+        return None
+    if node.op_type in ("Mul", "Div"):
+        return ChannelOp(node, index, channels, vector, None)
+    return ChannelOp(node, index, channels, None, -vector if node.op_type == "Sub" else vector)
+
+
+def _batch_norm(view: ModelInfo, node: ir.Node) -> ChannelOp | None:
+    """(y - mean) * scale / sqrt(var + epsilon) + B on axis 1, in inference mode."""
+    y = node.inputs[0]
+    if view.opset < 7 or node.attributes.get_int("spatial", 1) != 1:
+        return None
+    if y is None or node.attributes.get_int("training_mode", 0) != 0 or len(node.outputs) > 1:
+        return None
+    arrays = [view.array(operand) for operand in node.inputs[1:5]]
+    known = [array.astype(np.float64) for array in arrays if array is not None]
+    if len(known) != 4 or view.rank(y) is None or len({array.shape for array in known}) > 1:
+        return None
+    scale, bias, mean, variance = known
+    factor = scale / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
+    if not np.all(np.isfinite(factor)):
+        return None
+    channels = Channels.along([(1, factor.size)])
+    return ChannelOp(node, 0, channels, factor, bias - mean * factor)
+
+
+def writer_of(
+    view: ModelInfo, op: ChannelOp, passed: frozenset[ir.Node] = frozenset()
+) -> Writer | Refusal:
+    """Return the linear layer that computes the operator's input, through what has no other reader.
+
+    ``passed`` are channel operators that are absorbed as well.
+    """
+    value, channels = op.node.inputs[op.index], op.channels
+    biases: list[Root] = []
+    part: tuple[int, int, int] | None = None
+    known: ir.Value | None = None  # a value of which all readers have been looked at
+    while value is not None:
+        node = value.producer()
+        if node is None:
+            break
+        if (len(element_readers(value)) != 1 and value is not known) or value.is_graph_output():
+            return refuse(RefusalCode.EXACT_READER, node, "gives its result to others as well")
+        if node.graph is not op.node.graph:
+            return refuse(RefusalCode.BODY_BORDER, node, "is in another graph")
+        if node.op_type in _WEIGHTED and node.domain in _DOMAINS:
+            made = _writer(view, node, channels, biases)
+            if isinstance(made, Writer):
+                return replace(made, part=part)
+            if isinstance(made, Refusal):
+                return made
+            value = node.inputs[made]
+            continue
+        cut = _cut_here(view, value, channels)
+        if cut is not None:
+            whole = _before_cut(view, op, value, cut, channels, part)
+            if isinstance(whole, Refusal):
+                return whole
+            value, channels, part = cut.source, *whole
+            known = value
+            continue
+        source = None if channels.digits else _met(view, node, value)
+        if source is not None:
+            value = known = source
+            continue
+        step = _back(view, node, channels, biases, passed)
+        if isinstance(step, Refusal):
+            return step
+        value, channels = step
+    return refuse(RefusalCode.ACTIVATION, op.node, "does not follow a linear layer")
+
+
+def _cut_here(view: ModelInfo, value: ir.Value, channels: Channels) -> Cut | None:
+    """Return the part that the value is of another, where a scale of it is one of some channels."""
+    cut = cut_of(view, value)
+    node = value.producer()
+    if cut is None or node is None or node.op_type == "Split":
+        return cut
+    alone = len(element_readers(cut.source)) == 1
+    if not channels.digits:
+        return None if alone else cut  # alone, one number is one of all that the source has
+    return cut if cut.axis in channels.axes else None
+
+
+def _met(view: ModelInfo, node: ir.Node, value: ir.Value) -> ir.Value | None:
+    """Return what both operands of a sum, or all of a Concat, come from in several ways."""
+    constant = any(view.tensor(operand) is not None for operand in node.inputs)
+    joins = node.domain == "" and node.op_type in ("Add", "Concat", "Sub", "Sum")
+    return common_source(view, value) if joins and not constant else None
+
+
+def _before_cut(
+    view: ModelInfo,
+    op: ChannelOp,
+    value: ir.Value,
+    cut: Cut,
+    channels: Channels,
+    part: tuple[int, int, int] | None,
+) -> tuple[Channels, tuple[int, int, int]] | Refusal:
+    """Return the channels before a cut, and which of them are those of the part."""
+    node = value.producer() or op.node
+    if not only_part(view, value, cut):
+        return refuse(RefusalCode.EXACT_READER, node, "takes what others read as well")
+    own = Channels.along([(cut.axis, cut.length)])
+    if op.shift is not None and channels != own:
+        return refuse(RefusalCode.FIBER_BROKEN, node, "is cut along other channels")
+    if op.shift is None and (op.scale is None or bool(np.all(op.scale == 1))):
+        return refuse(RefusalCode.VARIES_ALONG_FIBER, node, "has nothing to give to a part")
+    if channels.digits and channels != own:
+        return refuse(RefusalCode.FIBER_BROKEN, node, "is cut along other channels")
+    start, length = cut.start, cut.length
+    if part is not None and channels.digits:
+        start, length = start + part[0], part[1]
+    return Channels.along([(cut.axis, cut.total)]), (start, length, cut.total)
+
+
+def _back(
+    view: ModelInfo,
+    node: ir.Node,
+    channels: Channels,
+    biases: list[Root],
+    passed: frozenset[ir.Node],
+) -> tuple[ir.Value, Channels] | Refusal:
+    moved = pulled(view, node.outputs[0], channels)
+    if moved is not None:
+        return moved
+    if not channels.digits and node.op_type in HOMOGENEOUS and node.domain in _DOMAINS:
+        operand = node.inputs[0]
+        if operand is not None and view.tensor(operand) is None:
+            return operand, channels
+    if node in passed:
+        known = channel_op(view, node)
+        source = None if known is None else node.inputs[known.index]
+        if source is not None:
+            return source, channels
+    if (node.domain, node.op_type) != ("", "Add"):
+        return refuse(RefusalCode.ACTIVATION, node, "is not linear per channel")
+    for index, operand in enumerate(node.inputs):
+        other = node.inputs[1 - index]
+        if view.tensor(operand) is None or other is None:
+            continue
+        root = _bias_root(view, Reader(node, index), channels, node.outputs[0])
+        if root is not None and view.rank(other) == view.rank(node.outputs[0]):
+            biases.append(root)
+            return other, channels
+    return refuse(RefusalCode.VARIES_ALONG_FIBER, node, "adds something else")
+
+
+def _bias_root(
+    view: ModelInfo, reader: Reader, channels: Channels, output: ir.Value
+) -> Root | None:
+    operand, rank = reader.node.inputs[reader.index], view.rank(output)
+    tensor = view.tensor(operand)
+    if operand is None or tensor is None or rank is None:
+        return None
+    shape = tuple(tensor.shape.numpy())
+    offset = rank - len(shape)
+    sizes = {d.axis: d.inner * d.size * (d.outer or 0) for d in channels.digits}
+    if any(axis < offset or shape[axis - offset] == 1 for axis in sizes):
+        return None
+    placed = channels.renamed({axis: axis - offset for axis in channels.axes})
+    return Root(operand, reader, placed, SCALAR)
+
+
+def _writer(
+    view: ModelInfo, node: ir.Node, channels: Channels, biases: list[Root]
+) -> Writer | Refusal | int:
+    """Return the writer, or the input in which the walk goes on where both are activations."""
+    places = _operands(view, node, channels)
+    if places is None:
+        return refuse(RefusalCode.FIBER_BROKEN, node, "has channels that are not its weight's")
+    index, inner = places
+    root = root_of(view, Reader(node, index), inner, SCALAR)
+    if isinstance(root, Refusal):
+        dynamic = root.code is RefusalCode.DYNAMIC_WEIGHT
+        return index if dynamic and not channels.digits and "MatMul" in node.op_type else root
+    found = list(biases)
+    new_bias = None
+    if node.op_type in ("Conv", "ConvTranspose", "FusedConv", "Gemm"):
+        if node.op_type == "FusedConv":
+            return refuse(RefusalCode.ACTIVATION, node, "may end in an activation")
+        if node.attributes.get_float("beta", 1.0) != 1.0:
+            return refuse(RefusalCode.VARIES_ALONG_FIBER, node, "multiplies its bias")
+        operand = node.inputs[2] if len(node.inputs) > 2 else None
+        reader = Reader(node, 2)
+        if operand is None:
+            new_bias = reader
+        else:
+            tensor = view.tensor(operand)
+            shape = () if tensor is None else tuple(tensor.shape.numpy())
+            axes = {axis: len(shape) - 1 for axis in channels.axes}
+            full = channels.size in (1, shape[-1] if shape else 0)
+            if tensor is None or not full or len(axes) > 1:
+                return refuse(RefusalCode.DYNAMIC_WEIGHT, node, "has a bias that cannot follow")
+            found.append(Root(operand, reader, channels.renamed(axes), SCALAR))
+    return Writer(node, channels, root, tuple(found), new_bias)
+
+
+def _operands(view: ModelInfo, node: ir.Node, channels: Channels) -> tuple[int, Channels] | None:
+    """Return the input that holds the output's channels, and where they are in it."""
+    if not channels.digits:
+        constant = [view.tensor(operand) is not None for operand in node.inputs[:2]]
+        behind = "MatMul" in node.op_type and constant[0] and not constant[1]
+        return (
+            0
+            if behind
+            or ("MatMul" in node.op_type and not any(constant) and not _is_weight(view, node, 1))
+            else 1
+        ), SCALAR
+    if node.op_type in ("Conv", "FusedConv"):
+        return (1, channels.renamed({1: 0})) if channels.axes == (1,) else None
+    law = law_of(node.domain, node.op_type)
+    if law is None:
+        return None
+    indices: set[int] = set()
+
+    def back(digit: Fiber) -> Fiber | None:
+        found = law.family.pull(view, node, 0, digit)
+        carried = (
+            [pair for pair in found.inputs if pair[0] < 2] if isinstance(found, Carried) else []
+        )
+        indices.update(index for index, _ in carried)
+        return carried[0][1] if len(carried) == 1 else None
+
+    moved = channels.mapped(back)
+    return None if moved is None or len(indices) != 1 else (indices.pop(), moved)
+
+
+def _is_weight(view: ModelInfo, node: ir.Node, index: int) -> bool:
+    """Whether an operand is a layout of a constant."""
+    root = root_of(view, Reader(node, index), SCALAR, SCALAR)
+    return isinstance(root, Root)

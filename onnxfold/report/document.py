@@ -1,0 +1,313 @@
+"""The report: JSON first, the table for people made from the same document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxfold.errors import ModelError
+from onnxfold.norms import NormKind, NormSite
+from onnxfold.passes.analysis import Analysis
+from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.report.html import in_pieces, page
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = [
+    "SCHEMA",
+    "inspection",
+    "print_benchmark",
+    "print_norms",
+    "print_result",
+    "print_triton",
+    "print_verification",
+    "totals",
+    "write_report",
+]
+
+SCHEMA = 1
+
+
+def inspection(analysis: Analysis) -> dict[str, Any]:
+    """Return the document of ``inspect --json``; its fields are a contract."""
+    plan, found = analysis.plan, analysis.description
+    norms = _norms(analysis)
+    return {
+        "schema": SCHEMA,
+        "model": {"opset": found.opset, "nodes": found.nodes, "parameters": found.parameters},
+        "norms": norms,
+        "range_warnings": [warning.to_json() for warning in analysis.ranges],
+        "summary": {
+            "norms": len(norms),
+            "layer_norms": sum(row["kind"] == NormKind.LAYER_NORM for row in norms),
+            "foldable": len(plan.folds),
+            "algorithm1": analysis.algorithm1,
+            "algorithm1_embed_centred": analysis.algorithm1_embed_centred,
+            "inserted_centerings": len(plan.insertions),
+            "split_bytes": plan.split_bytes,
+            "gamma_fused": sum(fusion.gamma for fusion in plan.fusions),
+            "beta_fused": sum(fusion.beta for fusion in plan.fusions),
+            "scales_fused": len(plan.scales),
+            "moved_by_rounding": sum(row["moves_by_rounding"] for row in norms),
+        },
+    }
+
+
+def _norms(analysis: Analysis) -> list[dict[str, Any]]:
+    """Return one row for each norm that the model came with."""
+    view, plan = analysis.view, analysis.plan
+    sites = {view.ref(site.output): site for site in analysis.sites}
+    folds = {fold.output: fold for fold in plan.folds}
+    fusions = {fusion.output: fusion for fusion in plan.fusions}
+    rows = []
+    for known in analysis.description.norms:
+        ref = known["ref"]
+        fold, fusion = folds.get(ref), fusions.get(ref)
+        reason, stays = analysis.refusals.get(ref), analysis.affine_refusals.get(ref)
+        if fold is None and ref not in sites:  # a DyT whose affine part has moved is a plain tanh
+            sentence = f"{known['kind']} does not subtract the mean"
+            reason = Refusal(RefusalCode.NOT_CENTRED_NORM, sentence)
+        row = {key: part for key, part in known.items() if key not in ("ref", "affine")}
+        action = _action(analysis, sites.get(ref), fold is not None)
+        rows.append(
+            {
+                **row,
+                "foldable": fold is not None,
+                "action": action,
+                "moves_by_rounding": known["moves_by_rounding"] and action != "keep",
+                "reason": reason.to_json() if reason is not None else None,
+                "affine": known["affine"],
+                "gamma_fused": fusion is not None and fusion.gamma,
+                "beta_fused": fusion is not None and fusion.beta,
+                "affine_reason": stays.to_json() if stays is not None else None,
+                "writers": list(fold.writers) if fold is not None else [],
+            }
+        )
+    return rows
+
+
+def _action(analysis: Analysis, site: NormSite | None, folded: bool) -> str:
+    if folded:
+        return "rms"
+    if site is None or not analysis.lowering.calls_in_place(site):
+        return "keep"
+    return "fused_layer_norm" if site.kind is NormKind.LAYER_NORM else "rms"
+
+
+def totals(summary: Mapping[str, Any]) -> str:
+    """Return the one line that says what became of the norms."""
+    line = f"{summary['foldable']} of {summary['layer_norms']} LayerNorms fold to RMSNorm"
+    inserted = summary["inserted_centerings"]
+    if inserted:
+        line += f", with {inserted} inserted centring{'s' if inserted > 1 else ''}"
+    if summary["split_bytes"]:
+        line += f", {summary['split_bytes']:,} bytes of weights stored twice"
+    gammas, betas = summary.get("gamma_fused", 0), summary.get("beta_fused", 0)
+    if gammas or betas:
+        line += (
+            f"; {_count(gammas, 'gamma')} and {_count(betas, 'beta')} move into the next linear "
+        )
+        line += "layers"
+    if summary.get("scales_fused"):
+        line += f"; {summary['scales_fused']} scales move into the linear layers before"
+    return line
+
+
+def _roundings(summary: Mapping[str, Any]) -> str | None:
+    """Return the line on norms whose results move, towards the exact ones; None without any."""
+    number = summary.get("moved_by_rounding", 0)
+    if not number:
+        return None
+    return (
+        f"{_count(number, 'norm')} computed by E[x^2] - E[x]^2, by x g - mean(x) g or with "
+        "roundings in between: results move by rounding, towards the exact ones"
+    )
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def print_norms(console: Console, document: Mapping[str, Any]) -> None:
+    """Print one row per norm and the line of totals."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("norm", "is", "becomes", "weights centred, or why not"):
+        table.add_column(heading, overflow="fold")
+    for row in document["norms"]:
+        becomes = {"rms": "RMSNorm", "fused_layer_norm": "one LayerNorm", "keep": "-"}
+        style = "green" if row["foldable"] else ""
+        table.add_row(
+            Text(row["name"]),
+            Text(f"{row['kind']} {row['size']}"),
+            Text(becomes[row["action"]], style=style),
+            Text(_because(row)),
+        )
+    console.print(table)
+    console.print(Text(totals(document["summary"]), style="bold"))
+    sentence = _roundings(document["summary"])
+    if sentence is not None:
+        console.print(Text(sentence))
+
+
+def print_verification(console: Console, document: Mapping[str, Any]) -> None:
+    """Print one row per output and the verdict."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("output", "max error", "rms error", "rms of the original", "ratio"):
+        table.add_column(heading)
+    for row in document["outputs"]:
+        numbers = ("max_abs_error", "rms_error", "original_rms_error", "noise_ratio")
+        table.add_row(Text(row["name"]), *(_digits(row[number], 3) for number in numbers))
+    console.print(table)
+    _warn_of_uncompared(console, document)
+    verdict = "the same function" if document["passed"] else "NOT the same function"
+    style = "bold green" if document["passed"] else "bold red"
+    console.print(Text(f"{verdict}: {_checked(document)}", style=style))
+
+
+def _checked(document: Mapping[str, Any]) -> str:
+    truth = {"float64": "a float64 run", "onnxruntime": "an unoptimized run"}
+    return (
+        f"max error {_digits(document['max_abs_error'], 2)} against {truth[document['method']]}, "
+        f"{_digits(document['noise_ratio'], 2)} times the original's own rounding error "
+        f"({document['samples']} samples, {document['runtime']}{in_pieces(document)})"
+    )
+
+
+def _warn_of_uncompared(console: Console, document: Mapping[str, Any]) -> None:
+    from rich.text import Text
+
+    for name in document.get("nothing_compared", ()):
+        sentence = (
+            f"warning: nothing was compared for output '{name}': all of it is NaN or infinite, in "
+            "the original too; give inputs for which it is not (--inputs)"
+        )
+        console.print(Text(sentence), style="yellow")
+
+
+def _digits(number: float | None, digits: int) -> str:
+    """A number of the JSON document, in which infinities and NaN are null."""
+    return "not finite" if number is None else f"{number:.{digits}g}"
+
+
+def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) -> None:
+    """Print what optimize did: the norms, the checks, the file."""
+    from rich.text import Text
+
+    print_norms(console, report["inspect"])
+    for warning in report["inspect"].get("range_warnings", ()):
+        console.print(
+            f"warning: {warning['cause']} widens the range of '{warning['weight']}' "
+            f"{warning['widening']:.3g} times, which half floats and int8 may not bear; "
+            "--exclude leaves it"
+        )
+    if "affine_left_out" in report:
+        console.print(
+            Text(f"gammas, betas and scales stay, for with them {report['affine_left_out']}"),
+            style="yellow",
+        )
+    if "proof" in report:
+        proof = report["proof"]
+        console.print(
+            f"proved: {proof['folded_norms']} norms read zero-mean inputs, "
+            f"{proof['centred_weights']} changed weights reach only readers that cannot see it"
+        )
+    verification = report.get("verification", {})
+    if "outputs" in verification:
+        console.print(Text(f"checked: {_checked(verification)}"))
+        _warn_of_uncompared(console, verification)
+    if "output" in report:
+        written = report["output"]
+        line = Text(f"wrote {written['path']}{_beside(written)}, {written['bytes']:,} bytes")
+        console.print(line, soft_wrap=True)  # a path that is cut in two cannot be copied
+    if verbose:
+        spent = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in report["timing_s"].items())
+        console.print(Text(f"seconds: {spent}"))
+
+
+def _beside(written: Mapping[str, Any]) -> str:
+    """Name the data files of a written model: one by its path, several by their number."""
+    files, shared = written.get("data_files", ()), written.get("shared_data", ())
+    beside = ""
+    if written["data"]:
+        beside = f" and {written['data']}"
+        beside += f" (the first of {len(files)} data files)" if len(files) > 1 else ""
+    if shared:
+        others = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+        beside += f", which needs {shared[0]}{others} beside it"
+    return beside
+
+
+def print_triton(console: Console, report: Mapping[str, Any]) -> None:
+    """Print what became of the model repository, after :func:`print_result`."""
+    from rich.text import Text
+
+    document = report["triton"]
+    for path in document["files"]:
+        if path != report["output"]["path"]:
+            console.print(Text(f"wrote {path}"), soft_wrap=True)
+    if document["without_kernels"] is not None:
+        console.print(Text(f"no kernels: {document['without_kernels']}"), style="yellow")
+    if document["batches_not_tried"] is not None:
+        text = f"whether joined requests stay apart was not tried: {document['batches_not_tried']}"
+        console.print(Text(text), style="yellow")
+    command = f"tritonserver --model-repository={document['server_repository']}"
+    console.print(Text(f"serve it with: {command}"), soft_wrap=True)
+
+
+def write_report(path: Path, report: Mapping[str, Any]) -> None:
+    """Write the report as JSON, or as one self-contained HTML page.
+
+    Raises ModelError when the file cannot be written.
+    """
+    text = json.dumps(report, indent=2) if path.suffix == ".json" else page(report)
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ModelError(f"cannot write the report '{path}': {error.strerror}") from error
+
+
+def print_benchmark(console: Console, document: Mapping[str, Any]) -> None:
+    """Print one row per model and kernel choice, then where each spends its time."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("model", "kernels", "ms", "20% - 80%", "of the first", "20% - 80%"):
+        table.add_column(heading, overflow="fold")
+    for row in document["measurements"]:
+        table.add_row(
+            Text(row["model"]),
+            "onnxfold" if row["kernels"] else "stock",
+            f"{row['median_ms']:.3f}",
+            f"{row['p20_ms']:.3f} - {row['p80_ms']:.3f}",
+            f"{row['ratio']:.3f}",
+            f"{row['ratio_p20']:.3f} - {row['ratio_p80']:.3f}",
+        )
+    console.print(table)
+    for row in document["measurements"]:
+        spent = ", ".join(f"{name} {ms:.3f}" for name, ms in row["operators"].items())
+        console.print(Text(f"{row['model']}: {spent} ms"))
+    shapes = ", ".join(f"{name} {shape}" for name, shape in document["inputs"].items())
+    console.print(
+        Text(
+            f"onnxruntime {document['onnxruntime']}, {', '.join(document['providers'])}, "
+            f"{document['threads']} thread(s), {document['rounds']} rounds, {shapes}"
+        )
+    )
+
+
+def _because(row: Mapping[str, Any]) -> str:
+    if row["foldable"]:
+        writers: Sequence[str] = row["writers"]
+        shown = ", ".join(writers[:2])
+        return f"{shown} and {len(writers) - 2} more" if len(writers) > 2 else shown
+    return row["reason"]["sentence"] if row["reason"] else ""

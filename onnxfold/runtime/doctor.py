@@ -1,0 +1,181 @@
+"""doctor: what is installed, what is missing and how to get it, and whether the kernels work.
+
+A part that is optional and absent (ONNX Runtime, a library of ours) is no illness; a part that is
+there and does not work is.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxfold.errors import OnnxfoldError, UsageError
+from onnxfold.native import built
+from onnxfold.runtime import cuda
+from onnxfold.runtime.library import CUDA_PROVIDERS, SelfTest, get_library_path, self_test
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["examine", "print_examination"]
+
+_PACKAGES = ("onnxfold", "onnx", "onnx-ir", "numpy", "scipy")
+_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
+_INSTALL_RUNTIME = "pip install 'onnxfold[ort]'"
+_ABSENT = "not built; models run without them, by the bodies of their functions"
+
+
+def examine() -> dict[str, Any]:
+    """Return versions, execution providers, kernel libraries, GPUs and the self-tests' results.
+
+    ``healthy`` is False when something that is installed does not work.
+    """
+    problems: list[str] = []
+    runtime = _runtime(problems)
+    kernels = {device: _library(device, problems) for device in ("cpu", "cuda")}
+    driver = cuda.driver()
+    test, cuda_test = None, None
+    if runtime["version"] is not None and kernels["cpu"]["path"] is not None:
+        test = _tested("CPUExecutionProvider", problems)
+    build = _cuda_build(kernels["cuda"]["path"])
+    if build is not None and driver.devices:
+        problems += [
+            f"the cuda kernels were not compiled for {device.name}, compute capability "
+            f"{_capability(device.capability)}"
+            for device in driver.devices
+            if not build.runs_on(device.capability)
+        ]
+        if CUDA_PROVIDERS[0] in runtime["providers"]:
+            cuda_test = _tested(CUDA_PROVIDERS[0], problems)
+    return {
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "onnxruntime": runtime,
+        "kernels": kernels,
+        "weights": _path(built("libonnxfold_weights.so")),
+        "cuda": {
+            "driver": driver.version,
+            "devices": [asdict(device) for device in driver.devices],
+            "compiled": None if build is None else asdict(build),
+        },
+        "self_test": None if test is None else asdict(test),
+        "cuda_self_test": None if cuda_test is None else asdict(cuda_test),
+        "problems": problems,
+        "healthy": not problems,
+    }
+
+
+def print_examination(console: Console, document: Mapping[str, Any]) -> None:
+    """Print what :func:`examine` found: one line per fact, then the verdict."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("python", Text(f"{document['python']}, {document['machine']}"))
+    for name, found in document["packages"].items():
+        table.add_row(name, Text(found or "not installed"))
+    runtime = document["onnxruntime"]
+    providers = ", ".join(runtime["providers"])
+    remedy = f"not installed: {runtime['install']}"
+    shown = f"{runtime['version']} ({providers})" if runtime["version"] else remedy
+    table.add_row("onnxruntime", Text(shown))
+    for device, library in document["kernels"].items():
+        table.add_row(f"{device} kernels", Text(library["path"] or _ABSENT))
+    table.add_row("weights", Text(document["weights"] or "not built; numpy edits them, slower"))
+    table.add_row("cuda", Text(_cuda_line(document["cuda"])))
+    table.add_row("self-test", Text(_test_line(document["self_test"])))
+    if document["cuda_self_test"] is not None:
+        table.add_row("cuda self-test", Text(_test_line(document["cuda_self_test"])))
+    console.print(table)
+    for problem in document["problems"]:
+        console.print(Text(f"problem: {problem}", style="bold red"))
+    if document["healthy"]:
+        console.print(Text("healthy: all that is installed works", style="bold green"))
+
+
+def _path(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _runtime(problems: list[str]) -> dict[str, Any]:
+    """Describe ONNX Runtime; one that is installed and cannot be imported is a problem."""
+    found: dict[str, Any] = {"version": None, "providers": [], "install": _INSTALL_RUNTIME}
+    try:
+        import onnxruntime as ort
+    except ImportError as error:
+        installed = [name for name in _RUNTIMES if _version(name) is not None]
+        if installed:
+            problems.append(f"{installed[0]} is installed and cannot be imported: {error}")
+        return found
+    return {
+        "version": ort.__version__,
+        "providers": list(ort.get_available_providers()),
+        "install": None,
+    }
+
+
+def _library(device: str, problems: list[str]) -> dict[str, str | None]:
+    try:
+        return {"path": get_library_path(device), "problem": None}
+    except UsageError as error:  # asked for by the environment, and not there
+        if str(error) not in problems:
+            problems.append(str(error))
+        return {"path": None, "problem": str(error)}
+    except OnnxfoldError as error:
+        return {"path": None, "problem": str(error)}
+
+
+def _cuda_build(library: str | None) -> cuda.Build | None:
+    return None if library is None else cuda.compiled_for(library)
+
+
+def _tested(provider: str, problems: list[str]) -> SelfTest | None:
+    try:
+        test = self_test(provider)
+    except OnnxfoldError as error:
+        problems.append(str(error))
+        return None
+    if not test.passed:
+        problems.append(
+            f"{len(test.failures)} of {test.cases} kernel tests fail: {test.failures[0]}"
+        )
+    return test
+
+
+def _cuda_line(found: Mapping[str, Any]) -> str:
+    parts = ["no driver"]
+    if found["driver"] is not None:
+        devices = [f"{d['name']} ({_capability(d['capability'])})" for d in found["devices"]]
+        parts = [f"driver for CUDA {found['driver']}", ", ".join(devices) or "no device"]
+    if found["compiled"] is not None:
+        build = found["compiled"]
+        known = ", ".join(map(_capability, build["architectures"]))
+        parts.append(
+            f"kernels of CUDA {build['runtime']} for {known}, PTX {_capability(build['ptx'])}"
+        )
+    return "; ".join(parts)
+
+
+def _capability(number: int) -> str:
+    return f"{number // 10}.{number % 10}"
+
+
+def _test_line(test: Mapping[str, Any] | None) -> str:
+    if test is None:
+        return "not run"
+    verdict = "passed" if test["passed"] else "FAILED"
+    return f"{verdict}: {test['cases']} cases, worst error {test['worst']:.2g} of its bound"

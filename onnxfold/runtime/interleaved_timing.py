@@ -1,0 +1,168 @@
+"""Variants of a model that take turns in ONNX Runtime, and what their operators cost.
+
+A machine drifts, so every round gives each variant one turn, in an order that changes from round to
+round; ratios are to be taken round by round.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxfold.errors import ModelError, OnnxfoldError
+from onnxfold.runtime import library as runtime
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+__all__ = ["Operator", "Turns", "Variant", "operators", "take_turns"]
+
+Feeds = dict[str, npt.NDArray[Any]]
+Provider = str | tuple[str, dict[str, str]]
+
+_SLOW_ROUND_S = 1.0
+_MOST_RUNS = 1000
+_PROFILED_RUNS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A model file, with or without onnxfold's kernels.
+
+    ``disabled`` names optimizers of ONNX Runtime to leave out, ``dimensions`` gives symbolic
+    dimensions a size for good.
+    """
+
+    path: Path
+    kernels: bool = False
+    disabled: tuple[str, ...] = ()
+    dimensions: tuple[tuple[str, int], ...] = ()
+
+    def session(
+        self, threads: int, providers: Sequence[Provider], *, profile: Path | None = None
+    ) -> ort.InferenceSession:
+        """Open a session.
+
+        Raises ModelError where ONNX Runtime refuses the model, OnnxfoldError where it is missing,
+        or where the kernels are asked for and cannot be had.
+        """
+        try:
+            import onnxruntime as ort
+        except ImportError as error:
+            raise OnnxfoldError(
+                "bench needs ONNX Runtime: pip install onnxfold[ort], or onnxfold[gpu]"
+            ) from error
+        from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        for name, size in self.dimensions:
+            options.add_free_dimension_override_by_name(name, size)
+        if profile is not None:
+            options.enable_profiling = True
+            options.profile_file_prefix = str(profile)
+        if self.kernels:
+            runtime.register(options, runtime.device_of(providers))
+        runtime.demand_name(self.path)
+        refusals = (state.Fail, state.InvalidArgument, state.InvalidGraph, state.NotImplemented)
+        try:
+            return ort.InferenceSession(
+                str(self.path),
+                options,
+                providers=list(providers),
+                disabled_optimizers=list(self.disabled),
+            )
+        except refusals as error:
+            message = f"ONNX Runtime cannot load '{self.path}': {error}".splitlines()[0]
+            raise ModelError(message) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """How often each variant runs.
+
+    A turn is as many runs as fill ``turn_s``, one at least: a model of a few milliseconds would
+    else begin every time with the memory of the others in the caches.  The rounds end at
+    ``rounds``, or after ``least`` once ``budget_s`` is spent.
+    """
+
+    rounds: int
+    least: int = 1
+    budget_s: float = float("inf")
+    turn_s: float = 0.02
+    clock: Callable[[], float] = time.perf_counter
+
+
+def take_turns(
+    runs: Sequence[Callable[[], object]],
+    turns: Turns,
+    progress: Callable[[str, float], None] | None = None,
+) -> npt.NDArray[np.float64]:
+    """Return seconds per run: [variant, round]."""
+    start = time.perf_counter()
+    first = [_turn(run, 1, turns.clock) for run in runs]
+    if time.perf_counter() - start < _SLOW_ROUND_S:
+        first = [_turn(run, 1, turns.clock) for run in runs]
+    repeats = [min(_MOST_RUNS, max(1, round(turns.turn_s / max(t, 1e-9)))) for t in first]
+    seconds: list[list[float]] = []
+    spent = 0.0
+    while len(seconds) < turns.rounds and (len(seconds) < turns.least or spent < turns.budget_s):
+        row = [0.0] * len(runs)
+        for step in range(len(runs)):
+            index = (len(seconds) + step) % len(runs)
+            row[index] = _turn(runs[index], repeats[index], turns.clock)
+        seconds.append(row)
+        spent = time.perf_counter() - start
+        if progress is not None:
+            progress("bench", max(len(seconds) / turns.rounds, min(1.0, spent / turns.budget_s)))
+    return np.array(seconds).T
+
+
+def _turn(run: Callable[[], object], repeats: int, clock: Callable[[], float]) -> float:
+    start = clock()
+    for _ in range(repeats):
+        run()
+    return (clock() - start) / repeats
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """The nodes of one operator that ran: how many, and their milliseconds in one run together.
+
+    Each node counts with its median over the runs.
+    """
+
+    name: str
+    nodes: int
+    milliseconds: float
+
+
+def operators(
+    variant: Variant, threads: int, providers: Sequence[Provider], feeds: Feeds
+) -> tuple[Operator, ...]:
+    """Profile a few runs and return the operators, the longest first; raises as session does."""
+    with tempfile.TemporaryDirectory() as folder:
+        session = variant.session(threads, providers, profile=Path(folder) / "profile")
+        for _ in range(_PROFILED_RUNS):
+            session.run(None, feeds)
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    durations: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") == "Node" and str(event.get("name", "")).endswith("_kernel_time"):
+            operator = str(event["args"].get("op_name", ""))
+            durations[operator, str(event["name"])].append(event["dur"] / 1e3)
+    nodes: dict[str, list[float]] = defaultdict(list)
+    for (operator, _), milliseconds in durations.items():
+        nodes[operator].append(float(np.median(milliseconds)))
+    found = [Operator(name, len(each), sum(each)) for name, each in nodes.items()]
+    return tuple(sorted(found, key=lambda operator: -operator.milliseconds))

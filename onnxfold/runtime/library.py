@@ -1,0 +1,325 @@
+"""The kernel library in ONNX Runtime: where it is, whether it fits, registering it, testing it.
+
+A model made by onnxfold runs without the library, by the bodies of its functions. With the library
+registered on the session options, ONNX Runtime runs the kernels in their place.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfold.errors import ModelError, OnnxfoldError, UsageError
+from onnxfold.native import built
+from onnxfold.operators.functions import (
+    DOMAIN,
+    SIGNATURES,
+    VERSION,
+    Signature,
+    Statistics,
+    call,
+    function,
+)
+from onnxfold.runtime.cuda import compiled_for
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+__all__ = [
+    "CUDA_PROVIDERS",
+    "SelfTest",
+    "demand_name",
+    "device_of",
+    "get_library_path",
+    "register",
+    "runtime_errors",
+    "self_test",
+    "session",
+    "takes_name",
+]
+
+LIBRARY_VARIABLE = "ONNXFOLD_LIBRARY"
+# ONNX Runtime's own provider for CUDA, and the one that it loads as a plugin.
+CUDA_PROVIDERS = ("CUDAExecutionProvider", "CudaPluginExecutionProvider")
+_CPU_PROVIDER = "CPUExecutionProvider"
+_FILES = {"cpu": "libonnxfold_ops.so", "cuda": "libonnxfold_ops_cuda.so"}
+_REMEDIES = {
+    "cpu": "reinstall onnxfold where a C++ compiler is, or build custom_ops with CMake",
+    "cuda": "reinstall onnxfold where a CUDA toolkit is, with pip's option "
+    "-C cmake.define.ONNXFOLD_CUDA=ON, or build custom_ops with CMake",
+}
+_MARK = b"onnxfold-ops version "
+# ONNX Runtime has no way to ask whether a domain is registered; the options can carry a note.
+_NOTE = "onnxfold.library"
+
+Array = npt.NDArray[np.generic]
+Provider: TypeAlias = str | tuple[str, dict[str, Any]]  # as ONNX Runtime takes them
+
+
+def get_library_path(device: str = "cpu") -> str:
+    """The absolute path of the kernel library for "cpu", or for "cuda", which has both kernels.
+
+    The environment variable ONNXFOLD_LIBRARY overrides it. Raises UsageError for another device or
+    a variable that names no file, OnnxfoldError where the library was not built.
+    """
+    if device not in _FILES:
+        raise UsageError(f"no kernel library for device {device!r}; known: {', '.join(_FILES)}")
+    asked = os.environ.get(LIBRARY_VARIABLE)
+    if asked:
+        path = Path(asked).absolute()
+        if not path.is_file():
+            raise UsageError(f"{LIBRARY_VARIABLE} names {asked}, which is not a file")
+        return str(path)
+    found = built(_FILES[device])
+    if found is None:
+        raise OnnxfoldError(
+            f"the {device} kernel library is not built: {_REMEDIES[device]} and set "
+            f"{LIBRARY_VARIABLE} to the file; models run without it, by the bodies of their "
+            f"functions"
+        )
+    return str(found)
+
+
+def device_of(providers: Iterable[Provider]) -> str:
+    """The device whose library a session with these execution providers needs."""
+    names = {provider if isinstance(provider, str) else provider[0] for provider in providers}
+    return "cuda" if names & set(CUDA_PROVIDERS) else "cpu"
+
+
+def register(session_options: ort.SessionOptions, device: str | None = None) -> None:
+    """Makes sessions with these options run onnxfold's kernels; a second call does nothing.
+
+    The library for "cuda" serves sessions on CUDA and on the CPU, that for "cpu" the CPU alone.
+    Options do not tell the providers of their sessions; where `device` is not given it is "cuda"
+    if this ONNX Runtime has a provider for CUDA and the library for it is there. With the provider
+    alone it is "cpu", and a RuntimeWarning says what that means for sessions on CUDA.
+
+    Raises OnnxfoldError where the library is missing, is of another version of onnxfold, or needs
+    a newer ONNX Runtime; UsageError where the options have the library of another device.
+    """
+    registered = _registered(session_options)
+    if registered is not None and device is None:
+        return
+    path = _default_path() if device is None else _path_for(device)
+    if registered is not None:
+        if registered != path[-512:]:
+            raise UsageError(
+                f"these session options have {registered} already; {device!r} needs new ones"
+            )
+        return
+    _check_table(path, os.stat(path).st_mtime_ns)
+    from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+
+    try:
+        session_options.register_custom_ops_library(path)
+    except (Fail, RuntimeError) as cause:
+        raise OnnxfoldError(f"ONNX Runtime does not take {path}: {cause}") from cause
+    session_options.add_session_config_entry(_NOTE, path[-512:])
+
+
+def session(
+    model: str | os.PathLike[str] | bytes,
+    session_options: ort.SessionOptions | None = None,
+    *,
+    providers: Sequence[Provider] | None = None,
+) -> ort.InferenceSession:
+    """An onnxruntime.InferenceSession of `model` with onnxfold's kernels for its providers.
+
+    Registers on `session_options` where they are given. The default provider is the CPU's.
+    Raises as `register` does.
+    """
+    import onnxruntime as ort
+
+    options = session_options if session_options is not None else ort.SessionOptions()
+    chosen = list(providers or [_CPU_PROVIDER])
+    if _registered(options) is None or device_of(chosen) == "cuda":
+        register(options, device_of(chosen))
+    source = model if isinstance(model, bytes) else os.fspath(model)
+    return ort.InferenceSession(source, options, providers=chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """Kernels against function bodies: `cases` run, the worst error in units of its bound."""
+
+    passed: bool
+    cases: int
+    worst: float
+    failures: tuple[str, ...]
+
+
+def self_test(provider: str = _CPU_PROVIDER) -> SelfTest:
+    """Runs every op in float32 and float16 by its kernel and by its body, and compares.
+
+    Both run on `provider`. The model for the kernel holds no body, so that it loads only where the
+    kernel is found. Raises as `register` does.
+    """
+    failures = []
+    worst, cases = 0.0, 0
+    for signature in SIGNATURES.values():
+        for dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+            ratio = _error_in_bounds(signature, dtype, provider)
+            worst, cases = max(worst, ratio), cases + 1
+            if not ratio <= 1:
+                failures.append(f"{signature.name} {dtype.name}: {ratio:.3g} times its bound")
+    return SelfTest(not failures, cases, worst, tuple(failures))
+
+
+def takes_name(path: Path) -> bool:
+    """Whether ONNX Runtime can be told the name of a file: it takes UTF-8, a disk any bytes."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def demand_name(path: Path) -> None:
+    """Raise ModelError where ONNX Runtime cannot open a file because of its name."""
+    if not takes_name(path):
+        raise ModelError(f"'{path}': ONNX Runtime takes no such name; rename the file")
+
+
+def runtime_errors() -> tuple[type[Exception], ...]:
+    """The exceptions of onnxruntime, which have no common base of their own."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    own = (v for v in vars(state).values() if isinstance(v, type) and issubclass(v, Exception))
+    return (*own, RuntimeError, ValueError)
+
+
+def _registered(session_options: ort.SessionOptions) -> str | None:
+    try:
+        return str(session_options.get_session_config_entry(_NOTE))
+    except RuntimeError:
+        return None
+
+
+def _device_of_runtime() -> str:
+    import onnxruntime as ort
+
+    names = list(ort.get_available_providers())
+    if hasattr(ort, "get_ep_devices"):  # plugins, from ONNX Runtime 1.22 on
+        names += [device.ep_name for device in ort.get_ep_devices()]
+    return device_of(names)
+
+
+def _default_path() -> str:
+    """The library for this ONNX Runtime: the CPU's where that for CUDA is missing."""
+    if _device_of_runtime() == "cpu":
+        return _path_for("cpu")
+    try:
+        return _path_for("cuda")
+    except UsageError:
+        raise
+    except OnnxfoldError as cause:
+        path = _path_for("cpu")
+        # ONNX Runtime gives a node to the provider that has a kernel, and copies its tensors there.
+        warnings.warn(
+            "onnxfold registers its kernels for the CPU alone; this ONNX Runtime has CUDA too, and "
+            "a session on CUDA with these options would compute its norms on the CPU: give it "
+            f"options of its own without them. Why: {cause}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return path
+
+
+def _path_for(device: str) -> str:
+    """The library that a device needs, which has to have its kernels."""
+    path = get_library_path(device)
+    if device == "cuda" and compiled_for(path) is None:
+        raise OnnxfoldError(f"{path} has no kernels for CUDA")
+    return path
+
+
+def _table() -> bytes:
+    rows = (
+        f"{s.name} {s.statistics.name} {s.residual:d} {s.linear_bias:d} {s.affine.name} "
+        f"{s.with_sum:d}\n"
+        for s in SIGNATURES.values()
+    )
+    return _MARK + f"{VERSION}\n{''.join(rows)}".encode()
+
+
+@lru_cache(maxsize=8)
+def _check_table(path: str, modified: int) -> None:
+    """Compares the op table that the library carries with SIGNATURES; once for each file."""
+    content = Path(path).read_bytes()
+    start = content.find(_MARK)
+    if start < 0:
+        raise OnnxfoldError(f"{path} is not onnxfold's kernel library")
+    found = content[start : content.index(b"\0", start)]
+    if found != _table():
+        raise OnnxfoldError(f"{path} was built for another version of onnxfold; rebuild it")
+
+
+def _error_in_bounds(signature: Signature, dtype: ir.DataType, provider: str) -> float:
+    """The largest difference of kernel and body, in units of what rounding explains."""
+    import onnxruntime as ort
+
+    inputs = _test_inputs(signature, dtype)
+    outputs = []
+    for with_kernel in (True, False):
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = 1
+        if with_kernel:
+            register(options, device_of([provider]))
+        model = _test_model(signature, dtype, inputs, with_body=not with_kernel)
+        outputs.append(ort.InferenceSession(model, options, providers=[provider]).run(None, inputs))
+    # Rows of 40 standard normals: 16 roundings of float32 statistics, 4 of the tensor type in the
+    # body (terms, division, scale, bias), each of a value not above 8.
+    unit = 2.0**-24 if dtype is ir.DataType.FLOAT else 2.0**-11
+    bound = 8 * (16 * 2.0**-24 + 4 * unit)
+    return max(
+        float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)))) / bound
+        for a, b in zip(*outputs, strict=True)
+    )
+
+
+def _test_inputs(signature: Signature, dtype: ir.DataType) -> dict[str, Array]:
+    rng = np.random.default_rng(0)
+    rows, size = 3, 40
+    full = signature.statistics is Statistics.CRMS_FULL
+    shapes: dict[str, tuple[int, ...]] = {
+        "X": (rows, size),
+        "residual": (rows, size),
+        "linear_bias": (size,),
+        "scale": (size + full,),
+        "bias": (size + full,),
+    }
+    return {key: rng.standard_normal(shapes[key]).astype(dtype.numpy()) for key in signature.inputs}
+
+
+def _test_model(
+    signature: Signature, dtype: ir.DataType, inputs: dict[str, Array], *, with_body: bool
+) -> bytes:
+    opset = 18
+    values = [
+        ir.Value(name=key, shape=ir.Shape(array.shape), type=ir.TensorType(dtype))
+        for key, array in inputs.items()
+    ]
+    node = call(signature.name, values, epsilon=1e-5)
+    for output, key in zip(node.outputs, signature.outputs, strict=True):
+        output.name, output.type = key, ir.TensorType(dtype)
+        output.shape = ir.Shape([None, None])
+    graph = ir.Graph(
+        values,
+        node.outputs,
+        nodes=[node],
+        opset_imports={"": opset, DOMAIN: VERSION},
+        name="self_test",
+    )
+    functions = [function(signature.name, opset, dtype)] if with_body else []
+    proto = ir.to_proto(ir.Model(graph, ir_version=8, functions=functions))
+    return bytes(proto.SerializeToString())

@@ -1,0 +1,108 @@
+"""One loaded model: its ONNX Runtime session, its signature, and whether its rows stay apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from onnxfold import model_io
+from onnxfold.check.batch_independence import two_rows, why_rows_mix
+from onnxfold.errors import ModelError, OnnxfoldError, UsageError
+from onnxfold.inputs import InputSpec
+from onnxfold.model_io.messages import first_cause
+from onnxfold.runtime.library import (
+    demand_name,
+    device_of,
+    get_library_path,
+    register,
+    runtime_errors,
+)
+from onnxfold.serving.batching import RunError
+from onnxfold.serving.codec import RequestError
+from onnxfold.serving.signature import Array, Signature, signature_of, why_not_batched
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+__all__ = ["Engine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A session and what is known of it; `run` may be called from several threads.
+
+    ``kernels`` is None where onnxfold's kernels are registered, else the reason;
+    ``unbatched`` is None where requests may be stacked along axis 0, else the reason.
+    """
+
+    session: ort.InferenceSession
+    signature: Signature
+    kernels: str | None
+    unbatched: str | None
+
+    @classmethod
+    def open(cls, path: Path, *, name: str, threads: int, providers: Sequence[str] = ()) -> Engine:
+        """Load a model with onnxfold's kernels and try whether its rows may be stacked.
+
+        The trial runs two rows together and each alone. Raises ModelError for a model that ONNX
+        Runtime does not load or that the protocol cannot carry, OnnxfoldError as
+        :func:`onnxfold.register` does, save that a library which was not built is done without.
+        """
+        import onnxruntime as ort
+
+        demand_name(path)
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        kernels = _registered(options, providers)
+        try:
+            session = ort.InferenceSession(
+                str(path), options, providers=list(providers) or ["CPUExecutionProvider"]
+            )
+        except runtime_errors() as error:
+            raise ModelError(
+                f"ONNX Runtime does not load '{name}': {first_cause(error)}"
+            ) from error
+        signature = signature_of(session, name)
+        engine = cls(session, signature, kernels, None)
+        unbatched = why_not_batched(signature) or engine._why_rows_mix(path)
+        return cls(session, signature, kernels, unbatched)
+
+    def run(self, feeds: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """Compute outputs by name.
+
+        Raises RequestError where ONNX Runtime blames the values (an index outside of its table),
+        RunError for any other failure.
+        """
+        from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+
+        try:
+            results = self.session.run(list(outputs), dict(feeds))
+        except InvalidArgument as error:
+            raise RequestError(f"the model refuses these values: {first_cause(error)}") from error
+        except runtime_errors() as error:
+            raise RunError(f"the run failed: {first_cause(error)}") from error
+        return [np.asarray(result) for result in results]
+
+    def _why_rows_mix(self, path: Path) -> str | None:
+        try:
+            feeds = two_rows(model_io.load(path), InputSpec())
+        except UsageError as error:
+            return f"no trial inputs of two rows can be made for it: {error}"
+        return why_rows_mix(self.session, feeds, [spec.name for spec in self.signature.outputs])
+
+
+def _registered(options: ort.SessionOptions, providers: Sequence[str]) -> str | None:
+    device = device_of(providers)
+    try:
+        get_library_path(device)
+    except UsageError:
+        raise  # the environment names a library that is not there
+    except OnnxfoldError as error:
+        return str(error)
+    register(options, device)
+    return None

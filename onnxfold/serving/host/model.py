@@ -1,0 +1,173 @@
+"""The runtime class that MLServer loads, asks and unloads."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mlserver import MLModel, ModelSettings
+from mlserver.errors import InferenceError, MLServerError
+from mlserver.handlers import DataPlane
+from mlserver.settings import ModelParameters
+from mlserver.types import (
+    Datatype,
+    InferenceRequest,
+    InferenceResponse,
+    MetadataModelResponse,
+    MetadataTensor,
+    ResponseOutput,
+)
+
+from onnxfold.serving.batching import Batcher, RunError
+from onnxfold.serving.codec import RequestError, Tensor, decode, selected
+from onnxfold.serving.engine import Engine
+from onnxfold.serving.host import metrics
+from onnxfold.serving.optimized import prepared
+from onnxfold.serving.settings import NamedModel, ServeSettings
+from onnxfold.serving.signature import Array, TensorSpec
+
+__all__ = ["OnnxModel", "Shared", "demand_ready", "model_settings"]
+
+_INTERNAL_ERROR, _UNAVAILABLE = 500, 503
+
+
+class Shared:
+    """What all models of a server share: the settings, the worker threads, a folder for files."""
+
+    def __init__(self, settings: ServeSettings, folder: Path) -> None:
+        self.settings = settings
+        self.folder = folder
+        self.executor = ThreadPoolExecutor(settings.workers, thread_name_prefix="onnxfold")
+
+
+class OnnxModel(MLModel):
+    """An ONNX model in ONNX Runtime with onnxfold's kernels.
+
+    Loading again makes a second instance; MLServer asks the first until the second is ready, and
+    the first answers what it was asked before it lets go of its session.
+    """
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__(settings)
+        extra = settings.parameters.extra
+        self._source: NamedModel = extra["model"]
+        self._shared: Shared = extra["shared"]
+        self._engine: Engine | None = None
+        self._batcher: Batcher | None = None
+
+    def loaded(self) -> Engine:
+        """Return the loaded model; raises MLServerError where it is not."""
+        if self._engine is None:
+            raise MLServerError(f"model '{self.name}' is not loaded", status_code=_UNAVAILABLE)
+        return self._engine
+
+    async def load(self) -> bool:
+        settings = self._shared.settings
+        engine = await asyncio.to_thread(self._open)
+        self._engine = engine
+        self._batcher = Batcher(
+            partial(self._run, engine),
+            self._shared.executor,
+            workers=settings.workers,
+            max_rows=settings.max_batch,
+            delay_s=settings.batch_delay_ms / 1000,
+            stackable=engine.unbatched is None,
+            observe=self._observe,
+        )
+        metrics.WAITING.labels(self.name).set_function(self._waiting)
+        return True
+
+    async def unload(self) -> bool:
+        self.ready = False
+        if self._batcher is not None:
+            await self._batcher.drain()
+        self._engine = self._batcher = None
+        return True
+
+    async def metadata(self) -> MetadataModelResponse:
+        signature = self.loaded().signature
+        return MetadataModelResponse(
+            name=self.name,
+            versions=[],
+            platform="onnxruntime_onnx",
+            inputs=[_described(spec) for spec in signature.inputs],
+            outputs=[_described(spec) for spec in signature.outputs],
+        )
+
+    async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+        engine, batcher = self.loaded(), self._batcher
+        assert batcher is not None  # noqa: S101 - they are set together
+        tensors = [Tensor(t.name, t.datatype, t.shape, t.data) for t in payload.inputs]
+        asked = [output.name for output in payload.outputs or ()]
+        try:
+            names = selected(asked, engine.signature)
+            arrays = await batcher.submit(decode(tensors, engine.signature), names)
+        except RequestError as error:
+            raise InferenceError(f"{self.name}: {error}") from error
+        except RunError as error:
+            raise MLServerError(f"{self.name}: {error}", status_code=_INTERNAL_ERROR) from error
+        types = {spec.name: spec.datatype for spec in engine.signature.outputs}
+        # Packed as they are, unchecked: the endpoints write arrays as bytes or as JSON.
+        outputs = [
+            ResponseOutput.model_construct(
+                name=name, datatype=types[name], shape=list(array.shape), data=array
+            )
+            for name, array in zip(names, arrays, strict=True)
+        ]
+        return InferenceResponse.model_construct(model_name=self.name, outputs=outputs)
+
+    def _open(self) -> Engine:
+        settings, path = self._shared.settings, self._source.path
+        if settings.optimize:
+            path = prepared(path, self._shared.folder)
+        return Engine.open(
+            path, name=self.name, threads=settings.threads, providers=settings.providers
+        )
+
+    def _run(
+        self, engine: Engine, feeds: Mapping[str, Array], outputs: Sequence[str]
+    ) -> list[Array]:
+        start = time.perf_counter()
+        try:
+            return engine.run(feeds, outputs)
+        except (RequestError, RunError):
+            metrics.RUNS_FAILED.labels(self.name).inc()
+            raise
+        finally:
+            metrics.RUN_SECONDS.labels(self.name).observe(time.perf_counter() - start)
+
+    def _observe(self, requests: int, rows: int) -> None:
+        metrics.BATCH_REQUESTS.labels(self.name).observe(requests)
+        metrics.BATCH_ROWS.labels(self.name).observe(rows)
+
+    def _waiting(self) -> int:
+        return 0 if self._batcher is None else self._batcher.waiting
+
+
+async def demand_ready(data_plane: DataPlane, name: str, version: str | None) -> None:
+    """Raise ModelNotFound for an unknown model, and for one that still loads a 503.
+
+    Asked before MLServer's own inference, which would keep a counter for every name it is asked.
+    """
+    if not await data_plane.model_ready(name, version):
+        raise MLServerError(f"model '{name}' is loading", status_code=_UNAVAILABLE)
+
+
+def model_settings(model: NamedModel, shared: Shared) -> ModelSettings:
+    """Return MLServer's settings of a model."""
+    extra: dict[str, Any] = {"model": model, "shared": shared}
+    return ModelSettings(
+        name=model.name,
+        implementation=OnnxModel,
+        platform="onnxruntime_onnx",
+        parameters=ModelParameters(uri=str(model.path), extra=extra),
+    )
+
+
+def _described(spec: TensorSpec) -> MetadataTensor:
+    return MetadataTensor(name=spec.name, datatype=Datatype(spec.datatype), shape=spec.shape)

@@ -1,0 +1,255 @@
+"""The files of a model repository, complete before the first of them gets its own name.
+
+    DIR/NAME/config.pbtxt
+    DIR/NAME/libonnxfold_ops.so      where the model calls the kernels
+    DIR/NAME/VERSION/model.onnx      and its external data
+
+They are made in a folder of DIR and renamed: the library first, which the configuration names, then
+the version, then the configuration. A new model is one rename of its whole folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from onnxfold import model_io
+from onnxfold.api import optimize
+from onnxfold.check.batch_independence import two_rows, why_rows_mix
+from onnxfold.errors import ModelError, OnnxfoldError, UsageError
+from onnxfold.inputs import InputSpec
+from onnxfold.model_io.staging import StagingFolder
+from onnxfold.passes.stage_timer import Stages
+from onnxfold.runtime.library import get_library_path
+from onnxfold.serving.triton.config import ModelConfig
+from onnxfold.serving.triton.device import Device
+from onnxfold.serving.triton.interface import Interface, interface_of, open_session
+
+__all__ = ["Deployment", "Publication", "publish"]
+
+CONFIG = "config.pbtxt"
+_MODEL = "model.onnx"
+# No model's name begins so. Behind a dot a server that polls reads the name of a backend: it takes
+# the folder for a model that fails to load, and is not ready again even when the folder is gone.
+_STAGING = "~onnxfold-"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What a user can ask of the repository; the fields are options of the command line.
+
+    ``in_server`` is the path of the repository where Triton runs; by default it is the same one.
+    """
+
+    repository: Path
+    name: str | None = None
+    version: int = 1
+    max_batch: int = 0
+    device: Device = Device.CPU
+    threads: int | None = None
+    in_server: str | None = None
+    keep_config: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What was published: the model's folder, its files, and why there are no kernels if so."""
+
+    folder: Path
+    files: tuple[Path, ...]
+    config: str
+    without_kernels: str | None
+    report: dict[str, Any]
+
+
+def publish(
+    model: str | os.PathLike[str],
+    deployment: Deployment,
+    *,
+    progress: Stages | None = None,
+    **options: Any,
+) -> Publication:
+    """Optimize a model and publish it as one version in a repository of Triton.
+
+    ``options`` are those of :func:`onnxfold.optimize`. Raises as that does, UsageError for a
+    version or configuration that is there already or batches that the model cannot take,
+    ModelError for a model that Triton cannot serve. The repository is then as it was.
+    """
+    source = Path(model)
+    chosen = _checked(source, deployment)
+    folder = chosen.repository / str(chosen.name)
+    with _staging(chosen.repository) as staging:
+        new = staging / "model"
+        (new / "version").mkdir(parents=True)
+        staged = new / "version" / _MODEL
+        report = optimize(source, staged, progress=progress, **options).report
+        library, why_not = _library(report, chosen.device)
+        if library is not None:
+            shutil.copyfile(library, new / library.name)
+        spec = InputSpec.parse(options.get("inputs", ()))
+        config, untried = _config(staged, chosen, library, spec)
+        _check_config(folder / CONFIG, config, chosen)
+        if not chosen.keep_config:
+            (new / CONFIG).write_text(config, encoding="utf-8")
+        files = _move(new, staging, folder, str(chosen.version))
+    report["output"]["path"] = str(folder / str(chosen.version) / _MODEL)
+    data = report["output"]["data"]
+    if data is not None:
+        report["output"]["data"] = str(folder / str(chosen.version) / Path(data).name)
+    report["triton"] = {
+        "name": chosen.name,
+        "version": chosen.version,
+        "server_repository": chosen.in_server,
+        "files": [str(path) for path in files],
+        "max_batch_size": chosen.max_batch,
+        "batches_not_tried": untried,
+        "without_kernels": why_not,
+    }
+    return Publication(folder, files, config, why_not, report)
+
+
+def _checked(source: Path, deployment: Deployment) -> Deployment:
+    """Fail before the long work for what could not be published; gives all names in full."""
+    name = source.stem if deployment.name is None else deployment.name
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"'{name}' cannot name a model in Triton; give a --name of letters, digits, '_', '-' "
+            "and '.'"
+        )
+    if deployment.in_server is not None and not deployment.in_server.startswith("/"):
+        raise UsageError(
+            f"--repository-in-server {deployment.in_server}: Triton needs an absolute path"
+        )
+    repository = Path(os.path.abspath(deployment.repository))
+    folder = repository / name
+    if (folder / str(deployment.version)).exists() and not deployment.force:
+        raise UsageError(
+            f"version {deployment.version} of '{name}' is in '{repository}' already; give another "
+            "--version, or --force to replace it"
+        )
+    if deployment.keep_config and not (folder / CONFIG).is_file():
+        raise UsageError(f"--keep-config: there is no '{folder / CONFIG}'")
+    if not repository.parent.is_dir() or (repository.exists() and not repository.is_dir()):
+        raise ModelError(f"'{repository}' is no folder and cannot be made; make it first")
+    in_server = deployment.in_server or repository.as_posix()
+    return replace(deployment, repository=repository, name=name, in_server=in_server)
+
+
+@contextlib.contextmanager
+def _staging(repository: Path) -> Iterator[Path]:
+    """Give a folder of our own in the repository, which goes if it was made for it and is empty."""
+    try:
+        made = not repository.exists()
+        repository.mkdir(exist_ok=True)
+        folder = StagingFolder(repository, _STAGING)
+        try:
+            yield folder.path
+        finally:
+            folder.close()
+            if made and not any(repository.iterdir()):
+                repository.rmdir()
+    except OSError as error:
+        raise ModelError(f"'{repository}' cannot be written: {error.strerror}") from error
+
+
+def _library(report: dict[str, Any], device: Device) -> tuple[Path | None, str | None]:
+    """Return the kernels that the model needs on this device, or the reason for none."""
+    if not report["output"]["functions"]:
+        return None, "the model calls none"
+    try:
+        return Path(get_library_path("cuda" if device is Device.GPU else "cpu")), None
+    except UsageError:
+        raise
+    except OnnxfoldError as error:
+        return None, str(error)
+
+
+def _config(
+    staged: Path, chosen: Deployment, library: Path | None, spec: InputSpec
+) -> tuple[str, str | None]:
+    """Return the content of config.pbtxt, and why joined requests were not tried if so."""
+    # This session runs on the CPU, whose own library need not be there where CUDA's is; the bodies
+    # of the functions have the same shapes.
+    with_kernels = library is not None and chosen.device is Device.CPU
+    session = open_session(staged, with_kernels=with_kernels)
+    interface = interface_of(session, staged)
+    untried = None
+    if chosen.max_batch:
+        reason = interface.why_not_batched()
+        if reason is None:
+            reason, untried = _try_rows(session, staged, interface, spec)
+        if reason is not None:
+            raise UsageError(
+                f"--max-batch {chosen.max_batch}: the model takes no batches: {reason}; without "
+                "the option Triton joins nothing"
+            )
+    path = None
+    if library is not None:
+        path = str(PurePosixPath(str(chosen.in_server)) / str(chosen.name) / library.name)
+    config = ModelConfig(
+        str(chosen.name), interface, chosen.max_batch, chosen.device, path, chosen.threads
+    )
+    return config.text(), untried
+
+
+def _try_rows(
+    session: Any, staged: Path, interface: Interface, spec: InputSpec
+) -> tuple[str | None, str | None]:
+    """Return why the rows of requests must not be joined, and why that could not be tried."""
+    try:
+        feeds = two_rows(model_io.load(staged), spec)
+    except UsageError as error:
+        output = interface.unnamed_rows()
+        if output is not None:
+            reason = f"the first dimension of output '{output}' has not the name of the inputs'"
+            return f"{reason}, and no trial can be made: {error}", None
+        return None, str(error)
+    required = {tensor.name for tensor in interface.inputs if not tensor.optional}
+    feeds = {name: array for name, array in feeds.items() if name in required}
+    return why_rows_mix(session, feeds, [tensor.name for tensor in interface.outputs]), None
+
+
+def _check_config(existing: Path, config: str, chosen: Deployment) -> None:
+    """Refuse to replace a configuration that says something else: somebody may have edited it."""
+    if chosen.force or chosen.keep_config or not existing.exists():
+        return
+    if existing.read_text(encoding="utf-8") != config:
+        raise UsageError(
+            f"'{existing}' says something else than what this model needs; --keep-config keeps it, "
+            "--force replaces it"
+        )
+
+
+def _move(new: Path, staging: Path, folder: Path, version: str) -> tuple[Path, ...]:
+    """Give the staged files their own names; what they replace goes with the staging folder."""
+    (new / "version").rename(new / version)
+    names = [*sorted(path.name for path in new.iterdir() if path.is_file()), version]
+    contents = sorted(path.name for path in (new / version).iterdir())
+    if not folder.exists():
+        new.rename(folder)
+    else:
+        for name in sorted(names, key=lambda name: (name == CONFIG, name == version)):
+            if name == version and (folder / version).exists():
+                _exchange(new / version, folder / version, staging / "replaced")
+            else:
+                (new / name).replace(folder / name)
+    files = [folder / name for name in names if name != version]
+    return (*files, *(folder / version / name for name in contents))
+
+
+def _exchange(new: Path, old: Path, away: Path) -> None:
+    """Put a folder in the place of another; where that fails, the old one is back in its place."""
+    old.rename(away)
+    try:
+        new.rename(old)
+    except OSError:
+        away.rename(old)
+        raise

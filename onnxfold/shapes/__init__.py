@@ -1,0 +1,22 @@
+"""Shape inference: the types and shapes that a model leaves out."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.shapes.completion import complete
+from onnxfold.shapes.inference import fill_types, strip_types
+
+__all__ = ["complete", "fill_types", "infer", "strip_types"]
+
+
+def infer(model: ir.Model) -> ModelInfo:
+    """Fill in the types and shapes that can be known, in place, and return the facts of the model.
+
+    Raises ModelError for sizes that nothing can hold.
+    """
+    fill_types(model)
+    info = ModelInfo(model)
+    complete(info)
+    return info

@@ -1,0 +1,205 @@
+"""Standard operators with the output shape of an operator that onnx's inference does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onnxfold.graph.constants import constant_tensor
+
+__all__ = ["DOMAIN", "FUNCTIONS", "is_doubtful", "shape_equivalent"]
+
+DOMAIN = "onnxfold.shape_equivalents"
+
+# Contrib operators whose first output has the shape and type of their first input.
+_SHAPE_PRESERVING = frozenset(
+    {
+        *(
+            ("com.microsoft", op_type)
+            for op_type in (
+                "BiasAdd BiasDropout BiasGelu BiasSoftmax FastGelu Gelu GroupNorm "
+                "LayerNormalization QLinearLeakyRelu QLinearSigmoid QLinearSoftmax QuickGelu "
+                "RotaryEmbedding SimplifiedLayerNormalization"
+            ).split()
+        ),
+        ("", "SimplifiedLayerNormalization"),
+    }
+)
+_SAME_AS_STANDARD = frozenset({"DequantizeLinear", "QuantizeLinear"})
+
+
+def shape_equivalent(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
+    """Return a standard node with the shape of a node that onnx does not know, else None.
+
+    It may be a call of one of ``FUNCTIONS``, which are of domain ``DOMAIN``, version 1.  A weight
+    whose shape follows from attributes becomes a typed input of ``home``.
+    """
+    # ONNX Runtime writes LayerNormalization below its opset, 17, too.
+    plain_norm = (node.domain, node.op_type) == ("", "LayerNormalization") and not any(
+        value.name for value in node.outputs[1:]
+    )
+    if plain_norm or (node.domain, node.op_type) in _SHAPE_PRESERVING:
+        return _made(node, "Identity", _names(node)[:1])
+    if node.domain != "com.microsoft":
+        return None
+    if node.op_type in _SAME_AS_STANDARD:
+        return _made(node, node.op_type, _names(node), axis=node.attributes.get_int("axis", 1))
+    maker = _MAKERS.get(node.op_type)
+    return None if maker is None else maker(node, home)
+
+
+def is_doubtful(node: onnx.NodeProto, operands: Sequence[Sequence[int]]) -> bool:
+    """Whether onnx 1.23 may infer a wrong size: it takes 1 where the next operand's is open, 0."""
+    if node.op_type != "Einsum":
+        return False
+    equation = next((a.s.decode() for a in node.attribute if a.name == "equation"), "")
+    met: dict[str | int, set[int]] = {}
+    terms = equation.replace(" ", "").partition("->")[0].split(",")
+    for term, sizes in zip(terms, operands, strict=False):
+        before, dots, after = term.partition("...")
+        batch = range(len(before) + len(after) - len(sizes), 0) if dots else ()
+        for label, size in zip((*before, *batch, *after), sizes, strict=False):
+            met.setdefault(label, set()).add(size)
+    return any({0, 1} <= sizes for sizes in met.values())
+
+
+def _names(node: ir.Node) -> list[str]:
+    return [operand.name or "" if operand is not None else "" for operand in node.inputs]
+
+
+def _made(node: ir.Node, op_type: str, inputs: list[str], **attributes: Any) -> onnx.NodeProto:
+    return onnx.helper.make_node(op_type, inputs, [node.outputs[0].name or ""], **attributes)
+
+
+def _fused_matmul(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
+    flags = node.attributes
+    if flags.get_int("transBatchA", 0) or flags.get_int("transBatchB", 0):
+        return None
+    turned = "".join(letter for letter in "AB" if flags.get_int(f"trans{letter}", 0))
+    product = _made(node, "MatMul", _names(node)[:2])
+    if turned:
+        product.op_type, product.domain = _PRODUCTS[turned].name, DOMAIN
+    return product
+
+
+def _product_of_turned(turned: str) -> onnx.FunctionProto:
+    """Return Y = A B with the last two axes of some operands exchanged, whatever their ranks.
+
+    One Einsum of both would not do: onnx 1.23 refuses two ellipses of different lengths.
+    """
+    nodes = [
+        onnx.helper.make_node("Einsum", [name], [f"{name}.turned"], equation="...ij->...ji")
+        for name in turned
+    ]
+    operands = [f"{name}.turned" if name in turned else name for name in "AB"]
+    nodes.append(onnx.helper.make_node("MatMul", operands, ["Y"]))
+    opsets = [onnx.helper.make_opsetid("", 13)]
+    return onnx.helper.make_function(
+        DOMAIN, f"ProductOfTurned{turned}", ["A", "B"], ["Y"], nodes, opsets
+    )
+
+
+_PRODUCTS = {turned: _product_of_turned(turned) for turned in ("A", "B", "AB")}
+# What a model with stand-ins has to hold.
+FUNCTIONS = tuple(_PRODUCTS.values())
+
+
+def _without_activation(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
+    kept = {
+        name: attribute.value
+        for name, attribute in node.attributes.items()
+        if not name.startswith("activation")
+    }
+    return _made(node, node.op_type.removeprefix("Fused"), _names(node)[:3], **kept)
+
+
+def _attention(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
+    """[B, S, C] with weights [C, q + k + v] gives [B, S, v]."""
+    weights = _constant_shape(node, 1)
+    sizes = node.attributes.get_ints("qkv_hidden_sizes", ()) or ()
+    if weights is None or len(weights) != 2 or (not sizes and weights[1] % 3):
+        return None
+    hidden = sizes[2] if len(sizes) == 3 else weights[1] // 3
+    return _product(node, home, weights[0], hidden, scale=3 if node.op_type == "QAttention" else 0)
+
+
+def _multi_head(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
+    """[B, T, q] with values [B, S, v] gives [B, T, v]."""
+    names = _names(node)
+    if len(names) < 3 or not names[2]:
+        return None
+    return _made(node, "Einsum", [names[0], names[2]], equation="btq,bsv->btv")
+
+
+def _group_query(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
+    """[B, T, heads * size] stays; packed with keys and values, it is not followed."""
+    names = _names(node)
+    return _made(node, "Identity", names[:1]) if len(names) > 2 and names[2] else None
+
+
+def _n_bits(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
+    """A [.., K] times a packed weight [N, K]."""
+    k, n = (node.attributes.get_int(name, 0) for name in "KN")
+    return _product(node, home, k, n, scale=0) if k > 0 and n > 0 else None
+
+
+def _float_product(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
+    """DynamicQuantizeMatMul: a float tensor times an integer weight."""
+    return _made(node, "MatMul", _names(node)[:2])
+
+
+def _integer_product(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
+    """MatMulIntegerToFloat: integers times integers, in the type of the scale."""
+    a, b, scale = _names(node)[:3]
+    return _scaled_product(node, a, b, scale)
+
+
+def _elementwise(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
+    """QLinearAdd and QLinearMul: operands 0 and 3, each with scale and zero point."""
+    names = _names(node)
+    return _made(node, "Add", [names[0], names[3]])
+
+
+def _constant_shape(node: ir.Node, index: int) -> tuple[int, ...] | None:
+    operand = node.inputs[index] if index < len(node.inputs) else None
+    tensor = constant_tensor(operand)
+    return None if tensor is None else tuple(tensor.shape.numpy())
+
+
+def _product(
+    node: ir.Node, home: onnx.GraphProto, rows: int, columns: int, *, scale: int
+) -> onnx.NodeProto:
+    """Return input 0 times a weight [rows, columns], in the type of input ``scale``."""
+    name = f"onnxfold.shape_equivalent.{node.outputs[0].name}"
+    shape = (rows, columns)
+    weight = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+    home.input.append(weight)
+    names = _names(node)
+    if scale == 0:
+        return _made(node, "MatMul", [names[0], name])
+    return _scaled_product(node, names[0], name, names[scale])
+
+
+def _scaled_product(node: ir.Node, a: str, b: str, scale: str) -> onnx.NodeProto:
+    """QLinearMatMul: a zero point has its tensor's type, the product that of the last one."""
+    return _made(node, "QLinearMatMul", [a, scale, a, b, scale, b, scale, scale])
+
+
+_MAKERS = {
+    "Attention": _attention,
+    "DynamicQuantizeMatMul": _float_product,
+    "FusedConv": _without_activation,
+    "FusedGemm": _without_activation,
+    "FusedMatMul": _fused_matmul,
+    "GroupQueryAttention": _group_query,
+    "MatMulIntegerToFloat": _integer_product,
+    "MatMulNBits": _n_bits,
+    "MultiHeadAttention": _multi_head,
+    "QAttention": _attention,
+    "QLinearAdd": _elementwise,
+    "QLinearMul": _elementwise,
+    "TransposeMatMul": _fused_matmul,
+}

@@ -1,0 +1,351 @@
+"""Types and shapes of all values, with symbolic dimensions.
+
+The inference is onnx's own, run on a skeleton of the model from which the large tensors are
+left out.  Operators that onnx does not know stand in as a standard operator with the same
+effect on shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from math import prod
+
+import onnx
+import onnx_ir as ir
+
+from onnxfold.errors import ModelError
+from onnxfold.graph.constants import in_memory
+from onnxfold.graph.dims import Dim, Shape
+from onnxfold.graph.traversal import (
+    all_graphs,
+    attributes,
+    bodies,
+    declared_shape,
+    fixed_tensor,
+    graph_values,
+)
+from onnxfold.shapes.equivalents import DOMAIN, FUNCTIONS, is_doubtful, shape_equivalent
+
+__all__ = ["fill_types", "skeleton", "strip_types"]
+
+_NOT_READ = (ir.ExternalTensor, ir.LazyTensor)
+_LARGE_TENSOR_BYTES = 4096
+_MOST_DIMS = 32
+_MOST_ELEMENTS, _MOST_VECTOR_ELEMENTS = 2**40, 2**26
+_MOST_DECLARED_ELEMENTS = 2**20
+_LONGEST_STEP = 2**31 - 1
+_UNKNOWN_DOMAIN = "onnxfold.unknown"
+# Where operators read the shape of their result, or a part of it.
+_SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Range": 1, "Tile": 1}
+
+
+def fill_types(model: ir.Model) -> None:
+    """Give every value of a working copy the element type and the shape that can be known."""
+    plain = skeleton(model)
+    inferred = _infer(plain)
+    if _hide_doubtful(plain.graph, inferred.graph, {}):
+        plain.opset_import.add(domain=_UNKNOWN_DOMAIN, version=1)
+        inferred = _infer(plain)
+    _fill_graph(model.graph, inferred.graph)
+
+
+def _infer(plain: onnx.ModelProto) -> onnx.ModelProto:
+    return onnx.shape_inference.infer_shapes(
+        plain, check_type=False, strict_mode=False, data_prop=True
+    )
+
+
+def _hide_doubtful(
+    plain: onnx.GraphProto, inferred: onnx.GraphProto, outer: Mapping[str, list[int]]
+) -> bool:
+    """Make unknown operators of products whose sizes may be wrong; true if there are any.
+
+    ``outer``: sizes of what a body may read.
+    """
+    values = (*inferred.input, *inferred.value_info, *inferred.output)
+    sizes = dict(outer) | {tensor.name: list(tensor.dims) for tensor in inferred.initializer}
+    sizes |= {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
+    found = False
+    for node, known in zip(plain.node, inferred.node, strict=True):
+        if is_doubtful(node, [sizes.get(name, []) for name in node.input]):
+            node.op_type, node.domain = "Unknown", _UNKNOWN_DOMAIN
+            found = True
+        for own, other in zip(node.attribute, known.attribute, strict=True):
+            if own.HasField("g"):
+                found = _hide_doubtful(own.g, other.g, sizes) or found
+    return found
+
+
+def strip_types(model: ir.Model, like: ir.Model) -> None:
+    """Take away again what :func:`fill_types` added: keep what ``like`` declares by name.
+
+    Outputs keep their types and sizes, but no symbol that onnx made up: it might make up the same
+    one for another size when it reads the result.
+    """
+    declared = {v.name: v for graph in all_graphs(like) for v in graph_values(graph) if _is_told(v)}
+    symbols = {dim for value in declared.values() for dim in declared_shape(value) or ()}
+    for graph in all_graphs(model):
+        kept = set(graph.outputs)
+        for node in graph:
+            for value in node.outputs:
+                if value in kept:
+                    told = declared.get(value.name)
+                    if told is None or told.shape is None:
+                        value.shape = _without_others(value, symbols)
+                elif value.name not in declared:
+                    value.type = value.shape = None
+
+
+def _is_told(value: ir.Value) -> bool:
+    return value.type is not None or value.shape is not None
+
+
+def _without_others(value: ir.Value, symbols: Collection[Dim]) -> ir.Shape | None:
+    """Return the shape of a value with no other symbols than these.
+
+    None where the element type is unknown: a model can hold no shape without one.
+    """
+    shape = declared_shape(value)
+    if shape is None or value.type is None:
+        return None
+    return ir.Shape([dim if isinstance(dim, int) or dim in symbols else None for dim in shape])
+
+
+def skeleton(model: ir.Model) -> onnx.ModelProto:
+    """Serialise the model without its large tensors, which become typed inputs.
+
+    A default that callers may override is left out as well: nothing follows from it.
+    """
+    proto = onnx.ModelProto(ir_version=max(model.ir_version, 8))
+    for domain, version in model.opset_imports.items():
+        proto.opset_import.add(domain=domain, version=version)
+    if not any(entry.domain == "" for entry in proto.opset_import):
+        proto.opset_import.add(domain="", version=1)
+    for function in model.functions.values():
+        proto.functions.append(ir.serde.serialize_function(function))
+    proto.functions.extend(FUNCTIONS)
+    proto.opset_import.add(domain=DOMAIN, version=1)
+    _fill(proto.graph, model.graph)
+    return proto
+
+
+def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
+    proto.name = graph.name or "graph"
+    listed = set()
+    for value in graph.inputs:
+        listed.add(value)
+        _declare(proto.input.add(), value)
+    for value in graph.initializers.values():
+        tensor = None if value in listed else value.const_value
+        if tensor is not None and tensor.nbytes <= _LARGE_TENSOR_BYTES:
+            proto.initializer.append(ir.serde.serialize_tensor(in_memory(tensor)))
+            proto.initializer[-1].name = value.name or ""
+        elif tensor is not None:
+            shape, dtype = tensor.shape.numpy(), tensor.dtype.value
+            proto.input.append(onnx.helper.make_tensor_value_info(value.name or "", dtype, shape))
+    outputs = set(graph.outputs)
+    for node in graph:
+        _check_size(node)
+        proto.node.append(_node(node, proto))
+        large = [a.as_tensor() for a in attributes(node) if _is_large(a)]
+        if large and node.op_type == "Constant":
+            name, tensor = node.outputs[0].name or "", large[0]
+            info = onnx.helper.make_tensor_value_info(
+                name, tensor.dtype.value, tensor.shape.numpy()
+            )
+            proto.value_info.append(info)
+            continue
+        for output in node.outputs:
+            if output.name and output not in outputs and output.shape is not None:
+                _declare(proto.value_info.add(), output)
+    for value in graph.outputs:
+        _declare(proto.output.add(), value)
+
+
+def _declare(info: onnx.ValueInfoProto, value: ir.Value) -> None:
+    """Write what the model says of a value, without sizes that onnx 1.23 cannot bear.
+
+    A Slice of a negative size ends the process.  Of a vector it makes a list of so many unknown
+    numbers wherever one is computed with, which for a length that is but claimed takes hours and
+    all memory.  For tensors this takes a third of the time of onnx-ir's serialization.
+    """
+    info.name = value.name or ""
+    if value.type is None:
+        return
+    if not isinstance(value.type, ir.TensorType):
+        info.CopyFrom(ir.serde.serialize_value(value))
+        return
+    tensor = info.type.tensor_type
+    tensor.elem_type = value.type.dtype.value
+    shape = declared_shape(value)
+    if shape is None:
+        return
+    tensor.shape.SetInParent()  # of a scalar too
+    most = _MOST_DECLARED_ELEMENTS if len(shape) == 1 else _MOST_ELEMENTS
+    for dim in shape:
+        written = tensor.shape.dim.add()
+        if isinstance(dim, str):
+            written.dim_param = dim
+        elif dim is not None and 0 <= dim <= most:
+            written.dim_value = dim
+
+
+def _check_size(node: ir.Node) -> None:
+    """Refuse a result whose size is a number in the model that nothing can hold.
+
+    onnx 1.23 takes hours and all memory to propagate vectors of such a size, and a Slice of what it
+    takes for negative ends the process.
+    """
+    if node.domain != "":
+        return
+    position = _SHAPE_OPERAND.get(node.op_type)
+    if position is not None:
+        sizes = [abs(size) for size in _integers(node, position)]
+        if prod(sizes) > (_MOST_VECTOR_ELEMENTS if len(sizes) == 1 else _MOST_ELEMENTS):
+            shown = "x".join(map(str, sizes))
+            raise ModelError(f"node '{node.name or node.op_type}' asks for {shown} elements")
+    check = _CHECKS.get(node.op_type)
+    if check is not None:
+        check(node)
+
+
+def _check_pads(node: ir.Node) -> None:
+    for size in (*node.attributes.get_ints("pads", ()), *_integers(node, 1)):
+        if abs(size) > _MOST_ELEMENTS:
+            raise ModelError(f"node '{node.name or 'Pad'}' pads by {size} elements")
+
+
+def _check_steps(node: ir.Node) -> None:
+    """Refuse steps that onnx 1.23, which counts in 32 bits, would take without end."""
+    for step in _integers(node, 4):
+        if step == 0 or abs(step) > _LONGEST_STEP:
+            raise ModelError(f"node '{node.name or 'Slice'}' takes steps of {step}")
+
+
+def _check_factors(node: ir.Node) -> None:
+    tensor = _known(node, 1 if node.op_type == "Upsample" else 2)
+    for factor in [] if tensor is None else tensor.numpy().reshape(-1).tolist():
+        if not 0 < factor <= _MOST_ELEMENTS:
+            raise ModelError(f"node '{node.name or node.op_type}' resizes {factor} times")
+
+
+def _check_batch(node: ir.Node) -> None:
+    """Refuse fewer batch axes than none, before which onnx 1.23 reads."""
+    axes = node.attributes.get_int("batch_dims", 0)
+    if axes < 0:
+        raise ModelError(f"node '{node.name or 'GatherND'}' has {axes} batch axes")
+
+
+def _check_parts(node: ir.Node) -> None:
+    """Refuse fewer parts than there are results, beyond which onnx 1.23 reads its own list."""
+    parts = node.attributes.get_int("num_outputs", len(node.outputs))
+    if parts < len(node.outputs):
+        results = f"{len(node.outputs)} results"
+        raise ModelError(f"node '{node.name or 'Split'}' has {results} of {parts} parts")
+
+
+_CHECKS = {
+    "GatherND": _check_batch,
+    "Pad": _check_pads,
+    "Resize": _check_factors,
+    "Slice": _check_steps,
+    "Split": _check_parts,
+    "Upsample": _check_factors,
+}
+
+
+def _integers(node: ir.Node, position: int) -> list[int]:
+    tensor = _known(node, position)
+    return (
+        [] if tensor is None or not tensor.dtype.is_integer() else tensor.numpy().ravel().tolist()
+    )
+
+
+def _known(node: ir.Node, position: int) -> ir.TensorProtocol | None:
+    """Return an operand that is a short constant."""
+    operand = node.inputs[position] if position < len(node.inputs) else None
+    if operand is None:
+        return None
+    tensor, maker = operand.const_value, operand.producer()
+    if tensor is None and maker is not None and maker.op_type == "Constant":
+        tensor = maker.attributes.get_tensor("value")
+    return tensor if tensor is not None and tensor.size <= _MOST_DIMS else None
+
+
+def _node(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto:
+    replacement = shape_equivalent(node, home)
+    if replacement is not None:
+        return replacement
+    proto = onnx.NodeProto(op_type=node.op_type, domain=node.domain, name=node.name or "")
+    proto.overload = node.overload
+    proto.input.extend(
+        (operand.name or "") if operand is not None else "" for operand in node.inputs
+    )
+    proto.output.extend(output.name or "" for output in node.outputs)
+    inner = {(name, i): graph for name, i, graph in bodies(node)}
+    for attribute in attributes(node):
+        name = attribute.name
+        if (name, 0) in inner:
+            written = proto.attribute.add(name=name, type=attribute.type.value)
+            graphs = [graph for (key, _), graph in inner.items() if key == name]
+            for graph in graphs:
+                _fill(
+                    written.g if attribute.type == ir.AttributeType.GRAPH else written.graphs.add(),
+                    graph,
+                )
+        elif isinstance(attribute.value, _NOT_READ) and not _is_large(attribute):
+            inside = ir.AttrTensor(name, in_memory(attribute.as_tensor()))
+            proto.attribute.append(ir.serde.serialize_attribute(inside))
+        elif not _is_large(attribute):
+            proto.attribute.append(ir.serde.serialize_attribute(attribute))
+            if (node.op_type, name) == ("Squeeze", "axes"):
+                # onnx 1.23 infers a wrong shape from unsorted axes below opset 11.
+                proto.attribute[-1].ints[:] = sorted(proto.attribute[-1].ints)
+    return proto
+
+
+def _is_large(attribute: ir.Attr) -> bool:
+    """Whether the attribute is a large tensor, whose node's output declares the shape instead."""
+    if attribute.type != ir.AttributeType.TENSOR or attribute.is_ref():
+        return False
+    return attribute.as_tensor().nbytes > _LARGE_TENSOR_BYTES
+
+
+def _fill_graph(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
+    protos = {info.name: info for infos in (inferred.value_info, inferred.output) for info in infos}
+    for value in graph_values(graph):
+        info, tensor = protos.get(value.name or ""), fixed_tensor(value)
+        if tensor is not None and value.dtype is not tensor.dtype:
+            value.type = ir.TensorType(tensor.dtype)  # whatever the model declares of it
+        if info is not None and value.type is None and info.type.HasField("tensor_type"):
+            value.type = ir.TensorType(ir.DataType(info.type.tensor_type.elem_type))
+        declared, found = declared_shape(value), _inferred(info)
+        shape = declared if declared is not None else found
+        merged = None if shape is None else _merge(shape, found)
+        if merged is not None and merged != declared and tensor is None:
+            value.shape = ir.Shape(merged)
+    for node, twin in zip(graph, inferred.node, strict=True):
+        for name, position, body in bodies(node):
+            for attribute in twin.attribute:
+                if attribute.name == name:
+                    single = attribute.type == onnx.AttributeProto.GRAPH
+                    _fill_graph(body, attribute.g if single else attribute.graphs[position])
+
+
+def _inferred(info: onnx.ValueInfoProto | None) -> Shape | None:
+    if info is None or not info.type.tensor_type.HasField("shape"):
+        return None
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None)
+        for dim in info.type.tensor_type.shape.dim
+    )
+
+
+def _merge(declared: Shape, inferred: Shape | None) -> Shape:
+    """Prefer integers, then declared symbols, then inferred ones."""
+    if inferred is None or len(inferred) != len(declared):
+        return declared
+    return tuple(
+        a if isinstance(a, int) else b if isinstance(b, int) else (a if a is not None else b)
+        for a, b in zip(declared, inferred, strict=True)
+    )

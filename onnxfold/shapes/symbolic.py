@@ -1,0 +1,355 @@
+"""Shapes in which equal symbols mean equal sizes, and integer vectors computed from shapes.
+
+onnx's inference gives a fresh symbol to every size that it cannot follow.  Exporters build the
+target of Reshape and Expand from Shape, Gather and Concat, so this follows those vectors, and
+lets a value's unknown sizes be those of the value they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from math import prod
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from onnxfold.graph.attributes import keeps_dims
+
+if TYPE_CHECKING:
+    from onnxfold.graph.model_info import ModelInfo
+
+__all__ = ["SymbolicShapes", "Token", "fits", "same_elements"]
+
+Token = int | str
+
+# Calls within calls until operands are found first, one by one.
+_DEEP = 40
+
+_SAME_SHAPE = frozenset(
+    """Abs Cast CastLike Clip Dropout Elu Erf Exp Gelu HardSigmoid HardSwish Identity LeakyRelu
+    LayerNormalization InstanceNormalization GroupNormalization Log LogSoftmax LpNormalization
+    MeanVarianceNormalization Neg Not Reciprocal Relu RMSNormalization Selu Sigmoid Sign
+    SimplifiedLayerNormalization Softmax Softplus Sqrt Tanh""".split()
+)
+_BROADCAST = frozenset("Add Div Equal Greater Less Max Min Mul Pow PRelu Sub Sum Where".split())
+
+
+def fits(small: tuple[Token, ...] | None, large: tuple[Token, ...] | None) -> bool:
+    """Whether broadcasting the first against the second gives the second's shape."""
+    if small is None or large is None or len(small) > len(large):
+        return False
+    tail = large[len(large) - len(small) :]
+    return all(a in (1, b) for a, b in zip(small, tail, strict=True))
+
+
+def same_elements(a: tuple[Token, ...] | None, b: tuple[Token, ...] | None) -> bool:
+    """Whether shapes of equally many elements are equal: one unknown pair follows from the rest."""
+    if a is None or b is None or len(a) != len(b):
+        return False
+    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x != y]
+    if any(isinstance(x, int) and isinstance(y, int) for x, y in pairs) or 0 in a:
+        return False
+    return len(pairs) <= 1
+
+
+def _unknown_ancestors(value: ir.Value, known: Container[ir.Value]) -> list[ir.Value]:
+    """Return what a value is computed from, and it last, operands always first."""
+    order: list[ir.Value] = []
+    seen = {value}
+    pending = [(value, iter(_operands(value)))]
+    while pending:
+        current, operands = pending[-1]
+        following = next((v for v in operands if v not in known and v not in seen), None)
+        if following is None:
+            order.append(current)
+            pending.pop()
+        else:
+            seen.add(following)
+            pending.append((following, iter(_operands(following))))
+    return order
+
+
+def _operands(value: ir.Value) -> list[ir.Value]:
+    node = value.producer()
+    return [] if node is None else [operand for operand in node.inputs if operand is not None]
+
+
+class SymbolicShapes:
+    """Shapes and integer vectors of one model, remembered."""
+
+    def __init__(self, view: ModelInfo):
+        self._view = view
+        self._depth = 0
+        self._dims: dict[ir.Value, tuple[Token, ...] | None] = {}
+        self._vectors: dict[ir.Value, tuple[Token, ...] | None] = {}
+
+    def dims(self, value: ir.Value | None) -> tuple[Token, ...] | None:
+        """Return the shape with a distinct token for every size that nothing is known about."""
+        if value is None:
+            return None
+        return self._settled(value, self._dims, self._find_dims)
+
+    def learn(self, value: ir.Value, dims: tuple[Token, ...]) -> None:
+        """Take a shape that was found by other means."""
+        self._dims[value] = dims
+
+    def vector(self, value: ir.Value | None) -> tuple[Token, ...] | None:
+        """Return an integer tensor, flattened, as far as it follows from shapes and constants."""
+        if value is None:
+            return None
+        return self._settled(value, self._vectors, self._find_vector)
+
+    def _settled(
+        self,
+        value: ir.Value,
+        known: dict[ir.Value, tuple[Token, ...] | None],
+        find: Callable[[ir.Value], tuple[Token, ...] | None],
+    ) -> tuple[Token, ...] | None:
+        """Find what a value's operands determine; after some recursion, operands go first."""
+        if value in known:
+            return known[value]
+        order = [value] if self._depth < _DEEP else _unknown_ancestors(value, known)
+        self._depth += 1
+        for each in order:
+            if each not in known:
+                known[each] = None
+                known[each] = find(each)
+        self._depth -= 1
+        return known[value]
+
+    def _find_dims(self, value: ir.Value) -> tuple[Token, ...] | None:
+        shape = self._view.shape(value)
+        if shape is not None and all(isinstance(dim, int) for dim in shape):
+            return tuple(dim for dim in shape if isinstance(dim, int))
+        node = value.producer()
+        derived = None if node is None else self._derived(node, value)
+        if shape is None:
+            return derived
+        known = derived if derived is not None and len(derived) == len(shape) else None
+        tokens: list[Token] = []
+        for axis, dim in enumerate(shape):
+            if isinstance(dim, int):
+                tokens.append(dim)
+            elif known is not None:
+                tokens.append(known[axis])
+            else:
+                tokens.append(dim if dim is not None else f"{value.name}@{axis}")
+        return tuple(tokens)
+
+    def _derived(self, node: ir.Node, value: ir.Value) -> tuple[Token, ...] | None:
+        if not node.inputs or value is not node.outputs[0] or node.domain not in ("", "onnxfold"):
+            return None
+        if node.domain == "onnxfold":  # norms and centrings, some of a sum of the first two
+            terms = node.inputs[: 2 if node.op_type.startswith("Add") else 1]
+            return _broadcast([self.dims(operand) for operand in terms])
+        if node.op_type in _SAME_SHAPE:
+            return self.dims(node.inputs[0])
+        if node.op_type in _BROADCAST:
+            return _broadcast([self.dims(operand) for operand in node.inputs])
+        rule = _SHAPE_RULES.get(node.op_type)
+        return None if rule is None else rule(self, node)
+
+    def reshaped(self, node: ir.Node) -> tuple[Token, ...] | None:
+        """Return the shape that Reshape gives, resolving 0 and -1 where they can be."""
+        source, target = self.dims(node.inputs[0]), self.vector(node.inputs[1])
+        if source is None or target is None:
+            return None
+        if node.attributes.get_int("allowzero", 0) == 0:
+            if any(dim == 0 and axis >= len(source) for axis, dim in enumerate(target)):
+                return None
+            target = tuple(source[i] if dim == 0 else dim for i, dim in enumerate(target))
+        if -1 not in target:
+            return target
+        missing = _quotient(source, tuple(dim for dim in target if dim != -1))
+        token: Token = f"{node.outputs[0].name}@-1" if missing is None else missing
+        return tuple(token if dim == -1 else dim for dim in target)
+
+    def expanded(self, node: ir.Node) -> tuple[Token, ...] | None:
+        """Return the shape that Expand gives."""
+        return _broadcast([self.dims(node.inputs[0]), self.vector(node.inputs[1])])
+
+    def filled(self, node: ir.Node) -> tuple[Token, ...] | None:
+        """Return the shape that ConstantOfShape gives."""
+        return self.vector(node.inputs[0])
+
+    def transposed(self, node: ir.Node) -> tuple[Token, ...] | None:
+        """Return the shape that Transpose gives."""
+        source = self.dims(node.inputs[0])
+        if source is None:
+            return None
+        order = node.attributes.get_ints("perm", tuple(range(len(source)))[::-1])
+        if sorted(order) != list(range(len(source))):
+            return None  # of a shape that no inference knows, so that none has complained
+        return tuple(source[axis] for axis in order)
+
+    def unsqueezed(self, node: ir.Node) -> tuple[Token, ...] | None:
+        """Return the shape that Unsqueeze gives."""
+        source, axes = self.dims(node.inputs[0]), self._view.axes(node)
+        if source is None or not axes:
+            return None
+        rank = len(source) + len(axes)
+        places = {axis % rank for axis in axes}
+        if len(places) < len(axes):
+            return None  # computed axes that name one twice, which no inference notices
+        rest = iter(source)
+        return tuple(1 if axis in places else next(rest) for axis in range(rank))
+
+    def reduced(self, node: ir.Node) -> tuple[Token, ...] | None:
+        """Return the shape that a reduction gives."""
+        source, axes = self.dims(node.inputs[0]), self._view.axes(node)
+        if source is None or axes is None:
+            return None
+        if not axes and node.attributes.get_int("noop_with_empty_axes", 0) == 1:
+            return source
+        places = {axis % len(source) for axis in axes or range(len(source))} if source else set()
+        if keeps_dims(node):
+            return tuple(1 if axis in places else dim for axis, dim in enumerate(source))
+        return tuple(dim for axis, dim in enumerate(source) if axis not in places)
+
+    def spectra(self, node: ir.Node) -> tuple[Token, ...] | None:
+        """Return the shape that STFT gives: batch, frames, frequencies, real and imaginary."""
+        signal = self.dims(node.inputs[0])
+        window, length = (*node.inputs[2:4], None, None)[:2]
+        size = self.vector(length) if length is not None else self.dims(window)
+        if signal is None:
+            return None
+        name = node.outputs[0].name
+        frequencies: Token = f"{name}@2"
+        if size is not None and len(size) == 1 and isinstance(size[0], int):
+            half = node.attributes.get_int("onesided", 1)
+            frequencies = size[0] // 2 + 1 if half else size[0]
+        return signal[0], f"{name}@1", frequencies, 2
+
+    def _find_vector(self, value: ir.Value) -> tuple[Token, ...] | None:
+        integers = self._view.integers(value)
+        if integers is not None:
+            return integers
+        node = value.producer()
+        if node is None or node.domain != "" or not node.inputs:
+            return None
+        rule = _VECTOR_RULES.get(node.op_type)
+        return None if rule is None else rule(self, node)
+
+    def _of_shape(self, node: ir.Node) -> tuple[Token, ...] | None:
+        dims = self.dims(node.inputs[0])
+        if dims is None:
+            return None
+        end = node.attributes.get_int("end", len(dims))
+        return dims[node.attributes.get_int("start", 0) : end]
+
+    def _of_first(self, node: ir.Node) -> tuple[Token, ...] | None:
+        return self.vector(node.inputs[0])
+
+    def _of_concat(self, node: ir.Node) -> tuple[Token, ...] | None:
+        parts = [self.vector(operand) for operand in node.inputs]
+        if any(part is None for part in parts):
+            return None
+        return tuple(item for part in parts if part is not None for item in part)
+
+    def _of_gather(self, node: ir.Node) -> tuple[Token, ...] | None:
+        vector, indices = self.vector(node.inputs[0]), self._view.integers(node.inputs[1])
+        if vector is None or indices is None:
+            return None
+        if any(not -len(vector) <= index < len(vector) for index in indices):
+            return None
+        return tuple(vector[index] for index in indices)
+
+    def _of_slice(self, node: ir.Node) -> tuple[Token, ...] | None:
+        vector = self.vector(node.inputs[0])
+        bounds = [self._view.integers(operand) for operand in node.inputs[1:3]]
+        if self._view.opset < 10:
+            bounds = [tuple(node.attributes.get_ints(name, ())) for name in ("starts", "ends")]
+        steps = self._view.integers(node.inputs[4]) if len(node.inputs) > 4 else (1,)
+        if vector is None or len(bounds) < 2 or bounds[0] is None or bounds[1] is None:
+            return None
+        if steps is None or [len(bounds[0]), len(bounds[1]), len(steps)] != [1, 1, 1]:
+            return None
+        if steps[0] == 0:
+            return None
+        return vector[bounds[0][0] : bounds[1][0] : steps[0]]
+
+    def _of_product(self, node: ir.Node) -> tuple[Token, ...] | None:
+        vector = self.vector(node.inputs[0])
+        if vector is None or not all(isinstance(item, int) for item in vector):
+            return None if vector is None or len(vector) != 1 else vector
+        return (prod(item for item in vector if isinstance(item, int)),)
+
+    def _of_arithmetic(self, node: ir.Node) -> tuple[Token, ...] | None:
+        a, b = self.vector(node.inputs[0]), self.vector(node.inputs[1])
+        if a is None or b is None or len(a) != 1 or len(b) != 1:
+            return None
+        x, y = a[0], b[0]
+        if isinstance(x, int) and isinstance(y, int):
+            if node.op_type == "Div":  # of sizes, which are not negative
+                whole = x >= 0 and y > 0 and (x % y == 0 or _is_integer(node.outputs[0]))
+                return (x // y,) if whole else None
+            result = {"Add": x + y, "Sub": x - y, "Mul": x * y}.get(node.op_type)
+            return None if result is None else (result,)
+        return None
+
+
+def _is_integer(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_integer()
+
+
+def _broadcast(shapes: list[tuple[Token, ...] | None]) -> tuple[Token, ...] | None:
+    if any(shape is None for shape in shapes):
+        return None
+    known = [shape for shape in shapes if shape is not None]
+    rank = max(len(shape) for shape in known)
+    result: list[Token] = []
+    for back in range(rank, 0, -1):
+        sizes = {shape[-back] for shape in known if len(shape) >= back} - {1}
+        numbers = [size for size in sizes if isinstance(size, int)]
+        if len(sizes) > 1 and not numbers:
+            return None
+        result.append(numbers[0] if numbers else next(iter(sizes), 1))
+    return tuple(result)
+
+
+def _quotient(whole: tuple[Token, ...], part: tuple[Token, ...]) -> Token | None:
+    """Divide products of sizes; None where the quotient is not one size."""
+    symbols = [token for token in whole if isinstance(token, str)]
+    for token in part:
+        if isinstance(token, str):
+            if token not in symbols:
+                return None
+            symbols.remove(token)
+    above = prod(token for token in whole if isinstance(token, int))
+    below = prod(token for token in part if isinstance(token, int))
+    if below == 0 or above % below or (symbols and above != below) or len(symbols) > 1:
+        return None
+    return symbols[0] if symbols else above // below
+
+
+_Rule = Callable[[SymbolicShapes, ir.Node], tuple[Token, ...] | None]
+
+_SHAPE_RULES: dict[str, _Rule] = {
+    "ConstantOfShape": SymbolicShapes.filled,
+    "Expand": SymbolicShapes.expanded,
+    "Reshape": SymbolicShapes.reshaped,
+    "STFT": SymbolicShapes.spectra,
+    "Transpose": SymbolicShapes.transposed,
+    "Unsqueeze": SymbolicShapes.unsqueezed,
+    "ReduceL2": SymbolicShapes.reduced,
+    "ReduceMean": SymbolicShapes.reduced,
+    "ReduceSum": SymbolicShapes.reduced,
+    "ReduceSumSquare": SymbolicShapes.reduced,
+}
+
+_VECTOR_RULES: dict[str, _Rule] = {
+    "Add": SymbolicShapes._of_arithmetic,
+    "Cast": SymbolicShapes._of_first,
+    "Concat": SymbolicShapes._of_concat,
+    "Div": SymbolicShapes._of_arithmetic,
+    "Gather": SymbolicShapes._of_gather,
+    "Identity": SymbolicShapes._of_first,
+    "Mul": SymbolicShapes._of_arithmetic,
+    "ReduceProd": SymbolicShapes._of_product,
+    "Reshape": SymbolicShapes._of_first,
+    "Shape": SymbolicShapes._of_shape,
+    "Slice": SymbolicShapes._of_slice,
+    "Squeeze": SymbolicShapes._of_first,
+    "Sub": SymbolicShapes._of_arithmetic,
+    "Unsqueeze": SymbolicShapes._of_first,
+}

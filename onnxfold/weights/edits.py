@@ -1,0 +1,60 @@
+"""What may be done to a weight: centred, scaled, shifted; each an entry of a list of edits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxfold.graph import Fiber
+from onnxfold.graph.channels import Channels
+
+__all__ = ["Centre", "Deferred", "Edit", "Scale", "Shift"]
+
+Float64 = npt.NDArray[np.float64]
+
+
+class Deferred(Protocol):
+    """A vector that costs a pass over a weight, computed when it is first asked for."""
+
+    @property
+    def value(self) -> Float64:
+        """The vector."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Centre:
+    """W becomes W - mean(W) along ``fiber``."""
+
+    fiber: Fiber
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scale:
+    """W becomes g * W, one element of g for each of its channels."""
+
+    channels: Channels
+    vector: Float64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shift:
+    """b becomes b + s, one element of s for each of its channels."""
+
+    channels: Channels
+    vector: Float64 | Deferred
+
+    @property
+    def costly(self) -> bool:
+        """Whether s is still to be computed from a weight."""
+        return not isinstance(self.vector, np.ndarray)
+
+    def values(self) -> Float64:
+        """Return s."""
+        return self.vector if isinstance(self.vector, np.ndarray) else self.vector.value
+
+
+Edit = Centre | Scale | Shift

@@ -1,0 +1,355 @@
+"""Verification of correct folds, and of models with planted defects."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from onnxfold.check import ModelSource, Verification, runners
+from onnxfold.check.compare import verify
+from onnxfold.check.locate import locate
+from onnxfold.errors import ModelError, UsageError, VerificationError
+from onnxfold.inputs import InputSpec
+from tests.folded import BODY, VOCABULARY, WIDTH, Weights, model, weights
+
+Array = np.ndarray
+
+
+def verified(a: ir.Model, b: ir.Model, **options: object) -> Verification:
+    return verify(ModelSource(a), ModelSource(b), **options)  # type: ignore[arg-type]  # as given
+
+
+def test_an_exact_fold_passes() -> None:
+    w = weights()
+    result = verified(model(w), model(w.centred(), rms=True))
+    assert result.passed
+    assert result.method == "float64"
+    assert result.runtime.startswith("onnxruntime ")
+    assert result.samples == 2
+    assert 0 < result.noise_ratio <= result.limit == 4.0
+    assert result.worst is None
+    (output,) = result.outputs
+    assert (output.name, output.dtype) == ("y", "float32")
+    assert 0 < output.rms_error < output.max_abs_error < 1e-5
+
+
+def _scaled(name: str, factor: float) -> Callable[[Weights], Weights]:
+    return lambda w: replace(w, **{name: (getattr(w, name) * factor).astype(w.V.dtype)})
+
+
+def _one_gamma(w: Weights) -> Weights:
+    gamma = w.gamma.copy()
+    gamma[3] *= 1.001
+    return replace(w, gamma=gamma)
+
+
+DEFECTS: dict[str, Callable[[Weights], Weights]] = {
+    "a weight off by 1e-3": _scaled("W", 1.001),
+    "a table off by 1e-3": _scaled("table", 0.999),
+    "one wrong gamma": _one_gamma,
+    "no bias": _scaled("b", 0.0),
+    "a negated beta": _scaled("beta", -1.0),
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_defect_in_the_weights_fails(name: str) -> None:
+    w = weights()
+    result = verified(model(w), model(DEFECTS[name](w.centred()), rms=True))
+    assert not result.passed
+    assert result.noise_ratio > 50
+    assert result.worst is not None
+    assert result.worst.startswith("output 'y': its error is")
+
+
+def test_the_forbidden_fold_fails_by_far() -> None:
+    w = weights()
+    result = verified(model(w), model(w, rms=True))
+    assert not result.passed
+    assert result.noise_ratio > 1e4
+
+
+def test_another_order_of_operations_passes() -> None:
+    body = BODY.replace(
+        "c = Add (a, b)\n  h1 = Add (h0, c)", "c = Add (b, h0)\n  h1 = Add (c, a)"
+    ).replace("s = Mul (n, gamma)", "g2 = Add (gamma, gamma)  g1 = Div (g2, two)  s = Mul (g1, n)")
+    changed = model(weights(), body=body)
+    two = ir.Value(name="two", const_value=ir.tensor(np.float32([2]), name="two"))
+    for node in changed.graph:
+        for index, value in enumerate(node.inputs):
+            if value is not None and value.name == "two":
+                node.replace_input_with(index, two)
+    changed.graph.register_initializer(two)
+    assert verified(model(weights()), changed).passed
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+def test_folds_of_other_types_pass_and_their_defects_fail(dtype: type) -> None:
+    for seed in range(3):
+        w = weights(seed).cast(np.dtype(np.float64)).cast(np.dtype(dtype))
+        folded = model(w.centred(), rms=True)
+        result = verified(model(w), folded)
+        assert result.passed, result
+        assert result.outputs[0].dtype == np.dtype(dtype).name
+        assert ("interpreter" in result.runtime) == (dtype is ml_dtypes.bfloat16)
+        coarse = dtype is not np.float64
+        broken = replace(w.centred(), W=(w.W * (1.5 if coarse else 1 + 1e-9)).astype(dtype))
+        assert not verified(model(w), model(broken, rms=True)).passed
+
+
+def single(body: str, inputs: str = "float[4, 8] x", outputs: str = "float[M, N] y") -> ir.Model:
+    imports = '["": 17, "com.microsoft": 1, "org.x": 1]'
+    return ir.from_proto(
+        onnx.parser.parse_model(
+            f"<ir_version: 9, opset_import: {imports}> g ({inputs}) => ({outputs}) {{ {body} }}"
+        )
+    )
+
+
+def test_nan_and_infinity_must_stand_in_the_same_places() -> None:
+    logarithm = "z = Sub (x, x)  i = Div (x, z)  l = Log (x)  y = Add (l, i)"
+    assert verified(single(logarithm), single(logarithm)).passed
+    moved = single("n = Neg (x)  z = Sub (x, x)  i = Div (n, z)  l = Log (x)  y = Add (l, i)")
+    result = verified(single(logarithm), moved)
+    assert not result.passed
+    assert result.outputs[0].noise_ratio == float("inf")
+    assert "differ in being NaN or infinite" in str(result.worst)
+    finite = single("a = Abs (x)  y = Log (a)")
+    assert not verified(single("y = Log (x)"), finite).passed
+
+
+def test_integer_outputs_must_be_equal() -> None:
+    outputs = "int64[M, N] y"
+    best = "y = ArgMax <axis = 1> (x)"
+    assert verified(single(best, outputs=outputs), single(best, outputs=outputs)).passed
+    worst = single("y = ArgMin <axis = 1> (x)", outputs=outputs)
+    result = verified(single(best, outputs=outputs), worst)
+    assert not result.passed
+    assert "elements differ, where the original is exact" in str(result.worst)
+
+
+def test_bounds_of_the_user_replace_the_law() -> None:
+    w = weights()
+    original, broken = model(w), model(_scaled("V", 1.001)(w.centred()), rms=True)
+    assert not verified(original, broken).passed
+    assert verified(original, broken, rtol=2e-3, atol=1e-6).passed
+    result = verified(original, broken, rtol=1e-4, atol=1e-6)
+    assert not result.passed
+    assert "outside the tolerance" in str(result.worst)
+
+
+def test_masked_positions_do_not_excuse_errors_in_the_others() -> None:
+    inputs = "float[4, 8] x, float[4, 64] mask, float[8, 64] w"
+    body = "{}  p = MatMul (x, v)  f = Constant <value = float {{-1e9}}> ()  " + (
+        "m = Mul (mask, f)  y = Add (p, m)"
+    )
+    exact = single(body.format("v = Identity (w)"), inputs)
+    off = "k = Constant <value = float {1.0001}> ()  v = Mul (w, k)"
+    assert verified(exact, exact).passed
+    assert not verified(exact, single(body.format(off), inputs)).passed
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_luck_does_not_decide_on_an_output_of_one_number(seed: int) -> None:
+    inputs = "float[4, 8] x, float[8, 16] v, float[16, 8] w"
+    left = "a = MatMul (x, v)  b = MatMul (a, w)  y = ReduceSum <keepdims = 0> (b)"
+    right = "a = MatMul (v, w)  b = MatMul (x, a)  y = ReduceSum <keepdims = 0> (b)"
+    outputs = "float y"
+    original = single(left, inputs, outputs)
+    assert verified(original, single(right, inputs, outputs), samples=3, seed=seed).passed
+    off = "k = Constant <value = float {1.001}> ()  w2 = Mul (w, k)  " + right.replace("w)", "w2)")
+    assert not verified(original, single(off, inputs, outputs), samples=3, seed=seed).passed
+
+
+def test_without_a_float64_run_onnxruntime_is_compared_with_itself() -> None:
+    inputs = "float[4, 4] x, float[4, 4] w"
+    original = single("i = com.microsoft.Inverse (x)  y = MatMul (i, w)", inputs)
+    same = single("j = com.microsoft.Inverse (x)  y = MatMul (j, w)", inputs)
+    result = verified(original, same)
+    assert result.passed
+    assert result.method == "onnxruntime"
+    assert "com.microsoft.Inverse" in result.runtime
+    off = "k = Constant <value = float {1.001}> ()  i = com.microsoft.Inverse (x)  "
+    broken = single(off + "w2 = Mul (w, k)  y = MatMul (i, w2)", inputs)
+    assert not verified(original, broken).passed
+
+
+def test_a_model_too_large_for_float64_is_compared_in_onnxruntime() -> None:
+    w = weights()
+    folded = model(w.centred(), rms=True)
+    assert verified(model(w), folded, float64_limit_bytes=8 * WIDTH * WIDTH).method == "float64"
+    result = verified(model(w), folded, float64_limit_bytes=8 * WIDTH * WIDTH - 1)
+    assert result.method == "onnxruntime"
+    assert "too large for a float64 run" in result.runtime
+    assert result.passed
+    broken = model(_scaled("W", 1.001)(w.centred()), rms=True)
+    assert not verified(model(w), broken, float64_limit_bytes=1).passed
+
+
+def test_a_model_that_nothing_can_run_is_not_verified() -> None:
+    strange = single("y = org.x.Foo (x)")
+    with pytest.raises(ModelError, match="onnxruntime cannot run it"):
+        verified(strange, strange)
+
+
+def test_a_rewritten_model_that_does_not_run_fails() -> None:
+    with pytest.raises(VerificationError, match="the rewritten model does not run"):
+        verified(single("y = Neg (x)"), single("y = org.x.Foo (x)"))
+
+
+def test_inputs_and_outputs_must_have_the_same_names() -> None:
+    with pytest.raises(VerificationError, match="its outputs are z, not y"):
+        verified(single("y = Neg (x)"), single("z = Neg (x)", outputs="float[M, N] z"))
+    with pytest.raises(VerificationError, match="its inputs are w, not x"):
+        verified(single("y = Neg (x)"), single("y = Neg (w)", inputs="float[4, 8] w"))
+
+
+def test_inputs_that_do_not_suit_are_told_to_be_given() -> None:
+    picky = single("s = Constant <value_ints = [3, 7]> ()  y = Reshape (x, s)", "float[P, Q] x")
+    with pytest.raises(
+        ModelError, match=r"does not run on the inputs x:2,.*give others with --inputs"
+    ):
+        verified(picky, picky)
+    assert verified(picky, picky, spec=InputSpec.parse(["x:7,3"])).passed
+
+
+def test_pictures_of_open_size_are_tried_in_several_sizes() -> None:
+    picky = single(
+        "y = Add (x, grid)", "float[B, 3, H, W] x, float[3, 64, 64] grid", "float[B, 3, H, W] y"
+    )
+    assert verified(picky, picky, samples=1).method == "float64"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples": 0}, "at least 1 sample"),
+        ({"limit": 0.0}, "limit of the noise ratio must be positive"),
+        ({"limit": float("nan")}, "limit of the noise ratio must be positive"),
+        ({"rtol": -1.0}, "rtol must be 0 or more"),
+        ({"providers": ["NoProvider"]}, "onnxruntime has no 'NoProvider' here; it has .*CPU"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        verified(single("y = Neg (x)"), single("y = Neg (x)"), **options)
+
+
+def _spoilt(monkeypatch: pytest.MonkeyPatch, *, optimized_only: bool) -> None:
+    """Makes ONNX Runtime wrong by 30%: in all it computes, or in what it optimizes."""
+    plain = runners.OnnxRuntime.run
+
+    def spoilt(self: object, source: object, samples: object, *, optimize: bool) -> object:
+        results = plain(self, source, samples, optimize=optimize)  # type: ignore[arg-type]
+        factor = np.float32(1.3 if optimize or not optimized_only else 1)
+        return [{n: x * factor for n, x in outputs.items()} for outputs in results]
+
+    monkeypatch.setattr(runners.OnnxRuntime, "run", spoilt)
+
+
+@pytest.mark.parametrize("optimized_only", [True, False])
+def test_a_runtime_far_from_the_truth_excuses_no_error(
+    monkeypatch: pytest.MonkeyPatch, optimized_only: bool
+) -> None:
+    w = weights()
+    _spoilt(monkeypatch, optimized_only=optimized_only)
+    assert verified(model(w), model(w.centred(), rms=True)).passed
+    assert not verified(model(w), model(_one_gamma(w.centred()), rms=True)).passed
+
+
+def test_a_quantised_model_is_as_noisy_as_its_flips() -> None:
+    inputs = "float[16, 64] x, uint8[64, 32] w"
+    text = "q, s, z = DynamicQuantizeLinear ({})  i = MatMulInteger (q, w, z)  " + (
+        "f = Cast <to = 1> (i)  y = Mul (f, s)"
+    )
+    left = single(
+        "k = Constant <value = float {3.0}> ()  a = Div (x, k)  " + text.format("a"), inputs
+    )
+    other = "k = Constant <value = float {0.33333334}> ()  a = Mul (x, k)  "
+    assert verified(left, single(other + text.format("a"), inputs)).passed
+    off = other.replace("0.33333334", "0.36")
+    assert not verified(left, single(off + text.format("a"), inputs)).passed
+
+
+def test_random_operators_are_run_by_the_interpreter() -> None:
+    noise = "r = RandomNormalLike (x)  y = Add (x, r)"
+    result = verified(single(noise), single(noise))
+    assert result.passed
+    assert result.runtime == "interpreter (the model draws random numbers)"
+
+
+def test_without_onnxruntime_the_interpreter_runs_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    w = weights()
+    result = verified(model(w), model(w.centred(), rms=True))
+    assert result.passed
+    assert result.runtime == "interpreter (onnxruntime is not installed)"
+    assert not verified(model(w), model(_one_gamma(w.centred()), rms=True)).passed
+    with pytest.raises(VerificationError, match="onnxruntime is not installed"):
+        verified(single("y = org.x.Foo (x)"), single("y = org.x.Foo (x)"))
+
+
+def test_models_are_read_from_their_paths(tmp_path: Path) -> None:
+    w = weights()
+    sources = []
+    for name, made in (("a", model(w)), ("b", model(w.centred(), rms=True))):
+        ir.save(made, tmp_path / f"{name}.onnx", external_data=f"{name}.data")
+        path = tmp_path / f"{name}.onnx"
+        sources.append(ModelSource(ir.load(path), path))
+    assert verify(*sources).passed
+    Path(tmp_path / "b.onnx").write_bytes(b"broken")
+    with pytest.raises(VerificationError, match=r"b\.onnx: onnxruntime cannot run it"):
+        verify(*sources)
+
+
+def test_a_model_beyond_a_protobuf_goes_through_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runners, "_EMBEDDED_LIMIT_BYTES", 0)
+    w = weights()
+    assert verified(model(w), model(w.centred(), rms=True)).passed
+
+
+def test_progress_grows_to_its_total() -> None:
+    seen: list[tuple[int, int]] = []
+    w = weights()
+    verified(model(w), model(w), samples=3, progress=lambda *step: seen.append(step))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1][0] == seen[-1][1]
+
+
+def test_the_result_is_valid_json_even_with_infinite_ratios() -> None:
+    result = verified(single("y = Log (x)"), single("a = Abs (x)  y = Log (a)"))
+    record = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert record["passed"] is False
+    assert record["noise_ratio"] is None
+    assert record["outputs"][0]["name"] == "y"
+    assert set(record) >= {"method", "runtime", "max_abs_error", "samples", "limit", "worst"}
+
+
+def _feeds() -> dict[str, Array]:
+    return {"ids": np.random.default_rng(0).integers(0, VOCABULARY, (2, 9))}
+
+
+def test_locate_accepts_a_fold_and_names_the_first_wrong_node() -> None:
+    w = weights()
+    assert locate(model(w), model(w.centred(), rms=True), _feeds()) is None
+    wrong_gamma = locate(model(w), model(_one_gamma(w.centred()), rms=True), _feeds())
+    assert wrong_gamma is not None
+    assert wrong_gamma.outputs[0].name == "s"
+    forbidden = locate(model(w), model(w, rms=True), _feeds())
+    assert forbidden is not None
+    assert forbidden.name == "norm"
+
+
+def test_a_failure_names_the_first_node_that_differs() -> None:
+    w = weights()
+    result = verified(model(w), model(w, rms=True))
+    assert str(result.worst).endswith("the first node that differs is 'norm' (onnxfold.RMSNorm)")

@@ -1,0 +1,211 @@
+"""The command line: exit codes, one line of error, output for machines and people."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxfold import cli
+from onnxfold.cli.options import FoldOptions
+from onnxfold.options import Options
+from tests.builders import chain_model, post_norm_model, pre_norm_model
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
+    monkeypatch.setattr(sys, "argv", ["onnxfold", *(str(word) for word in words)])
+    try:
+        cli.main()
+    except SystemExit as stopped:
+        return int(stopped.code or 0)
+    return 0
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    onnx.save(pre_norm_model(), tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+def test_optimize_writes_and_says_what_it_did(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "optimize", model, "-o", model.with_name("fast.onnx")) == 0
+    said = capsys.readouterr().out
+    assert "3 of 3 LayerNorms fold to RMSNorm" in said
+    assert "proved: 3 norms" in said
+    assert "checked: max error" in said
+    assert model.with_name("fast.onnx").exists()
+
+
+def test_quiet_says_nothing(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "-q", "optimize", model, "-o", model.with_name("fast.onnx")) == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+def test_inspect_json_keeps_its_contract(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "inspect", model, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert set(document) >= {"schema", "model", "norms", "summary"}
+    assert document["schema"] == 1
+    assert set(document["model"]) == {"opset", "nodes", "parameters"}
+    assert set(document["norms"][0]) >= {
+        *("name", "kind", "form", "input", "output", "axes", "size", "epsilon"),
+        *("foldable", "action", "reason", "writers"),
+    }
+    assert set(document["summary"]) >= {
+        *("norms", "layer_norms", "foldable", "algorithm1", "algorithm1_embed_centred"),
+        *("inserted_centerings", "split_bytes", "gamma_fused", "beta_fused"),
+    }
+
+
+def test_the_report_holds_inspection_proof_verification_and_output(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, report = model.with_name("fast.onnx"), model.with_name("report.json")
+    assert run(monkeypatch, "optimize", model, "-o", out, "--report", report) == 0
+    document = json.loads(report.read_text())
+    assert document["inspect"]["schema"] == 1
+    assert document["proof"]["passed"] is True
+    assert document["verification"]["passed"] is True
+    assert {"max_abs_error", "noise_ratio", "outputs"} <= set(document["verification"])
+    assert {"path", "bytes", "functions", "target"} <= set(document["output"])
+    assert document["timing_s"]["verify"] > 0
+
+
+def test_verify_tells_equal_from_different(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fast = model.with_name("fast.onnx")
+    run(monkeypatch, "-q", "optimize", model, "-o", fast)
+    assert run(monkeypatch, "verify", model, fast) == 0
+    other = onnx.load(model)
+    weight = next(w for w in other.graph.initializer if w.name == "down0")
+    spoiled = onnx.numpy_helper.to_array(weight) * np.float32(1.001)
+    weight.CopyFrom(onnx.numpy_helper.from_array(spoiled, "down0"))
+    onnx.save(other, model.with_name("other.onnx"))
+    capsys.readouterr()
+    assert run(monkeypatch, "verify", model, model.with_name("other.onnx"), "--json") == 1
+    assert json.loads(capsys.readouterr().out)["passed"] is False
+
+
+def test_fail_if_unchanged_exits_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx.save(post_norm_model(), tmp_path / "m.onnx")
+    words = ("optimize", tmp_path / "m.onnx", "-o", tmp_path / "o.onnx", "--target", "onnx")
+    assert run(monkeypatch, "-q", *words) == 0
+    (tmp_path / "o.onnx").unlink()
+    assert run(monkeypatch, *words, "--fail-if-unchanged") == 1
+    assert not (tmp_path / "o.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("optimize", "missing.onnx", "-o", "out.onnx"), 3, "missing.onnx"),
+        (("optimize", "model.onnx"), 2, "-o OUT"),
+        (("optimize", "model.onnx", "-o", "model.onnx"), 2, "--force"),
+        (("optimize", "model.onnx", "-o", "no/such/folder/out.onnx"), 3, "no/such/folder"),
+        (("optimize", "garbage.onnx", "-o", "out.onnx"), 3, "garbage.onnx"),
+        (("optimize", "empty.onnx", "-o", "out.onnx"), 3, "empty.onnx"),
+        (("optimize", "truncated.onnx", "-o", "out.onnx"), 3, "truncated.onnx"),
+        (("optimize", "model.onnx", "-o", "out.onnx", "--inputs", "nothing:1,2"), 2, "nothing"),
+        (("optimize", "model.onnx", "-o", "out.onnx", "--inputs", "ids"), 2, "ids"),
+        (("optimize", "model.onnx", "-o", "out.onnx", "--exclude", "("), 2, "--exclude"),
+        (("optimize", "model.onnx", "-o", "out.onnx", "--report", "r.txt"), 2, ".json or .html"),
+        (("inspect", "missing.onnx"), 3, "missing.onnx"),
+        (("verify", "model.onnx", "missing.onnx"), 3, "missing.onnx"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    code: int,
+    says: str,
+) -> None:
+    folder = model.parent
+    monkeypatch.chdir(folder)
+    (folder / "garbage.onnx").write_bytes(b"this is not a model\n" * 9)
+    (folder / "empty.onnx").touch()
+    (folder / "truncated.onnx").write_bytes(model.read_bytes()[:-200])
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert run(monkeypatch, *words) == code
+    lines = capfd.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("onnxfold: ")
+    assert says in lines[0]
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_unknown_options_exit_2(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, "optimize", model, "--nonsense") == 2
+    assert run(monkeypatch, "optimize", model, "-o", "x", "--target", "tpu") == 2
+
+
+def test_the_defaults_are_those_of_the_python_interface() -> None:
+    defaults = {field.name: field.default for field in dataclasses.fields(Options)}
+    given = FoldOptions().keywords()
+    assert given == {name: defaults[name] for name in given}
+    only_here = {"noise_limit", "dry_run", "force", "share_weights"}  # not of every command
+    assert set(defaults) - set(given) == only_here
+
+
+def test_force_replaces_the_input_safely(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = model.read_bytes()
+    assert run(monkeypatch, "-q", "optimize", model, "-o", model, "--force") == 0
+    assert model.read_bytes() != before
+    assert onnx.load(model).functions
+
+
+def test_chain_of_every_target_runs_from_a_shell(tmp_path: Path) -> None:
+    """One real process, so that entry point, imports and exit code are the shipped ones."""
+    onnx.save(chain_model(), tmp_path / "m.onnx")
+    command = [sys.executable, "-m", "onnxfold", "optimize", "m.onnx", "-o", "o.onnx"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 1 LayerNorms fold" in done.stdout
+    assert done.stderr == ""
+
+
+def test_help_teaches_without_loading_anything_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['onnxfold', '--help']\n"
+        "from onnxfold.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "heavy = ('numpy', 'onnx', 'onnx_ir', 'onnxruntime', 'scipy')\n"
+        "print([module for module in heavy if module in sys.modules])"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "optimize" in done.stdout
+    assert "Exit codes" in done.stdout
+    assert done.stdout.strip().endswith("[]")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full here")
+def test_an_output_that_takes_nothing_is_one_line(model: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "onnxfold", "inspect", str(model), "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[0] == (
+        "onnxfold: what there is to say cannot be written: No space left on device"
+    )
+    assert "Traceback" not in done.stderr

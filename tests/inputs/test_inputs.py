@@ -1,0 +1,324 @@
+"""Inputs that suit a model: given by a user, or made up from a seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from onnxfold.check.reference import Precision, run
+from onnxfold.errors import UsageError
+from onnxfold.inputs import InputSpec, make_inputs
+
+Samples = list[dict[str, np.ndarray]]
+
+
+def parsed(inputs: str, body: str = "", initializers: str = "", outputs: str = "") -> ir.Model:
+    first = inputs.rsplit(maxsplit=1)[-1]
+    body = body or f"y = Identity ({first})"
+    return ir.from_proto(
+        onnx.parser.parse_model(
+            f"""
+            <ir_version: 9, opset_import: ["": 17, "com.microsoft": 1]>
+            g ({inputs}) => ({outputs or "float y"}) {initializers} {{ {body} }}
+            """
+        )
+    )
+
+
+def made(
+    model: ir.Model, spec: InputSpec | None = None, *, count: int = 4, seed: int = 0
+) -> Samples:
+    return make_inputs(model, spec or InputSpec(), count=count, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "shape"),
+    [
+        ("x:1,128", "x", (1, 128)),
+        ("x:[1, 128]", "x", (1, 128)),
+        ("input:0:[2,3]", "input:0", (2, 3)),
+        ("x:[]", "x", ()),
+        ("a.b/c:7", "a.b/c", (7,)),
+    ],
+)
+def test_a_shape_is_read_from_the_command_line(
+    text: str, name: str, shape: tuple[int, ...]
+) -> None:
+    assert InputSpec.parse([text]).shapes == {name: shape}
+
+
+@pytest.mark.parametrize("text", ["x", "x:", ":1,2", "x:1,-2", "x:a,b", "x:1;2", ""])
+def test_what_is_no_input_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="not understood"):
+        InputSpec.parse([text])
+
+
+def test_an_input_given_twice_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.ones(2))
+    with pytest.raises(UsageError, match="gives 'x' twice"):
+        InputSpec.parse(["x:1,2", str(tmp_path / "a.npz")])
+
+
+def test_arrays_come_from_npy_and_npz_files(tmp_path: Path) -> None:
+    model = parsed("float[N] x, int64[2] i")
+    x, i = np.arange(3.0), np.array([4, 5], dtype=np.int32)
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "all.npz", x=x, i=i)
+    for texts in ([f"x:{tmp_path / 'x.npy'}"], [str(tmp_path / "all.npz")]):
+        for sample in made(model, InputSpec.parse(texts)):
+            assert sample["x"].dtype == np.float32
+            np.testing.assert_array_equal(sample["x"], x)
+    assert made(model, InputSpec.parse([str(tmp_path / "all.npz")]))[0]["i"].tolist() == [4, 5]
+
+
+def test_files_that_do_not_suit_are_refused(tmp_path: Path) -> None:
+    model = parsed("float[N] x, int64[2] i")
+    with pytest.raises(UsageError, match="no such file"):
+        InputSpec.parse([f"x:{tmp_path / 'none.npy'}"])
+    (tmp_path / "bad.npy").write_bytes(b"not an array")
+    with pytest.raises(UsageError, match="holds no array for 'x'"):
+        made(model, InputSpec.parse([f"x:{tmp_path / 'bad.npy'}"]))
+    np.save(tmp_path / "i.npy", np.ones(2))
+    with pytest.raises(UsageError, match="input 'i' is int64, the file has float64"):
+        made(model, InputSpec.parse([f"i:{tmp_path / 'i.npy'}"]))
+    np.save(tmp_path / "x.npy", np.ones((2, 2)))
+    with pytest.raises(UsageError, match="input 'x' has rank 1"):
+        made(model, InputSpec.parse([f"x:{tmp_path / 'x.npy'}"]))
+
+
+def test_unknown_names_and_impossible_shapes_are_refused() -> None:
+    model = parsed("float[B, 4] x, float[B, S] y", outputs="float z", body="z = Identity (x)")
+    for text, message in [
+        ("w:1", "names 'w', but the model's inputs are 'x', 'y'"),
+        ("x:1,2,3", r"input 'x' has rank 2 \[B, 4\], not 3"),
+        ("x:1,5", r"input 'x' is \[B, 4\], which 5 does not fit"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            made(model, InputSpec.parse([text]))
+    with pytest.raises(UsageError, match="'x' and 'y' share the dimension 'B'"):
+        made(model, InputSpec.parse(["x:1,4", "y:2,3"]))
+
+
+def test_the_same_seed_gives_the_same_samples_and_another_seed_others() -> None:
+    model = parsed("float[B, S, 8] x")
+    for mine, same, other in zip(made(model), made(model), made(model, seed=1), strict=True):
+        np.testing.assert_array_equal(mine["x"], same["x"])
+        assert not np.array_equal(mine["x"], other["x"])
+
+
+def test_a_symbol_has_one_size_per_sample_and_sizes_vary_between_samples() -> None:
+    model = parsed("float[batch, S, 8] x, float[S, batch, 3] z")
+    samples = made(model, count=12)
+    for sample in samples:
+        batch, length = sample["x"].shape[:2]
+        assert sample["z"].shape == (length, batch, 3)
+        assert 1 <= batch <= 3
+        assert 5 <= length <= 17
+    assert len({s["x"].shape for s in samples}) > 4
+
+
+def test_given_shapes_bind_symbols_everywhere() -> None:
+    model = parsed("float[B, S, 8] x, int64[B, S] i, float[S] p")
+    for sample in made(model, InputSpec.parse(["i:3,11"])):
+        assert sample["x"].shape == (3, 11, 8)
+        assert sample["p"].shape == (11,)
+
+
+def test_expressions_are_evaluated_and_solved() -> None:
+    text = 'float[B, past, 4] k, int64[B, seq] i, int64[B, "past + seq"] m, float["2*B"] z'
+    model = parsed(text, body="y = Identity (k)")
+    for sample in made(model):
+        past, present = sample["k"].shape[1], sample["i"].shape[1]
+        assert sample["m"].shape[1] == past + present
+        assert sample["z"].shape == (2 * len(sample["i"]),)
+    (sample, *_) = made(model, InputSpec.parse(["i:1,3", "m:1,10"]))
+    assert sample["k"].shape == (1, 7, 4)
+    with pytest.raises(UsageError, match=r"input 'm' is given 2 for its dimension 'past \+ seq'"):
+        made(model, InputSpec.parse(["i:1,3", "m:1,2"]))
+    with pytest.raises(UsageError, match="'past' and 'seq'"):
+        made(model, InputSpec.parse(["m:1,10"]))
+
+
+@pytest.mark.parametrize("total", ["total_sequence_length", "mask_dim_1"])
+def test_a_mask_over_past_and_present_has_their_total_length(total: str) -> None:
+    text = f"int64[b, s] input_ids, int64[b, {total}] attention_mask, float[b, 2, past_len, 4] pk"
+    for sample in made(parsed(text, body="y = Identity (pk)")):
+        length = sample["pk"].shape[2] + sample["input_ids"].shape[1]
+        assert sample["attention_mask"].shape[1] == length
+
+
+def test_unnamed_dims_of_ids_and_masks_agree() -> None:
+    model = parsed("int64[?, ?] ids, int64[?, ?] mask, float[?, 8] x", body="y = Identity (x)")
+    for sample in made(model):
+        assert sample["ids"].shape == sample["mask"].shape
+        assert len(sample["x"]) == len(sample["ids"])
+
+
+EMBEDDINGS: list[tuple[str, str, int, int]] = [
+    ("direct", "y = Gather (t, i)", 0, 7),
+    ("moved", "a = Cast <to = 6> (i)  b = Reshape (a, s)  y = Gather (t, b)", 0, 7),
+    ("offset", "two = Constant <value = int64 {2}> ()  a = Add (i, two)  y = Gather (t, a)", 0, 5),
+    ("behind", "two = Constant <value = int64 {2}> ()  a = Sub (i, two)  y = Gather (t, a)", 2, 9),
+    ("two tables", "a = Gather (t, i)  b = Gather (p, i)  y = Add (a, b)", 0, 3),
+    ("other axis", "u = Constant <value_ints = [0]> ()  y = Gather <axis = 1> (t, i)", 0, 4),
+    ("elements", "y = GatherElements <axis = 0> (t, i)", 0, 7),
+    ("fused", "y = com.microsoft.EmbedLayerNormalization (i, , t, p, , g, g)", 0, 7),
+]
+
+
+@pytest.mark.parametrize(("name", "body", "low", "high"), EMBEDDINGS, ids=str)
+def test_indices_stay_inside_the_tables_that_they_address(
+    name: str, body: str, low: int, high: int
+) -> None:
+    model = _embedding(body)
+    values = made(model, count=1)[0]["i"]
+    assert values.min() == low
+    assert values.max() == high - 1
+
+
+def _embedding(body: str) -> ir.Model:
+    graph = onnx.parser.parse_graph(f"g (int32[64, 64] i) => (float y) {{ {body} }}")
+    arrays = {
+        "t": np.zeros((7, 4), np.float32),
+        "p": np.zeros((3, 4), np.float32),
+        "g": np.zeros(4, np.float32),
+        "s": np.array([-1]),
+    }
+    graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in arrays.items())
+    imports = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft", 1)]
+    return ir.from_proto(onnx.helper.make_model(graph, opset_imports=imports, ir_version=9))
+
+
+def test_indices_are_bounded_through_functions() -> None:
+    model = ir.from_proto(
+        onnx.parser.parse_model(
+            """
+            <ir_version: 9, opset_import: ["": 17, "f": 1]>
+            g (int64[64, 64] i, float[6, 2] t) => (float y) { y = f.embed (t, i) }
+            <domain: "f", opset_import: ["": 17]>
+            embed (table, ids) => (y) { y = Gather (table, ids) }
+            """
+        )
+    )
+    function = next(iter(model.functions.values()))
+    function.inputs[0].shape = ir.Shape([6, 2])
+    assert made(model, count=1)[0]["i"].max() == 5
+
+
+def test_positions_count_up_and_wrap_at_the_end_of_their_table() -> None:
+    model = _embedding("y = Gather (p, i)")
+    model.graph.inputs[0].name = "position_ids"
+    assert made(model, count=1)[0]["position_ids"][0, :5].tolist() == [0, 1, 2, 0, 1]
+
+
+MASKS = {
+    "attention_mask": "y = Cast <to = 1> (attention_mask)",
+    "m": "one = Constant <value = int64 {1}> ()  y = Sub (one, m)",
+    "b": "y = Cast <to = 9> (b)",
+    "c": "u = Unsqueeze (c, a)  z = Constant <value = int64 {0}> ()  y = Equal (u, z)",
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_are_ones_with_trailing_zeros_and_no_row_is_empty(name: str) -> None:
+    model = parsed(f"int64[6, 16] {name}", MASKS[name], "<int64[1] a = {1}>")
+    masks = [sample[name] for sample in made(model, count=6)]
+    for mask in masks:
+        assert set(np.unique(mask)) <= {0, 1}
+        assert (np.diff(mask, axis=1) <= 0).all()
+        assert mask[0].all()
+        assert (mask.sum(axis=1) >= 8).all()
+    assert any((mask == 0).any() for mask in masks)
+
+
+def test_ids_that_are_compared_with_a_padding_id_are_still_ids() -> None:
+    model = _embedding("z = Constant <value = int32 {1}> ()  m = Equal (i, z)  y = Gather (t, i)")
+    assert made(model, count=1)[0]["i"].max() == 6
+
+
+def test_floats_are_standard_normal_save_in_the_last_sample() -> None:
+    model = parsed("float[64, 256] x, float16[64, 256] past_key", body="y = Identity (x)")
+    first, second, last = made(model, count=3)
+    for sample in (first, second):
+        # 16384 numbers: the mean deviates by 1/128, here four times that; so does the deviation.
+        assert abs(sample["x"].mean()) < 0.032
+        assert abs(sample["x"].std() - 1) < 0.032
+    assert abs(last["x"].mean() - 10) < 0.16
+    assert abs(last["x"].std() - 5) < 0.16
+    assert abs(last["past_key"].astype(np.float64).mean()) < 0.032
+    (only,) = made(model, count=1)
+    assert abs(only["x"].mean()) < 0.032
+
+
+@pytest.mark.parametrize(
+    ("text", "body", "shape"),
+    [
+        ("float[b, 3, h, w] pixel_values", "y = Identity (pixel_values)", (2, 3, 224, 224)),
+        ("float[b, 3, 32, 40] x", "y = Identity (x)", (2, 3, 32, 40)),
+        ("float[b, t] wave", "u = Unsqueeze (wave, a)  y = Conv (u, k)", (2, 3200)),
+    ],
+)
+def test_images_and_waves_have_sizes_that_models_take(
+    text: str, body: str, shape: tuple[int, ...]
+) -> None:
+    model = parsed(text, body, "<int64[1] a = {1}, float[1, 1, 1] k = {1}>")
+    (array,) = made(model, count=1)[0].values()
+    assert array.shape == shape
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("bool[8, 64] x", "b"), ("uint8[8] x", "u"), ("double[8] x", "f"), ("bfloat16[8] x", "V")],
+)
+def test_dtypes_are_those_of_the_model(text: str, kind: str) -> None:
+    model = parsed(text, "y = Identity (x)")
+    array = made(model, count=1)[0]["x"]
+    assert array.dtype == model.graph.inputs[0].dtype.numpy()
+    assert array.dtype.kind == kind
+
+
+def test_strings_and_shapeless_inputs_must_be_given() -> None:
+    with pytest.raises(
+        UsageError, match=r"input 'x' has strings: give it with --inputs x:file\.npy"
+    ):
+        made(parsed("string[2] x"))
+    model = parsed("float[2] x")
+    model.graph.inputs[0].shape = None
+    with pytest.raises(UsageError, match="input 'x' has no shape in the model"):
+        made(model)
+    assert made(model, InputSpec.parse(["x:2,3"]))[0]["x"].shape == (2, 3)
+
+
+def test_inputs_with_a_default_are_left_to_the_model_unless_given() -> None:
+    model = parsed("float[2] x, float[1] w", "y = Add (x, w)", "<float[1] w = {3.0}>")
+    assert set(made(model)[0]) == {"x"}
+    assert set(made(model, InputSpec.parse(["w:1"]))[0]) == {"x", "w"}
+
+
+def test_a_whole_encoder_runs_on_its_inputs() -> None:
+    graph = onnx.parser.parse_graph(
+        """
+        g (int64[batch, seq] input_ids, int64[batch, seq] token_type_ids,
+           int64[batch, seq] attention_mask) => (float[batch, seq, 4] y) {
+          a = Gather (t, input_ids)  b = Gather (k, token_type_ids)  x = Add (a, b)
+          m = Cast <to = 1> (attention_mask)  u = Unsqueeze (m, two)  y = Mul (x, u)
+        }
+        """
+    )
+    arrays: dict[str, Any] = {
+        "t": np.ones((9, 4), np.float32),
+        "k": np.ones((2, 4), np.float32),
+        "two": np.array([2]),
+    }
+    graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in arrays.items())
+    imports = [onnx.helper.make_opsetid("", 17)]
+    model = ir.from_proto(onnx.helper.make_model(graph, opset_imports=imports, ir_version=9))
+    for sample in made(model, count=5):
+        assert sample["token_type_ids"].max() <= 1
+        y = run(model, sample, precision=Precision.FLOAT64)["y"]
+        assert y.shape == (*sample["input_ids"].shape, 4)

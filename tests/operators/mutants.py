@@ -1,0 +1,146 @@
+"""Laws that are wrong in one respect, whatever the line: what every test of laws must notice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from onnxfold.graph import AxisBlock, Fiber, ModelInfo, whole_axes
+from onnxfold.graph.dims import Shape
+from onnxfold.operators.transfer import Carried, Family, Pulled, ZeroMean
+from onnxfold.refusal import Refusal
+
+__all__ = ["ROLES", "AlwaysZeroMean", "Broken", "NeverSeen", "Pushed", "Watched"]
+
+Pushed = tuple[tuple[int, Fiber], ...] | None
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Answers as the family of the table does, but for what a subclass changes."""
+
+    right: Family
+
+    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        return self.right.pull(view, node, output, fiber)
+
+    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+        return self.right.push(view, node, index, fiber)
+
+
+class FirstOperandOnly(Broken):
+    """Carrier or writer: forgets that all operands must be centred together."""
+
+    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        pulled = self.right.pull(view, node, output, fiber)
+        return Carried(pulled.inputs[:1]) if isinstance(pulled, Carried) else pulled
+
+
+class WithoutGuard(Broken):
+    """Opaque as carrier: the same fiber of the first operand where the law refuses."""
+
+    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        pulled = self.right.pull(view, node, output, fiber)
+        fits = view.rank(node.inputs[0]) == view.rank(node.outputs[output])
+        return Carried(((0, fiber),)) if isinstance(pulled, Refusal) and fits else pulled
+
+
+class AxisOffByOne(Broken):
+    """Carrier or writer along another axis."""
+
+    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        pulled = self.right.pull(view, node, output, fiber)
+        if not isinstance(pulled, Carried) or len(pulled.inputs) != 1:
+            return pulled
+        index, inner = pulled.inputs[0]
+        rank = view.rank(node.inputs[index]) or 0
+        turned = whole_axes(
+            view.shape(node.inputs[index]) or (), [(a + 1) % rank for a in inner.axes]
+        )
+        return pulled if turned is None else Carried(((index, turned),))
+
+
+class OtherOperand(Broken):
+    """Writer on the wrong side."""
+
+    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        pulled = self.right.pull(view, node, output, fiber)
+        if not isinstance(pulled, Carried) or len(pulled.inputs) != 1:
+            return pulled
+        index, inner = pulled.inputs[0]
+        same = len(node.inputs) > 1 and view.rank(node.inputs[0]) == view.rank(node.inputs[1])
+        return Carried(((1 - index, inner),)) if same and index < 2 else pulled
+
+
+class NeverSeen(Broken):
+    """Exact, or passing a shift on, as a sink."""
+
+    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+        return ()
+
+
+class AlwaysZeroMean(Broken):
+    """Anything as zero mean."""
+
+    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        return ZeroMean()
+
+
+ROLES: tuple[type[Broken], ...] = (
+    AlwaysZeroMean,
+    AxisOffByOne,
+    FirstOperandOnly,
+    NeverSeen,
+    OtherOperand,
+    WithoutGuard,
+)
+
+
+@dataclass
+class Watched:
+    """A broken family, and whether it ever said anything else than the right one."""
+
+    right: Family
+    wrong: Broken
+    differed: bool = field(default=False)
+
+    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+        said = self.wrong.pull(view, node, output, fiber)
+        asked = bool(fiber.blocks) and _has_room(view.shape(node.outputs[output]), fiber)
+        counts = asked and _may_be_folded(view, node, said)
+        self.differed |= counts and said != self.right.pull(view, node, output, fiber)
+        return said
+
+    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+        said = self.wrong.push(view, node, index, fiber)
+        self.differed |= bool(fiber.blocks) and said != self.right.push(view, node, index, fiber)
+        return said
+
+
+def _may_be_folded(view: ModelInfo, node: ir.Node, said: Pulled) -> bool:
+    """Whether a fold may rest on what was said, so that a graph can show that it is wrong.
+
+    None does on a mask, a shape or indices, which nothing centres, nor on a fiber that the operand
+    has no room for: nothing behind the operand can follow it.
+    """
+    if not isinstance(said, Carried):
+        return True
+    followed = [(node.inputs[index], inner) for index, inner in said.inputs]
+    dtypes = [None if value is None else value.dtype for value, _ in followed]
+    if dtypes and all(d is not None and not d.is_floating_point() for d in dtypes):
+        return False
+    return all(_has_room(view.shape(value), inner) for value, inner in followed)
+
+
+def _has_room(shape: Shape | None, fiber: Fiber) -> bool:
+    return shape is None or all(_holds(shape, block) for block in fiber.blocks)
+
+
+def _holds(shape: Shape, block: AxisBlock) -> bool:
+    if block.axis >= len(shape):
+        return False
+    dim, digits = shape[block.axis], block.size * block.inner
+    if not isinstance(dim, int):
+        return False  # no weight has an axis of a length that is not known
+    return dim % digits == 0 if block.outer is None else dim == block.outer * digits

@@ -1,0 +1,58 @@
+"""Every line of the law table against numbers; a line without a sampler fails."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from onnxfold.operators.table import LAWS
+from tests.operators.law_property import check_sample
+from tests.operators.sample import Draw
+from tests.operators.samplers import SAMPLERS
+
+# What a line must have answered at least once for its test to mean anything.
+_LINEAR_ANSWERS = frozenset({"carried", "carries", "refused"})
+_ANSWERS = {
+    ("", "Softmax"): {"unseen", "exact"},
+    ("", "LogSoftmax"): {"unseen", "exact"},
+    ("", "Shape"): {"unseen"},
+    ("", "Size"): {"unseen"},
+    ("onnxfold", "Center"): {"zero mean", "unseen", "exact"},
+}
+_ALWAYS_CARRIED = frozenset(
+    "Add BiasAdd Expand GlobalAveragePool Identity Mean Neg ReduceMean ReduceSum Squeeze Sub Sum "
+    "Transpose Unsqueeze".split()
+)
+
+
+def test_every_line_of_the_table_has_a_sampler_and_the_other_way_round() -> None:
+    assert {law.key for law in LAWS} == set(SAMPLERS)
+
+
+@pytest.mark.parametrize(
+    "key", [law.key for law in LAWS], ids=lambda key: ".".join(filter(None, key))
+)
+def test_what_the_law_says_is_what_the_numbers_do(key: tuple[str, str]) -> None:
+    tally: Counter[str] = Counter()
+
+    @settings(
+        max_examples=60,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.randoms(use_true_random=False))
+    def holds(rng: random.Random) -> None:
+        draw = Draw(rng)
+        tally.update(check_sample(SAMPLERS[key](draw), draw))
+
+    holds()
+    wanted = set(_ANSWERS.get(key, _LINEAR_ANSWERS))
+    if key[1] in _ALWAYS_CARRIED:
+        wanted.discard("refused")
+    assert all(tally[answer] > 0 for answer in wanted), tally

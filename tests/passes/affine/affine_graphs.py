@@ -1,0 +1,123 @@
+"""Small graphs around one norm, and what affine fusion makes of them, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+
+from onnxfold.check.reference import Precision, run
+from onnxfold.norms import find_norms
+from onnxfold.passes.affine.apply import apply_affine
+from onnxfold.passes.affine.decide import AffineDecision, decide_affine
+from onnxfold.passes.fusion import AffineFusion
+from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.proof import AffineProof, prove_affine
+from onnxfold.shapes import infer
+
+Array = npt.NDArray[np.generic]
+
+__all__ = ["LARGE", "Array", "Fused", "error", "forced", "fuse", "graph", "outputs", "weights"]
+
+LARGE = 1 << 40
+
+
+def weights(**shapes: tuple[int, ...]) -> dict[str, Array]:
+    """Seeded weights by name; gammas are far from 0 and of either sign."""
+    made: dict[str, Array] = {}
+    for seed, (name, shape) in enumerate(shapes.items()):
+        rng = np.random.default_rng(seed)
+        array = rng.standard_normal(shape)
+        if name.startswith("gamma"):
+            array = np.sign(array) * (0.5 + np.abs(array))
+        made[name] = array
+    return made
+
+
+def graph(
+    body: str,
+    inputs: str,
+    outputs: str,
+    constants: Mapping[str, Array],
+    opset: int = 18,
+) -> ir.Model:
+    """Return a model from ONNX text, with constants as initializers."""
+    typed, nodes = body.split("> ", 1) if body.startswith("<") else ("", body)
+    typed = f"{typed}>" if typed else ""
+    text = f"""<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]>
+    g ({inputs}) => ({outputs}) {typed} {{ {nodes} }}"""
+    proto = onnx.parser.parse_model(text)
+    for name, array in constants.items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
+    return ir.from_proto(proto)
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A model after affine fusion, what was decided, and the proof of it."""
+
+    model: ir.Model
+    decision: AffineDecision
+    proof: AffineProof
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        """How many gammas and betas moved."""
+        fusions = self.decision.fusions
+        return sum(f.gamma for f in fusions), sum(f.beta for f in fusions)
+
+    @property
+    def reason(self) -> str:
+        """The code of the only refusal."""
+        ((_, refusal),) = self.decision.refusals
+        return refusal.code.value
+
+
+def fuse(model: ir.Model, limit: int = LARGE) -> Fused:
+    """Fuse what can be fused; ``model`` is not changed."""
+    copy = prepare(model).model
+    view = infer(copy)
+    sites = find_norms(view)
+    assert sites
+    decision = decide_affine(view, sites, allow_split_bytes=limit)
+    apply_affine(view, sites, decision.fusions)
+    return Fused(copy, decision, _proof(model, copy, decision.fusions))
+
+
+def forced(model: ir.Model, fusions: tuple[AffineFusion, ...]) -> Fused:
+    """Carry out fusions that were decided for another model of the same names."""
+    copy = prepare(model).model
+    view = infer(copy)
+    apply_affine(view, find_norms(view), fusions)
+    return Fused(copy, AffineDecision(fusions, ()), _proof(model, copy, fusions))
+
+
+def _proof(original: ir.Model, result: ir.Model, fusions: tuple[AffineFusion, ...]) -> AffineProof:
+    return prove_affine(infer(prepare(original).model), infer(result), fusions)
+
+
+def outputs(model: ir.Model, seed: int = 0) -> dict[str, Array]:
+    """Run a model in float64 on seeded normal inputs."""
+    rng = np.random.default_rng(seed)
+    feeds: dict[str, Array] = {}
+    for value in model.graph.inputs:
+        shape = [dim if isinstance(dim, int) else 2 for dim in (value.shape or ())]
+        feeds[value.name or ""] = rng.standard_normal(shape)
+    return run(model, feeds, precision=Precision.FLOAT64)
+
+
+def error(before: ir.Model, after: ir.Model) -> float:
+    """The largest difference of any output, relative to its largest element."""
+    first, second = (
+        {name: array.astype(np.float64) for name, array in outputs(model).items()}
+        for model in (before, after)
+    )
+    assert set(first) == set(second)
+    return max(
+        float(np.max(np.abs(first[name] - second[name])) / np.max(np.abs(first[name])))
+        for name in first
+    )

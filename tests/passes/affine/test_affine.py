@@ -1,0 +1,332 @@
+"""Gamma and beta in the weights: the same function, in float64, for every reader and layout."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from tests.passes.affine.affine_graphs import error, forced, fuse, graph, weights
+
+# Weights are float64 and so is the run: a few hundred roundings of 2^-53, far below.
+BOUND = 1e-12
+
+LN = "n = LayerNormalization<axis=-1>(x, gamma, beta)"
+RMS = "n = SimplifiedLayerNormalization<axis=-1>(x, gamma)"
+X = "double[B,4,6] x"
+AFFINE = {"gamma": (6,), "beta": (6,)}
+
+Shapes = dict[str, tuple[int, ...]]
+MOVES: dict[str, tuple[str, Shapes, int]] = {
+    "matmul and a bias": (f"{LN} m = MatMul(n, W) y = Add(m, b)", {"W": (6, 5), "b": (5,)}, 1),
+    "bias first": (f"{LN} m = MatMul(n, W) y = Add(b, m)", {"W": (6, 5), "b": (1, 1, 5)}, 1),
+    "matmul from the left": (
+        f"{LN} t = Transpose<perm=[0,2,1]>(n) m = MatMul(W, t) y = Add(m, b)",
+        {"W": (5, 6), "b": (5, 1)},
+        1,
+    ),
+    "gemm, all attributes": (
+        f"{LN} f = Flatten<axis=2>(n) y = Gemm<alpha=0.5, beta=2.0, transB=1>(f, W, b)",
+        {"W": (5, 6), "b": (5,)},
+        1,
+    ),
+    "gemm without a bias": (f"{LN} f = Flatten<axis=2>(n) y = Gemm(f, W)", {"W": (6, 5)}, 1),
+    "gemm from the right": (
+        f"{RMS} f = Flatten<axis=2>(n) y = Gemm<transB=1>(W, f)",
+        {"W": (5, 6)},
+        0,
+    ),
+    "conv 1": (
+        f"{LN} t = Transpose<perm=[0,2,1]>(n) y = Conv(t, W, b)",
+        {"W": (5, 6, 1), "b": (5,)},
+        1,
+    ),
+    "conv without a bias": (
+        f"{LN} t = Transpose<perm=[0,2,1]>(n) y = Conv<strides=[2]>(t, W)",
+        {"W": (5, 6, 2)},
+        1,
+    ),
+    "grouped conv": (
+        f"{LN} t = Transpose<perm=[0,2,1]>(n) y = Conv<group=2>(t, W, b)",
+        {"W": (4, 3, 2), "b": (4,)},
+        1,
+    ),
+    "depthwise conv with padding": (
+        f"{RMS} t = Transpose<perm=[0,2,1]>(n) y = Conv<group=6, pads=[1,1]>(t, W)",
+        {"W": (6, 1, 3)},
+        0,
+    ),
+    "conv transpose": (
+        f"{RMS} t = Transpose<perm=[0,2,1]>(n) y = ConvTranspose<strides=[2]>(t, W)",
+        {"W": (6, 3, 3)},
+        0,
+    ),
+    "several readers": (
+        f"{LN} q = MatMul(n, W) k = MatMul(n, V) a = Add(q, b) c = Add(k, d) y = Mul(a, c)",
+        {"W": (6, 5), "V": (6, 5), "b": (5,), "d": (5,)},
+        1,
+    ),
+    "heads": (
+        f"{RMS} r = Reshape(n, to_heads) t = Transpose<perm=[0,2,1,3]>(r) y = MatMul(t, W)",
+        {"W": (2, 3, 5)},
+        0,
+    ),
+    "heads and back": (
+        f"{LN} r = Reshape(n, to_heads) t = Transpose<perm=[0,1,3,2]>(r) "
+        "u = Transpose<perm=[0,1,3,2]>(t) f = Reshape(u, to_tokens) m = MatMul(f, W) "
+        "y = Add(m, b)",
+        {"W": (6, 5), "b": (5,)},
+        1,
+    ),
+    "heads in another order": (
+        f"{LN} r = Reshape(n, to_heads) t = Transpose<perm=[0,1,3,2]>(r) "
+        "f = Reshape(t, to_tokens) m = MatMul(f, W) y = Add(m, b)",
+        {"W": (6, 5), "b": (5,)},
+        1,
+    ),
+    "slices joined again": (
+        f"{LN} a, c = Split<axis=1, num_outputs=2>(n) j = Concat<axis=1>(c, a) "
+        "m = MatMul(j, W) y = Add(m, b)",
+        {"W": (6, 5), "b": (5,)},
+        1,
+    ),
+    "one token": (
+        f"{LN} t = Gather<axis=1>(n, one) m = MatMul(t, W) y = Add(m, b)",
+        {"W": (6, 5), "b": (5,)},
+        1,
+    ),
+    "mean of tokens": (
+        f"{LN} t = ReduceMean<keepdims=0>(n, axis1) y = Gemm(t, W, b)",
+        {"W": (6, 5), "b": (5,)},
+        1,
+    ),
+    "zero padding": (
+        f"{RMS} p = Pad(n, pads) y = MatMul(p, W)",
+        {"W": (6, 5)},
+        0,
+    ),
+    "a mask": (
+        f"{RMS} p = Mul(n, mask) y = MatMul(p, W)",
+        {"W": (6, 5), "mask": (4, 1)},
+        0,
+    ),
+    "a weight behind a layout": (
+        f"{LN} V = Transpose(W) I = Identity(V) m = MatMul(n, I) y = Add(m, b)",
+        {"W": (5, 6), "b": (5,)},
+        1,
+    ),
+    "fused matmul": (
+        f"{LN} m = com.microsoft.FusedMatMul<alpha=0.5, transB=1>(n, W) y = Add(m, b)",
+        {"W": (5, 6), "b": (5,)},
+        1,
+    ),
+    "a bias in an activation": (
+        f"{LN} m = MatMul(n, W) y = com.microsoft.BiasGelu(m, b)",
+        {"W": (6, 5), "b": (5,)},
+        1,
+    ),
+    "a bias in another activation": (
+        f"{LN} m = MatMul(n, W) y = com.microsoft.FastGelu(m, b)",
+        {"W": (6, 5), "b": (5,)},
+        1,
+    ),
+    "attention": (
+        f"{LN} y = com.microsoft.Attention<num_heads=2>(n, W, b)",
+        {"W": (6, 12), "b": (12,)},
+        1,
+    ),
+    "einsum": (
+        f'{LN} m = Einsum<equation="btc,ce->bte">(n, W) y = Add(m, b)',
+        {"W": (6, 5), "b": (5,)},
+        1,
+    ),
+    "a norm in parts": (
+        "mean = ReduceMean(x, axis2) c = Sub(x, mean) q = Mul(c, c) v = ReduceMean(q, axis2) "
+        "e = Add(v, epsilon) s = Sqrt(e) z = Div(c, s) g = Mul(z, gamma) n = Add(g, beta) "
+        "m = MatMul(n, W) y = Add(m, b)",
+        {"W": (6, 5), "b": (5,)},
+        1,
+    ),
+    "dyt": (
+        "a = Mul(x, epsilon) h = Tanh(a) g = Mul(h, gamma) n = Add(g, beta) "
+        "m = MatMul(n, W) y = Add(m, b)",
+        {"W": (6, 5), "b": (5,)},
+        1,
+    ),
+}
+FIXED = {
+    "to_heads": np.array([0, 0, 2, 3]),
+    "to_tokens": np.array([0, 0, 6]),
+    "axis1": np.array([1]),
+    "axis2": np.array([2]),
+    "one": np.array(1),
+    "pads": np.array([0, 1, 0, 0, 2, 0]),
+    "epsilon": np.array(0.7),
+}
+
+
+def _model(body: str, shapes: dict[str, tuple[int, ...]], results: str = "double[] y") -> ir.Model:
+    # Shape inference does not know FusedMatMul with operands of different ranks.
+    body = f"<double[B,4,5] m> {body}" if "Fused" in body else body
+    made = weights(**AFFINE, **shapes) | FIXED
+    words = set(body.replace("(", " ").replace(")", " ").replace(",", " ").split())
+    constants = {name: array for name, array in made.items() if name in words}
+    model = graph(body, X, results, constants)
+    for value in model.graph.outputs:
+        value.shape = None
+    return model
+
+
+@pytest.mark.parametrize("case", MOVES)
+def test_gamma_and_beta_move_and_nothing_else_changes(case: str) -> None:
+    body, shapes, beta = MOVES[case]
+    before = _model(body, shapes)
+    fused = fuse(before)
+    assert fused.moved == (1, beta), fused.decision.refusals
+    assert error(before, fused.model) < BOUND
+    assert fused.proof.passed, fused.proof.failures
+    again = fuse(fused.model) if "dyt" not in case else fused
+    assert again is fused or again.moved == (0, 0)
+
+
+def test_a_norm_in_parts_loses_its_operators_and_keeps_its_name() -> None:
+    body, shapes, _ = MOVES["a norm in parts"]
+    fused = fuse(_model(body, shapes))
+    nodes = list(fused.model.graph)
+    assert [node.op_type for node in nodes].count("Mul") == 1  # the square
+    (division,) = [node for node in nodes if node.op_type == "Div"]
+    assert division.outputs[0].name == "n"
+    assert not {"gamma", "beta"} & set(fused.model.graph.initializers)
+
+
+def test_beta_over_gamma_stays_where_only_gamma_can_move_and_that_saves_an_operator() -> None:
+    before = _model(
+        "a = Mul(x, epsilon) h = Tanh(a) g = Mul(h, gamma) n = Add(g, beta) y = MatMul(n, W)",
+        {"W": (6, 5)},
+    )
+    fused = fuse(before)
+    assert fused.moved == (1, 0)
+    assert error(before, fused.model) < BOUND
+    assert fused.proof.passed, fused.proof.failures
+    assert [node.op_type for node in fused.model.graph] == ["Mul", "Tanh", "Add", "MatMul"]
+
+
+HARMFUL: dict[str, tuple[str, str, Shapes]] = {
+    "a residual reads the norm": (
+        f"{LN} m = MatMul(n, W) y = Add(m, b)",
+        f"{LN} m = MatMul(n, W) a = Add(m, b) y = Add(a, n)",
+        {"W": (6, 6), "b": (6,)},
+    ),
+    "the norm is an output": (
+        f"{LN} m = MatMul(n, W) y = Add(m, b)",
+        f"{LN} m = MatMul(n, W) y = Add(m, b)",
+        {"W": (6, 6), "b": (6,)},
+    ),
+    "an activation reads the norm": (
+        f"{LN} m = MatMul(n, W) y = Add(m, b)",
+        f"{LN} m = MatMul(n, W) a = Add(m, b) s = Tanh(n) y = Add(a, s)",
+        {"W": (6, 6), "b": (6,)},
+    ),
+    "padding and beta": (
+        f"{LN} p = Identity(n) m = MatMul(p, W) y = Add(m, b)",
+        f"{LN} p = Pad(n, pads) m = MatMul(p, W) y = Add(m, b)",
+        {"W": (6, 5), "b": (5,)},
+    ),
+    "padding with a number and gamma": (
+        f"{RMS} p = Identity(n) y = MatMul(p, W)",
+        f"{RMS} p = Pad(n, pads, epsilon) y = MatMul(p, W)",
+        {"W": (6, 5)},
+    ),
+    "a padded conv and beta": (
+        f"{LN} t = Transpose<perm=[0,2,1]>(n) y = Conv(t, W, b)",
+        f"{LN} t = Transpose<perm=[0,2,1]>(n) y = Conv<pads=[1,1]>(t, W, b)",
+        {"W": (5, 6, 3), "b": (5,)},
+    ),
+    "two gammas on one weight": (
+        f"{LN} k = LayerNormalization<axis=-1>(x, gamma2, beta) a = MatMul(n, W) "
+        "c = MatMul(k, V) p = Add(a, b) q = Add(c, d) r = Mul(p, q) y = Add(r, k)",
+        f"{LN} k = LayerNormalization<axis=-1>(x, gamma2, beta) a = MatMul(n, W) "
+        "c = MatMul(k, W) p = Add(a, b) q = Add(c, d) r = Mul(p, q) y = Add(r, k)",
+        {"W": (6, 6), "V": (6, 6), "b": (6,), "d": (6,), "gamma2": (6,)},
+    ),
+    "a matmul on the wrong side": (
+        f"{RMS} y = MatMul(n, W)",
+        f"{RMS} y = MatMul(W, n)",
+        {"W": (4, 4)},
+    ),
+    "a reversed slice": (
+        f"{RMS} p = Identity(n) y = MatMul(p, W)",
+        f"{RMS} p = Slice(n, last, first, axis2, minus) y = MatMul(p, W)",
+        {"W": (6, 5)},
+    ),
+    "a bias in an activation, and another reader before it": (
+        f"{LN} m = MatMul(n, W) y = com.microsoft.BiasGelu(m, b)",
+        f"{LN} m = MatMul(n, W) a = com.microsoft.BiasGelu(m, b) y = Add(a, m)",
+        {"W": (6, 5), "b": (5,)},
+    ),
+    "another branch joined": (
+        f"{RMS} p = Concat<axis=1>(n, n) y = MatMul(p, W)",
+        f"{RMS} p = Concat<axis=1>(n, x) y = MatMul(p, W)",
+        {"W": (6, 5)},
+    ),
+}
+FIXED |= {"last": np.array([-1]), "first": np.array([-1000]), "minus": np.array([-1])}
+
+
+@pytest.mark.parametrize("case", HARMFUL)
+def test_what_is_refused_would_change_the_function_and_fail_the_proof(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed, refused, shapes = HARMFUL[case]
+    if "wrong side" in case:
+        monkeypatch.setitem(globals(), "X", "double[B,4,4] x")
+        monkeypatch.setitem(AFFINE, "gamma", (4,))
+    both = "double[] y, double[] n" if "output" in case else "double[] y"
+    harmless, harmful = _model(allowed, shapes), _model(refused, shapes, both)
+    fusions = fuse(harmless, limit=0).decision.fusions[:1]
+    assert fusions
+    decided = fuse(harmful, limit=0)
+    assert fusions[0].output not in {fusion.output for fusion in decided.decision.fusions}
+    wrong = forced(harmful, fusions)
+    assert error(harmful, wrong.model) > 1e-2
+    assert not wrong.proof.passed
+
+
+def test_a_small_weight_of_two_norms_is_stored_twice() -> None:
+    _, body, shapes = HARMFUL["two gammas on one weight"]
+    body = body.replace("y = Add(r, k)", "y = Identity(r)")
+    before = _model(body, shapes)
+    fused = fuse(before)
+    assert fused.moved == (2, 2)
+    assert error(before, fused.model) < BOUND
+    assert fused.proof.passed, fused.proof.failures
+
+
+def test_norms_of_one_gamma_share_a_weight_in_place() -> None:
+    body = (
+        f"{LN} m = MatMul(n, W) a = Add(m, b) t = Tanh(a) "
+        "k = LayerNormalization<axis=-1>(t, gamma, beta) c = MatMul(k, W) y = Add(c, b)"
+    )
+    before = _model(body, {"W": (6, 6), "b": (6,)})
+    fused = fuse(before, limit=0)
+    assert fused.moved == (2, 2)
+    assert error(before, fused.model) < BOUND
+    assert fused.proof.passed, fused.proof.failures
+    assert "W" in fused.model.graph.initializers
+    assert len([v for v in fused.model.graph.initializers if v.startswith("W")]) == 1
+
+
+@pytest.mark.parametrize("name", ["RMSNormalization", "SimplifiedLayerNormalization"])
+def test_gamma_of_a_centring_that_ends_in_an_rms_operator_moves(name: str) -> None:
+    """gamma is then an operand of the operator, not a Mul behind it."""
+    model = graph(
+        f"u = ReduceMean(x, axes) d = Sub(x, u) n = {name}<axis=-1>(d, gamma) y = MatMul(n, W)",
+        X,
+        "double[B,4,5] y",
+        weights(gamma=(6,), W=(6, 5)) | {"axes": np.array([-1])},
+        opset=23,
+    )
+    fused = fuse(model)
+    assert fused.moved == (1, 0)
+    assert fused.proof.passed
+    assert error(model, fused.model) < BOUND

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from onnxfold.errors import InvariantError
+from onnxfold.operators.functions import (
+    MAX_OPSET,
+    MIN_OPSET,
+    SIGNATURES,
+    Affine,
+    Statistics,
+    call,
+    function,
+    op_name,
+)
+from tests.calls import call_model, random_inputs
+from tests.oracle import Array, normalised, rounded_sum
+
+# One opset for every spelling of a body: the first, and each at which an op of the bodies changes.
+OPSETS = (MIN_OPSET, 11, 12, 13, 15, 17, 18, 23, MAX_OPSET)
+UNIT = {
+    ir.DataType.FLOAT: 2.0**-24,
+    ir.DataType.FLOAT16: 2.0**-11,
+    ir.DataType.BFLOAT16: 2.0**-8,
+    ir.DataType.DOUBLE: 2.0**-53,
+}
+EPSILON = 2.0**-17  # exact in float32, as the attribute is
+TERMS = ("X", "linear_bias", "residual")
+
+
+def bodies() -> list[tuple[str, int, ir.DataType]]:
+    every = itertools.product(SIGNATURES, OPSETS, UNIT)
+    return [row for row in every if row[2] is not ir.DataType.BFLOAT16 or row[1] >= 13]
+
+
+def assert_outputs_right(
+    name: str,
+    inputs: dict[str, Array],
+    y: Array,
+    total: Array | None,
+    *,
+    unit: float,
+    axes: int = 1,
+    statistics_unit: float | None = None,
+) -> None:
+    if total is not None:
+        # Two roundings where there are three terms, as in the graph that the op stands for.
+        largest = sum(np.abs(inputs[key].astype(np.float64)) for key in inputs if key in TERMS)
+        exact = rounded_sum(inputs).astype(np.float64)
+        assert (np.abs(total.astype(np.float64) - exact) <= 2 * unit * largest).all()
+        inputs = {key: value for key, value in inputs.items() if key not in TERMS} | {"X": total}
+    expected, norm = normalised(name, inputs, axes=axes, epsilon=EPSILON)
+    scale = np.abs(inputs["scale"].astype(np.float64)) if "scale" in inputs else np.float64(1)
+    scaled = np.abs(norm) * scale
+    # Without Sum the terms may be added without a rounding, or with two; so may they be where ORT
+    # drops a Cast to the tensor type and back: |Sum| is at most 2 deviations above |norm| here.
+    if SIGNATURES[name].residual:
+        scaled = 2 * scaled + 2 * scale
+    # Standard norms round to the tensor type after the division, the scale and the bias; the
+    # statistics of these rows of 24 to 48 standard normals are good to 16 units of their type.
+    bound = unit * (2 * scaled + np.abs(expected))
+    bound += 16 * (statistics_unit or min(unit, UNIT[ir.DataType.FLOAT])) * (1 + scaled)
+    assert y.shape == expected.shape
+    assert (np.abs(y.astype(np.float64) - expected) <= bound).all()
+
+
+@pytest.mark.parametrize(("name", "opset", "dtype"), bodies())
+def test_body_computes_the_op_in_the_reference_evaluator(
+    name: str, opset: int, dtype: ir.DataType
+) -> None:
+    inputs = random_inputs(name, (2, 3, 24), dtype)
+    model = call_model(name, (2, 3, 24), dtype, opset=opset, epsilon=EPSILON)
+    onnx.checker.check_model(model, full_check=True)
+    outputs = reference(model, inputs)
+    total = outputs[1] if SIGNATURES[name].with_sum else None
+    assert outputs[0].dtype == inputs["X"].dtype
+    # onnx 1.23's LayerNormalization has its statistics in the tensor type, whatever stash_type is.
+    uses_op = SIGNATURES[name].statistics is Statistics.LAYER and opset >= 17
+    assert_outputs_right(
+        name,
+        inputs,
+        outputs[0],
+        total,
+        unit=UNIT[dtype],
+        statistics_unit=UNIT[dtype] if uses_op else None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "opset", "dtype"), [row for row in bodies() if row[2] is not ir.DataType.BFLOAT16]
+)
+def test_body_computes_the_op_in_onnxruntime(name: str, opset: int, dtype: ir.DataType) -> None:
+    inputs = random_inputs(name, (2, 3, 24), dtype, seed=1)
+    model = call_model(name, ("batch", 3, 24), dtype, opset=opset, epsilon=EPSILON)
+    outputs = onnxruntime(model, inputs)
+    total = outputs[1] if SIGNATURES[name].with_sum else None
+    assert_outputs_right(name, inputs, outputs[0], total, unit=UNIT[dtype])
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, row in SIGNATURES.items() if "axes" in row.attributes]
+)
+@pytest.mark.parametrize("opset", OPSETS)
+def test_body_normalises_several_trailing_axes_together(name: str, opset: int) -> None:
+    inputs = random_inputs(name, (3, 6, 8), ir.DataType.FLOAT, axes=2)
+    model = call_model(name, (3, 6, 8), ir.DataType.FLOAT, opset=opset, axes=2, epsilon=EPSILON)
+    for outputs in (reference(model, inputs), onnxruntime(model, inputs)):
+        assert_outputs_right(name, inputs, outputs[0], None, unit=UNIT[ir.DataType.FLOAT], axes=2)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_half_body_serves_every_type_from_opset_15_on(name: str) -> None:
+    inputs = random_inputs(name, (4, 24), ir.DataType.FLOAT)
+    for opset in (15, 17, 23):
+        model = call_model(name, (4, 24), ir.DataType.FLOAT, opset=opset, epsilon=EPSILON)
+        del model.functions[:]
+        model.functions.append(ir.to_proto(function(name, opset, ir.DataType.FLOAT16)))
+        outputs = onnxruntime(model, inputs)
+        assert_outputs_right(name, inputs, outputs[0], None, unit=UNIT[ir.DataType.FLOAT])
+
+
+@pytest.mark.parametrize("opset", range(MIN_OPSET, MAX_OPSET + 1))
+def test_functions_have_the_arity_and_attributes_of_their_signature(opset: int) -> None:
+    for name, signature in SIGNATURES.items():
+        proto = ir.to_proto(function(name, opset, ir.DataType.FLOAT))
+        assert (proto.domain, proto.name) == ("onnxfold", name)
+        assert tuple(proto.input) == signature.inputs
+        assert tuple(proto.output) == signature.outputs
+        assert tuple(proto.attribute) == signature.attributes
+
+
+@pytest.mark.parametrize(
+    ("name", "opset", "fused"),
+    [
+        ("RMSNorm", 13, "SimplifiedLayerNormalization"),
+        ("RMSNormScale", 11, "SimplifiedLayerNormalization"),
+        ("RMSNormScale", 18, "SimplifiedLayerNormalization"),
+        ("RMSNormAffine", 17, "SimplifiedLayerNormalization"),
+        ("RMSNormScale", 23, "RMSNormalization"),
+        ("LayerNormAffine", 11, "LayerNormalization"),
+        ("LayerNormAffine", 17, "LayerNormalization"),
+        ("LayerNorm", 17, "LayerNormalization"),
+        ("CRMSNormFullScale", 17, "SimplifiedLayerNormalization"),
+    ],
+)
+def test_onnxruntime_fuses_the_inlined_body(
+    name: str, opset: int, fused: str, tmp_path: Path
+) -> None:
+    constants = random_inputs(name, (4, 24), ir.DataType.FLOAT)
+    del constants["X"]
+    model = call_model(name, ("batch", 24), ir.DataType.FLOAT, opset=opset, constants=constants)
+    path = str(tmp_path / "optimized.onnx")
+    session(model, path)
+    ops = [node.op_type for node in onnx.load(path).graph.node]
+    assert fused in ops
+    assert not {"Pow", "Sqrt", "Cast"} & set(ops)
+
+
+def test_names_are_composed_of_their_parts() -> None:
+    for name, row in SIGNATURES.items():
+        composed = op_name(
+            statistics=row.statistics,
+            residual=row.residual,
+            linear_bias=row.linear_bias,
+            affine=row.affine,
+            with_sum=row.with_sum,
+        )
+        assert composed == name
+    assert len(SIGNATURES) == 37
+    assert (
+        op_name(statistics=Statistics.LAYER, residual=True, linear_bias=True, affine=Affine.AFFINE)
+        == "AddBiasLayerNormAffine"
+    )
+
+
+def test_parts_without_an_op_are_refused() -> None:
+    with pytest.raises(InvariantError, match="linear_bias=True"):
+        op_name(statistics=Statistics.RMS, linear_bias=True)
+    with pytest.raises(InvariantError, match="CENTER"):
+        op_name(statistics=Statistics.CENTER, affine=Affine.SCALE)
+
+
+def test_types_and_opsets_without_a_body_are_refused() -> None:
+    with pytest.raises(InvariantError, match="INT32"):
+        function("RMSNorm", 17, ir.DataType.INT32)
+    with pytest.raises(InvariantError, match="BFLOAT16 at opset 12"):
+        function("RMSNorm", 12, ir.DataType.BFLOAT16)
+    with pytest.raises(InvariantError, match=f"opset {MIN_OPSET} to {MAX_OPSET}"):
+        function("RMSNorm", 6, ir.DataType.FLOAT)
+
+
+def test_calls_that_break_the_signature_are_refused() -> None:
+    x = ir.Value(name="x")
+    with pytest.raises(InvariantError, match="takes"):
+        call("RMSNormScale", [x])
+    with pytest.raises(InvariantError, match="last 2 axes"):
+        call("CRMSNorm", [x], axes=2)
+
+
+def reference(model: onnx.ModelProto, inputs: dict[str, Array]) -> list[Array]:
+    outputs = ReferenceEvaluator(model).run(None, inputs)
+    assert isinstance(outputs, list)
+    return outputs
+
+
+def onnxruntime(model: onnx.ModelProto, inputs: dict[str, Array]) -> list[Array]:
+    outputs: list[Array] = session(model).run(None, inputs)
+    return outputs
+
+
+def session(model: onnx.ModelProto, optimized: str = "") -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    if optimized:
+        options.optimized_model_filepath = optimized
+    return ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )

@@ -1,0 +1,62 @@
+"""Factors in a row become one; anything else that reads or shapes them stays apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+from onnxfold.passes.prepare.working_copy import prepare
+from tests.builders import model_of
+
+X = np.random.default_rng(3).standard_normal((2, 4)).astype(np.float32)
+
+
+def _model(extra: list[onnx.NodeProto], outputs: tuple[str, ...], factor: Any) -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("Mul", ["g", "x"], ["a"]),
+        helper.make_node("Mul", ["a", "k"], ["y"]),
+        *extra,
+    ]
+    gamma = np.array([1.5, -2.0, 0.25, 3.0], np.float32)
+    kind = (TensorProto.FLOAT, ["batch", 4])
+    weights = {"g": gamma, "k": np.asarray(factor)}
+    return model_of(nodes, {"x": kind}, dict.fromkeys(outputs, kind), weights)
+
+
+def _products(model: ir.Model) -> int:
+    return sum(node.op_type == "Mul" for node in model.graph)
+
+
+@pytest.mark.parametrize("factor", [np.float32(0.25), np.arange(1, 5, dtype=np.float32)])
+def test_two_constant_factors_become_one_product(factor: Any) -> None:
+    proto = _model([], ("y",), factor)
+    merged = prepare(ir.from_proto(proto)).model
+    assert _products(merged) == 1
+    assert set(merged.graph.initializers) == {"y.factor"}
+    (expected,) = ReferenceEvaluator(proto).run(None, {"x": X})
+    (found,) = ReferenceEvaluator(ir.to_proto(merged)).run(None, {"x": X})
+    # Two roundings against two others: of g k and of its product with x.
+    np.testing.assert_allclose(found, expected, rtol=3 * 2.0**-24, atol=0)
+
+
+def test_a_product_that_something_else_reads_stays() -> None:
+    shown = [helper.make_node("Identity", ["a"], ["z"])]
+    assert _products(prepare(ir.from_proto(_model(shown, ("y", "z"), np.float32(2)))).model) == 2
+
+
+def test_a_product_that_is_an_output_stays() -> None:
+    assert _products(prepare(ir.from_proto(_model([], ("y", "a"), np.float32(2)))).model) == 2
+
+
+def test_a_merged_factor_that_is_an_output_of_the_model_is_kept() -> None:
+    proto = _model([], ("y",), np.float32(2))
+    proto.graph.output.append(helper.make_tensor_value_info("g", TensorProto.FLOAT, [4]))
+    merged = prepare(ir.from_proto(proto)).model
+    found = ReferenceEvaluator(ir.to_proto(merged)).run(["g"], {"x": X})
+    assert np.array_equal(found[0], np.array([1.5, -2.0, 0.25, 3.0], np.float32))

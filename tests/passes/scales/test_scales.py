@@ -1,0 +1,170 @@
+"""Scales, biases and BatchNormalization in the linear layer before them, in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from onnxfold.passes.analysis import analyse
+from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.proof import prove_scales
+from onnxfold.shapes import infer
+from tests.passes.affine.affine_graphs import Array, error
+from tests.passes.scales.scale_graphs import BIASED, absorb, applied, assert_moved, scale_model
+
+MOVES = {
+    "a layer scale": (BIASED + "y = Mul(ls, a)", 1),
+    "without a bias": ("m = MatMul(x, W) y = Mul(m, ls)", 1),
+    "behind a layout": (
+        BIASED + "t = Transpose<perm=[0,2,1]>(a) y = Mul(t, column)",
+        1,
+    ),
+    "heads": (BIASED + "r = Reshape(a, heads) y = Mul(r, per_head)", 1),
+    "a number": (BIASED + "y = Div(a, eight)", 1),
+    "scores": (
+        "m = MatMul(x, V) a = Add(m, d) t = Transpose<perm=[0,2,1]>(x) s = MatMul(a, t) "
+        "y = Div(s, eight)",
+        1,
+    ),
+    "a root on queries and on keys": (
+        "m = MatMul(x, V) a = Add(m, d) q = Mul(a, eight) n = MatMul(x, V2) key = Add(n, d) "
+        "z = Shape(key) t = Transpose<perm=[0,2,1]>(key) p = Mul(t, eight) s = MatMul(q, p) "
+        "v = Cast<to=11>(z) c = ReduceSum<keepdims=0>(v) y = Add(s, c)",
+        2,
+    ),
+    "a key repeated for several heads": (
+        "m = MatMul(x, V) u = Unsqueeze(m, one) e = Expand(u, copies) y = Mul(e, eight)",
+        1,
+    ),
+    "half of the elements, turned": (
+        "m = MatMul(x, V) h = Slice(m, zero, two, last) n = Neg(h) t = Tile(n, thrice) "
+        "y = Mul(t, eight)",
+        1,
+    ),
+    "biases in a row": (BIASED + "y = Add(a, b2)", 1),
+    "three biases and scales": (
+        BIASED + "c = Add(a, b2) e = Mul(c, ls) f = Sub(e, b3) y = Mul(f, eight)",
+        4,
+    ),
+    "gemm": ("f = Flatten<axis=2>(x) g = Gemm<alpha=0.5>(f, W, b) y = Mul(g, ls)", 1),
+    "gemm without a bias": ("f = Flatten<axis=2>(x) g = Gemm(f, W) y = Add(g, b)", 1),
+    "conv": ("c = Conv<pads=[1,1]>(x, K, k) y = Mul(c, column)", 1),
+    "conv without a bias": ("c = Conv<pads=[1,1]>(x, K) y = Add(c, column)", 1),
+    "batch norm": ("c = Conv(x, K, k) y = BatchNormalization(c, s5, k, b2, s5)", 1),
+    "gemm and batch norm": (
+        "f = Flatten<axis=2>(x) g = Gemm(f, W, b) y = BatchNormalization(g, s5, k, b2, s5)",
+        1,
+    ),
+    "batch norm without a bias": ("c = Conv(x, K) y = BatchNormalization(c, s5, k, b2, s5)", 1),
+    "depthwise": ("c = Conv<group=4>(x, D) y = Mul(c, four)", 1),
+    "the alpha of a DyT": (
+        BIASED + "s = Mul(a, eight) h = Tanh(s) g = Mul(h, ls) y = Add(g, b2)",
+        1,
+    ),
+    "a weight behind a layout": (
+        "T = Transpose(U) m = MatMul(x, T) a = Add(m, b) y = Mul(a, ls)",
+        1,
+    ),
+    "a factor of 0": (BIASED + "y = Mul(a, zeros)", 1),
+}
+
+
+@pytest.mark.parametrize("case", MOVES)
+def test_scales_move_and_nothing_else_changes(case: str) -> None:
+    assert_moved(*MOVES[case])
+
+
+REFUSED = {
+    "a residual reads it too": "m = MatMul(x, W) a = Mul(m, ls) y = Add(a, m)",
+    "by what is computed": "m = MatMul(x, W) h = Tanh(m) n = MatMul(x, W2) y = Mul(n, h)",
+    "the alpha of a DyT whose input a residual reads": (
+        BIASED + "s = Mul(a, eight) h = Tanh(s) g = Mul(h, ls) n = Add(g, b2) y = Add(n, a)"
+    ),
+    "along tokens": "m = MatMul(x, W) y = Mul(m, four)",
+    "behind an activation": "m = MatMul(x, W) h = Tanh(m) y = Mul(h, ls)",
+    "scores of inputs": "t = Transpose<perm=[0,2,1]>(x) s = MatMul(x, t) y = Div(s, eight)",
+    "a bias alone": "m = MatMul(x, W) y = Add(m, b)",
+    "number by which is divided": "m = MatMul(x, W) y = Div(ls, m)",
+    "channels behind a repetition": "m = MatMul(x, V) t = Tile(m, thrice) y = Mul(t, long)",
+    "integers in between": (
+        "m = MatMul(x, W) i = Cast<to=7>(m) f = Cast<to=11>(i) y = Mul(f, eight)"
+    ),
+    "a shift of every head, of a layer without a bias": (
+        "f = Flatten<axis=2>(x) g = Gemm(f, H) r = Reshape(g, heads3x4) y = Add(r, bq)"
+    ),
+    "a bias per token": "m = MatMul(x, W) a = Add(m, table) y = Mul(a, ls)",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_scale_of_a_weight_stays(case: str) -> None:
+    rng = np.random.default_rng(2)
+    more: dict[str, Array] = {
+        "W2": rng.standard_normal((6, 5)),
+        "table": rng.standard_normal((4, 1)),
+        "long": rng.standard_normal(18),
+        "heads3x4": np.array([-1, 3, 4]),
+    }
+    assert not absorb(scale_model(REFUSED[case], more)).fusions
+
+
+def test_a_shared_weight_is_copied_or_left() -> None:
+    body = "m = MatMul(x, W) p = Mul(m, ls) n = MatMul(x, W) h = Tanh(n) y = Add(p, h)"
+    assert_moved(body, 1)
+    assert not absorb(scale_model(body), limit=0).fusions
+
+
+def test_a_bias_that_a_scale_forgets_fails_the_proof_behind_a_rotation_of_signs() -> None:
+    before = scale_model("m = MatMul(x, V) a = Add(m, d) n = Neg(a) y = Mul(n, eight)")
+    done = absorb(before)
+    assert done.proof.passed
+    (fusion,) = done.fusions
+    forgetful = applied(before, (replace(fusion, scaled=fusion.scaled[:1]),), done.fusions)
+    assert error(before, forgetful.model) > 1e-2
+    assert not forgetful.proof.passed
+
+
+def test_the_scale_of_another_reader_would_change_the_function_and_fail_the_proof() -> None:
+    harmless = scale_model("m = MatMul(x, W) a = Mul(m, ls) y = Tanh(a)")
+    harmful = scale_model("m = MatMul(x, W) a = Mul(m, ls) t = Tanh(a) y = Add(t, m)")
+    wrong = applied(harmful, absorb(harmless).fusions)
+    assert error(harmful, wrong.model) > 1e-2
+    assert not wrong.proof.passed
+
+
+@pytest.mark.parametrize("name", ["W", "b"])
+def test_a_wrong_weight_or_a_lost_bias_fails_the_proof(name: str) -> None:
+    model = scale_model(BIASED + "y = Mul(a, ls)")
+    done = absorb(model)
+    assert done.proof.passed
+    value = done.model.graph.initializers[name]
+    value.const_value = model.graph.initializers[name].const_value
+    view = infer(prepare(model).model)
+    assert not prove_scales(view, infer(done.model), done.fusions).passed
+
+
+def test_a_proof_that_is_told_nothing_or_something_else_fails() -> None:
+    model = scale_model(BIASED + "y = Mul(a, ls)")
+    fusions = absorb(model).fusions
+    assert not applied(model, fusions, ()).proof.passed
+    assert not applied(model, fusions, (replace(fusions[0], output="a"),)).proof.passed
+
+
+def test_layer_scale_no_longer_hides_a_writer_from_the_norm_behind_it() -> None:
+    body = (
+        "p = MatMul(x, V) m = Tanh(p) n = MatMul(m, V2) s = Mul(n, d) r = Add(x2, s) "
+        "h = LayerNormalization(r, gamma, beta) q = MatMul(h, W) y = Add(q, b)"
+    )
+    rng = np.random.default_rng(1)
+    body = body.replace("x2", "e").replace("p = MatMul(x, V)", "e = MatMul(x, V3) p = MatMul(x, V)")
+    more: dict[str, Array] = {name: rng.standard_normal((6, 6)) for name in ("V2", "V3")}
+    more |= {"gamma": rng.standard_normal(6), "beta": rng.standard_normal(6)}
+    model = scale_model(body, more)
+    assert not analyse(prepare(model).model).plan.folds
+    fused = analyse(prepare(model).model, fuse_affine=True)
+    assert len(fused.plan.folds) == 1
+    assert len(fused.plan.scales) == 1
+    assert fused.plan.fusions[0].gamma
+    assert fused.plan.fusions[0].beta

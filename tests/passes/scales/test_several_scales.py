@@ -1,0 +1,76 @@
+"""Scales over different channels of one product: what one weight takes of all of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import numpy_helper, parser
+
+import onnxfold
+from onnxfold.graph import AxisBlock
+from onnxfold.graph.channels import Channels
+from onnxfold.proof.forward import Failed
+from onnxfold.proof.pending import common, widened
+
+HEADS, SIZE = 2, 3
+WHOLE = Channels((AxisBlock(2, 1, HEADS * SIZE, 1),))
+PER_HEAD = Channels((AxisBlock(2, SIZE, HEADS, 1),))
+WITHIN = Channels((AxisBlock(2, 1, SIZE, HEADS),))
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"), [(PER_HEAD, [0, 0, 0, 1, 1, 1]), (WITHIN, [0, 1, 2, 0, 1, 2])]
+)
+def test_a_vector_over_a_part_is_one_over_the_whole(own: Channels, expected: list[int]) -> None:
+    assert widened(np.arange(float(own.size)), own, WHOLE).tolist() == expected
+
+
+def test_a_vector_over_the_whole_is_none_over_a_part() -> None:
+    with pytest.raises(Failed, match="other channels"):
+        widened(np.arange(6.0), WHOLE, PER_HEAD)
+
+
+def test_the_channels_of_several_are_the_most_of_them_or_whole_axes() -> None:
+    rows = Channels((AxisBlock(1, 1, 4, 1),))
+    assert common([PER_HEAD, WHOLE]) == common([WHOLE, WITHIN]) == WHOLE
+    assert common([PER_HEAD, WITHIN]) == WHOLE
+    assert common([PER_HEAD, rows]) == Channels.along([(1, 4), (2, 6)])
+    with pytest.raises(Failed, match="other channels"):
+        common([PER_HEAD, Channels((AxisBlock(2, 1, SIZE, None),))])
+
+
+@pytest.mark.parametrize("first", ["[6] whole", "[2,1] per head", "[3] within"])
+@pytest.mark.parametrize("second", ["[6] whole", "[2,1] per head", "[3] within"])
+def test_one_weight_takes_two_scales_and_the_proof_follows(first: str, second: str) -> None:
+    dims = [[int(n) for n in text.partition("]")[0][1:].split(",")] for text in (first, second)]
+    steps, last = [], "m"
+    for number, shape in enumerate(dims):
+        if shape == [HEADS * SIZE]:
+            steps.append(f"v{number} = Mul({last}, s{number})")
+        else:
+            steps += [
+                f"h{number} = Reshape({last}, heads)",
+                f"p{number} = Mul(h{number}, s{number})",
+                f"v{number} = Reshape(p{number}, joined)",
+            ]
+        last = f"v{number}"
+    model = parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["" : 18]>
+        agraph (double[2,4,3] x) => (double[2,4,6] y) {{
+            m = MatMul(x, W)
+            {" ".join(steps)}
+            y = Relu({last})
+        }}"""
+    )
+    rng = np.random.default_rng(5)
+    arrays = {f"s{n}": rng.uniform(0.5, 2.0, shape) for n, shape in enumerate(dims)}
+    arrays |= {"W": rng.standard_normal((3, 6))}
+    arrays |= {"heads": np.array([0, 0, HEADS, SIZE]), "joined": np.array([0, 0, HEADS * SIZE])}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(array, name) for name, array in arrays.items()
+    )
+    result = onnxfold.optimize(model)
+    assert result.proof is not None
+    assert result.proof.passed
+    assert result.proof.scaled_weights
+    assert "Mul" not in [node.op_type for node in result.model.graph.node]

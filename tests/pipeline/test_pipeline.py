@@ -1,0 +1,285 @@
+"""optimize and inspect as a Python user meets them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import onnx_ir as ir
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+import onnxfold
+from onnxfold.passes.lower.finalize import METADATA_KEY
+from tests.builders import chain_model, post_norm_model, pre_norm_model
+
+
+def _operators(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def test_the_same_kind_of_model_comes_back() -> None:
+    proto = chain_model()
+    assert isinstance(onnxfold.optimize(proto).model, onnx.ModelProto)
+    assert isinstance(onnxfold.optimize(ir.from_proto(proto)).model, ir.Model)
+    assert isinstance(onnxfold.optimize(gs.import_onnx(proto)).model, gs.Graph)
+
+
+def test_a_path_gives_a_path(tmp_path: Path) -> None:
+    onnx.save(chain_model(), tmp_path / "in.onnx")
+    result = onnxfold.optimize(tmp_path / "in.onnx", tmp_path / "out.onnx")
+    assert result.model == tmp_path / "out.onnx"
+    assert result.report["output"]["path"] == str(tmp_path / "out.onnx")
+
+
+def test_other_objects_are_refused_with_the_kinds_that_are_taken() -> None:
+    with pytest.raises(onnxfold.UsageError, match="cannot optimize a int; give a path"):
+        onnxfold.optimize(3)
+
+
+def test_the_given_model_is_not_changed() -> None:
+    proto = pre_norm_model()
+    before = proto.SerializeToString(deterministic=True)
+    onnxfold.optimize(proto)
+    assert proto.SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize("target", ["portable", "onnx", "ort"])
+def test_a_chain_folds_and_is_proved_and_verified(target: str) -> None:
+    result = onnxfold.optimize(chain_model(), target=target)
+    assert [fold.norm for fold in result.plan.folds] == ["norm"]
+    assert result.proof is not None
+    assert result.proof.passed
+    assert result.proof.folded_norms == 1
+    assert result.verification is not None
+    assert result.verification.passed
+    assert "LayerNormalization" not in _operators(result.model)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("target", ["portable", "onnx", "ort"])
+def test_every_floating_type_folds(dtype: type, target: str) -> None:
+    result = onnxfold.optimize(chain_model(dtype), target=target)
+    assert result.report["inspect"]["summary"]["foldable"] == 1
+
+
+@pytest.mark.parametrize("target", ["portable", "onnx"])
+def test_the_result_is_valid_onnx_and_runs_in_the_reference_evaluator(target: str) -> None:
+    proto = pre_norm_model()
+    folded = onnxfold.optimize(proto, target=target).model
+    onnx.checker.check_model(folded, full_check=True)
+    feeds = {"ids": np.array([[3, 1, 4], [1, 5, 9]])}
+    (expected,) = ReferenceEvaluator(proto).run(None, feeds)
+    (found,) = ReferenceEvaluator(folded).run(None, feeds)
+    # Two blocks of float32 arithmetic on numbers of order 10: some hundred roundings.
+    np.testing.assert_allclose(found, expected, rtol=0, atol=100 * 2**-24 * np.abs(expected).max())
+
+
+def test_the_portable_result_declares_its_functions_and_the_others_have_none() -> None:
+    portable = onnxfold.optimize(pre_norm_model()).model
+    assert {function.domain for function in portable.functions} == {"onnxfold"}
+    assert "onnxfold" in {entry.domain for entry in portable.opset_import}
+    plain = onnxfold.optimize(pre_norm_model(), target="onnx").model
+    assert not plain.functions
+    assert {entry.domain for entry in plain.opset_import} == {""}
+
+
+def test_names_of_inputs_and_outputs_are_kept() -> None:
+    proto = pre_norm_model()
+    folded = onnxfold.optimize(proto).model
+    assert list(folded.graph.input) == list(proto.graph.input)
+    assert list(folded.graph.output) == list(proto.graph.output)
+
+
+def test_provenance_is_one_metadata_key() -> None:
+    folded = onnxfold.optimize(pre_norm_model(), target="onnx").model
+    properties = {entry.key: entry.value for entry in folded.metadata_props}
+    assert set(properties) == {METADATA_KEY}
+    assert json.loads(properties[METADATA_KEY])["folded"] == 3
+
+
+@pytest.mark.parametrize("target", ["portable", "onnx", "ort"])
+def test_what_is_noted_at_nodes_and_weights_is_kept(target: str, tmp_path: Path) -> None:
+    proto = pre_norm_model()
+    for thing in (*proto.graph.node, *proto.graph.initializer):
+        thing.doc_string = f"about {thing.name}"
+        thing.metadata_props.add(key="note", value=thing.name)
+    onnx.save(proto, tmp_path / "in.onnx")
+    onnxfold.optimize(tmp_path / "in.onnx", tmp_path / "out.onnx", target=target)
+    folded = onnx.load(tmp_path / "out.onnx")
+
+    norms = {node.name for node in proto.graph.node if node.op_type == "LayerNormalization"}
+    found = {entry.value for node in folded.graph.node for entry in node.metadata_props}
+    assert len(norms) == 3
+    assert norms <= found
+    tables = {tensor.name: tensor for tensor in folded.graph.initializer}
+    for old in proto.graph.initializer:
+        new = tables.get(old.name, old)
+        assert (new.doc_string, list(new.metadata_props)) == (
+            old.doc_string,
+            list(old.metadata_props),
+        )
+    changed = [t.name for t in proto.graph.initializer if tables.get(t.name, t) != t]
+    assert changed  # which the metadata of edited weights is seen at
+
+
+def test_an_untied_table_is_centred_in_place() -> None:
+    plan = onnxfold.optimize(pre_norm_model()).plan
+    assert len(plan.folds) == 3
+    assert not plan.insertions
+    assert plan.split_bytes == 0
+
+
+def test_a_small_tied_table_is_split_and_a_large_one_gets_a_centring() -> None:
+    split = onnxfold.optimize(pre_norm_model(4, tied=True)).plan
+    assert (len(split.folds), len(split.insertions)) == (5, 0)
+    assert split.split_bytes == 32 * 16 * 4
+    kept = onnxfold.optimize(pre_norm_model(4, tied=True), allow_split=0).plan
+    assert (len(kept.folds), len(kept.insertions), kept.split_bytes) == (5, 1, 0)
+
+
+def test_a_plan_never_costs_more_than_it_gains() -> None:
+    plan = onnxfold.optimize(pre_norm_model(1, tied=True), allow_split=0, target="onnx").plan
+    assert plan.cost_ps <= plan.gain_ps
+
+
+def test_post_norm_streams_keep_their_mean_and_say_why() -> None:
+    document = onnxfold.inspect(post_norm_model())
+    assert document["summary"]["foldable"] == 0
+    reasons = [norm["reason"]["code"] for norm in document["norms"]]
+    assert reasons == ["graph_input", "affine_norm_output"]
+
+
+@pytest.mark.parametrize("read", ["mean", "inv"])
+def test_a_norm_whose_statistics_are_read_stays(read: str) -> None:
+    proto = chain_model()
+    proto.graph.node[2].output.extend(["mean", "inv"])
+    proto.graph.output.add().CopyFrom(onnx.helper.make_tensor_value_info(read, 1, ["batch", 1]))
+    result = onnxfold.optimize(proto)
+    assert not result.plan.folds
+    (norm,) = result.report["inspect"]["norms"]
+    assert norm["reason"]["code"] == "statistics_read"
+
+
+def test_excluded_norms_stay() -> None:
+    document = onnxfold.inspect(pre_norm_model(), exclude="^norm1$")
+    folded = {norm["name"]: norm["foldable"] for norm in document["norms"]}
+    assert folded == {"norm0": True, "norm1": False, "last": True}
+    with pytest.raises(onnxfold.UsageError, match="not a regular expression"):
+        onnxfold.inspect(pre_norm_model(), exclude="(")
+
+
+@pytest.mark.parametrize("target", ["portable", "onnx", "ort"])
+def test_a_second_run_changes_nothing(tmp_path: Path, target: str) -> None:
+    onnx.save(pre_norm_model(tied=True), tmp_path / "in.onnx")
+    onnxfold.optimize(tmp_path / "in.onnx", tmp_path / "once.onnx", target=target)
+    again = onnxfold.optimize(tmp_path / "once.onnx", tmp_path / "twice.onnx", target=target)
+    assert not again.changed
+    assert (tmp_path / "once.onnx").read_bytes() == (tmp_path / "twice.onnx").read_bytes()
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
+    onnx.save(pre_norm_model(), tmp_path / "in.onnx")
+    for name in ("a.onnx", "b.onnx"):
+        onnxfold.optimize(tmp_path / "in.onnx", tmp_path / name)
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+
+
+def test_residual_additions_are_fused_unless_asked_not_to() -> None:
+    fused = _operators(onnxfold.optimize(pre_norm_model()).model)
+    assert "AddBiasRMSNormAffineWithSum" in fused
+    plain = _operators(onnxfold.optimize(pre_norm_model(), fuse_residual=False).model)
+    assert plain.count("RMSNormAffine") == 3
+
+
+def test_a_dry_run_plans_and_gives_no_model() -> None:
+    result = onnxfold.optimize(pre_norm_model(), dry_run=True)
+    assert result.model is None
+    assert len(result.plan.folds) == 3
+
+
+def test_a_wrong_result_is_caught_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control of the whole: a rewriting that is wrong must not reach the disk."""
+    from onnxfold.passes.lower import targets
+
+    real = targets.call
+
+    def wrong(name: str, *args: object, **options: object) -> ir.Node:
+        return real(name, *args, **{**options, "epsilon": 0.5})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(targets, "call", wrong)
+    onnx.save(chain_model(), tmp_path / "in.onnx")
+    with pytest.raises(onnxfold.VerificationError, match=r"has epsilon 0\.5 instead of 1e-05"):
+        onnxfold.optimize(tmp_path / "in.onnx", tmp_path / "out.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.onnx"]
+
+
+def test_verification_alone_catches_a_wrong_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from onnxfold.passes.lower import targets
+    from onnxfold.proof import Proof
+
+    real = targets.call
+
+    def wrong(name: str, *args: object, **options: object) -> ir.Node:
+        return real(name, *args, **{**options, "epsilon": 0.5})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(targets, "call", wrong)
+    monkeypatch.setattr("onnxfold.proof.prove", lambda *_: Proof(True, 1, 1, ()))
+    onnx.save(chain_model(), tmp_path / "in.onnx")
+    with pytest.raises(onnxfold.VerificationError, match="output 'y'"):
+        onnxfold.optimize(tmp_path / "in.onnx", tmp_path / "out.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.onnx"]
+
+
+def _with_infinite_mask() -> onnx.ModelProto:
+    """A head whose bias bars a class with -inf: beta cannot be added to it and taken out again."""
+    proto = chain_model()
+    mask = np.zeros(16, np.float32)
+    mask[0] = -np.inf
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(mask, "mask"))
+    proto.graph.node[-1].output[0] = "scores"
+    proto.graph.node.append(onnx.helper.make_node("Add", ["scores", "mask"], ["y"], name="bar"))
+    return proto
+
+
+def test_where_moved_gammas_alone_fail_a_check_the_rest_is_done_and_said() -> None:
+    result = onnxfold.optimize(_with_infinite_mask())
+    assert "the proof failed" in result.report["affine_left_out"]
+    assert result.report["inspect"]["summary"]["gamma_fused"] == 0
+    assert len(result.plan.folds) == 1
+    assert result.proof is not None
+    assert result.proof.passed
+    assert result.verification is not None
+    assert result.verification.passed
+
+
+def test_nothing_is_left_out_where_the_checks_pass() -> None:
+    result = onnxfold.optimize(chain_model())
+    assert "affine_left_out" not in result.report
+
+
+def test_a_weight_with_the_name_of_a_merged_factor_is_kept(tmp_path: Path) -> None:
+    """A weight of the model may already have the name that a merged factor would take."""
+    proto = chain_model()
+    proto.graph.node[-1].output[0] = "h2"
+    for name, value in (("k1", 0.5), ("k2", 3.0), ("h4.factor", 7.0)):
+        array = np.asarray(value, np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    proto.graph.node.extend(
+        [
+            onnx.helper.make_node("Mul", ["h2", "k1"], ["h3"]),
+            onnx.helper.make_node("Mul", ["h3", "k2"], ["h4"]),
+            onnx.helper.make_node("Add", ["h4", "h4.factor"], ["y"]),
+        ]
+    )
+    onnx.save(proto, tmp_path / "in.onnx")
+    result = onnxfold.optimize(tmp_path / "in.onnx", tmp_path / "out.onnx")
+    assert result.verification is not None
+    assert result.verification.passed

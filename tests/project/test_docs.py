@@ -1,0 +1,55 @@
+"""The generated pages say what the code and the kept results say."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = [*sorted(ROOT.glob("docs/*.md")), ROOT / "README.md"]
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[Path, str]:
+    generate: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+    texts: dict[Path, str] = generate["pages"]()
+    return texts
+
+
+def test_the_generated_pages_are_fresh(pages: dict[Path, str]) -> None:
+    stale = [path.name for path, text in pages.items() if path.read_text("utf-8") != text]
+    assert not stale, f"run: python docs/generate.py ({', '.join(stale)})"
+
+
+def test_every_law_has_its_line(pages: dict[Path, str]) -> None:
+    from onnxfold.operators.table import LAWS, OPAQUE
+
+    text = pages[ROOT / "docs" / "laws.md"]
+    for line in OPAQUE.values():
+        assert f"{line.op_type}`" in text
+        assert line.sentence in text
+    for law in LAWS:
+        assert f"{law.op_type}`" in text
+        assert law.law.replace("|", "\\|") in text
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda path: path.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        if not target.startswith("https://"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda path: path.name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(
+        r"`((?:onnxfold|custom_ops|models|benchmarks|tests|docs|examples)/[\w./-]+)`", text
+    )
+    missing = [name for name in named if not (ROOT / name).exists()]
+    assert not missing

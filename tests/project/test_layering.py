@@ -1,0 +1,122 @@
+"""Imports go one way, and importing the package is light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import onnxfold
+
+_ROOT = Path(onnxfold.__file__).parent
+
+# A part may import what stands before it.
+_ORDER = (
+    "errors",
+    "native",
+    "refusal",
+    "options",
+    "model_io",
+    "graph",
+    "shapes",
+    "operators",
+    "norms",
+    "weights",
+    "inputs",
+    "runtime",
+    "check",
+    "passes",
+    "proof",
+    "report",
+    "pipeline",
+    "api",
+    "serving",
+    "cli",
+    "__main__",
+)
+# Parts that are pure mathematics.
+_WITHOUT_ONNX = (
+    "passes/centring/mincut.py",
+    "graph/channels.py",
+    "graph/dims.py",
+    "graph/fiber.py",
+    "weights/means.py",
+)
+
+
+def _modules() -> list[Path]:
+    return sorted(_ROOT.rglob("*.py"))
+
+
+def _part(path: Path) -> str:
+    first = path.relative_to(_ROOT).parts[0]
+    return first.removesuffix(".py")
+
+
+def _imported(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield (module, line) of every import, within functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno} imports relatively"
+            module = node.module or ""
+            if module == "onnxfold":
+                yield from ((f"onnxfold.{alias.name}", node.lineno) for alias in node.names)
+            else:
+                yield module, node.lineno
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+
+
+@pytest.mark.parametrize("path", _modules(), ids=lambda path: str(path.relative_to(_ROOT)))
+def test_a_part_imports_only_what_stands_before_it(path: Path) -> None:
+    part = _part(path)
+    if part == "__init__":
+        return  # lazy: it names the parts, and loads one when it is asked for
+    assert part in _ORDER, f"'{part}' has no place in the order of parts"
+    for module, line in _imported(path):
+        names = module.split(".")
+        if names[0] != "onnxfold" or len(names) == 1 or names[1] == "__version__":
+            continue
+        earlier = _ORDER[: _ORDER.index(part)]
+        assert names[1] == part or names[1] in earlier, f"{path.name}:{line} imports {module}"
+
+
+def test_every_part_of_the_order_exists() -> None:
+    assert set(_ORDER) == {_part(path) for path in _modules()} - {"__init__"}
+
+
+@pytest.mark.parametrize("name", _WITHOUT_ONNX)
+def test_pure_mathematics_imports_no_onnx(name: str) -> None:
+    roots = {module.split(".")[0] for module, _ in _imported(_ROOT / name)}
+    assert not roots & {"onnx", "onnx_ir", "onnxruntime"}
+
+
+def test_only_model_io_and_its_callers_write_files() -> None:
+    """The one part that knows how models are written is model_io."""
+    for path in _modules():
+        if _part(path) == "model_io":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                call = (node.value.id, node.attr)
+                assert call not in {("ir", "save"), ("onnx", "save"), ("os", "replace")}, path
+
+
+@pytest.mark.parametrize("package", ["torch", "onnxruntime", "numpy", "onnx", "onnx_ir", "scipy"])
+def test_importing_the_package_loads_nothing_heavy(package: str) -> None:
+    code = f"import sys, onnxfold; sys.exit({package!r} in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=False)  # our own code
+    assert done.returncode == 0, f"import onnxfold loads {package}"
+
+
+def test_folding_a_model_loads_no_runtime() -> None:
+    code = (
+        "import sys, onnxfold.pipeline, onnxfold.report.document\n"
+        "sys.exit(bool({'torch', 'onnxruntime'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False)  # our own code
+    assert done.returncode == 0

@@ -1,0 +1,79 @@
+"""README: every command and program in it runs as printed, and the output is a real one."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the shipped model in its place, in which the commands may write."""
+    directory = tmp_path_factory.mktemp("readme")
+    (directory / "models").symlink_to(ROOT / "models")
+    return directory
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def run(words: list[str], directory: Path) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        words,
+        cwd=directory,
+        env=os.environ | {"PATH": path},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def commands() -> list[str]:
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    return [line for line in lines if not line.startswith("source ")]
+
+
+def test_exactly_two_commands_set_everything_up() -> None:
+    section = README.partition("## Set up")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"^```\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    assert block.split("\n") == ["make demo", "make test", ""]
+
+
+def test_every_command_runs_as_printed(clone: Path) -> None:
+    assert commands()
+    for command in commands():
+        assert run(command.split(), clone), command
+
+
+def test_the_programs_run_as_printed(clone: Path) -> None:
+    """One after the other, as a reader would: the second serves what the first wrote."""
+    programs = blocks("python")
+    assert len(programs) == 2
+    for program in programs:
+        run([sys.executable, "-c", program], clone)
+
+
+def test_the_printed_output_is_what_the_command_prints(clone: Path) -> None:
+    shown = re.findall(r"<!-- output of: (.*?) -->\n```text\n(.*?)```", README, re.DOTALL)
+    assert shown
+    for command, text in shown:
+        printed = run(command.split(), clone)
+        assert [line.rstrip() for line in printed.splitlines()] == text.splitlines()
+
+
+def test_every_figure_of_the_tables_names_its_rows() -> None:
+    named = re.findall(r"`(benchmarks/results/[\w.]+)`", README)
+    assert named
+    assert all((ROOT / name).exists() for name in named)

@@ -1,0 +1,234 @@
+"""The HTML page: well formed, complete, closed to the network and to hostile names."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from onnxfold.report.html import page
+
+_VOID = frozenset({"meta", "input", "line"})
+_HOSTILE = "</code><script>alert('1')</script> \"&amp; onload=x $title ${body}"
+
+
+class Page(HTMLParser):
+    """Collects the elements and the text, and refuses tags that do not nest."""
+
+    def __init__(self, text: str):
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self._open, f"never closed: {self._open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in _VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+
+def norm(name: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "kind": "layer_norm",
+        "form": "op",
+        "input": "x",
+        "output": "y",
+        "axes": [2],
+        "size": 768,
+        "epsilon": 1e-5,
+        "foldable": True,
+        "action": "rms",
+        "reason": None,
+        "affine": ["gamma", "beta"],
+        "gamma_fused": True,
+        "beta_fused": False,
+        "affine_reason": {"code": "exact_reader", "sentence": "a zero pad", "nodes": []},
+        "writers": ["W", "b"],
+    } | changes
+
+
+def kept(name: str, sentence: str = "is read exactly") -> dict[str, Any]:
+    reason = {"code": "exact_reader", "sentence": sentence, "nodes": []}
+    return norm(name, foldable=False, action="keep", reason=reason, writers=[])
+
+
+def report(*norms: dict[str, Any], **more: Any) -> dict[str, Any]:
+    summary = {
+        "norms": len(norms),
+        "layer_norms": len(norms),
+        "foldable": sum(row["foldable"] for row in norms),
+        "algorithm1": 0,
+        "algorithm1_embed_centred": 1,
+        "inserted_centerings": 1,
+        "split_bytes": 0,
+        "gamma_fused": 3,
+        "beta_fused": 2,
+    }
+    model = {"opset": 18, "nodes": 1234, "parameters": 124_439_808}
+    inspect = {"schema": 1, "model": model, "norms": list(norms), "summary": summary}
+    return {"inspect": inspect, "timing_s": {"load": 0.01, "analyse": 0.2}} | more
+
+
+def output_check(name: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "dtype": "float32",
+        "max_abs_error": 1.4e-7,
+        "rms_error": 2e-8,
+        "original_rms_error": 2.5e-8,
+        "noise_ratio": 0.8,
+        "passed": True,
+    } | changes
+
+
+def verification(*outputs: dict[str, Any], passed: bool = True) -> dict[str, Any]:
+    return {
+        "passed": passed,
+        "method": "float64",
+        "runtime": "onnxruntime 1.31.1",
+        "samples": 2,
+        "max_abs_error": 1.4e-7,
+        "noise_ratio": 0.8,
+        "limit": 4.0,
+        "outputs": list(outputs),
+        "worst": None,
+    }
+
+
+def proof(*failures: str) -> dict[str, Any]:
+    return {
+        "passed": not failures,
+        "folded_norms": 1,
+        "centred_weights": 2,
+        "scaled_weights": 3,
+        "shifted_biases": 4,
+        "failures": list(failures),
+    }
+
+
+def written(name: str) -> dict[str, Any]:
+    return {
+        "path": f"somewhere/{name}",
+        "data": f"{name}.data",
+        "bytes": 5_000,
+        "functions": ["RMSNormAffine"],
+        "target": "portable",
+    }
+
+
+def test_the_page_shows_every_part_of_a_full_report() -> None:
+    shown = Page(
+        page(
+            report(
+                norm("first"),
+                kept("second"),
+                verification=verification(output_check("logits")),
+                proof=proof(),
+                output=written("fast.onnx"),
+            )
+        )
+    )
+    for words in (
+        "fast.onnx",
+        "1 of 2 LayerNorms become RMSNorm, with 1 inserted centring",
+        "124,439,808",
+        "fast.onnx.data",
+        "is read exactly",
+        "logits",
+        "1.4e-07",
+        "1 folded norms read inputs of mean zero",
+        "gamma moved into the next linear layers",
+        "beta kept: a zero pad",
+        "3 weights carry a gamma and 4 biases a beta",
+        "analyse 0.200 s",
+    ):
+        assert words in shown.words
+
+
+def test_every_norm_has_one_mark_that_leads_to_its_row() -> None:
+    fused = norm("middle", foldable=False, action="fused_layer_norm", writers=[])
+    shown = Page(page(report(norm("first"), fused, kept("last"))))
+    rows = {row["id"] for row in shown.all("tr") if "id" in row}
+    marks = [link["href"] for link in shown.all("a")]
+    assert marks == ["#norm-0", "#norm-1", "#norm-2"]
+    assert rows == {"norm-0", "norm-1", "norm-2"}
+    assert [mark["class"] for mark in shown.all("rect")] == ["folded", "fused", "kept"]
+
+
+def test_marks_stay_inside_the_drawing_whatever_their_number() -> None:
+    for count in (1, 16, 64, 65, 300):
+        shown = Page(page(report(*(norm(f"n{i}") for i in range(count)))))
+        (drawing,) = shown.all("svg")
+        _, _, width, height = map(float, (drawing["viewbox"] or "").split())
+        marks = shown.all("rect")
+        assert len(marks) == count
+        for mark in marks:
+            x, y, w, h = (float(mark[key] or "nan") for key in ("x", "y", "width", "height"))
+            assert 0 <= x <= x + w <= width
+            assert 0 <= y <= y + h <= height
+
+
+def test_hostile_names_stay_text() -> None:
+    hostile = report(
+        norm(_HOSTILE, writers=[_HOSTILE] * 7),
+        kept(_HOSTILE, _HOSTILE),
+        verification=verification(output_check(_HOSTILE)),
+        proof=proof(_HOSTILE),
+        output=written(_HOSTILE),
+    )
+    text = page(hostile)
+    shown = Page(text)
+    assert len(shown.all("script")) == 1
+    assert "<script>alert" not in text
+    assert not any(key.startswith("on") for _, attributes in shown.elements for key in attributes)
+    assert shown.words.count(_HOSTILE) >= 11
+
+
+def test_the_page_refers_to_nothing_outside_itself() -> None:
+    text = page(report(norm("first"), verification=verification(output_check("logits"))))
+    assert not re.search(r"https?:|//|url\(|@import|\bsrc=|<link|<img|<iframe", text)
+    policy = next(meta for meta in Page(text).all("meta") if "http-equiv" in meta)
+    assert (policy["content"] or "").startswith("default-src 'none'")
+
+
+def test_numbers_that_are_not_finite_and_failures_are_said() -> None:
+    lost = output_check("logits", noise_ratio=None, max_abs_error=None, passed=False)
+    shown = Page(page(report(norm("first"), verification=verification(lost, passed=False))))
+    assert "not finite" in shown.words
+    assert "failed" in shown.words
+
+
+@pytest.mark.parametrize("norms", [(), (norm("only"),)])
+def test_a_dry_run_says_that_nothing_was_checked(norms: tuple[dict[str, Any], ...]) -> None:
+    shown = Page(page(report(*norms)))
+    assert "dry run" in shown.words
+    assert shown.words.count("Not run.") == 2
+    assert ("This model has no norm." in shown.words) == (not norms)
+
+
+def test_an_unchanged_model_has_a_page_without_a_table_of_outputs() -> None:
+    unchanged = {"passed": True, "method": "none"}
+    shown = Page(page(report(kept("only"), verification=unchanged, output=written("same.onnx"))))
+    assert "Not run." in shown.words

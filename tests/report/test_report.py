@@ -1,0 +1,91 @@
+"""What the report says of norms whose results move by rounding."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+from rich.console import Console
+
+import onnxfold
+from onnxfold.report.document import print_norms
+from onnxfold.report.html import page
+
+SENTENCE = "results move by rounding, towards the exact ones"
+TWO_MOMENTS = "w = ReduceMean<axes=[-1]>(xx)\nuu = Mul(u, u)\nv = Sub(w, uu)\n"
+TWO_PASSES = "dd = Mul(d, d)\nv = ReduceMean<axes=[-1]>(dd)\n"
+
+
+def _model(variance: str, mean: float = 0.0) -> onnx.ModelProto:
+    """A LayerNorm of h = x + mean, which no weight can centre."""
+    return parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[n,3,256] x) => (float[n,3,256] y)
+        <float e = {{1e-5}}, float c = {{{mean}}}>
+        {{
+            h = Add(x, c)
+            xx = Mul(h, h)
+            u = ReduceMean<axes=[-1]>(h)
+            d = Sub(h, u)
+            {variance}
+            ve = Add(v, e)
+            s = Sqrt(ve)
+            y = Div(d, s)
+        }}"""
+    )
+
+
+def _said(report: dict[str, Any]) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    print_norms(console, report["inspect"])
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_a_variance_of_two_moments_becomes_two_passes_and_the_report_says_so() -> None:
+    result = onnxfold.optimize(_model(TWO_MOMENTS))
+    (norm,) = result.report["inspect"]["norms"]
+    assert norm["action"] == "fused_layer_norm"
+    assert norm["moves_by_rounding"]
+    assert result.report["inspect"]["summary"]["moved_by_rounding"] == 1
+    assert SENTENCE in _said(result.report)
+    assert SENTENCE in page(result.report)
+
+
+def test_results_move_in_the_better_direction() -> None:
+    """With a mean of 100 deviations, E[x^2] - E[x]^2 has lost four digits."""
+    original = _model(TWO_MOMENTS, mean=100.0)
+    rewritten = onnxfold.optimize(original).model
+    x = np.random.default_rng(0).standard_normal((2, 3, 256)).astype(np.float32)
+    h = (x + np.float32(100)).astype(np.float64)
+    d = h - h.mean(-1, keepdims=True)
+    exact = d / np.sqrt((d * d).mean(-1, keepdims=True) + 1e-5)
+    before, after = (_run(model, x) - exact for model in (original, rewritten))
+    assert np.abs(after).max() < 0.1 * np.abs(before).max()
+
+
+def _run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return np.asarray(session.run(None, {"x": x})[0], np.float64)
+
+
+@pytest.mark.parametrize(
+    ("variance", "leak"), [(TWO_PASSES, ""), (TWO_MOMENTS, "v")], ids=["two passes", "stays"]
+)
+def test_nothing_is_said_where_nothing_moves(variance: str, leak: str) -> None:
+    proto = _model(variance)
+    if leak:
+        proto.graph.output.append(onnx.ValueInfoProto(name=leak))
+    document = onnxfold.inspect(proto)
+    assert not document["norms"][0]["moves_by_rounding"]
+    assert document["summary"]["moved_by_rounding"] == 0
+    assert SENTENCE not in _said({"inspect": document})

@@ -1,0 +1,63 @@
+"""bench: variants, ratios and profiles; no test asserts a time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+import pytest
+
+import onnxfold
+from onnxfold.errors import ModelError
+from onnxfold.runtime.bench import bench
+from onnxfold.runtime.library import get_library_path
+from tests.builders import chain_model, pre_norm_model
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    onnx.save(pre_norm_model(), tmp_path / "a.onnx")
+    onnxfold.optimize(tmp_path / "a.onnx", tmp_path / "b.onnx", check=0)
+    return tmp_path / "a.onnx", tmp_path / "b.onnx"
+
+
+def test_every_variant_is_measured_against_the_first(pair: tuple[Path, Path]) -> None:
+    get_library_path()  # the suite needs the kernels
+    measured = bench(pair, rounds=3, inputs=("ids:1,8",))
+    assert [(Path(m.model).name, m.kernels) for m in measured.measurements] == [
+        ("a.onnx", False),
+        ("b.onnx", False),
+        ("b.onnx", True),
+    ]
+    assert measured.inputs == {"ids": [1, 8]}
+    first = measured.measurements[0]
+    assert (first.ratio, first.ratio_p20, first.ratio_p80) == (1.0, 1.0, 1.0)
+    assert all(m.p20_ms <= m.median_ms <= m.p80_ms for m in measured.measurements)
+
+
+def test_the_profile_names_the_kernels_that_ran(pair: tuple[Path, Path]) -> None:
+    stock, kernels = bench(pair[1:], rounds=1).measurements
+    assert any("RMSNorm" in name and "Layer" not in name for name in kernels.operators)
+    assert "MatMul" in stock.operators
+    assert set(stock.operators) != set(kernels.operators)
+
+
+def test_impossible_options_and_unreadable_models_are_one_line(tmp_path: Path) -> None:
+    onnx.save(chain_model(), tmp_path / "m.onnx")
+    with pytest.raises(onnxfold.UsageError, match="at least 1"):
+        bench([tmp_path / "m.onnx"], rounds=0)
+    with pytest.raises(onnxfold.UsageError, match="at least one model"):
+        bench([])
+    with pytest.raises(onnxfold.ModelError, match="missing"):
+        bench([tmp_path / "missing.onnx"])
+
+
+def test_a_name_that_is_no_text_is_one_line(pair: tuple[Path, Path]) -> None:
+    odd = pair[0].with_name(os.fsdecode(b"m\xff.onnx"))
+    try:
+        pair[0].rename(odd)
+    except OSError:
+        pytest.skip("this file system has no such names")
+    with pytest.raises(ModelError, match="takes no such name; rename the file"):
+        bench([odd], rounds=1)

@@ -1,0 +1,164 @@
+"""Shapes behind a Reshape to computed sizes, which onnx's inference gives up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper, parser
+
+import onnxfold
+from onnxfold.shapes import infer
+from onnxfold.shapes.symbolic import SymbolicShapes
+
+CONSTANTS = """
+    zero = Constant<value = int64[1] {0}>()
+    two = Constant<value = int64[1] {2}>()
+    rest = Constant<value = int64[1] {-1}>()
+"""
+# What paddle2onnx 1 writes to flatten an image, and to put the channels last.
+FLATTEN = """
+    sizes = Shape(x)
+    kept = Slice(sizes, zero, two, zero)
+    target = Concat<axis=0>(kept, rest)
+    flat = Reshape(x, target)
+    rows = Transpose<perm=[0,2,1]>(flat)
+"""
+
+
+def _model(
+    body: str, *, opset: int = 12, weights: Mapping[str, tuple[int, ...]] | None = None
+) -> onnx.ModelProto:
+    imports = f'["" : {opset}, "com.microsoft" : 1]'
+    proto = parser.parse_model(
+        f"<ir_version: 7, opset_import: {imports}>\n"
+        f"g (float[n,8,h,w] x) => (float[n,r,8] y) {{ {CONSTANTS}{FLATTEN}{body} }}"
+    )
+    rng = np.random.default_rng(0)
+    for name, shape in (weights or {}).items():
+        array = rng.standard_normal(shape).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(array, name))
+    return proto
+
+
+def _shapes(proto: onnx.ModelProto) -> dict[str, tuple[int | str | None, ...] | None]:
+    view = infer(ir.from_proto(proto))
+    return {ref: view.shape(value) for ref, value in view.by_ref().items()}
+
+
+@pytest.mark.parametrize("opset", [11, 12, 13, 17])
+def test_sizes_are_followed_through_shape_slice_and_concat(opset: int) -> None:
+    shapes = _shapes(_model("y = Neg(rows)", opset=opset))
+    assert shapes["flat"] is not None
+    assert shapes["flat"][:2] == ("n", 8)
+    assert shapes["rows"] == (shapes["flat"][0], shapes["flat"][2], 8)
+
+
+def test_what_is_behind_is_inferred_operator_by_operator() -> None:
+    body = """
+        p = MatMul(rows, W)
+        a, b = Split<axis=-1>(p)
+        t = com.microsoft.FusedMatMul<transB=1>(a, b)
+        s = Softmax(t)
+        m = MatMul(s, b)
+        h = com.microsoft.QuickGelu(m)
+        i = Slice(h, zero, two, two)
+        y = Identity(rows)
+    """
+    shapes = _shapes(_model(body, weights={"W": (8, 12)}))
+    flat = shapes["flat"]
+    assert flat is not None
+    n, _, r = flat
+    assert shapes["p"] == (n, r, 12)
+    assert shapes["a"] == shapes["b"] == shapes["m"] == shapes["h"] == (n, r, 6)
+    assert shapes["t"] == shapes["s"] == (n, r, r)
+    assert shapes["i"] == (n, r, 2)
+
+
+def test_what_cannot_be_followed_stays_unknown() -> None:
+    body = "odd = com.microsoft.Unheard(rows)\nz = Neg(odd)\nv = MatMul(z, z)\ny = Identity(rows)"
+    shapes = _shapes(_model(body))
+    assert shapes["odd"] is None
+    assert shapes["z"] is None
+    assert shapes["v"] is None
+
+
+def test_norms_behind_a_computed_reshape_fold_and_are_proved() -> None:
+    body = """
+        p = MatMul(rows, W)
+        h = Add(p, b)
+        n = LayerNormalization<axis=-1>(h, g, b)
+        s = Shape(n)
+        first = Slice(s, zero, two, zero)
+        heads = Concat<axis=0>(first, two, rest)
+        split = Reshape(n, heads)
+        back = Concat<axis=0>(first, rest)
+        joined = Reshape(split, back)
+        q = MatMul(joined, W)
+        k = Add(h, q)
+        m = LayerNormalization<axis=-1>(k, g, b)
+        y = MatMul(m, W)
+    """
+    weights = {"W": (8, 8), "b": (8,), "g": (8,)}
+    proto = _model(body, opset=17, weights=weights)
+    result = onnxfold.optimize(proto, inputs=("x:2,8,3,4",))
+    assert result.report["inspect"]["summary"]["foldable"] == 2
+    assert result.proof is not None
+    assert result.proof.passed
+    assert result.verification is not None
+    assert result.verification.passed
+
+
+def test_a_spectrum_has_as_many_frequencies_as_its_window_tells() -> None:
+    body = """
+        step = Constant<value_int = 4>()
+        wave = ReduceMean<axes=[2], keepdims=0>(rows)
+        spectrum = STFT(wave, step, window)
+        y = Identity(rows)
+    """
+    shapes = _shapes(_model(body, opset=17, weights={"window": (20,)}))
+    spectrum = shapes["spectrum"]
+    assert spectrum is not None
+    assert spectrum[2:] == (11, 2)
+    assert not isinstance(spectrum[1], int)
+
+
+@pytest.mark.parametrize(
+    ("body", "size"),
+    [
+        ("h = Cast<to=6>(eight)\nk = Cast<to=6>(three)\nq = Div(h, k)", 2),
+        ("h = Cast<to=1>(eight)\nk = Cast<to=1>(three)\nq = Div(h, k)", None),
+        ("h = Cast<to=1>(eight)\nk = Cast<to=1>(two)\nq = Div(h, k)", 4),
+    ],
+    ids=["of integers", "of floats", "of floats without rest"],
+)
+def test_a_quotient_of_sizes_counts_as_integers_do(body: str, size: int | None) -> None:
+    parts = f"""
+        first = Constant<value = int64[1] {{1}}>()
+        eight = Gather(sizes, first)
+        three = Constant<value = int64[1] {{3}}>()
+        {body}
+        back = Cast<to=7>(q)
+        shape = Concat<axis=0>(kept, back, rest)
+        odd = Reshape(x, shape)
+        y = Identity(rows)
+    """
+    view = infer(ir.from_proto(_model(parts, opset=17)))
+    dims = SymbolicShapes(view).dims(view.by_ref()["odd"])
+    assert dims is not None
+    assert dims[2] == size or (size is None and not isinstance(dims[2], int))
+
+
+def test_a_reduction_over_no_axes_that_is_to_do_nothing_keeps_the_shape() -> None:
+    body = """
+        none = Slice(zero, zero, zero)
+        same = ReduceSum<noop_with_empty_axes=1>(rows, none)
+        all = ReduceSum(rows)
+        y = Identity(rows)
+    """
+    shapes = _shapes(_model(body, opset=17))
+    assert shapes["same"] == shapes["rows"]
+    assert shapes["all"] == (1, 1, 1)

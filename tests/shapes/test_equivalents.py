@@ -1,0 +1,83 @@
+"""Shapes of operators that onnx's inference does not know."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper, parser
+
+from onnxfold.shapes import infer
+
+INPUTS = "float[B,4,T,8] q, float[B,4,S,8] k, float[B,4,8,S] kt, float[B,3,9,9] i, "
+INPUTS += "float[5,3,3,3] w, float[3,4] gg, float[B,T,8] x, float[B,S,12] v, int8[B,T,8] c, "
+INPUTS += "int8[8,6] d, float s, int8 z, float[1,4,T,8] one"
+WEIGHTS = {
+    "matrix": np.zeros((8, 8), np.float32),
+    "packed": np.zeros((8, 24), np.float32),
+    "packed8": np.zeros((8, 24), np.int8),
+    "nibbles": np.zeros((6, 1, 4), np.uint8),
+}
+
+
+def shape_of(call: str, opset: int = 17):
+    head = f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]>'
+    text = f"{head}\nagraph ({INPUTS}, float[8] g) => (y)\n{{ h = {call}\n y = Neg(h) }}"
+    proto = parser.parse_model(text)
+    for name, array in WEIGHTS.items():
+        proto.graph.initializer.append(numpy_helper.from_array(array, name))
+    view = infer(ir.from_proto(proto))
+    assert view.model.graph.outputs[0].dtype in {None, ir.DataType.FLOAT}
+    return view.shape(view.model.graph.outputs[0])
+
+
+@pytest.mark.parametrize(
+    ("call", "shape"),
+    [
+        ("com.microsoft.FusedMatMul<transB=1, alpha=0.5>(q, k)", ("B", 4, "T", "S")),
+        ("com.microsoft.FusedMatMul(q, kt)", ("B", 4, "T", "S")),
+        ("com.microsoft.FusedMatMul<transA=1, transB=1>(kt, q)", ("B", 4, "S", "T")),
+        ("com.microsoft.FusedMatMul<transBatchA=1>(q, kt)", None),
+        ("com.microsoft.FusedMatMul(x, matrix)", ("B", "T", 8)),
+        ("com.microsoft.FusedMatMul<transB=1>(x, matrix)", ("B", "T", 8)),
+        ("com.microsoft.FusedMatMul<transA=1>(matrix, kt)", ("B", 4, 8, "S")),
+        ('Einsum<equation="zits,zjus->ztu">(one, one)', (1, "T", "T")),
+        ('com.microsoft.FusedConv<pads=[1,1,1,1], activation="Relu">(i, w)', ("B", 5, 9, 9)),
+        ("com.microsoft.FastGelu(q)", ("B", 4, "T", 8)),
+        ("com.microsoft.TransposeMatMul<transB=1>(q, k)", ("B", 4, "T", "S")),
+        ('com.microsoft.FusedGemm<activation="Relu", transB=1>(gg, gg)', (3, 3)),
+        ("com.microsoft.Attention<num_heads=2>(x, packed)", ("B", "T", 8)),
+        (
+            "com.microsoft.Attention<num_heads=2, qkv_hidden_sizes=[4,4,16]>(x, packed)",
+            ("B", "T", 16),
+        ),
+        ("com.microsoft.MultiHeadAttention<num_heads=2>(x, x, v)", ("B", "T", 12)),
+        ("com.microsoft.MultiHeadAttention<num_heads=2>(x)", None),
+        (
+            "com.microsoft.GroupQueryAttention<num_heads=2, kv_num_heads=1>(x, v, v)",
+            ("B", "T", 8),
+        ),
+        ("com.microsoft.GroupQueryAttention<num_heads=2, kv_num_heads=1>(x)", None),
+        ("com.microsoft.RotaryEmbedding(q)", ("B", 4, "T", 8)),
+        ("com.microsoft.MatMulNBits<K=8, N=6>(x, nibbles, s)", ("B", "T", 6)),
+        ("com.microsoft.DynamicQuantizeMatMul(x, d, s)", ("B", "T", 6)),
+        ("com.microsoft.MatMulIntegerToFloat(c, d, s, s)", ("B", "T", 6)),
+        ("com.microsoft.QAttention<num_heads=2>(c, packed8, g, s, s)", ("B", "T", 8)),
+        ("com.microsoft.DequantizeLinear(c, s, z)", ("B", "T", 8)),
+    ],
+)
+def test_a_standard_operator_of_the_same_shape_stands_in(call, shape):
+    assert shape_of(call) == shape
+
+
+def test_layer_normalization_below_its_opset_keeps_the_shape():
+    assert shape_of("LayerNormalization(q, g)", opset=14) == ("B", 4, "T", 8)
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["com.microsoft.FusedMatMul<transB=1>(one, k)", 'Einsum<equation="...t,...t->...">(one, k)'],
+)
+def test_a_size_that_onnx_takes_for_1_is_not_believed(call):
+    shape = shape_of(call)
+    assert shape is None or 1 not in shape
