@@ -19,7 +19,7 @@ DEMO   := build/demo
 DIGITS := models/digits_vit/digits_vit.onnx
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-serve test-examples test-image cuda lint format types docs bench bench-models image clean
+.PHONY: help demo test test-slow test-serve test-examples test-image cuda lint format types docs bench bench-models mutants image clean
 
 help:
 	@echo 'make demo       fold the shipped model and compare its accuracy before and after'
@@ -33,6 +33,7 @@ help:
 	@echo 'make types      check types'
 	@echo 'make docs       write the generated pages of docs/'
 	@echo 'make bench      time the tool on GPT-2 (MODEL=gpt2.onnx; exported when not given)'
+	@echo 'make mutants    turn decisions of the code around; does a test notice? (N=20 SEED=0)'
 	@echo 'make image      build the container image (docs/docker.md)'
 	@echo 'make clean      remove all that was made, .venv too'
 
@@ -90,6 +91,9 @@ bench: $(VENV)/.slow
 
 bench-models: $(VENV)/.slow
 	@$(BIN)/python -m benchmarks.models $(EXPORTS)
+
+mutants: $(VENV)/.slow
+	@$(BIN)/python -m benchmarks.mutants --count $(or $(N),20) --seed $(or $(SEED),0)
 
 image:
 	@docker/build.sh
