@@ -24,7 +24,7 @@ from unittest import mock
 
 import onnx
 
-from onnxfold import cli, pipeline
+from onnxfold import api, cli
 from onnxfold.cli import terminal
 from onnxfold.model_io import copying
 from tests.hostile.case import build_commands_once
@@ -116,7 +116,7 @@ def command(
 def _warm() -> None:
     """Do before the fork, once for all, what every first run does."""
     build_commands_once()
-    pipeline.optimize(layer_norm_model(), check=1)
+    api.optimize(layer_norm_model(), check=1)
 
 
 class _Steps:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import onnx
 import onnx_ir as ir
 
+from onnxfold import pipeline
 from onnxfold.model_io.sources import Source, open_source
 from onnxfold.options import Options, Target
-from onnxfold.passes import folding
 from onnxfold.passes.analysis import Analysis, analyse
 from onnxfold.passes.centring.dataflow import walk_back
 from onnxfold.passes.centring.relations import Relations
@@ -71,7 +71,7 @@ def _finished(
     source: Source, analysis: Analysis, options: Options, count_roles: bool = False
 ) -> Folded:
     roles = _roles(analysis) if count_roles else Counter()
-    folded = folding.fold(source, analysis, options, StageTimer(None))
+    folded = pipeline.fold(source, analysis, options, StageTimer(None))
     # A model that is left as it is has nothing to prove.
     proof = folded.proof or Proof(True, 0, 0, ())
     return Folded(ir.to_proto(folded.model), analysis.plan, proof, analysis, roles)
