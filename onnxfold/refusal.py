@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Refusal", "RefusalCode"]
+__all__ = ["EXPLANATIONS", "Explanation", "Refusal", "RefusalCode"]
 
 
 class RefusalCode(StrEnum):
@@ -55,3 +55,136 @@ class Refusal:
     def to_json(self) -> dict[str, object]:
         """Return the report's form: ``{"code", "sentence", "nodes"}``."""
         return {"code": self.code.value, "sentence": self.sentence, "nodes": list(self.nodes)}
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a code means, and what can be done about it."""
+
+    meaning: str
+    remedy: str
+
+
+EXPLANATIONS: dict[RefusalCode, Explanation] = {
+    RefusalCode.ACTIVATION: Explanation(
+        "A function that is not linear (GELU, ReLU, Softmax and so on) stands between the norm and "
+        "the weights before it, so no change of a weight removes the mean.",
+        "Nothing in the file; the norm needs its mean. A linear layer behind the function, as in a "
+        "pre-norm residual stream, would make it foldable.",
+    ),
+    RefusalCode.AFFINE_NORM_OUTPUT: Explanation(
+        "The input of the norm is, or contains, the output of another norm with a gamma that "
+        "varies or a beta: a post-norm model. Gamma and beta give that output a mean again.",
+        "Exact folding is not possible. Only a model trained in pre-norm form, or with uniform "
+        "gamma and zero beta there, folds.",
+    ),
+    RefusalCode.ALREADY_RMS: Explanation(
+        "The norm is an RMSNorm: there is no mean to take out.", "Nothing to do."
+    ),
+    RefusalCode.BODY_BORDER: Explanation(
+        "The norm and the weights before it are on different sides of the border of an If, Loop or "
+        "Scan body; only what lies in one body is changed.",
+        "Export the model without control flow, or simplify it so that constant conditions go.",
+    ),
+    RefusalCode.CONCAT_ALONG_FIBER: Explanation(
+        "Tensors are joined along the normalised axis, so one mean runs over several of them and "
+        "no part can be centred alone (Swin's patch merging).",
+        "Nothing in the file; the norm stays a LayerNorm.",
+    ),
+    RefusalCode.DYNAMIC_FIBER: Explanation(
+        "The size of the normalised axes is known only at run time.",
+        "Export with a fixed feature size, or run shape inference before.",
+    ),
+    RefusalCode.DYNAMIC_WEIGHT: Explanation(
+        "What would have to be changed is computed at run time and not stored as a constant.",
+        "Fold constants first (onnxslim, onnxsim), or export with constant folding.",
+    ),
+    RefusalCode.EXACT_READER: Explanation(
+        "Another operator reads the stream and would notice if its mean went away (a "
+        "shift-sensitive use): an activation, a depthwise convolution, a product with another tensor.",
+        "Allow a second copy of the weights with --allow-split where the weights are read by both.",
+    ),
+    RefusalCode.EXCLUDED: Explanation(
+        "The name of the norm matches --exclude.", "Drop or narrow the pattern."
+    ),
+    RefusalCode.FIBER_BROKEN: Explanation(
+        "An operator mixes or cuts the normalised elements, so that they cannot be followed back "
+        "to one axis of a weight.",
+        "Nothing in the file; report the pattern if the operator does keep the elements apart.",
+    ),
+    RefusalCode.GRAPH_INPUT: Explanation(
+        "The norm reads an input of the graph, whose mean no weight decides.",
+        "Nothing, unless the layer that makes the input is merged into the same model.",
+    ),
+    RefusalCode.GRAPH_OUTPUT: Explanation(
+        "The stream is an output of the graph, and outputs keep their values.",
+        "Remove the output (hidden states, for example) if nobody needs it, and run again.",
+    ),
+    RefusalCode.GROUPED_CONVOLUTION: Explanation(
+        "A convolution with groups gives each group of channels its own weights, so the mean over "
+        "channels is none of theirs (ConvNeXt's depthwise convolutions).",
+        "Nothing in the file; the norm stays a LayerNorm.",
+    ),
+    RefusalCode.NO_CHEAPER_FORM: Explanation(
+        "The norm could fold, but the target, the opset or the spelling has no RMS form for it.",
+        "Raise the opset, or choose another --target; the sentence says what is missing.",
+    ),
+    RefusalCode.NON_FINITE_WEIGHT: Explanation(
+        "A weight holds inf or NaN, or would after the change, so its mean is no number.",
+        "Repair the weight, or export in a wider type.",
+    ),
+    RefusalCode.NOT_CENTRED_NORM: Explanation(
+        "The norm does not subtract a mean (L2 norm, DyT), or another one that reads the same "
+        "stream does not and would see the change.",
+        "Nothing to do.",
+    ),
+    RefusalCode.NOT_WORTH: Explanation(
+        "The norm could fold, but what must be inserted or stored twice costs more than it saves.",
+        "Allow larger copies of weights with --allow-split, or fold more norms of the same stream.",
+    ),
+    RefusalCode.OVERRIDABLE_INITIALIZER: Explanation(
+        "A weight is listed among the inputs of the graph, so a caller may replace it.",
+        "Remove the weight from the inputs (onnxruntime's remove_initializer_from_input does).",
+    ),
+    RefusalCode.QUANTISED: Explanation(
+        "A weight or a layer is quantised; moving a mean or a scale through integers is not exact.",
+        "Fold first, then quantise.",
+    ),
+    RefusalCode.SHARED_WEIGHT: Explanation(
+        "Others read the same weight and need it as it is (a tied embedding, for example), and it "
+        "is too large to store twice.",
+        "Raise --allow-split to the size of the weight.",
+    ),
+    RefusalCode.SHIFT_CANNOT_CROSS: Explanation(
+        "Gamma can move into the next layer but beta cannot: the operator between them pads with "
+        "zeros, has no place for a bias, or does not sum alike everywhere.",
+        "Nothing; beta stays where it is.",
+    ),
+    RefusalCode.SPATIAL_NORM: Explanation(
+        "GroupNorm and InstanceNorm over spatial axes do not see one shift per sample and group, "
+        "but they do see a shift per position, which is what centred weights would change.",
+        "Nothing; the fold is exact only for grouped norms on vectors.",
+    ),
+    RefusalCode.STATISTICS_READ: Explanation(
+        "Something reads the mean or deviation that the norm computes, so the norm must stay.",
+        "Remove the output if nobody needs it.",
+    ),
+    RefusalCode.UNKNOWN_OP: Explanation(
+        "An operator on the way is not in the operator table, or is used in a way that the table "
+        "does not follow. Unknown means untouched.",
+        "Inline custom functions, or add a row for the operator (docs/adding_an_op.md).",
+    ),
+    RefusalCode.UNKNOWN_SHAPE: Explanation(
+        "A rank or a size that the decision needs is not known.",
+        "Run shape inference, or export with static feature sizes.",
+    ),
+    RefusalCode.UNSUPPORTED_TYPE: Explanation(
+        "The element type has no operator or no exact change (integers, float8).",
+        "Fold in float32 or float16 first, then convert.",
+    ),
+    RefusalCode.VARIES_ALONG_FIBER: Explanation(
+        "The stream is multiplied by something that differs along the normalised axis, so its mean "
+        "is not the mean of what came before.",
+        "If it is a constant scale per channel, place it directly behind a linear layer.",
+    ),
+}

@@ -14,6 +14,7 @@ import typer
 
 from onnxfold import __version__
 from onnxfold.cli.bench import bench
+from onnxfold.cli.explain import explain
 from onnxfold.cli.inspect import inspect
 from onnxfold.cli.installation import doctor, lib_path
 from onnxfold.cli.optimize import optimize
@@ -74,7 +75,7 @@ def _common(
     context.obj = Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL
 
 
-for _command in (optimize, inspect, verify, bench, serve, triton, doctor, lib_path):
+for _command in (optimize, inspect, explain, verify, bench, serve, triton, doctor, lib_path):
     app.command()(_command)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -30,7 +31,10 @@ _PROTOBUF_LIMIT_BYTES = 2**31 - 1
 _KNOWN_STARTS = (
     (0, b"version https://git-lfs", "it is a Git LFS pointer; run git lfs pull"),
     (4, b"ORTM", "it is in ORT format; give the .onnx file that it was made from"),
-    (0, b"PK\x03\x04", "it is a zip archive (a PyTorch file?); export it to ONNX first"),
+    (0, b"\x1f\x8b", "it is compressed with gzip; unpack it first"),
+    (0, b"<", "it is an HTML or XML page, perhaps of a failed download; fetch the model again"),
+    (0, b"{", "it is JSON; give the binary .onnx file"),
+    (4, b'\0\0\0\0{"', "it is a safetensors file, which holds only weights; export to ONNX first"),
     (1, b"HDF\r\n", "it is an HDF5 file; convert it to ONNX first"),
     (4, b"TFL3", "it is a TensorFlow Lite model; convert it to ONNX first"),
 )
@@ -102,10 +106,9 @@ def _parse(path: Path, label: str) -> tuple[onnx.ModelProto, os.stat_result]:
                 "ONNX model; export it with external data"
             )
         with open(path, "rb", buffering=0) as file:
-            head = file.read(64)
-            for offset, start, sentence in _KNOWN_STARTS:
-                if head[offset:].startswith(start):
-                    raise ModelError(f"{label}: {sentence}")
+            foreign = _foreign_format(path, file.read(64))
+            if foreign is not None:
+                raise ModelError(f"{label}: {foreign}")
             data = wire.skeleton(wire.Buffer(file, status.st_size), _DETACH_BYTES)
     except OSError as error:
         raise ModelError(f"{label}: {error.strerror}") from error
@@ -117,6 +120,31 @@ def _parse(path: Path, label: str) -> tuple[onnx.ModelProto, os.stat_result]:
     except DecodeError as error:
         raise ModelError(f"{label}: not an ONNX model, or damaged: {first_cause(error)}") from error
     return proto, status
+
+
+def _foreign_format(path: Path, head: bytes) -> str | None:
+    """Say what a file is by its first bytes, where that is no ONNX model."""
+    if head.startswith(b"PK\x03\x04"):
+        return _archive(path)
+    text = head.lstrip()
+    for offset, start, sentence in _KNOWN_STARTS:
+        if (text if start in (b"<", b"{") else head)[offset:].startswith(start):
+            return sentence
+    return None
+
+
+def _archive(path: Path) -> str:
+    """Say what a zip archive holds, as PyTorch writes them."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = {name.rpartition("/")[2] for name in archive.namelist()}
+    except zipfile.BadZipFile:
+        names = set()
+    if "constants.pkl" in names:
+        return "it is a TorchScript model; export it with torch.onnx.export"
+    if "data.pkl" in names:
+        return "it is a PyTorch checkpoint, which holds weights alone; export the model to ONNX"
+    return "it is a zip archive; give the .onnx file in it"
 
 
 def _deserialize(proto: onnx.ModelProto, label: str) -> ir.Model:

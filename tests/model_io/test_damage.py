@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -50,6 +52,14 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     assert "symbolic links" in refused(tmp_path / "loop.onnx")
 
 
+def _archive(name: str) -> bytes:
+    """Return a zip archive with one file, as PyTorch writes them."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(name, b"x")
+    return buffer.getvalue()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -57,14 +67,39 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
         (b"\x18\x00\x00\x00ORTM" + bytes(90), "it is in ORT format"),
         (b"PK\x03\x04" + bytes(90), "zip archive"),
-        (b"<!DOCTYPE html>\n<html>", "not an ONNX model"),
+        (_archive("model/constants.pkl"), "TorchScript model; export it with torch.onnx.export"),
+        (_archive("model/data.pkl"), "PyTorch checkpoint"),
+        (_archive("readme.txt"), "give the .onnx file in it"),
+        (b"<!DOCTYPE html>\n<html>", "it is an HTML or XML page"),
+        (b"\n <html>", "it is an HTML or XML page"),
+        (b'{"ir_version": 8}', "it is JSON"),
+        (b"\x1f\x8b\x08" + bytes(90), "compressed with gzip"),
+        ((2).to_bytes(8, "little") + b'{"w":1}', "it is a safetensors file"),
         (b"hello", "not an ONNX model"),
         (bytes(100), "no"),
         (b"\x08\x07", "no graph"),
         (b"\xff" * 100, "not an ONNX model"),
         (b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "not an ONNX model, or truncated"),
     ],
-    ids=["empty", "lfs", "ort", "zip", "html", "text", "zeros", "no graph", "ones", "long field"],
+    ids=[
+        "empty",
+        "lfs",
+        "ort",
+        "zip",
+        "torchscript",
+        "checkpoint",
+        "archive",
+        "html",
+        "page",
+        "json",
+        "gzip",
+        "safetensors",
+        "text",
+        "zeros",
+        "no graph",
+        "ones",
+        "long field",
+    ],
 )
 def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "m.onnx").write_bytes(content)
