@@ -101,7 +101,7 @@ EXPLANATIONS: dict[RefusalCode, Explanation] = {
     ),
     RefusalCode.EXACT_READER: Explanation(
         "Another operator reads the stream and would notice if its mean went away (a "
-        "shift-sensitive use): an activation, a depthwise convolution, a product with another tensor.",
+        "shift-sensitive use): an activation, a depthwise convolution, another tensor's product.",
         "Allow a second copy of the weights with --allow-split where the weights are read by both.",
     ),
     RefusalCode.EXCLUDED: Explanation(
