@@ -18,9 +18,10 @@ from onnxfold.cli.explain import explain
 from onnxfold.cli.inspect import inspect
 from onnxfold.cli.installation import doctor, lib_path
 from onnxfold.cli.optimize import optimize
+from onnxfold.cli.options import QuietOption, VerboseOption, with_verbosity
 from onnxfold.cli.serve import serve
 from onnxfold.cli.startup import start_quickly
-from onnxfold.cli.terminal import Verbosity
+from onnxfold.cli.terminal import chosen_verbosity
 from onnxfold.cli.triton import triton
 from onnxfold.cli.verify import verify
 from onnxfold.errors import ModelError, OnnxfoldError
@@ -61,8 +62,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _common(
     context: typer.Context,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only errors.")] = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
     _version: Annotated[
         bool,
         typer.Option(
@@ -70,13 +71,11 @@ def _common(
         ),
     ] = False,
 ) -> None:
-    if verbose and quiet:
-        raise typer.BadParameter("--verbose and --quiet exclude each other")
-    context.obj = Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL
+    context.obj = chosen_verbosity(verbose=verbose, quiet=quiet)
 
 
 for _command in (optimize, inspect, explain, verify, bench, serve, triton, doctor, lib_path):
-    app.command()(_command)
+    app.command()(with_verbosity(_command))
 
 
 def fail(error: OnnxfoldError) -> NoReturn:
@@ -101,8 +100,8 @@ def main() -> None:
     # What libraries remark on a damaged model is no message of ours.
     warnings.simplefilter("ignore")
     logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)
-    if _verbose():
-        faulthandler.enable()
+    if _verbose() and sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)
     try:
         app()
     except OnnxfoldError as error:
@@ -125,5 +124,5 @@ def main() -> None:
         )
         sys.exit(3)
     except KeyboardInterrupt:
-        typer.echo("onnxfold: interrupted", err=True)
+        typer.echo("onnxfold: interrupted, nothing was written", err=True)
         sys.exit(130)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from onnxfold.cli import terminal
-from onnxfold.cli.options import FoldOptions, Model, ReportOption, with_fold_options
+from onnxfold.cli.options import FoldOptions, JsonOption, Model, ReportOption, with_fold_options
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import UsageError
 
@@ -19,12 +19,16 @@ __all__ = ["optimize"]
 def optimize(
     context: typer.Context,
     model: Model,
+    out: Annotated[
+        Path | None, typer.Argument(metavar="[OUT]", help="Where to write; as -o OUT.")
+    ] = None,
     *,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="OUT", help="Where to write.")
     ] = None,
     fold: FoldOptions,
     report: ReportOption = None,
+    as_json: JsonOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Plan and print, write nothing.")
     ] = False,
@@ -56,10 +60,10 @@ def optimize(
     from onnxfold.report import document as reports
 
     verbosity: Verbosity = context.obj
-    terminal.check_report(report)
-    if output is None and not dry_run:
-        raise UsageError("say where to write the result (-o OUT), or use --dry-run")
-    with terminal.progress(verbosity, model, output and output.parent) as progress:
+    terminal.check_reports(report)
+    output = _destination(out, output, dry_run=dry_run)
+    folder = None if output is None else output.parent
+    with terminal.progress(verbosity, model, folder, lines=not as_json) as progress:
         result = api.optimize(
             model,
             output,
@@ -69,9 +73,23 @@ def optimize(
             force=force,
             **fold.keywords(),
         )
-    if report is not None:
-        reports.write_report(report, result.report)
-    if verbosity is not Verbosity.QUIET:
+    for path in report or ():
+        reports.write_report(path, result.report)
+    if as_json:
+        terminal.print_json(result.report)
+    elif verbosity is not Verbosity.QUIET:
         reports.print_result(
             terminal.console(), result.report, verbose=verbosity is Verbosity.VERBOSE
         )
+
+
+def _destination(out: Path | None, output: Path | None, *, dry_run: bool) -> Path | None:
+    """Return where to write; raises UsageError where it is told twice, or not at all."""
+    if out is not None and output is not None:
+        raise UsageError(f"OUT is given twice, as '{out}' and as '-o {output}'")
+    chosen = out or output
+    if chosen is None and not dry_run:
+        raise UsageError("say where to write the result (-o OUT), or use --dry-run")
+    if chosen == Path("-"):
+        raise UsageError("a model is written to a file, not to standard output; give -o OUT")
+    return chosen

@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from onnxfold.cli.terminal import chosen_verbosity
 from onnxfold.options import Target
 
 __all__ = [
@@ -26,13 +27,18 @@ __all__ = [
     "Model",
     "NoFuseAffineOption",
     "ProvidersOption",
+    "QuietOption",
     "ReportOption",
     "RtolOption",
     "SeedOption",
     "SplitOption",
     "TargetOption",
+    "VerboseOption",
     "with_fold_options",
+    "with_verbosity",
 ]
+
+_NAMED = inspect.Parameter.KEYWORD_ONLY
 
 Model = Annotated[Path, typer.Argument(metavar="IN", help="The ONNX model, .onnx.")]
 TargetOption = Annotated[
@@ -85,8 +91,13 @@ NoFuseAffineOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 ReportOption = Annotated[
-    Path | None, typer.Option(metavar="FILE.json|.html", help="Write the full report.")
+    list[Path] | None,
+    typer.Option(metavar="FILE.json|.html", help="Write the full report; repeat for both kinds."),
 ]
+
+
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say only errors.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +183,36 @@ def with_fold_options(command: Callable[..., None]) -> Callable[..., None]:
         fold = FoldOptions(**{name: given.pop(name) for name in names})
         command(fold=fold, **given)
 
-    # mypy knows no attribute for it; inspect.signature documents it.
-    setattr(spread, "__signature__", inspect.Signature(parameters))  # noqa: B010
-    spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    _declare(spread, parameters)
     return spread
+
+
+def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take --verbose and --quiet too, which stand before its name as well."""
+    hints = get_type_hints(command, include_extras=True)
+    own = list(inspect.signature(command).parameters.values())
+    parameters = [parameter.replace(annotation=hints[parameter.name]) for parameter in own]
+    takes_context = any(parameter.name == "context" for parameter in own)
+    if not takes_context:
+        context = inspect.Parameter("context", _NAMED, annotation=typer.Context)
+        parameters.insert(0, context)
+    for name, kind in (("verbose", VerboseOption), ("quiet", QuietOption)):
+        parameters.append(inspect.Parameter(name, _NAMED, default=False, annotation=kind))
+
+    @wraps(command)
+    def spread(**given: Any) -> None:
+        context = given["context"] if takes_context else given.pop("context")
+        verbose, quiet = given.pop("verbose"), given.pop("quiet")
+        if verbose or quiet:
+            context.obj = chosen_verbosity(verbose=verbose, quiet=quiet)
+        command(**given)
+
+    _declare(spread, [parameter.replace(kind=_NAMED) for parameter in parameters])
+    return spread
+
+
+def _declare(command: Callable[..., None], parameters: list[inspect.Parameter]) -> None:
+    """Give a function the parameters that Typer is to read."""
+    # mypy knows no attribute for it; inspect.signature documents it.
+    setattr(command, "__signature__", inspect.Signature(parameters))  # noqa: B010
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -18,9 +19,29 @@ from onnxfold.errors import ModelError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Verbosity", "check_report", "console", "print_json", "progress"]
+__all__ = [
+    "Listener",
+    "Verbosity",
+    "check_reports",
+    "chosen_verbosity",
+    "console",
+    "print_json",
+    "progress",
+]
 
-_PIPED_WIDTH = 120
+_UNBROKEN_WIDTH = 10_000  # what reads a pipe wraps lines itself, and cuts no name in two
+# What a stage does, for people.
+_DOINGS = {
+    "load": "reading the model",
+    "analyse": "finding norms and planning",
+    "rewrite": "rewriting the graph",
+    "prove": "proving the result from its weights",
+    "save": "writing the weights",
+    "verify": "comparing with a float64 run",
+}
+
+
+Listener = Callable[[str, float], None]  # stage, fraction done
 
 
 class Verbosity(StrEnum):
@@ -31,17 +52,25 @@ class Verbosity(StrEnum):
     VERBOSE = "verbose"
 
 
-def check_report(report: Path | None) -> None:
-    """Fail before the work where its report could not be written at the end.
+def chosen_verbosity(*, verbose: bool, quiet: bool) -> Verbosity:
+    """Return how much to say; raises UsageError where both are asked."""
+    if verbose and quiet:
+        raise UsageError("--verbose and --quiet exclude each other")
+    return Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL
+
+
+def check_reports(reports: Sequence[Path] | None) -> None:
+    """Fail before the work where its reports could not be written at the end.
 
     Raises UsageError for another kind of file, ModelError where the folder takes none.
     """
-    if report is not None and report.suffix not in (".json", ".html"):
-        raise UsageError(f"--report {report}: the name must end in .json or .html")
-    if report is not None and not os.access(report.parent, os.W_OK | os.X_OK):
-        raise ModelError(
-            f"cannot write the report '{report}': no writable folder '{report.parent}'"
-        )
+    for report in reports or ():
+        if report.suffix not in (".json", ".html"):
+            raise UsageError(f"--report {report}: the name must end in .json or .html")
+        if not os.access(report.parent, os.W_OK | os.X_OK):
+            raise ModelError(
+                f"cannot write the report '{report}': no writable folder '{report.parent}'"
+            )
 
 
 def print_json(document: dict[str, Any]) -> None:
@@ -52,37 +81,95 @@ def print_json(document: dict[str, Any]) -> None:
 
 
 def console() -> Console:
-    """Return a console on standard output, as wide as the terminal or wide enough for a table."""
+    """Return a console on standard output: as wide as the terminal or COLUMNS, else unbroken."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else _PIPED_WIDTH
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _UNBROKEN_WIDTH
     return Console(width=width, highlight=False)
 
 
 @contextmanager
 def progress(
-    verbosity: Verbosity, model: Path, folder: Path | None = None
-) -> Iterator[Callable[[str, float], None]]:
-    """Note what is done, to `model` and into `folder`, and show a bar for it on a terminal."""
+    verbosity: Verbosity, model: Path, folder: Path | None = None, *, lines: bool = True
+) -> Iterator[Listener]:
+    """Note what is done, to `model` and into `folder`, and show it.
+
+    On a terminal as a bar; elsewhere as one of the ``lines`` on standard output for each stage,
+    so that standard error holds nothing but an error.
+    """
     note_work(model, folder)
 
     def note(stage: str, done: float) -> None:
         note_stage(stage, ended=done >= 1.0)
 
-    if verbosity is Verbosity.QUIET or not sys.stderr.isatty():
+    if verbosity is Verbosity.QUIET:
         yield note
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    elif sys.stderr.isatty():
+        with _bars() as show:
+            yield _both(note, show)
+    elif lines:
+        with _stage_lines() as show:
+            yield _both(note, show)
+    else:
+        yield note
 
-    columns = (TextColumn("{task.description:<8}"), BarColumn(), TimeElapsedColumn())
+
+def _both(first: Listener, second: Listener) -> Listener:
+    def listen(stage: str, done: float) -> None:
+        first(stage, done)
+        second(stage, done)
+
+    return listen
+
+
+@contextmanager
+def _stage_lines() -> Iterator[Listener]:
+    """Write a line for each stage that has ended, with its seconds: for logs."""
+    times: dict[str, tuple[float, float]] = {}  # of the stage under way: start, last sign
+
+    def tell() -> None:
+        for stage, (start, end) in times.items():
+            typer.echo(f"{_DOINGS.get(stage, stage)}: {end - start:.1f} s")
+        times.clear()
+
+    def show(stage: str, _done: float) -> None:
+        now = time.perf_counter()
+        if stage not in times:
+            tell()
+        start, _ = times.get(stage, (now, now))
+        times[stage] = start, now
+
+    yield show
+    tell()
+
+
+@contextmanager
+def _bars() -> Iterator[Listener]:
+    """Show a bar with percent and time left for each stage; one that cannot know pulses."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description:<36}"),
+        BarColumn(),
+        TaskProgressColumn(show_speed=True),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks: dict[str, Any] = {}
 
         def show(stage: str, done: float) -> None:
-            note(stage, done)
             if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=1.0)
-            bars.update(tasks[stage], completed=done)
+                tasks[stage] = bars.add_task(_DOINGS.get(stage, stage), total=None)
+            if done > 0.0:
+                bars.update(tasks[stage], total=1.0, completed=done)
 
         yield show

@@ -67,7 +67,7 @@ def triton(
     from onnxfold.serving.triton.repository import Deployment, publish
 
     verbosity: Verbosity = context.obj
-    terminal.check_report(report)
+    terminal.check_reports(report)
     deployment = Deployment(
         repository,
         name,
@@ -81,8 +81,8 @@ def triton(
     )
     with terminal.progress(verbosity, model, repository) as progress:
         published = publish(model, deployment, progress=progress, **fold.keywords())
-    if report is not None:
-        reports.write_report(report, published.report)
+    for path in report or ():
+        reports.write_report(path, published.report)
     if verbosity is not Verbosity.QUIET:
         console = terminal.console()
         reports.print_result(console, published.report, verbose=verbosity is Verbosity.VERBOSE)

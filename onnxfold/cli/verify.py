@@ -43,7 +43,7 @@ def verify(
     from onnxfold import api
     from onnxfold.report import document as reports
 
-    with terminal.progress(context.obj, first) as progress:
+    with terminal.progress(context.obj, first, lines=not as_json) as progress:
         verification = api.verify(
             first,
             second,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ __all__ = [
     "print_result",
     "print_triton",
     "print_verification",
+    "tallied",
     "totals",
     "write_report",
 ]
@@ -99,7 +101,9 @@ def _action(analysis: Analysis, site: NormSite | None, folded: bool) -> str:
 
 def totals(summary: Mapping[str, Any]) -> str:
     """Return the one line that says what became of the norms."""
-    line = f"{summary['foldable']} of {summary['layer_norms']} LayerNorms fold to RMSNorm"
+    layer_norms = _count(summary["layer_norms"], "LayerNorm")
+    verb = "folds" if summary["layer_norms"] == 1 else "fold"
+    line = f"{summary['foldable']} of {layer_norms} {verb} to RMSNorm"
     inserted = summary["inserted_centerings"]
     if inserted:
         line += f", with {inserted} inserted centring{'s' if inserted > 1 else ''}"
@@ -107,12 +111,10 @@ def totals(summary: Mapping[str, Any]) -> str:
         line += f", {summary['split_bytes']:,} bytes of weights stored twice"
     gammas, betas = summary.get("gamma_fused", 0), summary.get("beta_fused", 0)
     if gammas or betas:
-        line += (
-            f"; {_count(gammas, 'gamma')} and {_count(betas, 'beta')} move into the next linear "
-        )
-        line += "layers"
+        line += f"; {_count(gammas, 'gamma')} and {_count(betas, 'beta')} move into the next "
+        line += "linear layers"
     if summary.get("scales_fused"):
-        line += f"; {summary['scales_fused']} scales move into the linear layers before"
+        line += f"; {_moving(summary['scales_fused'], 'scale')} into the linear layers before"
     return line
 
 
@@ -127,12 +129,16 @@ def _roundings(summary: Mapping[str, Any]) -> str | None:
     )
 
 
+def _moving(number: int, thing: str) -> str:
+    return f"{_count(number, thing)} move{'s' if number == 1 else ''}"
+
+
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def print_norms(console: Console, document: Mapping[str, Any]) -> None:
-    """Print one row per norm and the line of totals."""
+def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool = True) -> None:
+    """Print one row per norm where they are ``listed``, the reasons tallied, and the totals."""
     from rich.table import Table
     from rich.text import Text
 
@@ -148,7 +154,13 @@ def print_norms(console: Console, document: Mapping[str, Any]) -> None:
             Text(becomes[row["action"]], style=style),
             Text(_because(row)),
         )
-    console.print(table)
+    if not document["norms"]:
+        console.print("no norms")
+        return
+    if listed:
+        console.print(table)
+    for line in tallied(document["norms"]):
+        console.print(Text(line))
     console.print(Text(totals(document["summary"]), style="bold"))
     sentence = _roundings(document["summary"])
     if sentence is not None:
@@ -202,13 +214,9 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
     """Print what optimize did: the norms, the checks, the file."""
     from rich.text import Text
 
-    print_norms(console, report["inspect"])
-    for warning in report["inspect"].get("range_warnings", ()):
-        console.print(
-            f"warning: {warning['cause']} widens the range of '{warning['weight']}' "
-            f"{warning['widening']:.3g} times, which half floats and int8 may not bear; "
-            "--exclude leaves it"
-        )
+    print_norms(console, report["inspect"], listed=verbose)
+    if report["inspect"].get("range_warnings"):
+        console.print(Text(_widest(report["inspect"]["range_warnings"])), style="yellow")
     if "affine_left_out" in report:
         console.print(
             Text(f"gammas, betas and scales stay, for with them {report['affine_left_out']}"),
@@ -217,8 +225,8 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
     if "proof" in report:
         proof = report["proof"]
         console.print(
-            f"proved: {proof['folded_norms']} norms read zero-mean inputs, "
-            f"{proof['centred_weights']} changed weights reach only readers that cannot see it"
+            f"proved: {_count(proof['folded_norms'], 'norm')} on zero-mean inputs, "
+            f"{_count(proof['centred_weights'], 'centred weight')} seen by no other reader"
         )
     verification = report.get("verification", {})
     if "outputs" in verification:
@@ -231,6 +239,17 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
     if verbose:
         spent = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in report["timing_s"].items())
         console.print(Text(f"seconds: {spent}"))
+
+
+def _widest(warnings: Sequence[Mapping[str, Any]]) -> str:
+    """Return one line for all weights whose range grows: how many, and the worst."""
+    worst = max(warnings, key=lambda warning: warning["widening"])
+    others = f", the most of {_count(len(warnings), 'weight')}" if len(warnings) > 1 else ""
+    return (
+        f"warning: {worst['cause']} widens the range of '{worst['weight']}' "
+        f"{worst['widening']:.3g} times{others}, which may exceed the range of float16 and costs "
+        "int8 precision; --exclude leaves it"
+    )
 
 
 def _beside(written: Mapping[str, Any]) -> str:
@@ -310,4 +329,17 @@ def _because(row: Mapping[str, Any]) -> str:
         writers: Sequence[str] = row["writers"]
         shown = ", ".join(writers[:2])
         return f"{shown} and {len(writers) - 2} more" if len(writers) > 2 else shown
-    return row["reason"]["sentence"] if row["reason"] else ""
+    return row["reason"]["code"] if row["reason"] else ""
+
+
+def tallied(norms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each code of refusal: how often, and the sentence of the first norm."""
+    counts: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for row in norms:
+        reason = row["reason"]
+        if row["foldable"] or not reason:
+            continue
+        counts[reason["code"]] += 1
+        first.setdefault(reason["code"], f"{reason['sentence']} (norm '{row['name']}')")
+    return [f"{count} x {code}: {first[code]}" for code, count in counts.most_common()]

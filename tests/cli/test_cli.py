@@ -15,7 +15,7 @@ import pytest
 from onnxfold import cli
 from onnxfold.cli.options import FoldOptions
 from onnxfold.options import Options
-from tests.builders import chain_model, post_norm_model, pre_norm_model
+from tests.builders import chain_model, model_of, post_norm_model, pre_norm_model
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
@@ -175,7 +175,7 @@ def test_chain_of_every_target_runs_from_a_shell(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "onnxfold", "optimize", "m.onnx", "-o", "o.onnx"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "1 of 1 LayerNorms fold" in done.stdout
+    assert "1 of 1 LayerNorm folds" in done.stdout
     assert done.stderr == ""
 
 
@@ -209,3 +209,102 @@ def test_an_output_that_takes_nothing_is_one_line(model: Path) -> None:
         "onnxfold: what there is to say cannot be written: No space left on device"
     )
     assert "Traceback" not in done.stderr
+
+
+def test_optimize_takes_its_output_as_the_second_word(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = model.with_name("fast.onnx")
+    assert run(monkeypatch, "optimize", model, fast, "-q") == 0
+    assert fast.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(("a.onnx", "-o", "b.onnx"), "given twice"), (("-o", "-"), "not to standard output")],
+)
+def test_an_output_that_cannot_be_meant_is_bad_usage(
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    says: str,
+) -> None:
+    assert run(monkeypatch, "optimize", model, *words) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_quiet_stands_before_or_behind_the_command(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], before: bool
+) -> None:
+    words = ["optimize", model, model.with_name("fast.onnx")]
+    words = ["-q", *words] if before else [*words, "-q"]
+    assert run(monkeypatch, *words) == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+def test_verbose_and_quiet_exclude_each_other(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, "inspect", model, "-q", "-v") == 2
+
+
+def test_optimize_prints_its_report_for_machines(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "optimize", model, model.with_name("fast.onnx"), "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["inspect"]["summary"]["foldable"] == 3
+    assert document["output"]["path"].endswith("fast.onnx")
+
+
+def test_every_report_that_is_asked_for_is_written(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = [model.with_name("r.json"), model.with_name("r.html")]
+    words = [word for report in reports for word in ("--report", report)]
+    assert run(monkeypatch, "optimize", model, model.with_name("fast.onnx"), *words) == 0
+    assert all(report.stat().st_size for report in reports)
+
+
+def test_a_log_has_one_line_for_each_stage(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "optimize", model, model.with_name("fast.onnx")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for doing in ("reading the model", "proving the result", "writing the weights", "comparing"):
+        assert sum(line.startswith(doing) for line in lines) == 1
+
+
+def test_no_line_is_wrapped_where_nobody_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = pre_norm_model()
+    long = "x" * 150
+    next(node for node in model.graph.node if node.op_type == "LayerNormalization").name = long
+    onnx.save(model, tmp_path / "m.onnx")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert run(monkeypatch, "inspect", tmp_path / "m.onnx") == 0
+    assert long in capsys.readouterr().out
+
+
+def test_reasons_are_tallied_and_norms_are_listed_on_demand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx.save(post_norm_model(), tmp_path / "m.onnx")
+    assert run(monkeypatch, "optimize", tmp_path / "m.onnx", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "x affine_norm_output: " in said
+    assert "weights centred, or why not" not in said
+    assert run(monkeypatch, "optimize", tmp_path / "m.onnx", "--dry-run", "-v") == 0
+    assert "weights centred, or why not" in capsys.readouterr().out
+
+
+def test_a_model_without_norms_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    relu = onnx.helper.make_node("Relu", ["x"], ["y"])
+    kind = (onnx.TensorProto.FLOAT, ["batch", 4])
+    onnx.save(model_of([relu], {"x": kind}, {"y": kind}, {}), tmp_path / "m.onnx")
+    assert run(monkeypatch, "inspect", tmp_path / "m.onnx") == 0
+    assert capsys.readouterr().out == "no norms\n"

@@ -59,7 +59,7 @@ def start(model: Path, act: str, *words: str, stage: str) -> subprocess.Popen[st
 
 
 def optimized(model: Path, act: str, stage: str) -> tuple[int, str, str]:
-    with start(model, act, "optimize", "model.onnx", "-o", "fast.onnx", stage=stage) as process:
+    with start(model, act, "optimize", "model.onnx", "-o", "fast.onnx", "--json", stage=stage) as process:
         out, said = process.communicate(timeout=120)
     return process.returncode, out, said
 
@@ -67,7 +67,7 @@ def optimized(model: Path, act: str, stage: str) -> tuple[int, str, str]:
 @contextmanager
 def waiting(model: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Yield an `optimize` that has staged its output and sleeps, and the process that works."""
-    words = ("optimize", "model.onnx", "-o", "fast.onnx")
+    words = ("optimize", "model.onnx", "-o", "fast.onnx", "--json")
     with start(model, _WAIT, *words, stage="verify") as process:
         assert process.stdout is not None
         worker = int(process.stdout.readline())
@@ -111,7 +111,7 @@ def test_a_kill_by_the_system_is_one_line_and_leaves_nothing(model: Path) -> Non
 
 
 def test_verbose_shows_where_it_crashed(model: Path) -> None:
-    words = ("--verbose", "optimize", "model.onnx", "-o", "fast.onnx")
+    words = ("--verbose", "optimize", "model.onnx", "-o", "fast.onnx", "--json")
     with start(model, "ctypes.string_at(0)", *words, stage="prove") as process:
         _, said = process.communicate(timeout=120)
     assert process.returncode == 3
