@@ -59,7 +59,9 @@ def start(model: Path, act: str, *words: str, stage: str) -> subprocess.Popen[st
 
 
 def optimized(model: Path, act: str, stage: str) -> tuple[int, str, str]:
-    with start(model, act, "optimize", "model.onnx", "-o", "fast.onnx", "--json", stage=stage) as process:
+    with start(
+        model, act, "optimize", "model.onnx", "-o", "fast.onnx", "--json", stage=stage
+    ) as process:
         out, said = process.communicate(timeout=120)
     return process.returncode, out, said
 
