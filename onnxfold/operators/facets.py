@@ -10,6 +10,7 @@ __all__ = [
     "broadcasts",
     "cuts",
     "data_inputs",
+    "decides",
     "foldable",
     "in_a_body",
     "is_embedding",
@@ -24,6 +25,7 @@ __all__ = [
     "same_shape",
     "scales_every_output",
     "stands_before_a_weight",
+    "stochastic",
     "takes_scale",
 ]
 
@@ -109,6 +111,16 @@ def cuts(row: Operator) -> bool:
 def foldable(row: Operator) -> bool:
     """Whether onnx's evaluator gives the exact result for small constants."""
     return row.foldable
+
+
+def stochastic(row: Operator) -> bool:
+    """Whether every run draws other numbers."""
+    return row.random
+
+
+def decides(row: Operator) -> bool:
+    """Whether the output is true or false."""
+    return row.decides
 
 
 def is_embedding(row: Operator) -> bool:

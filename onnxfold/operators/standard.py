@@ -117,6 +117,7 @@ _ELEMENTWISE = (
         law="P where(m, a, b) = where(m, P a, P b), m constant along it",
         elements=Elements.COPIES,
         data=(1, 2),
+        masks=(0,),
         shape=Shapes.BROADCAST,
         foldable=True,
         kernel="elementwise",
