@@ -121,7 +121,7 @@ class ConstantFolder:
             return None  # it fails wherever it runs, so nobody can know it
 
     def _is_small(self, node: ir.Node, inputs: list[Array | None]) -> bool:
-        """Whether the results are small: a few numbers may ask for any size."""
+        """Whether the results are small: of these four operators a few numbers ask for any size."""
         shapes = (self._shape_of(output) for output in node.outputs)
         elements = [_product([d for d in shape if isinstance(d, int)]) for shape in shapes if shape]
         if node.op_type in ("ConstantOfShape", "Expand", "Tile"):

@@ -212,7 +212,7 @@ def _leaks(
 
 def _dies(node: ir.Node, owned: set[ir.Node]) -> bool:
     """Whether a node leads nowhere, or only computes shapes that the norm's own nodes ask for."""
-    shape = node.op_type in ("Shape", "Size")
+    shape = not facets.reads_elements(row_of(node))
     seen: set[ir.Node] = set()
     waiting = [node]
     while waiting:
