@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, Reader, node_label
 from onnxfold.graph.channels import Channels
 from onnxfold.norms.site import NormKind, NormSite
-from onnxfold.operators.transfer import refuse
+from onnxfold.operators.families.transfer import refuse
 from onnxfold.passes.affine.source import Source, source_of
 from onnxfold.passes.affine.transfer import Absorbs, adds_bias
 from onnxfold.passes.affine.walk import Reached, Root, follow, root_of
