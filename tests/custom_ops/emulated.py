@@ -7,6 +7,7 @@ the pretended devices of fake_cuda.cpp.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
@@ -29,9 +30,13 @@ FLAGS = (
 
 
 def build_emulation(folder: Path) -> Path:
-    """The shared object in `folder`; another process that builds it is waited for."""
+    """The shared object in `folder`; another process that builds it is waited for.
+
+    The folder may be one that other runs of the tests share: the file is of these sources' content.
+    """
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     assert compiler is not None
+    folder = folder.with_name(f"{folder.name}-{digest_of_sources()}")
     folder.mkdir(exist_ok=True)
     library = folder / "libemulation.so"
     with (folder / "lock").open("w") as lock:
@@ -50,3 +55,13 @@ def build_emulation(folder: Path) -> Path:
             )
             unfinished.rename(library)
     return library
+
+
+def digest_of_sources() -> str:
+    """Of all that the shared object is compiled from, and how."""
+    digest = hashlib.sha256(repr(FLAGS).encode())
+    for folder in (OPS, HERE):
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.suffix in (".cpp", ".h", ".inc", ".def"):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
