@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kShortRowThreads, 1)
     short_rows_kernel(const Arguments arguments, float inverse) {
   constexpr int kRows = kShortRowThreads / Width;
   WarpGroup<RowThread<T, S, Residual, Vectors, Shifted>, Width> group;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / Width;
+  const unsigned row = blockIdx.x * kRows + threadIdx.x / Width;
   normalise(group, arguments, row, inverse);
 }
 

@@ -7,6 +7,7 @@ namespace {
 
 constexpr int64_t kVectorBytes = 16;
 constexpr int64_t kMostBlocks = 2147483647;  // of a grid's first dimension
+constexpr int64_t kMostRows = kMostBlocks;   // whose numbers the kernels hold in 32 bits
 
 int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -95,7 +96,7 @@ Plan plan_rows(const Op& op, ElementType type, const Arguments& a, int multiproc
       plan.threads_per_row > 0 ? plan.threads / plan.threads_per_row : 1;
   plan.blocks = divided_up(a.rows, rows_per_block);
   plan.shifted = shifted;
-  if (plan.vectors == 0 || plan.blocks > kMostBlocks)
+  if (plan.vectors == 0 || a.rows > kMostRows)
     return loop(a.rows, shifted ? a.size : vectors, !shifted);
   return plan;
 }

@@ -19,9 +19,10 @@ class RowThread {
   // row: one past the last, too, for a thread that has none but takes part in the sums.
   // All of x and residual is read before anything is written, which may be over them.
   ONNXFOLD_THREAD void load(const Arguments& a, int64_t row, int rank, int threads) {
-    const bool exists = row < a.rows;
-    size_ = exists ? static_cast<int>(a.size) : 0;
-    start_ = row * a.size;
+    // Of 32 bits, as plan_rows sees to: their product is one instruction.
+    const unsigned place = static_cast<unsigned>(row), size = static_cast<unsigned>(a.size);
+    size_ = place < static_cast<unsigned>(a.rows) ? static_cast<int>(size) : 0;
+    start_ = static_cast<int64_t>(uint64_t{place} * size);
     const int shift = Shifted ? static_cast<int>(start_) & (kWidth - 1) : 0;
     first_ = rank * kWidth - shift;
     step_ = threads * kWidth;

@@ -108,6 +108,7 @@ def test_every_plan_covers_its_rows_and_fits_the_device(plan, dtype: ir.DataType
             assert 32 <= p.threads <= 1024
             assert p.threads % 32 == 0
             assert 1 <= p.blocks <= 2**31 - 1
+            assert p.vectors == 0 or rows < 2**31  # numbers of rows have 32 bits there
             if p.vectors == 0:
                 assert p.threads <= 512
                 assert p.wide == (size % width == 0)
