@@ -31,7 +31,7 @@ from onnxfold.operators.functions import DOMAIN, SIGNATURES
 from onnxfold.options import Options, Target
 from onnxfold.passes.analysis import Analysis, analyse
 from onnxfold.passes.centring.apply import Applied, apply_fusions, apply_plan, overflowing_weights
-from onnxfold.passes.lower.finalize import finished, inline_functions
+from onnxfold.passes.lower.finalize import finished, settle_functions
 from onnxfold.passes.lower.residual import residual_fusions
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
@@ -119,6 +119,7 @@ def _analysed(prepared: Prepared, chosen: Options, overflowing: frozenset[str]) 
     return analyse(
         prepared.model,
         chosen.target,
+        norm_form=chosen.norm_form,
         allow_split_bytes=chosen.allow_split,
         exclude=chosen.exclude,
         fuse_affine=chosen.fuse_affine,
@@ -263,12 +264,14 @@ def fold(source: Source, analysis: Analysis, options: Options, timer: StageTimer
         rewritten = _rewritten(source, analysis, options)
     if not rewritten.changed:
         return Folded(source.model, changed=False, proof=None)
-    result = finished(rewritten.model, source.model, analysis.plan, options.target)
+    result = finished(
+        rewritten.model, source.model, analysis.plan, options.target, options.norm_form
+    )
     proof: Proof | None = None
     if options.check:
         with timer.stage("prove"):
             proof = _proved(source, analysis, moved, result)
-    inline_functions(result, everything=options.target is not Target.PORTABLE)
+    settle_functions(result)
     return Folded(result, changed=True, proof=proof)
 
 
@@ -303,7 +306,7 @@ def _proved(source: Source, analysis: Analysis, moved: ir.Model | None, result: 
 def _rewritten(source: Source, analysis: Analysis, options: Options) -> Applied:
     """Carry out the plan, then fuse residual additions; a model of ours comes back unchanged."""
     applied = apply_plan(analysis.view, analysis.plan, analysis.sites, analysis.lowering)
-    if options.target is not Target.PORTABLE or not options.fuse_residual:
+    if options.target is not Target.KERNELS or not options.fuse_residual:
         return applied
     lowered = ModelInfo(applied.model)
     fusions = residual_fusions(lowered)
