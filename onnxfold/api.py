@@ -12,7 +12,7 @@ from onnxfold import model_io
 from onnxfold.check import ModelSource, Verification
 from onnxfold.errors import UsageError
 from onnxfold.model_io.sources import open_source
-from onnxfold.options import DEFAULT_SPLIT_BYTES, Options, Target, target_named
+from onnxfold.options import DEFAULT_SPLIT_BYTES, Device, Options, Target, WrittenForm, target_named
 from onnxfold.passes.analysis import analyse
 from onnxfold.passes.prepare.error_context import error_context
 from onnxfold.passes.prepare.working_copy import prepare
@@ -94,7 +94,14 @@ def optimize(
     not compute the same function (then nothing is written), UsageError for options that make no
     sense, ModelError when the model cannot be read or written.
     """
-    chosen = Options(**{**options, "target": target_named(options.get("target", Target.ONNX))})
+    named = {
+        "target": target_named(options.get("target", Target.ONNX)),
+        "device": Device(options.get("device", Device.CPU)),
+        "norm_form": WrittenForm(options.get("norm_form", WrittenForm.AUTO)),
+    }
+    chosen = Options(**{**options, **named})
+    if chosen.device is Device.CUDA and chosen.target is not Target.ORT:
+        raise UsageError("--device cuda is for --target ort; the other files suit every device")
     if chosen.check < 0:
         raise UsageError(f"check must be 0 or more samples, not {chosen.check}")
     timer = StageTimer(progress)

@@ -134,10 +134,12 @@ def test_an_untied_table_is_centred_in_place() -> None:
 
 
 def test_a_small_tied_table_is_split_and_a_large_one_gets_a_centring() -> None:
-    split = onnxfold.optimize(pre_norm_model(4, tied=True)).plan
+    split = onnxfold.optimize(pre_norm_model(4, tied=True), target="kernels").plan
     assert (len(split.folds), len(split.insertions)) == (5, 0)
     assert split.split_bytes == 32 * 16 * 4
-    kept = onnxfold.optimize(pre_norm_model(4, tied=True), allow_split=0).plan
+    kept = onnxfold.optimize(
+        pre_norm_model(4, tied=True), target="kernels", allow_split=0
+    ).plan
     assert (len(kept.folds), len(kept.insertions), kept.split_bytes) == (5, 1, 0)
 
 
@@ -189,9 +191,10 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_residual_additions_are_fused_unless_asked_not_to() -> None:
-    fused = _operators(onnxfold.optimize(pre_norm_model()).model)
+    fused = _operators(onnxfold.optimize(pre_norm_model(), target="kernels").model)
     assert "AddBiasRMSNormAffineWithSum" in fused
-    plain = _operators(onnxfold.optimize(pre_norm_model(), fuse_residual=False).model)
+    apart = onnxfold.optimize(pre_norm_model(), target="kernels", fuse_residual=False).model
+    plain = _operators(apart)
     assert plain.count("RMSNormAffine") == 3
 
 

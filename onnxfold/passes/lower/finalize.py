@@ -21,7 +21,7 @@ from onnxfold.options import Target, WrittenForm
 from onnxfold.passes.plan import Plan
 from onnxfold.shapes.inference import strip_types
 
-__all__ = ["METADATA_KEY", "finished", "settle_functions", "written_for"]
+__all__ = ["METADATA_KEY", "finished", "list_initializers", "settle_functions", "written_for"]
 
 METADATA_KEY = "onnxfold"
 _FUNCTIONS_SINCE_IR = 8
@@ -38,8 +38,6 @@ def finished(
     """
     _define_functions(model, target, form)
     strip_types(model, like=original)
-    if original.ir_version < _OVERRIDABLE_SINCE_IR:
-        _list_initializers(model)
     if model.functions and model.ir_version < _FUNCTIONS_SINCE_IR:
         model.ir_version = _FUNCTIONS_SINCE_IR
     model.metadata_props[METADATA_KEY] = json.dumps(
@@ -96,8 +94,10 @@ def _calls(model: ir.Model) -> list[ir.Node]:
     ]
 
 
-def _list_initializers(model: ir.Model) -> None:
-    """Make inputs of all initializers, as IR version 3 has them."""
+def list_initializers(model: ir.Model) -> None:
+    """Make inputs of all initializers where the IR version is 3, which knows no others."""
+    if model.ir_version >= _OVERRIDABLE_SINCE_IR:
+        return
     listed = set(model.graph.inputs)
     for value in model.graph.initializers.values():
         if value not in listed:
