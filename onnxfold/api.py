@@ -12,7 +12,7 @@ from onnxfold import model_io
 from onnxfold.check import ModelSource, Verification
 from onnxfold.errors import UsageError
 from onnxfold.model_io.sources import open_source
-from onnxfold.options import DEFAULT_SPLIT_BYTES, Options, Target
+from onnxfold.options import DEFAULT_SPLIT_BYTES, Device, Options, Target, WrittenForm, target_named
 from onnxfold.passes.analysis import analyse
 from onnxfold.passes.prepare.error_context import error_context
 from onnxfold.passes.prepare.working_copy import prepare
@@ -26,7 +26,7 @@ __all__ = ["inspect", "optimize", "verify"]
 def inspect(
     model: Any,
     *,
-    target: Target | str = Target.PORTABLE,
+    target: Target | str = Target.ONNX,
     allow_split: int = DEFAULT_SPLIT_BYTES,
     exclude: str | None = None,
     fuse_affine: bool = True,
@@ -36,7 +36,7 @@ def inspect(
     ``model`` is a path, an onnx.ModelProto, an onnx_ir.Model or an onnx_graphsurgeon.Graph.
     Raises ModelError when it cannot be read.
     """
-    source, chosen = open_source(model), _target(target)
+    source, chosen = open_source(model), target_named(target)
     with error_context(source):
         analysis = analyse(
             prepare(source.model).model,
@@ -94,7 +94,14 @@ def optimize(
     not compute the same function (then nothing is written), UsageError for options that make no
     sense, ModelError when the model cannot be read or written.
     """
-    chosen = Options(**{**options, "target": _target(options.get("target", Target.PORTABLE))})
+    named = {
+        "target": target_named(options.get("target", Target.ONNX)),
+        "device": Device(options.get("device", Device.CPU)),
+        "norm_form": WrittenForm(options.get("norm_form", WrittenForm.AUTO)),
+    }
+    chosen = Options(**{**options, **named})
+    if chosen.device is Device.CUDA and chosen.target is not Target.ORT:
+        raise UsageError("--device cuda is for --target ort; the other files suit every device")
     if chosen.check < 0:
         raise UsageError(f"check must be 0 or more samples, not {chosen.check}")
     timer = StageTimer(progress)
@@ -114,11 +121,3 @@ def optimize(
     # Weights may hold inf and NaN; what comes of them is compared with the original.
     with np.errstate(all="ignore"), error_context(source):
         return run(source, output, chosen, timer)
-
-
-def _target(name: Target | str) -> Target:
-    try:
-        return Target(name)
-    except ValueError as error:
-        names = ", ".join(target.value for target in Target)
-        raise UsageError(f"there is no target '{name}'; the targets are {names}") from error

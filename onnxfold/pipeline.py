@@ -28,11 +28,12 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.model_io.sources import Source
 from onnxfold.operators.functions import DOMAIN, SIGNATURES
-from onnxfold.options import Options, Target
+from onnxfold.options import Device, Options, Target
 from onnxfold.passes.analysis import Analysis, analyse
 from onnxfold.passes.centring.apply import Applied, apply_fusions, apply_plan, overflowing_weights
-from onnxfold.passes.lower.finalize import finished, inline_functions
+from onnxfold.passes.lower.finalize import finished, list_initializers, settle_functions
 from onnxfold.passes.lower.residual import residual_fusions
+from onnxfold.passes.lower.sums import fused_additions, replace_by_sums
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.passes.stage_timer import StageTimer
@@ -119,6 +120,7 @@ def _analysed(prepared: Prepared, chosen: Options, overflowing: frozenset[str]) 
     return analyse(
         prepared.model,
         chosen.target,
+        norm_form=chosen.norm_form,
         allow_split_bytes=chosen.allow_split,
         exclude=chosen.exclude,
         fuse_affine=chosen.fuse_affine,
@@ -261,15 +263,25 @@ def fold(source: Source, analysis: Analysis, options: Options, timer: StageTimer
     with timer.stage("rewrite"):
         moved = _copy_of_moved(analysis) if options.check else None
         rewritten = _rewritten(source, analysis, options)
-    if not rewritten.changed:
+        slow = _slow_additions(rewritten.model, options)
+    if not rewritten.changed and not slow:
         return Folded(source.model, changed=False, proof=None)
-    result = finished(rewritten.model, source.model, analysis.plan, options.target)
+    result = finished(
+        rewritten.model, source.model, analysis.plan, options.target, options.norm_form
+    )
     proof: Proof | None = None
     if options.check:
         with timer.stage("prove"):
             proof = _proved(source, analysis, moved, result)
-    inline_functions(result, everything=options.target is not Target.PORTABLE)
+    settle_functions(result)
+    list_initializers(result)
+    replace_by_sums(slow)  # Add and Sum compute the same: there is nothing to prove
     return Folded(result, changed=True, proof=proof)
+
+
+def _slow_additions(model: ir.Model, options: Options) -> tuple[ir.Node, ...]:
+    cpu = options.target is Target.ORT and options.device is Device.CPU
+    return fused_additions(ModelInfo(model)) if cpu else ()
 
 
 def _copy_of_moved(analysis: Analysis) -> ir.Model | None:
@@ -303,7 +315,7 @@ def _proved(source: Source, analysis: Analysis, moved: ir.Model | None, result: 
 def _rewritten(source: Source, analysis: Analysis, options: Options) -> Applied:
     """Carry out the plan, then fuse residual additions; a model of ours comes back unchanged."""
     applied = apply_plan(analysis.view, analysis.plan, analysis.sites, analysis.lowering)
-    if options.target is not Target.PORTABLE or not options.fuse_residual:
+    if options.target is not Target.KERNELS or not options.fuse_residual:
         return applied
     lowered = ModelInfo(applied.model)
     fusions = residual_fusions(lowered)

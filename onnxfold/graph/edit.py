@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -11,7 +11,7 @@ from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.traversal import graph_values
 
-__all__ = ["Editor", "Lowered", "add_function", "change_constant", "inherit", "sweep"]
+__all__ = ["Editor", "Lowered", "change_constant", "inherit", "sweep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +21,6 @@ class Lowered:
     nodes: tuple[ir.Node, ...]
     stands_for: tuple[tuple[ir.Value, ir.Value], ...]  # (old, new)
     initializers: tuple[ir.Value, ...] = ()
-    functions: tuple[ir.Function, ...] = field(default=())
-
-
-def add_function(model: ir.Model, body: ir.Function) -> None:
-    """Give the model a function, unless it has one of that name that is right for more types.
-
-    The body for a half type converts, hence is right for FLOAT too and has more nodes.
-    """
-    present = model.functions.get(body.identifier())
-    if present is None or len(present) < len(body):
-        model.functions[body.identifier()] = body
-    model.graph.opset_imports.setdefault(body.domain, 1)
 
 
 def change_constant(value: ir.Value, tensor: ir.TensorProtocol) -> None:
@@ -51,7 +39,6 @@ class Editor:
     """Inserts nodes into one model; remembers which names are taken and what replaced what."""
 
     def __init__(self, view: ModelInfo):
-        self._model = view.model
         self._taken = {value.name for graph in view.graphs for value in graph_values(graph)}
         self._replaced: dict[ir.Value, ir.Value] = {}
 
@@ -121,7 +108,7 @@ class Editor:
         sweep(old)
 
     def _prepare(self, graph: ir.Graph, lowered: Lowered, heirs: tuple[ir.Value, ...]) -> None:
-        """Name what is new, read what replaced an operand, register weights and functions."""
+        """Name what is new, read what replaced an operand, register weights."""
         for value in lowered.initializers:
             if value.graph is graph:
                 continue  # shared with nodes that are in place
@@ -136,8 +123,6 @@ class Editor:
             for output in node.outputs:
                 if output not in heirs:
                     output.name = self.unused(output.name or node.op_type)
-        for function in lowered.functions:
-            add_function(self._model, function)
 
 
 def inherit(old: ir.Value, new: ir.Value) -> None:

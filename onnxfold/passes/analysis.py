@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxfold.errors import UsageError
 from onnxfold.graph import ModelInfo
 from onnxfold.norms import NormKind, NormSite, find_norms
-from onnxfold.options import DEFAULT_RANGE_LIMIT, DEFAULT_SPLIT_BYTES, Target
+from onnxfold.options import DEFAULT_RANGE_LIMIT, DEFAULT_SPLIT_BYTES, Target, WrittenForm
 from onnxfold.passes.affine.apply import apply_affine, apply_scales
 from onnxfold.passes.affine.decide import AffineDecision, Weighing, decide_affine
 from onnxfold.passes.centring.decide import Demand, count_foldable, decide
@@ -72,8 +72,9 @@ class Analysis:
 
 def analyse(
     model: ir.Model,
-    target: Target = Target.PORTABLE,
+    target: Target = Target.ONNX,
     *,
+    norm_form: WrittenForm = WrittenForm.AUTO,
     allow_split_bytes: int = DEFAULT_SPLIT_BYTES,
     exclude: str | None = None,
     fuse_affine: bool = False,
@@ -99,20 +100,27 @@ def analyse(
     between: ir.Model | None = None
     ranges: tuple[RangeWarning, ...] = ()
     if fuse_affine:
-        moved = _decide_affine(view, sites, target, allow_split_bytes, excluded, overflowing)
+        moved = _decide_affine(
+            view, sites, target, norm_form, allow_split_bytes, excluded, overflowing
+        )
         ranges = affine_ranges(view, sites, moved.fusions, range_limit)
         apply_affine(view, sites, moved.fusions)
         if moved.fusions:
             view = ModelInfo(model)
             sites = find_norms(view)
-        scales = decide_scales(view, sites, allow_split_bytes=allow_split_bytes)
+        scales = decide_scales(
+            view,
+            sites,
+            allow_split_bytes=allow_split_bytes,
+            scores=target is Target.KERNELS,
+        )
         if scales:
             ranges += scale_ranges(view, scales, range_limit)
             between = model.clone() if moved.fusions and for_proof else None
             apply_scales(view, scales)
             view = ModelInfo(model)
             sites = find_norms(view)
-    lowering = TargetLowering(view, target, sites)
+    lowering = TargetLowering(view, target, norm_form)
     demands, refused = _demands(view, sites, lowering, target, excluded)
     relations = Relations(view, sites)
     plan = decide(
@@ -143,11 +151,12 @@ def _decide_affine(
     view: ModelInfo,
     sites: Sequence[NormSite],
     target: Target,
+    norm_form: WrittenForm,
     allow_split_bytes: int,
     excluded: re.Pattern[str] | None,
     overflowing: Collection[str],
 ) -> AffineDecision:
-    lowering = TargetLowering(view, target, sites)
+    lowering = TargetLowering(view, target, norm_form)
     kept = [site for site in sites if excluded is None or not excluded.search(site.name)]
     costs = costs_of(target)
 

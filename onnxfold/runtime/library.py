@@ -28,6 +28,7 @@ from onnxfold.operators.functions import (
     Statistics,
     call,
     function,
+    setting_of,
 )
 from onnxfold.runtime.cuda import compiled_for, driver, obstacle
 
@@ -335,6 +336,6 @@ def _test_model(
         opset_imports={"": opset, DOMAIN: VERSION},
         name="self_test",
     )
-    functions = [function(signature.name, opset, dtype)] if with_body else []
+    functions = [function(signature.name, opset, setting_of(node, opset, convertible=True))] if with_body else []
     proto = ir.to_proto(ir.Model(graph, ir_version=8, functions=functions))
     return bytes(proto.SerializeToString())

@@ -134,7 +134,7 @@ def _one_norm(
 def test_norms_that_are_refused_early_say_why(
     code: RefusalCode, model: Callable[[], ir.Model]
 ) -> None:
-    analysis = analyse(model(), Target.PORTABLE)
+    analysis = analyse(model(), Target.KERNELS)
     assert analysis.plan.empty
     assert analysis.refusals["y"].code is code
 

@@ -37,7 +37,7 @@ class Folded:
 
 def fold(
     model: onnx.ModelProto,
-    target: Target = Target.PORTABLE,
+    target: Target = Target.KERNELS,
     *,
     allow_split_bytes: int = 1 << 20,
     fuse: bool = False,
@@ -60,7 +60,7 @@ def fold(
     return _finished(source, analysis, Options(target=target, fuse_residual=fuse), count_roles)
 
 
-def forced(model: onnx.ModelProto, plan: Plan, target: Target = Target.PORTABLE) -> Folded:
+def forced(model: onnx.ModelProto, plan: Plan, target: Target = Target.KERNELS) -> Folded:
     """Carry out a plan that nobody made for the model."""
     source = open_source(ir.from_proto(model))
     analysis = replace(analyse(prepare(source.model).model, target), plan=plan)

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError, WeightOverflowError
 from onnxfold.graph import Fiber, ModelInfo, constant_tensor
-from onnxfold.graph.edit import Editor, Lowered, add_function, change_constant
+from onnxfold.graph.edit import Editor, Lowered, change_constant
 from onnxfold.norms.site import NormSite
 from onnxfold.passes.plan import Insertion, Plan, ReaderRef, WeightCentring
 from onnxfold.weights.centre import centred_tensor
@@ -25,7 +25,6 @@ __all__ = [
     "Fusion",
     "Lowered",
     "Lowering",
-    "add_function",
     "apply_fusions",
     "apply_plan",
     "overflowing_weights",

@@ -11,6 +11,7 @@ from onnxfold.graph.channels import Channels
 from onnxfold.norms.site import NormKind, NormSite
 from onnxfold.passes.affine.walk import Root
 from onnxfold.passes.fusion import Place, ReaderRef, ScaleFusion
+from onnxfold.passes.scales.attention import scales_scores
 from onnxfold.passes.scales.writer import ChannelOp, Writer, channel_op, writer_of
 from onnxfold.refusal import Refusal
 
@@ -18,12 +19,13 @@ __all__ = ["decide_scales"]
 
 
 def decide_scales(
-    view: ModelInfo, sites: Iterable[NormSite], *, allow_split_bytes: int
+    view: ModelInfo, sites: Iterable[NormSite], *, allow_split_bytes: int, scores: bool = True
 ) -> tuple[ScaleFusion, ...]:
     """Return the operators that a linear layer before them can do in its weights.
 
     The nodes of a norm stay, whatever they are, but for the alpha of a DyT.  A weight with other
-    readers is copied up to ``allow_split_bytes``, and left alone above.
+    readers is copied up to ``allow_split_bytes``, and left alone above.  Without ``scores`` the
+    scales of attention scores stay.
     """
     of_norms = {node for site in sites if site.kind is not NormKind.DYT for node in site.nodes}
     passed: set[ir.Node] = set()
@@ -31,7 +33,7 @@ def decide_scales(
     fusions: list[ScaleFusion] = []
     for node in view.nodes():
         op = None if node in of_norms else channel_op(view, node)
-        if op is None:
+        if op is None or (not scores and scales_scores(view, node)):
             continue
         writer = writer_of(view, op, frozenset(passed))
         if isinstance(writer, Refusal):
