@@ -1,7 +1,7 @@
 """Which form of a norm survives an engine that computes in half precision.
 
-Such an engine (TensorRT's fp16 mode is one) rounds every value to half, and computes the normalization
-operators that it knows in float32.  It is emulated by a Cast to half and back behind every node.
+Such an engine (TensorRT's fp16 mode is one) rounds every value to half, and computes in float32 the
+normalization operators that it knows.  A Cast to half and back behind every node emulates it.
 """
 
 from __future__ import annotations

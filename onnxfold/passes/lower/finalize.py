@@ -134,9 +134,7 @@ def settle_functions(model: ir.Model, ir_version: int) -> None:
 
 def _most_called(model: ir.Model) -> tuple[ir.OperatorIdentifier, ...]:
     calls = Counter(
-        node.op_identifier()
-        for node in _calls(model)
-        if not node.overload.startswith(_INLINED)
+        node.op_identifier() for node in _calls(model) if not node.overload.startswith(_INLINED)
     )
     kept: dict[str, ir.OperatorIdentifier] = {}
     for identifier, _ in calls.most_common():

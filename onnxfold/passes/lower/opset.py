@@ -26,7 +26,8 @@ _SAME = frozenset(
     "GlobalAveragePool GlobalMaxPool GreaterOrEqual HardSigmoid HardSwish Identity If "
     "InstanceNormalization IsInf IsNaN LeakyRelu LessOrEqual Loop LpNormalization MaxPool Mod Mul "
     "Pad PRelu Pow QuantizeLinear Relu Reshape Round Scan ScatterElements ScatterND Selu Shape "
-    "Sin Sinh Size Softplus Softsign Squeeze Sub Tan ThresholdedRelu Transpose Unsqueeze Where".split()
+    "Sin Sinh Size Softplus Softsign Squeeze Sub Tan ThresholdedRelu Transpose Unsqueeze "
+    "Where".split()
 )
 _REDUCTIONS = frozenset(
     "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd "
@@ -66,7 +67,7 @@ def _convert(node: ir.Node, old: int, version: int) -> None:
     if node.op_type in _REDUCTIONS:
         _give_axes(node)
     elif node.op_type == "Split":
-        if len(node.inputs) < 2 and "num_outputs" not in node.attributes:  # noqa: PLR2004
+        if len(node.inputs) < 2 and "num_outputs" not in node.attributes:
             node.attributes.add(ir.AttrInt64("num_outputs", len(node.outputs)))
     else:
         raise UsageError(
