@@ -34,11 +34,12 @@ from onnxfold.passes.centring.apply import Applied, apply_fusions, apply_plan, o
 from onnxfold.passes.lower.finalize import finished, list_initializers, settle_functions
 from onnxfold.passes.lower.opset import raise_opset
 from onnxfold.passes.lower.residual import residual_fusions
-from onnxfold.passes.lower.sums import fused_additions, replace_by_sums
+from onnxfold.passes.lower.sums import MEASURED, SLOW_SINCE, fused_additions, replace_by_sums
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.passes.stage_timer import StageTimer
 from onnxfold.report.document import inspection
+from onnxfold.runtime.installed import onnxruntime_version
 
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
@@ -216,8 +217,22 @@ def _write(
         "bytes": files.nbytes,
         "functions": sorted(name for _, name, _ in result.functions),
         "target": options.target.value,
+        "advice": _advice(options),
     }
     return _Written(files.model, document, verification)
+
+
+def _advice(options: Options) -> str:
+    """Say what another target would gain in ONNX Runtime, and which version was not measured."""
+    if options.target is Target.KERNELS:
+        return "for ONNX Runtime with onnxfold's library; --target onnx is for other runtimes"
+    if options.target is Target.ONNX:
+        return "in ONNX Runtime, --target ort may be faster, and --target kernels with the library"
+    oldest, newest = MEASURED
+    version = onnxruntime_version() or newest
+    unknown = "" if oldest <= version <= newest else ", which was not measured"
+    chosen = f"chosen for ONNX Runtime {version[0]}.{version[1]}{unknown}"
+    return f"{chosen}; --target kernels is faster with onnxfold's library"
 
 
 def _verified(
@@ -288,8 +303,11 @@ def fold(source: Source, analysis: Analysis, options: Options, timer: StageTimer
 
 
 def _slow_additions(model: ir.Model, options: Options) -> tuple[ir.Node, ...]:
-    cpu = options.target is Target.ORT and options.device is Device.CPU
-    return fused_additions(ModelInfo(model)) if cpu else ()
+    """Return the additions whose fusion the ONNX Runtime at hand, or the newest, is slow with."""
+    if options.target is not Target.ORT or options.device is not Device.CPU:
+        return ()
+    version = onnxruntime_version() or MEASURED[1]
+    return fused_additions(ModelInfo(model)) if version >= SLOW_SINCE else ()
 
 
 def _copy_of_moved(analysis: Analysis) -> ir.Model | None:

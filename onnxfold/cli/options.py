@@ -48,8 +48,8 @@ TargetOption = Annotated[
         parser=target_named,
         metavar=f"[{'|'.join(Target)}]",
         help="**onnx**: standard operators, for every runtime and tool that takes IN; **ort**: "
-        "what is fastest in ONNX Runtime as it is; **kernels**: functions, for ONNX Runtime with the "
-        "onnxfold library, which other runtimes may not take.",
+        "what is fastest in ONNX Runtime as it is; **kernels**: functions, for ONNX Runtime with "
+        "the onnxfold library, which other runtimes may not take.",
     ),
 ]
 DeviceOption = Annotated[
