@@ -201,9 +201,7 @@ OPERATIONS: dict[str, tuple[Method, ...]] = {
         ),
     ),
     "post_rms": (
-        Method(
-            OURS, [("AddRMSNormScale", DOMAIN, "y{0} s0 scale", "y{1}")], ("AddRMSNormScale",)
-        ),
+        Method(OURS, [("AddRMSNormScale", DOMAIN, "y{0} s0 scale", "y{1}")], ("AddRMSNormScale",)),
         Method(
             "Sum + SimplifiedLayerNormalization",
             [

@@ -22,6 +22,8 @@ from onnxfold.report.document import inspection
 
 __all__ = ["inspect", "optimize", "verify"]
 
+_SPELLINGS = (WrittenForm.OP, WrittenForm.DECOMPOSED)
+
 
 def inspect(
     model: Any,
@@ -102,6 +104,8 @@ def optimize(
     chosen = Options(**{**options, **named})
     if chosen.device is Device.CUDA and chosen.target is not Target.ORT:
         raise UsageError("--device cuda is for --target ort; the other files suit every device")
+    if chosen.target is Target.ORT and chosen.norm_form in _SPELLINGS:
+        raise UsageError(f"--norm-form {chosen.norm_form} is for --target onnx and kernels")
     if chosen.check < 0:
         raise UsageError(f"check must be 0 or more samples, not {chosen.check}")
     timer = StageTimer(progress)

@@ -27,17 +27,19 @@ from onnxfold.errors import (
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.model_io.sources import Source
-from onnxfold.operators.functions import DOMAIN, SIGNATURES
-from onnxfold.options import Device, Options, Target
+from onnxfold.operators.functions import DOMAIN, RMS_NORMALIZATION_SINCE, SIGNATURES
+from onnxfold.options import Device, Options, Target, WrittenForm
 from onnxfold.passes.analysis import Analysis, analyse
 from onnxfold.passes.centring.apply import Applied, apply_fusions, apply_plan, overflowing_weights
 from onnxfold.passes.lower.finalize import finished, list_initializers, settle_functions
+from onnxfold.passes.lower.opset import raise_opset
 from onnxfold.passes.lower.residual import residual_fusions
-from onnxfold.passes.lower.sums import fused_additions, replace_by_sums
+from onnxfold.passes.lower.sums import MEASURED, SLOW_SINCE, fused_additions, replace_by_sums
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.passes.stage_timer import StageTimer
 from onnxfold.report.document import inspection
+from onnxfold.runtime.installed import onnxruntime_version
 
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
@@ -73,7 +75,7 @@ def run(
         except (AffineCheckError, WeightOverflowError) as error:
             found = frozenset[str]()
             if isinstance(error, WeightOverflowError):
-                again = _analysed(prepare(source.model), chosen, overflowing)
+                again = _analysed(_prepared_for(source.model, chosen), chosen, overflowing)
                 found = overflowing_weights(again.view, again.plan)
             if not found and not chosen.fuse_affine:
                 raise
@@ -100,7 +102,7 @@ def _attempt(
     infinite weight, where centring would not.
     """
     with timer.stage("analyse"):
-        prepared = prepare(source.model)
+        prepared = _prepared_for(source.model, chosen)
         analysis = _analysed(prepared, chosen, overflowing)
     report: dict[str, Any] = {"inspect": inspection(analysis), "prepared": _prepared(prepared)}
     if chosen.dry_run:
@@ -128,6 +130,13 @@ def _analysed(prepared: Prepared, chosen: Options, overflowing: frozenset[str]) 
         overflowing=overflowing,
         for_proof=chosen.check > 0,
     )
+
+
+def _prepared_for(model: ir.Model, options: Options) -> Prepared:
+    prepared = prepare(model)
+    if options.norm_form is WrittenForm.OP and options.target is not Target.ORT:
+        raise_opset(prepared.model, RMS_NORMALIZATION_SINCE)
+    return prepared
 
 
 def _prepared(prepared: Prepared) -> dict[str, list[str]]:
@@ -208,8 +217,22 @@ def _write(
         "bytes": files.nbytes,
         "functions": sorted(name for _, name, _ in result.functions),
         "target": options.target.value,
+        "advice": _advice(options),
     }
     return _Written(files.model, document, verification)
+
+
+def _advice(options: Options) -> str:
+    """Say what another target would gain in ONNX Runtime, and which version was not measured."""
+    if options.target is Target.KERNELS:
+        return "for ONNX Runtime with onnxfold's library; --target onnx is for other runtimes"
+    if options.target is Target.ONNX:
+        return "in ONNX Runtime, --target ort may be faster, and --target kernels with the library"
+    oldest, newest = MEASURED
+    version = onnxruntime_version() or newest
+    unknown = "" if oldest <= version <= newest else ", which was not measured"
+    chosen = f"chosen for ONNX Runtime {version[0]}.{version[1]}{unknown}"
+    return f"{chosen}; --target kernels is faster with onnxfold's library"
 
 
 def _verified(
@@ -272,16 +295,19 @@ def fold(source: Source, analysis: Analysis, options: Options, timer: StageTimer
     proof: Proof | None = None
     if options.check:
         with timer.stage("prove"):
-            proof = _proved(source, analysis, moved, result)
-    settle_functions(result)
+            proof = _proved(source, analysis, moved, result, options)
+    settle_functions(result, source.model.ir_version)
     list_initializers(result)
     replace_by_sums(slow)  # Add and Sum compute the same: there is nothing to prove
     return Folded(result, changed=True, proof=proof)
 
 
 def _slow_additions(model: ir.Model, options: Options) -> tuple[ir.Node, ...]:
-    cpu = options.target is Target.ORT and options.device is Device.CPU
-    return fused_additions(ModelInfo(model)) if cpu else ()
+    """Return the additions whose fusion the ONNX Runtime at hand, or the newest, is slow with."""
+    if options.target is not Target.ORT or options.device is not Device.CPU:
+        return ()
+    version = onnxruntime_version() or MEASURED[1]
+    return fused_additions(ModelInfo(model)) if version >= SLOW_SINCE else ()
 
 
 def _copy_of_moved(analysis: Analysis) -> ir.Model | None:
@@ -290,12 +316,15 @@ def _copy_of_moved(analysis: Analysis) -> ir.Model | None:
     return analysis.view.model.clone() if plan.fusions or plan.scales else None
 
 
-def _proved(source: Source, analysis: Analysis, moved: ir.Model | None, result: ir.Model) -> Proof:
+def _proved(
+    source: Source, analysis: Analysis, moved: ir.Model | None, result: ir.Model, options: Options
+) -> Proof:
     """Prove the steps: gammas and betas, then scales, then the centring."""
     from onnxfold.proof import prove, prove_affine, prove_scales
     from onnxfold.proof.reshapes import pull_reshapes
 
-    before, after = (ModelInfo(prepare(model).model) for model in (source.model, result))
+    models = (source.model, result)
+    before, after = (ModelInfo(_prepared_for(model, options).model) for model in models)
     after = pull_reshapes(after, before)
     plan, steps = analysis.plan, []
     last = None if moved is None else ModelInfo(moved)

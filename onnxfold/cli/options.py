@@ -47,9 +47,9 @@ TargetOption = Annotated[
     typer.Option(
         parser=target_named,
         metavar=f"[{'|'.join(Target)}]",
-        help="**onnx**: standard operators, for every runtime and tool that takes IN; **ort**: what "
-        "is fastest in ONNX Runtime as it is; **kernels**: functions, for ONNX Runtime with the "
-        "onnxfold library, which other runtimes may not take.",
+        help="**onnx**: standard operators, for every runtime and tool that takes IN; **ort**: "
+        "what is fastest in ONNX Runtime as it is; **kernels**: functions, for ONNX Runtime with "
+        "the onnxfold library, which other runtimes may not take.",
     ),
 ]
 DeviceOption = Annotated[
@@ -137,8 +137,8 @@ class FoldOptions:
         WrittenForm,
         typer.Option(
             help="**op**: RMSNormalization (raises the opset to 23), **decomposed**: Pow, "
-            "ReduceMean, Add, Sqrt, Div, Mul, **layer**: no norm folds, for engines that compute in "
-            "half precision and protect LayerNormalization alone; **auto**: decomposed."
+            "ReduceMean, Add, Sqrt, Div, Mul, **layer**: no norm folds, for engines that compute "
+            "in half precision and protect LayerNormalization alone; **auto**: decomposed."
         ),
     ] = WrittenForm.AUTO
     save_as_external_data: Annotated[

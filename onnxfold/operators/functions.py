@@ -183,9 +183,7 @@ def _table() -> Mapping[str, Signature]:
 SIGNATURES: Mapping[str, Signature] = _table()
 
 
-def call(
-    name: str, inputs: Sequence[ir.Value], *, axes: int = 1, epsilon: float = 0.0
-) -> ir.Node:
+def call(name: str, inputs: Sequence[ir.Value], *, axes: int = 1, epsilon: float = 0.0) -> ir.Node:
     """A node that calls op `name` over the last `axes` axes.
 
     Raises InvariantError where the signature does not allow it.
@@ -372,7 +370,7 @@ def _decomposed(
         square = body.op("Pow", vector, body.constant(2.0))
     else:
         square = body.op("Mul", vector, vector)
-    epsilon = body.constant(np.float32(body.setting.epsilon))
+    epsilon = body.constant(float(np.float32(body.setting.epsilon)))
     deviation = body.op("Sqrt", body.op("Add", body.reduce("ReduceMean", square), epsilon))
     if factor is None:
         y = body.op("Mul", numerator, body.op("Reciprocal", deviation))

@@ -70,7 +70,7 @@ class Analysis:
     ranges: tuple[RangeWarning, ...] = ()
 
 
-def analyse(
+def analyse(  # noqa: PLR0913 - what a user chooses, one by one
     model: ir.Model,
     target: Target = Target.ONNX,
     *,

@@ -236,6 +236,8 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
         written = report["output"]
         line = Text(f"wrote {written['path']}{_beside(written)}, {written['bytes']:,} bytes")
         console.print(line, soft_wrap=True)  # a path that is cut in two cannot be copied
+        if written.get("advice"):
+            console.print(Text(written["advice"]))
     if verbose:
         spent = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in report["timing_s"].items())
         console.print(Text(f"seconds: {spent}"))

@@ -167,7 +167,14 @@ def test_the_defaults_are_those_of_the_python_interface() -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(Options)}
     given = FoldOptions().keywords()
     assert given == {name: defaults[name] for name in given}
-    only_here = {"device", "dry_run", "force", "noise_limit", "share_weights", "target"}  # not of every command
+    only_here = {
+        "device",
+        "dry_run",
+        "force",
+        "noise_limit",
+        "share_weights",
+        "target",
+    }  # not of every command
     assert set(defaults) - set(given) == only_here
 
 

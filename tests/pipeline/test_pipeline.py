@@ -137,9 +137,7 @@ def test_a_small_tied_table_is_split_and_a_large_one_gets_a_centring() -> None:
     split = onnxfold.optimize(pre_norm_model(4, tied=True), target="kernels").plan
     assert (len(split.folds), len(split.insertions)) == (5, 0)
     assert split.split_bytes == 32 * 16 * 4
-    kept = onnxfold.optimize(
-        pre_norm_model(4, tied=True), target="kernels", allow_split=0
-    ).plan
+    kept = onnxfold.optimize(pre_norm_model(4, tied=True), target="kernels", allow_split=0).plan
     assert (len(kept.folds), len(kept.insertions), kept.split_bytes) == (5, 1, 0)
 
 

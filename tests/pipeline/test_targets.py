@@ -14,11 +14,15 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import onnxfold
+from onnxfold import pipeline
 from tests.builders import chain_model, pre_norm_model
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 DIGITS = Path(__file__).parents[2] / "models" / "digits_vit" / "digits_vit.onnx"
-MODELS = [DIGITS, *(RECIPES / f"{name}.onnx" for name in ("bert-base", "gpt2", "swin-t", "vit-b16"))]
+MODELS = [
+    DIGITS,
+    *(RECIPES / f"{name}.onnx" for name in ("bert-base", "gpt2", "swin-t", "vit-b16")),
+]
 
 
 def two_settings() -> onnx.ModelProto:
@@ -181,15 +185,27 @@ def test_the_scale_of_attention_scores_stays(path: Path, target: str, tmp_path: 
     assert before["FusedMatMul"] == after["FusedMatMul"] > 0
 
 
-def test_sum_keeps_a_session_for_cpus_from_the_slow_fusion(tmp_path: Path) -> None:
+def test_sum_keeps_a_session_for_cpus_from_the_slow_fusion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, out, again = RECIPES / "bert-base.onnx", tmp_path / "out.onnx", tmp_path / "again.onnx"
     onnxfold.optimize(path, out, target="ort", check=0)
     assert session_nodes(path, tmp_path)["SkipLayerNormalization"] == 4
     assert session_nodes(out, tmp_path)["SkipLayerNormalization"] == 0
     assert not onnxfold.optimize(out, again, target="ort", check=0).changed
-    for device, skips in (("cuda", 4), ("cpu", 0)):
-        onnxfold.optimize(path, out, target="ort", device=device, check=0, force=True)
+    for version, device, skips in (((1, 32), "cuda", 4), ((1, 30), "cpu", 0), ((1, 29), "cpu", 4)):
+        monkeypatch.setattr(pipeline, "onnxruntime_version", lambda found=version: found)
+        onnxfold.optimize(path, out, target="ort", device=device, check=0)
         assert session_nodes(out, tmp_path)["SkipLayerNormalization"] == skips
+
+
+def test_a_version_that_was_not_measured_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version, unknown in (((1, 16), True), ((1, 32), False), ((1, 99), True)):
+        monkeypatch.setattr(pipeline, "onnxruntime_version", lambda found=version: found)
+        report = onnxfold.optimize(DIGITS, tmp_path / "o.onnx", target="ort", check=0).report
+        assert ("was not measured" in report["output"]["advice"]) == unknown
 
 
 @pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])

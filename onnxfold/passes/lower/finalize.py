@@ -104,11 +104,12 @@ def list_initializers(model: ir.Model) -> None:
             model.graph.inputs.append(value)
 
 
-def settle_functions(model: ir.Model) -> None:
+def settle_functions(model: ir.Model, ir_version: int) -> None:
     """Leave one function of each name to a file for kernels, and none to others.
 
     It is the setting with most calls; the calls of the others, which ONNX Runtime 1.17 to 1.24
     would run with the wrong body, and those of DOUBLE, for which no kernel is, become operators.
+    A model without functions gets its ``ir_version`` back.
     """
     kept = _most_called(model)
     called = {function.identifier() for function in model.functions.values()}
@@ -127,15 +128,15 @@ def settle_functions(model: ir.Model) -> None:
         model.functions[body.identifier()] = body
     if not kept:
         model.graph.opset_imports.pop(DOMAIN, None)
+    if not model.functions:
+        model.ir_version = ir_version
 
 
-def _most_called(model: ir.Model) -> set[ir.OperatorIdentifier]:
+def _most_called(model: ir.Model) -> tuple[ir.OperatorIdentifier, ...]:
     calls = Counter(
-        node.op_identifier()
-        for node in _calls(model)
-        if not node.overload.startswith(_INLINED)
+        node.op_identifier() for node in _calls(model) if not node.overload.startswith(_INLINED)
     )
     kept: dict[str, ir.OperatorIdentifier] = {}
     for identifier, _ in calls.most_common():
         kept.setdefault(identifier[1], identifier)
-    return set(kept.values())
+    return tuple(kept.values())

@@ -1,8 +1,9 @@
 """Sum in the place of Add in front of a LayerNorm, for ONNX Runtime on CPUs.
 
-A session makes SkipLayerNormalization of Add and LayerNormalization, which takes 5 to 6 times as
-long on CPUs as the two (``post_layer`` and ``bias_layer`` in benchmarks/results/kernels.csv); Sum
-takes as long as Add, adds the same numbers, and is left alone.
+A session makes SkipLayerNormalization of Add and LayerNormalization.  Up to ONNX Runtime 1.29 it is
+faster than the two; from 1.30 on it takes nearly five times as long
+(benchmarks/results/skip_norms.csv).  Sum takes as long as Add, adds the same numbers, and is left
+alone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.norms import NormKind, find_norms
 
-__all__ = ["fused_additions", "replace_by_sums"]
+__all__ = ["MEASURED", "SLOW_SINCE", "fused_additions", "replace_by_sums"]
+
+SLOW_SINCE = (1, 30)
+MEASURED = ((1, 17), (1, 32))  # the oldest and the newest version
 
 _BROADCASTS_SINCE = 8
 _KINDS = (NormKind.LAYER_NORM, NormKind.RMS_NORM)

@@ -109,7 +109,7 @@ def test_a_model_is_for_kernels_once(tmp_path: Path) -> None:
     assert is_for_kernels(served)
     assert prepared(served, tmp_path) == served
     own = tmp_path / "own.onnx"
-    onnxfold.optimize(source, own)
+    onnxfold.optimize(source, own, target="kernels")
     assert own.read_bytes() == served.read_bytes()
 
 
