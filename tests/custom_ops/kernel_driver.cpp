@@ -224,7 +224,7 @@ void run_case(const Case& c) {
                  static_cast<float>(c.epsilon)};
   const RowsFunction rows = cpu_rows(c.op, t);
   size_t tasks = 0;
-  if (cpu_backend.launch(c.op, t, a, {serial_for, nullptr, nullptr, &tasks}) != nullptr)
+  if (cpu_backend.launch(c.op, t, a, {serial_for, nullptr, nullptr, nullptr, &tasks}) != nullptr)
     fail(c.name() + ": launch");
   compare(c, x, residual, linear_bias, scale, bias, y, sum);
 
