@@ -19,10 +19,10 @@ struct Plan {
 // Registers of a thread of a block that has one row, at most (benchmarks/results/sass.csv): a vector
 // fills 4, the operations on one some 30, and shifted vectors need their places as well.
 template <int Vectors, bool Shifted>
-constexpr int kRegisters = Vectors == 1   ? (Shifted ? 56 : 32)
+constexpr int kRegisters = Vectors == 1   ? (Shifted ? 56 : 40)
                            : Vectors == 2 ? 64
-                           : Vectors == 4 ? (Shifted ? 120 : 64)
-                                          : 128;
+                           : Vectors == 4 && !Shifted ? 64
+                                                      : 128;
 constexpr int kAllRegisters = 65536;  // of a multiprocessor
 // The largest block: what the registers leave room for, in whole warps.
 template <int Vectors, bool Shifted>

@@ -76,6 +76,8 @@ class RowThread {
   // scale and bias are 48 registers of the 64 that a thread of a block of 1024 has. Shifted vectors
   // are gathered by element.
   static constexpr int kAhead = Shifted ? (Vectors == 1 ? 1 : 0) : Vectors <= 2 ? Vectors : 1;
+  // The second pass of LayerNorm leaves no room for them at 4 vectors, on compute capability 8.0.
+  static constexpr int kEarly = S == Statistics::LAYER && Vectors > 2 ? 0 : kAhead;
 
   template <class Pointer>
   ONNXFOLD_THREAD Pointer row_of(Pointer tensor) const {
@@ -126,22 +128,27 @@ class RowThread {
 
   ONNXFOLD_THREAD void read_affine(const Arguments& a) {
     ONNXFOLD_UNROLL
-    for (int k = 0; k < kAhead; ++k) {
+    for (int k = 0; k < kEarly; ++k) {
       if (a.scale != nullptr && touches(k)) scale_[k] = constants(a.scale, k);
       if (a.bias != nullptr && touches(k)) bias_[k] = constants(a.bias, k);
     }
   }
 
   template <bool Scale, bool Bias>
+  ONNXFOLD_THREAD void read_constants(const Arguments& a, int k) {
+    if (!touches(k)) return;
+    if constexpr (Scale) scale_[k] = constants(a.scale, k);
+    if constexpr (Bias) bias_[k] = constants(a.bias, k);
+  }
+
+  template <bool Scale, bool Bias>
   ONNXFOLD_THREAD void write_as(const Arguments& a, const Coefficients& c) {
     T* to = row_of(static_cast<T*>(a.y));
     ONNXFOLD_UNROLL
+    for (int k = kEarly; k < kAhead; ++k) read_constants<Scale, Bias>(a, k);
+    ONNXFOLD_UNROLL
     for (int k = 0; k < Vectors; ++k) {
-      const int next = k + kAhead;
-      if (next < Vectors && touches(next)) {
-        if constexpr (Scale) scale_[next] = constants(a.scale, next);
-        if constexpr (Bias) bias_[next] = constants(a.bias, next);
-      }
+      if (k + kAhead < Vectors) read_constants<Scale, Bias>(a, k + kAhead);
       if (!touches(k)) continue;
       Values<T> y = unpack<T>(v_[k]);
       ONNXFOLD_UNROLL

@@ -20,12 +20,12 @@ H100 = 132  # multiprocessors
 BASE = 1 << 20  # an aligned address
 # By vectors of a thread that shares a block's row, and whether they are shifted (plan.h).
 REGISTERS = {
-    (1, False): 32,
+    (1, False): 40,
     (1, True): 56,
     (2, False): 64,
     (2, True): 64,
     (4, False): 64,
-    (4, True): 120,
+    (4, True): 128,
 }
 
 
@@ -194,8 +194,8 @@ def test_alignment_decides_between_vectors_shifted_vectors_and_elements(
     assert plan(dtype, 10, 40, x=BASE + item).threads == 64
     # The longest shifted row in registers, and the first that is not.
     width = 16 // item
-    assert plan(dtype, 10, 2175 * width + 1).vectors > 0
-    assert plan(dtype, 10, 2176 * width + 1).vectors == 0
+    assert plan(dtype, 10, 2047 * width + 1).vectors > 0
+    assert plan(dtype, 10, 2048 * width + 1).vectors == 0
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda t: t.name)
@@ -205,7 +205,7 @@ def test_alignment_decides_between_vectors_shifted_vectors_and_elements(
         (511, (0, 2, 64), (0, 2, 64)),
         (1023, (0, 2, 96), (0, 2, 96)),
         (4095, (0, 4, 160), (0, 1, 544)),
-        (16383, (0, 4, 544), (0, 4, 544)),
+        (8191, (0, 4, 288), (0, 2, 544)),
     ],
 )
 def test_rows_of_crmsnorm_stay_in_few_registers(
