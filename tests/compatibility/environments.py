@@ -77,6 +77,7 @@ ENVIRONMENTS: Final = {
                 "onnxsim==0.8.1",
                 "onnxslim==0.1.98",
                 "sympy==1.14.0",
+                _TORCH,  # which the transformers optimizer imports
             ),
         ),
         Environment("openvino", ("openvino==2026.4.1",)),
@@ -90,8 +91,8 @@ ENVIRONMENTS: Final = {
         Environment("tinygrad", ("tinygrad==0.14.0", "numpy"), programs=("clang",)),
         Environment("jax", ("jaxonnxruntime==0.3.0", "jax==0.10.2", "absl-py==2.3.1", _ONNX)),
         Environment("nncf", ("nncf==3.4.0", _ONNX, _ORT)),
-        Environment("olive", ("olive-ai==0.13.0", _ORT, _TORCH)),
-        Environment("netron", ("netron==9.3.3", "numpy"), programs=("chromium",)),
+        Environment("olive", ("olive-ai==0.13.0", "requests==2.32.5", _ORT, _TORCH)),
+        Environment("netron", ("netron==9.3.3", "numpy", _ONNX), programs=("chromium",)),
         Environment("node", ("onnxruntime-node@1.30.0", "onnxruntime-web@1.30.0"), npm=True),
     )
 }
