@@ -61,7 +61,7 @@ class Environment:
     def version(self, package: str) -> str:
         """Return the installed version of a package; KeyError where there is none."""
         found: dict[str, str] = json.loads((self.folder / "versions.json").read_text())
-        return found[package]
+        return found[package.lower()]
 
 
 ENVIRONMENTS: Final = {
@@ -127,7 +127,7 @@ def _pip(environment: Environment) -> dict[str, str]:
     _run([sys.executable, "-m", "venv", str(folder)])
     _run([*pip, "install", "-q", "--no-compile", "-c", str(constraints), *environment.packages])
     listed = json.loads(_run([*pip, "list", "--format", "json"]))
-    return {package["name"]: package["version"] for package in listed}
+    return {package["name"].lower(): package["version"] for package in listed}
 
 
 def _npm(environment: Environment) -> dict[str, str]:

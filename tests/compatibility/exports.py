@@ -1,13 +1,14 @@
 """The models of the matrix: five architectures of `models`, small, as torch exports them.
 
 Up to opset 17 torch writes them by TorchScript, above by dynamo; each with symbolic axes, and with
-fixed shapes for the runtimes that want these. Exports stay in the cache, since they do not depend on
-onnxfold.
+fixed shapes for the runtimes that want these. Exports stay in the cache, since they do not depend
+on onnxfold.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -61,6 +62,7 @@ class Export:
         """Return the file, which is written on first use."""
         path = self.folder / "original.onnx"
         if not path.exists():
+            sys.stderr.write(f"exporting {self.folder.name}\n")
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write(path)
         return path

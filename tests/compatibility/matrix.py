@@ -10,8 +10,8 @@ what the subject computes in,
 where e_ort is the error of the original in ONNX Runtime on the CPU in float32, and e_o that of the
 original in the same subject. Ours rounds each changed weight once more and adds in another order:
 that at most doubles what the original has of roundings, and the largest of several hundred errors
-differs between two orders of summation by up to 2.5 (the originals, in ONNX Runtime with and without
-optimization and in `onnx.reference`), for which 4 is allowed.
+differs between two orders of summation by up to 2.5 (the originals, in ONNX Runtime with and
+without optimization and in `onnx.reference`), for which 4 is allowed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import json
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -29,7 +30,7 @@ from typing import Any, Final
 import numpy as np
 
 import onnxfold
-from tests.compatibility.environments import CACHE, ENVIRONMENTS, UnavailableError, ready
+from tests.compatibility.environments import ENVIRONMENTS, UnavailableError, ready
 from tests.compatibility.exports import Export
 from tests.compatibility.subjects import RUNTIMES, Subject
 from tests.compatibility.truth import relative_error
@@ -49,7 +50,6 @@ LIMIT: Final = 2.0 * 4.0
 _UNIT32 = 2.0**-24
 _ROUNDS = 30
 _TEXT = 300
-_FILES = CACHE / "files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,31 +107,39 @@ def run(
     timed: bool = False,
 ) -> Iterator[Row]:
     """Yield a row for each subject, export and target, the original among them."""
-    shutil.rmtree(_FILES, ignore_errors=True)
-    files = _Files(targets)
-    base = _base_errors(subjects, exports, files)
-    for subject in subjects:
-        yield from _rows(subject, exports, files, base, timed)
+    with tempfile.TemporaryDirectory() as folder:
+        files = _Files(targets, Path(folder))
+        base = _base_errors(subjects, exports, files)
+        for subject in subjects:
+            yield from _rows(subject, exports, files, base, timed)
 
 
 class _Files:
     """The files of each export: the original, and what onnxfold makes of it for each target."""
 
-    def __init__(self, targets: Sequence[str]) -> None:
+    def __init__(self, targets: Sequence[str], folder: Path) -> None:
+        self.folder = folder
         self._targets = tuple(targets)
         self._made: dict[Export, dict[str, Path | Cell]] = {}
 
     def of(self, export: Export) -> dict[str, Path | Cell]:
         if export not in self._made:
             sys.stderr.write(f"  {export.path.parent.name}\n")
-            made = {target: _optimized(export, target) for target in self._targets}
+            made = {target: self._optimized(export, target) for target in self._targets}
             self._made[export] = {ORIGINAL: export.path, **made}
         return self._made[export]
 
+    def place(self, export: Export, name: str) -> Path:
+        """Return a path for what is made of an export."""
+        folder = self.folder / export.folder.name
+        folder.mkdir(exist_ok=True)
+        return folder / name
 
-def _optimized(export: Export, target: str) -> Path | Cell:
-    path = _FILES / export.path.parent.name / f"{target}.onnx"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    def _optimized(self, export: Export, target: str) -> Path | Cell:
+        return _optimized(export, target, self.place(export, f"{target}.onnx"))
+
+
+def _optimized(export: Export, target: str, path: Path) -> Path | Cell:
     try:
         onnxfold.optimize(export.path, path, **TARGETS[target])
     except onnxfold.OnnxfoldError as error:
@@ -153,7 +161,7 @@ def _base_errors(
         if subject.takes(*export)
     }
     originals = {(export, ORIGINAL): export.path for export in wanted}
-    cells = _run_files(RUNTIMES[0], originals)
+    cells = _run_files(RUNTIMES[0], originals, files)
     return {export: _known(cell) for (export, _), cell in cells.items()}
 
 
@@ -175,14 +183,12 @@ def _rows(
     given = {(export, name): file for export in chosen for name, file in files.of(export).items()}
     paths = {place: file for place, file in given.items() if isinstance(file, Path)}
     cells = {place: file for place, file in given.items() if isinstance(file, Cell)}
-    cells |= (_apply_files if subject.tool else _run_files)(subject, paths)
+    cells |= (_apply_files if subject.tool else _run_files)(subject, paths, files)
     rows = [row for export in chosen for row in _judged(subject, export, cells, base[export])]
     return _with_times(subject, rows, paths) if timed and not subject.tool else rows
 
 
-def _judged(
-    subject: Subject, export: Export, cells: dict[Place, Cell], base: float
-) -> list[Row]:
+def _judged(subject: Subject, export: Export, cells: dict[Place, Cell], base: float) -> list[Row]:
     original = cells[export, ORIGINAL]
     own = subject.roundoff
     bounds = {ORIGINAL: LIMIT * base * own / _UNIT32}
@@ -214,22 +220,23 @@ def _version(subject: Subject) -> str:
         return ""
 
 
-def _run_files(subject: Subject, paths: dict[Place, Path]) -> dict[Place, Cell]:
+def _run_files(subject: Subject, paths: dict[Place, Path], files: _Files) -> dict[Place, Cell]:
     jobs = [
-        {"action": "run", "model": str(path), "inputs": export.inputs(), "folder": _new_folder(path)}
-        for (export, _), path in paths.items()
+        {
+            "action": "run",
+            "model": str(path),
+            "inputs": place[0].inputs(),
+            "folder": _emptied(files.place(*place)),
+        }
+        for place, path in paths.items()
     ]
     found = _work(subject, jobs)
-    return {
-        place: _checked(place[0], answer)
-        for place, answer in zip(paths, found, strict=True)
-    }
+    return {place: _checked(place[0], answer) for place, answer in zip(paths, found, strict=True)}
 
 
-def _new_folder(path: Path) -> str:
-    folder = _FILES / "outputs" / f"{path.parent.name}-{path.stem}"
+def _emptied(folder: Path) -> str:
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir()
     return str(folder)
 
 
@@ -244,14 +251,12 @@ def _checked(export: Export, answer: dict[str, Any]) -> Cell:
     return replace(cell, error=relative_error(outputs, export.truth()))
 
 
-def _apply_files(subject: Subject, paths: dict[Place, Path]) -> dict[Place, Cell]:
+def _apply_files(subject: Subject, paths: dict[Place, Path], files: _Files) -> dict[Place, Cell]:
     """Give each file to a tool and run in ONNX Runtime what the tool writes."""
     rewritten = {
-        (export, name): _FILES / export.folder.name / f"{name}-rewritten.onnx"
-        for export, name in paths
+        (export, name): files.place(export, f"{name}-rewritten.onnx") for export, name in paths
     }
     for path in rewritten.values():
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
     jobs = [
         {
@@ -265,7 +270,7 @@ def _apply_files(subject: Subject, paths: dict[Place, Path]) -> dict[Place, Cell
     ]
     applied = dict(zip(paths, map(_cell, _work(subject, jobs)), strict=True))
     written = {place: rewritten[place] for place, cell in applied.items() if cell.outcome == "ok"}
-    ran = _run_files(RUNTIMES[0], written)
+    ran = _run_files(RUNTIMES[0], written, files)
     for place, cell in ran.items():
         text = f"ONNX Runtime, of what it writes: {cell.text}" if cell.text else ""
         applied[place] = replace(cell, facts=applied[place].facts, text=text[:_TEXT])
@@ -326,5 +331,3 @@ def _said(text: str) -> str:
 
 def _place(row: Row) -> tuple[str, str, int]:
     return row.subject, row.architecture, row.opset
-
-

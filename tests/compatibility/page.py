@@ -1,6 +1,6 @@
 """Keep the rows of the matrix in a CSV, and write docs/compatibility.md from it.
 
-    python -m tests.compatibility.page
+python -m tests.compatibility.page
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def _section(
     lines = []
     for subject in subjects:
         mine = [row for row in rows if row.subject == subject.name]
-        lines.append([subject.name, *_about(mine), *_counts(mine), *(_LAST[it](mine) for it in last)])
+        lines.append(
+            [subject.name, *_about(mine), *_counts(mine), *(_LAST[it](mine) for it in last)]
+        )
     headings = ["", "version", "date", ORIGINAL, *(f"`{name}`" for name in TARGETS), *last]
     return f"## {title}\n\n" + _table(headings, lines) + "\n"
 
@@ -196,7 +198,9 @@ def _instance(row: Row) -> str:
 
 def _table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     shown = [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
-    shown += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in lines]
+    shown += [
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in lines
+    ]
     return "\n".join(shown) + "\n"
 
 

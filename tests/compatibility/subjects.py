@@ -18,8 +18,8 @@ _FLOAT32, _FLOAT16, _INT8 = 2.0**-24, 2.0**-11, 2.0**-8
 class Subject:
     """A runtime or a tool.
 
-    function: its name in workers/runtimes.py, tools.py or worker.js. package: whose version the page
-    names. fixed: it is given exports with fixed shapes. roundoff: of the type that it computes in.
+    function: its name in workers/runtimes.py, tools.py or worker.js. package: whose version the
+    page names. fixed: it is given exports with fixed shapes. roundoff: of its type.
     opsets: fewer than all where one file takes it many seconds. fast: a part of `.ci/run`.
     """
 

@@ -21,7 +21,10 @@ _SHOWN = 400
 
 
 def answers(
-    command: Sequence[str], jobs: Sequence[Job], variables: dict[str, str], limit_s: float = _LIMIT_S
+    command: Sequence[str],
+    jobs: Sequence[Job],
+    variables: dict[str, str],
+    limit_s: float = _LIMIT_S,
 ) -> list[Job]:
     """Return the answer to each job; a job that ends the worker is answered with how it ended.
 
@@ -75,13 +78,15 @@ def _read(worker: subprocess.Popen[str], count: int, limit_s: float) -> tuple[li
     if late:
         worker.kill()
     worker.wait()
+    reader.join()
     return found, late
 
 
 def _pass_on(worker: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
     assert worker.stdout is not None
-    for line in worker.stdout:
-        lines.put(line)
+    with worker.stdout as stream:
+        for line in stream:
+            lines.put(line)
     lines.put("")
 
 

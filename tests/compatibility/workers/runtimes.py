@@ -111,7 +111,7 @@ def tract(path: str, inputs: Inputs) -> Loaded:
 
 def mnn(path: str, inputs: Inputs) -> Loaded:
     import MNN
-    import MNN.expr as expr
+    from MNN import expr
 
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "model.mnn"
@@ -119,9 +119,7 @@ def mnn(path: str, inputs: Inputs) -> Loaded:
         _program("mnnconvert", *arguments, made=file)
         config = {"backend": 0, "numThread": 1, "precision": "high"}
         manager = MNN.nn.create_runtime_manager((config,))
-        module = MNN.nn.load_module_from_file(
-            str(file), list(inputs), [], runtime_manager=manager
-        )
+        module = MNN.nn.load_module_from_file(str(file), list(inputs), [], runtime_manager=manager)
     kinds = {"float32": expr.float, "int64": expr.int64, "int32": expr.int}
     fed = []
     for array in inputs.values():
@@ -218,14 +216,12 @@ def jaxonnxruntime(path: str, inputs: Inputs) -> Loaded:
     from jaxonnxruntime import config
     from jaxonnxruntime.backend import Backend
 
-    config.update("jaxort_only_allow_initializers_as_static_args", False)  # noqa: FBT003
+    config.update("jaxort_only_allow_initializers_as_static_args", False)
     prepared = Backend.prepare(onnx.load(path))
     return lambda: [np.asarray(each) for each in prepared.run(inputs)], {}
 
 
-def _program(
-    *command: object, folder: Path | None = None, made: Path | None = None
-) -> None:
+def _program(*command: object, folder: Path | None = None, made: Path | None = None) -> None:
     """Run a converter; RuntimeError with its complaint where it fails or `made` is not there."""
     done = subprocess.run(
         list(map(str, command)), cwd=folder, capture_output=True, text=True, check=False

@@ -165,9 +165,7 @@ def nncf(source: Path, target: Path, inputs: Inputs) -> None:
     onnx.save(package.quantize(onnx.load(source), data, subset_size=1), target)
 
 
-def olive(
-    source: Path, target: Path, inputs: Inputs, *, passes: dict[str, dict[str, Any]]
-) -> None:
+def olive(source: Path, target: Path, inputs: Inputs, *, passes: dict[str, dict[str, Any]]) -> None:
     from olive.workflows import run
 
     with tempfile.TemporaryDirectory() as folder:
@@ -193,7 +191,7 @@ def netron(source: Path, target: Path, inputs: Inputs) -> dict[str, Any]:
     address, port = package.start(str(source), browse=False)
     with tempfile.TemporaryDirectory() as profile:
         done = subprocess.run(
-            [
+            [  # noqa: S607  wherever the distribution has put it
                 "chromium",
                 "--headless",
                 "--no-sandbox",

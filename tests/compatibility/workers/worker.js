@@ -12,6 +12,7 @@ const KINDS = {
   bool: Uint8Array,
 };
 const WARM_UP_S = 0.1;
+const TIMED_S = 0.5;
 
 const seconds = () => Number(process.hrtime.bigint()) / 1e9;
 const median = (values) => values.sort((a, b) => a - b)[values.length >> 1];
@@ -53,7 +54,8 @@ const actions = {
       for (const end = seconds() + WARM_UP_S; seconds() < end; ) await runs[name]();
     }
     const times = Object.fromEntries(Object.keys(runs).map((name) => [name, []]));
-    for (let round = 0; round < job.rounds; round++) {
+    const end = seconds() + TIMED_S * Object.keys(runs).length;
+    for (let round = 0; round < job.rounds || seconds() < end; round++) {
       for (const [name, run] of Object.entries(runs)) {
         const start = seconds();
         await run();

@@ -28,6 +28,7 @@ import numpy as np
 
 Job = dict[str, Any]
 _WARM_UP_S = 0.1
+_TIMED_S = 0.5  # for each model at least, since a busy machine interrupts for milliseconds
 
 
 def main(jobs: Path) -> int:
@@ -63,7 +64,8 @@ def _time(job: Job) -> Job:
     for run in runs.values():
         _warm_up(run)
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(job["rounds"]):
+    end = time.perf_counter() + _TIMED_S * len(runs)
+    while len(times[next(iter(runs))]) < job["rounds"] or time.perf_counter() < end:
         for name, run in runs.items():
             start = time.perf_counter()
             run()
