@@ -59,7 +59,7 @@ def text(rows: Sequence[Row]) -> str:
         "A cell says how many of the files that the subject takes as they were exported it takes "
         "after `onnxfold optimize --target` too, with the same output. The same: the largest error "
         "against a float64 run, relative to the largest output, is at most "
-        f"{LIMIT:.0f} times that of the original in the same subject, or one rounding of its type. "
+        f"{LIMIT:.0f} times that of the original in the same subject, or of one rounding of its type. "
         "`tests/compatibility/matrix.py` has the derivation. What a tool writes is run in ONNX "
         "Runtime.\n\n"
         "*worst*: that ratio, of the file for the default target. *time*: its median time over "

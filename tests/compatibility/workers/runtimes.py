@@ -133,6 +133,7 @@ def pnnx(path: str, inputs: Inputs) -> Loaded:
     import importlib.util
     import shutil
 
+    import pnnx as package
     import torch
 
     torch.set_num_threads(1)
@@ -142,7 +143,8 @@ def pnnx(path: str, inputs: Inputs) -> Loaded:
         f"[{','.join(map(str, array.shape))}]{_letter(array)}{8 * array.itemsize}"
         for array in inputs.values()
     )
-    _program("pnnx", "model.onnx", f"inputshape={shapes}", "fp16=0", folder=folder)
+    # Its script would import torch once more.
+    _program(package.EXEC_PATH, "model.onnx", f"inputshape={shapes}", "fp16=0", folder=folder)
     spec = importlib.util.spec_from_file_location("model_pnnx", folder / "model_pnnx.py")
     assert spec is not None
     assert spec.loader is not None
