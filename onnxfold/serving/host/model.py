@@ -111,7 +111,7 @@ class OnnxModel(MLModel):
             raise InferenceError(f"{self.name}: {error}") from error
         except RunError as error:
             raise MLServerError(f"{self.name}: {error}", status_code=_INTERNAL_ERROR) from error
-        types = {spec.name: spec.datatype for spec in engine.signature.outputs}
+        types = {spec.name: spec.datatype.name for spec in engine.signature.outputs}
         # Packed as they are, unchecked: the endpoints write arrays as bytes or as JSON.
         outputs = [
             ResponseOutput.model_construct(
@@ -170,4 +170,4 @@ def model_settings(model: NamedModel, shared: Shared) -> ModelSettings:
 
 
 def _described(spec: TensorSpec) -> MetadataTensor:
-    return MetadataTensor(name=spec.name, datatype=Datatype(spec.datatype), shape=spec.shape)
+    return MetadataTensor(name=spec.name, datatype=Datatype(spec.datatype.name), shape=spec.shape)

@@ -212,7 +212,9 @@ def _input(entry: Any, binary: memoryview) -> tuple[RequestInput, int]:
         raise InferenceError(f"input '{name}' claims {size} bytes, the body has {len(binary)} left")
     else:
         data = binary[:size]
-    datatype = str(entry.get("datatype"))
+    datatype = entry.get("datatype")
+    if not isinstance(datatype, str):
+        raise InferenceError(f"input '{name}' has no datatype")
     return RequestInput.model_construct(name=name, datatype=datatype, shape=shape, data=data), size
 
 

@@ -21,26 +21,12 @@ from mlserver.grpc.servicers import InferenceServicer
 from mlserver.types import InferenceRequest, RequestInput, RequestOutput
 
 from onnxfold.serving.codec import raw_bytes
+from onnxfold.serving.datatypes import BY_NAME
 from onnxfold.serving.host.model import demand_ready
 from onnxfold.serving.host.sockets import unsent
 
 __all__ = ["Rpc"]
 
-# Where a tensor that is not raw has its elements.
-_CONTENTS = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
-}
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     404: grpc.StatusCode.NOT_FOUND,
@@ -159,16 +145,22 @@ def _read(request: pb.ModelInferRequest) -> InferenceRequest:
         )
     inputs = []
     for number, tensor in enumerate(request.inputs):
-        if tensor.datatype not in _CONTENTS and tensor.datatype != "FP16":
+        datatype = BY_NAME.get(tensor.datatype)
+        if datatype is None:
             raise InferenceError(
                 f"input '{tensor.name}' has the datatype '{tensor.datatype}', "
                 "which the protocol does not know"
             )
         if raw and tensor.HasField("contents"):
             raise InferenceError(f"input '{tensor.name}' has raw contents and others too")
-        if not raw and tensor.datatype == "FP16":
-            raise InferenceError(f"input '{tensor.name}' is FP16, which must be sent raw")
-        data = raw[number] if raw else list(getattr(tensor.contents, _CONTENTS[tensor.datatype]))
+        if raw:
+            data = raw[number]
+        elif datatype.contents is None:
+            raise InferenceError(
+                f"input '{tensor.name}' is {datatype.name}, which must be sent raw"
+            )
+        else:
+            data = list(getattr(tensor.contents, datatype.contents))
         inputs.append(
             RequestInput.model_construct(
                 name=tensor.name, datatype=tensor.datatype, shape=list(tensor.shape), data=data

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from onnxfold.errors import ModelError
+from onnxfold.serving.signature import Signature, TensorSpec
 from onnxfold.serving.triton.device import Device
-from onnxfold.serving.triton.interface import Interface, Tensor
 
 __all__ = ["ModelConfig"]
 
@@ -21,15 +22,24 @@ class ModelConfig:
     """What Triton is told about a model.
 
     ``max_batch`` 0 means that Triton joins no requests; ``library`` is the path of the kernels in
-    the server, None for a model without; ``threads`` None leaves ONNX Runtime its default.
+    the server, None for a model without; ``threads`` None leaves ONNX Runtime its default. Raises
+    ModelError for a shape without any element.
     """
 
     name: str
-    interface: Interface
+    signature: Signature
     max_batch: int
     device: Device
     library: str | None
     threads: int | None
+
+    def __post_init__(self) -> None:
+        for tensor in (*self.signature.inputs, *self.signature.outputs):
+            if 0 in tensor.dims:
+                raise ModelError(
+                    f"'{tensor.name}' of '{self.name}' has the shape {list(tensor.dims)}, without "
+                    "any element, which Triton cannot serve"
+                )
 
     def text(self) -> str:
         """Return the content of config.pbtxt."""
@@ -40,11 +50,11 @@ class ModelConfig:
         yield 'platform: "onnxruntime_onnx"'
         yield 'backend: "onnxruntime"'
         yield f"max_batch_size: {self.max_batch}"
-        for tensor in self.interface.inputs:
+        for tensor in self.signature.inputs:
             # The backend takes no optional input together with batches; its default stays.
             if not (tensor.optional and self.max_batch):
                 yield from self._tensor("input", tensor)
-        for tensor in self.interface.outputs:
+        for tensor in self.signature.outputs:
             yield from self._tensor("output", tensor)
         yield f"instance_group {{ kind: KIND_{self.device.name} count: 1 }}"
         if self.max_batch:
@@ -55,13 +65,11 @@ class ModelConfig:
         if self.library is not None:
             yield f"model_operations {{ op_library_filename: {_quoted(self.library)} }}"
 
-    def _tensor(self, field: str, tensor: Tensor) -> Iterator[str]:
-        dims = [dim if isinstance(dim, int) else -1 for dim in tensor.dims]
-        if self.max_batch:
-            dims = dims[1:]
+    def _tensor(self, field: str, tensor: TensorSpec) -> Iterator[str]:
+        dims = tensor.shape[1:] if self.max_batch else tensor.shape
         yield f"{field} {{"
         yield f"  name: {_quoted(tensor.name)}"
-        yield f"  data_type: {tensor.data_type}"
+        yield f"  data_type: {tensor.datatype.triton}"
         yield f"  dims: [ {', '.join(map(str, dims or [1]))} ]"
         # Triton has no empty dims; the backend takes [1] for a scalar, but not for a batch of them.
         if self.max_batch and not dims:

@@ -14,9 +14,10 @@ import onnxfold
 from onnxfold.errors import ModelError, UsageError
 from onnxfold.serving import NamedModel, ServeSettings
 from onnxfold.serving.codec import RequestError
+from onnxfold.serving.datatypes import BY_NAME
 from onnxfold.serving.engine import Engine
 from onnxfold.serving.optimized import is_for_kernels, prepared
-from onnxfold.serving.signature import Signature, TensorSpec, why_not_batched
+from onnxfold.serving.signature import Signature, TensorSpec, why_not_batched, why_unsure
 from tests.builders import pre_norm_model
 from tests.serving.server import models
 
@@ -29,7 +30,7 @@ def opened(model: onnx.ModelProto, folder: Path) -> Engine:
 
 
 def floats(name: str, *dims: int | str | None) -> TensorSpec:
-    return TensorSpec(name, "FP32", np.dtype(np.float32), dims)
+    return TensorSpec(name, BY_NAME["FP32"], dims)
 
 
 def test_the_shipped_model_is_batched_with_kernels() -> None:
@@ -46,27 +47,24 @@ def test_a_model_that_mixes_rows_is_not_batched(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("x", "y", "why"),
     [
-        ((2, 3), (2, 3), "the first dim of 'x' is not an open, named one"),
-        ((None, 3), (None, 3), "the first dim of 'x' is not an open, named one"),
-        ((), (), "the first dim of 'x' is not an open, named one"),
-        (("n", "n"), ("n", "n"), "'n' is also another dim of 'x'"),
-        (("n", 3), (None, 3), "the first dim of 'y' is not 'n'"),
-        (("n", 3), (), "the first dim of 'y' is not 'n'"),
-        (("n", "t"), ("n", "u"), "a dim of 'y' does not follow"),
-        (("n", "t"), ("n", None), "a dim of 'y' does not follow"),
+        ((None, 3), (None, 3), "the first dimension of input 'x' has no name"),
+        (("n", 3), (None, 3), "the first dimension of output 'y' is not 'n' by name"),
+        (("n", "t"), ("n", "u"), "a dimension of output 'y' does not follow"),
+        (("n", "t"), ("n", None), "a dimension of output 'y' does not follow"),
     ],
 )
-def test_shapes_that_forbid_batching_are_named(
+def test_what_names_leave_open_is_told(
     x: tuple[int | str | None, ...], y: tuple[int | str | None, ...], why: str
 ) -> None:
-    assert why in str(why_not_batched(Signature((floats("x", *x),), (floats("y", *y),))))
+    signature = Signature((floats("x", *x),), (floats("y", *y),))
+    assert why_not_batched(signature) is None
+    assert why in str(why_unsure(signature))
 
 
-def test_every_input_needs_the_batch_dim() -> None:
-    both = (floats("a", "n", 3), floats("b", "m", 3))
-    assert "'b' is not 'n'" in str(why_not_batched(Signature(both, (floats("y", "n", 3),))))
-    assert why_not_batched(Signature((), (floats("y", "n"),))) == "it has no inputs"
-    assert why_not_batched(Signature(both[:1], (floats("y", "n", 3),))) is None
+def test_every_input_needs_the_batch_dimension() -> None:
+    both = (floats("a", "n", 3), floats("b", None, 3))
+    assert "'b' is not 'n'" in str(why_unsure(Signature(both, (floats("y", "n", 3),))))
+    assert why_unsure(Signature(both[:1], (floats("y", "n", 3),))) is None
 
 
 def test_strings_are_served_one_request_at_a_time(tmp_path: Path) -> None:
@@ -81,7 +79,7 @@ def test_a_type_that_the_protocol_cannot_carry_is_refused(tmp_path: Path) -> Non
         [helper.make_tensor_value_info("y", TensorProto.BFLOAT16, ["n"])],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    with pytest.raises(ModelError, match=r"input 'x' is tensor\(bfloat16\)"):
+    with pytest.raises(ModelError, match=r"'x' is a tensor\(bfloat16\), of which ONNX Runtime"):
         opened(model, tmp_path)
 
 
