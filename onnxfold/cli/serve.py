@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -13,6 +17,7 @@ from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import OnnxfoldError
 
 if TYPE_CHECKING:
+    from onnxfold.serving import ServeSettings
     from onnxfold.serving.host.model import OnnxModel
 
 __all__ = ["serve"]
@@ -20,6 +25,31 @@ __all__ = ["serve"]
 _NEEDED = ("mlserver", "onnxruntime")
 
 _Port = Annotated[int, typer.Option(metavar="PORT", min=1, max=65535)]
+_MaxRequest = Annotated[
+    int,
+    typer.Option(
+        metavar="BYTES", min=1, help="Refuse larger requests, as sent and as decompressed."
+    ),
+]
+_HeaderTimeout = Annotated[
+    float, typer.Option(metavar="SECONDS", help="How long the head of an HTTP request may take.")
+]
+_BodyTimeout = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS", help="How long its body may take; a second more for each 64 KiB."
+    ),
+]
+_TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Answer only requests with `authorization: Bearer` and this token."
+    ),
+]
+_TlsCert = Annotated[
+    Path | None, typer.Option(metavar="FILE.pem", help="Speak TLS with this certificate chain.")
+]
+_TlsKey = Annotated[Path | None, typer.Option(metavar="FILE.pem", help="The key of --tls-cert.")]
 
 
 def serve(
@@ -59,6 +89,12 @@ def serve(
         float,
         typer.Option(metavar="SECONDS", help="How long a stop waits for requests under way."),
     ] = 30.0,
+    max_request_bytes: _MaxRequest = 1 << 28,
+    header_timeout: _HeaderTimeout = 10.0,
+    body_timeout: _BodyTimeout = 30.0,
+    token_file: _TokenFile = None,
+    tls_cert: _TlsCert = None,
+    tls_key: _TlsKey = None,
 ) -> None:
     """Serve models over REST and gRPC: the Open Inference Protocol (KServe V2).
 
@@ -79,6 +115,7 @@ def serve(
     go_on_as_usual()
     from onnxfold.serving import NamedModel, ServeSettings
     from onnxfold.serving.host.server import run
+    from onnxfold.serving.settings import read_token, tls_files
 
     settings = ServeSettings(
         models=tuple(NamedModel.parse(text) for text in models),
@@ -93,20 +130,39 @@ def serve(
         optimize=not no_optimize,
         providers=tuple(providers or ()),
         grace_s=grace,
+        max_request_bytes=max_request_bytes,
+        header_timeout_s=header_timeout,
+        body_timeout_s=body_timeout,
+        token=None if token_file is None else read_token(token_file),
+        tls=tls_files(tls_cert, tls_key),
     )
     quiet = context.obj is Verbosity.QUIET
+
+    if settings.open_to_others is not None:
+        _say(f"onnxfold: warning: {settings.open_to_others}", sys.stderr)
 
     def started(loaded: Sequence[OnnxModel]) -> None:
         if not quiet:
             for model in loaded:
-                typer.echo(_described(model, max_batch))
-            at = f"[{host}]" if ":" in host else host
-            typer.echo(
-                f"ready: http://{at}:{http_port}/v2, gRPC {at}:{grpc_port}, "
-                f"metrics http://{at}:{metrics_port}/metrics"
-            )
+                _say(_described(model, max_batch), sys.stdout)
+            _say(_ready(settings), sys.stdout)
 
     run(settings, quiet=quiet, started=started)
+
+
+def _say(line: str, stream: TextIO) -> None:
+    """Write a line at once; a server goes on where its log cannot be written, as on a full disk."""
+    with suppress(OSError):
+        os.write(stream.fileno(), f"{line}\n".encode())
+
+
+def _ready(settings: ServeSettings) -> str:
+    at = f"[{settings.host}]" if ":" in settings.host else settings.host
+    http = "http" if settings.tls is None else "https"
+    return (
+        f"ready: {http}://{at}:{settings.http_port}/v2, gRPC {at}:{settings.grpc_port}, "
+        f"metrics {http}://{at}:{settings.metrics_port}/metrics"
+    )
 
 
 def _described(model: OnnxModel, max_batch: int) -> str:

@@ -188,6 +188,7 @@ def _config(
     name = str(chosen.name)
     session = open_session(staged, name=name, library="cpu" if with_kernels else None)
     signature = signature_of(session, staged, name)
+    _demand_elements(signature, name)
     untried = None
     if chosen.max_batch:
         reason = why_not_batched(signature)
@@ -203,6 +204,15 @@ def _config(
         path = str(PurePosixPath(str(chosen.in_server)) / name / library.name)
     config = ModelConfig(name, signature, chosen.max_batch, chosen.device, path, chosen.threads)
     return config.text(), untried
+
+
+def _demand_elements(signature: Signature, name: str) -> None:
+    for spec in (*signature.inputs, *signature.outputs):
+        if 0 in spec.dims:
+            raise ModelError(
+                f"cannot serve '{name}': '{spec.name}' has the shape {list(spec.dims)}, without "
+                "any element, which Triton refuses"
+            )
 
 
 def _try_rows(

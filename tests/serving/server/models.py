@@ -17,6 +17,7 @@ __all__ = [
     "scaled",
     "slow",
     "two_inputs",
+    "wide",
     "write",
 ]
 
@@ -80,6 +81,15 @@ def scaled(factor: float) -> onnx.ModelProto:
         [_floats("x", "batch", 4)],
         [_floats("y", "batch", 4)],
         [numpy_helper.from_array(np.float32(factor), "factor")],
+    )
+
+
+def wide() -> onnx.ModelProto:
+    """y = x, a megabyte."""
+    return _model(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        [_floats("x", "batch", 1 << 18)],
+        [_floats("y", "batch", 1 << 18)],
     )
 
 

@@ -35,6 +35,17 @@ class Server:
         self.process.send_signal(number)
         return self.process.wait(timeout=300)
 
+    def peak_memory(self) -> int:
+        """The most bytes that the server had in memory at once."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) * 1024
+
+    def connections(self) -> int:
+        """How many connections to the HTTP port are open, at the server's end."""
+        port = f":{int(self.http.rpartition(':')[2]):04X}"
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return sum(row[1].endswith(port) and row[3] == "01" for row in rows)
+
     def get(self, path: str) -> tuple[int, Any]:
         return _answer(urllib.request.Request(f"http://{self.http}{path}"))
 

@@ -251,6 +251,14 @@ def test_what_cannot_be_tried_is_joined_by_the_names_alone(
             published(tmp_path / "net.onnx", max_batch=4)
 
 
+def test_a_shape_without_elements_is_refused(tmp_path: Path) -> None:
+    text = "(float[0,3] x) => (float[0,3] y) { y = Identity(x) }"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
+    onnx.save(model, tmp_path / "net.onnx")
+    with pytest.raises(ModelError, match=r"'net': 'x' has the shape \[0, 3\], without any element"):
+        published(tmp_path / "net.onnx")
+
+
 def test_a_model_of_standard_operators_needs_no_library(model: Path) -> None:
     result = publish(model, Deployment(model.parent / "repository"), target="onnx")
     assert set(files(result.folder)) == {"config.pbtxt", "1/model.onnx"}
