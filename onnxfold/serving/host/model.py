@@ -29,7 +29,7 @@ from onnxfold.serving.batching import Batcher, RunError
 from onnxfold.serving.codec import RequestError, Tensor, decode, selected
 from onnxfold.serving.engine import Engine
 from onnxfold.serving.host import metrics
-from onnxfold.serving.optimized import prepared
+from onnxfold.serving.optimized import served_file
 from onnxfold.serving.settings import NamedModel, ServeSettings
 from onnxfold.serving.signature import Array, TensorSpec
 from onnxfold.serving.statistics import Statistics
@@ -170,12 +170,11 @@ class OnnxModel(MLModel):
         )
 
     def _open(self) -> Engine:
-        settings, path = self._shared.settings, self._source.path
-        if settings.optimize:
-            path = prepared(path, self._shared.folder)
-        return Engine.open(
-            path, name=self.name, threads=settings.threads, providers=settings.providers
-        )
+        settings, shared = self._shared.settings, self._shared
+        with served_file(self._source.path, shared.folder, optimize=settings.optimize) as path:
+            return Engine.open(
+                path, name=self.name, threads=settings.threads, providers=settings.providers
+            )
 
     def _run(
         self, engine: Engine, feeds: Mapping[str, Array], outputs: Sequence[str]

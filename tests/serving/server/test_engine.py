@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from onnxfold.serving import NamedModel, ServeSettings
 from onnxfold.serving.codec import RequestError
 from onnxfold.serving.datatypes import BY_NAME
 from onnxfold.serving.engine import Engine
-from onnxfold.serving.optimized import is_for_kernels, prepared
+from onnxfold.serving.optimized import is_for_kernels, served_file
 from onnxfold.serving.signature import Signature, TensorSpec, why_not_batched, why_unsure
 from tests.builders import pre_norm_model
 from tests.serving.server import models
@@ -102,25 +104,89 @@ def test_what_is_no_model_is_one_line(tmp_path: Path) -> None:
 def test_a_model_is_for_kernels_once(tmp_path: Path) -> None:
     source = models.write(pre_norm_model(), tmp_path / "model.onnx")
     assert not is_for_kernels(source)
-    served = prepared(source, tmp_path)
-    assert served != source
-    assert is_for_kernels(served)
-    assert prepared(served, tmp_path) == served
     own = tmp_path / "own.onnx"
-    onnxfold.optimize(source, own)
-    assert own.read_bytes() == served.read_bytes()
+    onnxfold.optimize(source, own, target="kernels")
+    before = set(tmp_path.iterdir())
+    for given in (source, own):
+        with served_file(given, tmp_path, optimize=True) as served:
+            assert is_for_kernels(served)
+            assert served.read_bytes() == own.read_bytes()
+            assert served not in (source, own)
+        assert set(tmp_path.iterdir()) == before
+
+
+def test_a_session_keeps_what_it_was_opened_with(tmp_path: Path) -> None:
+    """Its external data is written over, made shorter and removed; a copy of it was served."""
+    path = models.write_external(models.table(1.0), tmp_path / "table.onnx")
+    data = tmp_path / "table.data"
+    rows = np.array([0, models.TABLE_ROWS - 1])
+
+    def first(engine: Engine) -> list[float]:
+        (y,) = engine.run({"ids": rows}, ["y"])
+        return y[:, 0].tolist()
+
+    with served_file(path, tmp_path, optimize=False) as served:
+        engine = Engine.open(served, name="table", threads=1)
+    unsafe = Engine.open(path, name="table", threads=1)
+    with data.open("r+b") as file:
+        file.write(np.full(models.TABLE_ROWS * 4, 7, np.float32).tobytes())
+    assert first(unsafe) == [7, 7]  # what a session does with a file that is not its own
+    assert first(engine) == [1, 1]
+    with data.open("r+b") as file:
+        file.truncate(8)
+    assert first(engine) == [1, 1]
+    data.unlink()
+    path.unlink()
+    assert first(engine) == [1, 1]
+
+
+def test_a_model_that_is_replaced_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = models.write_external(models.table(1.0), tmp_path / "table.onnx")
+    copy = shutil.copyfile
+
+    def slowly(source: Path, target: Path) -> object:
+        copied = copy(source, target)
+        if source.suffix == ".data":
+            models.write_external(models.table(2.0), path)
+        return copied
+
+    monkeypatch.setattr(shutil, "copyfile", slowly)
+    with (
+        pytest.raises(ModelError, match="the file has changed since it was loaded"),
+        served_file(path, tmp_path, optimize=False),
+    ):
+        pass
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = models.write(models.scaled(2.0), tmp_path / "m.onnx")
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with (
+        pytest.raises(ModelError, match="to serve it: No space left on device; TMPDIR"),
+        served_file(path, tmp_path, optimize=False),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_failed_optimization_names_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(b"no model")
-    with pytest.raises(ModelError):
-        prepared(path, tmp_path)
+    with pytest.raises(ModelError), served_file(path, tmp_path, optimize=True):
+        pass
     model = pre_norm_model()  # with an input that the check cannot make up
     model.graph.input.append(helper.make_tensor_value_info("s", TensorProto.STRING, ["n"]))
     onnx.save(model, path)
-    with pytest.raises(UsageError, match=r"'s' has strings.*--no-optimize"):
-        prepared(path, tmp_path)
+    with (
+        pytest.raises(UsageError, match=r"'s' has strings.*--no-optimize"),
+        served_file(path, tmp_path, optimize=True),
+    ):
+        pass
 
 
 def test_models_are_named(tmp_path: Path) -> None:
