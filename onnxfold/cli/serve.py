@@ -24,6 +24,35 @@ __all__ = ["serve"]
 
 _NEEDED = ("mlserver", "onnxruntime")
 
+_Models = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL [MODEL ...]",
+        help="ONNX models, each PATH or NAME=PATH; the name is that of the file.",
+    ),
+]
+_Host = Annotated[
+    str, typer.Option(metavar="ADDRESS", help="Listen here; 0.0.0.0 for every address.")
+]
+_MaxBatch = Annotated[
+    int,
+    typer.Option(
+        metavar="ROWS", help="Run requests that wait together, up to this; 1 turns it off."
+    ),
+]
+_Delay = Annotated[
+    float,
+    typer.Option(metavar="MS", help="Let a request wait this long for others to join it."),
+]
+_Threads = Annotated[
+    int, typer.Option(metavar="N", help="Threads within an operator; 0: one for each core.")
+]
+_Workers = Annotated[int, typer.Option(metavar="N", help="Runs that go on at once.")]
+_NoOptimize = Annotated[bool, typer.Option("--no-optimize", help="Serve the models as they are.")]
+_Grace = Annotated[
+    float,
+    typer.Option(metavar="SECONDS", help="How long a stop waits for requests under way."),
+]
 _Port = Annotated[int, typer.Option(metavar="PORT", min=1, max=65535)]
 _MaxRequest = Annotated[
     int,
@@ -54,41 +83,18 @@ _TlsKey = Annotated[Path | None, typer.Option(metavar="FILE.pem", help="The key 
 
 def serve(
     context: typer.Context,
-    models: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="MODEL [MODEL ...]",
-            help="ONNX models, each PATH or NAME=PATH; the name is that of the file.",
-        ),
-    ],
-    host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Listen here; 0.0.0.0 for every address.")
-    ] = "127.0.0.1",
+    models: _Models,
+    host: _Host = "127.0.0.1",
     http_port: _Port = 8080,
     grpc_port: _Port = 8081,
     metrics_port: _Port = 8082,
-    max_batch: Annotated[
-        int,
-        typer.Option(
-            metavar="ROWS", help="Run requests that wait together, up to this; 1 turns it off."
-        ),
-    ] = 16,
-    batch_delay_ms: Annotated[
-        float,
-        typer.Option(metavar="MS", help="Let a request wait this long for others to join it."),
-    ] = 0.0,
-    threads: Annotated[
-        int, typer.Option(metavar="N", help="Threads within an operator; 0: one for each core.")
-    ] = 1,
-    workers: Annotated[int, typer.Option(metavar="N", help="Runs that go on at once.")] = 1,
-    no_optimize: Annotated[
-        bool, typer.Option("--no-optimize", help="Serve the models as they are.")
-    ] = False,
+    max_batch: _MaxBatch = 16,
+    batch_delay_ms: _Delay = 0.0,
+    threads: _Threads = 1,
+    workers: _Workers = 1,
+    no_optimize: _NoOptimize = False,
     providers: ProvidersOption = None,
-    grace: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", help="How long a stop waits for requests under way."),
-    ] = 30.0,
+    grace: _Grace = 30.0,
     max_request_bytes: _MaxRequest = 1 << 28,
     header_timeout: _HeaderTimeout = 10.0,
     body_timeout: _BodyTimeout = 30.0,
