@@ -129,7 +129,8 @@ def settle_functions(model: ir.Model) -> None:
         model.graph.opset_imports.pop(DOMAIN, None)
 
 
-def _most_called(model: ir.Model) -> set[ir.OperatorIdentifier]:
+def _most_called(model: ir.Model) -> list[ir.OperatorIdentifier]:
+    """One setting of each function, in the order of the file: a set would write another each time."""
     calls = Counter(
         node.op_identifier()
         for node in _calls(model)
@@ -138,4 +139,4 @@ def _most_called(model: ir.Model) -> set[ir.OperatorIdentifier]:
     kept: dict[str, ir.OperatorIdentifier] = {}
     for identifier, _ in calls.most_common():
         kept.setdefault(identifier[1], identifier)
-    return set(kept.values())
+    return list(kept.values())
