@@ -40,9 +40,9 @@ def is_for_kernels(path: Path) -> bool:
 def served_file(path: Path, folder: Path, *, optimize: bool) -> Iterator[Path]:
     """Yield a file within `folder` that nobody else writes; it goes when the block is left.
 
-    A session that was opened by then keeps what it needs of it. The model is optimized for
-    kernels first where that is asked for and onnxfold did not do so before. Raises as :func:`onnxfold.optimize` does, with
-    the remedy, and ModelError where the model cannot be copied.
+    A session that was opened by then keeps what it needs of it. The model is optimized for kernels
+    first where that is asked for and onnxfold did not do so before. Raises as
+    :func:`onnxfold.optimize` does, with the remedy, and ModelError where the model cannot be copied.
     """
     own = Path(tempfile.mkdtemp(dir=folder))
     try:
