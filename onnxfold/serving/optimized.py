@@ -1,4 +1,7 @@
-"""The file that is served: the model as given, or optimized first.
+"""The file that is served: the model optimized, or a copy of it as it was given.
+
+A session maps the external data of its model. It would answer with whatever somebody writes into
+that file later, and end with the process where the file gets shorter: so nobody else has the file.
 
 Optimizing happens in a process of its own: it gives its memory back, and a server that reloads a
 model under load is not held up by it.
@@ -6,9 +9,12 @@ model under load is not held up by it.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnx_ir as ir
@@ -18,7 +24,7 @@ from onnxfold.errors import ModelError, OnnxfoldError, UsageError, VerificationE
 from onnxfold.options import Target
 from onnxfold.passes.lower.finalize import written_for
 
-__all__ = ["is_for_kernels", "prepared"]
+__all__ = ["is_for_kernels", "served_file"]
 
 _BY_EXIT_CODE = {error.exit_code: error for error in (VerificationError, UsageError, ModelError)}
 _PREFIX = "onnxfold: "
@@ -30,14 +36,41 @@ def is_for_kernels(path: Path) -> bool:
     return written_for(model) is Target.KERNELS
 
 
-def prepared(path: Path, folder: Path) -> Path:
-    """Return the model for kernels: `path` itself where it is one, else a file within `folder`.
+@contextmanager
+def served_file(path: Path, folder: Path, *, optimize: bool) -> Iterator[Path]:
+    """Yield a file within `folder` that nobody else writes; it goes when the block is left.
 
-    Raises as :func:`onnxfold.optimize` does, with the remedy.
+    A session that was opened by then keeps what it needs of it. The model is optimized for kernels
+    first where that is asked for and onnxfold did not do so before. Raises as
+    :func:`onnxfold.optimize` does, with the remedy, and ModelError where the model cannot be copied.
     """
-    if is_for_kernels(path):
-        return path
-    output = Path(tempfile.mkdtemp(dir=folder)) / path.name
+    own = Path(tempfile.mkdtemp(dir=folder))
+    try:
+        served = own / path.name
+        if optimize and not is_for_kernels(path):
+            _optimize(path, served)
+        else:
+            _copy(path, served)
+        yield served
+    finally:
+        shutil.rmtree(own)
+
+
+def _copy(path: Path, copy: Path) -> None:
+    model = model_io.load(path)
+    try:
+        for name, file in model_io.data_files(path).items():
+            (copy.parent / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy.parent / name)
+        shutil.copyfile(path, copy)
+    except OSError as error:
+        raise ModelError(
+            f"cannot copy '{path}' to serve it: {error.strerror}; TMPDIR names another folder"
+        ) from error
+    model_io.check_unchanged(model)
+
+
+def _optimize(path: Path, output: Path) -> None:
     words = ("-q", "optimize", str(path), "-o", str(output), "--target", Target.KERNELS.value)
     done = subprocess.run(  # noqa: S603 - our own command
         [sys.executable, "-m", "onnxfold", *words], capture_output=True, text=True, check=False
@@ -49,4 +82,3 @@ def prepared(path: Path, folder: Path) -> Path:
             f"cannot optimize '{path}': {said[-1].removeprefix(_PREFIX)} "
             "(serve the model as it is with --no-optimize)"
         )
-    return output
