@@ -183,9 +183,7 @@ def _table() -> Mapping[str, Signature]:
 SIGNATURES: Mapping[str, Signature] = _table()
 
 
-def call(
-    name: str, inputs: Sequence[ir.Value], *, axes: int = 1, epsilon: float = 0.0
-) -> ir.Node:
+def call(name: str, inputs: Sequence[ir.Value], *, axes: int = 1, epsilon: float = 0.0) -> ir.Node:
     """A node that calls op `name` over the last `axes` axes.
 
     Raises InvariantError where the signature does not allow it.

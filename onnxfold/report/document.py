@@ -14,6 +14,7 @@ from onnxfold.norms import NormKind, NormSite
 from onnxfold.passes.analysis import Analysis
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.report.html import in_pieces, page
+from onnxfold.shapes.claims import Claim
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,8 +35,11 @@ __all__ = [
 SCHEMA = 1
 
 
-def inspection(analysis: Analysis) -> dict[str, Any]:
-    """Return the document of ``inspect --json``; its fields are a contract."""
+def inspection(analysis: Analysis, claims: Sequence[Claim] = ()) -> dict[str, Any]:
+    """Return the document of ``inspect --json``; its fields are a contract.
+
+    ``claims``: the shapes that the model declares and nothing confirms, the worst first.
+    """
     plan, found = analysis.plan, analysis.description
     norms = _norms(analysis)
     return {
@@ -43,6 +47,10 @@ def inspection(analysis: Analysis) -> dict[str, Any]:
         "model": {"opset": found.opset, "nodes": found.nodes, "parameters": found.parameters},
         "norms": norms,
         "range_warnings": [warning.to_json() for warning in analysis.ranges],
+        "claimed_shapes": {
+            "count": len(claims),
+            "worst": claims[0].to_json() if claims else None,
+        },
         "summary": {
             "norms": len(norms),
             "layer_norms": sum(row["kind"] == NormKind.LAYER_NORM for row in norms),
@@ -134,6 +142,24 @@ def _moving(number: int, thing: str) -> str:
     return f"{_count(number, thing)} move{'s' if number == 1 else ''}"
 
 
+def _claimed(document: Mapping[str, Any]) -> str | None:
+    """Return the line on shapes that only the model's own declarations tell; None without any."""
+    claims = document.get("claimed_shapes")
+    if not claims or not claims["count"]:
+        return None
+    worst = claims["worst"]
+    inferred = "no shape" if worst["inferred"] is None else _sizes(worst["inferred"])
+    return (
+        f"{_count(claims['count'], 'shape')} that the model declares cannot be confirmed and "
+        f"{'is' if claims['count'] == 1 else 'are'} believed; the worst: '{worst['value']}' is "
+        f"declared {_sizes(worst['claimed'])}, inference finds {inferred}"
+    )
+
+
+def _sizes(shape: Sequence[int | str | None]) -> str:
+    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+
+
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
@@ -163,9 +189,9 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
     for line in tallied(document["norms"]):
         console.print(Text(line))
     console.print(Text(totals(document["summary"]), style="bold"))
-    sentence = _roundings(document["summary"])
-    if sentence is not None:
-        console.print(Text(sentence))
+    for sentence in (_roundings(document["summary"]), _claimed(document)):
+        if sentence is not None:
+            console.print(Text(sentence))
 
 
 def print_verification(console: Console, document: Mapping[str, Any]) -> None:

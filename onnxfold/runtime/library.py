@@ -336,6 +336,10 @@ def _test_model(
         opset_imports={"": opset, DOMAIN: VERSION},
         name="self_test",
     )
-    functions = [function(signature.name, opset, setting_of(node, opset, convertible=True))] if with_body else []
+    functions = (
+        [function(signature.name, opset, setting_of(node, opset, convertible=True))]
+        if with_body
+        else []
+    )
     proto = ir.to_proto(ir.Model(graph, ir_version=8, functions=functions))
     return bytes(proto.SerializeToString())

@@ -16,7 +16,9 @@ ORIGINAL = (TRUTH + NOISE).astype(np.float32)
 
 def judged(rewritten: np.ndarray, truth: np.ndarray = TRUTH, *originals: np.ndarray) -> Judgement:
     runs = originals or (ORIGINAL,)
-    return judge(truth, runs, rewritten.astype(np.float32), roundoff=U, criterion=AcceptanceCriterion(4.0))
+    return judge(
+        truth, runs, rewritten.astype(np.float32), roundoff=U, criterion=AcceptanceCriterion(4.0)
+    )
 
 
 @pytest.mark.parametrize(("factor", "passes"), [(0.0, True), (3.9, True), (4.1, False)])
@@ -97,9 +99,14 @@ def test_elements_of_the_usual_size_are_judged_by_themselves_too() -> None:
     original[:100] = truth[:100] + 100 * G.standard_normal(100)
     bad = original.copy()
     bad[:100] = truth[:100] + 100 * G.standard_normal(100)
-    assert judge(truth, [original], bad, roundoff=U, criterion=AcceptanceCriterion(4.0)).fault is None
+    assert (
+        judge(truth, [original], bad, roundoff=U, criterion=AcceptanceCriterion(4.0)).fault is None
+    )
     bad[100:] = truth[100:] + 10 * NOISE[100:]
-    assert judge(truth, [original], bad, roundoff=U, criterion=AcceptanceCriterion(4.0)).fault is not None
+    assert (
+        judge(truth, [original], bad, roundoff=U, criterion=AcceptanceCriterion(4.0)).fault
+        is not None
+    )
 
 
 def test_integers_may_differ_only_where_the_original_does() -> None:

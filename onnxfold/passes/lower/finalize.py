@@ -131,9 +131,7 @@ def settle_functions(model: ir.Model) -> None:
 
 def _most_called(model: ir.Model) -> set[ir.OperatorIdentifier]:
     calls = Counter(
-        node.op_identifier()
-        for node in _calls(model)
-        if not node.overload.startswith(_INLINED)
+        node.op_identifier() for node in _calls(model) if not node.overload.startswith(_INLINED)
     )
     kept: dict[str, ir.OperatorIdentifier] = {}
     for identifier, _ in calls.most_common():

@@ -117,7 +117,11 @@ def _fusion(
     dtype = norm.outputs[0].dtype
     others = (*norm.inputs[1:], *(reshape.inputs[1:] if reshape is not None else ()))
     place = _place(addition, reshape)
-    if dtype in (None, ir.DataType.DOUBLE) or not _same_shape(view, addition) or not _ready(others, place):
+    if (
+        dtype in (None, ir.DataType.DOUBLE)
+        or not _same_shape(view, addition)
+        or not _ready(others, place)
+    ):
         return None
     additions, operands = _operands(view, norm, addition, taken)
     stays = reshape is not None and _read_elsewhere(norm.inputs[0])

@@ -60,9 +60,7 @@ def costs_of(target: Target) -> Costs:
 class TargetLowering:
     """Lowers the norms of one model for one target."""
 
-    def __init__(
-        self, view: ModelInfo, target: Target, form: WrittenForm = WrittenForm.AUTO
-    ):
+    def __init__(self, view: ModelInfo, target: Target, form: WrittenForm = WrittenForm.AUTO):
         self._view = view
         self._target = target
         self._form = form
