@@ -36,7 +36,7 @@ _ENOUGH = 64
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Bounds that a user gives instead of the criterion above: |r - t| <= atol + rtol |t| everywhere."""
+    """Bounds that a user gives instead: |r - t| <= atol + rtol |t| everywhere."""
 
     rtol: float
     atol: float

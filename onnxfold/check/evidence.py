@@ -288,7 +288,7 @@ def _has_halves(model: ir.Model) -> bool:
     return any(v.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) for v in values)
 
 
-def against_itself(  # noqa: PLR0913  # as with_more_noise, and the runtime
+def against_itself(
     evidence: Evidence,
     pair: Pair,
     feeds: Sequence[Feeds],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxfold.check.criterion import Judgement, AcceptanceCriterion, Tolerance, judge
+from onnxfold.check.criterion import AcceptanceCriterion, Judgement, Tolerance, judge
 
 U = 2.0**-24
 G = np.random.default_rng(0)

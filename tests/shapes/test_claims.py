@@ -1,4 +1,4 @@
-"""Shapes that value_info claims: refused where inference contradicts them, named where it is mute."""
+"""What value_info claims: refused where inference contradicts it, named where that is mute."""
 
 from __future__ import annotations
 
