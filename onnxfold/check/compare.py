@@ -50,7 +50,7 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     """Compares two models on seeded inputs by the criterion of `onnxfold.check.criterion`.
 
     The truth is a float64 run of the original. Both models run in their own precision, by ONNX
-        Runtime if it can, else by the interpreter. `rtol` or `atol` replace the criterion by bounds on
+    Runtime if it can, else by the interpreter. `rtol` or `atol` replace the criterion by bounds on
     the distance to the truth. Where no float64 run can be had (an operator without a kernel, a
     tensor of more than `float64_limit_bytes`, too many parameters), both are compared in ONNX
     Runtime without optimizations, and the noise is that between the original with and without them.

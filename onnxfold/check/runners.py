@@ -51,21 +51,19 @@ def why_not_onnxruntime(model: ir.Model) -> str | None:
         return "onnxruntime is not installed"
     for value in (*model.graph.inputs, *model.graph.outputs):
         if value.dtype is ir.DataType.BFLOAT16:
-            return "onnxruntime takes no bfloat16 from Python"
+            return "onnxruntime does not accept bfloat16 from Python"
     if any(is_stochastic(node) for node in model.graph.all_nodes()):
         return "the model draws random numbers"
     return _unknown_in_function(model)
 
 
 def _unknown_in_function(model: ir.Model) -> str | None:
-    """Name an operator that the opset of a function has not: it ends the process (1.31)."""
+    """Name an operator that the opset of a function lacks: it ends the process (1.31)."""
     for function in model.functions.values():
         opset = function.opset_imports.get("", 1)
         for node in function.all_nodes():
             if node.domain == "" and not onnx.defs.has(node.op_type, opset):
-                return (
-                    f"function '{function.name}' has a {node.op_type}, which opset {opset} has not"
-                )
+                return f"function '{function.name}' has a {node.op_type}, which opset {opset} lacks"
     return None
 
 

@@ -183,7 +183,7 @@ class Batcher:
         results = self._run(stacked, batch[0].outputs)
         total = sum(one.rows for one in batch)
         if any(not result.ndim or result.shape[0] != total for result in results):
-            raise RunError("an output has not the rows of the inputs")
+            raise RunError("an output has a batch size other than the inputs'")
         answers, start = [], 0
         for one in batch:
             answers.append([result[start : start + one.rows] for result in results])

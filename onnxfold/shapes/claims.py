@@ -94,7 +94,7 @@ def _results(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def _is_more(claimed: Shape, inferred: Shape | None) -> bool:
-    """Whether the claim has a rank or a number that inference has not, or another."""
+    """Whether the claim has a rank or a number that inference lacks, or another one."""
     if inferred is None or len(inferred) != len(claimed):
         return True
     return any(isinstance(a, int) and a != b for a, b in zip(claimed, inferred, strict=True))

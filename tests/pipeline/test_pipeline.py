@@ -28,6 +28,18 @@ def test_the_same_kind_of_model_comes_back() -> None:
     assert isinstance(onnxfold.optimize(gs.import_onnx(proto)).model, gs.Graph)
 
 
+def test_a_program_of_torch_comes_back_as_one() -> None:
+    torch_onnx = pytest.importorskip("torch.onnx")
+    program = torch_onnx.ONNXProgram(ir.from_proto(chain_model()), None)
+    folded = onnxfold.optimize(program).model
+    assert isinstance(folded, torch_onnx.ONNXProgram)
+    assert folded.exported_program is program.exported_program
+    operators = [_operators(each.model_proto) for each in (program, folded)]
+    assert ["LayerNormalization" in names for names in operators] == [True, False]
+    (norm,) = onnxfold.inspect(program)["norms"]
+    assert norm["foldable"]
+
+
 def test_a_path_gives_a_path(tmp_path: Path) -> None:
     onnx.save(chain_model(), tmp_path / "in.onnx")
     result = onnxfold.optimize(tmp_path / "in.onnx", tmp_path / "out.onnx")
@@ -137,9 +149,7 @@ def test_a_small_tied_table_is_split_and_a_large_one_gets_a_centring() -> None:
     split = onnxfold.optimize(pre_norm_model(4, tied=True), target="kernels").plan
     assert (len(split.folds), len(split.insertions)) == (5, 0)
     assert split.split_bytes == 32 * 16 * 4
-    kept = onnxfold.optimize(
-        pre_norm_model(4, tied=True), target="kernels", allow_split=0
-    ).plan
+    kept = onnxfold.optimize(pre_norm_model(4, tied=True), target="kernels", allow_split=0).plan
     assert (len(kept.folds), len(kept.insertions), kept.split_bytes) == (5, 1, 0)
 
 

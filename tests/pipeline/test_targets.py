@@ -18,7 +18,10 @@ from tests.builders import chain_model, pre_norm_model
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 DIGITS = Path(__file__).parents[2] / "models" / "digits_vit" / "digits_vit.onnx"
-MODELS = [DIGITS, *(RECIPES / f"{name}.onnx" for name in ("bert-base", "gpt2", "swin-t", "vit-b16"))]
+MODELS = [
+    DIGITS,
+    *(RECIPES / f"{name}.onnx" for name in ("bert-base", "gpt2", "swin-t", "vit-b16")),
+]
 
 
 def two_settings() -> onnx.ModelProto:

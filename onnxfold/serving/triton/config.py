@@ -41,7 +41,7 @@ class ModelConfig:
         yield 'backend: "onnxruntime"'
         yield f"max_batch_size: {self.max_batch}"
         for tensor in self.interface.inputs:
-            # The backend takes no optional input together with batches; its default stays.
+            # The backend does not combine an optional input with batches; its default stays.
             if not (tensor.optional and self.max_batch):
                 yield from self._tensor("input", tensor)
         for tensor in self.interface.outputs:

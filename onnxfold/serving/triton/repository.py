@@ -138,7 +138,7 @@ def _checked(source: Path, deployment: Deployment) -> Deployment:
     if deployment.keep_config and not (folder / CONFIG).is_file():
         raise UsageError(f"--keep-config: there is no '{folder / CONFIG}'")
     if not repository.parent.is_dir() or (repository.exists() and not repository.is_dir()):
-        raise ModelError(f"'{repository}' is no folder and cannot be made; make it first")
+        raise ModelError(f"'{repository}' is not a folder and cannot be made; make it first")
     in_server = deployment.in_server or repository.as_posix()
     return replace(deployment, repository=repository, name=name, in_server=in_server)
 
@@ -188,7 +188,7 @@ def _config(
             reason, untried = _try_rows(session, staged, interface, spec)
         if reason is not None:
             raise UsageError(
-                f"--max-batch {chosen.max_batch}: the model takes no batches: {reason}; without "
+                f"--max-batch {chosen.max_batch}: the model cannot batch requests: {reason}; without "
                 "the option Triton joins nothing"
             )
     path = None
@@ -209,7 +209,7 @@ def _try_rows(
     except UsageError as error:
         output = interface.unnamed_rows()
         if output is not None:
-            reason = f"the first dimension of output '{output}' has not the name of the inputs'"
+            reason = f"the first dimension of output '{output}' has another name than the inputs'"
             return f"{reason}, and no trial can be made: {error}", None
         return None, str(error)
     required = {tensor.name for tensor in interface.inputs if not tensor.optional}
