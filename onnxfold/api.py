@@ -19,6 +19,7 @@ from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.stage_timer import Stages, StageTimer
 from onnxfold.pipeline import Result, bytes_of, run
 from onnxfold.report.document import inspection
+from onnxfold.shapes.claims import unconfirmed_claims
 
 __all__ = ["inspect", "optimize", "verify"]
 
@@ -40,6 +41,7 @@ def inspect(
     """
     source, chosen = open_source(model), target_named(target)
     with error_context(source):
+        claims = unconfirmed_claims(source.model)
         analysis = analyse(
             prepare(source.model).model,
             chosen,
@@ -48,7 +50,7 @@ def inspect(
             fuse_affine=fuse_affine,
             for_proof=False,
         )
-    return inspection(analysis)
+    return inspection(analysis, claims)
 
 
 def verify(

@@ -40,6 +40,7 @@ from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.passes.stage_timer import StageTimer
 from onnxfold.report.document import inspection
 from onnxfold.runtime.installed import onnxruntime_version
+from onnxfold.shapes.claims import unconfirmed_claims
 
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
@@ -102,9 +103,11 @@ def _attempt(
     infinite weight, where centring would not.
     """
     with timer.stage("analyse"):
+        claims = unconfirmed_claims(source.model)
         prepared = _prepared_for(source.model, chosen)
         analysis = _analysed(prepared, chosen, overflowing)
-    report: dict[str, Any] = {"inspect": inspection(analysis), "prepared": _prepared(prepared)}
+    inspected = inspection(analysis, claims)
+    report: dict[str, Any] = {"inspect": inspected, "prepared": _prepared(prepared)}
     if chosen.dry_run:
         report["timing_s"] = timer.seconds
         return Result(None, not analysis.plan.empty, analysis.plan, report)

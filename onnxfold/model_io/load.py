@@ -102,7 +102,7 @@ def _parse(path: Path, label: str) -> tuple[onnx.ModelProto, os.stat_result]:
         if stat.S_ISDIR(status.st_mode):
             raise ModelError(f"{label}: it is a directory; name the .onnx file in it")
         if not stat.S_ISREG(status.st_mode):
-            raise ModelError(f"{label}: it is no regular file")
+            raise ModelError(f"{label}: it is not a regular file")
         if status.st_size == 0:
             raise ModelError(f"{label}: the file is empty")
         if status.st_size > _PROTOBUF_LIMIT_BYTES:

@@ -31,6 +31,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
@@ -56,7 +57,8 @@ __all__ = [
 DOMAIN = "onnxfold"
 VERSION = 1
 MIN_OPSET = 7
-MAX_OPSET = 26
+# Bodies are tested up to the newest opset that the installed onnx has.
+MAX_OPSET = onnx.defs.onnx_opset_version()
 
 
 class Statistics(StrEnum):

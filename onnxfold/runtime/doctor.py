@@ -1,6 +1,6 @@
 """doctor: what is installed, what is missing and how to get it, and whether the kernels work.
 
-A part that is optional and absent (ONNX Runtime, a library of ours) is no illness; a part that is
+A part that is optional and absent (ONNX Runtime, a library of ours) is not an error; a part that is
 there and does not work is.
 """
 

@@ -198,7 +198,7 @@ def _from_list(data: Sequence[Any], spec: TensorSpec, shape: tuple[int, ...], co
     try:
         array = _integers(data, spec) if spec.dtype.kind in _INTEGERS else np.asarray(data)
     except ValueError as error:
-        raise RequestError(f"the data of input '{spec.name}' is no tensor: {error}") from error
+        raise RequestError(f"the data of input '{spec.name}' is not a tensor: {error}") from error
     if array.ndim > 1 and array.shape != shape:
         raise RequestError(
             f"the data of input '{spec.name}' is nested as {_shown(array.shape)}, its shape says "

@@ -150,7 +150,7 @@ def test_the_report_says_that_it_was_done_in_pieces(
 
     report.print_result(Console(width=400), result.report, verbose=False)
     said = capsys.readouterr().out
-    assert f"in {document['pieces']} pieces, for the whole does not fit in memory" in said
+    assert f"in {document['pieces']} pieces, since the model does not fit in memory" in said
     assert "too large for a float64 run" in said
     assert f"in {document['pieces']} pieces" in html_report.page(result.report)
 

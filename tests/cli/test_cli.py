@@ -324,3 +324,36 @@ def test_a_model_without_norms_says_so(
     onnx.save(model_of([relu], {"x": kind}, {"y": kind}, {}), tmp_path / "m.onnx")
     assert run(monkeypatch, "inspect", tmp_path / "m.onnx") == 0
     assert capsys.readouterr().out == "no norms\n"
+
+
+_OLD_PROTOBUF = """
+import sys
+import google.protobuf.runtime_version as version
+version.MAJOR = version.OSS_MAJOR = 4
+sys.argv = ["onnxfold", "inspect", "model.onnx"]
+from onnxfold.__main__ import run
+run()
+"""
+_NO_ML_DTYPES = """
+import sys
+sys.modules["ml_dtypes"] = None
+sys.argv = ["onnxfold", "inspect", "model.onnx"]
+from onnxfold.__main__ import run
+run()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "what"), [(_OLD_PROTOBUF, "runtime 4."), (_NO_ML_DTYPES, "ml_dtypes")]
+)
+def test_packages_that_do_not_fit_together_are_named_with_the_remedy(
+    program: str, what: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    assert done.stderr.startswith("onnxfold: the installed packages do not fit together: ")
+    assert what in done.stderr
+    assert "pip install --upgrade" in done.stderr
+    assert "defect" not in done.stderr

@@ -28,6 +28,18 @@ def test_the_same_kind_of_model_comes_back() -> None:
     assert isinstance(onnxfold.optimize(gs.import_onnx(proto)).model, gs.Graph)
 
 
+def test_a_program_of_torch_comes_back_as_one() -> None:
+    torch_onnx = pytest.importorskip("torch.onnx")
+    program = torch_onnx.ONNXProgram(ir.from_proto(chain_model()), None)
+    folded = onnxfold.optimize(program).model
+    assert isinstance(folded, torch_onnx.ONNXProgram)
+    assert folded.exported_program is program.exported_program
+    operators = [_operators(each.model_proto) for each in (program, folded)]
+    assert ["LayerNormalization" in names for names in operators] == [True, False]
+    (norm,) = onnxfold.inspect(program)["norms"]
+    assert norm["foldable"]
+
+
 def test_a_path_gives_a_path(tmp_path: Path) -> None:
     onnx.save(chain_model(), tmp_path / "in.onnx")
     result = onnxfold.optimize(tmp_path / "in.onnx", tmp_path / "out.onnx")

@@ -131,7 +131,7 @@ class Rest(RESTServer):
         return await self._model_repository_handlers.index(payload)
 
     def _replace_routes(self) -> None:
-        """Put our endpoints in; drop streams and `generate`, which an ONNX model has not."""
+        """Put our endpoints in; drop streams and `generate`, which an ONNX model lacks."""
         router = self._app.router
         theirs = ("/infer", "/infer_stream", "/generate", "/generate_stream")
         router.routes[:] = [
@@ -178,7 +178,7 @@ def _read(
     """Return the request, and for each output, and "" for the rest, whether binary is wanted."""
     size = headers.get(_JSON_SIZE)
     if size is not None and not (size.isascii() and size.isdigit() and int(size) <= len(body)):
-        raise InferenceError(f"the header {_JSON_SIZE} is no size within the body: '{size}'")
+        raise InferenceError(f"the header {_JSON_SIZE} is not a size within the body: '{size}'")
     split = len(body) if size is None else int(size)
     binary = memoryview(body)[split:]
     document = _json(memoryview(body)[:split])

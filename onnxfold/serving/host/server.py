@@ -163,7 +163,9 @@ def _check_port(host: str, port: int, option: str) -> None:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, OverflowError) as error:
-        raise UsageError(f"--host {host} with {option} {port} is no address: {error}") from error
+        raise UsageError(
+            f"--host {host} with {option} {port} is not an address: {error}"
+        ) from error
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -144,7 +144,7 @@ def _checked(source: Path, deployment: Deployment) -> Deployment:
     if deployment.keep_config and not (folder / CONFIG).is_file():
         raise UsageError(f"--keep-config: there is no '{folder / CONFIG}'")
     if not repository.parent.is_dir() or (repository.exists() and not repository.is_dir()):
-        raise ModelError(f"'{repository}' is no folder and cannot be made; make it first")
+        raise ModelError(f"'{repository}' is not a folder and cannot be made; make it first")
     in_server = deployment.in_server or repository.as_posix()
     return replace(deployment, repository=repository, name=name, in_server=in_server)
 
@@ -196,7 +196,7 @@ def _config(
             reason, untried = _try_rows(session, staged, signature, spec)
         if reason is not None:
             raise UsageError(
-                f"--max-batch {chosen.max_batch}: the model takes no batches: {reason}; without "
+                f"--max-batch {chosen.max_batch}: the model cannot batch requests: {reason}; without "
                 "the option Triton joins nothing"
             )
     path = None
@@ -222,8 +222,14 @@ def _try_rows(
     try:
         feeds = two_rows(model_io.load(staged), spec)
     except UsageError as error:
+<<<<<<< HEAD
         reason = why_unsure(signature)
         if reason is not None:
+=======
+        output = interface.unnamed_rows()
+        if output is not None:
+            reason = f"the first dimension of output '{output}' has another name than the inputs'"
+>>>>>>> check
             return f"{reason}, and no trial can be made: {error}", None
         return None, str(error)
     feeds = {spec.name: feeds[spec.name] for spec in signature.without_optional().inputs}

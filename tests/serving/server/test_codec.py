@@ -132,7 +132,7 @@ def test_lists_may_be_nested_as_deep_as_json_allows() -> None:
         deep = [deep]
     (got,) = decode([Tensor("x", "BYTES", [2], deep)], signature(spec("BYTES", "n"))).values()
     assert got.tolist() == ["a", "b"]
-    with pytest.raises(RequestError, match="the data of input 'x' is no tensor"):
+    with pytest.raises(RequestError, match="the data of input 'x' is not a tensor"):
         decode([Tensor("x", "FP32", [2], deep)], signature(spec("FP32", "n")))
 
 
