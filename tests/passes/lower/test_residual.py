@@ -11,11 +11,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnxfold.proof.reshapes import pull_reshapes
 
 import onnxfold
 from onnxfold.operators.functions import DOMAIN
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.proof.reshapes import pull_reshapes
 from onnxfold.shapes import infer
 
 B, T, C = 2, 3, 8
