@@ -1,5 +1,4 @@
-"""Linear layers that have taken r and s of what they read: the rule on random numbers, the values
-on the arrays.
+"""Linear layers that have taken r and s of what they read: a rule, and the arrays that obey it.
 
     f(r * x + s, W, b) = f(x, W diag(r), b + factor * W s)          where a bias is read
     f(r * x + s, W)    = f(x, W diag(r)) + factor * W s             where none is
@@ -12,7 +11,7 @@ Source: FlashNorm (Graef et al., 2024), section 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations, permutations
 from math import prod
@@ -48,9 +47,8 @@ class Absorber:
         before: ModelInfo,
         after: ModelInfo,
         certificate: Certificate,
-        original: Callable[[ir.Value], ir.Value | None],
     ):
-        self._before, self._after, self._original = before, after, original
+        self._before, self._after = before, after
         self._values = before.by_ref()
         self._layers = {layer.node: layer for layer in certificate.linear}
         self._known: dict[object, object] = {}
@@ -67,8 +65,8 @@ class Absorber:
     def relation(self, layer: LinearLayer, region: Region) -> Relation | None:
         """Return u = v, or u = v + s along the output's channels; None where neither is shown."""
         root = self._values.get(layer.weight)
-        weight = next((l for l in region.leaves if l.u is root and l.v is not None), None)
-        changed = [l for l in region.leaves if l.relation.r is not None and l is not weight]
+        weight = next((x for x in region.leaves if x.u is root and x.v is not None), None)
+        changed = [x for x in region.leaves if x.relation.r is not None and x is not weight]
         if weight is None or len(changed) != 1 or changed[0].relation.reverse:
             return None
         for inner in _orders(layer.inner):
@@ -177,15 +175,10 @@ class _Rule:
             weight, relation=Relation(factor, np.zeros((1,) * factor.ndim), reverse=True),
             array=None, given=None, slack=0.0,
         )  # fmt: skip
-        made = [scaled]
-        for leaf in region.leaves:
-            if leaf is bias:
-                leaf = replace(leaf, relation=EQUAL, array=None, given=None, slack=0.0)
-                bias = leaf
-            if leaf is not weight:
-                made.append(leaf)
-        tested = replace(region, leaves=tuple(made))
-        return _Rule(layer, tested, scaled, bias, factor, s)
+        any_bias = bias and replace(bias, relation=EQUAL, array=None, given=None, slack=0.0)
+        others = [leaf for leaf in region.leaves if leaf not in (weight, bias)]
+        drawn = (scaled, *((any_bias,) if any_bias else ()), *others)
+        return _Rule(layer, replace(region, leaves=drawn), scaled, any_bias, factor, s)
 
     def axis(self) -> int | None:
         """Test the rule; return the axis of the output that takes W s, 0 where a bias does.
@@ -223,7 +216,7 @@ class _Rule:
             return {0} if is_small(u - v, u, v) else set()
         found = set()
         for axis, size in enumerate(u.shape):
-            if size == total.size or total.size == 1 or not np.any(self.s):
+            if total.size in (size, 1) or not np.any(self.s):
                 behind = (1,) * (u.ndim - 1 - axis)
                 shift = total.reshape(-1, *behind) if size == total.size else np.zeros(1)
                 if is_small(u - v - shift, u, v):

@@ -146,7 +146,7 @@ class Region:
         return (*parts, ends, tuple(leaf.key for leaf in self.leaves))
 
     def sizes(self, numbers: tuple[int, ...]) -> Sizes:
-        """Return sizes, the large ones reduced where the tensors are large; no numbers: that fit."""
+        """Return sizes, reduced where the tensors are large; without numbers such as broadcast."""
         shapes = [leaf.shape for leaf in self.leaves]
         forced = {} if numbers else broadcast_sizes(shapes)
         numbers = numbers or SAMPLINGS[0]

@@ -117,7 +117,9 @@ def test_weights_whose_range_grows_beyond_the_limit_are_named(
     limit: float, warned: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "folded.onnx"
-    result = onnxfold.optimize(FOLDER / "vit-b16.onnx", path, check=0, target="kernels", range_limit=limit)
+    result = onnxfold.optimize(
+        FOLDER / "vit-b16.onnx", path, check=0, target="kernels", range_limit=limit
+    )
     warnings = result.report["inspect"]["range_warnings"]
     assert bool(warnings) == warned
     for warning in warnings:
