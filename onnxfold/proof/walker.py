@@ -54,10 +54,9 @@ class _Walker:
         self._related: dict[tuple[ir.Value, ir.Value], Relation] = {}
         self._near = Neighbourhood(before, after, self._match, self._related)
         self._tester = Tester()
-        self._means = ZeroMeans(
-            before, after, self._tester, self._near.alone, self._match.originals.get
-        )
-        self._absorber = Absorber(before, after, certificate, self._match.originals.get)
+        original = self._match.originals.get
+        self._means = ZeroMeans(before, after, self._tester, self._near.alone, original)
+        self._absorber = Absorber(before, after, certificate)
         self._changed: dict[ir.Value, str] = {}
         self._fibers: dict[str, list[Fiber]] = defaultdict(list)
         for ref, fiber in certificate.centred:
