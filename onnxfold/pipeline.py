@@ -323,12 +323,12 @@ def _proved(
     source: Source, analysis: Analysis, moved: ir.Model | None, result: ir.Model, options: Options
 ) -> Proof:
     """Prove the steps: gammas and betas, then scales, then the centring."""
-    from onnxfold.proof import prove, prove_affine, prove_scales
-    from onnxfold.proof.reshapes import pull_reshapes
+    from onnxfold.passes.affine.prove import prove_affine
+    from onnxfold.passes.centring.prove import prove_centring
+    from onnxfold.passes.scales.prove import prove_scales
 
     models = (source.model, result)
     before, after = (ModelInfo(_prepared_for(model, options).model) for model in models)
-    after = pull_reshapes(after, before)
     plan, steps = analysis.plan, []
     last = None if moved is None else ModelInfo(moved)
     if last is not None and plan.fusions:
@@ -338,9 +338,9 @@ def _proved(
     if last is not None and plan.scales:
         steps.append(prove_scales(before, last, plan.scales))
         before = last
-    proof = prove(before, after, plan)
-    for step in steps:
-        proof = proof.joined(step.scaled_weights, step.shifted_biases, step.failures)
+    proof = prove_centring(before, after, plan)
+    for step in reversed(steps):
+        proof = proof.joined(step)
     return proof
 
 

@@ -17,10 +17,12 @@ from onnxfold.graph import AxisBlock, Fiber
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.stored_rows import paired_rows
 from onnxfold.options import Target
+from onnxfold.passes.affine.prove import prove_affine
+from onnxfold.passes.centring.prove import prove_centring as prove
 from onnxfold.passes.plan import Insertion, Plan
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.proof import Proof, prove, prove_affine
-from onnxfold.proof.weights import Comparison, compared, has_zero_mean
+from onnxfold.proof import Proof
+from onnxfold.proof.constants import Comparison, compared, has_zero_mean
 from onnxfold.shapes import infer
 from onnxfold.weights.edited import edited
 from onnxfold.weights.edits import Centre, Scale

@@ -14,9 +14,10 @@ from onnxfold.check.reference import Precision, run
 from onnxfold.norms import find_norms
 from onnxfold.passes.affine.apply import apply_affine
 from onnxfold.passes.affine.decide import AffineDecision, decide_affine
+from onnxfold.passes.affine.prove import prove_affine
 from onnxfold.passes.fusion import AffineFusion
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.proof import AffineProof, prove_affine
+from onnxfold.proof import Proof
 from onnxfold.shapes import infer
 
 Array = npt.NDArray[np.generic]
@@ -62,7 +63,7 @@ class Fused:
 
     model: ir.Model
     decision: AffineDecision
-    proof: AffineProof
+    proof: Proof
 
     @property
     def moved(self) -> tuple[int, int]:
@@ -96,7 +97,7 @@ def forced(model: ir.Model, fusions: tuple[AffineFusion, ...]) -> Fused:
     return Fused(copy, AffineDecision(fusions, ()), _proof(model, copy, fusions))
 
 
-def _proof(original: ir.Model, result: ir.Model, fusions: tuple[AffineFusion, ...]) -> AffineProof:
+def _proof(original: ir.Model, result: ir.Model, fusions: tuple[AffineFusion, ...]) -> Proof:
     return prove_affine(infer(prepare(original).model), infer(result), fusions)
 
 

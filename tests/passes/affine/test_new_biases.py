@@ -14,10 +14,10 @@ from onnxfold.norms import find_norms
 from onnxfold.options import Target
 from onnxfold.passes.affine.apply import apply_affine
 from onnxfold.passes.affine.decide import Weighing, decide_affine
+from onnxfold.passes.affine.prove import prove_affine
 from onnxfold.passes.analysis import analyse
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.proof import prove_affine
 from onnxfold.shapes import infer
 from tests.passes.affine.affine_graphs import LARGE, Fused, error, graph, weights
 

@@ -12,11 +12,12 @@ from onnxfold.passes.affine.apply import apply_scales
 from onnxfold.passes.fusion import ScaleFusion
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.scales.decide import decide_scales
-from onnxfold.proof import AffineProof, prove_scales
+from onnxfold.passes.scales.prove import prove_scales
+from onnxfold.proof import Proof
 from onnxfold.shapes import infer
 from tests.passes.affine.affine_graphs import Array, error, graph, weights
 
-__all__ = ["BIASED", "Absorbed", "absorb", "applied", "assert_moved", "scale_model"]
+__all__ = ["BIASED", "BOUND", "Absorbed", "absorb", "applied", "assert_moved", "scale_model"]
 
 # Weights are float64 and so is the run: a few hundred roundings of 2^-53, far below.
 BOUND = 1e-12
@@ -70,7 +71,7 @@ class Absorbed:
 
     model: ir.Model
     fusions: tuple[ScaleFusion, ...]
-    proof: AffineProof
+    proof: Proof
 
 
 def absorb(model: ir.Model, limit: int = 1 << 30) -> Absorbed:

@@ -9,7 +9,7 @@ import pytest
 
 from onnxfold.passes.analysis import analyse
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.proof import prove_scales
+from onnxfold.passes.scales.prove import prove_scales
 from onnxfold.shapes import infer
 from tests.passes.affine.affine_graphs import Array, error
 from tests.passes.scales.scale_graphs import BIASED, absorb, applied, assert_moved, scale_model

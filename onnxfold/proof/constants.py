@@ -1,4 +1,4 @@
-"""Weights of a rewritten model against those of the original, some rows at a time.
+"""Constants of a rewritten model against those of the original, some rows at a time.
 
 Neither is whole in memory where every set of a fiber lies within a row; where sets span rows, both
 are.
@@ -15,10 +15,17 @@ import onnx_ir as ir
 
 from onnxfold.graph import Fiber
 from onnxfold.graph.stored_rows import paired_rows, stored_rows
+from onnxfold.proof.relation import Drawn, Float64
 from onnxfold.weights.edited import EditedTensor, float64_chunks, unrounded
-from onnxfold.weights.means import is_centred, parts_of_sets, split_digits, within_rounding
+from onnxfold.weights.means import (
+    is_centred,
+    parts_of_sets,
+    rounding_of,
+    split_digits,
+    within_rounding,
+)
 
-__all__ = ["Comparison", "compared", "has_zero_mean", "largest"]
+__all__ = ["Comparison", "compared", "exact_numbers", "has_zero_mean", "is_product", "largest"]
 
 Array = npt.NDArray[np.generic]
 
@@ -100,3 +107,36 @@ def _part_is_shift(old: Array, stored: Array, members: tuple[int, ...]) -> bool:
     if np.array_equal(expected.astype(stored.dtype), stored):
         return True
     return within_rounding(stored, expected, np.abs(expected) + np.abs(means))
+
+
+def is_product(old: ir.TensorProtocol, new: ir.TensorProtocol, factor: Float64) -> bool:
+    """Whether new = old * factor, which broadcasts, elementwise within one rounding."""
+    shape = tuple(old.shape.numpy())
+    if shape != tuple(new.shape.numpy()) or old.dtype != new.dtype:
+        return False
+    start, most = 0, float(np.max(np.abs(factor), initial=0))
+    chunks = (chunk for _, chunk in float64_chunks(old))
+    for chunk, stored in paired_rows(chunks, stored_rows(new)):
+        rows = slice(start, start + chunk.shape[0])
+        start = rows.stop
+        exact = chunk * (factor[rows] if factor.ndim and factor.shape[0] > 1 else factor)
+        if np.array_equal(stored, exact.astype(stored.dtype)):
+            continue
+        if not within_rounding(stored, exact, most * np.abs(chunk)):
+            return False
+    return True
+
+
+def exact_numbers(tensor: ir.TensorProtocol) -> tuple[Drawn, float]:
+    """Return a small constant before its rounding, and how far its roundings may move it.
+
+    An edited one is known exactly once what is stored is found to be within one rounding of it.
+    """
+    stored = tensor.numpy()
+    if stored.dtype.kind not in "fV" or not stored.size:
+        return stored, 0.0
+    if isinstance(tensor, EditedTensor):
+        exact = unrounded(tensor).astype(np.float64)
+        if within_rounding(stored, exact, np.abs(exact)):
+            return exact, 0.0
+    return stored, float(np.max(rounding_of(stored)))

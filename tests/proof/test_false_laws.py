@@ -1,0 +1,1 @@
+"""A false row of the operator table deceives the planner; the proof refuses what comes of it."""
