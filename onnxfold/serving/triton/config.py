@@ -42,10 +42,9 @@ class ModelConfig:
         """Return the content of config.pbtxt."""
         return "\n".join(_lines(self.document())) + "\n"
 
-<<<<<<< HEAD
     def document(self) -> dict[str, Any]:
         """Return the fields as JSON has them; maps are lists of keys and values, as in the text."""
-        # The backend takes no optional input together with batches; its default stays.
+        # The backend does not combine an optional input with batches; its default stays.
         inputs = self.signature.without_optional() if self.max_batch else self.signature
         document: dict[str, Any] = {
             "name": self.name,
@@ -56,20 +55,6 @@ class ModelConfig:
             "output": [self._tensor(spec) for spec in self.signature.outputs],
             "instance_group": [{"kind": f"KIND_{self.device.name}", "count": self.count}],
         }
-=======
-    def _lines(self) -> Iterator[str]:
-        yield f"name: {_quoted(self.name)}"
-        yield 'platform: "onnxruntime_onnx"'
-        yield 'backend: "onnxruntime"'
-        yield f"max_batch_size: {self.max_batch}"
-        for tensor in self.interface.inputs:
-            # The backend does not combine an optional input with batches; its default stays.
-            if not (tensor.optional and self.max_batch):
-                yield from self._tensor("input", tensor)
-        for tensor in self.interface.outputs:
-            yield from self._tensor("output", tensor)
-        yield f"instance_group {{ kind: KIND_{self.device.name} count: 1 }}"
->>>>>>> check
         if self.max_batch:
             delay = {"max_queue_delay_microseconds": self.delay_us} if self.delay_us else {}
             document["dynamic_batching"] = delay

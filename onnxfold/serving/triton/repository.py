@@ -222,14 +222,8 @@ def _try_rows(
     try:
         feeds = two_rows(model_io.load(staged), spec)
     except UsageError as error:
-<<<<<<< HEAD
         reason = why_unsure(signature)
         if reason is not None:
-=======
-        output = interface.unnamed_rows()
-        if output is not None:
-            reason = f"the first dimension of output '{output}' has another name than the inputs'"
->>>>>>> check
             return f"{reason}, and no trial can be made: {error}", None
         return None, str(error)
     feeds = {spec.name: feeds[spec.name] for spec in signature.without_optional().inputs}
