@@ -13,11 +13,11 @@ from onnxfold.check import ModelSource, Verification
 from onnxfold.errors import UsageError
 from onnxfold.model_io.sources import open_source
 from onnxfold.options import DEFAULT_SPLIT_BYTES, Options, Target
-from onnxfold.passes.analysis import analyse
+from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.prepare.error_context import error_context
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.passes.stage_timer import Stages, StageTimer
-from onnxfold.pipeline import Result, bytes_of, run
+from onnxfold.pipeline import AFFINE_PASSES, Result, bytes_of, decide_all, run
+from onnxfold.pipeline.stage_timer import Stages, StageTimer
 from onnxfold.report.document import inspection
 
 __all__ = ["inspect", "optimize", "verify"]
@@ -36,17 +36,12 @@ def inspect(
     ``model`` is a path, an onnx.ModelProto, an onnx_ir.Model or an onnx_graphsurgeon.Graph.
     Raises ModelError when it cannot be read.
     """
-    source, chosen = open_source(model), _target(target)
+    source = open_source(model)
+    settings = Settings(_target(target), allow_split, exclusion(exclude))
+    without = () if fuse_affine else AFFINE_PASSES
     with error_context(source):
-        analysis = analyse(
-            prepare(source.model).model,
-            chosen,
-            allow_split_bytes=allow_split,
-            exclude=exclude,
-            fuse_affine=fuse_affine,
-            for_proof=False,
-        )
-    return inspection(analysis)
+        decided = decide_all(prepare(source.model), settings, without=without)
+    return inspection(decided.findings)
 
 
 def verify(
@@ -95,7 +90,7 @@ def optimize(
     sense, ModelError when the model cannot be read or written.
     """
     chosen = Options(**{**options, "target": _target(options.get("target", Target.PORTABLE))})
-    if chosen.check < 0:
+    if chosen.check is not None and chosen.check < 0:
         raise UsageError(f"check must be 0 or more samples, not {chosen.check}")
     timer = StageTimer(progress)
     if output is not None and not chosen.dry_run:

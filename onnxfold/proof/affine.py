@@ -27,10 +27,10 @@ from onnxfold.graph.channels import Channels
 from onnxfold.graph.compare import pairs
 from onnxfold.graph.stored_rows import paired_rows, stored_rows
 from onnxfold.norms import find_norms
+from onnxfold.passes.affine.plan import AffineFusion
 from onnxfold.passes.affine.source import Source, source_of
 from onnxfold.passes.affine.transfer import Absorbs, Passes, Unseen, adds_bias, react
 from onnxfold.passes.affine.walk import Root, root_of
-from onnxfold.passes.fusion import AffineFusion
 from onnxfold.passes.scales.parts import Cut, cut_of
 from onnxfold.proof.forward import Failed, ForwardChecker, Image, vector_over
 from onnxfold.refusal import Refusal

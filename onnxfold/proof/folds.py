@@ -25,8 +25,8 @@ import onnx_ir as ir
 from onnxfold.graph import Fiber, ModelInfo, Reader, node_label
 from onnxfold.graph.compare import same_attributes, same_default
 from onnxfold.norms import NormSite, find_norms
+from onnxfold.passes.centring.plan import CentringPlan
 from onnxfold.passes.centring.relations import Point, Relations, Unseen
-from onnxfold.passes.plan import Plan
 from onnxfold.proof.copies import Copies
 from onnxfold.proof.forms import (
     AffinePart,
@@ -90,7 +90,7 @@ class _Shift:
         return any(known.covers(fiber) for known in self.fibers)
 
 
-def prove(before: ModelInfo, after: ModelInfo, plan: Plan) -> Proof:
+def prove(before: ModelInfo, after: ModelInfo, plan: CentringPlan) -> Proof:
     """Check ``after`` against ``before``; both are views of prepared models with the same names."""
     checker = _Checker(before, after, plan)
     checker.compare_inputs()
@@ -105,7 +105,7 @@ def prove(before: ModelInfo, after: ModelInfo, plan: Plan) -> Proof:
 
 
 class _Checker:
-    def __init__(self, before: ModelInfo, after: ModelInfo, plan: Plan):
+    def __init__(self, before: ModelInfo, after: ModelInfo, plan: CentringPlan):
         self._before, self._after, self._plan = before, after, plan
         self._old = before.by_ref()
         self._sites_before = {before.ref(s.output): s for s in find_norms(before)}

@@ -32,9 +32,9 @@ from onnxfold.graph.channels import SCALAR, Channels
 from onnxfold.graph.compare import pairs
 from onnxfold.graph.stored_rows import paired_rows, stored_rows
 from onnxfold.passes.affine.transfer import Passes, pulled, react
-from onnxfold.passes.fusion import ScaleFusion
 from onnxfold.passes.scales.homogeneous import carries_factor
 from onnxfold.passes.scales.parts import cut_of
+from onnxfold.passes.scales.plan import ScaleFusion
 from onnxfold.passes.scales.writer import ChannelOp, Writer, channel_op, embedded, writer_of
 from onnxfold.proof.affine import AffineProof
 from onnxfold.proof.forward import Failed, ForwardChecker, Image

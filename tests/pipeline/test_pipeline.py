@@ -251,7 +251,9 @@ def _with_infinite_mask() -> onnx.ModelProto:
 
 def test_where_moved_gammas_alone_fail_a_check_the_rest_is_done_and_said() -> None:
     result = onnxfold.optimize(_with_infinite_mask())
-    assert "the proof failed" in result.report["affine_left_out"]
+    (left,) = result.report["left_out"]
+    assert left["name"] == "affine"
+    assert "the proof failed" in left["reason"]
     assert result.report["inspect"]["summary"]["gamma_fused"] == 0
     assert len(result.plan.folds) == 1
     assert result.proof is not None
@@ -262,7 +264,7 @@ def test_where_moved_gammas_alone_fail_a_check_the_rest_is_done_and_said() -> No
 
 def test_nothing_is_left_out_where_the_checks_pass() -> None:
     result = onnxfold.optimize(chain_model())
-    assert "affine_left_out" not in result.report
+    assert "left_out" not in result.report
 
 
 def test_a_weight_with_the_name_of_a_merged_factor_is_kept(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from onnxfold.graph import AxisBlock, Fiber
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.stored_rows import paired_rows
 from onnxfold.options import Target
-from onnxfold.passes.plan import Insertion, Plan
+from onnxfold.passes.centring.plan import Insertion
+from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.proof import Proof, prove, prove_affine
 from onnxfold.proof.weights import Comparison, compared, has_zero_mean

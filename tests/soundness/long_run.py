@@ -99,16 +99,16 @@ class Tally:
         plan = folded.plan
         self.of("plan").update(
             folds=len(plan.folds),
-            refused=len(folded.analysis.refusals),
+            refused=len(folded.findings.refusals),
             insertions=len(plan.insertions),
             weights_in_place=sum(not weight.split for weight in plan.weights),
             weights_copied=sum(weight.split for weight in plan.weights),
             affine_fusions=len(plan.fusions),
             scale_fusions=len(plan.scales),
         )
-        codes = (refusal.code.value for refusal in folded.analysis.refusals.values())
+        codes = (refusal.code.value for refusal in folded.findings.refusals.values())
         self.of("refusal_codes").update(codes)
-        affine = (refusal.code.value for refusal in folded.analysis.affine_refusals.values())
+        affine = (refusal.code.value for refusal in folded.findings.affine_refusals.values())
         self.of("affine_refusal_codes").update(affine)
         for name, number in folded.roles.items():
             line, _, role = name.partition(" ")

@@ -117,7 +117,7 @@ def test_every_reason_to_leave_a_norm_occurs() -> None:
         folded = check(random_graph(seed), settings_of(seed)).folded
         if folded is None:
             continue
-        analysis = folded.analysis
+        analysis = folded.findings
         refusals = (*analysis.refusals.values(), *analysis.affine_refusals.values())
         codes = {refusal.code for refusal in refusals}
         assert not codes & set(_NOT_TRIGGERED), f"seed {seed}"

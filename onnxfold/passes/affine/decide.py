@@ -11,23 +11,29 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader, node_label
 from onnxfold.graph.channels import Channels
-from onnxfold.norms.site import NormKind, NormSite
+from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.operators.transfer import refuse
+from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
 from onnxfold.passes.affine.source import Source, source_of
 from onnxfold.passes.affine.transfer import Absorbs, adds_bias
 from onnxfold.passes.affine.walk import Reached, Root, follow, root_of
+from onnxfold.passes.base import Settings
+from onnxfold.passes.centring.decide import plan_of
 from onnxfold.passes.costs import elements
-from onnxfold.passes.fusion import Absorption, AffineFusion, Place, ReaderRef
+from onnxfold.passes.lower.targets import TargetLowering, costs_of
+from onnxfold.passes.places import Place, ReaderRef
+from onnxfold.passes.ranges import RangeWarning, range_warning
 from onnxfold.passes.scales.parts import cut_of, element_readers
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["AffineDecision", "Weighing", "decide_affine", "shape_of"]
+__all__ = ["Weighing", "decide", "decide_affine", "shape_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +48,64 @@ class Weighing:
 
 
 @dataclass(frozen=True, slots=True)
-class AffineDecision:
-    """What moves, and for every norm of which something stays the reason, by its reference."""
-
-    fusions: tuple[AffineFusion, ...]
-    refusals: tuple[tuple[str, Refusal], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _Candidate:
     """A fusion, and what tells its edits of gamma and of beta from those of other norms."""
 
     fusion: AffineFusion
     marks: tuple[bytes, bytes]
     beta_refusal: Refusal | None = None
+
+
+def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
+    """Return what moves where, weighed against what the norms that will fold save."""
+    sites = find_norms(info)
+    lowering = TargetLowering(info, settings.target, sites)
+    plan = decide_affine(
+        info,
+        [site for site in sites if not settings.excludes(site.name)],
+        allow_split_bytes=settings.allow_split_bytes,
+        keep=lowering.keep_affine,
+        weighing=Weighing(costs_of(settings.target).addition, _savings(info, settings)),
+    )
+    return replace(plan, ranges=_ranges(info, sites, plan.fusions, settings.range_limit))
+
+
+def _savings(info: ModelInfo, settings: Settings) -> Callable[[NormSite], int]:
+    """Return what a norm without beta saves: an Add where it cannot add beta itself."""
+    costs = costs_of(settings.target)
+
+    @cache
+    def folds() -> frozenset[str]:
+        return frozenset(fold.output for fold in plan_of(info, settings).folds)
+
+    def saving(site: NormSite) -> int:
+        count = elements(info.shape(site.input))
+        if site.kind is NormKind.DYT:
+            return count * costs.addition
+        if not costs.bias or info.ref(site.output) not in folds():
+            return 0
+        return count * costs.bias
+
+    return saving
+
+
+def _ranges(
+    view: ModelInfo, sites: Iterable[NormSite], fusions: Iterable[AffineFusion], limit: float
+) -> tuple[RangeWarning, ...]:
+    """Return a warning for every weight whose range a gamma widens more than ``limit`` times."""
+    by_output = {view.ref(site.output): site for site in sites}
+    warnings = []
+    for fusion in fusions:
+        source = source_of(view, by_output[fusion.output])
+        if not fusion.gamma or not isinstance(source, Source) or source.gamma is None:
+            continue
+        for reader in fusion.readers:
+            found = range_warning(
+                view, fusion.norm, reader.weight, reader.outer, source.gamma, limit
+            )
+            if found is not None:
+                warnings.append(found)
+    return tuple(warnings)
 
 
 def decide_affine(
@@ -65,7 +115,7 @@ def decide_affine(
     allow_split_bytes: int,
     keep: Callable[[NormSite], Refusal | None] = lambda _: None,
     weighing: Weighing | None = None,
-) -> AffineDecision:
+) -> AffinePlan:
     """Return what moves where; weights above ``allow_split_bytes`` are never stored twice.
 
     ``keep`` says why a norm is better left with its gamma and beta, or None.  Without ``weighing``
@@ -92,7 +142,7 @@ def decide_affine(
             if made.beta_refusal is not None:
                 refusals[made.fusion.output] = made.beta_refusal
     kept, shared = _settle(view, candidates, allow_split_bytes)
-    return AffineDecision(tuple(kept), tuple({**refusals, **shared}.items()))
+    return AffinePlan(tuple(kept), tuple({**refusals, **shared}.items()))
 
 
 def _candidate(

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError
 from onnxfold.graph import Fiber, ModelInfo, node_label
 from onnxfold.graph.constants import weight_value
+from onnxfold.graph.edit import Lowered
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.operators.functions import (
     DOMAIN,
@@ -30,7 +31,6 @@ from onnxfold.operators.functions import (
     op_name,
 )
 from onnxfold.options import Target
-from onnxfold.passes.centring.apply import Lowered
 from onnxfold.passes.costs import Costs
 from onnxfold.passes.lower.parameters import AffinePart, Operands, Parameters
 from onnxfold.refusal import Refusal, RefusalCode

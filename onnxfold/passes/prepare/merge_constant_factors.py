@@ -18,9 +18,8 @@ from onnxfold.graph.traversal import graph_values
 __all__ = ["merge_constant_factors"]
 
 
-def merge_constant_factors(model: ir.Model) -> tuple[str, ...]:
+def merge_constant_factors(view: ModelInfo) -> tuple[str, ...]:
     """Merge factors in a working copy with types; return the names of the products that changed."""
-    view = ModelInfo(model)
 
     @cache
     def taken() -> frozenset[str | None]:

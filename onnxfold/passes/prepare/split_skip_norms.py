@@ -15,9 +15,9 @@ import onnx_ir as ir
 
 from onnxfold.errors import ModelError
 from onnxfold.graph import node_label
+from onnxfold.graph.edit import add_function
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, function, op_name
-from onnxfold.passes.centring.apply import add_function
 
 __all__ = ["SPLITTERS", "Builder", "Call"]
 

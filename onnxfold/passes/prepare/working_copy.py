@@ -21,7 +21,7 @@ from onnxfold.passes.prepare.hoist_transposes import hoist_transposes
 from onnxfold.passes.prepare.merge_constant_factors import merge_constant_factors
 from onnxfold.passes.prepare.split_skip_norms import SPLITTERS, Builder
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.shapes import complete, fill_types, infer
+from onnxfold.shapes import fill_types, infer
 
 __all__ = ["Prepared", "prepare"]
 
@@ -37,11 +37,16 @@ class Prepared:
     could not be split, and why.
     """
 
-    model: ir.Model
+    info: ModelInfo
     inlined: tuple[str, ...]
     split: tuple[str, ...]
     left: tuple[Refusal, ...] = ()
     moved: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> ir.Model:
+        """The working copy itself."""
+        return self.info.model
 
 
 def prepare(model: ir.Model) -> Prepared:
@@ -56,26 +61,24 @@ def prepare(model: ir.Model) -> Prepared:
         # Every initializer had to be listed as an input, and none could be overridden.
         RemoveInitializersFromInputsPass()(clone)
     inlined = _inline(clone)
-    fill_types(clone)
     split, left = _split_all(clone)
     moved = hoist_transposes(clone, Builder(clone).unique)
-    if split or moved:
-        fill_types(clone)
-    complete(ModelInfo(clone))
-    if merge_constant_factors(clone):
-        infer(clone)
-    return Prepared(clone, inlined, split, left, moved)
+    info = infer(clone)
+    if merge_constant_factors(info):
+        info = ModelInfo(clone)
+    return Prepared(info, inlined, split, left, moved)
 
 
 def _split_all(model: ir.Model) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
-    """Split skip forms until no more can be: it asks for types, and gives types to those behind."""
-    done: tuple[str, ...] = ()
-    while True:
+    """Split skip forms until no more can be; types are inferred only where one asks for them."""
+    done, left = _split(model)
+    while left:
+        fill_types(model)
         split, left = _split(model)
         done += split
-        if not split or not left:
-            return done, left
-        fill_types(model)
+        if not split:
+            break
+    return done, left
 
 
 def _inline(model: ir.Model) -> tuple[str, ...]:

@@ -8,13 +8,42 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
-from onnxfold.norms.site import NormKind, NormSite
+from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.passes.affine.walk import Root
-from onnxfold.passes.fusion import Place, ReaderRef, ScaleFusion
-from onnxfold.passes.scales.writer import ChannelOp, Writer, channel_op, writer_of
+from onnxfold.passes.base import Settings
+from onnxfold.passes.places import Place, ReaderRef
+from onnxfold.passes.ranges import RangeWarning, range_warning
+from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
+from onnxfold.passes.scales.writer import ChannelOp, Writer, channel_op, embedded, writer_of
 from onnxfold.refusal import Refusal
 
-__all__ = ["decide_scales"]
+__all__ = ["decide", "decide_scales"]
+
+
+def decide(info: ModelInfo, settings: Settings) -> ScalesPlan:
+    """Return what linear layers take over, and which weights that widens much."""
+    limit = settings.allow_split_bytes
+    fusions = decide_scales(info, find_norms(info), allow_split_bytes=limit)
+    return ScalesPlan(fusions, _ranges(info, fusions, settings.range_limit))
+
+
+def _ranges(
+    view: ModelInfo, fusions: Iterable[ScaleFusion], limit: float
+) -> tuple[RangeWarning, ...]:
+    """Return a warning for every weight whose range a scale widens more than ``limit`` times."""
+    values = view.by_ref()
+    warnings = []
+    for fusion in fusions:
+        node = values[fusion.output].producer()
+        op = None if node is None else channel_op(view, node)
+        if op is None or op.scale is None or not fusion.scaled:
+            continue
+        place = fusion.scaled[0]
+        scale = embedded(op.scale, fusion.part, place.channels.size)
+        found = range_warning(view, fusion.name, place, place.channels, scale, limit)
+        if found is not None:
+            warnings.append(found)
+    return tuple(warnings)
 
 
 def decide_scales(

@@ -25,7 +25,7 @@ from onnxfold.check.batch_independence import two_rows, why_rows_mix
 from onnxfold.errors import ModelError, OnnxfoldError, UsageError
 from onnxfold.inputs import InputSpec
 from onnxfold.model_io.staging import StagingFolder
-from onnxfold.passes.stage_timer import Stages
+from onnxfold.pipeline.stage_timer import Stages
 from onnxfold.runtime.library import get_library_path
 from onnxfold.serving.triton.config import ModelConfig
 from onnxfold.serving.triton.device import Device

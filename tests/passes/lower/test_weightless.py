@@ -23,7 +23,7 @@ def _ones(model: onnx.ModelProto) -> list[str]:
 
 def _folded(name: str, target: str, tmp_path: Path) -> onnx.ModelProto:
     path = tmp_path / "folded.onnx"
-    result = onnxfold.optimize(RECIPES / f"{name}.onnx", path, target=target, check=0)
+    result = onnxfold.optimize(RECIPES / f"{name}.onnx", path, target=target, check=None)
     assert sum(fusion.gamma for fusion in result.plan.fusions) >= 3
     return onnx.load(path)
 
