@@ -7,7 +7,7 @@ names and types; nodes and weights that nothing reads any more go.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -17,7 +17,20 @@ from onnxfold.errors import InvariantError
 from onnxfold.graph.model_info import ModelInfo
 from onnxfold.graph.traversal import all_graphs, graph_values
 
-__all__ = ["Editor", "Lowered", "add_function", "change_constant", "inherit", "set_input", "sweep"]
+__all__ = [
+    "Editor",
+    "Lowered",
+    "add_function",
+    "add_initializer",
+    "change_constant",
+    "drop_weight",
+    "inherit",
+    "insert_before",
+    "redirect",
+    "replace_node",
+    "set_input",
+    "sweep",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +178,12 @@ class Editor:
             value = waiting.pop()
             if value is None or value.uses() or value.is_graph_output():
                 continue
-            node, home = value.producer(), value.graph
+            node = value.producer()
             if node is not None and node.graph is not None and self.info.array(value) is not None:
                 waiting += node.inputs
                 sweep([node])
-            elif value.is_initializer() and not value.is_graph_input() and home is not None:
-                home.initializers.pop(value.name or "", None)
+            else:
+                drop_weight(value)
 
     def _prepare(self, graph: ir.Graph, lowered: Lowered, heirs: tuple[ir.Value, ...]) -> None:
         """Name what is new, read what replaced an operand, register weights and functions."""
@@ -196,11 +209,40 @@ def _weights(graph: ir.Graph) -> list[ir.Value]:
     return list(graph.initializers.values())
 
 
-def set_input(node: ir.Node, index: int, value: ir.Value) -> None:
-    """Let a node read a value at an input that it may not have had."""
+def set_input(node: ir.Node, index: int, value: ir.Value | None) -> None:
+    """Let a node read a value at an input, maybe a new one; None takes the last input away."""
     if index >= len(node.inputs):
         node.resize_inputs(index + 1)
     node.replace_input_with(index, value)
+    if value is None and index == len(node.inputs) - 1:
+        node.resize_inputs(index)
+
+
+def redirect(old: ir.Value, new: ir.Value, *, outputs: bool = False) -> None:
+    """Let all that reads one value read another; graph ``outputs`` too where that is wanted."""
+    old.replace_all_uses_with(new, replace_graph_outputs=outputs)
+
+
+def insert_before(place: ir.Node, node: ir.Node) -> None:
+    """Insert a node before another one; raises InvariantError where that is in no graph."""
+    if not isinstance(place.graph, ir.Graph):
+        raise InvariantError(f"node '{place.name}' is in no graph")
+    place.graph.insert_before(place, node)
+
+
+def replace_node(node: ir.Node, new: Sequence[ir.Node], results: Mapping[int, ir.Value]) -> None:
+    """Put new nodes in the place of one; ``results`` take over its outputs, by their index."""
+    if node.graph is None:
+        raise InvariantError(f"node '{node.name}' is in no graph")
+    old = [node.outputs[index] for index in results]
+    ir.convenience.replace_nodes_and_values(
+        node.graph, node, [node], new, old, list(results.values())
+    )
+
+
+def add_initializer(graph: ir.Graph, value: ir.Value) -> None:
+    """Give a graph a weight whose name it does not have yet."""
+    graph.register_initializer(value)
 
 
 def inherit(old: ir.Value, new: ir.Value) -> None:
@@ -234,13 +276,21 @@ def sweep(nodes: Iterable[ir.Node]) -> None:
         inputs = [operand for operand in node.inputs if operand is not None]
         graph.remove(node, safe=True)
         for value in inputs:
-            producer, home = value.producer(), value.graph
+            producer = value.producer()
             if _is_read(value):
                 continue
             if producer is not None and producer.op_type == "Constant":
                 waiting.append(producer)
-            elif value.is_initializer() and not value.is_graph_input() and home is not None:
-                home.initializers.pop(value.name or "")
+            else:
+                drop_weight(value)
+
+
+def drop_weight(value: ir.Value | None) -> None:
+    """Remove an initializer that nothing reads any more; anything else stays."""
+    if value is None or _is_read(value) or value.is_graph_input() or not value.is_initializer():
+        return
+    if value.graph is not None:
+        value.graph.initializers.pop(value.name or "", None)
 
 
 def _is_read(value: ir.Value) -> bool:

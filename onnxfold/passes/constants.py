@@ -50,7 +50,7 @@ class PlaceEditor:
         if place.copy:
             name = f"{value.name}.fused"
             copy = self.edit.new_constant(value, edited(tensor, edit, name), name)
-            self._node(place).replace_input_with(place.reader.index, copy)
+            set_input(self._node(place), place.reader.index, copy)
         elif place.value not in self._edited:
             self._edited.add(place.value)
             change_constant(value, edited(tensor, edit, tensor.name or value.name or ""))
@@ -70,7 +70,7 @@ class PlaceEditor:
             self._copied.add((node, index))
             name = f"{value.name}.fused"
             copy = self.edit.new_constant(value, edited(tensor, edit, name), name)
-            node.replace_input_with(index, copy)
+            set_input(node, index, copy)
         else:
             change_constant(value, edited(tensor, edit, tensor.name or value.name or ""))
 

@@ -56,9 +56,7 @@ def test_a_vit_is_looked_at_once_per_version(counted: Counter[str], tmp_path: Pa
     assert counted["clones"] == versions + 1  # one copy for each pass to edit, two to prepare
 
 
-def test_without_a_proof_one_copy_is_edited_in_place(
-    counted: Counter[str], tmp_path: Path
-) -> None:
+def test_without_a_proof_one_copy_is_edited_in_place(counted: Counter[str], tmp_path: Path) -> None:
     onnxfold.optimize(_VIT, tmp_path / "out.onnx", check=None)
     assert counted["clones"] == 1
     assert counted["inferences"] == 1

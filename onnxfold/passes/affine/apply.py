@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.channels import Channels
-from onnxfold.graph.edit import Editor, sweep
+from onnxfold.graph.edit import Editor, redirect, set_input, sweep
 from onnxfold.norms import find_norms
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
 from onnxfold.passes.affine.source import Source, source_of
@@ -96,14 +96,12 @@ class _Norms:
         node = source.site.nodes[-1]
         gamma, beta = ([*node.inputs, None, None][index] for index in (_GAMMA, _BETA))
         if fusion.gamma and gamma is not None:
-            node.replace_input_with(_GAMMA, self._filled(gamma, 1.0))
+            set_input(node, _GAMMA, self._filled(gamma, 1.0))
         if fusion.beta and beta is not None:
             optional = (node.domain, node.op_type) == ("", "LayerNormalization")
-            node.replace_input_with(_BETA, None if optional else self._filled(beta, 0.0))
-            if optional:
-                node.resize_inputs(_BETA)
+            set_input(node, _BETA, None if optional else self._filled(beta, 0.0))
         elif left is not None and beta is not None:
-            node.replace_input_with(_BETA, self._constant(beta, source.channels, left))
+            set_input(node, _BETA, self._constant(beta, source.channels, left))
         for operand in (gamma, beta):
             self._edit.drop_if_unread(operand)
 
@@ -114,12 +112,10 @@ class _Norms:
         if add is not None and not fusion.beta:  # gamma goes, the Add stays with what is left
             index = list(add.inputs).index(start if mul is None else mul.outputs[0])
             constant = add.inputs[1 - index]
-            add.replace_input_with(index, start)
+            set_input(add, index, start)
             if left is not None and constant is not None:
                 rank = self._view.rank(source.value) or 0
-                add.replace_input_with(
-                    1 - index, self._constant(constant, source.channels, left, rank)
-                )
+                set_input(add, 1 - index, self._constant(constant, source.channels, left, rank))
             sweep([node for node in (mul,) if node is not None])
             return
         if not fusion.gamma and mul is not None:  # beta alone goes
@@ -131,7 +127,7 @@ class _Norms:
     def _bypass(self, source: Source, start: ir.Value, nodes: list[ir.Node]) -> None:
         end = source.value
         own = {use.node for use in start.uses()} <= set(nodes) and not start.is_graph_output()
-        end.replace_all_uses_with(start)
+        redirect(end, start)
         producer = start.producer()
         last = end.producer()
         operands = [operand for node in nodes for operand in node.inputs]

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError, WeightOverflowError
 from onnxfold.graph import Fiber, ModelInfo, constant_tensor
-from onnxfold.graph.edit import Editor, change_constant
+from onnxfold.graph.edit import Editor, change_constant, set_input
 from onnxfold.norms import find_norms
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.decide import CentringDecision
@@ -112,7 +112,7 @@ def _redirect(
             raise InvariantError(f"the plan names '{reader.node}', which no node computes")
         if operand not in copies:
             copies[operand] = copied(operand)
-        node.replace_input_with(reader.index, copies[operand])
+        set_input(node, reader.index, copies[operand])
     return copies.get(value, value)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph.edit import Editor, inherit, sweep
+from onnxfold.graph.edit import Editor, inherit, redirect, sweep
 from onnxfold.passes.base import Settings
 from onnxfold.passes.constants import PlaceEditor
 from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
@@ -46,7 +46,7 @@ def _do_before(places: PlaceEditor, fusion: ScaleFusion, op: ChannelOp) -> None:
     if start is None:
         raise InvariantError(f"'{fusion.output}' has no input")
     operands = list(op.node.inputs)
-    end.replace_all_uses_with(start, replace_graph_outputs=True)
+    redirect(end, start, outputs=True)
     sweep([op.node])
     for operand in operands:
         places.edit.drop_if_unread(operand)
