@@ -71,6 +71,7 @@ class TargetLowering:
         self._parameters = Parameters(view, target)
         self._types = {site.input.dtype for site in sites}
         self._bodies: dict[tuple[str, ir.DataType], ir.Function] = {}
+        self._bypassed: set[ir.Value] = set()
 
     def refuse_rms(self, site: NormSite) -> Refusal | None:
         """Say why a LayerNorm has no cheaper RMS form on this target, or None."""
@@ -171,8 +172,11 @@ class TargetLowering:
             if blocks is not None:
                 return self._blocked_call(site, x, blocks)
             return self._call(site, Statistics.RMS, x)
+        if site.centred in self._bypassed:
+            return Lowered((), ())  # another norm shares x - mean(x), which is x already
         if site.centred is None or not self._can_bypass(site):
             raise InvariantError(f"norm '{site.name}' has no RMS form on target {self._target}")
+        self._bypassed.add(site.centred)
         return Lowered((), ((site.centred, x),))
 
     def layer_norm(self, site: NormSite) -> Lowered | None:
