@@ -46,7 +46,17 @@ from onnxfold.pipeline.stage_timer import StageTimer
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
 
-__all__ = ["AFFINE_PASSES", "PASSES", "Decided", "Folded", "LeftOut", "decide_all", "fold"]
+__all__ = [
+    "AFFINE_PASSES",
+    "LOWER",
+    "PASSES",
+    "Decided",
+    "Folded",
+    "LeftOut",
+    "decide_all",
+    "fold",
+    "residual_calls",
+]
 
 PASSES: tuple[Pass[Any], ...] = (
     Pass("affine", decide_affine, apply_affine, prove_affine),

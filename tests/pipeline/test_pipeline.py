@@ -221,8 +221,7 @@ def test_a_wrong_result_is_caught_and_not_written(
     assert not result.plan.folds
     written = onnx.load(tmp_path / "out.onnx")
     assert "LayerNormalization" in _operators(written)
-    assert result.verification is not None
-    assert result.verification.passed
+    assert not result.changed
 
 
 def test_verification_alone_catches_a_wrong_result(

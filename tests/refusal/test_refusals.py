@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxfold.norms import find_norms
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings, exclusion
-from onnxfold.passes.centring.decide import Demand, decide
+from onnxfold.passes.centring.decide import Demand, cheapest_plan
 from onnxfold.passes.centring.relations import Relations
 from onnxfold.passes.costs import Costs
 from onnxfold.passes.prepare.working_copy import prepare
@@ -34,6 +34,7 @@ _EARLY = {
     RefusalCode.EXCLUDED,
     RefusalCode.NO_CHEAPER_FORM,
     RefusalCode.NON_FINITE_WEIGHT,
+    RefusalCode.NOT_PROVED,
     RefusalCode.NOT_WORTH,
     RefusalCode.SPATIAL_NORM,
 }
@@ -154,7 +155,7 @@ def test_a_fold_that_saves_nothing_says_so() -> None:
     sites = find_norms(view)
     costs = Costs(layer_norm=100, rms_norm=100, bias=0, centring=100)
     demands = [Demand(site, 0) for site in sites]
-    plan = decide(Relations(view, sites), demands, costs, allow_split_bytes=1 << 20)
+    plan = cheapest_plan(Relations(view, sites), demands, costs, allow_split_bytes=1 << 20)
     assert not plan.folds
     assert [refusal.code for _, refusal in plan.refusals] == [RefusalCode.NOT_WORTH]
 

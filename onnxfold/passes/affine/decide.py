@@ -60,23 +60,32 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
     """Return what moves where, weighed against what the norms that will fold save."""
     sites = find_norms(info)
     lowering = TargetLowering(info, settings.target, sites)
-    plan = decide_affine(
-        info,
-        [site for site in sites if not settings.excludes(site.name)],
-        allow_split_bytes=settings.allow_split_bytes,
-        keep=lowering.keep_affine,
-        weighing=Weighing(costs_of(settings.target).addition, _savings(info, settings)),
-    )
-    return replace(plan, ranges=_ranges(info, sites, plan.fusions, settings.range_limit))
-
-
-def _savings(info: ModelInfo, settings: Settings) -> Callable[[NormSite], int]:
-    """Return what a norm without beta saves: an Add where it cannot add beta itself."""
-    costs = costs_of(settings.target)
 
     @cache
     def folds() -> frozenset[str]:
         return frozenset(fold.output for fold in plan_of(info, settings).folds)
+
+    def keep(site: NormSite) -> Refusal | None:
+        why = lowering.keep_affine(site)
+        if why is None or (lowering.calls_rms(site) and info.ref(site.output) in folds()):
+            return None
+        return why
+
+    plan = decide_affine(
+        info,
+        [site for site in sites if not settings.excludes(site.name)],
+        allow_split_bytes=settings.allow_split_bytes,
+        keep=keep,
+        weighing=Weighing(costs_of(settings.target).addition, _savings(info, settings, folds)),
+    )
+    return replace(plan, ranges=_ranges(info, sites, plan.fusions, settings.range_limit))
+
+
+def _savings(
+    info: ModelInfo, settings: Settings, folds: Callable[[], frozenset[str]]
+) -> Callable[[NormSite], int]:
+    """Return what a norm without beta saves: an Add where it cannot add beta itself."""
+    costs = costs_of(settings.target)
 
     def saving(site: NormSite) -> int:
         count = elements(info.shape(site.input))
@@ -158,7 +167,10 @@ def _candidate(
         if isinstance(made, Refusal):
             return made
         readers.append(made)
-    if source.beta is not None and shift_refusal is None:
+    zeros = source.beta is not None and not np.any(source.beta)
+    if zeros:  # nothing has to take them
+        shift_refusal, readers = None, [reader.without_beta() for reader in readers]
+    elif source.beta is not None and shift_refusal is None:
         weighed = _with_new_biases(view, source.site, found, readers, weighing)
         if isinstance(weighed, Refusal):
             shift_refusal = weighed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -107,12 +107,16 @@ def _demands(
     refused: dict[str, Refusal] = {}
     demands: list[Demand] = []
     costs = costs_of(settings.target)
+    sharing = Counter(site.centred for site in sites if site.centred is not None)
     for site in sites:
         refusal = _refuse_early(site, lowering, settings)
         if refusal is not None:
             refused[info.ref(site.output)] = refusal
             continue
-        gain = costs.gain(elements(info.shape(site.input)), site.beta is not None)
+        count = elements(info.shape(site.input))
+        gain = costs.gain(count, site.beta is not None)
+        if sharing[site.centred] > 1:  # together they compute x - mean(x) once, as a centring does
+            gain = min(gain, count * costs.centring // sharing[site.centred])
         demands.append(Demand(site, gain))
     return demands, refused
 

@@ -109,12 +109,15 @@ class TargetLowering:
             )
         dtype = site.input.dtype
         opset = self._view.opset
-        if dtype not in _FUNCTION_TYPES or dtype != site.output.dtype:
+        if dtype not in _FUNCTION_TYPES or dtype != _output_type(site):
             return Refusal(
                 RefusalCode.UNSUPPORTED_TYPE,
                 f"no operator for {dtype} to {site.output.dtype}",
                 label,
             )
+        if site.affine_repeat > 1 and not all(map(self._is_known, (site.gamma, site.beta))):
+            sentence = "its gamma or beta stands for several channels and is no constant"
+            return Refusal(RefusalCode.DYNAMIC_WEIGHT, sentence, label)
         if not all(self._fits(part, dtype) for part in (site.gamma, site.beta)):
             return Refusal(
                 RefusalCode.UNSUPPORTED_TYPE, f"its gamma or beta is no number of {dtype}", label
@@ -132,6 +135,9 @@ class TargetLowering:
                 label,
             )
         return None
+
+    def _is_known(self, part: AffinePart) -> bool:
+        return not isinstance(part, ir.Value) or self._view.array(part) is not None
 
     def _fits(self, part: AffinePart, dtype: ir.DataType | None) -> bool:
         """Whether gamma or beta keeps its numbers in the type of x, in which operators take it."""
@@ -194,9 +200,11 @@ class TargetLowering:
             return False
         if self._trailing_axes(site) is None:
             return False
+        if (site.form is NormForm.DECOMPOSED or _is_standard(site)) and self._overload(
+            site.input.dtype
+        ):
+            return False  # the call would be spelled out again
         if site.form is NormForm.DECOMPOSED:
-            if self._overload(site.input.dtype):
-                return False  # the call would be spelled out again
             # Below these versions the operators would be spelled out again.
             since = {Statistics.LAYER: 17, Statistics.RMS: 23}[_STATISTICS[site.kind]]
             contrib = self._target is Target.ORT and site.kind is NormKind.RMS_NORM
@@ -204,6 +212,10 @@ class TargetLowering:
             return portable or contrib or self._view.opset >= since
         node = site.nodes[-1]
         return self._target is Target.PORTABLE and (node.domain != DOMAIN or _lost_affine(site))
+
+    def calls_rms(self, site: NormSite) -> bool:
+        """Whether a norm that folds becomes one operator, however it is spelled."""
+        return self._target is not Target.ONNX and self._refuse_call(site) is None
 
     def keep_affine(self, site: NormSite) -> Refusal | None:
         """Say why a norm keeps its gamma and beta, whoever could take them, or None.
@@ -241,6 +253,10 @@ class TargetLowering:
             mean = ir.node("ReduceMean", [value], {"axes": fiber.axes, "keepdims": 1})
         mean.outputs[0].name = f"{value.name}.mean"
         mean.outputs[0].type = value.type
+        dims = tuple(value.shape or ())
+        mean.outputs[0].shape = ir.Shape(
+            1 if axis in fiber.axes else dim for axis, dim in enumerate(dims)
+        )
         centred = ir.node("Sub", [value, mean.outputs[0]])
         output = centred.outputs[0]
         output.name, output.shape, output.type = f"{value.name}.centred", value.shape, value.type
@@ -275,9 +291,11 @@ class TargetLowering:
         apart = ir.node("Reshape", [x, split])
         norm, name = self._plain_rms(site, apart.outputs[0], blocks[1], made)
         nodes = [apart, norm, ir.node("Reshape", [norm.outputs[0], joined])]
+        dims = tuple(site.input.shape or ())[:-1]
+        apart.outputs[0].shape = norm.outputs[0].shape = ir.Shape((*dims, *blocks))
         for op_type, part, role in (("Mul", site.gamma, "gamma"), ("Add", site.beta, "beta")):
             if part is not None:
-                operand = self._parameters.as_value(site, part, role, made)
+                operand = self._parameters.per_channel(site, part, role, made)
                 nodes.append(ir.node(op_type, [nodes[-1].outputs[0], operand]))
         return self._finished(site, nodes, (split, joined, *made), name)
 
@@ -311,7 +329,9 @@ class TargetLowering:
     ) -> Lowered:
         for number, node in enumerate(nodes[:-1]):
             node.outputs[0].name = f"{site.output.name}.part{number}"
-            node.outputs[0].type = site.output.type
+            node.outputs[0].type = site.input.type
+            if node.outputs[0].shape is None and site.input.shape is not None:
+                node.outputs[0].shape = site.input.shape.copy()
         nodes[0].name = site.name
         for number, node in enumerate(nodes[1:], 1):
             node.name = f"{site.name}.affine{number}"
@@ -345,6 +365,17 @@ class TargetLowering:
 
 def _least_opset(dtype: ir.DataType | None) -> int:
     return 13 if dtype is ir.DataType.BFLOAT16 else MIN_OPSET
+
+
+def _output_type(site: NormSite) -> ir.DataType | None:
+    """Every norm that is one operator gives the type of x, whether or not the model says so."""
+    known = site.output.dtype
+    return site.input.dtype if known is None and site.form is NormForm.OP else known
+
+
+def _is_standard(site: NormSite) -> bool:
+    node = site.nodes[-1]
+    return node.domain == "" and node.op_type in ("LayerNormalization", "RMSNormalization")
 
 
 def _lost_affine(site: NormSite) -> bool:
