@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import rows
-from onnxfold.passes import analysis
+from onnxfold.passes.centring import decide
 from tests.soundness import corpus
 from tests.soundness.checking import Outcome, check, settings_of
 from tests.soundness.random_graphs import RandomGraph, random_graph
@@ -136,17 +136,17 @@ def _counts(texts: Iterable[str]) -> Counter[str]:
 def run_seeds(seeds: Iterable[int]) -> Tally:
     """Check the graphs of these seeds."""
     tally = Tally()
-    counted = analysis.count_foldable
+    counted = decide.count_foldable
     gc.disable()
     try:
         for number, seed in enumerate(seeds):
             graph = random_graph(seed)
-            analysis.count_foldable = counted if seed % _COUNTED_EVERY == 0 else _uncounted
+            decide.count_foldable = counted if seed % _COUNTED_EVERY == 0 else _uncounted
             tally.add(seed, graph, check(graph, settings_of(seed), count_roles=True))
             if number % 50 == 0:
                 gc.collect()
     finally:
-        analysis.count_foldable = counted
+        decide.count_foldable = counted
         gc.enable()
     return tally
 

@@ -19,6 +19,7 @@ from onnxfold.graph import Reader
 from onnxfold.norms.site import NormSite
 from onnxfold.operators.transfer import ZeroMean
 from onnxfold.passes.centring.relations import EXACT, Assumptions, Carries, Point, Relations, Unseen
+from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.refusal import Refusal, RefusalCode
 
 __all__ = ["CENTRABLE", "PointFacts", "ZeroMeanGraph", "walk_back"]
@@ -169,6 +170,9 @@ class _Walk:
             return _Producer(
                 False, opaque=Refusal(RefusalCode.NON_FINITE_WEIGHT, sentence, (name,))
             )
+        narrow = refuse_narrow(self._view, value)
+        if narrow is not None:
+            return _Producer(False, opaque=narrow)
         if tensor is not None and tensor.dtype in CENTRABLE:
             return _Producer(constant=True)
         sentence = f"'{name}' holds {tensor.dtype if tensor else 'no tensor'}, not floats"

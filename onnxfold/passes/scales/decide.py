@@ -11,6 +11,7 @@ from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.passes.affine.walk import Root
 from onnxfold.passes.base import Settings
+from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.passes.places import Place, ReaderRef
 from onnxfold.passes.ranges import RangeWarning, range_warning
 from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
@@ -83,6 +84,8 @@ def _fusion(
         if shifted is None:
             return None
     roots = (writer.weight, *writer.biases) if op.scale is not None else ()
+    if any(refuse_narrow(view, root.value) for root in (writer.weight, *writer.biases)):
+        return None
     scaled = tuple(_place(view, root) for root in roots)
     if biased and op.scale is not None and writer.new_bias is not None:
         channels = writer.output.renamed(dict.fromkeys(writer.output.axes, 0))
