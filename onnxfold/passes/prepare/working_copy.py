@@ -1,6 +1,6 @@
 """A working copy of a model in which every norm stands alone.
 
-Calls of model-local functions are inlined, except onnxfold's own, and operators that fuse a
+Calls of model-local functions are inlined, except those that are ours, and operators that fuse a
 residual addition with a norm are split into the addition and the norm, so that the analysis
 walks through the addition; lowering fuses them again.  Transposes that an optimizer moved into
 a norm are moved back in front of it.  Factors in a row are merged.
@@ -17,15 +17,16 @@ import onnx_ir as ir
 from onnxfold.errors import ModelError
 from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.graph.traversal import all_graphs
+from onnxfold.operators.functions import DOMAIN
 from onnxfold.passes.prepare.hoist_transposes import hoist_transposes
 from onnxfold.passes.prepare.merge_constant_factors import merge_constant_factors
+from onnxfold.passes.prepare.own_functions import is_ours
 from onnxfold.passes.prepare.split_skip_norms import SPLITTERS, Builder
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.shapes import fill_types, infer
 
 __all__ = ["Prepared", "prepare"]
 
-_OWN_DOMAIN = "onnxfold"
 _OVERRIDABLE_SINCE_IR = 4
 
 
@@ -82,8 +83,9 @@ def _split_all(model: ir.Model) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
 
 
 def _inline(model: ir.Model) -> tuple[str, ...]:
-    before = {identifier: function.name for identifier, function in model.functions.items()}
-    if not before:
+    ours = {key for key, function in model.functions.items() if is_ours(function)}
+    foreign = model.functions.keys() - ours
+    if not foreign:
         return ()
     for function in model.functions.values():
         used = {node.domain for node in function.all_nodes()}
@@ -94,14 +96,24 @@ def _inline(model: ir.Model) -> tuple[str, ...]:
 
     renamed = _Renamed()
     inline = InlinePass(
-        criteria=lambda function: _may_inline(model, function) and renamed.next_call(function)
+        criteria=lambda function: (
+            function.identifier() not in ours
+            and _may_inline(model, function)
+            and renamed.next_call(function)
+        )
     )
     try:
         inline(model)
     except ir.passes.PreconditionError as error:
         raise ModelError("model-local functions of the model call themselves") from error
     _drop_unused(model)
-    gone = [key for key in before if key not in model.functions and key[0] != _OWN_DOMAIN]
+    for domain, name, _ in foreign & model.functions.keys():
+        if domain == DOMAIN:
+            raise ModelError(
+                f"the model has a function '{domain}.{name}' of its own, which cannot be inlined: "
+                "rename its domain"
+            )
+    gone = sorted(key for key in foreign if key not in model.functions)
     return tuple(f"{domain}.{name}" if domain else name for domain, name, _ in gone)
 
 
@@ -154,8 +166,6 @@ class _Renamed:
 
 def _may_inline(model: ir.Model, function: ir.Function) -> bool:
     """Whether the body means the same in the main graph: one version of every domain."""
-    if function.domain == _OWN_DOMAIN:
-        return False
     imports = model.graph.opset_imports
     same = all(imports.get(key, version) == version for key, version in _imports(function))
     graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)

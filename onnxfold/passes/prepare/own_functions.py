@@ -1,0 +1,72 @@
+"""Which functions of domain onnxfold are ours: those whose bodies are the ones that we write.
+
+A model may bring a function of its own under such a name; it is then a function like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from onnxfold.errors import InvariantError
+from onnxfold.operators.functions import DOMAIN, SIGNATURES, function
+
+__all__ = ["is_ours"]
+
+_TYPES = (
+    ir.DataType.FLOAT,
+    ir.DataType.FLOAT16,
+    ir.DataType.BFLOAT16,
+    ir.DataType.DOUBLE,
+)
+_Key = tuple[object, ...]
+
+
+def is_ours(body: ir.Function) -> bool:
+    """Whether a function of the model computes what our operator of its name does."""
+    if body.domain != DOMAIN or body.name not in SIGNATURES:
+        return False
+    key = _key(body)
+    return any(_key(known) == key for known in _written(body))
+
+
+def _written(body: ir.Function) -> Iterator[ir.Function]:
+    """Yield the bodies that we write for the name, the opset and each element type."""
+    for dtype in _TYPES:
+        try:
+            yield function(body.name, body.opset_imports.get("", 0), dtype, body.overload)
+        except InvariantError:
+            continue  # no body exists for this opset and type
+
+
+def _key(body: ir.Function) -> _Key:
+    """Return what a function computes: its nodes with values numbered, not named."""
+    numbers: dict[ir.Value | None, int] = {None: -1}
+
+    def number(value: ir.Value | None) -> int:
+        return numbers.setdefault(value, len(numbers))
+
+    inputs = [number(value) for value in body.inputs]
+    nodes = [
+        (
+            *node.op_identifier(),
+            tuple(number(value) for value in node.inputs),
+            tuple(number(value) for value in node.outputs),
+            tuple(sorted(_attribute(attribute) for attribute in node.attributes.values())),
+        )
+        for node in body
+    ]
+    names = sorted(attribute.name for attribute in body.attributes.values())
+    return (*inputs, *nodes, *(number(value) for value in body.outputs), *names)
+
+
+def _attribute(attribute: ir.Attr) -> tuple[str, str]:
+    if attribute.is_ref():
+        return attribute.name, f"reference to {attribute.ref_attr_name}"
+    if attribute.type == ir.AttributeType.TENSOR:
+        tensor = attribute.as_tensor()
+        array = tensor.numpy()
+        return attribute.name, f"{tensor.dtype} {array.shape} {array.tobytes().hex()}"
+    value = attribute.value
+    return attribute.name, repr(tuple(value) if isinstance(value, (list, tuple)) else value)
