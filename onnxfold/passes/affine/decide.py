@@ -26,8 +26,8 @@ from onnxfold.passes.affine.transfer import Absorbs, adds_bias
 from onnxfold.passes.affine.walk import Reached, Root, follow, root_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.decide import plan_of
-from onnxfold.passes.costs import elements
-from onnxfold.passes.lower.targets import TargetLowering, costs_of
+from onnxfold.passes.costs import costs_of, elements
+from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.passes.places import Place, ReaderRef
 from onnxfold.passes.ranges import RangeWarning, range_warning

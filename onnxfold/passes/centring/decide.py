@@ -16,8 +16,8 @@ from onnxfold.passes.centring.dataflow import CENTRABLE, PointFacts, ZeroMeanGra
 from onnxfold.passes.centring.network import Cut, free_points, solve
 from onnxfold.passes.centring.plan import CentringPlan, Fold, Insertion, WeightCentring
 from onnxfold.passes.centring.relations import Assumptions, Embeddings, Point, Relations
-from onnxfold.passes.costs import Costs, elements
-from onnxfold.passes.lower.targets import TargetLowering, costs_of
+from onnxfold.passes.costs import Costs, costs_of, elements
+from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.means import is_centred

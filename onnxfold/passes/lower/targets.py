@@ -31,35 +31,17 @@ from onnxfold.operators.functions import (
     op_name,
 )
 from onnxfold.options import Target
-from onnxfold.passes.costs import Costs
 from onnxfold.passes.lower.parameters import AffinePart, Operands, Parameters
+from onnxfold.passes.lower.spelled import mean_has_one_reader, spelled_rms, wide_epsilon
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["TargetLowering", "costs_of"]
+__all__ = ["TargetLowering"]
 
 _STATISTICS = {NormKind.LAYER_NORM: Statistics.LAYER, NormKind.RMS_NORM: Statistics.RMS}
 _FUNCTION_TYPES = frozenset(
     {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
 )
 _CASTLIKE_SINCE = 15
-
-
-# Of benchmarks/kernels.py, float32, 768 elements per row, rounded; only their ratios count.
-# Operations rms and layer, center (the ReduceMean and Sub that it is spelled as) and bias (the Add
-# of a vector) of ONNX Runtime.  A portable file runs with the kernels, where the two norms and the
-# centring take about the same time, or without them, where a LayerNorm takes nearly twice as long
-# as an RMSNorm: its table is that of the operators, in units of the RMSNorm, with the kernel's
-# centring.
-_COSTS = {
-    Target.PORTABLE: Costs(layer_norm=170, rms_norm=100, bias=0, centring=100),
-    Target.ONNX: Costs(layer_norm=340, rms_norm=190, bias=100, centring=250),
-    Target.ORT: Costs(layer_norm=340, rms_norm=190, bias=100, centring=250),
-}
-
-
-def costs_of(target: Target) -> Costs:
-    """Return the cost table that plans for ``target`` use."""
-    return _COSTS[target]
 
 
 class TargetLowering:
@@ -79,7 +61,7 @@ class TargetLowering:
             return site.refusal
         if self._can_bypass(site):
             return None
-        return self._refuse_call(site)
+        return self._refuse_spelled(site)
 
     def _can_bypass(self, site: NormSite) -> bool:
         """Whether the spelled norm can read x instead of x - mean(x), whatever its spelling."""
@@ -88,9 +70,19 @@ class TargetLowering:
             return False
         if centred.dtype != site.input.dtype:
             return False
-        return _mean_has_one_reader(site, centred)
+        return mean_has_one_reader(site, centred)
 
     def _refuse_call(self, site: NormSite) -> Refusal | None:
+        """Say why no operator computes the norm without its mean, or None."""
+        refusal = self._refuse_spelled(site)
+        if refusal is None and wide_epsilon(site):
+            sentence = f"epsilon {site.epsilon!r} fits no attribute, which are float32"
+            label = (node_label(site.nodes[-1]),)
+            return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, label)
+        return refusal
+
+    def _refuse_spelled(self, site: NormSite) -> Refusal | None:
+        """The same, where epsilon may be a constant in front of a root."""
         label = (node_label(site.nodes[-1]),)
         if site.leaks:
             names = ", ".join(leak.name or "" for leak in site.leaks)
@@ -103,7 +95,8 @@ class TargetLowering:
                 f"no operator has epsilon {site.epsilon_mode.value} with factor {site.factor:g}",
                 label,
             )
-        if self._trailing_axes(site) is None and self._blocks(site) is None:
+        blocks = None if wide_epsilon(site) else self._blocks(site)
+        if self._trailing_axes(site) is None and blocks is None:
             return Refusal(
                 RefusalCode.NO_CHEAPER_FORM, "no operator normalises other than last axes", label
             )
@@ -122,11 +115,6 @@ class TargetLowering:
             return Refusal(
                 RefusalCode.UNSUPPORTED_TYPE, f"its gamma or beta is no number of {dtype}", label
             )
-        spelled = site.form is NormForm.DECOMPOSED
-        rounded = float(np.float32(site.epsilon))
-        if dtype is ir.DataType.DOUBLE and spelled and rounded != site.epsilon:
-            sentence = f"epsilon {site.epsilon!r} fits no attribute, which are float32"
-            return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, label)
         least = _least_opset(dtype)
         if not least <= opset <= MAX_OPSET:
             return Refusal(
@@ -180,6 +168,8 @@ class TargetLowering:
             return self._call(site, Statistics.RMS, x)
         if site.centred in self._bypassed:
             return Lowered((), ())  # another norm shares x - mean(x), which is x already
+        if not self._can_bypass(site) and self._refuse_spelled(site) is None:
+            return self._spelled(site, x)
         if site.centred is None or not self._can_bypass(site):
             raise InvariantError(f"norm '{site.name}' has no RMS form on target {self._target}")
         self._bypassed.add(site.centred)
@@ -279,6 +269,15 @@ class TargetLowering:
         for op_type, operand in affine.after:
             nodes.append(ir.node(op_type, [nodes[-1].outputs[0], operand]))
         return self._finished(site, nodes, affine.initializers, name)
+
+    def _spelled(self, site: NormSite, x: ir.Value) -> Lowered:
+        nodes, constants = spelled_rms(site, x, self._view.opset)
+        made = list(constants)
+        for op_type, part, role in (("Mul", site.gamma, "gamma"), ("Add", site.beta, "beta")):
+            if part is not None:
+                operand = self._parameters.as_value(site, part, role, made)
+                nodes.append(ir.node(op_type, [nodes[-1].outputs[0], operand]))
+        return self._finished(site, nodes, tuple(made), None)
 
     def _blocked_call(self, site: NormSite, x: ir.Value, blocks: tuple[int, int]) -> Lowered:
         """Return Reshape, RMSNorm over the new last axis, Reshape back, gamma, beta."""
@@ -384,22 +383,3 @@ def _lost_affine(site: NormSite) -> bool:
     if affine is Affine.AFFINE:
         return site.beta is None
     return affine is Affine.SCALE and site.gamma is None
-
-
-def _mean_has_one_reader(site: NormSite, centred: ir.Value) -> bool:
-    """Whether the norm looks at x only through ``centred``, so that no mean is left without it.
-
-    A second subtraction, or a variance E[x^2] - E[x]^2, would stay as it is.
-    """
-    centring = centred.producer()
-    mean = None if centring is None else centring.inputs[1]
-    own, before, waiting = set(site.nodes), {centring}, [mean]
-    values = {site.input}
-    while waiting:
-        value = waiting.pop()
-        node = None if value is None else value.producer()
-        if value is not None and node in own and node not in before:
-            before.add(node)
-            values.add(value)
-            waiting += node.inputs
-    return all(use.node in before for value in values for use in value.uses() if use.node in own)
