@@ -12,7 +12,7 @@ from onnxfold import model_io
 from onnxfold.check import ModelSource, Verification
 from onnxfold.errors import UsageError
 from onnxfold.model_io.sources import open_source
-from onnxfold.options import DEFAULT_SPLIT_BYTES, Options, Target
+from onnxfold.options import DEFAULT_SPLIT_BYTES, Device, Options, Target, WrittenForm, target_named
 from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.prepare.error_context import error_context
 from onnxfold.passes.prepare.working_copy import prepare
@@ -26,7 +26,7 @@ __all__ = ["inspect", "optimize", "verify"]
 def inspect(
     model: Any,
     *,
-    target: Target | str = Target.PORTABLE,
+    target: Target | str = Target.ONNX,
     allow_split: int = DEFAULT_SPLIT_BYTES,
     exclude: str | None = None,
     fuse_affine: bool = True,
@@ -37,7 +37,7 @@ def inspect(
     Raises ModelError when it cannot be read.
     """
     source = open_source(model)
-    settings = Settings(_target(target), allow_split, exclusion(exclude))
+    settings = Settings(target_named(target), allow_split, exclusion(exclude))
     without = () if fuse_affine else AFFINE_PASSES
     with error_context(source):
         decided = decide_all(prepare(source.model), settings, without=without)
@@ -89,7 +89,14 @@ def optimize(
     not compute the same function (then nothing is written), UsageError for options that make no
     sense, ModelError when the model cannot be read or written.
     """
-    chosen = Options(**{**options, "target": _target(options.get("target", Target.PORTABLE))})
+    named = {
+        "target": target_named(options.get("target", Target.ONNX)),
+        "device": Device(options.get("device", Device.CPU)),
+        "norm_form": WrittenForm(options.get("norm_form", WrittenForm.AUTO)),
+    }
+    chosen = Options(**{**options, **named})
+    if chosen.device is Device.CUDA and chosen.target is not Target.ORT:
+        raise UsageError("--device cuda is for --target ort; the other files suit every device")
     if chosen.check is not None and chosen.check < 0:
         raise UsageError(f"check must be 0 or more samples, not {chosen.check}")
     timer = StageTimer(progress)
@@ -109,11 +116,3 @@ def optimize(
     # Weights may hold inf and NaN; what comes of them is compared with the original.
     with np.errstate(all="ignore"), error_context(source):
         return run(source, output, chosen, timer)
-
-
-def _target(name: Target | str) -> Target:
-    try:
-        return Target(name)
-    except ValueError as error:
-        names = ", ".join(target.value for target in Target)
-        raise UsageError(f"there is no target '{name}'; the targets are {names}") from error

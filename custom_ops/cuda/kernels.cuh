@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kShortRowThreads, 1)
     short_rows_kernel(const Arguments arguments, float inverse) {
   constexpr int kRows = kShortRowThreads / Width;
   WarpGroup<RowThread<T, S, Residual, Vectors, Shifted>, Width> group;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / Width;
+  const unsigned row = blockIdx.x * kRows + threadIdx.x / Width;
   normalise(group, arguments, row, inverse);
 }
 
@@ -47,18 +47,15 @@ KernelFunction in_registers(const Plan& plan) {
                              : short_rows_kernel<T, S, Residual, 8, 2, Shifted>;
   }
   if (plan.threads_per_row == 32) {
-    switch (plan.vectors) {
-      case 1: return short_rows_kernel<T, S, Residual, 32, 1, Shifted>;
-      case 2: return short_rows_kernel<T, S, Residual, 32, 2, Shifted>;
-      case 4: return short_rows_kernel<T, S, Residual, 32, 4, Shifted>;
-      default: return short_rows_kernel<T, S, Residual, 32, 8, Shifted>;
+    if constexpr (!Shifted) {
+      if (plan.vectors == 4) return short_rows_kernel<T, S, Residual, 32, 4, false>;
+      if (plan.vectors == 8) return short_rows_kernel<T, S, Residual, 32, 8, false>;
     }
+    return plan.vectors == 1 ? short_rows_kernel<T, S, Residual, 32, 1, Shifted>
+                             : short_rows_kernel<T, S, Residual, 32, 2, Shifted>;
   }
   if (plan.vectors == 1) return row_kernel<T, S, Residual, 1, Shifted>;
   if (plan.vectors == 2) return row_kernel<T, S, Residual, 2, Shifted>;
-  if constexpr (!Shifted) {
-    if (plan.vectors == 8) return row_kernel<T, S, Residual, 8, Shifted>;
-  }
   return row_kernel<T, S, Residual, 4, Shifted>;
 }
 

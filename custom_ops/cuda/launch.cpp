@@ -35,12 +35,27 @@ KernelFunction find(const Op& op, ElementType type, const Plan& plan) {
   return nullptr;
 }
 
+// With the device current that the stream belongs to, and afterwards the one that was.
+cudaError_t run_on(int device, const Op& op, ElementType type, const Arguments& arguments,
+                   cudaStream_t stream) {
+  int current = 0;
+  if (cudaError_t error = cudaGetDevice(&current)) return error;
+  if (current == device) return run(op, type, arguments, 0, stream);
+  if (cudaError_t error = cudaSetDevice(device)) return error;
+  const cudaError_t error = run(op, type, arguments, 0, stream);
+  const cudaError_t back = cudaSetDevice(current);
+  return error != cudaSuccess ? error : back;
+}
+
 Failure* launch(const Op& op, ElementType type, const Arguments& arguments,
                 const Executor& executor) {
   void* stream = nullptr;
+  int device = 0;
   if (Failure* failure = executor.stream(executor.context, &stream)) return failure;
-  const cudaError_t error = run(op, type, arguments, 0, static_cast<cudaStream_t>(stream));
+  if (Failure* failure = executor.device(executor.context, &device)) return failure;
+  const cudaError_t error = run_on(device, op, type, arguments, static_cast<cudaStream_t>(stream));
   if (error == cudaSuccess) return nullptr;
+  cudaGetLastError();  // told once, here: not to whoever asks this runtime next
   char why[160];
   snprintf(why, sizeof(why), "CUDA: %s (%s)", cudaGetErrorString(error), cudaGetErrorName(error));
   return executor.fail(executor.context, why);

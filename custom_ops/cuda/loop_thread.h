@@ -26,16 +26,18 @@ class LoopThread {
     stash_ = a.sum != nullptr ? static_cast<T*>(a.sum) + row * size_ : y_;
   }
 
+  template <bool Sum, bool Squares>
   ONNXFOLD_THREAD Moments first() const {
-    return moments([&](int64_t i, Chunk& v) {
+    return moments<Sum, Squares>([&](int64_t i, Chunk& v) {
       v = get(x_ + i);
       if constexpr (Residual) add(i, v);
     });
   }
 
+  template <bool Squares>
   ONNXFOLD_THREAD Moments second(float mean) const {
     const T* from = Residual ? stash_ : x_;
-    return moments([&](int64_t i, Chunk& v) {
+    return moments<true, Squares>([&](int64_t i, Chunk& v) {
       v = get(from + i);
       ONNXFOLD_UNROLL
       for (int e = 0; e < kWidth; ++e) v.v[e] -= mean;
@@ -112,7 +114,7 @@ class LoopThread {
   }
 
   // Of what value(i, chunk) puts into the chunk at element i.
-  template <class Value>
+  template <bool Sum, bool Squares, class Value>
   ONNXFOLD_THREAD Moments moments(Value value) const {
     Moments total = {0.0f, 0.0f};
     for (int64_t begin = first_; begin < size_; begin += kSegment * step_) {
@@ -122,7 +124,7 @@ class LoopThread {
       for (int64_t i = begin; i < end; i += step_) {
         Chunk v;
         value(i, v);
-        accumulate(part, v.v);
+        accumulate<Sum, Squares>(part, v.v);
       }
       total.sum += part.sum;
       total.squares += part.squares;

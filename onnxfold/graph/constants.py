@@ -14,22 +14,13 @@ import onnx
 import onnx_ir as ir
 
 from onnxfold.graph.dims import Shape
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
 
 __all__ = ["ConstantFolder", "constant_tensor", "in_memory", "weight_value", "whole_node"]
 
 Array = npt.NDArray[np.generic]
 
-_FOLDABLE = frozenset(
-    (
-        "Add And Cast CastLike Ceil Concat ConstantOfShape Div Equal Exp Expand Flatten Floor "
-        "Gather Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg Not Or Pow "
-        "Range Reciprocal ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum Reshape Shape Size "
-        "Slice Split Sqrt Squeeze Sub Sum Tile Transpose Unsqueeze Where"
-    ).split()
-)
-
-
-_OF_SHAPES = frozenset({"Shape", "Size"})
 # What onnx's evaluator raises for operands that an operator does not take.
 _NO_RESULT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -97,7 +88,7 @@ class ConstantFolder:
     def _unknown_operand(self, value: ir.Value) -> ir.Value | None:
         """Return what must be evaluated next for the value; None where all or enough is known."""
         node = value.producer()
-        if node is None or node.domain != "" or node.op_type not in _FOLDABLE - _OF_SHAPES:
+        if node is None or not _is_folded(node) or not facets.reads_elements(row_of(node)):
             return None
         for operand in node.inputs:
             if operand is not None and operand not in self._known:
@@ -112,9 +103,9 @@ class ConstantFolder:
             cheap = tensor.size <= self._limit and not getattr(tensor, "costly", False)
             return tensor.numpy() if cheap else None
         node = value.producer()
-        if node is None or node.domain != "" or node.op_type not in _FOLDABLE:
+        if node is None or not _is_folded(node):
             return None
-        if node.op_type in _OF_SHAPES:
+        if not facets.reads_elements(row_of(node)):
             return self._shape(node)
         inputs: list[Array | None] = []
         for operand in node.inputs:
@@ -130,7 +121,7 @@ class ConstantFolder:
             return None  # it fails wherever it runs, so nobody can know it
 
     def _is_small(self, node: ir.Node, inputs: list[Array | None]) -> bool:
-        """Whether the results are small: a few numbers may ask for any size."""
+        """Whether the results are small: of these four operators a few numbers ask for any size."""
         shapes = (self._shape_of(output) for output in node.outputs)
         elements = [_product([d for d in shape if isinstance(d, int)]) for shape in shapes if shape]
         if node.op_type in ("ConstantOfShape", "Expand", "Tile"):
@@ -171,6 +162,10 @@ class ConstantFolder:
         computed = ReferenceEvaluator(model).run(None, feeds)
         by_name = dict(zip((info.name for info in results), computed, strict=True))
         return [np.asarray(by_name[name]) if name else np.zeros(0) for name in proto.output]
+
+
+def _is_folded(node: ir.Node) -> bool:
+    return facets.foldable(row_of(node))
 
 
 def _product(sizes: Array | list[int] | None) -> float:

@@ -8,7 +8,7 @@ names and types; nodes and weights that nothing reads any more go.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import onnx_ir as ir
@@ -20,7 +20,6 @@ from onnxfold.graph.traversal import all_graphs, graph_values
 __all__ = [
     "Editor",
     "Lowered",
-    "add_function",
     "add_initializer",
     "change_constant",
     "drop_weight",
@@ -40,18 +39,6 @@ class Lowered:
     nodes: tuple[ir.Node, ...]
     stands_for: tuple[tuple[ir.Value, ir.Value], ...]  # (old, new)
     initializers: tuple[ir.Value, ...] = ()
-    functions: tuple[ir.Function, ...] = field(default=())
-
-
-def add_function(model: ir.Model, body: ir.Function) -> None:
-    """Give the model a function, unless it has one of that name that is right for more types.
-
-    The body for a half type converts, hence is right for FLOAT too and has more nodes.
-    """
-    present = model.functions.get(body.identifier())
-    if present is None or len(present) < len(body):
-        model.functions[body.identifier()] = body
-    model.graph.opset_imports.setdefault(body.domain, 1)
 
 
 def change_constant(value: ir.Value, tensor: ir.TensorProtocol) -> None:
@@ -186,7 +173,7 @@ class Editor:
                 drop_weight(value)
 
     def _prepare(self, graph: ir.Graph, lowered: Lowered, heirs: tuple[ir.Value, ...]) -> None:
-        """Name what is new, read what replaced an operand, register weights and functions."""
+        """Name what is new, read what replaced an operand, register weights."""
         for value in lowered.initializers:
             if value.graph is graph:
                 continue  # shared with nodes that are in place
@@ -201,8 +188,6 @@ class Editor:
             for output in node.outputs:
                 if output not in heirs:
                     output.name = self.unused(output.name or node.op_type)
-        for function in lowered.functions:
-            add_function(self.model, function)
 
 
 def _weights(graph: ir.Graph) -> list[ir.Value]:

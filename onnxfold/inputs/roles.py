@@ -10,42 +10,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import constant_tensor
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
 
 __all__ = ["IndexRange", "convolved_channels", "index_range", "is_mask", "reaches"]
 
 _MASK = re.compile(r"mask", re.IGNORECASE)
-# Operators whose output holds numbers of their data input; the value is the input that moves.
-_MOVES = {
-    "Cast": 0,
-    "Concat": None,
-    "Expand": 0,
-    "Flatten": 0,
-    "Gather": 0,
-    "Identity": 0,
-    "Reshape": 0,
-    "Slice": 0,
-    "Split": 0,
-    "Squeeze": 0,
-    "Tile": 0,
-    "Transpose": 0,
-    "Unsqueeze": 0,
-}
-_COMPARES = frozenset({"And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not"})
-# Index inputs of operators, each with the input that holds its table and the axis of the rows.
-_TABLES = {
-    ("", "Gather", 1): 0,
-    ("", "GatherElements", 1): 0,
-    ("com.microsoft", "EmbedLayerNormalization", 0): 2,
-    ("com.microsoft", "EmbedLayerNormalization", 1): 4,
-    ("com.microsoft", "EmbedLayerNormalization", 8): 3,
-}
-_MASK_INPUTS = frozenset(
-    {
-        ("com.microsoft", "Attention", 3),
-        ("com.microsoft", "EmbedLayerNormalization", 7),
-        ("com.microsoft", "MultiHeadAttention", 4),
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +52,18 @@ def _arrivals(model: ir.Model, value: ir.Value) -> Iterator[_Arrival]:
             function = model.functions.get(node.op_identifier())
             if function is not None and index < len(function.inputs):
                 open_ends.append((function.inputs[index], shift))
-            elif node.op_type in _MOVES and _MOVES[node.op_type] in (None, index):
+            elif _moves(node, index):
                 open_ends.extend((output, shift) for output in node.outputs)
-            elif node.op_type == "Where" and index > 0:
-                open_ends.append((node.outputs[0], shift))
             elif node.op_type in ("Add", "Sub"):
                 offset = _constant(node.inputs[1 - index])
                 if offset is not None and (node.op_type == "Add" or index == 0):
                     step = offset if node.op_type == "Add" else -offset
                     open_ends.append((node.outputs[0], shift + step))
+
+
+def _moves(node: ir.Node, index: int) -> bool:
+    row = row_of(node)
+    return facets.moves_numbers(row) and index in facets.data_inputs(row, len(node.inputs))
 
 
 def _constant(value: ir.Value | None) -> int | None:
@@ -103,10 +76,10 @@ def _constant(value: ir.Value | None) -> int | None:
 def _rows(arrival: _Arrival) -> int | None:
     """Number of rows of the table that an index addresses; None if it is none or unknown."""
     node = arrival.node
-    key = ("" if node.domain == "ai.onnx" else node.domain, node.op_type, arrival.index)
-    if key not in _TABLES or _TABLES[key] >= len(node.inputs):
+    place = dict(row_of(node).tables).get(arrival.index)
+    if place is None or place >= len(node.inputs):
         return None
-    table = node.inputs[_TABLES[key]]
+    table = node.inputs[place]
     if table is None or table.shape is None:
         tensor = constant_tensor(table)
         shape: tuple[object, ...] = () if tensor is None else tuple(tensor.shape)
@@ -139,9 +112,8 @@ def is_mask(model: ir.Model, value: ir.Value) -> bool:
         return True
     for arrival in _arrivals(model, value):
         node = arrival.node
-        if (node.domain, node.op_type, arrival.index) in _MASK_INPUTS:
-            return True
-        if node.op_type in _COMPARES or (node.op_type == "Where" and arrival.index == 0):
+        row = row_of(node)
+        if arrival.index in row.masks or facets.decides(row):
             return True
         if node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.BOOL:
             return True

@@ -16,15 +16,13 @@ from onnxfold.norms.algebra.forms import Square, Statistic
 from onnxfold.norms.algebra.guards import channel_axis
 from onnxfold.norms.ops import size_refusal, spatial_refusal
 from onnxfold.norms.site import NormForm, NormKind, NormSite
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal
 
 __all__ = ["decomposed_sites"]
 
 _STEPS = frozenset(("Abs", "Mul", "Neg"))  # what may stand on x before a square or a root
-_PLUMBING = frozenset(
-    """Add Cast Concat ConstantOfShape Div Equal Expand Gather Identity Mul ReduceProd ReduceSum
-    Reshape Shape Size Slice Squeeze Sub Unsqueeze Where""".split()
-)
 _PLUMBING_LIMIT = 200
 _DEAD_LIMIT = 8
 
@@ -214,7 +212,7 @@ def _leaks(
 
 def _dies(node: ir.Node, owned: set[ir.Node]) -> bool:
     """Whether a node leads nowhere, or only computes shapes that the norm's own nodes ask for."""
-    shape = node.op_type in ("Shape", "Size")
+    shape = not facets.reads_elements(row_of(node))
     seen: set[ir.Node] = set()
     waiting = [node]
     while waiting:
@@ -224,7 +222,7 @@ def _dies(node: ir.Node, owned: set[ir.Node]) -> bool:
         seen.add(current)
         if len(seen) > (_PLUMBING_LIMIT if shape else _DEAD_LIMIT) or current in owned:
             return False
-        if shape and current.op_type not in _PLUMBING:
+        if shape and not facets.foldable(row_of(current)):
             return False
         for value in current.outputs:
             if value.is_graph_output():

@@ -178,10 +178,10 @@ def _rms_normalization(view: ModelInfo, node: ir.Node) -> NormSite | None:
 
 
 def _own(view: ModelInfo, node: ir.Node) -> NormSite | None:
-    """Read a plain form of domain onnxfold: x [, scale [, bias]] over the last ``axes``."""
+    """Read a plain form of domain onnxfold: x [, scale [, bias]]."""
     kind = NormKind.LAYER_NORM if node.op_type.startswith("LayerNorm") else NormKind.RMS_NORM
-    axes = node.attributes.get_ints("axes", (-1,))
-    return _trailing_norm(view, node, kind, node.attributes.get_float("epsilon", 0.0), min(axes))
+    axis = node.attributes.get_int("axis", -1)
+    return _trailing_norm(view, node, kind, node.attributes.get_float("epsilon", 0.0), axis)
 
 
 def _lp_normalization(view: ModelInfo, node: ir.Node) -> NormSite | None:

@@ -1,121 +1,172 @@
-"""Operators known to have no law: opaque and exact, each with the sentence that a refusal gives.
-
-An operator in neither table is opaque and exact as well; a line here says why, and what to do.
-"""
+"""The rows of ONNX's other operators: no fiber is followed through them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from onnxfold.operators.row import Elements, Opaque, Operator, Shapes, each
+from onnxfold.refusal import RefusalCode
 
-import onnx_ir as ir
+__all__ = ["NOT_LINEAR", "OPAQUE", "QUANTISED", "ROTATES"]
 
-from onnxfold.operators.transfer import refuse
-from onnxfold.refusal import Refusal, RefusalCode
+NOT_LINEAR = Opaque(RefusalCode.ACTIVATION, "is not linear")
+QUANTISED = Opaque(RefusalCode.QUANTISED, "is quantised; fold before quantising")
+ROTATES = Opaque(
+    RefusalCode.FIBER_BROKEN, "rotates pairs of elements, which does not keep their mean"
+)
+_IN_A_BODY = Opaque(RefusalCode.BODY_BORDER, "computes it in a body")
 
-__all__ = ["NONLINEAR", "OPAQUE", "Opaque", "opaque_line", "refuse_opaque"]
-
-_CONTRIB = "com.microsoft"
-
-
-@dataclass(frozen=True, slots=True)
-class Opaque:
-    """One line: an operator through which no centring and no diagonal passes, and why."""
-
-    op_type: str
-    domain: str
-    code: RefusalCode
-    sentence: str
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """The operator that the line is about."""
-        return self.domain, self.op_type
-
-
-def _lines(
-    domain: str, code: RefusalCode, sentence: str, op_types: str
-) -> Iterator[tuple[tuple[str, str], Opaque]]:
-    for op_type in op_types.split():
-        yield (domain, op_type), Opaque(op_type, domain, code, sentence)
-
-
-# Activations and other functions that are not linear, of any domain.
-NONLINEAR = frozenset(
-    (
-        "Abs Acos Asin Atan BiasGelu BiasSoftmax BiasSplitGelu Ceil Celu Clip Cos Elu Erf Exp "
-        "FastGelu Floor Gelu GlobalMaxPool HardSigmoid HardSwish LeakyRelu Log LpNormalization Max "
-        "MaxPool Min Mish Mod PRelu Pow QuickGelu Reciprocal ReduceL1 ReduceL2 ReduceMax ReduceMin "
-        "ReduceProd ReduceSumSquare Relu Round Selu Sigmoid Sign Sin Softplus Softsign Sqrt Swish "
-        "Tan Tanh ThresholdedRelu TopK"
-    ).split()
+_REDUCTIONS = (
+    *each(
+        "ReduceMax ReduceMin",
+        Operator(
+            "",
+            opaque=NOT_LINEAR,
+            elements=Elements.HOMOGENEOUS,
+            shape=Shapes.REDUCED,
+            foldable=True,
+            kernel="reduction",
+        ),
+    ),
+    *each(
+        "ReduceL1 ReduceL2",
+        Operator(
+            "",
+            opaque=NOT_LINEAR,
+            elements=Elements.HOMOGENEOUS,
+            shape=Shapes.REDUCED,
+            kernel="reduction",
+        ),
+    ),
+    Operator(
+        "ReduceProd", opaque=NOT_LINEAR, shape=Shapes.REDUCED, foldable=True, kernel="reduction"
+    ),
+    *each(
+        "ReduceLogSum ReduceLogSumExp ReduceSumSquare",
+        Operator("", opaque=NOT_LINEAR, shape=Shapes.REDUCED, kernel="reduction"),
+    ),
+    *each("ArgMax ArgMin TopK", Operator("", opaque=NOT_LINEAR, kernel="reduction")),
+    *each(
+        "GlobalLpPool GlobalMaxPool LpPool MaxPool",
+        Operator("", opaque=NOT_LINEAR, elements=Elements.HOMOGENEOUS, kernel="pooling"),
+    ),
 )
 
-OPAQUE: dict[tuple[str, str], Opaque] = {
-    **dict(
-        _lines(
+_NONLINEAR = (
+    *each(
+        "Acos Acosh Asin Asinh Atan Atanh Clip Cos Cosh Erf Log Round Sign Sin Sinh Tan Tanh",
+        Operator("", opaque=NOT_LINEAR, shape=Shapes.SAME, kernel="elementwise"),
+    ),
+    *each(
+        "Ceil Exp Floor Reciprocal Sqrt",
+        Operator("", opaque=NOT_LINEAR, shape=Shapes.SAME, foldable=True, kernel="elementwise"),
+    ),
+    Operator(
+        "Abs",
+        opaque=NOT_LINEAR,
+        elements=Elements.HOMOGENEOUS,
+        shape=Shapes.SAME,
+        kernel="elementwise",
+    ),
+    *each(
+        "Max Min",
+        Operator(
             "",
-            RefusalCode.QUANTISED,
-            "is quantised; fold before quantising",
-            "ConvInteger DequantizeLinear DynamicQuantizeLinear MatMulInteger QLinearConv "
-            "QLinearMatMul QuantizeLinear",
-        )
+            opaque=NOT_LINEAR,
+            elements=Elements.HOMOGENEOUS,
+            data=None,
+            shape=Shapes.BROADCAST,
+            foldable=True,
+            kernel="elementwise",
+        ),
     ),
-    **dict(
-        _lines(
-            _CONTRIB,
-            RefusalCode.QUANTISED,
-            "is quantised; fold before quantising",
-            "DequantizeLinear DynamicQuantizeLSTM DynamicQuantizeMatMul GatherBlockQuantized "
-            "MatMulBnb4 MatMulIntegerToFloat MatMulNBits QAttention QEmbedLayerNormalization QGemm "
-            "QLinearAdd QLinearAveragePool QLinearConcat QLinearConv QLinearGlobalAveragePool "
-            "QLinearLeakyRelu QLinearMul QLinearReduceMean QLinearSigmoid QLinearSoftmax "
-            "QLinearWhere QuantizeLinear",
-        )
+    *each(
+        "Mod Pow",
+        Operator(
+            "", opaque=NOT_LINEAR, shape=Shapes.BROADCAST, foldable=True, kernel="elementwise"
+        ),
     ),
-    **dict(
-        _lines(
-            _CONTRIB,
-            RefusalCode.FIBER_BROKEN,
-            "keeps query, key and value in one weight, of which the values' part alone may change",
-            "Attention PackedAttention",
-        )
+    *each(
+        "Celu Elu Gelu HardSigmoid HardSwish Hardmax Mish Selu Shrink Sigmoid Softplus Softsign "
+        "Swish ThresholdedRelu",
+        Operator("", opaque=NOT_LINEAR, shape=Shapes.SAME, kernel="activation"),
     ),
-    **dict(
-        _lines(
-            _CONTRIB,
-            RefusalCode.FIBER_BROKEN,
-            "rotates pairs of elements, which does not keep their mean",
-            "GemmaRotaryEmbedding RotaryEmbedding",
-        )
-    ),
-    **dict(
-        _lines(
+    *each(
+        "LeakyRelu Relu",
+        Operator(
             "",
-            RefusalCode.FIBER_BROKEN,
-            "rotates pairs of elements, which does not keep their mean",
-            "RotaryEmbedding",
-        )
+            opaque=NOT_LINEAR,
+            elements=Elements.HOMOGENEOUS,
+            shape=Shapes.SAME,
+            kernel="activation",
+        ),
     ),
-    **dict(
-        _lines(
-            _CONTRIB,
-            RefusalCode.ACTIVATION,
-            "may end in an activation",
-            "FusedConv FusedGemm FusedMatMulActivation GemmFastGelu",
-        )
+    Operator(
+        "PRelu",
+        opaque=NOT_LINEAR,
+        elements=Elements.HOMOGENEOUS,
+        shape=Shapes.BROADCAST,
+        kernel="activation",
     ),
-}
+    Operator("LpNormalization", opaque=NOT_LINEAR, shape=Shapes.SAME, kernel="normalization"),
+    # Norms and their like: the recogniser (norms/) knows what they do to a mean.
+    *each(
+        "GroupNormalization InstanceNormalization LayerNormalization MeanVarianceNormalization "
+        "RMSNormalization SimplifiedLayerNormalization BatchNormalization LRN",
+        Operator("", shape=Shapes.SAME, kernel="normalization"),
+    ),
+)
 
+_LOGIC = (
+    *each(
+        "And Equal Greater GreaterOrEqual Less LessOrEqual Or",
+        Operator("", decides=True, shape=Shapes.BROADCAST, foldable=True, kernel="elementwise"),
+    ),
+    Operator("Not", decides=True, shape=Shapes.SAME, foldable=True, kernel="elementwise"),
+    Operator("Xor", decides=True, shape=Shapes.BROADCAST, kernel="elementwise"),
+    *each("IsInf IsNaN", Operator("", decides=True, shape=Shapes.SAME, kernel="elementwise")),
+    *each(
+        "BitShift BitwiseAnd BitwiseOr BitwiseXor",
+        Operator("", shape=Shapes.BROADCAST, kernel="elementwise"),
+    ),
+    Operator("BitwiseNot", shape=Shapes.SAME, kernel="elementwise"),
+)
 
-def opaque_line(node: ir.Node) -> Opaque | None:
-    """Return the line of an operator that is known to be opaque."""
-    return OPAQUE.get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
+_OTHERS = (
+    *each("ConvInteger", Operator("", opaque=QUANTISED, kernel="convolution")),
+    Operator("MatMulInteger", opaque=QUANTISED, kernel="linear"),
+    *each(
+        "DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul QuantizeLinear",
+        Operator("", opaque=QUANTISED, kernel="quantization"),
+    ),
+    Operator("RotaryEmbedding", opaque=ROTATES, elements=Elements.LINEAR, kernel="delegated"),
+    *each("If Loop Scan", Operator("", opaque=_IN_A_BODY, kernel="control")),
+    Operator("SequenceMap", opaque=_IN_A_BODY),
+    *each(
+        "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
+        Operator("", random=True, kernel="random"),
+    ),
+    *each("ConstantOfShape Range", Operator("", foldable=True, kernel="tensors")),
+    *each("Constant EyeLike NonZero", Operator("", kernel="tensors")),
+    *each("OneHot Scatter ScatterElements ScatterND", Operator("", kernel="indexing")),
+    *each("GRU LSTM RNN", Operator("", opaque=NOT_LINEAR, kernel="recurrent")),
+    Operator("GridSample", kernel="sampling"),
+    *each(
+        "BlackmanWindow CenterCropPad Col2Im CumProd Det HammingWindow HannWindow MaxUnpool "
+        "NegativeLogLikelihoodLoss NonMaxSuppression RoiAlign SoftmaxCrossEntropyLoss "
+        "TensorScatter Unique",
+        Operator("", kernel="delegated"),
+    ),
+    *each(
+        "ConcatFromSequence Optional OptionalGetElement OptionalHasElement SequenceAt "
+        "SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength "
+        "SplitToSequence",
+        Operator("", kernel="sequences"),
+    ),
+    *each(
+        "AffineGrid BitCast CausalConvWithState DFT DeformConv ImageDecoder LinearAttention "
+        "MaxRoiPool MelWeightMatrix RegexFullMatch STFT StringConcat StringNormalizer StringSplit "
+        "SwiGLU TfIdfVectorizer",
+        Operator(""),
+    ),
+)
 
-
-def refuse_opaque(node: ir.Node) -> Refusal | None:
-    """Return the refusal of an operator that is known to be opaque, None of any other."""
-    if node.op_type in NONLINEAR:
-        return refuse(RefusalCode.ACTIVATION, node, "is not linear")
-    line = opaque_line(node)
-    return None if line is None else refuse(line.code, node, line.sentence)
+OPAQUE = (*_REDUCTIONS, *_NONLINEAR, *_LOGIC, *_OTHERS)

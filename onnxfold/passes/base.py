@@ -15,7 +15,7 @@ from typing import Generic, Protocol, Self, TypeVar
 from onnxfold.errors import UsageError
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
-from onnxfold.options import DEFAULT_RANGE_LIMIT, DEFAULT_SPLIT_BYTES, Target
+from onnxfold.options import DEFAULT_RANGE_LIMIT, DEFAULT_SPLIT_BYTES, Device, Target, WrittenForm
 
 __all__ = ["Decision", "Pass", "Settings", "Shown", "exclusion"]
 
@@ -30,12 +30,14 @@ class Settings:
     ``fused_before`` counts the calls of ours that the model came with and that add a residual.
     """
 
-    target: Target = Target.PORTABLE
+    target: Target = Target.ONNX
     allow_split_bytes: int = DEFAULT_SPLIT_BYTES
     exclude: re.Pattern[str] | None = None
     range_limit: float = DEFAULT_RANGE_LIMIT
     overflowing: frozenset[str] = frozenset()
     fuse_residual: bool = True
+    norm_form: WrittenForm = WrittenForm.AUTO
+    device: Device = Device.CPU
     fused_before: int = 0
 
     def excludes(self, name: str) -> bool:

@@ -20,7 +20,7 @@ from onnxfold.graph.edit import Editor
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.norms import find_norms
 from onnxfold.operators.functions import DOMAIN, SIGNATURES
-from onnxfold.options import Target
+from onnxfold.options import Device, Target
 from onnxfold.passes.affine.apply import apply as apply_affine
 from onnxfold.passes.affine.decide import decide as decide_affine
 from onnxfold.passes.affine.plan import AffinePlan
@@ -33,8 +33,14 @@ from onnxfold.passes.centring.prove import prove as prove_centring
 from onnxfold.passes.findings import Description, Findings, describe
 from onnxfold.passes.lower.apply import apply as apply_lowering
 from onnxfold.passes.lower.decide import decide as decide_lowering
-from onnxfold.passes.lower.finalize import finished, inline_functions
+from onnxfold.passes.lower.finalize import (
+    drop_overloads,
+    finished,
+    list_initializers,
+    settle_functions,
+)
 from onnxfold.passes.lower.prove import prove as prove_lowering
+from onnxfold.passes.lower.sums import fused_additions, replace_by_sums
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.passes.scales.apply import apply as apply_scales
@@ -222,22 +228,36 @@ def _spelled(
     """Return the model that is written: spelled for the target, and without helpers of the work."""
     with timer.stage("rewrite"):
         decision = state.decisions[LOWER.name] = LOWER.decide(state.info, settings)
-        if decision.empty and not state.changed:
-            return original
         edit = Editor(state.info, copy=prove)
-        if not (LOWER.apply(edit, decision, settings) or state.changed):
+        differs = LOWER.apply(edit, decision, settings)
+        slow = _slow_additions(edit.model, settings)
+        if not (differs or slow or state.changed):
             return original
-        result = finished(edit.model, original, state.plan, settings.target)
+        result = _finished(edit.model, original, state, settings)
     if prove:
         with timer.stage("prove"):
             after = prepare(result).info
+            drop_overloads(after.model)
         if not _is_shown(state, LOWER, after, timer):
+            slow = ()
             if not state.changed:
                 return original
-            result = finished(state.info.model, original, state.plan, settings.target)
+            result = _finished(state.info.model, original, state, settings)
     state.changed = True
-    inline_functions(result, everything=settings.target is not Target.PORTABLE)
+    settle_functions(result)
+    list_initializers(result)
+    replace_by_sums(slow)  # Add and Sum compute the same: there is nothing to prove
     return result
+
+
+def _finished(model: ir.Model, original: ir.Model, state: Decided, settings: Settings) -> ir.Model:
+    return finished(model, original, state.plan, settings.target, settings.norm_form)
+
+
+def _slow_additions(model: ir.Model, settings: Settings) -> tuple[ir.Node, ...]:
+    """Return the additions that ONNX Runtime would fuse with norms, where that takes longer."""
+    cpu = settings.target is Target.ORT and settings.device is Device.CPU
+    return fused_additions(ModelInfo(model)) if cpu else ()
 
 
 def _sum(shown: Iterable[Shown]) -> Proof:

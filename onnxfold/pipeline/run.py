@@ -116,6 +116,8 @@ def _settings(source: Source, chosen: Options, attempt: _Attempt) -> Settings:
         chosen.range_limit,
         attempt.overflowing,
         chosen.fuse_residual,
+        chosen.norm_form,
+        chosen.device,
         residual_calls(source.model),
     )
 

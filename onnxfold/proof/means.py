@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.norms import NormKind, NormSite
-from onnxfold.operators.transfer import ZeroMean
+from onnxfold.operators.families.transfer import ZeroMean
 from onnxfold.passes.centring.relations import Point, Relations
 from onnxfold.proof.weights import has_zero_mean, largest
 from onnxfold.refusal import Refusal

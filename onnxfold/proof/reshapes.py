@@ -48,7 +48,7 @@ def _keeps_axes(view: ModelInfo, norm: ir.Node, reshape: ir.Node) -> bool:
     inner, outer = view.shape(norm.inputs[0]), view.shape(reshape.outputs[0])
     if inner is None or outer is None:
         return False
-    axes = norm.attributes.get_ints("axes", (-1,))
+    axes = range(norm.attributes.get_int("axis", -1), 0)
     if min(len(inner), len(outer)) < len(axes):
         return False
     fiber, reached = (whole_axes(s, [axis % len(s) for axis in axes]) for s in (inner, outer))

@@ -31,7 +31,7 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.channels import SCALAR, Channels
 from onnxfold.graph.compare import pairs
 from onnxfold.graph.stored_rows import paired_rows, stored_rows
-from onnxfold.passes.affine.transfer import Passes, pulled, react
+from onnxfold.passes.affine.transfer import Passes, before_layout, react
 from onnxfold.passes.scales.homogeneous import carries_factor
 from onnxfold.passes.scales.parts import cut_of
 from onnxfold.passes.scales.plan import ScaleFusion
@@ -307,7 +307,7 @@ class _Checker(ForwardChecker):
         """Relate what is c times as large, for every input that is c times as large."""
         scales = {as_number(image) for image in related.values()}
         first = scales.pop()
-        if scales or first is None or not carries_factor(node, related):
+        if scales or first is None or not carries_factor(self._before, node, related):
             raise Failed("sees a changed value")
         zero = np.zeros(1)
         pending = tuple(np.array([scale]) for scale in first)
@@ -318,7 +318,9 @@ class _Checker(ForwardChecker):
         """Return the channels behind a node that moves elements, None where it does more."""
         channels = image.channels or SCALAR
         if not channels.digits:
-            moves = index == 0 and pulled(self._before, node.outputs[0], channels) is not None
+            moves = (
+                index == 0 and before_layout(self._before, node.outputs[0], channels) is not None
+            )
             return channels if moves else None
         reaction = react(self._before, node, index, channels)
         if not isinstance(reaction, Passes) or reaction.shift_refusal is not None:

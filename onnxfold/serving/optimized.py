@@ -15,29 +15,30 @@ import onnx_ir as ir
 
 from onnxfold import model_io
 from onnxfold.errors import ModelError, OnnxfoldError, UsageError, VerificationError
-from onnxfold.passes.lower.finalize import METADATA_KEY
+from onnxfold.options import Target
+from onnxfold.passes.lower.finalize import written_for
 
-__all__ = ["is_optimized", "prepared"]
+__all__ = ["is_for_kernels", "prepared"]
 
 _BY_EXIT_CODE = {error.exit_code: error for error in (VerificationError, UsageError, ModelError)}
 _PREFIX = "onnxfold: "
 
 
-def is_optimized(path: Path) -> bool:
-    """Whether onnxfold wrote this model; raises ModelError where it cannot be read."""
+def is_for_kernels(path: Path) -> bool:
+    """Whether onnxfold wrote this model for kernels; raises ModelError where it cannot be read."""
     model: ir.Model = model_io.load(path)
-    return METADATA_KEY in model.metadata_props
+    return written_for(model) is Target.KERNELS
 
 
 def prepared(path: Path, folder: Path) -> Path:
-    """Return the optimized model: `path` itself where it is one, else a new file within `folder`.
+    """Return the model for kernels: `path` itself where it is one, else a file within `folder`.
 
     Raises as :func:`onnxfold.optimize` does, with the remedy.
     """
-    if is_optimized(path):
+    if is_for_kernels(path):
         return path
     output = Path(tempfile.mkdtemp(dir=folder)) / path.name
-    words = ("-q", "optimize", str(path), "-o", str(output))
+    words = ("-q", "optimize", str(path), "-o", str(output), "--target", Target.KERNELS.value)
     done = subprocess.run(  # noqa: S603 - our own command
         [sys.executable, "-m", "onnxfold", *words], capture_output=True, text=True, check=False
     )

@@ -9,25 +9,13 @@ import onnx
 import onnx_ir as ir
 
 from onnxfold.graph.constants import constant_tensor
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
 
 __all__ = ["DOMAIN", "FUNCTIONS", "is_doubtful", "shape_equivalent"]
 
 DOMAIN = "onnxfold.shape_equivalents"
 
-# Contrib operators whose first output has the shape and type of their first input.
-_SHAPE_PRESERVING = frozenset(
-    {
-        *(
-            ("com.microsoft", op_type)
-            for op_type in (
-                "BiasAdd BiasDropout BiasGelu BiasSoftmax FastGelu Gelu GroupNorm "
-                "LayerNormalization QLinearLeakyRelu QLinearSigmoid QLinearSoftmax QuickGelu "
-                "RotaryEmbedding SimplifiedLayerNormalization"
-            ).split()
-        ),
-        ("", "SimplifiedLayerNormalization"),
-    }
-)
 _SAME_AS_STANDARD = frozenset({"DequantizeLinear", "QuantizeLinear"})
 
 
@@ -41,7 +29,8 @@ def shape_equivalent(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | N
     plain_norm = (node.domain, node.op_type) == ("", "LayerNormalization") and not any(
         value.name for value in node.outputs[1:]
     )
-    if plain_norm or (node.domain, node.op_type) in _SHAPE_PRESERVING:
+    unknown = not onnx.defs.has(node.op_type, node.domain)
+    if plain_norm or (unknown and facets.same_shape(row_of(node))):
         return _made(node, "Identity", _names(node)[:1])
     if node.domain != "com.microsoft":
         return None
@@ -188,6 +177,7 @@ def _scaled_product(node: ir.Node, a: str, b: str, scale: str) -> onnx.NodeProto
     return _made(node, "QLinearMatMul", [a, scale, a, b, scale, b, scale, scale])
 
 
+# Each has a shape of its own.
 _MAKERS = {
     "Attention": _attention,
     "DynamicQuantizeMatMul": _float_product,

@@ -35,7 +35,7 @@ _MOST_ELEMENTS, _MOST_VECTOR_ELEMENTS = 2**40, 2**26
 _MOST_DECLARED_ELEMENTS = 2**20
 _LONGEST_STEP = 2**31 - 1
 _UNKNOWN_DOMAIN = "onnxfold.unknown"
-# Where operators read the shape of their result, or a part of it.
+# Where operators read the shape of their result, or a part of it: a matter of this check alone.
 _SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Range": 1, "Tile": 1}
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnxfold.graph.attributes import keeps_dims
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
 
 if TYPE_CHECKING:
     from onnxfold.graph.model_info import ModelInfo
@@ -24,14 +26,6 @@ Token = int | str
 
 # Calls within calls until operands are found first, one by one.
 _DEEP = 40
-
-_SAME_SHAPE = frozenset(
-    """Abs Cast CastLike Clip Dropout Elu Erf Exp Gelu HardSigmoid HardSwish Identity LeakyRelu
-    LayerNormalization InstanceNormalization GroupNormalization Log LogSoftmax LpNormalization
-    MeanVarianceNormalization Neg Not Reciprocal Relu RMSNormalization Selu Sigmoid Sign
-    SimplifiedLayerNormalization Softmax Softplus Sqrt Tanh""".split()
-)
-_BROADCAST = frozenset("Add Div Equal Greater Less Max Min Mul Pow PRelu Sub Sum Where".split())
 
 
 def fits(small: tuple[Token, ...] | None, large: tuple[Token, ...] | None) -> bool:
@@ -137,15 +131,17 @@ class SymbolicShapes:
         return tuple(tokens)
 
     def _derived(self, node: ir.Node, value: ir.Value) -> tuple[Token, ...] | None:
-        if not node.inputs or value is not node.outputs[0] or node.domain not in ("", "onnxfold"):
+        if not node.inputs or value is not node.outputs[0]:
             return None
-        if node.domain == "onnxfold":  # norms and centrings, some of a sum of the first two
-            terms = node.inputs[: 2 if node.op_type.startswith("Add") else 1]
-            return _broadcast([self.dims(operand) for operand in terms])
-        if node.op_type in _SAME_SHAPE:
+        row = row_of(node)
+        if facets.same_shape(row):
             return self.dims(node.inputs[0])
-        if node.op_type in _BROADCAST:
-            return _broadcast([self.dims(operand) for operand in node.inputs])
+        if facets.reduces(row):
+            return self.reduced(node)
+        if (count := facets.broadcasts(row)) is not None:
+            return _broadcast([self.dims(operand) for operand in node.inputs[: count or None]])
+        if node.domain != "":
+            return None
         rule = _SHAPE_RULES.get(node.op_type)
         return None if rule is None else rule(self, node)
 
@@ -324,6 +320,7 @@ def _quotient(whole: tuple[Token, ...], part: tuple[Token, ...]) -> Token | None
 
 _Rule = Callable[[SymbolicShapes, ir.Node], tuple[Token, ...] | None]
 
+# Each has a rule of its own for its result; so have integer vectors.
 _SHAPE_RULES: dict[str, _Rule] = {
     "ConstantOfShape": SymbolicShapes.filled,
     "Expand": SymbolicShapes.expanded,
@@ -331,10 +328,6 @@ _SHAPE_RULES: dict[str, _Rule] = {
     "STFT": SymbolicShapes.spectra,
     "Transpose": SymbolicShapes.transposed,
     "Unsqueeze": SymbolicShapes.unsqueezed,
-    "ReduceL2": SymbolicShapes.reduced,
-    "ReduceMean": SymbolicShapes.reduced,
-    "ReduceSum": SymbolicShapes.reduced,
-    "ReduceSumSquare": SymbolicShapes.reduced,
 }
 
 _VECTOR_RULES: dict[str, _Rule] = {

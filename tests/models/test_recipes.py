@@ -75,7 +75,7 @@ def test_every_norm_that_stays_says_why() -> None:
             assert norm["foldable"] or norm["reason"]["sentence"], (name, norm)
 
 
-@pytest.mark.parametrize("target", ["portable", "onnx", "ort"])
+@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_fold_is_proved_verified_valid_and_final(
     name: str, target: str, tmp_path: Path
@@ -102,7 +102,7 @@ _NOT_EVALUATED = {"deberta-v2", "gptj"}
 _FLOAT32_BOUND = 200 * 2.0**-24
 
 
-@pytest.mark.parametrize("target", ["portable", "onnx"])
+@pytest.mark.parametrize("target", ["kernels", "onnx"])
 @pytest.mark.parametrize("name", sorted(EXPECTED.keys() - _NOT_EVALUATED))
 def test_the_fold_computes_the_same_in_the_evaluator_of_onnx(name: str, target: str) -> None:
     model = onnx.load(FOLDER / f"{name}.onnx")
@@ -115,7 +115,7 @@ def test_the_fold_computes_the_same_in_the_evaluator_of_onnx(name: str, target: 
         assert np.max(np.abs(got - wanted)) <= _FLOAT32_BOUND * np.max(np.abs(wanted))
 
 
-@pytest.mark.parametrize("target", ["portable", "onnx", "ort"])
+@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_weights_do_not_grow(name: str, target: str) -> None:
     """But by the copies that the plan counts."""

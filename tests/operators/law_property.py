@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from onnxfold.graph import AxisBlock, Fiber, ModelInfo, Reader, Shape
-from onnxfold.operators.transfer import Carried, ZeroMean
+from onnxfold.operators.families.transfer import Carried, ZeroMean
 from onnxfold.passes.centring.relations import Carries, Point, Relations, Unseen
 from onnxfold.refusal import Refusal
 from tests.operators.projector import mean_along, project

@@ -8,40 +8,38 @@ import onnx_ir as ir
 
 from onnxfold.graph import AxisBlock, Fiber, ModelInfo, whole_axes
 from onnxfold.graph.dims import Shape
-from onnxfold.operators.transfer import Carried, Family, Pulled, ZeroMean
+from onnxfold.operators.families.transfer import Backward, Carried, Forward, Transfer, ZeroMean
 from onnxfold.refusal import Refusal
 
-__all__ = ["ROLES", "AlwaysZeroMean", "Broken", "NeverSeen", "Pushed", "Watched"]
-
-Pushed = tuple[tuple[int, Fiber], ...] | None
+__all__ = ["ROLES", "AlwaysZeroMean", "Broken", "NeverSeen", "Watched"]
 
 
 @dataclass(frozen=True)
 class Broken:
     """Answers as the family of the table does, but for what a subclass changes."""
 
-    right: Family
+    right: Transfer
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        return self.right.pull(view, node, output, fiber)
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        return self.right.backward(view, node, output, fiber)
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
-        return self.right.push(view, node, index, fiber)
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
+        return self.right.forward(view, node, index, fiber)
 
 
 class FirstOperandOnly(Broken):
     """Carrier or writer: forgets that all operands must be centred together."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        pulled = self.right.pull(view, node, output, fiber)
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        pulled = self.right.backward(view, node, output, fiber)
         return Carried(pulled.inputs[:1]) if isinstance(pulled, Carried) else pulled
 
 
 class WithoutGuard(Broken):
     """Opaque as carrier: the same fiber of the first operand where the law refuses."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        pulled = self.right.pull(view, node, output, fiber)
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        pulled = self.right.backward(view, node, output, fiber)
         fits = view.rank(node.inputs[0]) == view.rank(node.outputs[output])
         return Carried(((0, fiber),)) if isinstance(pulled, Refusal) and fits else pulled
 
@@ -49,8 +47,8 @@ class WithoutGuard(Broken):
 class AxisOffByOne(Broken):
     """Carrier or writer along another axis."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        pulled = self.right.pull(view, node, output, fiber)
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        pulled = self.right.backward(view, node, output, fiber)
         if not isinstance(pulled, Carried) or len(pulled.inputs) != 1:
             return pulled
         index, inner = pulled.inputs[0]
@@ -64,8 +62,8 @@ class AxisOffByOne(Broken):
 class OtherOperand(Broken):
     """Writer on the wrong side."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        pulled = self.right.pull(view, node, output, fiber)
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        pulled = self.right.backward(view, node, output, fiber)
         if not isinstance(pulled, Carried) or len(pulled.inputs) != 1:
             return pulled
         index, inner = pulled.inputs[0]
@@ -76,14 +74,14 @@ class OtherOperand(Broken):
 class NeverSeen(Broken):
     """Exact, or passing a shift on, as a sink."""
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         return ()
 
 
 class AlwaysZeroMean(Broken):
     """Anything as zero mean."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         return ZeroMean()
 
 
@@ -101,24 +99,24 @@ ROLES: tuple[type[Broken], ...] = (
 class Watched:
     """A broken family, and whether it ever said anything else than the right one."""
 
-    right: Family
+    right: Transfer
     wrong: Broken
     differed: bool = field(default=False)
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        said = self.wrong.pull(view, node, output, fiber)
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        said = self.wrong.backward(view, node, output, fiber)
         asked = bool(fiber.blocks) and _has_room(view.shape(node.outputs[output]), fiber)
         counts = asked and _may_be_folded(view, node, said)
-        self.differed |= counts and said != self.right.pull(view, node, output, fiber)
+        self.differed |= counts and said != self.right.backward(view, node, output, fiber)
         return said
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
-        said = self.wrong.push(view, node, index, fiber)
-        self.differed |= bool(fiber.blocks) and said != self.right.push(view, node, index, fiber)
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
+        said = self.wrong.forward(view, node, index, fiber)
+        self.differed |= bool(fiber.blocks) and said != self.right.forward(view, node, index, fiber)
         return said
 
 
-def _may_be_folded(view: ModelInfo, node: ir.Node, said: Pulled) -> bool:
+def _may_be_folded(view: ModelInfo, node: ir.Node, said: Backward) -> bool:
     """Whether a fold may rest on what was said, so that a graph can show that it is wrong.
 
     None does on a mask, a shape or indices, which nothing centres, nor on a fiber that the operand

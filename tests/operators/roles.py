@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from onnxfold.graph import ModelInfo
-from onnxfold.operators.table import law_of
+from onnxfold.operators.families.rules import transfer_of
 from onnxfold.passes.centring.dataflow import PointFacts, ZeroMeanGraph
 from onnxfold.passes.centring.relations import Carries, Point, Relations, Unseen
 
@@ -29,7 +29,7 @@ def roles_of(view: ModelInfo, relations: Relations, graph: ZeroMeanGraph) -> Cou
             continue
         for reader in view.readers(point.value):
             node = reader.node
-            if law_of(node.domain, node.op_type) is None:
+            if transfer_of(node) is None:
                 continue
             effect = relations.effect(point, reader)
             role = {Unseen: "sink", Carries: "passes"}.get(type(effect), "exact")
@@ -39,7 +39,7 @@ def roles_of(view: ModelInfo, relations: Relations, graph: ZeroMeanGraph) -> Cou
 
 def _as_producer(point: Point, facts: PointFacts, graph: ZeroMeanGraph) -> list[str]:
     node = point.value.producer()
-    if node is None or law_of(node.domain, node.op_type) is None:
+    if node is None or transfer_of(node) is None:
         return []
     if facts.zero_mean and not facts.constant:
         return ["zero mean"]

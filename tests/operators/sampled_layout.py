@@ -258,7 +258,14 @@ def _gather_nd(draw: Draw) -> Sample:
         dtype=np.int64,
     ).reshape((*shape, depth))
     operands = (draw.floats(dims, constant=0.5), fixed(indices, constant=draw.chance(0.4)))
-    return Sample("GatherND", draw.pick((12, 13)), operands, {"batch_dims": batch}, draw.size_of)
+    attributes = {"batch_dims": batch} if batch else {}
+    return Sample(
+        "GatherND",
+        draw.pick((12, 13)) if batch else 11,
+        operands,
+        attributes,
+        draw.size_of,
+    )
 
 
 def _concat(draw: Draw) -> Sample:

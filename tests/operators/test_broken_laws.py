@@ -10,13 +10,14 @@ import onnx_ir as ir
 import pytest
 
 from onnxfold.graph import AxisBlock, Fiber, ModelInfo, whole_axes
-from onnxfold.operators import table as laws
 from onnxfold.operators.families import attention, layout, reduce
-from onnxfold.operators.table import LAWS
-from onnxfold.operators.transfer import Carried, Law, Pulled
+from onnxfold.operators.families.transfer import Backward, Carried, Forward
+from onnxfold.operators.row import Operator
+from onnxfold.operators.table import find
 from onnxfold.refusal import Refusal
 from tests.operators.law_property import check_sample
-from tests.operators.mutants import ROLES, Broken, Pushed, Watched
+from tests.operators.mutants import ROLES, Broken, Watched
+from tests.operators.rows import LAWS, name_of, transfer_for, with_transfer
 from tests.operators.sample import Draw
 from tests.operators.samplers import SAMPLERS
 
@@ -37,75 +38,75 @@ _UNCHANGED = 40  # samples on which a mutant says what the law says: it is none 
 
 
 class LastOperandOnly(Broken):
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        pulled = self.right.pull(view, node, output, fiber)
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        pulled = self.right.backward(view, node, output, fiber)
         return Carried(pulled.inputs[-1:]) if isinstance(pulled, Carried) else pulled
 
 
 class EmptyFibers(Broken):
     """Takes no notice of the fiber: sets of one element everywhere."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        pulled = self.right.pull(view, node, output, fiber)
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        pulled = self.right.backward(view, node, output, fiber)
         if not isinstance(pulled, Carried):
             return pulled
         return Carried(tuple((index, Fiber(())) for index, _ in pulled.inputs))
 
 
 class InversePermutation(Broken):
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         perm = node.attributes.get_ints("perm", None)
         if perm is None:
-            return self.right.pull(view, node, output, fiber)
+            return self.right.backward(view, node, output, fiber)
         return Carried(((0, fiber.moved({perm[axis]: axis for axis in range(len(perm))})),))
 
 
 class MatMulWithoutBatchGuard(Broken):
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         rank = view.rank(node.outputs[0]) or 0
         ranks = {view.rank(operand) for operand in node.inputs}
         whole = ranks == {rank} and fiber.whole and rank - 1 in fiber.axes
-        return Carried(((1, fiber),)) if whole else self.right.pull(view, node, output, fiber)
+        return Carried(((1, fiber),)) if whole else self.right.backward(view, node, output, fiber)
 
 
 class WithoutTransposition(Broken):
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        pulled = self.right.pull(view, node, output, fiber)
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        pulled = self.right.backward(view, node, output, fiber)
         if not isinstance(pulled, Carried):
             return pulled
         return Carried(tuple((i, fiber if i < 2 else inner) for i, inner in pulled.inputs))
 
 
 class WithoutGroupGuard(Broken):
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         groups = node.attributes.get_int("group", 1)
         if groups == 1 or fiber.axes != (1,):
-            return self.right.pull(view, node, output, fiber)
+            return self.right.backward(view, node, output, fiber)
         return Carried(((1, fiber.moved({1: 0})),))
 
 
 class ResizeBySizes(Broken):
     """Looks at sizes alone: a scale of 1.1 keeps a size of 4 and moves its elements."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         touched = layout.sizes_changed(view, node)
         if touched is None or set(touched) & set(fiber.axes):
-            return self.right.pull(view, node, output, fiber)
+            return self.right.backward(view, node, output, fiber)
         return Carried(((0, fiber),))
 
 
 class PadByFill(Broken):
     """Pads with any value."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         touched = layout.sizes_changed(view, node)
         if touched is None or set(touched) & set(fiber.axes):
-            return self.right.pull(view, node, output, fiber)
+            return self.right.backward(view, node, output, fiber)
         return Carried(((0, fiber),))
 
 
 class SoftmaxAnotherAxis(Broken):
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         shape = view.shape(node.inputs[0]) or ()
         other = whole_axes(shape, (node.attributes.get_int("axis", -1) - 1,)) if shape else None
         return () if other is not None and fiber.covers(other) else None
@@ -114,7 +115,7 @@ class SoftmaxAnotherAxis(Broken):
 class SoftmaxOfAnyOpset(Broken):
     """Forgets that before opset 13 all axes from ``axis`` on were normalised together."""
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         shape = view.shape(node.inputs[0]) or ()
         seen = whole_axes(shape, (node.attributes.get_int("axis", 1 if view.opset < 13 else -1),))
         return () if seen is not None and fiber.covers(seen) else None
@@ -123,16 +124,16 @@ class SoftmaxOfAnyOpset(Broken):
 class ReduceKeepsDims(Broken):
     """Numbers the axes as if keepdims were 1."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        right = self.right.pull(view, node, output, fiber)
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        right = self.right.backward(view, node, output, fiber)
         return Carried(((0, fiber),)) if isinstance(right, Carried) else right
 
 
 class AcrossHeads(Broken):
     """Takes the whole hidden axis for one head."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        pulled = self.right.pull(view, node, output, fiber)
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        pulled = self.right.backward(view, node, output, fiber)
         shape = view.shape(node.inputs[2])
         if not isinstance(pulled, Refusal) or shape is None or len(shape) != 3:
             return pulled
@@ -143,8 +144,8 @@ class AcrossHeads(Broken):
 class QueriesToo(Broken):
     """Takes attention for linear in its queries."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        pulled = self.right.pull(view, node, output, fiber)
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        pulled = self.right.backward(view, node, output, fiber)
         if not isinstance(pulled, Carried) or view.rank(node.inputs[0]) != 3:
             return pulled
         return Carried((*pulled.inputs, (0, fiber)))
@@ -153,17 +154,17 @@ class QueriesToo(Broken):
 class WithoutJoinedInputs(Broken):
     """Does not look for a bias or for earlier values."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         if not isinstance(self.right, attention.Attention):
-            return self.right.pull(view, node, output, fiber)
+            return self.right.backward(view, node, output, fiber)
         return replace(self.right, adds=()).pull(view, node, output, fiber)
 
 
 class HeadsOfTheQueries(Broken):
     """Takes the place in all heads of the output for the place in the fewer heads of V."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        pulled = self.right.pull(view, node, output, fiber)
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        pulled = self.right.backward(view, node, output, fiber)
         shape = view.shape(node.inputs[2]) or ()
         if not isinstance(pulled, Carried) or len(shape) != 3 or not isinstance(shape[2], int):
             return pulled
@@ -204,7 +205,7 @@ MUTANTS: list[tuple[str, type[Broken]]] = [
 ]
 
 
-def _lines() -> Iterator[tuple[Law, type[Broken]]]:
+def _lines() -> Iterator[tuple[Operator, type[Broken]]]:
     by_name = {law.op_type: law for law in LAWS}
     for op_type, mutant in MUTANTS:
         yield by_name[op_type], mutant
@@ -216,19 +217,18 @@ def _lines() -> Iterator[tuple[Law, type[Broken]]]:
     ids=lambda item: getattr(item, "op_type", None) or item.__name__,
 )
 def test_a_broken_law_is_caught(
-    law: Law, mutant: type[Broken], monkeypatch: pytest.MonkeyPatch
+    law: Operator, mutant: type[Broken], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = replace(law, family=mutant(law.family))
-    monkeypatch.setitem(laws._BY_OPERATOR, law.key, broken)
+    with_transfer(monkeypatch, law, mutant(transfer_for(law)))
     assert _caught(law)
 
 
-def _caught(law: Law) -> bool:
+def _caught(law: Operator) -> bool:
     """Whether some sample contradicts what the table now says."""
     return any(_contradicted(law, seed) for seed in range(_SAMPLES))
 
 
-def _contradicted(law: Law, seed: int) -> bool:
+def _contradicted(law: Operator, seed: int) -> bool:
     draw = Draw(random.Random(seed))  # noqa: S311 # no secret
     try:
         check_sample(SAMPLERS[law.key](draw), draw)
@@ -237,15 +237,15 @@ def _contradicted(law: Law, seed: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: ".".join(filter(None, law.key)))
+@pytest.mark.parametrize("law", LAWS, ids=name_of)
 def test_every_line_that_is_wrong_in_one_role_is_caught(
-    law: Law, monkeypatch: pytest.MonkeyPatch
+    law: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new line is broken here by itself: as a writer, carrier, zero mean and reader."""
     caught, missed = [], []
     for mutant in ROLES:
-        watched = Watched(law.family, mutant(law.family))
-        monkeypatch.setitem(laws._BY_OPERATOR, law.key, replace(law, family=watched))
+        watched = Watched(transfer_for(law), mutant(transfer_for(law)))
+        with_transfer(monkeypatch, law, watched)
         for seed in range(_SAMPLES):
             if _contradicted(law, seed):
                 caught.append(mutant.__name__)
@@ -255,13 +255,13 @@ def test_every_line_that_is_wrong_in_one_role_is_caught(
         else:
             missed.append(mutant.__name__)
     assert not {name for name in missed if (law.op_type, name) not in _RIGHT_ANYWAY}
-    assert set(_LEAST.get(type(law.family), ("AlwaysZeroMean", "NeverSeen"))) <= set(caught)
+    assert set(_LEAST.get(type(transfer_for(law)), ("AlwaysZeroMean", "NeverSeen"))) <= set(caught)
 
 
 def test_a_value_that_is_read_is_not_taken_for_one_that_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The mutant of Blind: the table calling an operator blind that is not."""
-    law = Law("Neg", reduce.Blind(), "")
-    monkeypatch.setitem(laws._BY_OPERATOR, law.key, law)
+    law = find("", "Neg")
+    with_transfer(monkeypatch, law, reduce.Blind())
     assert _caught(law)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onnxfold.operators.table import LAWS
 from tests.operators.law_property import check_sample
+from tests.operators.rows import LAWS
 from tests.operators.sample import Draw
 from tests.operators.samplers import SAMPLERS
 

@@ -101,7 +101,7 @@ def test_a_cycle_is_refused(tmp_path: Path) -> None:
             onnxfold.inspect(given)
 
 
-@pytest.mark.parametrize("target", ["portable", "onnx", "ort"])
+@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
 @pytest.mark.parametrize(("scale", "bias"), [("4", "0"), ("1,1,1,4", "4"), ("4", "1,1,1,4")])
 def test_a_norm_whose_scale_or_bias_does_not_fit_stays_as_it_is(
     target: str, scale: str, bias: str

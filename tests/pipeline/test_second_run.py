@@ -55,7 +55,7 @@ _MODELS = {
 }
 
 
-@pytest.mark.parametrize("target", ["portable", "onnx", "ort"])
+@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
 @pytest.mark.parametrize("name", _MODELS)
 def test_a_second_run_changes_nothing(name: str, target: str) -> None:
     once = onnxfold.optimize(_MODELS[name](), target=target, check=0)
@@ -75,7 +75,7 @@ def test_a_beta_of_zeros_goes_without_a_bias_to_take_it() -> None:
     assert result.verification.passed
 
 
-@pytest.mark.parametrize("target", ["portable", "onnx", "ort"])
+@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
 def test_group_norm_on_vectors_folds_where_nothing_tells_its_type(target: str) -> None:
     made = _float32(W=(4, 6), g=(6,), b=(6,))
     body = "h = MatMul(x, W) n = GroupNormalization<num_groups=2>(h, g, b) y = Tanh(n)"

@@ -14,6 +14,7 @@ import pytest
 import onnxfold
 from onnxfold.graph import ModelInfo
 from onnxfold.norms import find
+from onnxfold.options import Target
 from onnxfold.passes.base import Settings, Shown
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import PASSES, fold, folding
@@ -46,7 +47,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def test_a_vit_is_looked_at_once_per_version(counted: Counter[str], tmp_path: Path) -> None:
     """Versions: prepared, and after affine, scales, centring, lower (read back and prepared)."""
-    result = onnxfold.optimize(_VIT, tmp_path / "out.onnx", check=0)
+    result = onnxfold.optimize(_VIT, tmp_path / "out.onnx", target="kernels", check=0)
     assert result.report["inspect"]["summary"]["foldable"] == 9
     assert result.report["inspect"]["summary"]["scales_fused"] > 0
     versions = 1 + len(PASSES) + 1
@@ -65,7 +66,8 @@ def test_without_a_proof_one_copy_is_edited_in_place(counted: Counter[str], tmp_
 def test_a_version_that_is_proved_against_stays_as_it_is() -> None:
     prepared = prepare(ir.from_proto(pre_norm_model()))
     before = ir.to_proto(prepared.model).SerializeToString(deterministic=True)
-    folded = fold(prepared, ir.from_proto(pre_norm_model()), Settings(), StageTimer(None))
+    settings = Settings(Target.KERNELS)
+    folded = fold(prepared, ir.from_proto(pre_norm_model()), settings, StageTimer(None))
     assert folded.changed
     assert ir.to_proto(prepared.model).SerializeToString(deterministic=True) == before
 
@@ -83,7 +85,7 @@ def test_a_pass_whose_proof_fails_is_left_out_and_the_others_stand(
         for each in PASSES
     )
     monkeypatch.setattr(folding, "PASSES", passes)
-    result = onnxfold.optimize(ir.load(_VIT))
+    result = onnxfold.optimize(ir.load(_VIT), target="kernels")
     assert result.report["left_out"] == [
         {"name": name, "reason": "the proof failed: it cannot be shown"}
     ]
@@ -101,7 +103,7 @@ def test_a_spelling_that_cannot_be_proved_is_left_out(monkeypatch: pytest.Monkey
     lower = folding.LOWER
     broken = folding.Pass(lower.name, lower.decide, lower.apply, lambda *_: refused)
     monkeypatch.setattr(folding, "LOWER", broken)
-    result = onnxfold.optimize(pre_norm_model())
+    result = onnxfold.optimize(pre_norm_model(), target="kernels")
     assert [left["name"] for left in result.report["left_out"]] == ["lower"]
     assert len(result.plan.folds) == 3
     operators = {node.op_type for node in result.model.graph.node}

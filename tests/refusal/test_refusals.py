@@ -136,7 +136,8 @@ def _one_norm(
 def test_norms_that_are_refused_early_say_why(
     code: RefusalCode, model: Callable[[], ir.Model]
 ) -> None:
-    findings = decide_all(prepare(model()), Settings(), without=AFFINE_PASSES).findings
+    settings = Settings(Target.KERNELS)
+    findings = decide_all(prepare(model()), settings, without=AFFINE_PASSES).findings
     assert findings.plan.empty
     assert findings.refusals["y"].code is code
 

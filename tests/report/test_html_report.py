@@ -134,7 +134,7 @@ def written(name: str) -> dict[str, Any]:
         "data": f"{name}.data",
         "bytes": 5_000,
         "functions": ["RMSNormAffine"],
-        "target": "portable",
+        "target": "kernels",
     }
 
 

@@ -22,7 +22,7 @@ from onnxfold.passes.centring.relations import Relations
 from onnxfold.passes.findings import Findings
 from onnxfold.passes.lower.apply import apply as apply_lowering
 from onnxfold.passes.lower.decide import decide as decide_lowering
-from onnxfold.passes.lower.finalize import finished, inline_functions
+from onnxfold.passes.lower.finalize import finished, settle_functions
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import AFFINE_PASSES, decide_all
@@ -48,7 +48,7 @@ class Folded:
 
 def fold(
     model: onnx.ModelProto,
-    target: Target = Target.PORTABLE,
+    target: Target = Target.KERNELS,
     *,
     allow_split_bytes: int = 1 << 20,
     fuse: bool = False,
@@ -76,7 +76,7 @@ def fold(
     return Folded(ir.to_proto(folded.model), folded.findings.plan, proof, folded.findings, roles)
 
 
-def forced(model: onnx.ModelProto, plan: Plan, target: Target = Target.PORTABLE) -> Folded:
+def forced(model: onnx.ModelProto, plan: Plan, target: Target = Target.KERNELS) -> Folded:
     """Carry out a plan that nobody made for the model."""
     original = open_source(ir.from_proto(model)).model
     settings = Settings(target, fuse_residual=False)
@@ -86,9 +86,9 @@ def forced(model: onnx.ModelProto, plan: Plan, target: Target = Target.PORTABLE)
     apply_centring(edit, CentringDecision(plan), settings)
     lowered = Editor(ModelInfo(edit.model))
     apply_lowering(lowered, decide_lowering(lowered.info, settings), settings)
-    result = finished(lowered.model, original, plan, target)
+    result = finished(lowered.model, original, plan, target, settings.norm_form)
     proof = prove(before, prepare(result).info, plan)
-    inline_functions(result, everything=target is not Target.PORTABLE)
+    settle_functions(result)
     return Folded(ir.to_proto(result), plan, proof, replace(findings, plan=plan), Counter())
 
 

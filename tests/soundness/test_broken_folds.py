@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from onnxfold.operators import table as laws
-from onnxfold.operators.table import LAWS
-from onnxfold.operators.transfer import Law
+from onnxfold.operators.row import Operator
 from tests.operators.mutants import ROLES, AlwaysZeroMean, Broken, NeverSeen, Watched
+from tests.operators.rows import LAWS, transfer_for, with_transfer
 from tests.soundness.checking import Settings, check, settings_of
 from tests.soundness.random_graphs import sampled_graph
 
@@ -23,16 +22,16 @@ _NOT_SHOWN = {
 }
 
 
-def _fails(law: Law, seed: int) -> bool:
+def _fails(law: Operator, seed: int) -> bool:
     rng = random.Random(seed)  # noqa: S311 # no secret
     # Copies of weights allowed, so that a fold is rarely left out for its costs.
     settings: Settings = replace(settings_of(seed), allow_split_bytes=1 << 20, exclude=None)
     return check(sampled_graph(rng, law.key), settings).failure is not None
 
 
-def _verdict(law: Law, mutant: type[Broken], patch: pytest.MonkeyPatch) -> str:
-    watched = Watched(law.family, mutant(law.family))
-    patch.setitem(laws._BY_OPERATOR, law.key, replace(law, family=watched))
+def _verdict(law: Operator, mutant: type[Broken], patch: pytest.MonkeyPatch) -> str:
+    watched = Watched(transfer_for(law), mutant(transfer_for(law)))
+    with_transfer(patch, law, watched)
     for seed in range(_GRAPHS):
         if _fails(law, seed):
             return "noticed"
@@ -41,14 +40,14 @@ def _verdict(law: Law, mutant: type[Broken], patch: pytest.MonkeyPatch) -> str:
     return "missed"
 
 
-def _name(law: Law) -> str:
+def _name(law: Operator) -> str:
     return ".".join(filter(None, law.key))
 
 
 @pytest.mark.parametrize("mutant", [AlwaysZeroMean, NeverSeen], ids=lambda mutant: mutant.__name__)
 @pytest.mark.parametrize("law", LAWS, ids=_name)
 def test_a_fold_that_rests_on_a_broken_line_is_noticed(
-    law: Law, mutant: type[Broken], monkeypatch: pytest.MonkeyPatch
+    law: Operator, mutant: type[Broken], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if (law.op_type, mutant.__name__) in _NOT_SHOWN:
         return
@@ -57,7 +56,9 @@ def test_a_fold_that_rests_on_a_broken_line_is_noticed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS, ids=_name)
-def test_every_role_of_a_broken_line_is_noticed(law: Law, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_role_of_a_broken_line_is_noticed(
+    law: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     verdicts = {mutant.__name__: _verdict(law, mutant, monkeypatch) for mutant in ROLES}
     missed = {name for name, verdict in verdicts.items() if verdict == "missed"}
     assert not {(law.op_type, name) for name in missed} - set(_NOT_SHOWN)

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from onnxfold.operators.table import LAWS
-from onnxfold.operators.transfer import Law
+from onnxfold.operators.row import Operator
 from onnxfold.refusal import RefusalCode
+from tests.operators.rows import LAWS, name_of
 from tests.soundness.checking import check, settings_of
 from tests.soundness.random_graphs import (
     carriers,
@@ -96,8 +96,8 @@ def test_the_graphs_hold_everything_that_they_are_meant_to_hold() -> None:
     assert all(types[kind] >= 50 for kind in (1, 10, 11, 16)), types
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: ".".join(filter(None, law.key)))
-def test_every_line_is_met_in_each_of_its_roles_on_the_way_back_from_a_norm(law: Law) -> None:
+@pytest.mark.parametrize("law", LAWS, ids=name_of)
+def test_every_line_is_met_in_each_of_its_roles_on_the_way_back_from_a_norm(law: Operator) -> None:
     domain, op_type = law.key
     name = f"{domain + '.' if domain else ''}{op_type}"
     missing = set(_ROLES.get(op_type, _LINEAR))

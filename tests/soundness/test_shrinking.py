@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from onnxfold.operators import table as laws
+from onnxfold.operators.table import find
 from onnxfold.options import Target
 from tests.operators.mutants import AlwaysZeroMean
+from tests.operators.rows import transfer_for, with_transfer
 from tests.soundness import corpus
 from tests.soundness.checking import Settings, check
 from tests.soundness.random_graphs import RandomGraph, stream_graph
@@ -27,9 +27,9 @@ def _fails(graph: RandomGraph) -> bool:
 def test_a_wrong_law_is_shrunk_to_a_few_nodes_that_go_through_a_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    law = laws._BY_OPERATOR["", "MatMul"]
+    law = find("", "MatMul")
     with monkeypatch.context() as patch:
-        patch.setitem(laws._BY_OPERATOR, law.key, replace(law, family=AlwaysZeroMean(law.family)))
+        with_transfer(patch, law, AlwaysZeroMean(transfer_for(law)))
         graph = next(g for seed in range(100) if _fails(g := _large(seed)))
         small = shrunk(graph, _fails)
         assert _fails(small)

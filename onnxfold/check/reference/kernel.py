@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnxfold.check.reference.precision import Array, Precision
 from onnxfold.errors import ModelError
 from onnxfold.graph import node_label, operator
+from onnxfold.operators.table import find
 
 __all__ = [
     "Call",
@@ -137,6 +138,8 @@ def kernel(
 
 
 def find_kernel(domain: str, name: str) -> Kernel | None:
-    """The kernel of an operator; the kernels, which need scipy, are imported by the first call."""
-    import_module("onnxfold.check.reference.kernels")
+    """The kernel of an operator; its module (which needs scipy) is imported by the first call."""
+    module = find(domain, name).kernel
+    if module:
+        import_module(f"onnxfold.check.reference.kernels.{module}")
     return _KERNELS.get((domain, name))

@@ -15,6 +15,10 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.norms.algebra.coefficient import Coefficient
+from onnxfold.operators import facets
+from onnxfold.operators.families.rules import elements_of
+from onnxfold.operators.row import Elements, Family
+from onnxfold.operators.table import row_of
 from onnxfold.shapes.symbolic import SymbolicShapes, Token, fits, same_elements
 
 __all__ = ["Canonical", "is_narrowing", "uniform"]
@@ -25,8 +29,7 @@ _FLOAT_BITS = {  # exponent and fraction: a Cast is exact iff neither shrinks
     ir.DataType.FLOAT: (8, 23),
     ir.DataType.DOUBLE: (11, 52),
 }
-_BOOLEAN = frozenset("And Equal Greater GreaterOrEqual IsNaN Less LessOrEqual Not Or".split())
-_RESHAPES = frozenset(("Flatten", "Reshape", "Squeeze", "Unsqueeze"))
+# The function of each.
 _ARITHMETIC: dict[str, np.ufunc] = {
     "Add": np.add,
     "Div": np.divide,
@@ -37,7 +40,8 @@ _ARITHMETIC: dict[str, np.ufunc] = {
     "Sqrt": np.sqrt,
     "Sub": np.subtract,
 }
-_REPEATED = _RESHAPES | {"Cast", "Transpose"}  # what exporters write twice in front of a norm
+# What exporters write twice in front of a norm.
+_REPEATED = (Family.CAST, Family.RESHAPE, Family.TRANSPOSE)
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
 
 
@@ -65,7 +69,9 @@ def uniform(view: ModelInfo, value: ir.Value | None) -> float | None:
             if filler is not None and filler.size != 1:
                 return None
             return 0.0 if filler is None else float(filler.numpy().reshape(()))
-        if node.op_type not in ("Expand", "Identity", "Cast", *_RESHAPES):
+        row = row_of(node)
+        copies = row.family is Family.CAST or elements_of(view, node)[0] <= Elements.COPIES
+        if row.data != (0,) or not copies:
             return None
         value = node.inputs[0]
     return None
@@ -109,7 +115,7 @@ class Canonical:
     def _twin(self, value: ir.Value) -> ir.Value:
         """Return the first value that the same operator computes from the same operands."""
         node = value.producer()
-        if node is None or node.domain != "" or node.op_type not in _REPEATED:
+        if node is None or row_of(node).family not in _REPEATED:
             return value
         operands = []
         for operand in node.inputs:
@@ -151,7 +157,7 @@ class Canonical:
             unchanged = self.dtype(first) is not None and self.dtype(first) == self.dtype(value)
         elif node.op_type == "Expand":
             unchanged = self.dims(value) == self.dims(first) is not None
-        elif node.op_type in _RESHAPES:
+        elif facets.reshapes(row_of(node)):
             unchanged = same_elements(self.dims(value), self.dims(first))
         elif node.op_type in _NEUTRAL:
             return self._neutral(node)
@@ -202,9 +208,9 @@ class Canonical:
         return None if node is None else self._result_dtype(node)
 
     def _result_dtype(self, node: ir.Node) -> ir.DataType | None:
-        if node.op_type in ("Shape", "Size"):
+        if not facets.reads_elements(row_of(node)):
             return ir.DataType.INT64
-        if node.op_type in _BOOLEAN:
+        if facets.decides(row_of(node)):
             return ir.DataType.BOOL
         if node.op_type == "ConstantOfShape":
             filler = node.attributes.get_tensor("value")

@@ -13,6 +13,8 @@ from onnxfold.norms.algebra.coefficient import Coefficient
 from onnxfold.norms.algebra.forms import Affine, Form, Moment, Over, Root, Square
 from onnxfold.norms.algebra.guards import extend, legal
 from onnxfold.norms.algebra.state import Algebra
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
 from onnxfold.shapes.symbolic import Token, fits, same_elements
 
 __all__ = ["reshape"]
@@ -64,7 +66,7 @@ def _returned(algebra: Algebra, node: ir.Node, value: ir.Value, form: Affine) ->
     if not form.normalises or form.over is None or form.denominator is None:
         return None
     producer = form.t.producer()
-    if producer is None or producer.op_type not in ("Reshape", "Flatten", "Squeeze", "Unsqueeze"):
+    if producer is None or not facets.reshapes(row_of(producer)):
         return None
     x, whole = producer.inputs[0], algebra.dims(form.t)
     shape = algebra.dims(x)
@@ -92,7 +94,7 @@ def _only_the_norm_reads(algebra: Algebra, t: ir.Value) -> bool:
     if t.is_graph_output():
         return False
     for reader in algebra.view.readers(t):
-        if reader.node.op_type in ("Shape", "Size") or not reader.node.outputs:
+        if not facets.reads_elements(row_of(reader.node)) or not reader.node.outputs:
             continue
         result = reader.node.outputs[0]
         form = algebra.form(result)

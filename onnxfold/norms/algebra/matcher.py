@@ -16,6 +16,7 @@ __all__ = ["Match", "match_graph"]
 
 _Rule = Callable[[Algebra, ir.Node], Form | None]
 
+# What each does to a form: the recogniser's own grammar.
 _RULES: dict[str, _Rule] = {
     "Add": sums.add,
     "BatchNormalization": operators.batch_normalization,

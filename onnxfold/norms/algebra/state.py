@@ -8,11 +8,11 @@ from onnxfold.graph import AxisBlock, Fiber, ModelInfo
 from onnxfold.norms.algebra.canonical import Canonical
 from onnxfold.norms.algebra.coefficient import Coefficient
 from onnxfold.norms.algebra.forms import Affine, Form, Over, Square
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
 from onnxfold.shapes.symbolic import Token, fits
 
 __all__ = ["Algebra"]
-
-_SHAPE_READERS = frozenset(("Shape", "Size"))
 
 
 class Algebra:
@@ -110,4 +110,4 @@ class Algebra:
 
 
 def _reads_shape(node: ir.Node) -> bool:
-    return node.domain == "" and node.op_type in _SHAPE_READERS
+    return not facets.reads_elements(row_of(node))

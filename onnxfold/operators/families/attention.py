@@ -12,7 +12,14 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxfold.graph import AxisBlock, Fiber, ModelInfo
-from onnxfold.operators.transfer import Carried, Pulled, broken, refuse, unknown_shape
+from onnxfold.operators.families.transfer import (
+    Backward,
+    Carried,
+    Forward,
+    broken,
+    refuse,
+    unknown_shape,
+)
 from onnxfold.refusal import RefusalCode
 
 __all__ = ["Attention"]
@@ -29,7 +36,7 @@ class Attention:
     adds: tuple[int, ...]  # inputs that are joined to V or added to it
     inputs: int  # how many inputs are known; later ones quantise or share a cache
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         if output != 0:
             return refuse(RefusalCode.UNKNOWN_OP, node, "has no law for a further output")
         if not self._plain(node):
@@ -43,9 +50,7 @@ class Attention:
         inner = _within_heads(fiber, y - 1, v - 1, size, self._copies(node, v, self.value_heads))
         return broken(node, fiber) if inner is None else Carried(((_VALUE, inner),))
 
-    def push(
-        self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber
-    ) -> tuple[tuple[int, Fiber], ...] | None:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         if index != _VALUE or not self._plain(node):
             return None
         y, v = view.rank(node.outputs[0]), view.rank(node.inputs[_VALUE])

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, whole_axes
-from onnxfold.operators.transfer import (
+from onnxfold.operators.families.transfer import (
+    Backward,
     Carried,
-    Pulled,
+    Forward,
     along_broadcast,
     broken,
     constant_along,
@@ -18,7 +19,7 @@ from onnxfold.operators.transfer import (
 )
 from onnxfold.refusal import RefusalCode
 
-__all__ = ["Additive", "Cast", "Dropout", "Masked", "Scaled"]
+__all__ = ["Additive", "Cast", "Dropout", "Masked", "Scaled", "between_floats", "trains"]
 
 _FLOATS = frozenset(
     {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
@@ -27,7 +28,7 @@ _FLOATS = frozenset(
 
 def _carry(
     view: ModelInfo, node: ir.Node, output: int, fiber: Fiber, indices: tuple[int, ...]
-) -> Pulled:
+) -> Backward:
     """Carry the fiber into each operand of an operator that broadcasts."""
     result = view.shape(node.outputs[output])
     carried = []
@@ -42,9 +43,7 @@ def _carry(
     return Carried(tuple(carried))
 
 
-def _push_broadcast(
-    view: ModelInfo, node: ir.Node, index: int, fiber: Fiber
-) -> tuple[tuple[int, Fiber], ...] | None:
+def _broadcast_forward(view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
     result, operand = view.shape(node.outputs[0]), view.shape(node.inputs[index])
     if result is None or operand is None:
         return None
@@ -65,20 +64,18 @@ def _push_broadcast(
 class Additive:
     """Sums with fixed signs: P(a + b) = P a + P b."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         return _carry(view, node, output, fiber, tuple(range(len(node.inputs))))
 
-    def push(
-        self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber
-    ) -> tuple[tuple[int, Fiber], ...] | None:
-        return _push_broadcast(view, node, index, fiber)
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
+        return _broadcast_forward(view, node, index, fiber)
 
 
 @dataclass(frozen=True, slots=True)
 class Cast:
     """A change of the floating type: commutes with P up to the rounding that the model has."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         source, target = node.inputs[0], node.outputs[0]
         if source is None or source.dtype not in _FLOATS:
             return refuse(RefusalCode.UNSUPPORTED_TYPE, node, "converts from a non-floating type")
@@ -86,9 +83,7 @@ class Cast:
             return refuse(RefusalCode.UNSUPPORTED_TYPE, node, "converts to a non-floating type")
         return Carried(((0, fiber),))
 
-    def push(
-        self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber
-    ) -> tuple[tuple[int, Fiber], ...] | None:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         return ((0, fiber),) if index == 0 else ()  # CastLike reads only the type of its second
 
 
@@ -100,22 +95,32 @@ def _target(node: ir.Node) -> ir.DataType | None:
     return None if like is None else like.dtype
 
 
+def between_floats(node: ir.Node) -> bool:
+    """Whether a Cast or CastLike goes from one floating type to another."""
+    source, target = node.inputs[0], node.outputs[0]
+    known = source is not None and source.dtype in _FLOATS
+    return known and (_target(node) in _FLOATS or target.dtype in _FLOATS)
+
+
 @dataclass(frozen=True, slots=True)
 class Dropout:
     """The identity at inference; in training mode nothing is known."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        training = node.inputs[2] if len(node.inputs) > 2 else None
-        if training is not None and view.scalar(training) != 0.0:
-            return refuse(RefusalCode.ACTIVATION, node, "may run in training mode")
-        if output != 0 or (view.opset < 7 and node.attributes.get_int("is_test", 0) == 0):
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        if output != 0 or trains(view, node):
             return refuse(RefusalCode.ACTIVATION, node, "may run in training mode")
         return Carried(((0, fiber),))
 
-    def push(
-        self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber
-    ) -> tuple[tuple[int, Fiber], ...] | None:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         return ((0, fiber),) if index == 0 else None
+
+
+def trains(view: ModelInfo, node: ir.Node) -> bool:
+    """Whether a Dropout may run in training mode."""
+    training = node.inputs[2] if len(node.inputs) > 2 else None
+    if training is not None and view.scalar(training) != 0.0:
+        return True
+    return view.opset < 7 and node.attributes.get_int("is_test", 0) == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,7 @@ class Scaled:
 
     division: bool = False
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         result = view.shape(node.outputs[output])
         shapes = [view.shape(operand) for operand in node.inputs]
         if result is None or len(shapes) != 2 or None in shapes:
@@ -139,17 +144,15 @@ class Scaled:
             "multiplies or divides by what varies along the normalised elements",
         )
 
-    def push(
-        self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber
-    ) -> tuple[tuple[int, Fiber], ...] | None:
-        return _push_broadcast(view, node, index, fiber)
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
+        return _broadcast_forward(view, node, index, fiber)
 
 
 @dataclass(frozen=True, slots=True)
 class Masked:
     """Where with a mask constant along the fiber: P where(m, a, b) = where(m, P a, P b)."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         result, mask = view.shape(node.outputs[output]), view.shape(node.inputs[0])
         if result is None or mask is None:
             return unknown_shape(node)
@@ -157,7 +160,5 @@ class Masked:
             return broken(node, fiber)
         return _carry(view, node, output, fiber, (1, 2))
 
-    def push(
-        self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber
-    ) -> tuple[tuple[int, Fiber], ...] | None:
-        return None if index == 0 else _push_broadcast(view, node, index, fiber)
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
+        return None if index == 0 else _broadcast_forward(view, node, index, fiber)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, follow_reshape
-from onnxfold.operators.transfer import (
+from onnxfold.operators.families.transfer import (
+    Backward,
     Carried,
-    Pulled,
+    Forward,
     along_broadcast,
     broken,
     refuse,
@@ -32,23 +33,22 @@ __all__ = [
     "Slice",
     "Tile",
     "Transpose",
+    "may_reverse",
     "sizes_changed",
 ]
-
-Pushed = tuple[tuple[int, Fiber], ...] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Transpose:
     """P transpose(x) = transpose(P' x): output axis i is input axis perm[i]."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         perm = _permutation(view, node)
         if perm is None:
             return unknown_shape(node)
         return Carried(((0, fiber.moved(dict(enumerate(perm)))),))
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         perm = _permutation(view, node)
         if perm is None:
             return None
@@ -71,14 +71,14 @@ def _permutation(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
 class Reshape:
     """Reshape, Flatten, Squeeze and Unsqueeze keep row-major order: the digits are found again."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         source, target = view.shape(node.inputs[0]), view.shape(node.outputs[0])
         if source is None or target is None:
             return unknown_shape(node)
         inner = follow_reshape(fiber, target, source)
         return broken(node, fiber) if inner is None else Carried(((0, inner),))
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         source, target = view.shape(node.inputs[0]), view.shape(node.outputs[0])
         if index != 0 or source is None or target is None:
             return None
@@ -90,14 +90,14 @@ class Reshape:
 class Expand:
     """P expand(x) = expand(P' x), P' over those axes of the fiber that x has itself."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         source, target = view.shape(node.inputs[0]), view.shape(node.outputs[0])
         if source is None or target is None:
             return unknown_shape(node)
         inner = along_broadcast(fiber, target, source)
         return unknown_shape(node) if inner is None else Carried(((0, inner),))
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         source, target = view.shape(node.inputs[0]), view.shape(node.outputs[0])
         if index != 0 or source is None or target is None:
             return None
@@ -120,14 +120,14 @@ class OnOtherAxes:
 
     axis_input: int | None = None
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         rank = view.rank(node.inputs[0])
         axis = self._axis(view, node)
         if rank is None or axis is None:
             return unknown_shape(node)
         return broken(node, fiber) if axis % rank in fiber.axes else Carried(((0, fiber),))
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         if index != 0:
             return None
         return tuple((position, fiber) for position in range(len(node.outputs)))
@@ -143,30 +143,37 @@ class OnOtherAxes:
 class Slice:
     """Slice along other axes picks whole sets; along the fiber it cuts them."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         touched = sizes_changed(view, node)
-        axes = self._axes(view, node)
+        axes = _sliced(view, node)
         if touched is None or axes is None:
             return unknown_shape(node)
         # A slice that keeps the size of an axis keeps it whole, perhaps reversed.
         cut = set(axes) & set(touched)
         return broken(node, fiber) if cut & set(fiber.axes) else Carried(((0, fiber),))
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         return ((0, fiber),) if index == 0 else None
 
-    def _axes(self, view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
-        rank = view.rank(node.inputs[0])
-        axes = view.axes(node, 3)
-        if rank is None or axes is None:
-            return None
-        if axes:
-            return tuple(axis % rank for axis in axes)
-        starts = node.attributes.get_ints("starts", None)
-        if starts is not None:
-            return tuple(range(len(starts)))
-        length = view.dim(node.inputs[1], 0) if len(node.inputs) > 1 else None
-        return tuple(range(length)) if isinstance(length, int) else None
+
+def _sliced(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
+    rank = view.rank(node.inputs[0])
+    axes = view.axes(node, 3)
+    if rank is None or axes is None:
+        return None
+    if axes:
+        return tuple(axis % rank for axis in axes)
+    starts = node.attributes.get_ints("starts", None)
+    if starts is not None:
+        return tuple(range(len(starts)))
+    length = view.dim(node.inputs[1], 0) if len(node.inputs) > 1 else None
+    return tuple(range(length)) if isinstance(length, int) else None
+
+
+def may_reverse(view: ModelInfo, node: ir.Node, digit: Fiber) -> bool:
+    """Whether a Slice works on the digit's axis, where it may turn the order around."""
+    axes = _sliced(view, node)
+    return axes is None or bool(set(axes) & set(digit.axes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +183,7 @@ class Gather:
     With a constant table this is an embedding: each row of the table is centred.
     """
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         moved = self._axes(view, node)
         if moved is None:
             return unknown_shape(node)
@@ -191,7 +198,7 @@ class Gather:
             return broken(node, fiber)
         return Carried(((0, fiber.moved(source_of)),))
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         moved = self._axes(view, node)
         if index != 0 or moved is None or moved[0] in fiber.axes:
             return None
@@ -210,7 +217,7 @@ class Gather:
 class GatherND:
     """Slices picked by index tuples: axes of the data behind the indexed ones keep their sets."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         offset = self._offset(view, node)
         rank = view.rank(node.outputs[output])
         if offset is None or rank is None:
@@ -220,7 +227,7 @@ class GatherND:
             return broken(node, fiber)
         return Carried(((0, fiber.shifted(indexed - picked)),))
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         offset = self._offset(view, node) if index == 0 else None
         if offset is None or any(axis < offset[0] for axis in fiber.axes):
             return None
@@ -238,7 +245,7 @@ class GatherND:
 class Concat:
     """P concat(a, b) = concat(P a, P b) off the fiber; along it, sets mix several inputs."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         rank = view.rank(node.outputs[0])
         axis = node.attributes.get_int("axis", 1)
         if rank is None:
@@ -249,7 +256,7 @@ class Concat:
             )
         return Carried(tuple((index, fiber) for index in range(len(node.inputs))))
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         return ((0, fiber),)
 
 
@@ -257,7 +264,7 @@ class Concat:
 class Tile:
     """Tile repeats along other axes; along the fiber the sets would grow."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         repeats = view.integers(node.inputs[1]) if len(node.inputs) > 1 else None
         if repeats is None:
             touched = sizes_changed(view, node)
@@ -267,7 +274,7 @@ class Tile:
             touched = tuple(axis for axis, count in enumerate(repeats) if count != 1)
         return broken(node, fiber) if set(touched) & set(fiber.axes) else Carried(((0, fiber),))
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         return ((0, fiber),) if index == 0 else None
 
 
@@ -275,25 +282,29 @@ class Tile:
 class Pad:
     """Padding other axes with zeros (zeros have mean 0), or with what the tensor holds there."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         touched = self._padded(view, node)
         if touched is None:
             return unknown_shape(node)
         if set(touched) & set(fiber.axes):
             return broken(node, fiber)
-        if self._mode(node) == "constant" and self._fill(view, node) != 0.0:
+        if self.is_constant(node) and self.fill(view, node) != 0.0:
             return refuse(
                 RefusalCode.VARIES_ALONG_FIBER, node, "pads with a value that is not a constant 0"
             )
         return Carried(((0, fiber),))
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         return ((0, fiber),) if index == 0 else None
 
-    def _mode(self, node: ir.Node) -> str:
-        return node.attributes.get_string("mode", "constant") or "constant"
+    @staticmethod
+    def is_constant(node: ir.Node) -> bool:
+        """Whether it pads with one number; else with what the tensor holds."""
+        return (node.attributes.get_string("mode", "constant") or "constant") == "constant"
 
-    def _fill(self, view: ModelInfo, node: ir.Node) -> float | None:
+    @staticmethod
+    def fill(view: ModelInfo, node: ir.Node) -> float | None:
+        """Return the number it pads with, None where that is not known."""
         if view.opset < 11:
             return node.attributes.get_float("value", 0.0)
         fill = node.inputs[2] if len(node.inputs) > 2 else None

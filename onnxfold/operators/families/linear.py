@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, Shape
-from onnxfold.operators.transfer import (
+from onnxfold.operators.families.transfer import (
+    Backward,
     Carried,
-    Pulled,
+    Forward,
     along_broadcast,
     broken,
     refuse,
@@ -22,9 +23,7 @@ from onnxfold.operators.transfer import (
 )
 from onnxfold.refusal import RefusalCode
 
-__all__ = ["Convolution", "Einsum", "Gemm", "MatMul"]
-
-Pushed = tuple[tuple[int, Fiber], ...] | None
+__all__ = ["Convolution", "Einsum", "Gemm", "MatMul", "einsum_labels"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class MatMul:
 
     fused: bool = False
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         shapes = _shapes(view, node)
         if shapes is None:
             return unknown_shape(node)
@@ -41,7 +40,7 @@ class MatMul:
         if self.fused and not _plain(node):
             return refuse(RefusalCode.UNKNOWN_OP, node, "transposes batches, which is not followed")
         if len(a) == 1 or len(b) == 1:
-            return self._pull_vector(node, fiber, a, b)
+            return self._vector_backward(node, fiber, a, b)
         row, column = len(y) - 2, len(y) - 1
         if column in fiber.axes and row in fiber.axes:
             return broken(node, fiber)
@@ -55,7 +54,7 @@ class MatMul:
         inner = _into_operand(fiber, y, operand, self._swap(node, index))
         return unknown_shape(node) if inner is None else Carried(((index, inner),))
 
-    def _pull_vector(self, node: ir.Node, fiber: Fiber, a: Shape, b: Shape) -> Pulled:
+    def _vector_backward(self, node: ir.Node, fiber: Fiber, a: Shape, b: Shape) -> Backward:
         """[K] x [..., K, N] -> [..., N] and [..., M, K] x [K] -> [..., M]; only the plain cases."""
         if self.fused:
             return broken(node, fiber)
@@ -65,13 +64,13 @@ class MatMul:
             return Carried(((0, fiber),))
         return broken(node, fiber)
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         shapes = _shapes(view, node)
         if shapes is None or index > 1:
             return None
         a, b, y = shapes
         if len(a) == 1 or len(b) == 1:
-            return self._push_vector(index, fiber, a, b)
+            return self._vector_forward(index, fiber, a, b)
         operand = (a, b)[index]
         axes = _swapped(len(operand)) if self._swap(node, index) else {}
         moved = fiber.moved({axis: axes.get(axis, axis) for axis in fiber.axes})
@@ -80,7 +79,7 @@ class MatMul:
             return None
         return ((0, moved.shifted(len(y) - len(operand))),)
 
-    def _push_vector(self, index: int, fiber: Fiber, a: Shape, b: Shape) -> Pushed:
+    def _vector_forward(self, index: int, fiber: Fiber, a: Shape, b: Shape) -> Forward:
         if len(a) == 1:
             columns = index == 1 and len(b) == 2 and fiber.axes == (1,)
             return ((0, fiber.moved({1: 0})),) if columns else None
@@ -130,7 +129,7 @@ def _into_operand(fiber: Fiber, y: Shape, operand: Shape, swap: bool) -> Fiber |
 class Gemm:
     """Y = alpha A' B' + beta C: columns from B and C, rows from A and C."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         if len(fiber.axes) != 1:
             return broken(node, fiber)
         axis = fiber.axes[0]
@@ -148,7 +147,7 @@ class Gemm:
             carried.append((2, inner))
         return Carried(tuple(carried))
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         if index == 2:
             rank = view.rank(node.inputs[2])
             if rank is None or not fiber.blocks:
@@ -165,7 +164,7 @@ class Convolution:
 
     weight_axis: int  # 0 for Conv [out, in, ...], 1 for ConvTranspose [in, out, ...]
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         if node.attributes.get_int("group", 1) != 1:
             return refuse(
                 RefusalCode.GROUPED_CONVOLUTION, node, "is a grouped convolution: channels differ"
@@ -177,7 +176,7 @@ class Convolution:
             carried.append((2, fiber.moved({1: 0})))
         return Carried(tuple(carried))
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         axis = {1: self.weight_axis, 2: 0}.get(index)
         if axis is None or fiber.axes != (axis,):
             return None
@@ -188,8 +187,8 @@ class Convolution:
 class Einsum:
     """Two factors: a label of the output that stands in one factor only is carried into it."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        terms = _labels(node)
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        terms = einsum_labels(view, node)
         if terms is None:
             return refuse(RefusalCode.UNKNOWN_OP, node, "has an equation that is not followed")
         factors, result = terms
@@ -203,8 +202,8 @@ class Einsum:
                 return Carried(((index, moved),))
         return broken(node, fiber)
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
-        terms = _labels(node)
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
+        terms = einsum_labels(view, node)
         if terms is None:
             return None
         factors, result = terms
@@ -216,13 +215,34 @@ class Einsum:
         return ((0, fiber.moved({a: result.index(x) for a, x in labels.items()})),)
 
 
-def _labels(node: ir.Node) -> tuple[list[str], str] | None:
-    """Split an explicit equation without ellipsis into its factors and its result."""
+_BROADCAST = "0123456789"  # labels of what an ellipsis stands for, from the right
+
+
+def einsum_labels(view: ModelInfo, node: ir.Node) -> tuple[list[str], str] | None:
+    """Return the label of every axis of the factors and of the result of an explicit equation.
+
+    An ellipsis stands for axes that broadcast, aligned from the right; they are labelled by digits.
+    None where a rank is not known, or the result leaves out what the factors broadcast.
+    """
     equation = (node.attributes.get_string("equation", "") or "").replace(" ", "")
-    if "->" not in equation or "." in equation:
+    if "->" not in equation:
         return None
     left, result = equation.split("->")
-    factors = left.split(",")
-    if len(factors) != len(node.inputs) or len(set(result)) != len(result):
+    terms = left.split(",")
+    if len(terms) != len(node.inputs) or ("..." in left) != ("..." in result):
         return None
-    return factors, result
+    factors: list[str] = []
+    most = 0
+    for term, operand in zip(terms, node.inputs, strict=True):
+        rank = view.rank(operand)
+        hidden = 0 if rank is None else rank - len(term.replace("...", ""))
+        if "..." in term and (rank is None or not 0 <= hidden <= len(_BROADCAST)):
+            return None
+        most = max(most, hidden if "..." in term else 0)
+        factors.append(_spelled_out(term, hidden))
+    spelled = _spelled_out(result, most)
+    return (factors, spelled) if len(set(spelled)) == len(spelled) else None
+
+
+def _spelled_out(term: str, hidden: int) -> str:
+    return term.replace("...", _BROADCAST[:hidden][::-1])

@@ -8,19 +8,25 @@ import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, keeps_dims, whole_axes
 from onnxfold.operators.families.layout import sizes_changed
-from onnxfold.operators.transfer import Carried, Pulled, ZeroMean, broken, refuse, unknown_shape
+from onnxfold.operators.families.transfer import (
+    Backward,
+    Carried,
+    Forward,
+    ZeroMean,
+    broken,
+    refuse,
+    unknown_shape,
+)
 from onnxfold.refusal import RefusalCode
 
 __all__ = ["Blind", "Centring", "Reduce", "Resize", "ShiftInvariant", "SpatialAverage"]
-
-Pushed = tuple[tuple[int, Fiber], ...] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
     """Sums and means over other axes: P mean_j(x) = mean_j(P x)."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         source_of = self._source_axes(view, node)
         if source_of is None:
             return unknown_shape(node)
@@ -28,7 +34,7 @@ class Reduce:
             return broken(node, fiber)
         return Carried(((0, fiber.moved(source_of)),))
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         source_of = self._source_axes(view, node) if index == 0 else None
         if source_of is None:
             return None
@@ -54,10 +60,10 @@ class Reduce:
 class SpatialAverage:
     """AveragePool and GlobalAveragePool average axes 2 and later, alike in every channel."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         return Carried(((0, fiber),)) if max(fiber.axes, default=0) < 2 else broken(node, fiber)
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         return ((0, fiber),)
 
 
@@ -69,7 +75,7 @@ _MOVING_TRANSFORMS = frozenset({"tf_crop_and_resize", "tf_half_pixel_for_nn"})
 class Resize:
     """Interpolation of other axes with the same weights in every set; no extrapolated values."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         transform = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
         if transform in _MOVING_TRANSFORMS:
             return refuse(RefusalCode.UNKNOWN_OP, node, f"is not followed with {transform}")
@@ -95,7 +101,7 @@ class Resize:
         pairs = zip(axes, factors.tolist(), strict=True)
         return {axis % rank for axis, factor in pairs if factor != 1.0}
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         return ((0, fiber),) if index == 0 else None
 
 
@@ -103,10 +109,10 @@ class Resize:
 class Blind:
     """Shape and Size read no element, so no change of values reaches them."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         return refuse(RefusalCode.ACTIVATION, node, "is not linear")
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         return ()
 
 
@@ -114,10 +120,10 @@ class Blind:
 class ShiftInvariant:
     """Softmax and LogSoftmax: f(x + s) = f(x) for s constant along the axis."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         return refuse(RefusalCode.ACTIVATION, node, "is not linear")
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         seen = self.invariant_fiber(view, node)
         return () if seen is not None and fiber.covers(seen) else None
 
@@ -136,7 +142,7 @@ class ShiftInvariant:
 class Centring:
     """onnxfold.Center: x - mean(x) has mean 0 and sees no shift; P along fewer axes commutes."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         centred = self.fiber(view, node)
         if centred is None:
             return unknown_shape(node)
@@ -145,7 +151,7 @@ class Centring:
         # P Q = Q P = Q for the projector Q along sets that lie within those of P.
         return Carried(((0, fiber),)) if centred.covers(fiber) else broken(node, fiber)
 
-    def push(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Pushed:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         centred = self.fiber(view, node)
         if centred is None or fiber.covers(centred):
             return None if centred is None else ()
@@ -154,4 +160,5 @@ class Centring:
     def fiber(self, view: ModelInfo, node: ir.Node) -> Fiber | None:
         """Return the elements whose mean the node subtracts."""
         shape = view.shape(node.inputs[0])
-        return None if shape is None else whole_axes(shape, node.attributes.get_ints("axes", (-1,)))
+        axes = range(node.attributes.get_int("axis", -1), 0)
+        return None if shape is None else whole_axes(shape, axes)

@@ -1,4 +1,4 @@
-"""Linear readers: W (g * x + s) = (W diag(g)) x + W s, one line per operator.
+"""Linear readers: W (g * x + s) = (W diag(g)) x + W s, one function per kind of layer.
 
 For each operator: which axis of x is contracted, where the channels of x stand in the weight,
 where the channels of the output stand in weight and output, and which input takes a bias.
@@ -13,10 +13,12 @@ import onnx_ir as ir
 
 from onnxfold.graph import AxisBlock, ModelInfo, Shape
 from onnxfold.graph.channels import Channels
-from onnxfold.operators.transfer import refuse, unknown_shape
+from onnxfold.operators.families.linear import einsum_labels
+from onnxfold.operators.families.transfer import refuse, unknown_shape
+from onnxfold.operators.row import Layer
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["LINEAR", "Absorbs"]
+__all__ = ["LAYERS", "Absorbs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,15 +238,15 @@ def _attention(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -
 
 def _einsum(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Absorbs | Refusal:
     """Two factors and an explicit result: a label that both factors have is W's as well."""
-    equation = (node.attributes.get_string("equation", "") or "").replace(" ", "")
-    if "->" not in equation or "." in equation or len(node.inputs) != 2:
+    labels = einsum_labels(view, node)
+    if labels is None or len(node.inputs) != 2:
         return refuse(RefusalCode.UNKNOWN_OP, node, "has an equation that is not followed")
-    left, result = equation.split("->")
-    factors = left.split(",")
+    factors, result = labels
     x, w = factors[index], factors[1 - index]
     if any(len(set(term)) != len(term) for term in (x, w, result)):
         return refuse(RefusalCode.UNKNOWN_OP, node, "has an equation that is not followed")
-    if any(x[axis] not in w for axis in channels.axes):
+    # What an ellipsis stands for may be repeated, and is then no axis of the weight.
+    if any(x[axis] not in w or x[axis].isdigit() for axis in channels.axes):
         return _wrong_side(node, channels)
     own = [label for label in w if label not in x]
     summed = [label for label in x if label not in result]
@@ -264,14 +266,11 @@ def _einsum(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> A
     return Absorbs(1 - index, placed, outer, output, shift_refusal=shift)
 
 
-LINEAR: dict[tuple[str, str], Reader] = {
-    ("", "Conv"): _conv,
-    ("", "ConvTranspose"): _conv_transpose,
-    ("", "Einsum"): _einsum,
-    ("", "Gemm"): _gemm,
-    ("", "MatMul"): _matmul,
-    ("com.microsoft", "Attention"): _attention,
-    ("com.microsoft", "FusedConv"): _conv,
-    ("com.microsoft", "FusedGemm"): _gemm,
-    ("com.microsoft", "FusedMatMul"): _matmul,
+LAYERS: dict[Layer, Reader] = {
+    Layer.CONVOLUTION: _conv,
+    Layer.EINSUM: _einsum,
+    Layer.GEMM: _gemm,
+    Layer.MATMUL: _matmul,
+    Layer.PACKED_ATTENTION: _attention,
+    Layer.TRANSPOSED_CONVOLUTION: _conv_transpose,
 }

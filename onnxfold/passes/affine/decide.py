@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormKind, NormSite, find_norms
-from onnxfold.operators.transfer import refuse
+from onnxfold.operators.families.transfer import refuse
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
 from onnxfold.passes.affine.sharing import Candidate, settle
 from onnxfold.passes.affine.source import Source, source_of
@@ -51,7 +51,7 @@ class Weighing:
 def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
     """Return what moves where, weighed against what the norms that will fold save."""
     sites = find_norms(info)
-    lowering = TargetLowering(info, settings.target, sites)
+    lowering = TargetLowering(info, settings.target, settings.norm_form)
 
     @cache
     def folds() -> frozenset[str]:

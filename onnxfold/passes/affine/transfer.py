@@ -7,8 +7,8 @@ A reader of y, given x instead of y, either
 * does not look at the elements; or
 * is refused: it must see y.
 
-Carriers are the layout operators of the zero-mean table (a P that commutes digit by digit is a
-diagonal that commutes), less those that may change the order within a digit.
+Carriers are the linear operators of the table that a fiber is followed through (a P that commutes
+digit by digit is a diagonal that commutes), where the order within a digit stays.
 
 Source: FlashNorm (Graef et al., 2024), section 1: W* = diag(g) W, c* = c + s W.
 """
@@ -22,13 +22,15 @@ import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo
 from onnxfold.graph.channels import Channels
-from onnxfold.operators.table import law_of, refuse_opaque
-from onnxfold.operators.transfer import Carried, refuse
-from onnxfold.passes.affine.absorb import LINEAR, Absorbs
-from onnxfold.passes.scales.homogeneous import FLOATS
+from onnxfold.operators import facets
+from onnxfold.operators.families.rules import elements_of, keeps_order, refuse_opaque, transfer_of
+from onnxfold.operators.families.transfer import Carried, refuse
+from onnxfold.operators.row import Elements
+from onnxfold.operators.table import row_of
+from onnxfold.passes.affine.absorb import LAYERS, Absorbs
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["Absorbs", "Passes", "Reaction", "Unseen", "adds_bias", "pulled", "react"]
+__all__ = ["Absorbs", "Passes", "Reaction", "Unseen", "adds_bias", "before_layout", "react"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,34 +52,22 @@ class Unseen:
 
 Reaction = Passes | Absorbs | Unseen | Refusal
 
-_PASS_BOTH = frozenset(
-    (
-        "Cast CastLike Concat Dropout Expand Flatten Gather GlobalAveragePool Identity ReduceMean "
-        "Reshape Slice Split Squeeze Tile Transpose Unsqueeze"
-    ).split()
-)
-_PASS_DIAGONAL = {
-    "AveragePool": "may average over zeros at its borders",
-    "Div": "divides by a factor, which the shift would have to know",
-    "Mul": "multiplies by a factor, which the shift would have to know",
-    "Neg": "changes the sign, which the shift would have to follow",
-    "Pad": "pads with zeros, which have no shift",
-    "ReduceSum": "adds up several positions, and with them the shift",
-}
-
 
 def react(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Reaction:
     """Return what ``node`` does when its input ``index`` is x instead of g * x + s."""
-    linear = LINEAR.get((node.domain, node.op_type))
-    if linear is not None:
-        return linear(view, node, index, channels)
-    if node.domain == "" and node.op_type in ("Shape", "Size"):
+    row = row_of(node)
+    if row.layer is not None:
+        return LAYERS[row.layer](view, node, index, channels)
+    if not facets.reads_elements(row):
         return Unseen()
-    if node.domain == "" and (node.op_type in _PASS_BOTH or node.op_type in _PASS_DIAGONAL):
-        return _carry(view, node, index, channels)
-    return refuse_opaque(node) or refuse(
-        RefusalCode.EXACT_READER, node, "must see the values with gamma and beta"
-    )
+    data = facets.data_inputs(row, len(node.inputs))
+    if index in data and facets.passes_scale(row):
+        return _carry(view, node, index, channels, (index,) if row.alone else data)
+    return refuse_opaque(node) or _must_see(node)
+
+
+def _must_see(node: ir.Node) -> Refusal:
+    return refuse(RefusalCode.EXACT_READER, node, "must see the values with gamma and beta")
 
 
 def adds_bias(node: ir.Node, index: int) -> bool:
@@ -86,22 +76,21 @@ def adds_bias(node: ir.Node, index: int) -> bool:
     A linear layer in front may leave its bias there: a sum, or the activations of com.microsoft
     that add a bias first.
     """
-    if len(node.inputs) != 2 or None in node.inputs:
-        return False
-    if node.domain == "com.microsoft" and node.op_type in ("BiasGelu", "FastGelu"):
-        return index == 0
-    return (node.domain, node.op_type) == ("", "Add")
+    whole = len(node.inputs) == 2 and None not in node.inputs
+    return whole and facets.adds_first(row_of(node), index)
 
 
-def _carry(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Reaction:
-    outputs: list[tuple[int, Channels]] = []
-    jointly: tuple[int, ...] = (index,)
+def _carry(
+    view: ModelInfo, node: ir.Node, index: int, channels: Channels, jointly: tuple[int, ...]
+) -> Reaction:
     if not channels.digits:
         return refuse(RefusalCode.UNKNOWN_SHAPE, node, "has channels of unknown place")
-    if node.op_type in ("CastLike", "Gather", "Expand", "Tile", "Reshape") and index != 0:
-        return refuse(RefusalCode.EXACT_READER, node, "must see the values with gamma and beta")
+    elements, why = elements_of(view, node)
+    if elements > Elements.LINEAR:
+        return refuse(RefusalCode.EXACT_READER, node, why)
+    outputs: list[tuple[int, Channels]] = []
     for position, output in enumerate(node.outputs):
-        moved = channels.mapped(partial(_pushed, view, node, index, position))
+        moved = channels.mapped(partial(_forward, view, node, index, position))
         if moved is None:
             if position == 0 or output.uses() or output.is_graph_output():
                 return refuse(
@@ -109,58 +98,29 @@ def _carry(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Re
                 )
             continue
         outputs.append((position, moved))
-    if node.op_type == "Concat":
-        jointly = tuple(range(len(node.inputs)))
-    why = _PASS_DIAGONAL.get(node.op_type)
-    shift = None if why is None else refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, why)
-    if node.op_type == "Pad" and not _pads(view, node):
-        shift = None
+    shift = None
+    if not facets.passes_shift(elements):
+        shift = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, why)
     return Passes(tuple(outputs), jointly, shift)
 
 
-def _pushed(
+def _forward(
     view: ModelInfo, node: ir.Node, index: int, position: int, digit: Fiber
 ) -> Fiber | None:
     """Return where one digit stands in an output, confirmed from the output back."""
-    law = law_of(node.domain, node.op_type)
-    found = law.family.push(view, node, index, digit) if law is not None else None
-    if law is None or found is None or _touches(view, node, digit):
+    transfer = transfer_of(node)
+    if transfer is None or not keeps_order(view, node, digit):
         return None
-    for output, outer in found:
+    for output, outer in transfer.forward(view, node, index, digit) or ():
         if output != position:
             continue
-        confirmed = law.family.pull(view, node, output, outer)
+        confirmed = transfer.backward(view, node, output, outer)
         if isinstance(confirmed, Carried) and (index, digit) in confirmed.inputs:
             return outer
     return None
 
 
-def _touches(view: ModelInfo, node: ir.Node, digit: Fiber) -> bool:
-    """Whether a Slice works on the digit's axis, where it may reverse it."""
-    if node.op_type != "Slice":
-        return False
-    rank, axes = view.rank(node.inputs[0]), view.axes(node, 3)
-    if rank is None or axes is None:
-        return True
-    if not axes:
-        starts = node.attributes.get_ints("starts", None)
-        length = view.dim(node.inputs[1], 0) if len(node.inputs) > 1 else None
-        count = len(starts) if starts is not None else length
-        if not isinstance(count, int):
-            return True
-        axes = tuple(range(count))
-    return bool({axis % rank for axis in axes} & set(digit.axes))
-
-
-def _pads(view: ModelInfo, node: ir.Node) -> bool:
-    """Whether a Pad may add anything."""
-    pads = node.attributes.get_ints("pads", None) if view.opset < 11 else None
-    if pads is None:
-        pads = view.integers(node.inputs[1]) if len(node.inputs) > 1 else None
-    return pads is None or any(pads)
-
-
-def pulled(
+def before_layout(
     view: ModelInfo, value: ir.Value, channels: Channels
 ) -> tuple[ir.Value, Channels] | None:
     """Return a layout's input and the channels there, for a value that a layout computes.
@@ -168,20 +128,17 @@ def pulled(
     Only operators with one data input that move elements: what a weight may stand behind.
     """
     node = value.producer()
-    if node is None or node.domain != "" or node.op_type not in _BEHIND:
+    transfer, source = (None, None) if node is None else (transfer_of(node), node.inputs[:1])
+    if node is None or transfer is None or not source or source[0] is None:
         return None
-    law, source = law_of("", node.op_type), node.inputs[0]
-    if law is None or source is None:
+    if value is not node.outputs[0] or not facets.stands_before_a_weight(row_of(node)):
         return None
-    if node.op_type == "Cast" and not ({source.dtype, value.dtype} <= FLOATS):
+    if elements_of(view, node)[0] > Elements.PERMUTES:
         return None
 
     def back(digit: Fiber) -> Fiber | None:
-        found = law.family.pull(view, node, 0, digit)
+        found = transfer.backward(view, node, 0, digit)
         return found.inputs[0][1] if isinstance(found, Carried) else None
 
     moved = channels.mapped(back)
-    return None if moved is None else (source, moved)
-
-
-_BEHIND = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+    return None if moved is None else (source[0], moved)

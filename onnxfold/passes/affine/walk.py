@@ -10,8 +10,10 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
-from onnxfold.operators.transfer import refuse
-from onnxfold.passes.affine.transfer import Absorbs, Passes, pulled, react
+from onnxfold.operators import facets
+from onnxfold.operators.families.transfer import refuse
+from onnxfold.operators.table import row_of
+from onnxfold.passes.affine.transfer import Absorbs, Passes, before_layout, react
 from onnxfold.passes.scales.homogeneous import FLOATS
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -127,7 +129,7 @@ def root_of(view: ModelInfo, reader: Reader, channels: Channels, outer: Channels
                 return refuse(RefusalCode.UNSUPPORTED_TYPE, reader.node, sentence)
             return Root(value, holder, channels, outer)
         node = value.producer()
-        back, rest = pulled(view, value, channels), pulled(view, value, outer)
+        back, rest = (before_layout(view, value, each) for each in (channels, outer))
         if node is None or back is None or rest is None:
             break
         if len(value.uses()) != 1 or value.is_graph_output():
@@ -137,6 +139,6 @@ def root_of(view: ModelInfo, reader: Reader, channels: Channels, outer: Channels
         value, channels = back
         outer = rest[1]
     producer = None if value is None else value.producer()
-    if producer is not None and "Dequantize" in producer.op_type:
+    if producer is not None and facets.quantised(row_of(producer)):
         return refuse(RefusalCode.QUANTISED, reader.node, "has a quantised weight; fuse before")
     return refuse(RefusalCode.DYNAMIC_WEIGHT, reader.node, "has a weight that is no constant")

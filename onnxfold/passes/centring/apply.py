@@ -24,7 +24,7 @@ def apply(edit: Editor, decision: CentringDecision, settings: Settings) -> bool:
     """Centre weights, insert centrings, and spell the folded norms as RMSNorms."""
     plan = decision.plan
     sites = [(edit.info.ref(site.output), site.within(edit)) for site in find_norms(edit.info)]
-    lowering = TargetLowering(edit.info, settings.target, [site for _, site in sites])
+    lowering = TargetLowering(edit.info, settings.target, settings.norm_form)
     fed = _feed(edit, plan, lowering)
     folded = {fold.output for fold in plan.folds}
     for ref, site in sites:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError
 from onnxfold.graph import Reader
 from onnxfold.norms.site import NormSite
-from onnxfold.operators.transfer import ZeroMean
+from onnxfold.operators.families.transfer import ZeroMean
 from onnxfold.passes.centring.relations import EXACT, Assumptions, Carries, Point, Relations, Unseen
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.refusal import Refusal, RefusalCode

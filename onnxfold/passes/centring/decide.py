@@ -66,7 +66,7 @@ class CentringDecision:
 def decide(info: ModelInfo, settings: Settings) -> CentringDecision:
     """Return the cheapest plan, and why the norms that it leaves do not fold."""
     sites = find_norms(info)
-    lowering = TargetLowering(info, settings.target, sites)
+    lowering = TargetLowering(info, settings.target, settings.norm_form)
     demands, refused = _demands(info, sites, lowering, settings)
     relations = Relations(info, sites)
     plan = _cheapest(relations, demands, settings)
@@ -85,7 +85,7 @@ def decide(info: ModelInfo, settings: Settings) -> CentringDecision:
 def plan_of(info: ModelInfo, settings: Settings) -> CentringPlan:
     """Return the cheapest plan alone."""
     sites = find_norms(info)
-    lowering = TargetLowering(info, settings.target, sites)
+    lowering = TargetLowering(info, settings.target, settings.norm_form)
     demands, _ = _demands(info, sites, lowering, settings)
     return _cheapest(Relations(info, sites), demands, settings)
 
@@ -115,8 +115,9 @@ def _demands(
             continue
         count = elements(info.shape(site.input))
         gain = costs.gain(count, site.beta is not None)
-        if sharing[site.centred] > 1:  # together they compute x - mean(x) once, as a centring does
-            gain = min(gain, count * costs.centring // sharing[site.centred])
+        shared = 1 if site.centred is None else sharing[site.centred]
+        if shared > 1:  # together they compute x - mean(x) once, as a centring does
+            gain = min(gain, count * costs.centring // shared)
         demands.append(Demand(site, gain))
     return demands, refused
 

@@ -19,9 +19,12 @@ import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, Reader, keeps_dims, node_label, operator, whole_axes
 from onnxfold.norms.site import NormForm, NormSite
+from onnxfold.operators import facets
 from onnxfold.operators.families.reduce import Centring
-from onnxfold.operators.table import law_of, refuse_opaque
-from onnxfold.operators.transfer import Carried, Pulled, ZeroMean, refuse
+from onnxfold.operators.families.rules import refuse_opaque, transfer_of
+from onnxfold.operators.families.transfer import Backward, Carried, ZeroMean, refuse
+from onnxfold.operators.row import Family
+from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
 
 __all__ = [
@@ -37,10 +40,8 @@ __all__ = [
 
 AffinePart = ir.Value | npt.NDArray[np.generic] | None
 
-_EMBEDDINGS = frozenset({"Gather", "GatherND"})
-_SCALES_BACK = frozenset({"Cast", "Div", "Mul"})
-_OF_INTEGERS = frozenset({"Add", "Cast"})  # what may stand between a product and its scale
-_CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+_SCALES_BACK = (Family.CAST, Family.QUOTIENT, Family.PRODUCT)
+_OF_INTEGERS = (Family.ADDITIVE, Family.CAST)  # what may stand between a product and its scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class Relations:
 
     def __init__(self, view: ModelInfo, sites: Iterable[NormSite]):
         self.view = view
-        self._pulled: dict[Point, Pulled] = {}
+        self._pulled: dict[Point, Backward] = {}
         self._effects: dict[tuple[Point, Reader], Effect] = {}
         self._owners: dict[ir.Node, list[NormSite]] = defaultdict(list)
         self._site_of_output: dict[ir.Value, NormSite] = {}
@@ -116,7 +117,7 @@ class Relations:
             if (leak := self._harmful_leak(site)) is not None
         }
 
-    def pull(self, point: Point, assumptions: Assumptions = EXACT) -> Pulled:
+    def pull(self, point: Point, assumptions: Assumptions = EXACT) -> Backward:
         """Return what ``point`` follows from; its value is not a constant."""
         value, fiber = point.value, point.fiber
         node = value.producer()
@@ -125,7 +126,7 @@ class Relations:
         by_norm = self._pull_norm(value, node, fiber, assumptions)
         if by_norm is not None:
             return by_norm
-        if node.op_type in _EMBEDDINGS and self.view.tensor(node.inputs[0]) is not None:
+        if facets.is_embedding(row_of(node)) and self.view.tensor(node.inputs[0]) is not None:
             if assumptions.embeddings is Embeddings.OPAQUE:
                 return refuse(RefusalCode.ACTIVATION, node, "is an embedding, counted as opaque")
             if assumptions.embeddings is Embeddings.CENTRED:
@@ -147,7 +148,7 @@ class Relations:
 
     def _pull_norm(
         self, value: ir.Value, node: ir.Node, fiber: Fiber, assumptions: Assumptions
-    ) -> Pulled | None:
+    ) -> Backward | None:
         centring = self._site_of_centred.get(value)
         if centring is not None and fiber.covers(centring.fiber):
             return ZeroMean()
@@ -179,20 +180,20 @@ class Relations:
             return np.zeros(0)
         return part if isinstance(part, np.ndarray) else self.view.array(part)
 
-    def _pull_by_law(self, node: ir.Node, point: Point) -> Pulled:
+    def _pull_by_law(self, node: ir.Node, point: Point) -> Backward:
         if point not in self._pulled:
             output = point.value.index() or 0
             self._pulled[point] = self._find_pulled(node, output, point.fiber)
         return self._pulled[point]
 
-    def _find_pulled(self, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
-        law = law_of(node.domain, node.op_type)
-        if law is None:
+    def _find_pulled(self, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        transfer = transfer_of(node)
+        if transfer is None:
             return _opaque(node)
         mean_of = self.centring_fiber(node)
         if mean_of is not None and fiber.covers(mean_of):
             return ZeroMean()
-        pulled = law.family.pull(self.view, node, output, fiber)
+        pulled = transfer.backward(self.view, node, output, fiber)
         if isinstance(pulled, Refusal):
             return self._dequantised(node) or pulled
         if isinstance(pulled, Carried):
@@ -208,8 +209,9 @@ class Relations:
         while waiting:
             node = waiting.pop()
             dtype = node.outputs[0].dtype
-            of_integers = node.op_type == "Add" and dtype is not None and dtype.is_integer()
-            if node.domain != "" or not (node.op_type in _SCALES_BACK or of_integers):
+            of_integers = dtype is not None and dtype.is_integer()
+            added = of_integers and row_of(node).family is Family.ADDITIVE
+            if not (row_of(node).family in _SCALES_BACK or added):
                 continue
             makers = (operand.producer() for operand in node.inputs if operand is not None)
             for maker in makers:
@@ -218,7 +220,7 @@ class Relations:
                 why = refuse_opaque(maker)
                 if why is not None and why.code is RefusalCode.QUANTISED:
                     return why
-                if maker.op_type in _OF_INTEGERS:
+                if row_of(maker).family in _OF_INTEGERS:
                     seen.add(maker)
                     waiting.append(maker)
         return None
@@ -243,9 +245,9 @@ class Relations:
 
     def centring_fiber(self, node: ir.Node) -> Fiber | None:
         """Return the fiber of ``x - mean(x)``, spelled as Sub and ReduceMean or as a call."""
-        law = law_of(node.domain, node.op_type)
-        if law is not None and isinstance(law.family, Centring):
-            return law.family.fiber(self.view, node)
+        transfer = transfer_of(node)
+        if isinstance(transfer, Centring):
+            return transfer.fiber(self.view, node)
         if node.op_type != "Sub" or node.domain:
             return None
         x, mean = node.inputs
@@ -277,30 +279,30 @@ class Relations:
                 return self._effect_on_norm(site, point.fiber, node)
         if self._reads_only_centred(node, point):
             return Unseen()
-        law = law_of(node.domain, node.op_type)
-        if law is None:
+        transfer = transfer_of(node)
+        if transfer is None:
             return _exact(node)
         if self._foreign(node, point.value) is not None:
             return refuse(RefusalCode.BODY_BORDER, node, "reads the value from inside a body")
-        pushed = law.family.push(self.view, node, reader.index, point.fiber)
-        if pushed is None:
+        outputs = transfer.forward(self.view, node, reader.index, point.fiber)
+        if outputs is None:
             return _exact(node)
-        return self._confirmed(node, reader.index, point.fiber, pushed)
+        return self._confirmed(node, reader.index, point.fiber, outputs)
 
     def reached(self, point: Point, reader: Reader) -> tuple[Point, ...]:
         """Return where the shift of a point may go by the reader's law alone; to be confirmed."""
         node = reader.node
-        law = law_of(node.domain, node.op_type)
-        pushed = (
-            None if law is None else law.family.push(self.view, node, reader.index, point.fiber)
-        )
-        return tuple(Point(node.outputs[output], outer) for output, outer in pushed or ())
+        transfer = transfer_of(node)
+        if transfer is None:
+            return ()
+        outputs = transfer.forward(self.view, node, reader.index, point.fiber) or ()
+        return tuple(Point(node.outputs[output], outer) for output, outer in outputs)
 
     def _confirmed(
-        self, node: ir.Node, index: int, fiber: Fiber, pushed: tuple[tuple[int, Fiber], ...]
+        self, node: ir.Node, index: int, fiber: Fiber, outputs: tuple[tuple[int, Fiber], ...]
     ) -> Effect:
         points = []
-        for output, outer in pushed:
+        for output, outer in outputs:
             point = Point(node.outputs[output], outer)
             pulled = self._pull_by_law(node, point)
             if not isinstance(pulled, Carried) or (index, fiber) not in pulled.inputs:
@@ -376,14 +378,13 @@ def _affine_output(node: ir.Node) -> Refusal:
 
 
 def _opaque(node: ir.Node) -> Refusal:
-    if node.op_type in _CONTROL_FLOW:
-        return refuse(RefusalCode.BODY_BORDER, node, "computes it in a body")
     return refuse_opaque(node) or refuse(RefusalCode.UNKNOWN_OP, node, "has no law")
 
 
 def _exact(node: ir.Node) -> Refusal:
     why = refuse_opaque(node)
-    if why is not None and why.code is RefusalCode.QUANTISED:
+    row = row_of(node)
+    if why is not None and (facets.quantised(row) or not row.known):
         return why
     label = node_label(node)
     return Refusal(

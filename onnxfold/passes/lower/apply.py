@@ -27,7 +27,7 @@ def apply(edit: Editor, plan: LoweringPlan, settings: Settings) -> bool:
 def _respell(edit: Editor, plan: LoweringPlan, settings: Settings) -> None:
     respelled = set(plan.respelled)
     sites = [site.within(edit) for site in find_norms(edit.info)]
-    lowering = TargetLowering(edit.info, settings.target, sites)
+    lowering = TargetLowering(edit.info, settings.target, settings.norm_form)
     for found, site in zip(find_norms(edit.info), sites, strict=True):
         if edit.info.ref(found.output) in respelled:
             cheaper = lowering.layer_norm(site)

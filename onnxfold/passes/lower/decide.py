@@ -34,7 +34,7 @@ class LoweringPlan:
 def decide(info: ModelInfo, settings: Settings) -> LoweringPlan:
     """Return which norms one operator computes cheaper and as exactly."""
     sites = find_norms(info)
-    lowering = TargetLowering(info, settings.target, sites)
+    lowering = TargetLowering(info, settings.target, settings.norm_form)
     cheaper = (site for site in sites if lowering.calls_in_place(site))
-    fuses = settings.fuse_residual and settings.target is Target.PORTABLE
+    fuses = settings.fuse_residual and settings.target is Target.KERNELS
     return LoweringPlan(tuple(info.ref(site.output) for site in cheaper), fuses)

@@ -32,8 +32,7 @@ def spelled_rms(
         made.append(axes)
         mean = ir.node("ReduceMean", [square.outputs[0], axes], {"keepdims": 1})
     else:
-        attributes = {"axes": site.fiber.axes, "keepdims": 1}
-        mean = ir.node("ReduceMean", [square.outputs[0]], attributes)
+        mean = ir.node("ReduceMean", [square.outputs[0]], {"axes": site.fiber.axes, "keepdims": 1})
     shifted = ir.node("Add", [mean.outputs[0], epsilon])
     root = ir.node("Sqrt", [shifted.outputs[0]])
     nodes = [square, mean, shifted, root, ir.node("Div", [x, root.outputs[0]])]

@@ -23,6 +23,7 @@ from onnxfold.graph.traversal import all_graphs
 
 __all__ = ["hoist_transposes"]
 
+# What a norm takes its statistics with; a Transpose behind another reduction is left alone.
 _REDUCTIONS = frozenset(("ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare"))
 _Unique = Callable[[str], str]
 

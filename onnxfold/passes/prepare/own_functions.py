@@ -5,12 +5,14 @@ A model may bring a function of its own under such a name; it is then a function
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import product
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.operators.functions import DOMAIN, SIGNATURES, function
+from onnxfold.operators.functions import DOMAIN, SIGNATURES, Setting, function
 
 __all__ = ["is_ours"]
 
@@ -23,19 +25,28 @@ _TYPES = (
 _Key = tuple[object, ...]
 
 
-def is_ours(body: ir.Function) -> bool:
-    """Whether a function of the model computes what our operator of its name does."""
+def is_ours(body: ir.Function, calls: Iterable[ir.Node]) -> bool:
+    """Whether a function of the model computes what our operator of its name does, in all calls."""
     if body.domain != DOMAIN or body.name not in SIGNATURES:
         return False
     key = _key(body)
-    return any(_key(known) == key for known in _written(body))
+    settings = {
+        (-node.attributes.get_int("axis", -1), node.attributes.get_float("epsilon", 0.0))
+        for node in calls
+    }
+    return all(
+        any(_key(known) == key for known in _written(body, axes, epsilon))
+        for axes, epsilon in settings
+    )
 
 
-def _written(body: ir.Function) -> Iterator[ir.Function]:
-    """Yield the bodies that we write for the name, the opset and each element type."""
-    for dtype in _TYPES:
+def _written(body: ir.Function, axes: int, epsilon: float) -> Iterator[ir.Function]:
+    """Yield the bodies that we write for such a call, of each element type and spelling."""
+    spellings = product(_TYPES, (False, True), (False, True))
+    for dtype, convertible, rms_operator in spellings:
+        setting = Setting(dtype, axes, epsilon, convertible, rms_operator)
         try:
-            yield function(body.name, body.opset_imports.get("", 0), dtype, body.overload)
+            yield function(body.name, body.opset_imports.get("", 0), setting, body.overload)
         except InvariantError:
             continue  # no body exists for this opset and type
 
@@ -69,4 +80,6 @@ def _attribute(attribute: ir.Attr) -> tuple[str, str]:
         array = tensor.numpy()
         return attribute.name, f"{tensor.dtype} {array.shape} {array.tobytes().hex()}"
     value = attribute.value
+    if attribute.type == ir.AttributeType.FLOAT:
+        value = float(np.float32(attribute.as_float()))
     return attribute.name, repr(tuple(value) if isinstance(value, (list, tuple)) else value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import onnx
 import onnx_ir as ir
@@ -83,7 +84,7 @@ def _split_all(model: ir.Model) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
 
 
 def _inline(model: ir.Model) -> tuple[str, ...]:
-    ours = {key for key, function in model.functions.items() if is_ours(function)}
+    ours = _own_functions(model)
     foreign = model.functions.keys() - ours
     if not foreign:
         return ()
@@ -115,6 +116,15 @@ def _inline(model: ir.Model) -> tuple[str, ...]:
             )
     gone = sorted(key for key in foreign if key not in model.functions)
     return tuple(f"{domain}.{name}" if domain else name for domain, name, _ in gone)
+
+
+def _own_functions(model: ir.Model) -> set[ir.OperatorIdentifier]:
+    calls: dict[ir.OperatorIdentifier, list[ir.Node]] = {key: [] for key in model.functions}
+    bodies = (body.all_nodes() for body in model.functions.values())
+    for node in chain(model.graph.all_nodes(), *bodies):
+        if node.op_identifier() in calls:
+            calls[node.op_identifier()].append(node)
+    return {key for key, body in model.functions.items() if is_ours(body, calls[key])}
 
 
 def _take_version_of(model: ir.Model, function: ir.Function) -> None:

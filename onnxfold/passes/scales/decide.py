@@ -9,11 +9,13 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.options import Target
 from onnxfold.passes.affine.walk import Root
 from onnxfold.passes.base import Settings
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.passes.places import Place, ReaderRef
 from onnxfold.passes.ranges import RangeWarning, range_warning
+from onnxfold.passes.scales.attention import scales_scores
 from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
 from onnxfold.passes.scales.writer import ChannelOp, Writer, channel_op, embedded, writer_of
 from onnxfold.refusal import Refusal
@@ -23,8 +25,12 @@ __all__ = ["decide", "decide_scales"]
 
 def decide(info: ModelInfo, settings: Settings) -> ScalesPlan:
     """Return what linear layers take over, and which weights that widens much."""
-    limit = settings.allow_split_bytes
-    fusions = decide_scales(info, find_norms(info), allow_split_bytes=limit)
+    fusions = decide_scales(
+        info,
+        find_norms(info),
+        allow_split_bytes=settings.allow_split_bytes,
+        scores=settings.target is Target.KERNELS,
+    )
     return ScalesPlan(fusions, _ranges(info, fusions, settings.range_limit))
 
 
@@ -48,12 +54,13 @@ def _ranges(
 
 
 def decide_scales(
-    view: ModelInfo, sites: Iterable[NormSite], *, allow_split_bytes: int
+    view: ModelInfo, sites: Iterable[NormSite], *, allow_split_bytes: int, scores: bool = True
 ) -> tuple[ScaleFusion, ...]:
     """Return the operators that a linear layer before them can do in its weights.
 
     The nodes of a norm stay, whatever they are, but for the alpha of a DyT.  A weight with other
-    readers is copied up to ``allow_split_bytes``, and left alone above.
+    readers is copied up to ``allow_split_bytes``, and left alone above.  Without ``scores`` the
+    scales of attention scores stay.
     """
     of_norms = {node for site in sites if site.kind is not NormKind.DYT for node in site.nodes}
     passed: set[ir.Node] = set()
@@ -61,7 +68,7 @@ def decide_scales(
     fusions: list[ScaleFusion] = []
     for node in view.nodes():
         op = None if node in of_norms else channel_op(view, node)
-        if op is None:
+        if op is None or (not scores and scales_scores(view, node)):
             continue
         writer = writer_of(view, op, frozenset(passed))
         if isinstance(writer, Refusal):

@@ -11,42 +11,42 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
+from onnxfold.operators import facets
+from onnxfold.operators.families.rules import elements_of
+from onnxfold.operators.row import Elements
+from onnxfold.operators.table import row_of
 from onnxfold.passes.scales.parts import element_readers
 
-__all__ = ["FLOATS", "HOMOGENEOUS", "carries_factor", "common_source"]
+__all__ = ["FLOATS", "carries_factor", "common_source"]
 
-# f(c x) = c f(x) in the first input, whatever the others are.
-HOMOGENEOUS = frozenset({"Expand", "Neg", "RotaryEmbedding", "Slice", "Tile"})
-_LAYOUTS = HOMOGENEOUS | frozenset(
-    {"Flatten", "Gather", "Identity", "Reshape", "Split", "Squeeze", "Transpose", "Unsqueeze"}
-)
-_ALIKE = frozenset({"Add", "Concat", "Sub", "Sum"})  # linear in all inputs together
-_FACTORS = frozenset({"FusedMatMul", "MatMul", "Mul"})  # linear in each input alone
-_DOMAINS = ("", "com.microsoft")
 FLOATS = frozenset(
     {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
 )
 _MOST_NODES = 64  # of one rotary embedding there are some ten
 
 
-def carries_factor(node: ir.Node, scaled: Collection[int]) -> bool:
+def carries_factor(view: ModelInfo, node: ir.Node, scaled: Collection[int]) -> bool:
     """Whether c times the inputs ``scaled``, and the others as they are, give c times each output.
 
     Law: f(c x) = c f(x) for every number c, in the element type of x.
     """
-    if node.domain not in _DOMAINS or any(index >= len(node.inputs) for index in scaled):
+    row, inputs = row_of(node), set(scaled)
+    if not inputs or max(inputs) >= len(node.inputs):
         return False
-    if node.op_type in _LAYOUTS:
-        return set(scaled) == {0}
-    if (node.domain, node.op_type) == ("", "Cast"):
-        ends = (node.inputs[0], node.outputs[0])
-        floating = all(end is not None and end.dtype in FLOATS for end in ends)
-        return floating and set(scaled) == {0}
-    if node.domain == "" and node.op_type in _ALIKE:
-        return set(scaled) == set(range(len(node.inputs)))
-    if node.op_type == "Div" and node.domain == "":
-        return set(scaled) == {0}
-    return node.op_type in _FACTORS and len(set(scaled)) == 1 and set(scaled) <= {0, 1}
+    if elements_of(view, node)[0] > Elements.LINEAR or not _gives_alike(node):
+        return False
+    data = facets.data_inputs(row, len(node.inputs))
+    if not row.alone:
+        return inputs == set(data)
+    bias = {i for i, value in enumerate(node.inputs) if i == row.bias and value is not None}
+    return bias <= inputs and len(inputs - bias) == 1 and inputs - bias <= set(data)
+
+
+def _gives_alike(node: ir.Node) -> bool:
+    """Whether all outputs that are read are of the numbers that come in."""
+    rest = node.outputs[1:]
+    unread = not any(output.uses() or output.is_graph_output() for output in rest)
+    return unread or facets.scales_every_output(row_of(node))
 
 
 def common_source(view: ModelInfo, value: ir.Value) -> ir.Value | None:
@@ -59,12 +59,12 @@ def common_source(view: ModelInfo, value: ir.Value) -> ir.Value | None:
     while waiting and len(seen) <= _MOST_NODES:
         current = waiting.pop(0)
         ways = sum(len(node.outputs) for node in element_readers(current))
-        if current is not value and ways > 1 and _all_meet(current, value):
+        if current is not value and ways > 1 and _all_meet(view, current, value):
             return current
         node = current.producer()
         if node is None or view.array(current) is not None:
             continue
-        for index in _activations(node):
+        for index in _activations(view, node):
             operand = node.inputs[index]
             if operand is not None and operand not in seen:
                 seen[operand] = None
@@ -72,14 +72,14 @@ def common_source(view: ModelInfo, value: ir.Value) -> ir.Value | None:
     return None
 
 
-def _activations(node: ir.Node) -> range:
+def _activations(view: ModelInfo, node: ir.Node) -> tuple[int, ...]:
     """Return the inputs from which a factor may have come."""
-    if any(carries_factor(node, (index,)) for index in (0, 1)):
-        return range(2) if carries_factor(node, (1,)) else range(1)
-    return range(len(node.inputs)) if carries_factor(node, range(len(node.inputs))) else range(0)
+    elements, _ = elements_of(view, node)
+    every = facets.data_inputs(row_of(node), len(node.inputs))
+    return every if elements <= Elements.LINEAR else ()
 
 
-def _all_meet(start: ir.Value, end: ir.Value) -> bool:
+def _all_meet(view: ModelInfo, start: ir.Value, end: ir.Value) -> bool:
     """Whether c times ``start`` is c times ``end``, and nothing else that is read."""
     scaled = {start}
     waiting = [start]
@@ -94,12 +94,12 @@ def _all_meet(start: ir.Value, end: ir.Value) -> bool:
             touched[node] = None
             if node.graph is not end.graph:
                 return False
-            if _carries(node, scaled) and not scaled.issuperset(node.outputs):
+            if _carries(view, node, scaled) and not scaled.issuperset(node.outputs):
                 scaled |= set(node.outputs)
                 waiting += node.outputs
     # A node may have been passed before all of its inputs were known to be scaled.
-    return end in scaled and all(_carries(node, scaled) for node in touched)
+    return end in scaled and all(_carries(view, node, scaled) for node in touched)
 
 
-def _carries(node: ir.Node, scaled: Collection[ir.Value]) -> bool:
-    return carries_factor(node, [i for i, value in enumerate(node.inputs) if value in scaled])
+def _carries(view: ModelInfo, node: ir.Node, scaled: Collection[ir.Value]) -> bool:
+    return carries_factor(view, node, [i for i, value in enumerate(node.inputs) if value in scaled])

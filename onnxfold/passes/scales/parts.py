@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
+from onnxfold.operators import facets
+from onnxfold.operators.row import Family
+from onnxfold.operators.table import row_of
 
 __all__ = ["Cut", "cut_of", "element_readers", "only_part"]
-
-_WITHOUT_ELEMENTS = frozenset({"Shape", "Size"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +39,20 @@ def cut_of(view: ModelInfo, value: ir.Value) -> Cut | None:
     node = value.producer()
     source = node.inputs[0] if node is not None and node.inputs else None
     rank = view.rank(source)
-    if node is None or source is None or rank is None or node.domain != "":
+    if node is None or source is None or rank is None:
         return None
-    if node.op_type == "Split":
+    family = row_of(node).family
+    if family is Family.SPLIT:
         axis = node.attributes.get_int("axis", 0) % rank
         return _of_split(view, node, source, node.outputs.index(value), axis)
-    if node.op_type == "Gather":
+    if family is Family.GATHER:
         axis = node.attributes.get_int("axis", 0) % rank
         indices, total = view.integers(node.inputs[1]), view.dim(source, axis)
         one = indices is not None and len(indices) == 1 and view.rank(node.inputs[1]) == 0
         if not one or indices is None or not isinstance(total, int):
             return None
         return Cut(source, axis, indices[0] % total, 1, total)
-    return _of_slice(view, node, source, rank) if node.op_type == "Slice" else None
+    return _of_slice(view, node, source, rank) if family is Family.SLICE else None
 
 
 def _of_split(
@@ -88,11 +90,7 @@ def _of_slice(view: ModelInfo, node: ir.Node, source: ir.Value, rank: int) -> Cu
 
 def element_readers(value: ir.Value) -> list[ir.Node]:
     """Return the readers that look at elements, not at the shape alone, one for each reading."""
-    return [
-        use.node
-        for use in value.uses()
-        if use.node.op_type not in _WITHOUT_ELEMENTS or use.node.domain != ""
-    ]
+    return [use.node for use in value.uses() if facets.reads_elements(row_of(use.node))]
 
 
 def only_part(view: ModelInfo, value: ir.Value, cut: Cut) -> bool:

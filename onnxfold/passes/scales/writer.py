@@ -16,20 +16,20 @@ import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, Reader
 from onnxfold.graph.channels import SCALAR, Channels
-from onnxfold.operators.table import law_of
-from onnxfold.operators.transfer import Carried, refuse
-from onnxfold.passes.affine.transfer import pulled
+from onnxfold.operators import facets
+from onnxfold.operators.families.rules import transfer_of
+from onnxfold.operators.families.transfer import Carried, refuse
+from onnxfold.operators.row import Elements, Layer
+from onnxfold.operators.table import row_of
+from onnxfold.passes.affine.transfer import before_layout
 from onnxfold.passes.affine.walk import Root, root_of
-from onnxfold.passes.scales.homogeneous import HOMOGENEOUS, common_source
+from onnxfold.passes.scales.homogeneous import carries_factor, common_source
 from onnxfold.passes.scales.parts import Cut, cut_of, element_readers, only_part
 from onnxfold.refusal import Refusal, RefusalCode
 
 __all__ = ["ChannelOp", "Writer", "channel_op", "embedded", "writer_of"]
 
 Float64 = npt.NDArray[np.float64]
-
-_DOMAINS = ("", "com.microsoft")
-_WEIGHTED = frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedMatMul", "Gemm", "MatMul"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +79,7 @@ def channel_op(view: ModelInfo, node: ir.Node) -> ChannelOp | None:
         return None
     if node.op_type == "BatchNormalization":
         return _batch_norm(view, node)
+    # Each of these has a formula of its own.
     if node.op_type not in ("Add", "Div", "Mul", "Sub") or len(node.inputs) != 2:
         return None
     for index in (0, 1) if node.op_type in ("Add", "Mul") else (0,):
@@ -148,7 +149,7 @@ def writer_of(
             return refuse(RefusalCode.EXACT_READER, node, "gives its result to others as well")
         if node.graph is not op.node.graph:
             return refuse(RefusalCode.BODY_BORDER, node, "is in another graph")
-        if node.op_type in _WEIGHTED and node.domain in _DOMAINS:
+        if facets.takes_scale(row_of(node)):
             made = _writer(view, node, channels, biases)
             if isinstance(made, Writer):
                 return replace(made, part=part)
@@ -179,7 +180,7 @@ def _cut_here(view: ModelInfo, value: ir.Value, channels: Channels) -> Cut | Non
     """Return the part that the value is of another, where a scale of it is one of some channels."""
     cut = cut_of(view, value)
     node = value.producer()
-    if cut is None or node is None or node.op_type == "Split":
+    if cut is None or node is None or facets.scales_every_output(row_of(node)):
         return cut
     alone = len(element_readers(cut.source)) == 1
     if not channels.digits:
@@ -190,7 +191,8 @@ def _cut_here(view: ModelInfo, value: ir.Value, channels: Channels) -> Cut | Non
 def _met(view: ModelInfo, node: ir.Node, value: ir.Value) -> ir.Value | None:
     """Return what both operands of a sum, or all of a Concat, come from in several ways."""
     constant = any(view.tensor(operand) is not None for operand in node.inputs)
-    joins = node.domain == "" and node.op_type in ("Add", "Concat", "Sub", "Sum")
+    row = row_of(node)
+    joins = row.data is None and not row.alone and row.elements <= Elements.LINEAR
     return common_source(view, value) if joins and not constant else None
 
 
@@ -226,10 +228,10 @@ def _back(
     biases: list[Root],
     passed: frozenset[ir.Node],
 ) -> tuple[ir.Value, Channels] | Refusal:
-    moved = pulled(view, node.outputs[0], channels)
+    moved = before_layout(view, node.outputs[0], channels)
     if moved is not None:
         return moved
-    if not channels.digits and node.op_type in HOMOGENEOUS and node.domain in _DOMAINS:
+    if not channels.digits and _scales_first(view, node):
         operand = node.inputs[0]
         if operand is not None and view.tensor(operand) is None:
             return operand, channels
@@ -238,7 +240,7 @@ def _back(
         source = None if known is None else node.inputs[known.index]
         if source is not None:
             return source, channels
-    if (node.domain, node.op_type) != ("", "Add"):
+    if len(node.inputs) != 2 or not facets.adds_first(row_of(node), 1):
         return refuse(RefusalCode.ACTIVATION, node, "is not linear per channel")
     for index, operand in enumerate(node.inputs):
         other = node.inputs[1 - index]
@@ -249,6 +251,13 @@ def _back(
             biases.append(root)
             return other, channels
     return refuse(RefusalCode.VARIES_ALONG_FIBER, node, "adds something else")
+
+
+def _scales_first(view: ModelInfo, node: ir.Node) -> bool:
+    """Whether c times the one data input is c times the one output."""
+    row = row_of(node)
+    one = row.data == (0,) and not facets.scales_every_output(row)
+    return one and carries_factor(view, node, (0,))
 
 
 def _bias_root(
@@ -278,12 +287,11 @@ def _writer(
     root = root_of(view, Reader(node, index), inner, SCALAR)
     if isinstance(root, Refusal):
         dynamic = root.code is RefusalCode.DYNAMIC_WEIGHT
-        return index if dynamic and not channels.digits and "MatMul" in node.op_type else root
+        product = row_of(node).layer is Layer.MATMUL
+        return index if dynamic and not channels.digits and product else root
     found = list(biases)
     new_bias = None
-    if node.op_type in ("Conv", "ConvTranspose", "FusedConv", "Gemm"):
-        if node.op_type == "FusedConv":
-            return refuse(RefusalCode.ACTIVATION, node, "may end in an activation")
+    if row_of(node).bias is not None:
         if node.attributes.get_float("beta", 1.0) != 1.0:
             return refuse(RefusalCode.VARIES_ALONG_FIBER, node, "multiplies its bias")
         operand = node.inputs[2] if len(node.inputs) > 2 else None
@@ -305,22 +313,19 @@ def _operands(view: ModelInfo, node: ir.Node, channels: Channels) -> tuple[int, 
     """Return the input that holds the output's channels, and where they are in it."""
     if not channels.digits:
         constant = [view.tensor(operand) is not None for operand in node.inputs[:2]]
-        behind = "MatMul" in node.op_type and constant[0] and not constant[1]
-        return (
-            0
-            if behind
-            or ("MatMul" in node.op_type and not any(constant) and not _is_weight(view, node, 1))
-            else 1
-        ), SCALAR
-    if node.op_type in ("Conv", "FusedConv"):
+        product = row_of(node).layer is Layer.MATMUL
+        behind = constant[0] and not constant[1]
+        first = behind or (not any(constant) and not _is_weight(view, node, 1))
+        return (0 if product and first else 1), SCALAR
+    if row_of(node).layer is Layer.CONVOLUTION:  # whatever its groups
         return (1, channels.renamed({1: 0})) if channels.axes == (1,) else None
-    law = law_of(node.domain, node.op_type)
-    if law is None:
+    transfer = transfer_of(node)
+    if transfer is None:
         return None
     indices: set[int] = set()
 
     def back(digit: Fiber) -> Fiber | None:
-        found = law.family.pull(view, node, 0, digit)
+        found = transfer.backward(view, node, 0, digit)
         carried = (
             [pair for pair in found.inputs if pair[0] < 2] if isinstance(found, Carried) else []
         )

@@ -140,6 +140,67 @@ MOVES: dict[str, tuple[str, Shapes, int]] = {
         {"W": (6, 5), "b": (5,)},
         1,
     ),
+    "einsum of whatever batches": (
+        f'{LN} m = Einsum<equation="...c,ce->...e">(n, W) y = Add(m, b)',
+        {"W": (6, 5), "b": (5,)},
+        1,
+    ),
+    "einsum of whatever batches, from the left": (
+        f'{LN} m = Einsum<equation="ec,...c->...e">(W, n) y = Add(m, b)',
+        {"W": (5, 6), "b": (5,)},
+        1,
+    ),
+    "transpose matmul": (
+        f"{LN} m = com.microsoft.TransposeMatMul<transB=1>(n, W) y = Add(m, b)",
+        {"W": (5, 6), "b": (5,)},
+        1,
+    ),
+    "resize": (
+        f'{LN} t = Transpose<perm=[0,2,1]>(n) r = Resize<mode="linear">(t, , twice) '
+        "y = Conv(r, W, b)",
+        {"W": (5, 6, 2), "b": (5,)},
+        1,
+    ),
+    "resize, cubic and smaller": (
+        f'{LN} t = Transpose<perm=[0,2,1]>(n) r = Resize<mode="cubic", antialias=1>(t, , half) '
+        "y = Conv(r, W, b)",
+        {"W": (5, 6, 2), "b": (5,)},
+        1,
+    ),
+    "rows picked": (
+        f"{LN} t = GatherND<batch_dims=1>(n, picked) m = MatMul(t, W) y = Add(m, b)",
+        {"W": (6, 5), "b": (5,)},
+        1,
+    ),
+    "mean of two parts": (
+        f"{LN} a, c = Split<axis=1, num_outputs=2>(n) j = Mean(a, c) m = MatMul(j, W) "
+        "y = Add(m, b)",
+        {"W": (6, 5), "b": (5,)},
+        1,
+    ),
+    "sum of two parts": (
+        f"{RMS} a, c = Split<axis=1, num_outputs=2>(n) j = Sub(a, c) y = MatMul(j, W)",
+        {"W": (6, 5)},
+        0,
+    ),
+    "one of two parts": (
+        f"{LN} a, c = Split<axis=1, num_outputs=2>(n) j = Where(choice, a, c) m = MatMul(j, W) "
+        "y = Add(m, b)",
+        {"W": (6, 5), "b": (5,)},
+        1,
+    ),
+    "cumulative sum": (f"{RMS} c = CumSum(n, tokens) y = MatMul(c, W)", {"W": (6, 5)}, 0),
+    "padding with what is there": (
+        f'{LN} p = Pad<mode="edge">(n, pads) m = MatMul(p, W) y = Add(m, b)',
+        {"W": (6, 5), "b": (5,)},
+        1,
+    ),
+    "average pooling": (
+        f"{LN} t = Transpose<perm=[0,2,1]>(n) p = AveragePool<kernel_shape=[2], pads=[1,1]>(t) "
+        "y = Conv(p, W, b)",
+        {"W": (5, 6, 2), "b": (5,)},
+        1,
+    ),
     "a norm in parts": (
         "mean = ReduceMean(x, axis2) c = Sub(x, mean) q = Mul(c, c) v = ReduceMean(q, axis2) "
         "e = Add(v, epsilon) s = Sqrt(e) z = Div(c, s) g = Mul(z, gamma) n = Add(g, beta) "
@@ -158,6 +219,11 @@ FIXED = {
     "to_heads": np.array([0, 0, 2, 3]),
     "to_tokens": np.array([0, 0, 6]),
     "axis1": np.array([1]),
+    "twice": np.array([1.0, 1.0, 2.0], np.float32),
+    "half": np.array([1.0, 1.0, 0.5], np.float32),
+    "picked": np.array([[[1], [3]], [[0], [0]]]),
+    "choice": np.array([[True], [False]]),
+    "tokens": np.array(1),
     "axis2": np.array([2]),
     "one": np.array(1),
     "pads": np.array([0, 1, 0, 0, 2, 0]),
@@ -237,6 +303,31 @@ HARMFUL: dict[str, tuple[str, str, Shapes]] = {
         f"{RMS} p = Pad(n, pads, epsilon) y = MatMul(p, W)",
         {"W": (6, 5)},
     ),
+    "a cumulative sum and beta": (
+        f"{LN} p = Identity(n) m = MatMul(p, W) y = Add(m, b)",
+        f"{LN} p = CumSum(n, tokens) m = MatMul(p, W) y = Add(m, b)",
+        {"W": (6, 5), "b": (5,)},
+    ),
+    "a sum of two parts and beta": (
+        f"{LN} p = Mean(n, n) m = MatMul(p, W) y = Add(m, b)",
+        f"{LN} p = Add(n, n) m = MatMul(p, W) y = Add(m, b)",
+        {"W": (6, 5), "b": (5,)},
+    ),
+    "an average over padding and beta": (
+        f"{LN} t = Transpose<perm=[0,2,1]>(n) p = AveragePool<kernel_shape=[2], pads=[1,1]>(t) "
+        "y = Conv(p, W, b)",
+        f"{LN} t = Transpose<perm=[0,2,1]>(n) p = AveragePool<kernel_shape=[2], pads=[1,1], "
+        "count_include_pad=1>(t) y = Conv(p, W, b)",
+        {"W": (5, 6, 2), "b": (5,)},
+    ),
+    "a resize that extrapolates and beta": (
+        f'{LN} t = Transpose<perm=[0,2,1]>(n) r = Resize<mode="linear">(t, roi, twice) '
+        "y = Conv(r, W, b)",
+        f'{LN} t = Transpose<perm=[0,2,1]>(n) r = Resize<mode="linear", '
+        'coordinate_transformation_mode="tf_crop_and_resize", extrapolation_value=9.0>'
+        "(t, roi, twice) y = Conv(r, W, b)",
+        {"W": (5, 6, 2), "b": (5,)},
+    ),
     "a padded conv and beta": (
         f"{LN} t = Transpose<perm=[0,2,1]>(n) y = Conv(t, W, b)",
         f"{LN} t = Transpose<perm=[0,2,1]>(n) y = Conv<pads=[1,1]>(t, W, b)",
@@ -270,6 +361,7 @@ HARMFUL: dict[str, tuple[str, str, Shapes]] = {
         {"W": (6, 5)},
     ),
 }
+FIXED |= {"roi": np.array([0, 0, -0.5, 1, 1, 1.5], np.float32)}
 FIXED |= {"last": np.array([-1]), "first": np.array([-1000]), "minus": np.array([-1])}
 
 

@@ -132,7 +132,7 @@ def _folding(width: int) -> ir.Model:
         ("ort", 3, True),
         ("ort", 8, False),  # as many elements to add to behind the product
         ("ort", 24, False),
-        ("portable", 3, False),  # the kernel adds beta for nothing
+        ("kernels", 3, False),  # the kernel adds beta for nothing
     ],
 )
 def test_the_costs_of_the_target_decide(target: str, width: int, moved: bool) -> None:

@@ -34,7 +34,7 @@ def _model(shared: str) -> ir.Model:
     return graph(body, "float[B,4,6] x", "float[B,4,6] y, float[B,4,3] z", constants, opset=17)
 
 
-@pytest.mark.parametrize("target", ["portable", "onnx", "ort"])
+@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
 @pytest.mark.parametrize("shared", _SHARED)
 def test_norms_that_share_their_difference_fold_together(shared: str, target: str) -> None:
     result = onnxfold.optimize(_model(shared), target=target)

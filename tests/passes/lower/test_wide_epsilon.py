@@ -19,7 +19,7 @@ _BODIES = {
 
 
 @pytest.mark.parametrize("opset", [17, 18])
-@pytest.mark.parametrize("target", ["portable", "onnx", "ort"])
+@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
 @pytest.mark.parametrize("body", _BODIES)
 def test_a_norm_in_double_folds_with_the_epsilon_that_it_has(
     body: str, target: str, opset: int

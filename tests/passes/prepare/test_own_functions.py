@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 import onnxfold
-from onnxfold.operators.functions import SIGNATURES, function
+from onnxfold.operators.functions import SIGNATURES, Setting, call, function
 from onnxfold.passes.prepare.own_functions import is_ours
 from tests.builders import pre_norm_model
 
@@ -53,7 +53,7 @@ def test_what_cannot_be_inlined_is_refused() -> None:
 
 
 def test_what_we_write_is_ours() -> None:
-    written = onnxfold.optimize(pre_norm_model()).model
+    written = onnxfold.optimize(pre_norm_model(), target="kernels").model
     assert written.functions
     assert onnxfold.optimize(written).report["prepared"]["inlined"] == []
 
@@ -62,9 +62,14 @@ def test_what_we_write_is_ours() -> None:
 def test_every_body_is_recognised_and_a_changed_one_is_not(name: str) -> None:
     import onnx_ir as ir
 
+    signature = SIGNATURES[name]
+    node = call(name, [ir.Value(name=key) for key in signature.inputs], epsilon=1e-5)
+    other = call(name, [ir.Value(name=key) for key in signature.inputs], epsilon=1.0)
     for opset in (17, 18, 23):
-        body = function(name, opset, ir.DataType.FLOAT)
-        assert is_ours(ir.from_proto(ir.to_proto(body)))
+        setting = Setting(ir.DataType.FLOAT, 1, node.attributes.get_float("epsilon", 0.0))
+        body = function(name, opset, setting)
+        assert is_ours(ir.from_proto(ir.to_proto(body)), [node])
+        assert is_ours(body, [other]) is (name == "Center")
         changed = ir.to_proto(body)
         changed.node[-1].op_type = "Relu"
-        assert not is_ours(ir.from_proto(changed))
+        assert not is_ours(ir.from_proto(changed), [node])

@@ -130,4 +130,4 @@ def test_inputs_that_carry_a_factor_together_are_those_of_the_numbers(text: str)
             result = run(model, more, precision=Precision.FLOAT64)["y"]
             # Products and sums of a few numbers: 16 roundings of 2^-53 at most.
             linear = bool(np.allclose(result, 2.5 * told, rtol=2.0**-48, atol=0))
-            assert carries_factor(node, some) == (linear and node.op_type not in UNUSED)
+            assert carries_factor(view, node, some) == (linear and node.op_type not in UNUSED)

@@ -53,6 +53,12 @@ MOVES = {
     "gemm without a bias": ("f = Flatten<axis=2>(x) g = Gemm(f, W) y = Add(g, b)", 1),
     "conv": ("c = Conv<pads=[1,1]>(x, K, k) y = Mul(c, column)", 1),
     "conv without a bias": ("c = Conv<pads=[1,1]>(x, K) y = Add(c, column)", 1),
+    "batch norm behind a Dropout": (
+        "c = Conv(x, K, k) e = Dropout(c) y = BatchNormalization(e, s5, k, b2, s5)",
+        1,
+    ),
+    "transpose matmul": ("m = com.microsoft.TransposeMatMul(x, W) y = Mul(m, ls)", 1),
+    "a number behind a cumulative sum": ("m = MatMul(x, W) c = CumSum(m, i1) y = Div(c, eight)", 1),
     "batch norm": ("c = Conv(x, K, k) y = BatchNormalization(c, s5, k, b2, s5)", 1),
     "gemm and batch norm": (
         "f = Flatten<axis=2>(x) g = Gemm(f, W, b) y = BatchNormalization(g, s5, k, b2, s5)",

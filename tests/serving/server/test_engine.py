@@ -15,7 +15,7 @@ from onnxfold.errors import ModelError, UsageError
 from onnxfold.serving import NamedModel, ServeSettings
 from onnxfold.serving.codec import RequestError
 from onnxfold.serving.engine import Engine
-from onnxfold.serving.optimized import is_optimized, prepared
+from onnxfold.serving.optimized import is_for_kernels, prepared
 from onnxfold.serving.signature import Signature, TensorSpec, why_not_batched
 from tests.builders import pre_norm_model
 from tests.serving.server import models
@@ -101,12 +101,12 @@ def test_what_is_no_model_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_is_optimized_once(tmp_path: Path) -> None:
+def test_a_model_is_for_kernels_once(tmp_path: Path) -> None:
     source = models.write(pre_norm_model(), tmp_path / "model.onnx")
-    assert not is_optimized(source)
+    assert not is_for_kernels(source)
     served = prepared(source, tmp_path)
     assert served != source
-    assert is_optimized(served)
+    assert is_for_kernels(served)
     assert prepared(served, tmp_path) == served
     own = tmp_path / "own.onnx"
     onnxfold.optimize(source, own)

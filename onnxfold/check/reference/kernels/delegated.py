@@ -1,6 +1,6 @@
 """Operators that onnx's own reference implementation computes, and in float64 too.
 
-Only listed names: some of onnx 1.23's implementations compute in float32 whatever they are given
+Only operators whose rows say so: some of onnx 1.23's compute in float32 whatever they are given
 (AffineGrid, LinearAttention, DequantizeLinear), ignore attributes (LSTM: clip, sequence_lens), or
 take the defaults of the newest opset (Softmax).
 """
@@ -14,40 +14,10 @@ from onnx.reference.ops import load_op
 
 from onnxfold.check.reference.kernel import Call, Datum, Output, kernel
 from onnxfold.check.reference.precision import Precision
+from onnxfold.operators.table import op_types
 
-__all__: list[str] = []
+__all__ = ["delegated"]
 
-_NUMERIC = (
-    "Attention",
-    "BlackmanWindow",
-    "CenterCropPad",
-    "Col2Im",
-    "CumProd",
-    "Det",
-    "HammingWindow",
-    "HannWindow",
-    "MaxUnpool",
-    "NegativeLogLikelihoodLoss",
-    "NonMaxSuppression",
-    "RoiAlign",
-    "RotaryEmbedding",
-    "SoftmaxCrossEntropyLoss",
-    "TensorScatter",
-    "Unique",
-)
-_SEQUENCES = (
-    "ConcatFromSequence",
-    "Optional",
-    "OptionalGetElement",
-    "OptionalHasElement",
-    "SequenceAt",
-    "SequenceConstruct",
-    "SequenceEmpty",
-    "SequenceErase",
-    "SequenceInsert",
-    "SequenceLength",
-    "SplitToSequence",
-)
 # Attributes that name the type to compute in, which under FLOAT64 is float64 all the same.
 _COMPUTE_TYPES = frozenset({"softmax_precision", "stash_type"})
 
@@ -67,10 +37,10 @@ def _ignore(pattern: str, *values: object) -> None:
     """The log of the reference implementation is of no use here."""
 
 
-def _delegated(call: Call, *inputs: Datum) -> Output:
+def delegated(call: Call, *inputs: Datum) -> Output:
+    """What onnx's implementation of the operator gives."""
     results = _operator(call).run(*inputs)
     return tuple(results)
 
 
-kernel(*_NUMERIC)(_delegated)
-kernel(*_SEQUENCES, raw=True)(_delegated)
+kernel(*op_types("delegated"))(delegated)

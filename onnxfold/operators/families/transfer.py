@@ -1,7 +1,7 @@
-"""What a law says about an operator, and the helpers that its families share.
+"""What a family says about a node, and the helpers that all families share.
 
-P is the centring along a fiber: (P x) = x - mean of x over the fiber.  For one output and fiber
-a law answers with
+P is the centring along a fiber: (P x) = x - mean of x over the fiber.  For one output and
+fiber the backward transfer answers with
 
 * ``Carried``: the output is linear in the carried inputs together, and centring them centres the
   output: f(P x1, P x2, ..., rest) = P f(x1, x2, ..., rest).  A shift of a carried input by what is
@@ -9,8 +9,8 @@ a law answers with
 * ``ZeroMean``: the output has mean 0 along the fiber whatever the inputs are;
 * a ``Refusal``: nothing is known.
 
-The other direction, ``push``, names for an input and fiber the outputs that may carry it; what it
-names counts only when ``pull`` confirms it.  An operator without a law is opaque and exact.
+The forward transfer names for an input and fiber the outputs that may carry it; what it names
+counts only when the backward transfer confirms it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from onnxfold.graph import AxisBlock, Fiber, ModelInfo, Shape, node_label, opera
 from onnxfold.refusal import Refusal, RefusalCode
 
 __all__ = [
+    "Backward",
     "Carried",
-    "Family",
-    "Law",
-    "Pulled",
+    "Forward",
+    "Transfer",
     "ZeroMean",
     "along_broadcast",
     "broken",
@@ -49,34 +49,18 @@ class ZeroMean:
     """The output has mean 0 along the fiber."""
 
 
-Pulled = Carried | ZeroMean | Refusal
+Backward = Carried | ZeroMean | Refusal
+Forward = tuple[tuple[int, Fiber], ...] | None
 
 
-class Family(Protocol):
-    """An algebraic family of operators: where a fiber of an output comes from, and back."""
+class Transfer(Protocol):
+    """How a family of operators hands fibers on: from an output back to the inputs, and forward."""
 
-    def pull(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Pulled:
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         """Say how the output, centred along ``fiber``, follows from the inputs."""
 
-    def push(
-        self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber
-    ) -> tuple[tuple[int, Fiber], ...] | None:
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         """Name the outputs a shift of input ``index`` reaches; () none, None cannot be told."""
-
-
-@dataclass(frozen=True, slots=True)
-class Law:
-    """One line of the law table: an operator, its family and the law in words."""
-
-    op_type: str
-    family: Family
-    law: str
-    domain: str = ""
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """The operator that the line is about."""
-        return self.domain, self.op_type
 
 
 def refuse(code: RefusalCode, node: ir.Node, sentence: str) -> Refusal:

@@ -1,0 +1,111 @@
+"""The rows of ONNX Runtime's operators, in the domain com.microsoft."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onnxfold.operators.opaque import NOT_LINEAR, QUANTISED, ROTATES
+from onnxfold.operators.row import Elements, Family, Layer, Opaque, Operator, Shapes, each
+from onnxfold.refusal import RefusalCode
+
+__all__ = ["CONTRIB"]
+
+_ACTIVATES = Opaque(RefusalCode.ACTIVATION, "may end in an activation")
+_PACKED = Opaque(
+    RefusalCode.FIBER_BROKEN,
+    "keeps query, key and value in one weight, of which the values' part alone may change",
+)
+
+_ROWS = (
+    *each(
+        "FusedMatMul TransposeMatMul",
+        Operator(
+            "",
+            family=Family.MATMUL_FUSED,
+            law="P(alpha A' B') = alpha A' (P B') on columns, alpha (P A') B' on rows",
+            elements=Elements.LINEAR,
+            data=(0, 1),
+            alone=True,
+            layer=Layer.MATMUL,
+            kernel="contrib",
+        ),
+    ),
+    Operator(
+        "BiasAdd",
+        family=Family.ADDITIVE,
+        law="P(x + b + s) = P x + P b + P s",
+        elements=Elements.LINEAR,
+        data=None,
+        no_shift="adds up several values, and with them the shift",
+        shape=Shapes.SAME,
+        kernel="contrib",
+    ),
+    # Linear in the values, but a bias or a cache joins others to them: nothing is claimed of the
+    # numbers.
+    Operator(
+        "MultiHeadAttention",
+        family=Family.MULTI_HEAD_ATTENTION,
+        law="P(A V) = A (P V) within a head, without a bias",
+        masks=(4,),
+        kernel="attention",
+    ),
+    Operator(
+        "GroupQueryAttention",
+        family=Family.GROUP_QUERY_ATTENTION,
+        law="P(A V) = A (P V) within a head, where no cache is kept",
+    ),
+    Operator(
+        "Attention",
+        opaque=_PACKED,
+        layer=Layer.PACKED_ATTENTION,
+        bias=2,
+        masks=(3,),
+        kernel="attention",
+    ),
+    Operator("PackedAttention", opaque=_PACKED),
+    *each(
+        "BiasGelu FastGelu",
+        Operator("", opaque=NOT_LINEAR, adds_first=(0,), shape=Shapes.SAME, kernel="contrib"),
+    ),
+    *each(
+        "BiasSoftmax Gelu QuickGelu",
+        Operator("", opaque=NOT_LINEAR, shape=Shapes.SAME, kernel="contrib"),
+    ),
+    Operator("BiasSplitGelu", opaque=NOT_LINEAR, kernel="contrib"),
+    Operator("FusedConv", opaque=_ACTIVATES, layer=Layer.CONVOLUTION, bias=2, kernel="contrib"),
+    Operator("FusedGemm", opaque=_ACTIVATES, layer=Layer.GEMM, bias=2, kernel="contrib"),
+    *each("FusedMatMulActivation GemmFastGelu", Operator("", opaque=_ACTIVATES)),
+    Operator("RotaryEmbedding", opaque=ROTATES, elements=Elements.LINEAR, shape=Shapes.SAME),
+    Operator("GemmaRotaryEmbedding", opaque=ROTATES),
+    # Norms: the recogniser (norms/) knows what they do to a mean.
+    *each(
+        "GroupNorm SimplifiedLayerNormalization", Operator("", shape=Shapes.SAME, kernel="contrib")
+    ),
+    Operator("LayerNormalization", shape=Shapes.SAME),
+    *each(
+        "SkipGroupNorm SkipLayerNormalization SkipSimplifiedLayerNormalization",
+        Operator("", kernel="contrib"),
+    ),
+    Operator(
+        "EmbedLayerNormalization",
+        tables=((0, 2), (1, 4), (8, 3)),
+        masks=(7,),
+        kernel="contrib",
+    ),
+    Operator("BiasDropout", shape=Shapes.SAME),
+    *each(
+        "DynamicQuantizeMatMul MatMulIntegerToFloat MatMulNBits",
+        Operator("", opaque=QUANTISED, kernel="quantization"),
+    ),
+    *each(
+        "QLinearLeakyRelu QLinearSigmoid QLinearSoftmax",
+        Operator("", opaque=QUANTISED, shape=Shapes.SAME),
+    ),
+    *each(
+        "DequantizeLinear DynamicQuantizeLSTM GatherBlockQuantized MatMulBnb4 QAttention "
+        "QEmbedLayerNormalization QGemm QLinearAdd QLinearAveragePool QLinearConcat QLinearConv "
+        "QLinearGlobalAveragePool QLinearMul QLinearReduceMean QLinearWhere QuantizeLinear",
+        Operator("", opaque=QUANTISED),
+    ),
+)
+CONTRIB = tuple(replace(row, domain="com.microsoft") for row in _ROWS)

@@ -1,0 +1,138 @@
+"""Questions about an operator, each derived from its row: never a list of operators."""
+
+from __future__ import annotations
+
+from onnxfold.operators.row import Elements, Family, Layer, Operator, Shapes
+from onnxfold.refusal import RefusalCode
+
+__all__ = [
+    "adds_first",
+    "broadcasts",
+    "cuts",
+    "data_inputs",
+    "decides",
+    "foldable",
+    "in_a_body",
+    "is_embedding",
+    "moves_numbers",
+    "passes_scale",
+    "passes_shift",
+    "positively_homogeneous",
+    "quantised",
+    "reads_elements",
+    "reduces",
+    "reshapes",
+    "same_shape",
+    "scales_every_output",
+    "stands_before_a_weight",
+    "stochastic",
+    "takes_scale",
+]
+
+_LAYERS_WITHOUT_SCALE = (Layer.EINSUM, Layer.PACKED_ATTENTION)
+
+
+def reads_elements(row: Operator) -> bool:
+    """Whether a change of the inputs' numbers may reach an output."""
+    return row.family is not Family.SHAPE
+
+
+def passes_scale(row: Operator) -> bool:
+    """Whether f(g * x) = g * f(x), g followed by the family."""
+    return row.elements <= Elements.LINEAR and row.family is not None
+
+
+def passes_shift(elements: Elements) -> bool:
+    """Whether f(x + s) = f(x) + s as well."""
+    return elements <= Elements.AVERAGES
+
+
+def positively_homogeneous(row: Operator) -> bool:
+    """Whether the first output is c times what it was for data inputs times c > 0."""
+    return row.elements <= Elements.HOMOGENEOUS
+
+
+def moves_numbers(row: Operator) -> bool:
+    """Whether every number of the outputs is one of the data inputs'."""
+    return row.elements <= Elements.COPIES
+
+
+def stands_before_a_weight(row: Operator) -> bool:
+    """Whether an edit of the first output can be made in the one data input instead."""
+    return row.elements <= Elements.PERMUTES and row.data == (0,) and row.family is not None
+
+
+def scales_every_output(row: Operator) -> bool:
+    """Whether further outputs are of the data inputs as well, as the parts of a Split are."""
+    return row.family is Family.SPLIT
+
+
+def data_inputs(row: Operator, count: int) -> tuple[int, ...]:
+    """Return the inputs that hold numbers, of ``count``; the others say what is done to them."""
+    return tuple(range(count)) if row.data is None else row.data
+
+
+def adds_first(row: Operator, index: int) -> bool:
+    """Whether the other of two inputs is added to input ``index`` before whatever else is done."""
+    return index in row.adds_first
+
+
+def takes_scale(row: Operator) -> bool:
+    """Whether a scale of the output can be made in the layer's weight and bias."""
+    linear = row.layer is not None and row.elements <= Elements.LINEAR
+    return linear and row.layer not in _LAYERS_WITHOUT_SCALE
+
+
+def same_shape(row: Operator) -> bool:
+    """Whether the first output has the shape of the first input."""
+    return row.shape is Shapes.SAME
+
+
+def broadcasts(row: Operator) -> int | None:
+    """Return how many inputs give the output its shape by broadcasting (0: all), or None."""
+    return {Shapes.BROADCAST: 0, Shapes.BROADCAST_TWO: 2}.get(row.shape) if row.shape else None
+
+
+def reduces(row: Operator) -> bool:
+    """Whether the operator reduces axes, named by an attribute or its second input."""
+    return row.shape is Shapes.REDUCED
+
+
+def reshapes(row: Operator) -> bool:
+    """Whether the elements stay in row-major order, under another shape."""
+    return row.family is Family.RESHAPE
+
+
+def cuts(row: Operator) -> bool:
+    """Whether an output may be a part of the input along one axis."""
+    return row.family in (Family.GATHER, Family.SLICE, Family.SPLIT)
+
+
+def foldable(row: Operator) -> bool:
+    """Whether onnx's evaluator gives the exact result for small constants."""
+    return row.foldable
+
+
+def stochastic(row: Operator) -> bool:
+    """Whether every run draws other numbers."""
+    return row.random
+
+
+def decides(row: Operator) -> bool:
+    """Whether the output is true or false."""
+    return row.decides
+
+
+def is_embedding(row: Operator) -> bool:
+    """Whether rows are looked up in a table, the first input."""
+    return row.family in (Family.GATHER, Family.GATHER_ND)
+
+
+def in_a_body(row: Operator) -> bool:
+    """Whether graphs in attributes compute the outputs."""
+    return row.opaque is not None and row.opaque.code is RefusalCode.BODY_BORDER
+
+
+def quantised(row: Operator) -> bool:
+    """Whether the operator computes with quantised numbers."""
+    return row.opaque is not None and row.opaque.code is RefusalCode.QUANTISED

@@ -1,0 +1,57 @@
+"""What a node may do, by its attributes and constants, that the row of its operator excludes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.operators.families.elementwise import between_floats, trains
+from onnxfold.operators.families.layout import Pad
+from onnxfold.operators.row import Condition
+
+__all__ = ["CONDITIONS"]
+
+
+def _averages_padding(view: ModelInfo, node: ir.Node) -> bool:
+    """Whether an AveragePool may count what is not there; a last, partial window may."""
+    auto = node.attributes.get_string("auto_pad", "NOTSET")
+    pads = any(node.attributes.get_ints("pads", ()) or ()) or auto not in ("NOTSET", "VALID")
+    partial = node.attributes.get_int("ceil_mode", 0) != 0
+    return partial or (pads and node.attributes.get_int("count_include_pad", 0) != 0)
+
+
+def _extrapolates(view: ModelInfo, node: ir.Node) -> bool:
+    transform = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
+    return transform == "tf_crop_and_resize"
+
+
+def _not_of_floats(view: ModelInfo, node: ir.Node) -> bool:
+    return not between_floats(node)
+
+
+def _pads_numbers(view: ModelInfo, node: ir.Node) -> bool:
+    return Pad.is_constant(node) and Pad.fill(view, node) != 0.0
+
+
+def _pads_zeros(view: ModelInfo, node: ir.Node) -> bool:
+    """Whether a Pad may add anything that is not in its input."""
+    pads = node.attributes.get_ints("pads", None) if view.opset < 11 else None
+    if pads is None:
+        pads = view.integers(node.inputs[1]) if len(node.inputs) > 1 else None
+    return Pad.is_constant(node) and (pads is None or any(pads))
+
+
+def _trains(view: ModelInfo, node: ir.Node) -> bool:
+    return trains(view, node)
+
+
+CONDITIONS: Mapping[Condition, Callable[[ModelInfo, ir.Node], bool]] = {
+    Condition.AVERAGES_PADDING: _averages_padding,
+    Condition.EXTRAPOLATES: _extrapolates,
+    Condition.NOT_OF_FLOATS: _not_of_floats,
+    Condition.PADS_NUMBERS: _pads_numbers,
+    Condition.PADS_ZEROS: _pads_zeros,
+    Condition.TRAINS: _trains,
+}

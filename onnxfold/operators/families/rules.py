@@ -1,0 +1,102 @@
+"""The transfer functions of every family, and what a node's row says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from onnxfold.graph import Fiber, ModelInfo
+from onnxfold.operators.families.attention import Attention
+from onnxfold.operators.families.conditions import CONDITIONS
+from onnxfold.operators.families.elementwise import Additive, Cast, Dropout, Masked, Scaled
+from onnxfold.operators.families.layout import (
+    Concat,
+    Expand,
+    Gather,
+    GatherND,
+    OnOtherAxes,
+    Pad,
+    Reshape,
+    Slice,
+    Tile,
+    Transpose,
+    may_reverse,
+)
+from onnxfold.operators.families.linear import Convolution, Einsum, Gemm, MatMul
+from onnxfold.operators.families.reduce import (
+    Blind,
+    Centring,
+    Reduce,
+    Resize,
+    ShiftInvariant,
+    SpatialAverage,
+)
+from onnxfold.operators.families.transfer import Transfer, refuse
+from onnxfold.operators.row import Elements, Family
+from onnxfold.operators.table import row_of
+from onnxfold.refusal import Refusal
+
+__all__ = ["TRANSFERS", "elements_of", "keeps_order", "refuse_opaque", "transfer_of"]
+
+TRANSFERS: Mapping[Family, Transfer] = {
+    Family.ADDITIVE: Additive(),
+    Family.ATTENTION: Attention("q_num_heads", "kv_num_heads", adds=(5,), inputs=7),
+    Family.CAST: Cast(),
+    Family.CENTRING: Centring(),
+    Family.CONCAT: Concat(),
+    Family.CONVOLUTION: Convolution(0),
+    Family.CUMULATIVE: OnOtherAxes(axis_input=1),
+    Family.DROPOUT: Dropout(),
+    Family.EINSUM: Einsum(),
+    Family.EXPAND: Expand(),
+    Family.GATHER: Gather(),
+    Family.GATHER_ND: GatherND(),
+    Family.GEMM: Gemm(),
+    Family.GROUP_QUERY_ATTENTION: Attention("num_heads", "kv_num_heads", adds=(4,), inputs=12),
+    Family.MASKED: Masked(),
+    Family.MATMUL: MatMul(),
+    Family.MATMUL_FUSED: MatMul(fused=True),
+    Family.MULTI_HEAD_ATTENTION: Attention("num_heads", "num_heads", adds=(3, 7), inputs=8),
+    Family.PAD: Pad(),
+    Family.PRODUCT: Scaled(),
+    Family.QUOTIENT: Scaled(division=True),
+    Family.REDUCTION: Reduce(),
+    Family.RESHAPE: Reshape(),
+    Family.RESIZE: Resize(),
+    Family.SHAPE: Blind(),
+    Family.SHIFT_INVARIANT: ShiftInvariant(),
+    Family.SLICE: Slice(),
+    Family.SPATIAL_AVERAGE: SpatialAverage(),
+    Family.SPLIT: OnOtherAxes(),
+    Family.TILE: Tile(),
+    Family.TRANSPOSE: Transpose(),
+    Family.TRANSPOSED_CONVOLUTION: Convolution(1),
+}
+
+
+def transfer_of(node: ir.Node) -> Transfer | None:
+    """Return how a node hands fibers on, or None: nothing is known."""
+    family = row_of(node).family
+    return None if family is None else TRANSFERS[family]
+
+
+def keeps_order(view: ModelInfo, node: ir.Node, digit: Fiber) -> bool:
+    """Whether the elements of a digit that passes through are in the same order behind it."""
+    return row_of(node).family is not Family.SLICE or not may_reverse(view, node, digit)
+
+
+def elements_of(view: ModelInfo, node: ir.Node) -> tuple[Elements, str]:
+    """Return what this node does to the numbers of its data inputs, and why no shift passes."""
+    row = row_of(node)
+    level, why = row.elements, row.no_shift
+    for unless in row.unless:
+        if unless.elements > level and CONDITIONS[unless.condition](view, node):
+            level, why = unless.elements, unless.sentence
+    return level, why
+
+
+def refuse_opaque(node: ir.Node) -> Refusal | None:
+    """Return the refusal of an operator known to be opaque or without a row, None of any other."""
+    why = row_of(node).opaque
+    return None if why is None else refuse(why.code, node, why.sentence)
