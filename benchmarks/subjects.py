@@ -125,7 +125,7 @@ def prepare(
         else:
             path = folder / f"{form}.onnx"
             report = onnxfold.optimize(
-                source, path, **{"check": 0, "target": "kernels", **options}
+                source, path, **{"check": None, "target": "kernels", **options}
             ).report
             counts = report["inspect"]["summary"]
         if int8:

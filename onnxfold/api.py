@@ -13,11 +13,11 @@ from onnxfold.check import ModelSource, Verification
 from onnxfold.errors import UsageError
 from onnxfold.model_io.sources import open_source
 from onnxfold.options import DEFAULT_SPLIT_BYTES, Device, Options, Target, WrittenForm, target_named
-from onnxfold.passes.analysis import analyse
+from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.prepare.error_context import error_context
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.passes.stage_timer import Stages, StageTimer
-from onnxfold.pipeline import Result, bytes_of, run
+from onnxfold.pipeline import AFFINE_PASSES, Result, bytes_of, decide_all, run
+from onnxfold.pipeline.stage_timer import Stages, StageTimer
 from onnxfold.report.document import inspection
 from onnxfold.shapes.claims import unconfirmed_claims
 
@@ -39,18 +39,13 @@ def inspect(
     ``model`` is a path, an onnx.ModelProto, an onnx_ir.Model or an onnx_graphsurgeon.Graph.
     Raises ModelError when it cannot be read.
     """
-    source, chosen = open_source(model), target_named(target)
+    source = open_source(model)
+    settings = Settings(target_named(target), allow_split, exclusion(exclude))
+    without = () if fuse_affine else AFFINE_PASSES
     with error_context(source):
         claims = unconfirmed_claims(source.model)
-        analysis = analyse(
-            prepare(source.model).model,
-            chosen,
-            allow_split_bytes=allow_split,
-            exclude=exclude,
-            fuse_affine=fuse_affine,
-            for_proof=False,
-        )
-    return inspection(analysis, claims)
+        decided = decide_all(prepare(source.model), settings, without=without)
+    return inspection(decided.findings, claims)
 
 
 def verify(
@@ -108,7 +103,7 @@ def optimize(
         raise UsageError("--device cuda is for --target ort; the other files suit every device")
     if chosen.target is Target.ORT and chosen.norm_form in _SPELLINGS:
         raise UsageError(f"--norm-form {chosen.norm_form} is for --target onnx and kernels")
-    if chosen.check < 0:
+    if chosen.check is not None and chosen.check < 0:
         raise UsageError(f"check must be 0 or more samples, not {chosen.check}")
     timer = StageTimer(progress)
     if output is not None and not chosen.dry_run:

@@ -60,14 +60,18 @@ class WrittenForm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user can ask of optimize; the fields are the options of the command line."""
+    """What a user can ask of optimize; the fields are the options of the command line.
+
+    ``check`` is the number of inputs that both models are run on: 0 proves the result and runs
+    nothing, None does neither.
+    """
 
     target: Target = Target.ONNX
     device: Device = Device.CPU
     norm_form: WrittenForm = WrittenForm.AUTO
     allow_split: int = DEFAULT_SPLIT_BYTES
     exclude: str | None = None
-    check: int = 2
+    check: int | None = 2
     noise_limit: float = DEFAULT_NOISE_LIMIT
     rtol: float | None = None
     atol: float | None = None

@@ -112,7 +112,9 @@ class FoldOptions:
 
     allow_split: SplitOption = 1 << 20
     exclude: ExcludeOption = None
-    check: Annotated[int, typer.Option(metavar="N", help="Check on N sets of inputs.")] = 2
+    check: Annotated[
+        int, typer.Option(metavar="N", help="Check on N sets of inputs; 0 proves the result only.")
+    ] = 2
     no_check: Annotated[bool, typer.Option("--no-check", help="Write without proof and check.")] = (
         False
     )
@@ -156,7 +158,7 @@ class FoldOptions:
         return {
             "allow_split": self.allow_split,
             "exclude": self.exclude,
-            "check": 0 if self.no_check else self.check,
+            "check": None if self.no_check else self.check,
             "rtol": self.rtol,
             "atol": self.atol,
             "inputs": tuple(self.inputs or ()),

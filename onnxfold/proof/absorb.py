@@ -210,7 +210,7 @@ class _Rule:
         if self.bias is not None and self.bias.v is not None:
             shape = new[self.bias.v].shape
             start = old[self.bias.u] if self.bias.u is not None else np.zeros(shape)
-            new[self.bias.v] = start + total.reshape(shape)
+            new[self.bias.v] = np.asarray(start, np.float64) + total.reshape(shape)
         u, v = self.region.outputs(old, new)
         if self.bias is not None:
             return {0} if is_small(u - v, u, v) else set()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from onnxfold.check.result import FAR
 from onnxfold.errors import ModelError
-from onnxfold.norms import NormKind, NormSite
-from onnxfold.passes.analysis import Analysis
+from onnxfold.norms import NormKind
+from onnxfold.passes.findings import Findings
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.report.html import in_pieces, page
 from onnxfold.shapes.claims import Claim
@@ -35,18 +35,18 @@ __all__ = [
 SCHEMA = 1
 
 
-def inspection(analysis: Analysis, claims: Sequence[Claim] = ()) -> dict[str, Any]:
+def inspection(findings: Findings, claims: Sequence[Claim] = ()) -> dict[str, Any]:
     """Return the document of ``inspect --json``; its fields are a contract.
 
     ``claims``: the shapes that the model declares and nothing confirms, the worst first.
     """
-    plan, found = analysis.plan, analysis.description
-    norms = _norms(analysis)
+    plan, found = findings.plan, findings.description
+    norms = _norms(findings)
     return {
         "schema": SCHEMA,
         "model": {"opset": found.opset, "nodes": found.nodes, "parameters": found.parameters},
         "norms": norms,
-        "range_warnings": [warning.to_json() for warning in analysis.ranges],
+        "range_warnings": [warning.to_json() for warning in findings.ranges],
         "claimed_shapes": {
             "count": len(claims),
             "worst": claims[0].to_json() if claims else None,
@@ -55,8 +55,8 @@ def inspection(analysis: Analysis, claims: Sequence[Claim] = ()) -> dict[str, An
             "norms": len(norms),
             "layer_norms": sum(row["kind"] == NormKind.LAYER_NORM for row in norms),
             "foldable": len(plan.folds),
-            "algorithm1": analysis.algorithm1,
-            "algorithm1_embed_centred": analysis.algorithm1_embed_centred,
+            "algorithm1": findings.algorithm1,
+            "algorithm1_embed_centred": findings.algorithm1_embed_centred,
             "inserted_centerings": len(plan.insertions),
             "split_bytes": plan.split_bytes,
             "gamma_fused": sum(fusion.gamma for fusion in plan.fusions),
@@ -67,22 +67,23 @@ def inspection(analysis: Analysis, claims: Sequence[Claim] = ()) -> dict[str, An
     }
 
 
-def _norms(analysis: Analysis) -> list[dict[str, Any]]:
+def _norms(findings: Findings) -> list[dict[str, Any]]:
     """Return one row for each norm that the model came with."""
-    view, plan = analysis.view, analysis.plan
-    sites = {view.ref(site.output): site for site in analysis.sites}
+    plan = findings.plan
     folds = {fold.output: fold for fold in plan.folds}
     fusions = {fusion.output: fusion for fusion in plan.fusions}
     rows = []
-    for known in analysis.description.norms:
+    for known in findings.description.norms:
         ref = known["ref"]
         fold, fusion = folds.get(ref), fusions.get(ref)
-        reason, stays = analysis.refusals.get(ref), analysis.affine_refusals.get(ref)
-        if fold is None and ref not in sites:  # a DyT whose affine part has moved is a plain tanh
+        reason, stays = findings.refusals.get(ref), findings.affine_refusals.get(ref)
+        if (
+            fold is None and ref not in findings.remaining
+        ):  # a DyT without its affine part is a tanh
             sentence = f"{known['kind']} does not subtract the mean"
             reason = Refusal(RefusalCode.NOT_CENTRED_NORM, sentence)
         row = {key: part for key, part in known.items() if key not in ("ref", "affine")}
-        action = _action(analysis, sites.get(ref), fold is not None)
+        action = _action(known, folded=fold is not None, in_place=ref in findings.in_place)
         rows.append(
             {
                 **row,
@@ -100,12 +101,12 @@ def _norms(analysis: Analysis) -> list[dict[str, Any]]:
     return rows
 
 
-def _action(analysis: Analysis, site: NormSite | None, folded: bool) -> str:
+def _action(known: Mapping[str, Any], *, folded: bool, in_place: bool) -> str:
     if folded:
         return "rms"
-    if site is None or not analysis.lowering.calls_in_place(site):
+    if not in_place:
         return "keep"
-    return "fused_layer_norm" if site.kind is NormKind.LAYER_NORM else "rms"
+    return "fused_layer_norm" if known["kind"] == NormKind.LAYER_NORM.value else "rms"
 
 
 def totals(summary: Mapping[str, Any]) -> str:
@@ -279,11 +280,9 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
     print_norms(console, report["inspect"], listed=verbose)
     if report["inspect"].get("range_warnings"):
         console.print(Text(_widest(report["inspect"]["range_warnings"])), style="yellow")
-    if "affine_left_out" in report:
-        console.print(
-            Text(f"gammas, betas and scales stay, since with them {report['affine_left_out']}"),
-            style="yellow",
-        )
+    for left in report.get("left_out", ()):
+        sentence = f"the pass '{left['name']}' was left out: {left['reason']}"
+        console.print(Text(sentence), style="yellow")
     if "proof" in report:
         proof = report["proof"]
         console.print(
@@ -294,6 +293,10 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
     if "outputs" in verification:
         console.print(Text(f"checked: {_checked(verification)}"))
         _print_limits(console, verification)
+    elif "proof" in report:
+        console.print("not run: the result is proved, and was not compared (--check 0)")
+    elif report.get("changed"):
+        console.print("neither proved nor run (--no-check)")
     if "output" in report:
         written = report["output"]
         line = Text(f"wrote {written['path']}{_beside(written)}, {written['bytes']:,} bytes")

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import onnxfold
-from onnxfold import pipeline
+from onnxfold.pipeline import folding, run
 from tests.builders import chain_model, pre_norm_model
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -69,7 +69,7 @@ def test_constants_are_tensors_and_nothing_refers_to_attributes(
     path: Path, target: str, tmp_path: Path
 ) -> None:
     original = onnx.load(path)
-    onnxfold.optimize(path, tmp_path / "out.onnx", target=target, check=0)
+    onnxfold.optimize(path, tmp_path / "out.onnx", target=target, check=None)
     made = onnx.load(tmp_path / "out.onnx")
     for node in all_nodes(made):
         names = {attribute.name for attribute in node.attribute}
@@ -161,7 +161,7 @@ def test_a_session_executes_no_more_nodes_than_one_of_the_original(
     RMSNorms keep behind them, so these additions are the only nodes that may be more.
     """
     out = tmp_path / "out.onnx"
-    plan = onnxfold.optimize(path, out, target=target, check=0).plan
+    plan = onnxfold.optimize(path, out, target=target, check=None).plan
     before, after = session_nodes(path, tmp_path), session_nodes(out, tmp_path)
     skips = before["SkipLayerNormalization"] - after["SkipLayerNormalization"]
     moved = {fusion.norm for fusion in plan.fusions if fusion.beta}
@@ -180,7 +180,7 @@ def test_a_session_executes_no_more_nodes_than_one_of_the_original(
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("target", ["onnx", "ort"])
 def test_the_scale_of_attention_scores_stays(path: Path, target: str, tmp_path: Path) -> None:
-    onnxfold.optimize(path, tmp_path / "out.onnx", target=target, check=0)
+    onnxfold.optimize(path, tmp_path / "out.onnx", target=target, check=None)
     before, after = session_nodes(path, tmp_path), session_nodes(tmp_path / "out.onnx", tmp_path)
     assert before["FusedMatMul"] == after["FusedMatMul"] > 0
 
@@ -189,13 +189,13 @@ def test_sum_keeps_a_session_for_cpus_from_the_slow_fusion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, out, again = RECIPES / "bert-base.onnx", tmp_path / "out.onnx", tmp_path / "again.onnx"
-    onnxfold.optimize(path, out, target="ort", check=0)
+    onnxfold.optimize(path, out, target="ort", check=None)
     assert session_nodes(path, tmp_path)["SkipLayerNormalization"] == 4
     assert session_nodes(out, tmp_path)["SkipLayerNormalization"] == 0
-    assert not onnxfold.optimize(out, again, target="ort", check=0).changed
+    assert not onnxfold.optimize(out, again, target="ort", check=None).changed
     for version, device, skips in (((1, 32), "cuda", 4), ((1, 30), "cpu", 0), ((1, 29), "cpu", 4)):
-        monkeypatch.setattr(pipeline, "onnxruntime_version", lambda found=version: found)
-        onnxfold.optimize(path, out, target="ort", device=device, check=0)
+        monkeypatch.setattr(folding, "onnxruntime_version", lambda found=version: found)
+        onnxfold.optimize(path, out, target="ort", device=device, check=None, force=True)
         assert session_nodes(out, tmp_path)["SkipLayerNormalization"] == skips
 
 
@@ -203,7 +203,7 @@ def test_a_version_that_was_not_measured_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for version, unknown in (((1, 16), True), ((1, 32), False), ((1, 99), True)):
-        monkeypatch.setattr(pipeline, "onnxruntime_version", lambda found=version: found)
+        monkeypatch.setattr(run, "onnxruntime_version", lambda found=version: found)
         report = onnxfold.optimize(DIGITS, tmp_path / "o.onnx", target="ort", check=0).report
         assert ("was not measured" in report["output"]["advice"]) == unknown
 
@@ -212,7 +212,7 @@ def test_a_version_that_was_not_measured_is_named(
 def test_norm_form_layer_folds_nothing_and_moves_gamma(target: str, tmp_path: Path) -> None:
     path = tmp_path / "out.onnx"
     result = onnxfold.optimize(
-        RECIPES / "vit-b16.onnx", path, target=target, norm_form="layer", check=0
+        RECIPES / "vit-b16.onnx", path, target=target, norm_form="layer", check=None
     )
     assert not result.plan.folds
     assert sum(fusion.gamma for fusion in result.plan.fusions) == 5

@@ -18,8 +18,9 @@ from onnxfold.graph.channels import Channels
 from onnxfold.graph.stored_rows import paired_rows
 from onnxfold.options import Target
 from onnxfold.passes.affine.prove import prove_affine
+from onnxfold.passes.centring.plan import Insertion
 from onnxfold.passes.centring.prove import prove_centring as prove
-from onnxfold.passes.plan import Insertion, Plan
+from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.proof import Proof
 from onnxfold.proof.constants import Comparison, compared, has_zero_mean

@@ -21,7 +21,14 @@ from onnxfold.options import Target, WrittenForm
 from onnxfold.passes.plan import Plan
 from onnxfold.shapes.inference import strip_types
 
-__all__ = ["METADATA_KEY", "finished", "list_initializers", "settle_functions", "written_for"]
+__all__ = [
+    "METADATA_KEY",
+    "drop_overloads",
+    "finished",
+    "list_initializers",
+    "settle_functions",
+    "written_for",
+]
 
 METADATA_KEY = "onnxfold"
 _FUNCTIONS_SINCE_IR = 8
@@ -38,8 +45,6 @@ def finished(
     """
     _define_functions(model, target, form)
     strip_types(model, like=original)
-    if model.functions and model.ir_version < _FUNCTIONS_SINCE_IR:
-        model.ir_version = _FUNCTIONS_SINCE_IR
     model.metadata_props[METADATA_KEY] = json.dumps(
         {
             "version": __version__,
@@ -94,6 +99,12 @@ def _calls(model: ir.Model) -> list[ir.Node]:
     ]
 
 
+def drop_overloads(model: ir.Model) -> None:
+    """Let calls of one operator be equal: an overload only says which body spells it."""
+    for node in _calls(model):
+        node.overload = ""
+
+
 def list_initializers(model: ir.Model) -> None:
     """Make inputs of all initializers where the IR version is 3, which knows no others."""
     if model.ir_version >= _OVERRIDABLE_SINCE_IR:
@@ -130,6 +141,8 @@ def settle_functions(model: ir.Model, ir_version: int) -> None:
         model.graph.opset_imports.pop(DOMAIN, None)
     if not model.functions:
         model.ir_version = ir_version
+    elif model.ir_version < _FUNCTIONS_SINCE_IR:
+        model.ir_version = _FUNCTIONS_SINCE_IR
 
 
 def _most_called(model: ir.Model) -> tuple[ir.OperatorIdentifier, ...]:

@@ -105,6 +105,15 @@ class Parameters:
         )
         return made[-1]
 
+    def per_channel(
+        self, site: NormSite, part: AffinePart, role: str, made: list[ir.Value]
+    ) -> ir.Value:
+        """Return gamma or beta with one element per channel, where one stands for several."""
+        array = self._view.array(part) if isinstance(part, ir.Value) else part
+        if site.affine_repeat == 1 or array is None:
+            return self.as_value(site, part, role, made)
+        return self.as_value(site, np.repeat(array, site.affine_repeat), role, made)
+
     def as_value(
         self, site: NormSite, part: AffinePart, role: str, made: list[ir.Value]
     ) -> ir.Value:
@@ -113,7 +122,7 @@ class Parameters:
             return part
         if part is None:
             raise InvariantError(f"norm '{site.name}' has no {role}")
-        dtype = (site.output.dtype or ir.DataType.FLOAT).numpy()
+        dtype = (site.output.dtype or site.input.dtype or ir.DataType.FLOAT).numpy()
         made.append(weight_value(f"{site.output.name}.{role}", part.astype(dtype)))
         return made[-1]
 

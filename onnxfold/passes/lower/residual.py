@@ -18,8 +18,8 @@ from itertools import takewhile
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.edit import Lowered
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Signature, call, op_name
-from onnxfold.passes.centring.apply import Lowered
 
 __all__ = ["ResidualFusion", "residual_fusions"]
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.edit import replace_node
 from onnxfold.norms import NormKind, find_norms
 
 __all__ = ["MEASURED", "SLOW_SINCE", "fused_additions", "replace_by_sums"]
@@ -48,12 +49,10 @@ def _fused(value: ir.Value, norm: set[ir.Node]) -> ir.Node | None:
 
 
 def _replace(addition: ir.Node) -> None:
-    graph, value = addition.graph, addition.outputs[0]
-    if graph is None:
-        raise ValueError("an addition stands in no graph")
+    value = addition.outputs[0]
     total = ir.node("Sum", addition.inputs, name=addition.name, doc_string=addition.doc_string)
     total.metadata_props.update(addition.metadata_props)
     new = total.outputs[0]
     new.name, new.shape, new.type = value.name, value.shape, value.type
     new.metadata_props.update(value.metadata_props)
-    ir.convenience.replace_nodes_and_values(graph, addition, [addition], [total], [value], [new])
+    replace_node(addition, [total], {0: new})

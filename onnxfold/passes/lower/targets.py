@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError
 from onnxfold.graph import Fiber, ModelInfo, node_label
 from onnxfold.graph.constants import weight_value
+from onnxfold.graph.edit import Lowered
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.operators.functions import (
     DOMAIN,
@@ -26,35 +27,16 @@ from onnxfold.operators.functions import (
     op_name,
 )
 from onnxfold.options import Target, WrittenForm
-from onnxfold.passes.centring.apply import Lowered
-from onnxfold.passes.costs import Costs
 from onnxfold.passes.lower.parameters import AffinePart, Operands, Parameters
+from onnxfold.passes.lower.spelled import mean_has_one_reader, spelled_rms, wide_epsilon
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["TargetLowering", "costs_of"]
+__all__ = ["TargetLowering"]
 
 _STATISTICS = {NormKind.LAYER_NORM: Statistics.LAYER, NormKind.RMS_NORM: Statistics.RMS}
 _FUNCTION_TYPES = frozenset(
     {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
 )
-
-
-# Of benchmarks/kernels.py, float32, 768 elements per row, rounded; only their ratios count.
-# Operations rms and layer, center (the ReduceMean and Sub that it is spelled as) and bias (the Add
-# of a vector) of ONNX Runtime.  A file for kernels runs with them, where the two norms and the
-# centring take about the same time, or without them, where a LayerNorm takes nearly twice as long
-# as an RMSNorm: its table is that of the operators, in units of the RMSNorm, with the kernel's
-# centring.
-_COSTS = {
-    Target.KERNELS: Costs(layer_norm=170, rms_norm=100, bias=0, centring=100),
-    Target.ONNX: Costs(layer_norm=340, rms_norm=190, bias=100, centring=250),
-    Target.ORT: Costs(layer_norm=340, rms_norm=190, bias=100, centring=250),
-}
-
-
-def costs_of(target: Target) -> Costs:
-    """Return the cost table that plans for ``target`` use."""
-    return _COSTS[target]
 
 
 class TargetLowering:
@@ -65,6 +47,7 @@ class TargetLowering:
         self._target = target
         self._form = form
         self._parameters = Parameters(view)
+        self._bypassed: set[ir.Value] = set()
 
     def refuse_rms(self, site: NormSite) -> Refusal | None:
         """Say why a LayerNorm has no cheaper RMS form on this target, or None."""
@@ -75,7 +58,7 @@ class TargetLowering:
             return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, (node_label(site.nodes[-1]),))
         if self._can_bypass(site):
             return None
-        return self._refuse_call(site)
+        return self._refuse_spelled(site)
 
     def _can_bypass(self, site: NormSite) -> bool:
         """Whether the spelled norm can read x instead of x - mean(x), whatever its spelling."""
@@ -84,9 +67,19 @@ class TargetLowering:
             return False
         if centred.dtype != site.input.dtype:
             return False
-        return _mean_has_one_reader(site, centred)
+        return mean_has_one_reader(site, centred)
 
     def _refuse_call(self, site: NormSite) -> Refusal | None:
+        """Say why no operator computes the norm without its mean, or None."""
+        refusal = self._refuse_spelled(site)
+        if refusal is None and wide_epsilon(site):
+            sentence = f"epsilon {site.epsilon!r} fits no attribute, which are float32"
+            label = (node_label(site.nodes[-1]),)
+            return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, label)
+        return refusal
+
+    def _refuse_spelled(self, site: NormSite) -> Refusal | None:
+        """The same, where epsilon may be a constant in front of a root."""
         label = (node_label(site.nodes[-1]),)
         if site.leaks:
             names = ", ".join(leak.name or "" for leak in site.leaks)
@@ -99,27 +92,26 @@ class TargetLowering:
                 f"no operator has epsilon {site.epsilon_mode.value} with factor {site.factor:g}",
                 label,
             )
-        if self._trailing_axes(site) is None and self._blocks(site) is None:
+        blocks = None if wide_epsilon(site) else self._blocks(site)
+        if self._trailing_axes(site) is None and blocks is None:
             return Refusal(
                 RefusalCode.NO_CHEAPER_FORM, "no operator normalises other than last axes", label
             )
         dtype = site.input.dtype
         opset = self._view.opset
-        if dtype not in _FUNCTION_TYPES or dtype != site.output.dtype:
+        if dtype not in _FUNCTION_TYPES or dtype != _output_type(site):
             return Refusal(
                 RefusalCode.UNSUPPORTED_TYPE,
                 f"no operator for {dtype} to {site.output.dtype}",
                 label,
             )
+        if site.affine_repeat > 1 and not all(map(self._is_known, (site.gamma, site.beta))):
+            sentence = "its gamma or beta stands for several channels and is no constant"
+            return Refusal(RefusalCode.DYNAMIC_WEIGHT, sentence, label)
         if not all(self._fits(part, dtype) for part in (site.gamma, site.beta)):
             return Refusal(
                 RefusalCode.UNSUPPORTED_TYPE, f"its gamma or beta is no number of {dtype}", label
             )
-        spelled = site.form is NormForm.DECOMPOSED
-        rounded = float(np.float32(site.epsilon))
-        if dtype is ir.DataType.DOUBLE and spelled and rounded != site.epsilon:
-            sentence = f"epsilon {site.epsilon!r} fits no attribute, which are float32"
-            return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, label)
         least = _least_opset(dtype)
         if not least <= opset <= MAX_OPSET:
             return Refusal(
@@ -128,6 +120,9 @@ class TargetLowering:
                 label,
             )
         return None
+
+    def _is_known(self, part: AffinePart) -> bool:
+        return not isinstance(part, ir.Value) or self._view.array(part) is not None
 
     def _fits(self, part: AffinePart, dtype: ir.DataType | None) -> bool:
         """Whether gamma or beta keeps its numbers in the type of x, in which operators take it."""
@@ -168,8 +163,13 @@ class TargetLowering:
             if blocks is not None:
                 return self._blocked_call(site, x, blocks)
             return self._call(site, Statistics.RMS, x)
+        if site.centred in self._bypassed:
+            return Lowered((), ())  # another norm shares x - mean(x), which is x already
+        if not self._can_bypass(site) and self._refuse_spelled(site) is None:
+            return self._spelled(site, x)
         if site.centred is None or not self._can_bypass(site):
             raise InvariantError(f"norm '{site.name}' has no RMS form on target {self._target}")
+        self._bypassed.add(site.centred)
         return Lowered((), ((site.centred, x),))
 
     def layer_norm(self, site: NormSite) -> Lowered | None:
@@ -199,6 +199,10 @@ class TargetLowering:
         if self._target is Target.ORT:
             return True
         return self._form is WrittenForm.OP and self._view.opset >= RMS_NORMALIZATION_SINCE
+
+    def calls_rms(self, site: NormSite) -> bool:
+        """Whether a norm that folds becomes one operator, however it is spelled."""
+        return self._target is not Target.ONNX and self._refuse_call(site) is None
 
     def keep_affine(self, site: NormSite) -> Refusal | None:
         """Say why a norm keeps its gamma and beta, whoever could take them, or None.
@@ -236,6 +240,10 @@ class TargetLowering:
             mean = ir.node("ReduceMean", [value], {"axes": fiber.axes, "keepdims": 1})
         mean.outputs[0].name = f"{value.name}.mean"
         mean.outputs[0].type = value.type
+        dims = tuple(value.shape or ())
+        mean.outputs[0].shape = ir.Shape(
+            1 if axis in fiber.axes else dim for axis, dim in enumerate(dims)
+        )
         centred = ir.node("Sub", [value, mean.outputs[0]])
         output = centred.outputs[0]
         output.name, output.shape, output.type = f"{value.name}.centred", value.shape, value.type
@@ -252,6 +260,15 @@ class TargetLowering:
             nodes.append(ir.node(op_type, [nodes[-1].outputs[0], operand]))
         return self._finished(site, nodes, affine.initializers)
 
+    def _spelled(self, site: NormSite, x: ir.Value) -> Lowered:
+        nodes, constants = spelled_rms(site, x, self._view.opset)
+        made = list(constants)
+        for op_type, part, role in (("Mul", site.gamma, "gamma"), ("Add", site.beta, "beta")):
+            if part is not None:
+                operand = self._parameters.as_value(site, part, role, made)
+                nodes.append(ir.node(op_type, [nodes[-1].outputs[0], operand]))
+        return self._finished(site, nodes, tuple(made))
+
     def _blocked_call(self, site: NormSite, x: ir.Value, blocks: tuple[int, int]) -> Lowered:
         """Return Reshape, RMSNorm over the new last axis, Reshape back, gamma, beta."""
         leading = [0] * ((self._view.rank(site.input) or 1) - 1)  # 0 keeps a dimension
@@ -264,9 +281,11 @@ class TargetLowering:
         apart = ir.node("Reshape", [x, split])
         norm = self._plain_rms(site, apart.outputs[0], ones)
         nodes = [apart, norm, ir.node("Reshape", [norm.outputs[0], joined])]
+        dims = tuple(site.input.shape or ())[:-1]
+        apart.outputs[0].shape = norm.outputs[0].shape = ir.Shape((*dims, *blocks))
         for op_type, part, role in (("Mul", site.gamma, "gamma"), ("Add", site.beta, "beta")):
             if part is not None:
-                operand = self._parameters.as_value(site, part, role, made)
+                operand = self._parameters.per_channel(site, part, role, made)
                 nodes.append(ir.node(op_type, [nodes[-1].outputs[0], operand]))
         return self._finished(site, nodes, (split, joined, *made))
 
@@ -291,7 +310,9 @@ class TargetLowering:
     ) -> Lowered:
         for number, node in enumerate(nodes[:-1]):
             node.outputs[0].name = f"{site.output.name}.part{number}"
-            node.outputs[0].type = site.output.type
+            node.outputs[0].type = site.input.type
+            if node.outputs[0].shape is None and site.input.shape is not None:
+                node.outputs[0].shape = site.input.shape.copy()
         nodes[0].name = site.name
         for number, node in enumerate(nodes[1:], 1):
             node.name = f"{site.name}.affine{number}"
@@ -302,20 +323,7 @@ def _least_opset(dtype: ir.DataType | None) -> int:
     return 13 if dtype is ir.DataType.BFLOAT16 else MIN_OPSET
 
 
-def _mean_has_one_reader(site: NormSite, centred: ir.Value) -> bool:
-    """Whether the norm looks at x only through ``centred``, so that no mean is left without it.
-
-    A second subtraction, or a variance E[x^2] - E[x]^2, would stay as it is.
-    """
-    centring = centred.producer()
-    mean = None if centring is None else centring.inputs[1]
-    own, before, waiting = set(site.nodes), {centring}, [mean]
-    values = {site.input}
-    while waiting:
-        value = waiting.pop()
-        node = None if value is None else value.producer()
-        if value is not None and node in own and node not in before:
-            before.add(node)
-            values.add(value)
-            waiting += node.inputs
-    return all(use.node in before for value in values for use in value.uses() if use.node in own)
+def _output_type(site: NormSite) -> ir.DataType | None:
+    """Every norm that is one operator gives the type of x, whether or not the model says so."""
+    known = site.output.dtype
+    return site.input.dtype if known is None and site.form is NormForm.OP else known

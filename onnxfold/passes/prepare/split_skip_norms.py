@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import ModelError
 from onnxfold.graph import node_label
+from onnxfold.graph.edit import replace_node
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, op_name
 
@@ -128,13 +129,7 @@ class Call:
 
     def finish(self, results: dict[int, ir.Value]) -> None:
         """Put the new nodes in the place of the old one; ``results`` by output index."""
-        graph = self.node.graph
-        if graph is None:
-            raise ValueError(f"{self.node.op_type} stands in no graph")
-        old = [self.node.outputs[index] for index in results]
-        ir.convenience.replace_nodes_and_values(
-            graph, self.node, [self.node], self.nodes, old, list(results.values())
-        )
+        replace_node(self.node, self.nodes, results)
 
 
 def _layer_norm(

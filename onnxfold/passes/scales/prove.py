@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from onnxfold.graph import ModelInfo
-from onnxfold.passes.fusion import ScaleFusion
+from onnxfold.passes.base import Shown
+from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
 from onnxfold.passes.scales.writer import channel_op, embedded
-from onnxfold.proof import Certificate, Proof, ScaledWeight, prove
+from onnxfold.proof import Certificate, Proof, ScaledWeight
+from onnxfold.proof import prove as prove_models
 
-__all__ = ["prove_scales"]
+__all__ = ["prove", "prove_scales"]
+
+
+def prove(before: ModelInfo, after: ModelInfo, plan: ScalesPlan) -> Shown:
+    """Check ``after`` against ``before``; the plan names the operators that are gone."""
+    shown = prove_scales(before, after, plan.fusions)
+    counts = {"scaled_weights": shown.scaled_weights, "shifted_biases": shown.shifted_biases}
+    return Shown(counts, shown.failures)
 
 
 def prove_scales(before: ModelInfo, after: ModelInfo, fusions: Iterable[ScaleFusion]) -> Proof:
     """Check a model whose linear layers do the scales behind them; both are prepared."""
     claims = (claim for fusion in fusions for claim in _claims(before, fusion))
-    return prove(before, after, Certificate(scaled=tuple(claims)))
+    return prove_models(before, after, Certificate(scaled=tuple(claims)))
 
 
 def _claims(before: ModelInfo, fusion: ScaleFusion) -> Iterator[ScaledWeight]:

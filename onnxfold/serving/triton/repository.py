@@ -25,7 +25,7 @@ from onnxfold.check.batch_independence import two_rows, why_rows_mix
 from onnxfold.errors import ModelError, OnnxfoldError, UsageError
 from onnxfold.inputs import InputSpec
 from onnxfold.model_io.staging import StagingFolder
-from onnxfold.passes.stage_timer import Stages
+from onnxfold.pipeline.stage_timer import Stages
 from onnxfold.runtime.library import get_library_path
 from onnxfold.serving.session import open_session
 from onnxfold.serving.signature import (
@@ -196,8 +196,8 @@ def _config(
             reason, untried = _try_rows(session, staged, signature, spec)
         if reason is not None:
             raise UsageError(
-                f"--max-batch {chosen.max_batch}: the model cannot batch requests: {reason}; without "
-                "the option Triton joins nothing"
+                f"--max-batch {chosen.max_batch}: the model cannot batch requests: {reason}; "
+                "without the option Triton joins nothing"
             )
     path = None
     if library is not None:

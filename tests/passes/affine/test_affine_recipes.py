@@ -93,9 +93,9 @@ def test_moving_and_centring_give_the_same_weights_in_either_order(
     """
     source = FOLDER / f"{name}.onnx"
     once, centred, moved = (tmp_path / f"{stage}.onnx" for stage in ("once", "centred", "moved"))
-    whole = onnxfold.optimize(source, once, check=0, target="kernels")
-    first = onnxfold.optimize(source, centred, check=0, target="kernels", fuse_affine=False)
-    second = onnxfold.optimize(centred, moved, check=0, target="kernels")
+    whole = onnxfold.optimize(source, once, check=None, target="kernels")
+    first = onnxfold.optimize(source, centred, check=None, target="kernels", fuse_affine=False)
+    second = onnxfold.optimize(centred, moved, check=None, target="kernels")
     assert len(first.plan.folds) == len(whole.plan.folds) > 0
     assert len(second.plan.fusions) == len(whole.plan.fusions) > 0
     together, apart = _weights(once), _weights(moved)
@@ -106,7 +106,7 @@ def test_moving_and_centring_give_the_same_weights_in_either_order(
 def test_without_fusing_no_gamma_no_beta_and_no_scale_moves(tmp_path: Path) -> None:
     path = tmp_path / "kept.onnx"
     source = FOLDER / "gpt2.onnx"
-    plan = onnxfold.optimize(source, path, check=0, target="kernels", fuse_affine=False).plan
+    plan = onnxfold.optimize(source, path, check=None, target="kernels", fuse_affine=False).plan
     assert plan.folds
     assert not plan.fusions
     assert not plan.scales
@@ -118,7 +118,7 @@ def test_weights_whose_range_grows_beyond_the_limit_are_named(
 ) -> None:
     path = tmp_path / "folded.onnx"
     result = onnxfold.optimize(
-        FOLDER / "vit-b16.onnx", path, check=0, target="kernels", range_limit=limit
+        FOLDER / "vit-b16.onnx", path, check=None, target="kernels", range_limit=limit
     )
     warnings = result.report["inspect"]["range_warnings"]
     assert bool(warnings) == warned

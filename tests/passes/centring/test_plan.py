@@ -8,7 +8,9 @@ import pytest
 
 from onnxfold.graph import AxisBlock, Fiber
 from onnxfold.options import Target
-from onnxfold.passes.plan import Fold, Insertion, Plan, ReaderRef, WeightCentring
+from onnxfold.passes.centring.plan import Fold, Insertion, WeightCentring
+from onnxfold.passes.places import ReaderRef
+from onnxfold.passes.plan import Plan
 from onnxfold.refusal import Refusal, RefusalCode
 from tests.soundness.folding import fold
 from tests.soundness.random_graphs import random_graph

@@ -32,7 +32,7 @@ def _ones(model: onnx.ModelProto) -> list[str]:
 @pytest.mark.parametrize("name", ["gpt2", "vit-b16"])
 def test_norms_without_gamma_share_their_ones(name: str, target: str, tmp_path: Path) -> None:
     path = tmp_path / "folded.onnx"
-    result = onnxfold.optimize(RECIPES / f"{name}.onnx", path, target=target, check=0)
+    result = onnxfold.optimize(RECIPES / f"{name}.onnx", path, target=target, check=None)
     assert sum(fusion.gamma for fusion in result.plan.fusions) >= 3
     model = onnx.load(path)
     (ones,) = _ones(model)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnxfold.graph.edit import Editor
 from onnxfold.norms import find_norms
-from onnxfold.passes.affine.apply import apply_scales
-from onnxfold.passes.fusion import ScaleFusion
+from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.passes.scales.apply import apply
 from onnxfold.passes.scales.decide import decide_scales
+from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
 from onnxfold.passes.scales.prove import prove_scales
 from onnxfold.proof import Proof
 from onnxfold.shapes import infer
@@ -88,7 +90,7 @@ def applied(
 ) -> Absorbed:
     """Carry out fusions, right or wrong; the proof is told the same ones, or ``claimed``."""
     copy = prepare(model).model
-    apply_scales(infer(copy), fusions)
+    apply(Editor(infer(copy)), ScalesPlan(fusions), Settings())
     told = fusions if claimed is None else claimed
     proof = prove_scales(infer(prepare(model).model), infer(copy), told)
     return Absorbed(copy, fusions, proof)

@@ -14,7 +14,7 @@ Stages = Callable[[str, float], None]  # stage name, fraction done
 
 @dataclass(slots=True)
 class StageTimer:
-    """Seconds per stage, and the listener that shows them."""
+    """Seconds per stage, all its parts together, and the listener that shows them."""
 
     listener: Stages | None
     seconds: dict[str, float] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class StageTimer:
             self.listener(name, 0.0)
         start = time.perf_counter()
         yield
-        self.seconds[name] = time.perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
         if self.listener is not None:
             self.listener(name, 1.0)
 
