@@ -12,7 +12,7 @@ from onnxfold.proof.constants import has_zero_mean, largest
 from onnxfold.proof.region import Leaf, Region, Unprovable
 from onnxfold.proof.rules import Tester, images
 
-__all__ = ["ZeroMeans"]
+__all__ = ["ZeroMeans", "with_zeros"]
 
 Point = tuple[ir.Value, Fiber]
 _MOST_CHOICES = 12
