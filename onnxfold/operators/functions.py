@@ -370,7 +370,7 @@ def _decomposed(
         square = body.op("Pow", vector, body.constant(2.0))
     else:
         square = body.op("Mul", vector, vector)
-    epsilon = body.constant(np.float32(body.setting.epsilon))
+    epsilon = body.constant(float(np.float32(body.setting.epsilon)))
     deviation = body.op("Sqrt", body.op("Add", body.reduce("ReduceMean", square), epsilon))
     if factor is None:
         y = body.op("Mul", numerator, body.op("Reciprocal", deviation))
