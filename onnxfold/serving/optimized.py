@@ -42,7 +42,7 @@ def served_file(path: Path, folder: Path, *, optimize: bool) -> Iterator[Path]:
 
     A session that was opened by then keeps what it needs of it. The model is optimized for kernels
     first where that is asked for and onnxfold did not do so before. Raises as
-    :func:`onnxfold.optimize` does, with the remedy, and ModelError where the model cannot be copied.
+    :func:`onnxfold.optimize` does, with the remedy, and ModelError where it cannot be copied.
     """
     own = Path(tempfile.mkdtemp(dir=folder))
     try:

@@ -130,7 +130,7 @@ def settle_functions(model: ir.Model) -> None:
 
 
 def _most_called(model: ir.Model) -> list[ir.OperatorIdentifier]:
-    """One setting of each function, in the order of the file: a set would write another each time."""
+    """One setting of each function, in the order of the file; a set has another in each process."""
     calls = Counter(
         node.op_identifier()
         for node in _calls(model)
