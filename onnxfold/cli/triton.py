@@ -10,7 +10,6 @@ import typer
 from onnxfold.cli import terminal
 from onnxfold.cli.options import FoldOptions, Model, ReportOption, with_fold_options
 from onnxfold.cli.terminal import Verbosity
-from onnxfold.options import Target
 from onnxfold.serving.triton.device import Device
 
 __all__ = ["triton"]
@@ -81,9 +80,7 @@ def triton(
         force,
     )
     with terminal.progress(verbosity, model, repository) as progress:
-        published = publish(
-            model, deployment, progress=progress, target=Target.KERNELS, **fold.keywords()
-        )
+        published = publish(model, deployment, progress=progress, **fold.keywords())
     for path in report or ():
         reports.write_report(path, published.report)
     if verbosity is not Verbosity.QUIET:

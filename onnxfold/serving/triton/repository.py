@@ -25,6 +25,7 @@ from onnxfold.check.batch_independence import two_rows, why_rows_mix
 from onnxfold.errors import ModelError, OnnxfoldError, UsageError
 from onnxfold.inputs import InputSpec
 from onnxfold.model_io.staging import StagingFolder
+from onnxfold.options import Target
 from onnxfold.pipeline.stage_timer import Stages
 from onnxfold.runtime.library import get_library_path
 from onnxfold.serving.session import open_session
@@ -85,9 +86,10 @@ def publish(
 ) -> Publication:
     """Optimize a model and publish it as one version in a repository of Triton.
 
-    ``options`` are those of :func:`onnxfold.optimize`. Raises as that does, UsageError for a
-    version or configuration that is there already or batches that the model cannot take,
-    ModelError for a model that Triton cannot serve. The repository is then as it was.
+    ``options`` are those of :func:`onnxfold.optimize`; the target is KERNELS unless one is given.
+    Raises as that does, UsageError for a version or configuration that is there already or batches
+    that the model cannot take, ModelError for a model that Triton cannot serve. The repository is
+    then as it was.
     """
     source = Path(model)
     chosen = _checked(source, deployment)
@@ -96,7 +98,8 @@ def publish(
         new = staging / "model"
         (new / "version").mkdir(parents=True)
         staged = new / "version" / _MODEL
-        report = optimize(source, staged, progress=progress, **options).report
+        given = {"target": Target.KERNELS, **options}
+        report = optimize(source, staged, progress=progress, **given).report
         library, why_not = _library(report, chosen.device)
         if library is not None:
             shutil.copyfile(library, new / library.name)
