@@ -85,7 +85,7 @@ def test_an_empty_tensor_is_a_tensor() -> None:
         (Tensor("x", "FP32", [1, 2], b"1234"), "4 bytes of data .* say 8"),
         (Tensor("x", "FP32", [2**63, 2], []), "0 elements where its shape says"),
         (Tensor("x", "FP32", [1, 2], [[1], [2]]), r"nested as \[2, 1\], .* \[1, 2\]"),
-        (Tensor("x", "FP32", [1, 2], [[1, 2], [3]]), "no tensor"),
+        (Tensor("x", "FP32", [1, 2], [[1, 2], [3]]), "not a tensor"),
         (Tensor("x", "FP32", [1, 2], ["1", "2"]), "FP32 and holds other values"),
         (Tensor("x", "FP32", [1, 2], [None, 2.0]), "FP32 and holds other values"),
         (Tensor("x", "FP32", [1, 2], [True, False]), "FP32 and holds other values"),
