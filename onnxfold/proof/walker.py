@@ -343,6 +343,8 @@ def _inputs(value: ir.Value) -> tuple[ir.Value, ...]:
 
 
 def _may_be_centred(leaf: Leaf) -> bool:
+    if leaf.u is None and leaf.fixed:
+        return False
     return leaf.dtype is None or leaf.dtype.is_floating_point()
 
 
