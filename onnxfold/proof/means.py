@@ -64,13 +64,15 @@ class ZeroMeans:
             return () if self._is_centred(value, tensor, fiber) else None
         if value.producer() is None:
             return None
+        regions = []
         for depth in (1, 2):
             try:
-                region = self._region_of(value, depth)
+                regions.append(self._region_of(value, depth))
             except Unprovable:
                 continue
-            if self._tester.zero_mean(region, fiber):
+            if self._tester.zero_mean(regions[-1], fiber):
                 return ()
+        for region in regions:
             for choice in islice(self._choices(region, fiber), _MOST_CHOICES):
                 if self._tester.zero_mean(with_zeros(region, choice), fiber):
                     return tuple((leaf.v, zero) for leaf, zero in choice if leaf.v is not None)

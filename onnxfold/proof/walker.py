@@ -96,6 +96,7 @@ class _Walker:
 
     def walk(self) -> None:
         """Relate every value that something needs, in order."""
+        self._relate_sources()
         for graph in self._after.graphs:
             for node in graph:
                 if self._after.is_dead(node):
@@ -109,6 +110,12 @@ class _Walker:
                     if not (relation.known or constant):
                         self._unknown += 1
                         self._origin = self._origin or self._reason(node)
+
+    def _relate_sources(self) -> None:
+        """Relate inputs and constants: a region may start from any."""
+        for value, u in self._match.originals.items():
+            if value.producer() is None or self._after.tensor(value) is not None:
+                self.relation(u, value)
 
     def _reason(self, node: ir.Node) -> str:
         changed = [
@@ -158,7 +165,7 @@ class _Walker:
                 return EQUAL
         elif twin is not None and self._is_twin(node, twin) and v.index() == u.index():
             inputs = pairs(twin, node)
-            if all(self.relation(a, b).equal for a, b in inputs):
+            if all([self.relation(a, b).equal for a, b in inputs]):  # each, for regions start from them
                 return EQUAL
         if node is not None and bodies(node):
             return ANY
@@ -343,6 +350,8 @@ def _inputs(value: ir.Value) -> tuple[ir.Value, ...]:
 
 
 def _may_be_centred(leaf: Leaf) -> bool:
+    if leaf.u is None and leaf.fixed:
+        return False
     return leaf.dtype is None or leaf.dtype.is_floating_point()
 
 
