@@ -41,17 +41,3 @@ def test_the_transformers_optimizer_fuses_no_less(name: str, rows: list[Row]) ->
                 made[row.target][row.architecture, kind] += count
     assert made[ORIGINAL], "the original has nothing to fuse"
     assert made[ORIGINAL] - made[DEFAULT] == Counter()
-
-
-def test_a_session_has_no_more_nodes(rows: list[Row]) -> None:
-    nodes = {
-        (row.architecture, row.opset, row.target): json.loads(row.facts)["nodes"]
-        for row in rows
-        if row.subject == "ONNX Runtime, CPU"
-    }
-    more = {
-        place: (nodes[*place, ORIGINAL], nodes[*place, DEFAULT])
-        for place in EXPORTS
-        if nodes[*place, DEFAULT] > nodes[*place, ORIGINAL]
-    }
-    assert not more
