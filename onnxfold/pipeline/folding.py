@@ -34,7 +34,7 @@ from onnxfold.passes.findings import Description, Findings, describe
 from onnxfold.passes.lower.apply import apply as apply_lowering
 from onnxfold.passes.lower.decide import decide as decide_lowering
 from onnxfold.passes.lower.finalize import (
-    drop_overloads,
+    define_functions,
     finished,
     list_initializers,
     settle_functions,
@@ -203,6 +203,8 @@ def _step(
     with timer.stage("rewrite"):
         edit = Editor(state.info, copy=prove)
         chosen.apply(edit, decision, settings)
+        if prove:  # which runs the bodies
+            define_functions(edit.model, settings.target, settings.norm_form)
         after = ModelInfo(edit.model)
     if prove and not _is_shown(state, chosen, after, timer):
         return
@@ -238,7 +240,7 @@ def _spelled(
     if prove:
         with timer.stage("prove"):
             after = prepare(result).info
-            drop_overloads(after.model)
+            define_functions(after.model, settings.target, settings.norm_form)
         if not _is_shown(state, LOWER, after, timer):
             slow = ()
             if not state.changed:

@@ -165,7 +165,8 @@ class _Walker:
                 return EQUAL
         elif twin is not None and self._is_twin(node, twin) and v.index() == u.index():
             inputs = pairs(twin, node)
-            if all([self.relation(a, b).equal for a, b in inputs]):  # each, for regions start from them
+            found = [self.relation(a, b) for a, b in inputs]  # each: regions start from them
+            if all(relation.equal for relation in found):
                 return EQUAL
         if node is not None and bodies(node):
             return ANY

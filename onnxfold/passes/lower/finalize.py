@@ -23,7 +23,7 @@ from onnxfold.shapes.inference import strip_types
 
 __all__ = [
     "METADATA_KEY",
-    "drop_overloads",
+    "define_functions",
     "finished",
     "list_initializers",
     "settle_functions",
@@ -43,7 +43,7 @@ def finished(
 
     Every call of onnxfold's has its body: one overload for each setting.
     """
-    _define_functions(model, target, form)
+    define_functions(model, target, form)
     strip_types(model, like=original)
     model.metadata_props[METADATA_KEY] = json.dumps(
         {
@@ -65,7 +65,8 @@ def written_for(model: ir.Model) -> Target | None:
         return None
 
 
-def _define_functions(model: ir.Model, target: Target, form: WrittenForm) -> None:
+def define_functions(model: ir.Model, target: Target, form: WrittenForm) -> None:
+    """Give every call of onnxfold's its body, by an overload for each setting."""
     opset = model.graph.opset_imports.get("", 1)
     for identifier in [key for key in model.functions if key[0] == DOMAIN]:
         del model.functions[identifier]
@@ -97,12 +98,6 @@ def _calls(model: ir.Model) -> list[ir.Node]:
         for node in graph
         if node.domain == DOMAIN and node.op_type in SIGNATURES
     ]
-
-
-def drop_overloads(model: ir.Model) -> None:
-    """Let calls of one operator be equal: an overload only says which body spells it."""
-    for node in _calls(model):
-        node.overload = ""
 
 
 def list_initializers(model: ir.Model) -> None:
