@@ -39,6 +39,7 @@ from onnxfold.passes.lower.finalize import (
     list_initializers,
     settle_functions,
 )
+from onnxfold.passes.lower.installed import onnxruntime_version
 from onnxfold.passes.lower.prove import prove as prove_lowering
 from onnxfold.passes.lower.sums import MEASURED, SLOW_SINCE, fused_additions, replace_by_sums
 from onnxfold.passes.plan import Plan
@@ -48,7 +49,6 @@ from onnxfold.passes.scales.decide import decide as decide_scales
 from onnxfold.passes.scales.plan import ScalesPlan
 from onnxfold.passes.scales.prove import prove as prove_scales
 from onnxfold.pipeline.stage_timer import StageTimer
-from onnxfold.runtime.installed import onnxruntime_version
 
 if TYPE_CHECKING:
     from onnxfold.proof import Proof

@@ -30,6 +30,7 @@ from onnxfold.operators.functions import RMS_NORMALIZATION_SINCE
 from onnxfold.options import Options, Target, WrittenForm
 from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.centring.apply import overflowing_weights
+from onnxfold.passes.lower.installed import onnxruntime_version
 from onnxfold.passes.lower.opset import raise_opset
 from onnxfold.passes.lower.sums import MEASURED
 from onnxfold.passes.plan import Plan
@@ -45,7 +46,6 @@ from onnxfold.pipeline.folding import (
 )
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.report.document import inspection
-from onnxfold.runtime.installed import onnxruntime_version
 from onnxfold.shapes.claims import unconfirmed_claims
 
 if TYPE_CHECKING:

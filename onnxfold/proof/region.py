@@ -22,6 +22,7 @@ __all__ = ["Cone", "Leaf", "Pair", "Region", "Unprovable", "cone_of"]
 
 _MOST_NODES = 96
 _FEW_ELEMENTS = 1 << 18
+_MOST_INDEX = 3
 _FLOATS = frozenset(
     {
         None,
@@ -172,9 +173,12 @@ class Region:
         """
         old: dict[ir.Value, Drawn] = {}
         new: dict[ir.Value, Drawn] = {}
+        # Integers may be indices: none beyond the smallest axis that they may be of.
+        lengths = (n for leaf in self.leaves for n in sizes.of(leaf.shape) if n > 1)
+        most = min((_MOST_INDEX, *lengths))
         for leaf in self.leaves:
             try:
-                first, second = _pair(leaf, sizes, rng, scale, old, new)
+                first, second = _pair(leaf, sizes, rng, scale, old, new, most)
             except ArithmeticError as error:
                 raise Unprovable(f"reads a value twice: {error}") from error
             if leaf.u is not None:
@@ -199,6 +203,7 @@ def _pair(
     scale: float,
     old: Mapping[ir.Value, Drawn],
     new: Mapping[ir.Value, Drawn],
+    most: int,
 ) -> tuple[Drawn, Drawn]:
     if leaf.fixed:
         return _fixed(leaf)
@@ -209,7 +214,7 @@ def _pair(
         if not leaf.relation.equal:
             raise ArithmeticError("integers are equal or unknown")
         made = next((a for a in (u, v) if a is not None), None)
-        made = _discrete(leaf.dtype, shape, rng) if made is None else made
+        made = _discrete(leaf.dtype, shape, rng, most) if made is None else made
         return made, made
     if u is not None and v is not None:
         raise ArithmeticError("both are known")
@@ -240,13 +245,15 @@ def _of_original(leaf: Leaf, u: Float64, rng: np.random.Generator, scale: float)
     return u - means(u, leaf.zero)
 
 
-def _discrete(dtype: ir.DataType | None, shape: tuple[int, ...], rng: np.random.Generator) -> Drawn:
+def _discrete(
+    dtype: ir.DataType | None, shape: tuple[int, ...], rng: np.random.Generator, most: int
+) -> Drawn:
     kind = np.dtype(bool) if dtype is None else dtype.numpy()
     if kind.kind == "b":
         return rng.integers(0, 2, shape).astype(bool)
     if kind.kind not in "iu":
         raise ArithmeticError(f"no numbers of type {kind}")
-    return rng.integers(0, 3, shape).astype(kind)
+    return rng.integers(0, most, shape).astype(kind)
 
 
 def _place(
