@@ -49,13 +49,12 @@ _SHARDS = 6
 _PLAN = """
 import sys, time
 from onnxfold import model_io
-from onnxfold.passes.base import Settings
+from onnxfold.passes.analysis import analyse
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.pipeline import decide_all
 model = model_io.load(sys.argv[1])
 start = time.process_time()
-findings = decide_all(prepare(model), Settings()).findings
-print(time.process_time() - start, findings.description.nodes, len(findings.plan.folds))
+analysis = analyse(prepare(model).model, fuse_affine=True)
+print(time.process_time() - start, analysis.description.nodes, len(analysis.plan.folds))
 """
 
 _CHECKED = """

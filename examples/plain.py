@@ -1,6 +1,7 @@
 """Run a model in ONNX Runtime with onnxfold's kernels: python plain.py IN.onnx.
 
-Where the library is registered, its kernels replace the bodies of the functions.
+The optimized file runs anywhere; where the library is registered, its kernels replace the bodies
+of the functions.
 """
 
 import sys
@@ -14,7 +15,7 @@ import onnxfold
 
 source = Path(sys.argv[1])
 fast = Path(tempfile.mkdtemp()) / "fast.onnx"
-onnxfold.optimize(source, fast, target="kernels")
+onnxfold.optimize(source, fast)
 
 options = ort.SessionOptions()
 onnxfold.register(options)

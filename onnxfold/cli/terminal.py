@@ -39,7 +39,6 @@ _DOINGS = {
     "save": "writing the weights",
     "verify": "comparing with a float64 run",
 }
-_TURNS = frozenset({"analyse", "rewrite", "prove"})
 
 
 Listener = Callable[[str, float], None]  # stage, fraction done
@@ -125,25 +124,20 @@ def _both(first: Listener, second: Listener) -> Listener:
 
 @contextmanager
 def _stage_lines() -> Iterator[Listener]:
-    """Write a line for each stage that has ended, with its seconds: for logs.
-
-    The passes take turns in the stages of :data:`_TURNS`, which end together.
-    """
-    spent: dict[str, float] = {}
-    last = time.perf_counter()
+    """Write a line for each stage that has ended, with its seconds: for logs."""
+    times: dict[str, tuple[float, float]] = {}  # of the stage under way: start, last sign
 
     def tell() -> None:
-        for stage, seconds in spent.items():
-            typer.echo(f"{_DOINGS.get(stage, stage)}: {seconds:.1f} s")
-        spent.clear()
+        for stage, (start, end) in times.items():
+            typer.echo(f"{_DOINGS.get(stage, stage)}: {end - start:.1f} s")
+        times.clear()
 
-    def show(stage: str, done: float) -> None:
-        nonlocal last
+    def show(stage: str, _done: float) -> None:
         now = time.perf_counter()
-        if stage not in spent and not _TURNS.issuperset({stage, *spent}):
+        if stage not in times:
             tell()
-        spent[stage] = spent.get(stage, 0.0) + (now - last if done > 0.0 else 0.0)
-        last = now
+        start, _ = times.get(stage, (now, now))
+        times[stage] = start, now
 
     yield show
     tell()

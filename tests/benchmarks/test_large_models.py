@@ -12,9 +12,8 @@ import pytest
 import onnxfold
 from benchmarks.gptj import Size, make
 from onnxfold import model_io
-from onnxfold.passes.base import Settings
+from onnxfold.passes.analysis import analyse
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.pipeline import decide_all
 
 TINY = Size(width=128, layers=2, words=300, shard_bytes=150_000)
 
@@ -47,12 +46,12 @@ def test_its_parameters_are_counted(tmp_path: Path) -> None:
 def _calls(tmp_path: Path, layers: int) -> int:
     """Function calls of analysis and plan."""
     source, *_ = make(tmp_path / f"{layers}.onnx", Size(64, layers, words=50, dtype="float32"))
-    prepared = prepare(model_io.load(source))
+    model = prepare(model_io.load(source)).model
     profile = cProfile.Profile()
     profile.enable()
-    decided = decide_all(prepared, Settings())
+    analysis = analyse(model, fuse_affine=True)
     profile.disable()
-    assert len(decided.plan.folds) == layers + 1
+    assert len(analysis.plan.folds) == layers + 1
     return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]  # not in the stubs
 
 

@@ -12,8 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfold.graph import AxisBlock, Fiber
-from onnxfold.passes.centring.plan import Fold, WeightCentring
-from onnxfold.passes.plan import Plan
+from onnxfold.passes.plan import Fold, Plan, WeightCentring
 from onnxfold.refusal import RefusalCode
 
 __all__ = ["CASES", "Case"]

@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from onnxfold.passes.base import Settings
+from onnxfold.passes.analysis import analyse
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.passes.scales.prove import prove_scales
-from onnxfold.pipeline import AFFINE_PASSES, decide_all
+from onnxfold.proof import prove_scales
 from onnxfold.shapes import infer
 from tests.passes.affine.affine_graphs import Array, error
 from tests.passes.scales.scale_graphs import BIASED, absorb, applied, assert_moved, scale_model
@@ -53,9 +52,6 @@ MOVES = {
     "gemm without a bias": ("f = Flatten<axis=2>(x) g = Gemm(f, W) y = Add(g, b)", 1),
     "conv": ("c = Conv<pads=[1,1]>(x, K, k) y = Mul(c, column)", 1),
     "conv without a bias": ("c = Conv<pads=[1,1]>(x, K) y = Add(c, column)", 1),
-    "einsum": ('m = Einsum<equation="...c,ce->...e">(x, W) y = Mul(m, ls)', 1),
-    "einsum, a number": ('m = Einsum<equation="ec,...c->...e">(U, x) y = Mul(m, eight)', 1),
-    "einsum, its weight first": ('m = Einsum<equation="ec,btc->bte">(U, x) y = Mul(m, ls)', 1),
     "batch norm behind a Dropout": (
         "c = Conv(x, K, k) e = Dropout(c) y = BatchNormalization(e, s5, k, b2, s5)",
         1,
@@ -172,8 +168,8 @@ def test_layer_scale_no_longer_hides_a_writer_from_the_norm_behind_it() -> None:
     more: dict[str, Array] = {name: rng.standard_normal((6, 6)) for name in ("V2", "V3")}
     more |= {"gamma": rng.standard_normal(6), "beta": rng.standard_normal(6)}
     model = scale_model(body, more)
-    assert not decide_all(prepare(model), Settings(), without=AFFINE_PASSES).plan.folds
-    fused = decide_all(prepare(model), Settings())
+    assert not analyse(prepare(model).model).plan.folds
+    fused = analyse(prepare(model).model, fuse_affine=True)
     assert len(fused.plan.folds) == 1
     assert len(fused.plan.scales) == 1
     assert fused.plan.fusions[0].gamma
