@@ -53,6 +53,7 @@ _ROWS = (
         "GroupQueryAttention",
         family=Family.GROUP_QUERY_ATTENTION,
         law="P(A V) = A (P V) within a head, where no cache is kept",
+        kernel="attention",
     ),
     Operator(
         "Attention",

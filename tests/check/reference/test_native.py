@@ -314,6 +314,47 @@ CONTRIB = [
         MS,
     ),
     Case(
+        "GroupQueryAttention",
+        [
+            f(2, 3, 32),
+            f(2, 3, 16, seed=1),
+            f(2, 3, 16, seed=2),
+            None,
+            None,
+            np.int32([2, 2]),
+            np.int32([3]),
+        ],
+        {"num_heads": 4, "kv_num_heads": 2, "softcap": 0.9},
+        17,
+        (F32, F32, F32),
+        MS,
+    ),
+    Case(
+        "GroupQueryAttention",
+        [
+            *(f(2, 1, 32), f(2, 1, 16, seed=1), f(2, 1, 16, seed=2)),
+            *(f(2, 2, 3, 8, seed=3), f(2, 2, 3, 8, seed=4), np.int32([3, 3]), np.int32([4])),
+        ],
+        {"num_heads": 4, "kv_num_heads": 2, "scale": 0.3},
+        17,
+        (F32, F32, F32),
+        MS,
+    ),
+    *(
+        Case(
+            "GroupQueryAttention",
+            [
+                *(f(2, 1, 64), None, None, f(2, 1, 3, 16, seed=3), f(2, 1, 3, 16, seed=4)),
+                *(np.int32([3, 3]), np.int32([4]), f(8, 8, seed=5), f(8, 8, seed=6)),
+            ],
+            {"num_heads": 2, "kv_num_heads": 1, "do_rotary": 1, "rotary_interleaved": interleaved},
+            17,
+            (F32, F32, F32),
+            MS,
+        )
+        for interleaved in (0, 1)
+    ),
+    Case(
         "DynamicQuantizeMatMul",
         [f(3, 8), np.int8(40 * f(8, 5)), np.float32([0.01] * 5), np.int8([0] * 5), f(5)],
         {},

@@ -1,4 +1,4 @@
-"""Attention and MultiHeadAttention of the domain com.microsoft."""
+"""Attention, MultiHeadAttention and GroupQueryAttention of the domain com.microsoft."""
 
 # ruff: noqa: PLR0913, PLR0917  (the inputs of an operator are the arguments of its kernel)
 
@@ -109,3 +109,80 @@ def multi_head_attention(
         k, v = np.concatenate([past_key, k], axis=2), np.concatenate([past_value, v], axis=2)
     masked = None if mask is None else _key_mask(call, mask, query.shape[0], k.shape[2])
     return _attend(call, q, k, v, _total(masked, extra)), k, v
+
+
+def _rotated(call: Call, x: Array, cos: Array, sin: Array, first: Array) -> Array:
+    """[B, N, S, H] with pairs turned by the angles of their positions; first: [B], of row 0."""
+    positions = first[:, None] + np.arange(x.shape[2])
+    c, s = (np.asarray(table[positions][:, None], x.dtype) for table in (cos, sin))
+    width = 2 * c.shape[-1]
+    rest = x[..., width:]
+    apart = call.integer("rotary_interleaved", 0)
+    a, b = (
+        (x[..., 0:width:2], x[..., 1:width:2])
+        if apart
+        else (x[..., : width // 2], x[..., width // 2 : width])
+    )
+    turned = (a * c - b * s, a * s + b * c)
+    joined = np.stack(turned, -1).reshape((*a.shape[:-1], width)) if apart else None
+    halves = np.concatenate(turned, axis=-1) if joined is None else joined
+    return np.concatenate([halves, rest], axis=-1)
+
+
+def _joined(past: Array | None, new: Array, first: Array) -> Array:
+    """The cache [B, N, T, H] with the new rows behind the ``first`` rows that each batch has."""
+    if past is None:
+        return new
+    length = max(past.shape[2], int(first.max()) + new.shape[2])
+    cache = np.zeros((*new.shape[:2], length, new.shape[3]), new.dtype)
+    for batch, start in enumerate(first):
+        cache[batch, :, :start] = past[batch, :, :start]
+        cache[batch, :, start : start + new.shape[2]] = new[batch]
+    return cache
+
+
+@kernel("GroupQueryAttention", domain=_DOMAIN)
+def group_query_attention(
+    call: Call,
+    query: Array,
+    key: Array | None,
+    value: Array | None,
+    past_key: Array | None,
+    past_value: Array | None,
+    seqlens_k: Array,
+    total_length: Array,
+    cos: Array | None = None,
+    sin: Array | None = None,
+    *others: Array | None,
+) -> tuple[Array, Array, Array]:
+    """Causal attention of several queries to each key, with the keys and values so far."""
+    types = {call.text(name, "NONE") for name in ("k_quant_type", "v_quant_type")}
+    limited = call.integer("local_window_size", -1) != -1 or call.integer("smooth_softmax", 0) > 0
+    if any(o is not None for o in others) or limited or types != {"NONE"}:
+        raise call.unsupported("a window, a sink, given positions or a quantised cache")
+    heads, shared = call.integer("num_heads", 1), call.integer("kv_num_heads", 1)
+    if key is None or value is None:
+        size = query.shape[-1] // (heads + 2 * shared)
+        ends = np.array([heads, heads + shared]) * size
+        query, key, value = np.split(query, ends, axis=-1)
+    q, k, v = _heads(query, heads), _heads(key, shared), _heads(value, shared)
+    rows, total = q.shape[2], int(np.max(total_length))
+    first = np.zeros(q.shape[0], np.int64)
+    if rows != total:
+        first = seqlens_k.reshape(-1).astype(np.int64) + 1 - rows
+    if call.integer("do_rotary", 0):
+        if cos is None or sin is None:
+            raise call.unsupported("a rotary embedding without angles")
+        q, k = (_rotated(call, part, cos, sin, first) for part in (q, k))
+    keys, values = _joined(past_key, k, first), _joined(past_value, v, first)
+    scale = call.real("scale", 0.0) or float(1 / np.sqrt(q.shape[-1]))
+    groups = heads // shared
+    scores = np.matmul(q, np.repeat(keys, groups, axis=1).swapaxes(-1, -2))
+    scores = scores * np.asarray(scale, q.dtype)
+    cap = call.real("softcap", 0.0)
+    scores = scores if cap == 0 else np.tanh(scores / cap) * np.asarray(cap, q.dtype)
+    last = (first[:, None] + np.arange(rows))[:, None, :, None]
+    scores = np.where(np.arange(keys.shape[2]) <= last, scores, np.asarray(-np.inf, q.dtype))
+    y: Array = np.matmul(softmax(scores, -1), np.repeat(values, groups, axis=1))
+    y = y.transpose(0, 2, 1, 3)
+    return y.reshape(y.shape[0], rows, -1), keys, values
