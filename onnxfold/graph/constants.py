@@ -116,6 +116,9 @@ class ConstantFolder:
         try:
             if not self._is_small(node, inputs):
                 return None
+            if node.op_type == "Unsqueeze" and "axes" in node.attributes and inputs[0] is not None:
+                # onnx's evaluator inserts one axis after the other, whatever their order.
+                return np.expand_dims(inputs[0], tuple(node.attributes.get_ints("axes", ())))
             return self._compute(node, inputs)[value.index() or 0]
         except _NO_RESULT:
             return None  # it fails wherever it runs, so nobody can know it

@@ -18,8 +18,9 @@ from onnxfold.operators.families.rules import elements_of
 from onnxfold.operators.row import Elements
 from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.transfer import Passes, react
+from onnxfold.shapes.symbolic import SymbolicShapes
 from tests.operators.law_property import UnsoundError
-from tests.operators.sample import Array, Draw, Sample
+from tests.operators.sample import Array, Draw, Operand, Sample
 
 __all__ = ["check_facets"]
 
@@ -191,3 +192,12 @@ class _Check:
         if count is not None:
             shapes = [x.shape for x in self.x[: count or None] if x is not None]
             self._claim("broadcasts", self.y[0].shape == np.broadcast_shapes(*shapes))
+        known = all(
+            x is None or o.dims == x.shape for x, o in zip(self.x, self._operands(), strict=False)
+        )
+        if facets.reduces(self.row) and known:
+            dims = SymbolicShapes(self.view).reduced(self.node)
+            self._claim("reduces", dims == self.y[0].shape)
+
+    def _operands(self) -> list[Operand]:
+        return [operand for operand in self.sample.operands if operand is not None]

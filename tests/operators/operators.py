@@ -13,7 +13,7 @@ from onnx.reference.op_run import OpRun
 
 from tests.operators.sample import Array
 
-__all__ = ["OPERATORS", "operator"]
+__all__ = ["OPERATORS", "group_norm", "group_normalization", "mean_variance", "operator"]
 
 _MICROSOFT = "com.microsoft"
 Arrays = Sequence[Array | None]
@@ -79,7 +79,7 @@ def _embedding(arrays: list[Array | None], attributes: dict[str, Any]) -> list[A
     return [y, np.zeros(ids.shape[0], np.int32), total]
 
 
-def _group_norm(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
+def group_norm(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
     """y of GroupNorm(x, gamma, beta), channels last."""
     x, groups = _required(arrays, 0), attributes["groups"]
     apart = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
@@ -89,7 +89,7 @@ def _group_norm(arrays: list[Array | None], attributes: dict[str, Any]) -> list[
 
 def _skip_group_norm(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
     total = _required(arrays, 0) + _required(arrays, 3)
-    return [*_group_norm([total, *arrays[1:3]], attributes), total]
+    return [*group_norm([total, *arrays[1:3]], attributes), total]
 
 
 def _fused_matmul(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
@@ -108,7 +108,7 @@ def _batch_norm(arrays: list[Array | None], attributes: dict[str, Any]) -> list[
     return [(x - mean) / np.sqrt(variance + epsilon) * scale + bias]
 
 
-def _mean_variance(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
+def mean_variance(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
     """MeanVarianceNormalization; onnx's body of it adds a float32 epsilon."""
     x = _required(arrays, 0)
     axes = tuple(attributes.get("axes") or (0, 2, 3))
@@ -116,7 +116,7 @@ def _mean_variance(arrays: list[Array | None], attributes: dict[str, Any]) -> li
     return [centred / (np.sqrt((centred * centred).mean(axis=axes, keepdims=True)) + 1e-9)]
 
 
-def _group_normalization(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
+def group_normalization(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
     """GroupNormalization: scale and bias per channel, or per group below opset 21."""
     x, scale, bias = (_required(arrays, index) for index in range(3))
     apart = x.reshape(x.shape[0], attributes["num_groups"], -1)
@@ -135,13 +135,13 @@ def _summed(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Arra
 OPERATORS: tuple[type, ...] = (
     operator("", "SimplifiedLayerNormalization", _simplified),
     operator("", "BatchNormalization", _batch_norm),
-    operator("", "GroupNormalization", _group_normalization),
+    operator("", "GroupNormalization", group_normalization),
     operator("", "Mean", _summed),
-    operator("", "MeanVarianceNormalization", _mean_variance),
+    operator("", "MeanVarianceNormalization", mean_variance),
     operator(_MICROSOFT, "SkipLayerNormalization", _skip),
     operator(_MICROSOFT, "SkipSimplifiedLayerNormalization", _skip_simplified),
     operator(_MICROSOFT, "EmbedLayerNormalization", _embedding),
-    operator(_MICROSOFT, "GroupNorm", _group_norm),
+    operator(_MICROSOFT, "GroupNorm", group_norm),
     operator(_MICROSOFT, "SkipGroupNorm", _skip_group_norm),
     operator(_MICROSOFT, "FusedMatMul", _fused_matmul),
 )

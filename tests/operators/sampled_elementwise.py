@@ -224,7 +224,7 @@ def _average_pool(draw: Draw) -> Sample:
         attributes["pads"] = [draw.number(0, 1) for _ in range(2 * spatial)]
         attributes["count_include_pad"] = draw.number(0, 1)
     return _done(
-        draw, "AveragePool", draw.pick((10, 11, 19)), [draw.floats(dims)], attributes=attributes
+        draw, "AveragePool", draw.pick((9, 10, 11, 19)), [draw.floats(dims)], attributes=attributes
     )
 
 
