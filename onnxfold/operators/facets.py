@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxfold.operators.row import Elements, Family, Layer, Operator, Shapes
+from onnxfold.operators.row import Elements, Family, Operator, Shapes
 from onnxfold.refusal import RefusalCode
 
 __all__ = [
@@ -28,8 +28,6 @@ __all__ = [
     "stochastic",
     "takes_scale",
 ]
-
-_LAYERS_WITHOUT_SCALE = (Layer.EINSUM, Layer.PACKED_ATTENTION)
 
 
 def reads_elements(row: Operator) -> bool:
@@ -79,8 +77,7 @@ def adds_first(row: Operator, index: int) -> bool:
 
 def takes_scale(row: Operator) -> bool:
     """Whether a scale of the output can be made in the layer's weight and bias."""
-    linear = row.layer is not None and row.elements <= Elements.LINEAR
-    return linear and row.layer not in _LAYERS_WITHOUT_SCALE
+    return row.layer is not None and row.elements <= Elements.LINEAR
 
 
 def same_shape(row: Operator) -> bool:

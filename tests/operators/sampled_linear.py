@@ -161,6 +161,10 @@ _EQUATIONS = (
     "Ti,iT->T",
     "ab,cd->abcd",
     "...ij,jk->...ik",
+    "...ij,...jk->...ik",
+    "ec,...c->...e",
+    "...i,...i->...",
+    "i...,i->...i",
     "ij,jk",
 )
 
@@ -170,10 +174,15 @@ def _einsum(draw: Draw) -> Sample:
     factors = equation.replace(" ", "").split("->")[0].split(",")
     size: dict[str, int | str] = {}
     operands = []
+    hidden = tuple(draw.dim(symbolic=0.0, sizes=(2, 3)) for _ in range(draw.number(1, 2)))
     for factor in factors:
         labels = factor.replace("...", "")
         dims = tuple(size.setdefault(label, draw.dim(sizes=(2, 3, 4))) for label in labels)
-        operands.append(draw.floats((2, *dims) if "..." in factor else dims))
+        if "..." in factor:
+            before = len(factor.partition("...")[0])
+            repeated = tuple(1 if draw.chance(0.3) else dim for dim in hidden)
+            dims = (*dims[:before], *repeated, *dims[before:])
+        operands.append(draw.floats(dims))
     return Sample("Einsum", 12, tuple(operands), {"equation": equation}, draw.size_of)
 
 

@@ -30,6 +30,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 __all__ = ["ChannelOp", "Writer", "channel_op", "embedded", "writer_of"]
 
 Float64 = npt.NDArray[np.float64]
+_PRODUCTS = (Layer.EINSUM, Layer.MATMUL)  # either factor may be the weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -287,7 +288,7 @@ def _writer(
     root = root_of(view, Reader(node, index), inner, SCALAR)
     if isinstance(root, Refusal):
         dynamic = root.code is RefusalCode.DYNAMIC_WEIGHT
-        product = row_of(node).layer is Layer.MATMUL
+        product = row_of(node).layer in _PRODUCTS
         return index if dynamic and not channels.digits and product else root
     found = list(biases)
     new_bias = None
@@ -313,7 +314,7 @@ def _operands(view: ModelInfo, node: ir.Node, channels: Channels) -> tuple[int, 
     """Return the input that holds the output's channels, and where they are in it."""
     if not channels.digits:
         constant = [view.tensor(operand) is not None for operand in node.inputs[:2]]
-        product = row_of(node).layer is Layer.MATMUL
+        product = row_of(node).layer in _PRODUCTS
         behind = constant[0] and not constant[1]
         first = behind or (not any(constant) and not _is_weight(view, node, 1))
         return (0 if product and first else 1), SCALAR

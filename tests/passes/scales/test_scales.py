@@ -52,6 +52,9 @@ MOVES = {
     "gemm without a bias": ("f = Flatten<axis=2>(x) g = Gemm(f, W) y = Add(g, b)", 1),
     "conv": ("c = Conv<pads=[1,1]>(x, K, k) y = Mul(c, column)", 1),
     "conv without a bias": ("c = Conv<pads=[1,1]>(x, K) y = Add(c, column)", 1),
+    "einsum": ('m = Einsum<equation="...c,ce->...e">(x, W) y = Mul(m, ls)', 1),
+    "einsum, a number": ('m = Einsum<equation="ec,...c->...e">(U, x) y = Mul(m, eight)', 1),
+    "einsum, its weight first": ('m = Einsum<equation="ec,btc->bte">(U, x) y = Mul(m, ls)', 1),
     "batch norm behind a Dropout": (
         "c = Conv(x, K, k) e = Dropout(c) y = BatchNormalization(e, s5, k, b2, s5)",
         1,
