@@ -7,6 +7,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 MODEL  ?=
+# ON: warnings of the compilers of the kernels are errors, as are spilled registers.
+STRICT ?= OFF
 
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -19,7 +21,7 @@ DEMO   := build/demo
 DIGITS := models/digits_vit/digits_vit.onnx
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-serve test-examples test-image cuda lint format types docs bench bench-models mutants image clean
+.PHONY: help demo test test-slow test-serve test-examples test-image test-compilers test-compatibility test-compatibility-fast cuda lint format types docs bench bench-models mutants image clean
 
 help:
 	@echo 'make demo       fold the shipped model and compare its accuracy before and after'
@@ -28,6 +30,9 @@ help:
 	@echo 'make test-serve test the server; installs MLServer and tritonclient (Python 3.11 or 3.12)'
 	@echo 'make test-examples run the examples; installs torch, optimum and onnxruntime-genai'
 	@echo 'make test-image build the container image and fold the shipped model in it'
+	@echo 'make test-compilers compile the kernels with each of g++ 11, g++ 12 and clang++ 14 that there is'
+	@echo 'make test-compatibility try 14 runtimes and 27 tools on what onnxfold writes (an hour or two)'
+	@echo 'make test-compatibility-fast the part of it that is quick'
 	@echo 'make cuda       build the kernels for CUDA too (docs/cuda.md)'
 	@echo 'make lint       check style          make format  repair it'
 	@echo 'make types      check types'
@@ -64,11 +69,21 @@ test-examples: $(VENV)/.test
 test-image: $(VENV)/.test
 	@$(BIN)/python -m pytest -q -rs -m slow tests/project/test_image.py
 
+test-compilers: $(VENV)/.test
+	@$(BIN)/python -m pytest -q -rs -m 'slow or not slow' tests/custom_ops/test_compilers.py
+
+# With an environment for each runtime, in build/compatibility; it writes docs/compatibility.md.
+test-compatibility: $(VENV)/.slow
+	@$(BIN)/python -m tests.compatibility $(SUBJECTS)
+
+test-compatibility-fast: $(VENV)/.slow
+	@$(BIN)/python -m pytest -q -rs -m 'slow or not slow' tests/compatibility
+
 # Into the sources, where an editable install finds it; it replaces nothing.
 cuda:
 	@for tool in nvcc cmake; do command -v $$tool >/dev/null || { \
 	  echo "make cuda needs $$tool: a CUDA toolkit, 12 or newer, and CMake"; exit 1; }; done
-	@cmake -S custom_ops -B build/cuda -DONNXFOLD_CUDA=ON -DONNXFOLD_DRIVER=ON
+	@cmake -S custom_ops -B build/cuda -DONNXFOLD_CUDA=ON -DONNXFOLD_DRIVER=ON -DONNXFOLD_STRICT=$(STRICT)
 	@cmake --build build/cuda --parallel $(shell nproc)
 	@cmake --install build/cuda --prefix . --component onnxfold_ops_cuda
 

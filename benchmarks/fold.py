@@ -170,7 +170,7 @@ def _fold(model: Path, runs: int) -> list[_Sample]:
     for _ in range(runs + 1):
         source = model_io.load(model)
         begin = time.process_time()
-        result = onnxfold.optimize(source, check=0)
+        result = onnxfold.optimize(source, check=None)
         start = time.perf_counter()
         _compute_changed(result.model)
         stages["changed weights"].append(time.perf_counter() - start)

@@ -44,8 +44,6 @@ def chain(
     attributes: dict[str, Any] = {"epsilon": EPSILON}
     if not op.startswith("Skip"):
         attributes["axis"] = -1
-    if domain == DOMAIN:
-        attributes["axes"] = [-1]
     if op == "Center":
         del attributes["epsilon"]
     elif op.startswith("CRMS"):

@@ -13,7 +13,8 @@ and then the best says more than the median.
 Operations, on tensors of 98304 elements in rows of n:
     rms, layer          y = norm(x), scale, and bias for layer
     add_rms, add_layer  y, s = norm(y + s), s as in a pre-norm model: the sum is used again
-    post_layer          y = norm(y + r) as in a post-norm model: the sum is used once
+    post_layer, post_rms  y = norm(y + r) as in a post-norm model: the sum is used once
+    bias_layer          y = norm(y + b + r), b a vector
     center              y = y - mean(y)
     bias                y = y + b, b a vector: an Add of its own, on any target
 
@@ -106,6 +107,7 @@ class KernelRow(Conditions):
 SKIP = "com.microsoft"
 NO_SKIP = ("SkipLayerNormFusion",)
 SIMPLIFIED = ("SimplifiedLayerNormalization", "", "y{0} scale", "y{1}")
+LAYER_OF_SUM = ("LayerNormalization", "", "t{1} scale bias", "y{1}")
 ADD = ("Add", "", "y{0} s{0}", "s{1}")
 OPERATIONS: dict[str, tuple[Method, ...]] = {
     "rms": (
@@ -188,8 +190,55 @@ OPERATIONS: dict[str, tuple[Method, ...]] = {
             NO_SKIP,
         ),
         Method(
+            "Sum + LayerNormalization",
+            [("Sum", "", "y{0} s0", "t{1}"), LAYER_OF_SUM],
+            ("Sum", "LayerNormalization"),
+        ),
+        Method(
             "SkipLayerNormalization",
             [("SkipLayerNormalization", SKIP, "y{0} s0 scale bias", "y{1}")],
+            ("SkipLayerNormalization",),
+        ),
+    ),
+    "post_rms": (
+        Method(OURS, [("AddRMSNormScale", DOMAIN, "y{0} s0 scale", "y{1}")], ("AddRMSNormScale",)),
+        Method(
+            "Sum + SimplifiedLayerNormalization",
+            [
+                ("Sum", "", "y{0} s0", "t{1}"),
+                ("SimplifiedLayerNormalization", "", "t{1} scale", "y{1}"),
+            ],
+            ("Sum", "SimplifiedLayerNormalization"),
+        ),
+        Method(
+            "SkipSimplifiedLayerNormalization",
+            [("SkipSimplifiedLayerNormalization", SKIP, "y{0} s0 scale", "y{1}")],
+            ("SkipSimplifiedLayerNormalization",),
+        ),
+    ),
+    "bias_layer": (
+        Method(
+            OURS,
+            [("AddBiasLayerNormAffine", DOMAIN, "y{0} s0 bias scale bias", "y{1}")],
+            ("AddBiasLayerNormAffine",),
+        ),
+        Method(
+            "Add + Sum + LayerNormalization",
+            [
+                ("Add", "", "y{0} bias", "b{1}"),
+                ("Sum", "", "b{1} s0", "t{1}"),
+                LAYER_OF_SUM,
+            ],
+            ("Add", "Sum", "LayerNormalization"),
+        ),
+        Method(
+            "Sum of three + LayerNormalization",
+            [("Sum", "", "y{0} bias s0", "t{1}"), LAYER_OF_SUM],
+            ("Sum", "LayerNormalization"),
+        ),
+        Method(
+            "SkipLayerNormalization with bias",
+            [("SkipLayerNormalization", SKIP, "y{0} s0 scale bias bias", "y{1}")],
             ("SkipLayerNormalization",),
         ),
     ),
@@ -234,15 +283,13 @@ def chain(method: Method, size: int, dtype: str) -> onnx.ModelProto:
 
 
 def _attributes(op: str, domain: str) -> list[onnx.AttributeProto]:
-    if op in ("Add", "ReduceMean", "Sub"):
+    if op in ("Add", "ReduceMean", "Sub", "Sum"):
         return []
     found: dict[str, float | int | list[int]] = {}
     if op != "Center":
         found["epsilon"] = EPSILON
     if not op.startswith("Skip"):
         found["axis"] = -1
-    if domain == DOMAIN:
-        found["axes"] = [-1]
     return [helper.make_attribute(name, value) for name, value in found.items()]
 
 

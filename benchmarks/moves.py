@@ -23,6 +23,8 @@ _FUNCTIONS = {
     "add_rms": "moves_add",
     "add_layer": "moves_add",
     "post_layer": "moves_post",
+    "post_rms": "moves_post",
+    "bias_layer": "moves_post",
 }
 
 

@@ -49,12 +49,13 @@ _SHARDS = 6
 _PLAN = """
 import sys, time
 from onnxfold import model_io
-from onnxfold.passes.analysis import analyse
+from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.pipeline import decide_all
 model = model_io.load(sys.argv[1])
 start = time.process_time()
-analysis = analyse(prepare(model).model, fuse_affine=True)
-print(time.process_time() - start, analysis.description.nodes, len(analysis.plan.folds))
+findings = decide_all(prepare(model), Settings()).findings
+print(time.process_time() - start, findings.description.nodes, len(findings.plan.folds))
 """
 
 _CHECKED = """

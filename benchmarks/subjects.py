@@ -124,7 +124,9 @@ def prepare(
             path, counts = source, {}
         else:
             path = folder / f"{form}.onnx"
-            report = onnxfold.optimize(source, path, check=0, **options).report
+            report = onnxfold.optimize(
+                source, path, **{"check": None, "target": "kernels", **options}
+            ).report
             counts = report["inspect"]["summary"]
         if int8:
             path = _quantised(path, folder / f"{form}.int8.onnx")

@@ -17,7 +17,8 @@ source, target = Path(sys.argv[1]), Path(sys.argv[2])
 shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.onnx", "*.onnx.data"))
 config = json.loads((target / "genai_config.json").read_text())
 decoder = config["model"]["decoder"]
-result = onnxfold.optimize(source / decoder["filename"], target / decoder["filename"])
+file = decoder["filename"]
+result = onnxfold.optimize(source / file, target / file, target="kernels")
 print(result.report["inspect"]["summary"]["foldable"], "norms folded")
 library = shutil.copy(onnxfold.get_library_path(), target)
 decoder.setdefault("session_options", {})["custom_ops_library"] = Path(library).name

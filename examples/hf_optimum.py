@@ -16,7 +16,8 @@ import onnxfold
 folder = Path(sys.argv[1])
 exported = folder / "onnx"
 ORTModelForFeatureExtraction.from_pretrained(folder, export=True).save_pretrained(exported)
-result = onnxfold.optimize(exported / "model.onnx", exported / "model_onnxfold.onnx")
+folded = exported / "model_onnxfold.onnx"
+result = onnxfold.optimize(exported / "model.onnx", folded, target="kernels")
 print(result.report["inspect"]["summary"]["foldable"], "norms folded")
 
 options = ort.SessionOptions()

@@ -1,7 +1,6 @@
 """Run a model in ONNX Runtime with onnxfold's kernels: python plain.py IN.onnx.
 
-The optimized file runs anywhere; where the library is registered, its kernels replace the bodies
-of the functions.
+Where the library is registered, its kernels replace the bodies of the functions.
 """
 
 import sys
@@ -15,7 +14,7 @@ import onnxfold
 
 source = Path(sys.argv[1])
 fast = Path(tempfile.mkdtemp()) / "fast.onnx"
-onnxfold.optimize(source, fast)
+onnxfold.optimize(source, fast, target="kernels")
 
 options = ort.SessionOptions()
 onnxfold.register(options)

@@ -12,21 +12,24 @@ from onnxfold import model_io
 from onnxfold.check import ModelSource, Verification
 from onnxfold.errors import UsageError
 from onnxfold.model_io.sources import open_source
-from onnxfold.options import DEFAULT_SPLIT_BYTES, Options, Target
-from onnxfold.passes.analysis import analyse
+from onnxfold.options import DEFAULT_SPLIT_BYTES, Device, Options, Target, WrittenForm, target_named
+from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.prepare.error_context import error_context
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.passes.stage_timer import Stages, StageTimer
-from onnxfold.pipeline import Result, bytes_of, run
+from onnxfold.pipeline import AFFINE_PASSES, Result, bytes_of, decide_all, run
+from onnxfold.pipeline.stage_timer import Stages, StageTimer
 from onnxfold.report.document import inspection
+from onnxfold.shapes.claims import unconfirmed_claims
 
 __all__ = ["inspect", "optimize", "verify"]
+
+_SPELLINGS = (WrittenForm.OP, WrittenForm.DECOMPOSED)
 
 
 def inspect(
     model: Any,
     *,
-    target: Target | str = Target.PORTABLE,
+    target: Target | str = Target.ONNX,
     allow_split: int = DEFAULT_SPLIT_BYTES,
     exclude: str | None = None,
     fuse_affine: bool = True,
@@ -36,17 +39,13 @@ def inspect(
     ``model`` is a path, an onnx.ModelProto, an onnx_ir.Model or an onnx_graphsurgeon.Graph.
     Raises ModelError when it cannot be read.
     """
-    source, chosen = open_source(model), _target(target)
+    source = open_source(model)
+    settings = Settings(target_named(target), allow_split, exclusion(exclude))
+    without = () if fuse_affine else AFFINE_PASSES
     with error_context(source):
-        analysis = analyse(
-            prepare(source.model).model,
-            chosen,
-            allow_split_bytes=allow_split,
-            exclude=exclude,
-            fuse_affine=fuse_affine,
-            for_proof=False,
-        )
-    return inspection(analysis)
+        claims = unconfirmed_claims(source.model)
+        decided = decide_all(prepare(source.model), settings, without=without)
+    return inspection(decided.findings, claims)
 
 
 def verify(
@@ -94,8 +93,17 @@ def optimize(
     not compute the same function (then nothing is written), UsageError for options that make no
     sense, ModelError when the model cannot be read or written.
     """
-    chosen = Options(**{**options, "target": _target(options.get("target", Target.PORTABLE))})
-    if chosen.check < 0:
+    named = {
+        "target": target_named(options.get("target", Target.ONNX)),
+        "device": Device(options.get("device", Device.CPU)),
+        "norm_form": WrittenForm(options.get("norm_form", WrittenForm.AUTO)),
+    }
+    chosen = Options(**{**options, **named})
+    if chosen.device is Device.CUDA and chosen.target is not Target.ORT:
+        raise UsageError("--device cuda is for --target ort; the other files suit every device")
+    if chosen.target is Target.ORT and chosen.norm_form in _SPELLINGS:
+        raise UsageError(f"--norm-form {chosen.norm_form} is for --target onnx and kernels")
+    if chosen.check is not None and chosen.check < 0:
         raise UsageError(f"check must be 0 or more samples, not {chosen.check}")
     timer = StageTimer(progress)
     if output is not None and not chosen.dry_run:
@@ -114,11 +122,3 @@ def optimize(
     # Weights may hold inf and NaN; what comes of them is compared with the original.
     with np.errstate(all="ignore"), error_context(source):
         return run(source, output, chosen, timer)
-
-
-def _target(name: Target | str) -> Target:
-    try:
-        return Target(name)
-    except ValueError as error:
-        names = ", ".join(target.value for target in Target)
-        raise UsageError(f"there is no target '{name}'; the targets are {names}") from error

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
-    "AffineCheckError",
     "InvariantError",
     "ModelError",
     "OnnxfoldError",
+    "PassCheckError",
     "UnchangedError",
     "UsageError",
     "VerificationError",
@@ -28,8 +28,12 @@ class VerificationError(OnnxfoldError):
     exit_code: ClassVar[int] = 1
 
 
-class AffineCheckError(VerificationError):
-    """A check failed with gammas, betas or scales moved; without moving them it may pass."""
+class PassCheckError(VerificationError):
+    """The check failed, and without one of the passes, which can be left out, it may not."""
+
+    def __init__(self, message: str, name: str):
+        super().__init__(message)
+        self.name = name
 
 
 class WeightOverflowError(VerificationError):

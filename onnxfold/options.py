@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from onnxfold.errors import UsageError
+
 __all__ = [
     "DEFAULT_NOISE_LIMIT",
     "DEFAULT_RANGE_LIMIT",
     "DEFAULT_SPLIT_BYTES",
+    "Device",
     "Options",
     "Target",
+    "WrittenForm",
+    "target_named",
 ]
 
 DEFAULT_SPLIT_BYTES = 1 << 20
@@ -19,21 +24,54 @@ DEFAULT_NOISE_LIMIT = 4.0
 
 
 class Target(StrEnum):
-    """What the output model may contain."""
+    """What the output model is for, and so what it may contain."""
 
-    PORTABLE = "portable"
-    ONNX = "onnx"
-    ORT = "ort"
+    ONNX = "onnx"  # standard operators, for every runtime and tool
+    ORT = "ort"  # the fastest operators of ONNX Runtime as it is
+    KERNELS = "kernels"  # functions, in whose place the onnxfold library puts its kernels
+
+
+def target_named(name: str) -> Target:
+    """Return the target of a name; raises UsageError where there is none."""
+    if name == "portable":
+        raise UsageError("the target 'portable' is called 'kernels' now")
+    try:
+        return Target(name)
+    except ValueError as error:
+        names = ", ".join(Target)
+        raise UsageError(f"there is no target '{name}'; the targets are {names}") from error
+
+
+class Device(StrEnum):
+    """What a file for target ORT is to be fastest on."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class WrittenForm(StrEnum):
+    """How the norms are written that a fold could make RMS norms."""
+
+    AUTO = "auto"
+    OP = "op"  # RMSNormalization
+    DECOMPOSED = "decomposed"  # Pow, ReduceMean, Add, Sqrt, Div, Mul
+    LAYER = "layer"  # LayerNormalization: no fold, only gamma, beta and scales move
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user can ask of optimize; the fields are the options of the command line."""
+    """What a user can ask of optimize; the fields are the options of the command line.
 
-    target: Target = Target.PORTABLE
+    ``check`` is the number of inputs that both models are run on: 0 proves the result and runs
+    nothing, None does neither.
+    """
+
+    target: Target = Target.ONNX
+    device: Device = Device.CPU
+    norm_form: WrittenForm = WrittenForm.AUTO
     allow_split: int = DEFAULT_SPLIT_BYTES
     exclude: str | None = None
-    check: int = 2
+    check: int | None = 2
     noise_limit: float = DEFAULT_NOISE_LIMIT
     rtol: float | None = None
     atol: float | None = None

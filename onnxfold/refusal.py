@@ -31,6 +31,7 @@ class RefusalCode(StrEnum):
     NO_CHEAPER_FORM = "no_cheaper_form"
     NON_FINITE_WEIGHT = "non_finite_weight"
     NOT_CENTRED_NORM = "not_centred_norm"
+    NOT_PROVED = "not_proved"
     NOT_WORTH = "not_worth"
     OVERRIDABLE_INITIALIZER = "overridable_initializer"
     QUANTISED = "quantised"
@@ -137,6 +138,11 @@ EXPLANATIONS: dict[RefusalCode, Explanation] = {
         "The norm does not subtract a mean (L2 norm, DyT), or another one that reads the same "
         "stream does not and would see the change.",
         "Nothing to do.",
+    ),
+    RefusalCode.NOT_PROVED: Explanation(
+        "The norm could fold or its gamma move, but the proof of it failed, so it was left as it "
+        "was. The model is right; the proof or the plan is not.",
+        "Report the model: a plan that is right and cannot be proved is a defect.",
     ),
     RefusalCode.NOT_WORTH: Explanation(
         "The norm could fold, but what must be inserted or stored twice costs more than it saves.",

@@ -9,7 +9,15 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxfold.operators.functions import DOMAIN, SIGNATURES, VERSION, Statistics, call, function
+from onnxfold.operators.functions import (
+    DOMAIN,
+    SIGNATURES,
+    VERSION,
+    Statistics,
+    call,
+    function,
+    setting_of,
+)
 from tests.oracle import Array
 
 __all__ = ["NUMPY_TYPES", "call_model", "input_shapes", "random_inputs"]
@@ -80,5 +88,7 @@ def call_model(
         opset_imports={"": opset, DOMAIN: VERSION},
         name="call",
     )
-    functions = [function(name, opset, dtype)] if with_body else []
+    functions = (
+        [function(name, opset, setting_of(node, opset, convertible=False))] if with_body else []
+    )
     return ir.to_proto(ir.Model(graph, ir_version=8, functions=functions))

@@ -3,10 +3,11 @@
 // after the other (tests/custom_ops/emulation.inc). What a thread does in a step is a type as well:
 // RowThread holds its part of the row in registers, LoopThread reads it again for every step.
 //
-// The statistics are those of the CPU's kernels, where LayerNorm of a row with a large mean takes two
-// passes and corrects them, as every row does here (Chan, Golub, LeVeque 1983),
-//     m = mean(x)     c = mean(x - m)     variance = mean((x - m)^2) - c^2     y ~ (x - m) - c
-// in float32 throughout.
+// The statistics are those of the CPU's kernels, in float32 throughout. LayerNorm is the two-pass
+// algorithm with its correction (Chan, Golub, LeVeque 1983),
+//     c = mean(x - m)     variance = mean((x - m)^2) - c^2     y ~ (x - m) - c
+// for any m near to the mean. Where mean^2 <= variance, as in most hidden states, 0 is near enough:
+// no more than one bit of the variance cancels, and one pass gives both sums. Else m = mean(x).
 #pragma once
 
 #include "element.h"
@@ -32,18 +33,14 @@ constexpr bool kCentred = S == Statistics::LAYER || S == Statistics::CENTER;
 template <Statistics S>
 constexpr bool kShortened = S == Statistics::CRMS || S == Statistics::CRMS_FULL;
 
-// Adds the values of one vector; in pairs, which halves the chain of dependent additions.
-template <int Count>
+// Adds the values of one vector; of the moments, those that are asked for: the instructions of the
+// others would be issued.
+template <bool Sum, bool Squares, int Count>
 ONNXFOLD_THREAD void accumulate(Moments& moments, const float (&v)[Count]) {
-  if constexpr (Count == 1) {
-    moments.sum += v[0];
-    moments.squares += v[0] * v[0];
-  } else {
-    ONNXFOLD_UNROLL
-    for (int e = 0; e < Count; e += 2) {
-      moments.sum += v[e] + v[e + 1];
-      moments.squares += v[e] * v[e] + v[e + 1] * v[e + 1];
-    }
+  ONNXFOLD_UNROLL
+  for (int e = 0; e < Count; ++e) {
+    if constexpr (Sum) moments.sum += v[e];
+    if constexpr (Squares) moments.squares = v[e] * v[e] + moments.squares;
   }
 }
 
@@ -63,16 +60,27 @@ ONNXFOLD_THREAD void normalise(Group& group, const Arguments& arguments, int64_t
   group.each([&](Thread& thread, int rank, int threads) {
     thread.load(arguments, row, rank, threads);
   });
-  const Moments first = group.template sum<0, kSum, !kCentred<kStatistics>>(
-      [&](Thread& thread) { return thread.first(); });
+  constexpr bool kSquares = kStatistics != Statistics::CENTER;
+  constexpr bool kLayer = kStatistics == Statistics::LAYER;
+  const Moments first = group.template sum<0, kSum, kSquares>(
+      [&](Thread& thread) { return thread.template first<kSum, kSquares>(); });
   Coefficients c = {0.0f, 0.0f, 1.0f, 0.0f};
   if constexpr (kCentred<kStatistics>) {
-    constexpr bool kLayer = kStatistics == Statistics::LAYER;
-    c.mean = first.sum * inverse;
-    const Moments second = group.template sum<1, true, kLayer>(
-        [&](Thread& thread) { return thread.second(c.mean); });
-    c.correction = second.sum * inverse;
-    const float variance = second.squares * inverse - c.correction * c.correction;
+    const float mean = first.sum * inverse;
+    float variance = first.squares * inverse - mean * mean;
+    c.correction = mean;
+    // NaN is far. Rows that share a warp take the second pass together, for its shuffles; a row that
+    // is not far keeps what it had, lest its bits depend on its neighbours.
+    const bool far = !kLayer || !(mean * mean <= variance);
+    if (!kLayer || group.any(far)) {
+      const Moments second = group.template sum<1, true, kLayer>(
+          [&](Thread& thread) { return thread.template second<kLayer>(mean); });
+      if (far) {
+        c.mean = mean;
+        c.correction = second.sum * inverse;
+        variance = second.squares * inverse - c.correction * c.correction;
+      }
+    }
     // Not fmaxf, which would turn a NaN into 0.
     if (kLayer) c.factor = reciprocal_root((variance < 0.0f ? 0.0f : variance) + arguments.epsilon);
   } else if constexpr (kShortened<kStatistics>) {

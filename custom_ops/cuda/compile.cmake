@@ -1,5 +1,6 @@
 # Compiles one file of kernels and reports the registers of each: cmake -DNVCC=.. -DSOURCE=..
-# -DOBJECT=.. -DREPORT=.. -DOPTIONS=.. -P compile.cmake. Fails on a warning and on a spilled register.
+# -DOBJECT=.. -DREPORT=.. -DOPTIONS=.. -DSTRICT=.. -P compile.cmake. Where STRICT, a spilled register
+# is an error.
 execute_process(COMMAND ${NVCC} ${OPTIONS} -Xptxas=-v -c ${SOURCE} -o ${OBJECT}
                 RESULT_VARIABLE result OUTPUT_VARIABLE out ERROR_VARIABLE log)
 if(NOT result EQUAL 0)
@@ -58,7 +59,9 @@ foreach(kernel IN LISTS kernels)
 endforeach()
 file(WRITE ${REPORT} "${lines}")
 message("${lines}")
-if(spilled)
+if(spilled AND STRICT)
   file(REMOVE ${OBJECT})
   message(FATAL_ERROR "registers are spilled: ${spilled}")
+elseif(spilled)
+  message(WARNING "slower than they should be, registers are spilled: ${spilled}")
 endif()

@@ -10,7 +10,7 @@ if(NOT ONNXFOLD_CUDA OR NOT CUDAToolkit_FOUND)
 endif()
 set(nvcc ${CUDAToolkit_NVCC_EXECUTABLE})
 
-set(ONNXFOLD_CUDA_ARCHITECTURES 75 80 89 90 100 120 CACHE STRING "Compute capabilities x 10")
+set(ONNXFOLD_CUDA_ARCHITECTURES 70 75 80 89 90 100 120 CACHE STRING "Compute capabilities x 10")
 execute_process(COMMAND ${nvcc} --list-gpu-code OUTPUT_VARIABLE known COMMAND_ERROR_IS_FATAL ANY)
 set(older "")
 set(newer "")
@@ -23,12 +23,26 @@ foreach(architecture IN LISTS ONNXFOLD_CUDA_ARCHITECTURES)
     list(APPEND newer ${architecture})
   endif()
 endforeach()
+# Kernels begin before the one before them has ended, from compute capability 9.0 on.
+option(ONNXFOLD_PDL "Launch CUDA kernels by programmatic dependent launch" OFF)
 # The kernels use nothing newer than compute capability 8.0, so its PTX serves all later ones: it is
-# compiled once, assembled for each, and kept for those that are not in the list.
-list(TRANSFORM newer PREPEND sm_ OUTPUT_VARIABLE codes)
-list(APPEND codes compute_80)
+# compiled once, assembled for each, and kept for those that are not in the list. Programmatic
+# dependent launch takes the PTX of 9.0.
+set(codes compute_80)
+set(codes_90 compute_90)
+foreach(architecture IN LISTS newer)
+  if(ONNXFOLD_PDL AND NOT architecture LESS 90)
+    list(APPEND codes_90 sm_${architecture})
+  else()
+    list(APPEND codes sm_${architecture})
+  endif()
+endforeach()
 list(JOIN codes "," codes)
+list(JOIN codes_90 "," codes_90)
 set(targets -gencode=arch=compute_80,code=[${codes}])
+if(ONNXFOLD_PDL)
+  list(APPEND targets -gencode=arch=compute_90,code=[${codes_90}] -DONNXFOLD_PDL)
+endif()
 foreach(architecture IN LISTS older)
   list(APPEND targets -gencode=arch=compute_${architecture},code=sm_${architecture})
 endforeach()
@@ -37,8 +51,11 @@ list(JOIN newer " " newer)
 message(STATUS "CUDA ${CUDAToolkit_VERSION}: kernels for sm ${older} ${newer}, PTX 80")
 
 set(options -ccbin=${CMAKE_CXX_COMPILER} -std=c++17 -O3 -I${PROJECT_SOURCE_DIR}/include ${targets}
-            -Werror=all-warnings -Xfatbin=-compress-all
-            -Xcompiler=-Wall,-Wextra,-Werror,-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti)
+            -Xfatbin=-compress-all
+            -Xcompiler=-Wall,-Wextra,-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti)
+if(ONNXFOLD_STRICT)
+  list(APPEND options -Werror=all-warnings -Xcompiler=-Werror)
+endif()
 file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/onnxfold/*.h
      ${CMAKE_CURRENT_LIST_DIR}/*.h ${CMAKE_CURRENT_LIST_DIR}/*.cuh)
 set(objects "")
@@ -49,7 +66,7 @@ foreach(type float half brain)
   add_custom_command(
     OUTPUT ${object}
     COMMAND ${CMAKE_COMMAND} -DNVCC=${nvcc} -DSOURCE=${source} -DOBJECT=${object} -DREPORT=${report}
-            "-DOPTIONS=${options}" -P ${CMAKE_CURRENT_LIST_DIR}/compile.cmake
+            "-DOPTIONS=${options}" -DSTRICT=${ONNXFOLD_STRICT} -P ${CMAKE_CURRENT_LIST_DIR}/compile.cmake
     DEPENDS ${source} ${headers} ${CMAKE_CURRENT_LIST_DIR}/compile.cmake
     COMMENT "Compiling CUDA kernels: ${type}"
     VERBATIM)
@@ -61,7 +78,8 @@ add_library(onnxfold_cuda OBJECT cuda/plan.cpp cuda/launch.cpp ${objects})
 target_link_libraries(onnxfold_cuda PUBLIC onnxfold_compute)
 target_include_directories(onnxfold_cuda SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS})
 target_compile_definitions(onnxfold_cuda PRIVATE
-                           "ONNXFOLD_ARCHITECTURES=\"${older} ${newer} ptx 80\"")
+                           "ONNXFOLD_ARCHITECTURES=\"${older} ${newer} ptx 80\""
+                           $<$<BOOL:${ONNXFOLD_PDL}>:ONNXFOLD_PDL>)
 onnxfold_library(onnxfold_ops_cuda)
 target_compile_definitions(onnxfold_ops_cuda PRIVATE ONNXFOLD_CUDA)
 target_link_libraries(onnxfold_ops_cuda PRIVATE onnxfold_cuda ${objects} CUDA::cudart_static)

@@ -144,6 +144,17 @@ ONNXFOLD_THREAD Packed pack<Brain>(const Values<Brain>& values) {
 }
 #endif
 
+// A pointer that 32-bit offsets are added to, by one instruction each. Known to be a sum itself, it
+// would be taken apart, and the offsets added in 64 bits.
+template <class Pointer>
+ONNXFOLD_THREAD Pointer as_base(Pointer pointer) {
+#if defined(__CUDACC__)
+  asm("" : "+l"(pointer));
+  __builtin_assume(__isGlobal(pointer));
+#endif
+  return pointer;
+}
+
 // x, residual, y and sum may be one memory: plain accesses, in the order of the program.
 template <class T>
 ONNXFOLD_THREAD Packed load_vector(const T* from) {

@@ -38,6 +38,11 @@ class WarpGroup {
     return shuffled_sum<Width, Sum, Squares>(step(thread_));
   }
 
+  // Whether it holds for a row of the warp.
+  ONNXFOLD_THREAD static bool any(bool holds) {
+    return Width == 32 ? holds : __any_sync(0xffffffffu, holds);
+  }
+
  private:
   Thread thread_;
 };
@@ -61,10 +66,18 @@ class BlockGroup {
   ONNXFOLD_THREAD Moments sum(Step step) {
     const unsigned lane = threadIdx.x % 32, warps = blockDim.x / 32;
     const Moments own = shuffled_sum<32, Sum, Squares>(step(thread_));
-    if (lane == 0) slots_[Slot][threadIdx.x / 32] = own;
+    Moments& slot = slots_[Slot][threadIdx.x / 32];
+    if (lane == 0 && Sum) slot.sum = own.sum;
+    if (lane == 0 && Squares) slot.squares = own.squares;
     __syncthreads();
-    return shuffled_sum<32, Sum, Squares>(lane < warps ? slots_[Slot][lane] : Moments{0.0f, 0.0f});
+    Moments all = {0.0f, 0.0f};
+    if (lane < warps && Sum) all.sum = slots_[Slot][lane].sum;
+    if (lane < warps && Squares) all.squares = slots_[Slot][lane].squares;
+    return shuffled_sum<32, Sum, Squares>(all);
   }
+
+  // Every thread has the row's sums, bit for bit: butterflies add the same pairs in each lane.
+  ONNXFOLD_THREAD static bool any(bool holds) { return holds; }
 
  private:
   Thread thread_;

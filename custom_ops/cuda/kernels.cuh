@@ -10,20 +10,32 @@ namespace onnxfold {
 namespace cuda {
 namespace {
 
+// With ONNXFOLD_PDL a kernel is launched before the one before it on the stream has ended (launch.cpp):
+// it waits for that one's results here, before it touches any memory, and lets the next one begin,
+// which waits for these.
+ONNXFOLD_THREAD void begin() {
+#if defined(ONNXFOLD_PDL) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 // One block for each multiprocessor is all that is asked for: without the 1, ptxas spills a register
 // or two to make room for one block more.
 template <class T, Statistics S, bool Residual, int Width, int Vectors, bool Shifted>
 __global__ void __launch_bounds__(kShortRowThreads, 1)
     short_rows_kernel(const Arguments arguments, float inverse) {
+  begin();
   constexpr int kRows = kShortRowThreads / Width;
   WarpGroup<RowThread<T, S, Residual, Vectors, Shifted>, Width> group;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / Width;
+  const unsigned row = blockIdx.x * kRows + threadIdx.x / Width;
   normalise(group, arguments, row, inverse);
 }
 
 template <class T, Statistics S, bool Residual, int Vectors, bool Shifted>
 __global__ void __launch_bounds__(kMostThreads<Vectors, Shifted>, 1)
     row_kernel(const Arguments arguments, float inverse) {
+  begin();
   __shared__ Moments slots[2][32];
   BlockGroup<RowThread<T, S, Residual, Vectors, Shifted>> group(slots);
   normalise(group, arguments, blockIdx.x, inverse);
@@ -32,6 +44,7 @@ __global__ void __launch_bounds__(kMostThreads<Vectors, Shifted>, 1)
 template <class T, Statistics S, bool Residual, bool Wide>
 __global__ void __launch_bounds__(kMostThreads<0, false>, 1)
     loop_kernel(const Arguments arguments, float inverse) {
+  begin();
   __shared__ Moments slots[2][32];
   for (int64_t row = blockIdx.x; row < arguments.rows; row += gridDim.x) {
     BlockGroup<LoopThread<T, S, Residual, Wide>> group(slots);
@@ -47,18 +60,15 @@ KernelFunction in_registers(const Plan& plan) {
                              : short_rows_kernel<T, S, Residual, 8, 2, Shifted>;
   }
   if (plan.threads_per_row == 32) {
-    switch (plan.vectors) {
-      case 1: return short_rows_kernel<T, S, Residual, 32, 1, Shifted>;
-      case 2: return short_rows_kernel<T, S, Residual, 32, 2, Shifted>;
-      case 4: return short_rows_kernel<T, S, Residual, 32, 4, Shifted>;
-      default: return short_rows_kernel<T, S, Residual, 32, 8, Shifted>;
+    if constexpr (!Shifted) {
+      if (plan.vectors == 4) return short_rows_kernel<T, S, Residual, 32, 4, false>;
+      if (plan.vectors == 8) return short_rows_kernel<T, S, Residual, 32, 8, false>;
     }
+    return plan.vectors == 1 ? short_rows_kernel<T, S, Residual, 32, 1, Shifted>
+                             : short_rows_kernel<T, S, Residual, 32, 2, Shifted>;
   }
   if (plan.vectors == 1) return row_kernel<T, S, Residual, 1, Shifted>;
   if (plan.vectors == 2) return row_kernel<T, S, Residual, 2, Shifted>;
-  if constexpr (!Shifted) {
-    if (plan.vectors == 8) return row_kernel<T, S, Residual, 8, Shifted>;
-  }
   return row_kernel<T, S, Residual, 4, Shifted>;
 }
 

@@ -26,19 +26,21 @@ class LoopThread {
     stash_ = a.sum != nullptr ? static_cast<T*>(a.sum) + row * size_ : y_;
   }
 
+  template <bool Sum, bool Squares>
   ONNXFOLD_THREAD Moments first() const {
-    return moments([&](int64_t i, Chunk& v) {
-      v = get(x_ + i);
-      if constexpr (Residual) add(i, v);
+    return moments<Sum, Squares>([&](int64_t i, auto& v) {
+      if constexpr (Residual)
+        add(i, v);
+      else
+        get(x_, i, v);
     });
   }
 
+  template <bool Squares>
   ONNXFOLD_THREAD Moments second(float mean) const {
-    const T* from = Residual ? stash_ : x_;
-    return moments([&](int64_t i, Chunk& v) {
-      v = get(from + i);
-      ONNXFOLD_UNROLL
-      for (int e = 0; e < kWidth; ++e) v.v[e] -= mean;
+    return moments<true, Squares>([&](int64_t i, auto& v) {
+      get(Residual ? stash_ : x_, i, v);
+      for_each(v, [&](float& element) { element -= mean; });
     });
   }
 
@@ -46,14 +48,17 @@ class LoopThread {
     const T* from = Residual ? stash_ : x_;
     const T* scale = static_cast<const T*>(a.scale);
     const T* bias = static_cast<const T*>(a.bias);
-    for (int64_t i = first_; i < size_; i += step_) {
-      Chunk v = get(from + i);
-      ONNXFOLD_UNROLL
-      for (int e = 0; e < kWidth; ++e) v.v[e] = apply<S>(c, v.v[e]);
-      put(y_ + i, affine(v, scale, bias, i));
-    }
+    batches(first_, size_, [&](int64_t i, auto& v) {
+      get(from, i, v);
+      for_each(v, [&](float& element) { element = apply<S>(c, element); });
+      affine(v, scale, bias, i);
+      put(y_, i, v);
+    });
     if constexpr (S == Statistics::CRMS_FULL) {
-      if (first_ == 0) put(y_ + size_, affine({{c.missing}}, scale, bias, size_));
+      if (first_ != 0) return;
+      Batch<1> last = {{{{c.missing}}}};
+      affine(last, scale, bias, size_);
+      put(y_, size_, last);
     }
   }
 
@@ -62,11 +67,42 @@ class LoopThread {
   // A partial sum is closed after this many additions, which bounds its rounding error.
   static constexpr int64_t kSegment = 64;
 
+  // So many loads of a thread are under way at a time: a block has half of a multiprocessor's threads,
+  // and 4 loads of 16 bytes of each are 64 KB.
+  static constexpr int kBatch = 4;
+
   struct Chunk {
     float v[kWidth];
   };
+  template <int Count>
+  struct Batch {
+    Chunk chunk[Count];
+  };
 
-  ONNXFOLD_THREAD static Chunk get(const T* from) {
+  // Batches of what is the thread's own in [begin, end), and what is left one by one.
+  template <class Step>
+  ONNXFOLD_THREAD void batches(int64_t begin, int64_t end, Step step) const {
+    int64_t i = begin;
+    for (; i + (kBatch - 1) * step_ < end; i += kBatch * step_) {
+      Batch<kBatch> v;
+      step(i, v);
+    }
+    for (; i < end; i += step_) {
+      Batch<1> v;
+      step(i, v);
+    }
+  }
+
+  template <int Count, class Change>
+  ONNXFOLD_THREAD static void for_each(Batch<Count>& v, Change change) {
+    ONNXFOLD_UNROLL
+    for (int k = 0; k < Count; ++k) {
+      ONNXFOLD_UNROLL
+      for (int e = 0; e < kWidth; ++e) change(v.chunk[k].v[e]);
+    }
+  }
+
+  ONNXFOLD_THREAD static Chunk get_one(const T* from) {
     if constexpr (Wide)
       return bits_as<Chunk>(unpack<T>(load_vector(from)));
     else
@@ -78,52 +114,75 @@ class LoopThread {
     else
       return {{widen(load_constant(from))}};
   }
-  ONNXFOLD_THREAD static void put(T* to, const Chunk& v) {
-    if constexpr (Wide)
-      store_vector(to, pack<T>(bits_as<Values<T>>(v)));
-    else
-      *to = narrow<T>(v.v[0]);
-  }
 
-  ONNXFOLD_THREAD static Chunk affine(Chunk v, const T* scale, const T* bias, int64_t i) {
-    if (scale != nullptr) {
-      const Chunk s = get_constant(scale + i);
-      ONNXFOLD_UNROLL
-      for (int e = 0; e < kWidth; ++e) v.v[e] *= s.v[e];
-    }
-    if (bias != nullptr) {
-      const Chunk b = get_constant(bias + i);
-      ONNXFOLD_UNROLL
-      for (int e = 0; e < kWidth; ++e) v.v[e] += b.v[e];
-    }
-    return v;
-  }
-
-  ONNXFOLD_THREAD void add(int64_t i, Chunk& v) const {
-    if (linear_bias_ != nullptr) {
-      const Chunk b = get_constant(linear_bias_ + i);
-      ONNXFOLD_UNROLL
-      for (int e = 0; e < kWidth; ++e) v.v[e] += b.v[e];
-    }
-    const Chunk r = get(residual_ + i);
+  template <int Count>
+  ONNXFOLD_THREAD void get(const T* row, int64_t i, Batch<Count>& v) const {
     ONNXFOLD_UNROLL
-    for (int e = 0; e < kWidth; ++e) v.v[e] = widen(narrow<T>(v.v[e] + r.v[e]));
-    put(stash_ + i, v);
+    for (int k = 0; k < Count; ++k) v.chunk[k] = get_one(row + i + k * step_);
   }
 
-  // Of what value(i, chunk) puts into the chunk at element i.
-  template <class Value>
+  template <int Count>
+  ONNXFOLD_THREAD void put(T* row, int64_t i, const Batch<Count>& v) const {
+    ONNXFOLD_UNROLL
+    for (int k = 0; k < Count; ++k) {
+      T* to = row + i + k * step_;
+      if constexpr (Wide)
+        store_vector(to, pack<T>(bits_as<Values<T>>(v.chunk[k])));
+      else
+        *to = narrow<T>(v.chunk[k].v[0]);
+    }
+  }
+
+  template <int Count>
+  ONNXFOLD_THREAD void affine(Batch<Count>& v, const T* scale, const T* bias, int64_t i) const {
+    if (scale != nullptr) {
+      ONNXFOLD_UNROLL
+      for (int k = 0; k < Count; ++k) {
+        const Chunk s = get_constant(scale + i + k * step_);
+        ONNXFOLD_UNROLL
+        for (int e = 0; e < kWidth; ++e) v.chunk[k].v[e] *= s.v[e];
+      }
+    }
+    if (bias != nullptr) add_constants(v, bias, i);
+  }
+
+  template <int Count>
+  ONNXFOLD_THREAD void add_constants(Batch<Count>& v, const T* row, int64_t i) const {
+    ONNXFOLD_UNROLL
+    for (int k = 0; k < Count; ++k) {
+      const Chunk c = get_constant(row + i + k * step_);
+      ONNXFOLD_UNROLL
+      for (int e = 0; e < kWidth; ++e) v.chunk[k].v[e] += c.v[e];
+    }
+  }
+
+  // All of a batch is read before any of its sums is stored, which may be over it.
+  template <int Count>
+  ONNXFOLD_THREAD void add(int64_t i, Batch<Count>& v) const {
+    Batch<Count> r;
+    get(x_, i, v);
+    get(residual_, i, r);
+    if (linear_bias_ != nullptr) add_constants(v, linear_bias_, i);
+    ONNXFOLD_UNROLL
+    for (int k = 0; k < Count; ++k) {
+      ONNXFOLD_UNROLL
+      for (int e = 0; e < kWidth; ++e)
+        v.chunk[k].v[e] = widen(narrow<T>(v.chunk[k].v[e] + r.chunk[k].v[e]));
+    }
+    put(stash_, i, v);
+  }
+
+  // Of what value(i, batch) puts into the batch that begins at element i.
+  template <bool Sum, bool Squares, class Value>
   ONNXFOLD_THREAD Moments moments(Value value) const {
     Moments total = {0.0f, 0.0f};
     for (int64_t begin = first_; begin < size_; begin += kSegment * step_) {
       Moments part = {0.0f, 0.0f};
       const int64_t stop = begin + kSegment * step_;
-      const int64_t end = stop < size_ ? stop : size_;
-      for (int64_t i = begin; i < end; i += step_) {
-        Chunk v;
+      batches(begin, stop < size_ ? stop : size_, [&](int64_t i, auto& v) {
         value(i, v);
-        accumulate(part, v.v);
-      }
+        for (const Chunk& chunk : v.chunk) accumulate<Sum, Squares>(part, chunk.v);
+      });
       total.sum += part.sum;
       total.squares += part.squares;
     }

@@ -7,6 +7,7 @@ namespace {
 
 constexpr int64_t kVectorBytes = 16;
 constexpr int64_t kMostBlocks = 2147483647;  // of a grid's first dimension
+constexpr int64_t kMostRows = kMostBlocks;   // whose numbers the kernels hold in 32 bits
 
 int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -27,6 +28,14 @@ Plan row_in_block(int64_t row_vectors, int vectors) {
   return {0, vectors, false, false, block_of(row_vectors, vectors), 0};
 }
 
+// How many rows a multiprocessor has at once, of two at most. Most have
+// 1536 threads or more.
+int resident(const Plan& plan, bool shifted) {
+  const int registers = plan.vectors == 1 ? (shifted ? kRegisters<1, true> : kRegisters<1, false>)
+                                          : kRegisters<2, false>;
+  return 2 * plan.threads <= 1536 && 2 * plan.threads * registers <= kAllRegisters ? 2 : 1;
+}
+
 // The table. row_vectors: how many vectors of 16 bytes a row touches.
 //
 // Two limits decide. Memory is busy only while about 25 KB for each multiprocessor are under way
@@ -42,19 +51,19 @@ Plan in_registers(int64_t row_vectors, bool shifted, int64_t rows, int multiproc
   // A warp: five shuffles, no barrier.
   if (row_vectors <= 32) return short_rows(32, 1);
   if (row_vectors <= 64) return short_rows(32, 2);
-  if (row_vectors <= 128) return short_rows(32, 4);
+  // Shifted vectors need so many registers that no more than two of them are worth a thread.
+  if (row_vectors <= 128 && !shifted) return short_rows(32, 4);
+  const int64_t sms = multiprocessors;
   if (row_vectors <= 256) {
     // 8 warps of 8 vectors are 32 KB under way; with fewer rows than that, four warps share a row.
-    return rows >= 8 * static_cast<int64_t>(multiprocessors) ? short_rows(32, 8)
-                                                             : row_in_block(256, 2);
+    return rows >= 8 * sms && !shifted ? short_rows(32, 8) : row_in_block(row_vectors, 2);
   }
-  // Two rows on each multiprocessor are too few to hide one behind the other.
-  const bool few = rows < 2 * static_cast<int64_t>(multiprocessors);
-  if (row_vectors <= 1024) return row_in_block(row_vectors, few ? 1 : 4);
-  if (row_vectors <= 2048) return row_in_block(row_vectors, few ? 2 : 4);
-  // kMostThreads: a shifted row of 4 vectors on 512 threads is the longest.
-  if (row_vectors <= 4096 && !shifted) return row_in_block(row_vectors, few ? 4 : 8);
-  // More vectors than 512 threads of 8: 32 registers of x, as many of residual, and the rest.
+  // Up to two rows on each multiprocessor are too few to hide one behind the other: they are to be
+  // quick, and all at once.
+  const Plan quick = row_in_block(row_vectors, row_vectors <= 1024 ? 1 : 2);
+  if (row_vectors <= 2048 && rows <= sms * resident(quick, shifted)) return quick;
+  const int64_t most = shifted ? kMostThreads<4, true> : kMostThreads<4, false>;
+  if (row_vectors <= 4 * most) return row_in_block(row_vectors, 4);
   return {0, 0, false, false, 0, 0};
 }
 
@@ -87,7 +96,7 @@ Plan plan_rows(const Op& op, ElementType type, const Arguments& a, int multiproc
       plan.threads_per_row > 0 ? plan.threads / plan.threads_per_row : 1;
   plan.blocks = divided_up(a.rows, rows_per_block);
   plan.shifted = shifted;
-  if (plan.vectors == 0 || plan.blocks > kMostBlocks)
+  if (plan.vectors == 0 || a.rows > kMostRows)
     return loop(a.rows, shifted ? a.size : vectors, !shifted);
   return plan;
 }

@@ -16,11 +16,20 @@ struct Plan {
   int64_t blocks;         // 0: there is nothing to do
 };
 
-// The largest block: what the registers of a thread with so many vectors leave room for. 65536
-// registers are 64 for each of 1024 threads, of which 8 vectors fill 32, with the residual all;
-// shifted vectors need their places as well.
+// Registers of a thread of a block that has one row, at most (benchmarks/results/sass.csv): a vector
+// fills 4, the operations on one some 30, and shifted vectors need their places as well.
 template <int Vectors, bool Shifted>
-constexpr int kMostThreads = Vectors == 0 || Vectors > (Shifted ? 2 : 4) ? 512 : 1024;
+constexpr int kRegisters = Vectors == 1   ? (Shifted ? 56 : 40)
+                           : Vectors == 2 ? 64
+                           : Vectors == 4 && !Shifted ? 64
+                                                      : 128;
+constexpr int kAllRegisters = 65536;  // of a multiprocessor
+// The largest block: what the registers leave room for, in whole warps.
+template <int Vectors, bool Shifted>
+constexpr int kMostThreads =
+    kAllRegisters / kRegisters<Vectors, Shifted> < 1024
+        ? kAllRegisters / kRegisters<Vectors, Shifted> / 32 * 32
+        : 1024;
 constexpr int kShortRowThreads = 128;  // of a block that holds several rows
 
 Plan plan_rows(const Op& op, ElementType type, const Arguments& arguments, int multiprocessors);

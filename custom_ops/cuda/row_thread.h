@@ -19,30 +19,34 @@ class RowThread {
   // row: one past the last, too, for a thread that has none but takes part in the sums.
   // All of x and residual is read before anything is written, which may be over them.
   ONNXFOLD_THREAD void load(const Arguments& a, int64_t row, int rank, int threads) {
-    const bool exists = row < a.rows;
-    size_ = exists ? static_cast<int>(a.size) : 0;
-    start_ = exists ? row * a.size : 0;
+    // Of 32 bits, as plan_rows sees to: their product is one instruction.
+    const unsigned place = static_cast<unsigned>(row), size = static_cast<unsigned>(a.size);
+    size_ = place < static_cast<unsigned>(a.rows) ? static_cast<int>(size) : 0;
+    start_ = static_cast<int64_t>(uint64_t{place} * size);
     const int shift = Shifted ? static_cast<int>(start_) & (kWidth - 1) : 0;
     first_ = rank * kWidth - shift;
     step_ = threads * kWidth;
     const int64_t end = a.rows * a.size;
+    const T* x = row_of(static_cast<const T*>(a.x));
     ONNXFOLD_UNROLL
-    for (int k = 0; k < Vectors; ++k) v_[k] = read(a.x, k, end);
-    if constexpr (kEarly) read_affine(a);
+    for (int k = 0; k < Vectors; ++k) v_[k] = read(x, k, end);
     if constexpr (Residual) add(a, end);
+    read_affine(a);
   }
 
+  template <bool Sum, bool Squares>
   ONNXFOLD_THREAD Moments first() const {
     Moments moments = {0.0f, 0.0f};
     ONNXFOLD_UNROLL
     for (int k = 0; k < Vectors; ++k) {
       Values<T> x = unpack<T>(v_[k]);
       if constexpr (Shifted) keep_inside(x, k);
-      accumulate(moments, x.v);
+      accumulate<Sum, Squares>(moments, x.v);
     }
     return moments;
   }
 
+  template <bool Squares>
   ONNXFOLD_THREAD Moments second(float mean) const {
     Moments moments = {0.0f, 0.0f};
     ONNXFOLD_UNROLL
@@ -52,41 +56,33 @@ class RowThread {
       ONNXFOLD_UNROLL
       for (int e = 0; e < kWidth; ++e) x.v[e] -= mean;
       if constexpr (Shifted) keep_inside(x, k);
-      accumulate(moments, x.v);
+      accumulate<true, Squares>(moments, x.v);
     }
     return moments;
   }
 
-  ONNXFOLD_THREAD void write(const Arguments& a, const Coefficients& c) const {
-    ONNXFOLD_UNROLL
-    for (int k = 0; k < Vectors; ++k) {
-      if (!touches(k)) continue;
-      Values<T> y = unpack<T>(v_[k]);
-      ONNXFOLD_UNROLL
-      for (int e = 0; e < kWidth; ++e) y.v[e] = apply<S>(c, y.v[e]);
-      if (a.scale != nullptr) {
-        const Values<T> scale = unpack<T>(kEarly ? scale_[k % kKept] : constants(a.scale, k));
-        ONNXFOLD_UNROLL
-        for (int e = 0; e < kWidth; ++e) y.v[e] *= scale.v[e];
-      }
-      if (a.bias != nullptr) {
-        const Values<T> bias = unpack<T>(kEarly ? bias_[k % kKept] : constants(a.bias, k));
-        ONNXFOLD_UNROLL
-        for (int e = 0; e < kWidth; ++e) y.v[e] += bias.v[e];
-      }
-      put(a.y, k, pack<T>(y));
-    }
+  // What the op has is asked once for the row: asked for each vector, the instructions for operands
+  // that it lacks are issued all the same, with a false predicate. A bias comes with a scale.
+  ONNXFOLD_THREAD void write(const Arguments& a, const Coefficients& c) {
+    if (a.scale == nullptr) return write_as<false, false>(a, c);
+    if (a.bias == nullptr) return write_as<true, false>(a, c);
+    write_as<true, true>(a, c);
   }
 
  private:
   static constexpr int kWidth = kPerVector<T>;
-  // scale and bias are read before the reduction, so that both latencies pass together, where they
-  // fit: x, scale and bias in 4 registers for each vector leave room in the 64 that a thread of a
-  // block of 1024 has at 2 vectors (24), not at 4 (48 and as much again to compute with); shifted
-  // vectors, gathered by element, at 1. Few rows get few vectors for each thread (plan.cpp), and
-  // are those that wait for latencies.
-  static constexpr bool kEarly = Vectors <= (Shifted ? 1 : 2);
-  static constexpr int kKept = kEarly ? Vectors : 1;
+  // So many vectors of scale and bias are under way before the reduction, so that latencies pass
+  // together, and as many ahead of the one that is written. All of them do not fit: at 4 vectors x,
+  // scale and bias are 48 registers of the 64 that a thread of a block of 1024 has. Shifted vectors
+  // are gathered by element.
+  static constexpr int kAhead = Shifted ? (Vectors == 1 ? 1 : 0) : Vectors <= 2 ? Vectors : 1;
+  // The second pass of LayerNorm leaves no room for them at 4 vectors, on compute capability 8.0.
+  static constexpr int kEarly = S == Statistics::LAYER && Vectors > 2 ? 0 : kAhead;
+
+  template <class Pointer>
+  ONNXFOLD_THREAD Pointer row_of(Pointer tensor) const {
+    return as_base(tensor + start_);
+  }
 
   // The place in the row of the first element of the thread's vector k.
   ONNXFOLD_THREAD int at(int k) const { return first_ + k * step_; }
@@ -106,9 +102,9 @@ class RowThread {
   }
 
   // end: of the tensor, whose last vector may be no whole one.
-  ONNXFOLD_THREAD Packed read(const void* tensor, int k, int64_t end) const {
+  ONNXFOLD_THREAD Packed read(const T* row, int k, int64_t end) const {
     if (!touches(k)) return Packed{};
-    const T* from = static_cast<const T*>(tensor) + (start_ + at(k));
+    const T* from = row + at(k);
     if (!Shifted || start_ + at(k) + kWidth <= end) return load_vector(from);
     Elements<T> elements = {};
     ONNXFOLD_UNROLL
@@ -132,22 +128,69 @@ class RowThread {
 
   ONNXFOLD_THREAD void read_affine(const Arguments& a) {
     ONNXFOLD_UNROLL
-    for (int k = 0; k < kKept; ++k) {
+    for (int k = 0; k < kEarly; ++k) {
       if (a.scale != nullptr && touches(k)) scale_[k] = constants(a.scale, k);
       if (a.bias != nullptr && touches(k)) bias_[k] = constants(a.bias, k);
     }
   }
 
-  // The sum in float32, rounded once; what is normalised is what is stored.
+  template <bool Scale, bool Bias>
+  ONNXFOLD_THREAD void read_constants(const Arguments& a, int k) {
+    if (!touches(k)) return;
+    if constexpr (Scale) scale_[k] = constants(a.scale, k);
+    if constexpr (Bias) bias_[k] = constants(a.bias, k);
+  }
+
+  template <bool Scale, bool Bias>
+  ONNXFOLD_THREAD void write_as(const Arguments& a, const Coefficients& c) {
+    T* to = row_of(static_cast<T*>(a.y));
+    ONNXFOLD_UNROLL
+    for (int k = kEarly; k < kAhead; ++k) read_constants<Scale, Bias>(a, k);
+    ONNXFOLD_UNROLL
+    for (int k = 0; k < Vectors; ++k) {
+      if (k + kAhead < Vectors) read_constants<Scale, Bias>(a, k + kAhead);
+      if (!touches(k)) continue;
+      Values<T> y = unpack<T>(v_[k]);
+      ONNXFOLD_UNROLL
+      for (int e = 0; e < kWidth; ++e) y.v[e] = apply<S>(c, y.v[e]);
+      if constexpr (Scale) {
+        const Values<T> scale = unpack<T>(scale_[k]);
+        ONNXFOLD_UNROLL
+        for (int e = 0; e < kWidth; ++e) y.v[e] *= scale.v[e];
+      }
+      if constexpr (Bias) {
+        const Values<T> bias = unpack<T>(bias_[k]);
+        ONNXFOLD_UNROLL
+        for (int e = 0; e < kWidth; ++e) y.v[e] += bias.v[e];
+      }
+      put(to, k, pack<T>(y));
+    }
+  }
+
   ONNXFOLD_THREAD void add(const Arguments& a, int64_t end) {
+    const T* from = row_of(static_cast<const T*>(a.residual));
     Packed residual[Vectors];
     ONNXFOLD_UNROLL
-    for (int k = 0; k < Vectors; ++k) residual[k] = read(a.residual, k, end);
+    for (int k = 0; k < Vectors; ++k) residual[k] = read(from, k, end);
+    if (a.linear_bias == nullptr)
+      add_as<false>(a, residual);
+    else
+      add_as<true>(a, residual);
+    if (a.sum == nullptr) return;
+    T* to = row_of(static_cast<T*>(a.sum));
+    ONNXFOLD_UNROLL
+    for (int k = 0; k < Vectors; ++k)
+      if (touches(k)) put(to, k, v_[k]);
+  }
+
+  // The sum in float32, rounded once; what is normalised is what is stored.
+  template <bool LinearBias>
+  ONNXFOLD_THREAD void add_as(const Arguments& a, const Packed (&residual)[Vectors]) {
     ONNXFOLD_UNROLL
     for (int k = 0; k < Vectors; ++k) {
       if (!touches(k)) continue;
       Values<T> s = unpack<T>(v_[k]);
-      if (a.linear_bias != nullptr) {
+      if constexpr (LinearBias) {
         const Values<T> b = unpack<T>(constants(a.linear_bias, k));
         ONNXFOLD_UNROLL
         for (int e = 0; e < kWidth; ++e) s.v[e] += b.v[e];
@@ -156,12 +199,11 @@ class RowThread {
       ONNXFOLD_UNROLL
       for (int e = 0; e < kWidth; ++e) s.v[e] += r.v[e];
       v_[k] = pack<T>(s);
-      if (a.sum != nullptr) put(a.sum, k, v_[k]);
     }
   }
 
-  ONNXFOLD_THREAD void put(void* tensor, int k, Packed packed) const {
-    T* to = static_cast<T*>(tensor) + (start_ + at(k));
+  ONNXFOLD_THREAD void put(T* row, int k, Packed packed) const {
+    T* to = row + at(k);
     if (whole(k)) return store_vector(to, packed);
     const Elements<T> elements = bits_as<Elements<T>>(packed);
     ONNXFOLD_UNROLL
@@ -170,8 +212,8 @@ class RowThread {
   }
 
   Packed v_[Vectors];
-  Packed scale_[kKept];
-  Packed bias_[kKept];
+  Packed scale_[Vectors];
+  Packed bias_[Vectors];
   int64_t start_;  // the row's first element in the tensor
   int size_, first_, step_;
 };

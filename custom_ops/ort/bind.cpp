@@ -134,6 +134,20 @@ OrtStatus* registration(const OrtApi* api, uint32_t version, OrtCustomOpDomain**
   return nullptr;
 }
 
+// The table of entries. A runtime gives none of a version that it does not know, or no longer; all
+// that stands in one stands in every later one.
+const OrtApi* find_api(const OrtApiBase* base, uint32_t minor) {
+  const OrtApi* api = base->GetApi(kOldestMinor);
+  return api != nullptr ? api : base->GetApi(minor);
+}
+
+// Without a table no status can be made. Nothing is registered: models run the bodies of functions.
+OrtStatus* nothing_registered(const OrtApiBase* base) {
+  fprintf(stderr, "onnxfold: ONNX Runtime %s has no C API of 1.%u: its kernels are not registered\n",
+          base->GetVersionString(), kOldestMinor);
+  return nullptr;
+}
+
 // The minor of "1.minor.patch"; 1.x is all there is, and a later major is newer than any of it.
 uint32_t runtime_minor(const char* version) {
   char* end = nullptr;
@@ -153,9 +167,11 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(
     char message[128];
     snprintf(message, sizeof(message), "onnxfold needs ONNX Runtime 1.%u or newer; this is %s",
              kOldestMinor, base->GetVersionString());
-    return base->GetApi(1)->CreateStatus(ORT_FAIL, message);
+    const OrtApi* oldest = base->GetApi(1);
+    return oldest != nullptr ? oldest->CreateStatus(ORT_FAIL, message) : nothing_registered(base);
   }
-  const OrtApi* api = base->GetApi(kOldestMinor);
+  const OrtApi* api = find_api(base, minor);
+  if (api == nullptr) return nothing_registered(base);
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   pthread_mutex_lock(&lock);
   OrtCustomOpDomain* domain = nullptr;

@@ -192,6 +192,18 @@ Failure* stream_of(void* context, void** stream) {
   return reinterpret_cast<Failure*>(status);
 }
 
+OrtStatus* read_device(const Call& call, int* device) {
+  const OrtValue* x = nullptr;
+  const OrtMemoryInfo* memory = nullptr;
+  ONNXFOLD_TRY(call.api->KernelContext_GetInput(call.context, 0, &x));
+  ONNXFOLD_TRY(call.api->GetTensorMemoryInfo(x, &memory));
+  return call.api->MemoryInfoGetId(memory, device);
+}
+
+Failure* device_of(void* context, int* device) {
+  return reinterpret_cast<Failure*>(read_device(*static_cast<const Call*>(context), device));
+}
+
 Failure* fail(void* context, const char* why) {
   const Call& call = *static_cast<const Call*>(context);
   char message[256];
@@ -238,7 +250,7 @@ OrtStatus* compute(void* self, OrtKernelContext* context) {
   output_shape(*bound.op, shape);
   ONNXFOLD_TRY(open_output(bound.api, context, 0, shape, &arguments.y));
   Call call = {bound.api, *bound.op, context};
-  const Executor executor = {parallel_for, stream_of, fail, &call};
+  const Executor executor = {parallel_for, stream_of, device_of, fail, &call};
   Failure* failure = bound.backend->launch(*bound.op, bound.type, arguments, executor);
   return reinterpret_cast<OrtStatus*>(failure);
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from onnxfold.check.criterion import Judgement, Law, Tolerance, judge
+from onnxfold.check.criterion import AcceptanceCriterion, Judgement, Tolerance, judge
 from onnxfold.check.evidence import (
     FLOAT64_LIMIT_BYTES,
     Evidence,
@@ -19,7 +19,7 @@ from onnxfold.check.evidence import (
 from onnxfold.check.locate import locate
 from onnxfold.check.memory import available_bytes
 from onnxfold.check.reference import is_floating
-from onnxfold.check.result import ModelSource, OutputCheck, Verification
+from onnxfold.check.result import FAR, ModelSource, OutputCheck, Verification
 from onnxfold.check.runners import Feeds, OnnxRuntime
 from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.graph import node_label, operator
@@ -27,9 +27,6 @@ from onnxfold.inputs import InputSpec
 from onnxfold.options import DEFAULT_NOISE_LIMIT
 
 __all__ = ["verify"]
-
-# A relative error of ONNX Runtime that is no rounding, save in chaotic and quantised models.
-_FAR = 0.02
 
 Progress = Callable[[int, int], None]
 Found = dict[str, list[Judgement]]
@@ -50,20 +47,20 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     float64_limit_bytes: int = FLOAT64_LIMIT_BYTES,
     memory_bytes: int | None = None,
 ) -> Verification:
-    """Compares two models on seeded inputs by the law of `onnxfold.check.criterion`.
+    """Compares two models on seeded inputs by the criterion of `onnxfold.check.criterion`.
 
     The truth is a float64 run of the original. Both models run in their own precision, by ONNX
-    Runtime if it can, else by the interpreter. `rtol` or `atol` replace the law by bounds on the
-    distance to the truth. Where no float64 run can be had (an operator without a kernel, a tensor
-    of more than `float64_limit_bytes`, too many parameters), both are compared in ONNX Runtime
-    without optimizations, and the noise is that between the original with and without them.
+    Runtime if it can, else by the interpreter. `rtol` or `atol` replace the criterion by bounds on
+    the distance to the truth. Where no float64 run can be had (an operator without a kernel, a
+    tensor of more than `float64_limit_bytes`, too many parameters), both are compared in ONNX
+    Runtime without optimizations, and the noise is that between the original with and without them.
     `memory_bytes`: what the comparison may take, by default most of what is free; models that take
     more run in pieces, one after the other.
 
     Raises UsageError for options or inputs that make no sense, ModelError where the original cannot
     be run, VerificationError where the rewritten model cannot be run or nothing can be compared.
     """
-    law = _law(samples, limit, rtol, atol)
+    criterion = _criterion(samples, limit, rtol, atol)
     pair = (original, rewritten)
     _check_interface(pair)
     memory_bytes = available_bytes() if memory_bytes is None else memory_bytes
@@ -88,10 +85,12 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     )
     evidence = gather(pair, sampled, engine)
     done(steps)
-    return _concluded(pair, sampled.feeds, evidence, law, seed)
+    return _concluded(pair, sampled.feeds, evidence, criterion, seed)
 
 
-def _law(samples: int, limit: float, rtol: float | None, atol: float | None) -> Law:
+def _criterion(
+    samples: int, limit: float, rtol: float | None, atol: float | None
+) -> AcceptanceCriterion:
     if samples < 1:
         raise UsageError(f"a verification needs at least 1 sample, not {samples}")
     if not limit > 0:
@@ -100,8 +99,8 @@ def _law(samples: int, limit: float, rtol: float | None, atol: float | None) -> 
         if bound is not None and not bound >= 0:
             raise UsageError(f"{name} must be 0 or more, not {bound}")
     if rtol is None and atol is None:
-        return Law(limit)
-    return Law(limit, Tolerance(rtol or 0.0, atol or 0.0))
+        return AcceptanceCriterion(limit)
+    return AcceptanceCriterion(limit, Tolerance(rtol or 0.0, atol or 0.0))
 
 
 def _check_interface(pair: Pair) -> None:
@@ -117,32 +116,39 @@ def _check_interface(pair: Pair) -> None:
 
 
 def _concluded(
-    pair: Pair, feeds: Sequence[Feeds], evidence: Evidence, law: Law, seed: int
+    pair: Pair,
+    feeds: Sequence[Feeds],
+    evidence: Evidence,
+    criterion: AcceptanceCriterion,
+    seed: int,
 ) -> Verification:
     names = [str(v.name) for v in pair[0].model.graph.outputs]
-    found = {name: _judged(name, evidence, law) for name in names}
+    used = dict.fromkeys(names, evidence)
+    found: Found = {}
+
+    def judge_by(other: Evidence, outputs: Sequence[str]) -> None:
+        used.update(dict.fromkeys(outputs, other))
+        found.update({name: _judged(name, other, criterion) for name in outputs})
+
+    judge_by(evidence, names)
     failed = [name for name in names if _fault(found[name]) is not None]
-    if failed and law.tolerance is None and evidence.method == "float64":
-        evidence = with_more_noise(evidence, pair, feeds, failed, seed)
-        found.update({name: _judged(name, evidence, law) for name in failed})
-    checks = {name: _check(name, found[name], evidence) for name in names}
-    far = [name for name in names if checks[name].passed and _is_far(name, found, evidence)]
-    if far and law.tolerance is None and evidence.engine is not None:
-        closer = against_itself(evidence, pair, feeds, evidence.engine, seed)
-        found.update({name: _judged(name, closer, law) for name in far})
-        checks.update({name: _check(name, found[name], closer) for name in far})
-    passed = all(check.passed for check in checks.values())
+    if failed and criterion.tolerance is None:
+        judge_by(with_more_noise(evidence, pair, feeds, failed, seed), failed)
+    far = [
+        name for name in names if _fault(found[name]) is None and _is_far(found[name], used[name])
+    ]
+    if far and criterion.tolerance is None and evidence.engine is not None:
+        judge_by(against_itself(evidence, pair, feeds, far, evidence.engine, seed), far)
+    checks = [_check(name, found[name], used[name], criterion) for name in names]
+    passed = all(check.passed for check in checks)
     return Verification(
         passed=passed,
-        method=evidence.method,
         runtime=evidence.runtime,
         samples=len(feeds),
-        max_abs_error=max((c.max_abs_error for c in checks.values()), default=0.0),
-        noise_ratio=max((c.noise_ratio for c in checks.values()), default=0.0),
-        limit=law.limit,
-        outputs=tuple(checks.values()),
+        limit=criterion.limit,
+        outputs=tuple(checks),
         pieces=_pieces(pair, evidence),
-        worst=None if passed else _worst(pair, feeds, found, list(checks.values()), evidence),
+        worst=None if passed else _worst(pair, feeds, found, checks),
     )
 
 
@@ -155,7 +161,7 @@ def _pieces(pair: Pair, evidence: Evidence) -> int:
     return max((len(engine.pieces(model).pieces) for model in large), default=1)
 
 
-def _judged(name: str, evidence: Evidence, law: Law) -> list[Judgement]:
+def _judged(name: str, evidence: Evidence, criterion: AcceptanceCriterion) -> list[Judgement]:
     judgements = []
     for number, truth in enumerate(evidence.truths):
         changed = evidence.rewritten[number][name]
@@ -165,7 +171,7 @@ def _judged(name: str, evidence: Evidence, law: Law) -> list[Judgement]:
                 [originals[number][name] for originals in evidence.originals],
                 changed,
                 roundoff=evidence.least_noise(changed.dtype),
-                law=law,
+                criterion=criterion,
             )
         )
     return judgements
@@ -175,28 +181,39 @@ def _fault(judgements: Iterable[Judgement]) -> str | None:
     return next((j.fault for j in judgements if j.fault is not None), None)
 
 
-def _is_far(name: str, found: Found, evidence: Evidence) -> bool:
+def _is_far(judgements: Iterable[Judgement], evidence: Evidence) -> bool:
     """Whether the original in ONNX Runtime is further from the truth than rounding takes it."""
-    if evidence.method != "float64" or not is_floating(evidence.truths[0][name].dtype):
-        return False
-    sizes = [np.abs(truth[name][np.isfinite(truth[name])]) for truth in evidence.truths]
-    return any(
-        judgement.original_rms_error > _FAR * float(np.sqrt(np.mean(size**2)))
-        for judgement, size in zip(found[name], sizes, strict=True)
-        if size.size
+    return evidence.method == "float64" and any(
+        judgement.original_rms_error > FAR * judgement.size > 0 for judgement in judgements
     )
 
 
-def _check(name: str, judgements: Sequence[Judgement], evidence: Evidence) -> OutputCheck:
+def _check(
+    name: str, judgements: Sequence[Judgement], evidence: Evidence, criterion: AcceptanceCriterion
+) -> OutputCheck:
     counts = np.asarray([truth[name].size for truth in evidence.truths], dtype=np.float64)
 
     def pooled(errors: Iterable[float]) -> float:
         squares = np.square(np.fromiter(errors, dtype=np.float64))
         return float(np.sqrt(np.sum(counts * squares) / max(counts.sum(), 1.0)))
 
+    dtype = evidence.rewritten[0][name].dtype
+    if criterion.tolerance is not None:
+        allowed = "the tolerance that was given"
+    elif not is_floating(dtype):
+        allowed = "integers must be equal, save where the original's own runs differ"
+    else:
+        allowed = f"{criterion.limit:g} times the original's noise: {evidence.noise}"
     return OutputCheck(
         name=name,
-        dtype=str(evidence.rewritten[0][name].dtype),
+        dtype=str(dtype),
+        method=evidence.method,
+        bound=max(j.bound for j in judgements),
+        allowed=allowed,
+        reason=evidence.reason,
+        relative_noise=max(
+            (j.original_rms_error / j.size for j in judgements if j.size), default=0.0
+        ),
         max_abs_error=max(j.max_abs_error for j in judgements),
         rms_error=pooled(j.rms_error for j in judgements),
         original_rms_error=pooled(j.original_rms_error for j in judgements),
@@ -207,17 +224,11 @@ def _check(name: str, judgements: Sequence[Judgement], evidence: Evidence) -> Ou
     )
 
 
-def _worst(
-    pair: Pair,
-    feeds: Sequence[Feeds],
-    found: Found,
-    checks: Sequence[OutputCheck],
-    evidence: Evidence,
-) -> str:
+def _worst(pair: Pair, feeds: Sequence[Feeds], found: Found, checks: Sequence[OutputCheck]) -> str:
     check = max((c for c in checks if not c.passed), key=lambda c: c.noise_ratio)
     judgements = found[check.name]
     sentence = f"output {check.name!r}: {_fault(judgements)}"
-    if evidence.method != "float64":  # no float64 run can be had, so none to look into
+    if check.method != "float64":  # no float64 run tells them apart, so there is none to look into
         return sentence
     at = max(range(len(judgements)), key=lambda n: judgements[n].noise_ratio)
     try:

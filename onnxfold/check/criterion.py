@@ -1,4 +1,4 @@
-"""The law that a rewritten model must obey, for one output of one sample.
+"""The criterion by which a rewritten model is accepted, for one output of one sample.
 
 With t the truth, o the original and r the rewritten model in their own precision, and u the unit
 roundoff of the output's type,
@@ -26,7 +26,7 @@ import numpy as np
 
 from onnxfold.check.reference import Array, is_floating
 
-__all__ = ["Judgement", "Law", "Tolerance", "judge"]
+__all__ = ["AcceptanceCriterion", "Judgement", "Tolerance", "judge"]
 
 _CONCENTRATION = 4.0
 _OUTLYING = 1000.0
@@ -36,14 +36,14 @@ _ENOUGH = 64
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Bounds that a user gives instead of the law: |r - t| <= atol + rtol |t| everywhere."""
+    """Bounds that a user gives instead: |r - t| <= atol + rtol |t| everywhere."""
 
     rtol: float
     atol: float
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class AcceptanceCriterion:
     """The multiple of the original's noise that is allowed, or the user's bounds instead."""
 
     limit: float
@@ -55,7 +55,9 @@ class Judgement:
     """One output of one sample: errors, the ratio, and what is wrong (None: it passed).
 
     compared: the elements whose numbers were compared; NaN and infinities only stand where they
-    stood, and say nothing of the numbers behind them.
+    stood, and say nothing of the numbers behind them. bound: the root mean square error that was
+    allowed over them, or the largest error where the user gave a tolerance. size: the root mean
+    square of the truth there.
     """
 
     max_abs_error: float
@@ -64,12 +66,19 @@ class Judgement:
     noise_ratio: float
     fault: str | None
     compared: int = 0
+    bound: float = 0.0
+    size: float = 0.0
 
 
 def judge(
-    truth: Array, originals: Sequence[Array], rewritten: Array, *, roundoff: float, law: Law
+    truth: Array,
+    originals: Sequence[Array],
+    rewritten: Array,
+    *,
+    roundoff: float,
+    criterion: AcceptanceCriterion,
 ) -> Judgement:
-    """Judges a rewritten output by the law; `roundoff` is u for the output's type.
+    """Judges a rewritten output by the criterion; `roundoff` is u for the output's type.
 
     Outputs of integers and booleans must equal the truth, save where an original does not either.
     """
@@ -91,11 +100,16 @@ def judge(
     noise = max(_rms(o - t) for o in os)
     ratio, fault = 0.0, None
     for part in _parts(t, os, r):
-        part_ratio, part_fault = _compare(t[part], [o[part] for o in os], r[part], roundoff, law)
+        part_ratio, part_fault = _compare(
+            t[part], [o[part] for o in os], r[part], roundoff, criterion
+        )
         ratio, fault = max(ratio, part_ratio), fault or part_fault
-    if law.tolerance is not None:
-        fault = _outside(t, error, law.tolerance)
-    return Judgement(float(error.max()), _rms(error), noise, ratio, fault, int(t.size))
+    size = _rms(t)
+    bound = criterion.limit * max(noise, roundoff * size)
+    if criterion.tolerance is not None:
+        allowed = criterion.tolerance.atol + criterion.tolerance.rtol * np.abs(t)
+        fault, bound = _outside(error, allowed), float(allowed.max())
+    return Judgement(float(error.max()), _rms(error), noise, ratio, fault, t.size, bound, size)
 
 
 def _failed(fault: str) -> Judgement:
@@ -153,7 +167,7 @@ def _parts(t: Array, os: Sequence[Array], r: Array) -> Iterator[Array]:
 
 
 def _compare(
-    t: Array, os: Sequence[Array], r: Array, roundoff: float, law: Law
+    t: Array, os: Sequence[Array], r: Array, roundoff: float, criterion: AcceptanceCriterion
 ) -> tuple[float, str | None]:
     noise = max(_rms(o - t) for o in os)
     peak = max(float(np.abs(o - t).max()) for o in os)
@@ -161,9 +175,9 @@ def _compare(
     peak_ratio = _ratio(
         float(np.abs(r - t).max()), max(peak, roundoff * float(np.abs(t).max(initial=0.0)))
     )
-    if ratio > law.limit:
+    if ratio > criterion.limit:
         return ratio, f"its error is {ratio:.3g} times that of the original"
-    if peak_ratio > _CONCENTRATION * law.limit:
+    if peak_ratio > _CONCENTRATION * criterion.limit:
         return ratio, f"its largest error is {peak_ratio:.3g} times that of the original"
     return ratio, None
 
@@ -174,15 +188,13 @@ def _ratio(error: float, noise: float) -> float:
     return 0.0 if error == 0 else float("inf")
 
 
-def _outside(t: Array, error: Array, tolerance: Tolerance) -> str | None:
-    outside = error > tolerance.atol + tolerance.rtol * np.abs(t)
+def _outside(error: Array, allowed: Array) -> str | None:
+    outside = error > allowed
     count = int(np.count_nonzero(outside))
     if not count:
         return None
     worst = float(error[outside].max())
-    return (
-        f"{count} of {t.size} elements are outside the tolerance, by an error of up to {worst:.3g}"
-    )
+    return f"{count} of {error.size} elements exceed the tolerance, by errors of up to {worst:.3g}"
 
 
 def _rms(x: Array) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from onnxfold.check.disturbance import disturbed, disturbed_model
 from onnxfold.check.reference import (
     Array,
     Precision,
@@ -23,7 +24,6 @@ from onnxfold.check.runners import (
     CannotRun,
     Feeds,
     OnnxRuntime,
-    disturbed,
     native,
     why_not_onnxruntime,
 )
@@ -49,6 +49,8 @@ FLOAT64_LIMIT_BYTES = 2 << 30
 FLOAT64_LIMIT_PARAMETERS = 3_000_000_000
 # Below this many elements luck decides on rms errors, so noise is drawn several times.
 _FEW, _DRAWS = 64, 8
+# Runs of ONNX Runtime with disturbed results, at least.
+_RUNS = 2
 
 Outputs = dict[str, Array]
 Pair = tuple[ModelSource, ModelSource]
@@ -69,7 +71,8 @@ class Evidence:
     """What the models computed, per sample: truths, originals (several runs), rewritten.
 
     engine: the runtime that ran them; None: the interpreter did. depth: nodes on the longest path
-    of the original.
+    of the original. reason: why there is no float64 truth; None where there is. noise: what the
+    runs of the original show, in words.
     """
 
     method: str
@@ -79,6 +82,8 @@ class Evidence:
     rewritten: list[Outputs]
     depth: int
     engine: OnnxRuntime | None = None
+    reason: str | None = None
+    noise: str = "ONNX Runtime's, with or without optimizations"
 
     def least_noise(self, dtype: np.dtype[np.generic]) -> float:
         """The least relative noise to assume: u, or u sqrt(depth) where the truth is no better.
@@ -167,7 +172,15 @@ def gather(pair: Pair, sampled: Sampled, engine: OnnxRuntime) -> Evidence:
             )
     originals = [native(original.model, feeds)]
     changed = native(rewritten.model, feeds)
-    return Evidence("float64", f"interpreter ({reason})", sampled.truths, originals, changed, depth)
+    return Evidence(
+        "float64",
+        f"interpreter ({reason})",
+        sampled.truths,
+        originals,
+        changed,
+        depth,
+        noise="the interpreter's, in the types of the model",
+    )
 
 
 def _against_runtime(pair: Pair, sampled: Sampled, engine: OnnxRuntime) -> Evidence:
@@ -190,7 +203,17 @@ def _against_runtime(pair: Pair, sampled: Sampled, engine: OnnxRuntime) -> Evide
     changed = _run_rewritten(engine, rewritten, sampled.feeds, optimize=False)
     label = f"{engine.label} (no float64 run: {sampled.reason})"
     depth = _depth(original.model)
-    return Evidence("onnxruntime", label, plain, [optimized], changed, depth, engine)
+    return Evidence(
+        "onnxruntime",
+        label,
+        plain,
+        [optimized],
+        changed,
+        depth,
+        engine,
+        reason=f"there is no float64 run: {sampled.reason}",
+        noise="what its optimizations change",
+    )
 
 
 def _shown(feeds: Feeds) -> str:
@@ -221,29 +244,43 @@ def with_more_noise(
 
     In a model of 16-bit floats, because ONNX Runtime's CPU kernels compute these in float32 and
     round less often than the model says. For outputs of few elements, because luck decides there.
+    Where ONNX Runtime is compared with itself, because its kernels err alike with and without
+    optimizations.
     """
-    model = pair[0].model
-    originals = list(evidence.originals)
+    model, engine = pair[0].model, evidence.engine
+    draws = _draws(evidence, outputs)
+    more: list[list[Outputs]] = []
+    if evidence.method != "float64" and engine is not None:
+        more = _runs_of_disturbed(engine, pair[0], feeds, max(draws, _RUNS), seed)
+    else:
+        if _has_halves(model) and engine is not None:
+            more.append(native(model, feeds))
+        per_sample = [disturbed(model, inputs, draws=draws, seed=seed) for inputs in feeds]
+        more.extend([outcomes[draw] for outcomes in per_sample] for draw in range(draws))
+    if not more:
+        return evidence
+    noise = f"{evidence.noise}, or of further roundings of every result"
+    return replace(evidence, originals=[*evidence.originals, *more], noise=noise)
+
+
+def _draws(evidence: Evidence, outputs: Iterable[str]) -> int:
+    """How many draws make up for the few elements of an output; 0 where none has few."""
     few = [
         truth[name].size
         for name in outputs
         for truth in evidence.truths
         if is_floating(truth[name].dtype) and 0 < truth[name].size < _FEW
     ]
-    if _has_halves(model) and evidence.engine is not None:
-        originals.append(native(model, feeds))
-    if few:
-        originals.extend(_disturbed(model, feeds, -(-_FEW // min(few)), seed))
-    return replace(evidence, originals=originals)
+    return min(-(-_FEW // min(few)), _DRAWS) if few else 0
 
 
-def _disturbed(
-    model: ir.Model, feeds: Sequence[Feeds], draws: int, seed: int
+def _runs_of_disturbed(
+    engine: OnnxRuntime, original: ModelSource, feeds: Sequence[Feeds], draws: int, seed: int
 ) -> list[list[Outputs]]:
-    """Draws of `disturbed`, each a list over the samples."""
-    draws = min(draws, _DRAWS)
-    per_sample = [disturbed(model, inputs, draws=draws, seed=seed) for inputs in feeds]
-    return [[outcomes[draw] for outcomes in per_sample] for draw in range(draws)]
+    """Runs of the original in ONNX Runtime, every result of which is moved by a rounding."""
+    source = ModelSource(disturbed_model(original.model, seed))
+    runs = engine.run(source, [*feeds] * draws, optimize=False)
+    return [runs[start : start + len(feeds)] for start in range(0, len(runs), len(feeds))]
 
 
 def _has_halves(model: ir.Model) -> bool:
@@ -252,34 +289,28 @@ def _has_halves(model: ir.Model) -> bool:
 
 
 def against_itself(
-    evidence: Evidence, pair: Pair, feeds: Sequence[Feeds], engine: OnnxRuntime, seed: int
+    evidence: Evidence,
+    pair: Pair,
+    feeds: Sequence[Feeds],
+    outputs: Iterable[str],
+    engine: OnnxRuntime,
+    seed: int,
 ) -> Evidence:
     """The two models without optimizations, against each other.
 
     For outputs where ONNX Runtime is far from the truth, be it that one of them is wrong or that
-    the model is chaotic: the distance would excuse any error. The noise is what disturbing every
-    result by a rounding does to the original.
+    the model is chaotic: the distance would excuse any error. The noise is what moving every result
+    by a rounding does to the original in ONNX Runtime, whose own kernels it shows too.
     """
     original, rewritten = pair
-    plain = engine.run(original, feeds, optimize=False)
-    changed = _run_rewritten(engine, rewritten, feeds, optimize=False)
-    calm = native(original.model, feeds)
-    originals = [
-        [
-            {name: _moved(here[name], still[name], away[name]) for name in here}
-            for here, still, away in zip(plain, calm, draw, strict=True)
-        ]
-        for draw in _disturbed(original.model, feeds, 2, seed)
-    ]
+    draws = max(_draws(evidence, outputs), _RUNS)
     return replace(
-        evidence, method="onnxruntime", truths=plain, originals=originals, rewritten=changed
+        evidence,
+        method="onnxruntime",
+        truths=engine.run(original, feeds, optimize=False),
+        originals=_runs_of_disturbed(engine, original, feeds, draws, seed),
+        rewritten=_run_rewritten(engine, rewritten, feeds, optimize=False),
+        reason="ONNX Runtime is so far from a float64 run of the original that the distance would "
+        "excuse any error",
+        noise="what moving every result by a rounding does to it",
     )
-
-
-def _moved(here: Array, still: Array, away: Array) -> Array:
-    """A result moved as the disturbance moved the interpreter's; integers that it changed."""
-    if not is_floating(here.dtype):
-        return np.where(still == away, here, away)
-    wide = np.result_type(here.dtype, np.float64)
-    gap = away.astype(wide) - still.astype(wide)
-    return np.asarray(here.astype(wide) + np.where(np.isfinite(gap), gap, 0.0))

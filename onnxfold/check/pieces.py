@@ -125,7 +125,7 @@ class Pieces:
             results = {name for number in inside for name in self._nodes[number].output if name}
             read = dict.fromkeys(name for number in inside for name in sorted(self._reads[number]))
             gives = tuple(sorted(n for n in results if self._handed_on(n, stop, outputs)))
-            if gives:  # else constants alone, which every reader has for itself
+            if gives:  # otherwise constants alone, of which every reader has a copy
                 yield Piece(
                     start,
                     stop,

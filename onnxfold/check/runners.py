@@ -20,20 +20,16 @@ from onnxfold.check.memory import session_bytes
 from onnxfold.check.pieces import Pieces
 from onnxfold.check.reference import (
     Array,
-    Observer,
     Precision,
-    is_floating,
     is_stochastic,
-    moves_numbers,
     run,
-    unit_roundoff,
 )
 from onnxfold.check.result import ModelSource
 from onnxfold.errors import ModelError, UsageError
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.runtime.library import runtime_errors, takes_name
 
-__all__ = ["CannotRun", "Feeds", "OnnxRuntime", "disturbed", "native", "why_not_onnxruntime"]
+__all__ = ["CannotRun", "Feeds", "OnnxRuntime", "native", "why_not_onnxruntime"]
 
 Feeds = Mapping[str, Array]
 _EMBEDDED_LIMIT_BYTES = 1_800_000_000
@@ -55,21 +51,19 @@ def why_not_onnxruntime(model: ir.Model) -> str | None:
         return "onnxruntime is not installed"
     for value in (*model.graph.inputs, *model.graph.outputs):
         if value.dtype is ir.DataType.BFLOAT16:
-            return "onnxruntime takes no bfloat16 from Python"
+            return "onnxruntime does not accept bfloat16 from Python"
     if any(is_stochastic(node) for node in model.graph.all_nodes()):
         return "the model draws random numbers"
     return _unknown_in_function(model)
 
 
 def _unknown_in_function(model: ir.Model) -> str | None:
-    """Name an operator that the opset of a function has not: it ends the process (1.31)."""
+    """Name an operator that the opset of a function lacks: it ends the process (1.31)."""
     for function in model.functions.values():
         opset = function.opset_imports.get("", 1)
         for node in function.all_nodes():
             if node.domain == "" and not onnx.defs.has(node.op_type, opset):
-                return (
-                    f"function '{function.name}' has a {node.op_type}, which opset {opset} has not"
-                )
+                return f"function '{function.name}' has a {node.op_type}, which opset {opset} lacks"
     return None
 
 
@@ -255,31 +249,3 @@ def _first_line(error: Exception) -> str:
 def native(model: ir.Model, samples: Sequence[Feeds]) -> list[dict[str, Array]]:
     """Outputs of the interpreter in the model's own types."""
     return [run(model, feeds, precision=Precision.NATIVE) for feeds in samples]
-
-
-def disturbed(model: ir.Model, feeds: Feeds, *, draws: int, seed: int) -> list[dict[str, Array]]:
-    """Outputs of the interpreter in the model's own types, with every result of an op disturbed.
-
-    Monte Carlo arithmetic (Parker 1997): each element is multiplied by 1 + u x, with x uniform in
-    [-1, 1] and u the unit roundoff of its type, so that each draw is another possible outcome of
-    rounding. Few outputs then still give a measure of noise that does not depend on luck.
-    """
-    outcomes = []
-    for draw in range(draws):
-        generator = np.random.default_rng([seed, draw])
-        observe = _disturbing(generator)
-        outcomes.append(run(model, feeds, precision=Precision.NATIVE, observe=observe))
-    return outcomes
-
-
-def _disturbing(generator: np.random.Generator) -> Observer:
-    def observe(value: ir.Value, array: Array) -> Array:
-        node = value.producer()
-        moved = node is None or moves_numbers(node)
-        if moved or not is_floating(array.dtype) or array.dtype.itemsize < 2:
-            return array
-        step = unit_roundoff(array.dtype) * generator.uniform(-1.0, 1.0, array.shape)
-        wide = np.result_type(array.dtype, np.float64)
-        return (array.astype(wide) * (1 + step)).astype(array.dtype)
-
-    return observe

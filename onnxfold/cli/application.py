@@ -92,12 +92,20 @@ def _verbose() -> bool:
     return not {"-v", "--verbose"}.isdisjoint(sys.argv[1:])
 
 
+def _is_of_dependency(error: Exception) -> bool:
+    """Whether a package is missing, or older than what another one was built for."""
+    if isinstance(error, ImportError):
+        return not str(error.name).startswith("onnxfold")
+    kind = type(error)  # not imported: older versions of protobuf have no VersionError
+    return kind.__name__ == "VersionError" and kind.__module__.startswith("google.protobuf")
+
+
 def main() -> None:
     """Run the command line; every foreseen failure is one line and an exit code."""
     # ONNX Runtime 1.29 and later report their use and keep files in the home folder by default.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     start_quickly()
-    # What libraries remark on a damaged model is no message of ours.
+    # What libraries remark on a damaged model is not our message.
     warnings.simplefilter("ignore")
     logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)
     if _verbose() and sys.__stderr__ is not None:
@@ -117,6 +125,13 @@ def main() -> None:
         if _verbose():
             raise
         sentence = str(error).splitlines()[0] if str(error) else ""
+        if _is_of_dependency(error):
+            fail(
+                ModelError(
+                    f"the installed packages do not fit together: {sentence}; install versions "
+                    "that do: pip install --upgrade onnxfold onnx protobuf"
+                )
+            )
         typer.echo(
             f"onnxfold: internal error, {type(error).__name__}: {sentence}; this is a defect: "
             "please report it with the traceback that --verbose shows",

@@ -22,7 +22,7 @@ def inspect(
     context: typer.Context,
     model: Model,
     as_json: JsonOption = False,
-    target: TargetOption = Target.PORTABLE,
+    target: TargetOption = Target.ONNX,
     allow_split: SplitOption = 1 << 20,
     exclude: ExcludeOption = None,
     no_fuse_affine: NoFuseAffineOption = False,

@@ -8,9 +8,18 @@ from typing import Annotated
 import typer
 
 from onnxfold.cli import terminal
-from onnxfold.cli.options import FoldOptions, JsonOption, Model, ReportOption, with_fold_options
+from onnxfold.cli.options import (
+    DeviceOption,
+    FoldOptions,
+    JsonOption,
+    Model,
+    ReportOption,
+    TargetOption,
+    with_fold_options,
+)
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import UsageError
+from onnxfold.options import Device, Target
 
 __all__ = ["optimize"]
 
@@ -26,6 +35,8 @@ def optimize(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="OUT", help="Where to write.")
     ] = None,
+    target: TargetOption = Target.ONNX,
+    device: DeviceOption = Device.CPU,
     fold: FoldOptions,
     report: ReportOption = None,
     as_json: JsonOption = False,
@@ -44,8 +55,8 @@ def optimize(
 ) -> None:
     """Fold every LayerNorm that can exactly become an RMSNorm; prove, check and write the result.
 
-    Nothing is written unless the proof and the check pass. OUT runs in any ONNX runtime; IN is
-    never changed.
+    Nothing is written unless the proof and the check pass. OUT runs wherever IN does, unless
+    --target says otherwise; IN is never changed.
 
     `onnxfold optimize model.onnx -o fast.onnx`
 
@@ -68,6 +79,8 @@ def optimize(
             model,
             output,
             progress=progress,
+            target=target,
+            device=device,
             dry_run=dry_run,
             share_weights=share_weights,
             force=force,

@@ -15,10 +15,11 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from onnxfold.cli.terminal import chosen_verbosity
-from onnxfold.options import Target
+from onnxfold.options import Device, Target, WrittenForm, target_named
 
 __all__ = [
     "AtolOption",
+    "DeviceOption",
     "ExcludeOption",
     "FoldOptions",
     "InputsOption",
@@ -44,10 +45,15 @@ Model = Annotated[Path, typer.Argument(metavar="IN", help="The ONNX model, .onnx
 TargetOption = Annotated[
     Target,
     typer.Option(
-        help="**portable**: functions that any runtime runs and the onnxfold kernels "
-        "speed up; **onnx**: standard operators only; **ort**: ONNX Runtime's "
-        "contrib operators."
+        parser=target_named,
+        metavar=f"[{'|'.join(Target)}]",
+        help="**onnx**: standard operators, for every runtime and tool that takes IN; **ort**: "
+        "what is fastest in ONNX Runtime as it is; **kernels**: functions, for ONNX Runtime with "
+        "the onnxfold library, which other runtimes may not take.",
     ),
+]
+DeviceOption = Annotated[
+    Device, typer.Option(help="With --target ort: what the file is to be fastest on.")
 ]
 SplitOption = Annotated[
     int,
@@ -104,10 +110,11 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say only error
 class FoldOptions:
     """What every command that folds a model can be asked; each field is an option."""
 
-    target: TargetOption = Target.PORTABLE
     allow_split: SplitOption = 1 << 20
     exclude: ExcludeOption = None
-    check: Annotated[int, typer.Option(metavar="N", help="Check on N sets of inputs.")] = 2
+    check: Annotated[
+        int, typer.Option(metavar="N", help="Check on N sets of inputs; 0 proves the result only.")
+    ] = 2
     no_check: Annotated[bool, typer.Option("--no-check", help="Write without proof and check.")] = (
         False
     )
@@ -128,6 +135,14 @@ class FoldOptions:
     no_fuse_residual: Annotated[
         bool, typer.Option("--no-fuse-residual", help="Leave residual additions on their own.")
     ] = False
+    norm_form: Annotated[
+        WrittenForm,
+        typer.Option(
+            help="**op**: RMSNormalization (raises the opset to 23), **decomposed**: Pow, "
+            "ReduceMean, Add, Sqrt, Div, Mul, **layer**: no norm folds, for engines that compute "
+            "in half precision and protect LayerNormalization alone; **auto**: decomposed."
+        ),
+    ] = WrittenForm.AUTO
     save_as_external_data: Annotated[
         bool,
         typer.Option(
@@ -141,10 +156,9 @@ class FoldOptions:
     def keywords(self) -> dict[str, Any]:
         """Return them as the options of `onnxfold.optimize`."""
         return {
-            "target": self.target,
             "allow_split": self.allow_split,
             "exclude": self.exclude,
-            "check": 0 if self.no_check else self.check,
+            "check": None if self.no_check else self.check,
             "rtol": self.rtol,
             "atol": self.atol,
             "inputs": tuple(self.inputs or ()),
@@ -152,6 +166,7 @@ class FoldOptions:
             "providers": tuple(self.providers or ()),
             "memory": self.memory,
             "save_as_external_data": True if self.save_as_external_data else None,
+            "norm_form": self.norm_form,
             "fuse_residual": not self.no_fuse_residual,
             "fuse_affine": not self.no_fuse_affine,
             "range_limit": self.range_limit,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -13,52 +17,90 @@ from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import OnnxfoldError
 
 if TYPE_CHECKING:
+    from onnxfold.serving import ServeSettings
     from onnxfold.serving.host.model import OnnxModel
 
 __all__ = ["serve"]
 
 _NEEDED = ("mlserver", "onnxruntime")
 
+_Models = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL [MODEL ...]",
+        help="ONNX models, each PATH or NAME=PATH; the name is that of the file.",
+    ),
+]
+_Host = Annotated[
+    str, typer.Option(metavar="ADDRESS", help="Listen here; 0.0.0.0 for every address.")
+]
+_MaxBatch = Annotated[
+    int,
+    typer.Option(
+        metavar="ROWS", help="Run requests that wait together, up to this; 1 turns it off."
+    ),
+]
+_Delay = Annotated[
+    float,
+    typer.Option(metavar="MS", help="Let a request wait this long for others to join it."),
+]
+_Threads = Annotated[
+    int, typer.Option(metavar="N", help="Threads within an operator; 0: one for each core.")
+]
+_Workers = Annotated[int, typer.Option(metavar="N", help="Runs that go on at once.")]
+_NoOptimize = Annotated[bool, typer.Option("--no-optimize", help="Serve the models as they are.")]
+_Grace = Annotated[
+    float,
+    typer.Option(metavar="SECONDS", help="How long a stop waits for requests under way."),
+]
 _Port = Annotated[int, typer.Option(metavar="PORT", min=1, max=65535)]
+_MaxRequest = Annotated[
+    int,
+    typer.Option(
+        metavar="BYTES", min=1, help="Refuse larger requests, as sent and as decompressed."
+    ),
+]
+_HeaderTimeout = Annotated[
+    float, typer.Option(metavar="SECONDS", help="How long the head of an HTTP request may take.")
+]
+_BodyTimeout = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS", help="How long its body may take; a second more for each 64 KiB."
+    ),
+]
+_TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Answer only requests with `authorization: Bearer` and this token."
+    ),
+]
+_TlsCert = Annotated[
+    Path | None, typer.Option(metavar="FILE.pem", help="Speak TLS with this certificate chain.")
+]
+_TlsKey = Annotated[Path | None, typer.Option(metavar="FILE.pem", help="The key of --tls-cert.")]
 
 
 def serve(
     context: typer.Context,
-    models: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="MODEL [MODEL ...]",
-            help="ONNX models, each PATH or NAME=PATH; the name is that of the file.",
-        ),
-    ],
-    host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Listen here; 0.0.0.0 for every address.")
-    ] = "127.0.0.1",
+    models: _Models,
+    host: _Host = "127.0.0.1",
     http_port: _Port = 8080,
     grpc_port: _Port = 8081,
     metrics_port: _Port = 8082,
-    max_batch: Annotated[
-        int,
-        typer.Option(
-            metavar="ROWS", help="Run requests that wait together, up to this; 1 turns it off."
-        ),
-    ] = 16,
-    batch_delay_ms: Annotated[
-        float,
-        typer.Option(metavar="MS", help="Let a request wait this long for others to join it."),
-    ] = 0.0,
-    threads: Annotated[
-        int, typer.Option(metavar="N", help="Threads within an operator; 0: one for each core.")
-    ] = 1,
-    workers: Annotated[int, typer.Option(metavar="N", help="Runs that go on at once.")] = 1,
-    no_optimize: Annotated[
-        bool, typer.Option("--no-optimize", help="Serve the models as they are.")
-    ] = False,
+    max_batch: _MaxBatch = 16,
+    batch_delay_ms: _Delay = 0.0,
+    threads: _Threads = 1,
+    workers: _Workers = 1,
+    no_optimize: _NoOptimize = False,
     providers: ProvidersOption = None,
-    grace: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", help="How long a stop waits for requests under way."),
-    ] = 30.0,
+    grace: _Grace = 30.0,
+    max_request_bytes: _MaxRequest = 1 << 28,
+    header_timeout: _HeaderTimeout = 10.0,
+    body_timeout: _BodyTimeout = 30.0,
+    token_file: _TokenFile = None,
+    tls_cert: _TlsCert = None,
+    tls_key: _TlsKey = None,
 ) -> None:
     """Serve models over REST and gRPC: the Open Inference Protocol (KServe V2).
 
@@ -79,6 +121,7 @@ def serve(
     go_on_as_usual()
     from onnxfold.serving import NamedModel, ServeSettings
     from onnxfold.serving.host.server import run
+    from onnxfold.serving.settings import read_token, tls_files
 
     settings = ServeSettings(
         models=tuple(NamedModel.parse(text) for text in models),
@@ -93,20 +136,39 @@ def serve(
         optimize=not no_optimize,
         providers=tuple(providers or ()),
         grace_s=grace,
+        max_request_bytes=max_request_bytes,
+        header_timeout_s=header_timeout,
+        body_timeout_s=body_timeout,
+        token=None if token_file is None else read_token(token_file),
+        tls=tls_files(tls_cert, tls_key),
     )
     quiet = context.obj is Verbosity.QUIET
+
+    if settings.open_to_others is not None:
+        _say(f"onnxfold: warning: {settings.open_to_others}", sys.stderr)
 
     def started(loaded: Sequence[OnnxModel]) -> None:
         if not quiet:
             for model in loaded:
-                typer.echo(_described(model, max_batch))
-            at = f"[{host}]" if ":" in host else host
-            typer.echo(
-                f"ready: http://{at}:{http_port}/v2, gRPC {at}:{grpc_port}, "
-                f"metrics http://{at}:{metrics_port}/metrics"
-            )
+                _say(_described(model, max_batch), sys.stdout)
+            _say(_ready(settings), sys.stdout)
 
     run(settings, quiet=quiet, started=started)
+
+
+def _say(line: str, stream: TextIO) -> None:
+    """Write a line at once; a server goes on where its log cannot be written, as on a full disk."""
+    with suppress(OSError):
+        os.write(stream.fileno(), f"{line}\n".encode())
+
+
+def _ready(settings: ServeSettings) -> str:
+    at = f"[{settings.host}]" if ":" in settings.host else settings.host
+    http = "http" if settings.tls is None else "https"
+    return (
+        f"ready: {http}://{at}:{settings.http_port}/v2, gRPC {at}:{settings.grpc_port}, "
+        f"metrics {http}://{at}:{settings.metrics_port}/metrics"
+    )
 
 
 def _described(model: OnnxModel, max_batch: int) -> str:

@@ -39,6 +39,7 @@ _DOINGS = {
     "save": "writing the weights",
     "verify": "comparing with a float64 run",
 }
+_TURNS = frozenset({"analyse", "rewrite", "prove"})
 
 
 Listener = Callable[[str, float], None]  # stage, fraction done
@@ -124,20 +125,25 @@ def _both(first: Listener, second: Listener) -> Listener:
 
 @contextmanager
 def _stage_lines() -> Iterator[Listener]:
-    """Write a line for each stage that has ended, with its seconds: for logs."""
-    times: dict[str, tuple[float, float]] = {}  # of the stage under way: start, last sign
+    """Write a line for each stage that has ended, with its seconds: for logs.
+
+    The passes take turns in the stages of :data:`_TURNS`, which end together.
+    """
+    spent: dict[str, float] = {}
+    last = time.perf_counter()
 
     def tell() -> None:
-        for stage, (start, end) in times.items():
-            typer.echo(f"{_DOINGS.get(stage, stage)}: {end - start:.1f} s")
-        times.clear()
+        for stage, seconds in spent.items():
+            typer.echo(f"{_DOINGS.get(stage, stage)}: {seconds:.1f} s")
+        spent.clear()
 
-    def show(stage: str, _done: float) -> None:
+    def show(stage: str, done: float) -> None:
+        nonlocal last
         now = time.perf_counter()
-        if stage not in times:
+        if stage not in spent and not _TURNS.issuperset({stage, *spent}):
             tell()
-        start, _ = times.get(stage, (now, now))
-        times[stage] = start, now
+        spent[stage] = spent.get(stage, 0.0) + (now - last if done > 0.0 else 0.0)
+        last = now
 
     yield show
     tell()

@@ -1,17 +1,35 @@
-"""Edits that every rewriting shares: new nodes in the place of old ones, changed constants."""
+"""The only mutator of graphs: new nodes in the place of old ones, changed constants, fewer nodes.
+
+An editor works on one version of a model: in place, or on a copy, so that the version stays as it
+is and what was found in it stays true.  Values that others can see (inputs, outputs) keep their
+names and types; nodes and weights that nothing reads any more go.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph import ModelInfo
-from onnxfold.graph.traversal import graph_values
+from onnxfold.graph.model_info import ModelInfo
+from onnxfold.graph.traversal import all_graphs, graph_values
 
-__all__ = ["Editor", "Lowered", "add_function", "change_constant", "inherit", "sweep"]
+__all__ = [
+    "Editor",
+    "Lowered",
+    "add_initializer",
+    "change_constant",
+    "drop_weight",
+    "inherit",
+    "insert_before",
+    "redirect",
+    "replace_node",
+    "set_input",
+    "sweep",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +39,6 @@ class Lowered:
     nodes: tuple[ir.Node, ...]
     stands_for: tuple[tuple[ir.Value, ir.Value], ...]  # (old, new)
     initializers: tuple[ir.Value, ...] = ()
-    functions: tuple[ir.Function, ...] = field(default=())
-
-
-def add_function(model: ir.Model, body: ir.Function) -> None:
-    """Give the model a function, unless it has one of that name that is right for more types.
-
-    The body for a half type converts, hence is right for FLOAT too and has more nodes.
-    """
-    present = model.functions.get(body.identifier())
-    if present is None or len(present) < len(body):
-        model.functions[body.identifier()] = body
-    model.graph.opset_imports.setdefault(body.domain, 1)
 
 
 def change_constant(value: ir.Value, tensor: ir.TensorProtocol) -> None:
@@ -48,12 +54,44 @@ def change_constant(value: ir.Value, tensor: ir.TensorProtocol) -> None:
 
 
 class Editor:
-    """Inserts nodes into one model; remembers which names are taken and what replaced what."""
+    """Edits one version of a model; knows which names are taken and what replaced what.
 
-    def __init__(self, view: ModelInfo):
-        self._model = view.model
-        self._taken = {value.name for graph in view.graphs for value in graph_values(graph)}
+    ``info`` answers questions about the version as it was.  ``value`` and ``node`` lead from what
+    it answers to the model that is edited.
+    """
+
+    def __init__(self, info: ModelInfo, *, copy: bool = False):
+        self.info = info
+        self.model = info.model.clone() if copy else info.model
+        self._values: dict[ir.Value, ir.Value] = {}
+        self._nodes: dict[ir.Node, ir.Node] = {}
         self._replaced: dict[ir.Value, ir.Value] = {}
+        if copy:
+            for old, new in zip(info.graphs, all_graphs(self.model), strict=True):
+                self._match(old, new)
+
+    def _match(self, old: ir.Graph, new: ir.Graph) -> None:
+        for graph, target in ((old.inputs, new.inputs), (_weights(old), _weights(new))):
+            self._values.update(zip(graph, target, strict=True))
+        for node, twin in zip(old, new, strict=True):
+            self._nodes[node] = twin
+            self._values.update(zip(node.outputs, twin.outputs, strict=True))
+
+    def value(self, known: ir.Value) -> ir.Value:
+        """Return the value of the edited model that a value of the version is."""
+        return self._values.get(known, known)
+
+    def node(self, known: ir.Node) -> ir.Node:
+        """Return the node of the edited model that a node of the version is."""
+        return self._nodes.get(known, known)
+
+    def by_ref(self) -> dict[str, ir.Value]:
+        """Return the values of the edited model by the references of the version."""
+        return {ref: self.value(value) for ref, value in self.info.by_ref().items()}
+
+    @cached_property
+    def _taken(self) -> set[str | None]:
+        return {value.name for graph in all_graphs(self.model) for value in graph_values(graph)}
 
     def unused(self, name: str) -> str:
         """Return the name, with a number where it is taken, and take it."""
@@ -120,8 +158,22 @@ class Editor:
             self._replaced[value] = heir
         sweep(old)
 
+    def drop_if_unread(self, value: ir.Value | None) -> None:
+        """Remove a constant expression that nothing reads any more, and what only it reads."""
+        waiting = [value]
+        while waiting:
+            value = waiting.pop()
+            if value is None or value.uses() or value.is_graph_output():
+                continue
+            node = value.producer()
+            if node is not None and node.graph is not None and self.info.array(value) is not None:
+                waiting += node.inputs
+                sweep([node])
+            else:
+                drop_weight(value)
+
     def _prepare(self, graph: ir.Graph, lowered: Lowered, heirs: tuple[ir.Value, ...]) -> None:
-        """Name what is new, read what replaced an operand, register weights and functions."""
+        """Name what is new, read what replaced an operand, register weights."""
         for value in lowered.initializers:
             if value.graph is graph:
                 continue  # shared with nodes that are in place
@@ -136,8 +188,46 @@ class Editor:
             for output in node.outputs:
                 if output not in heirs:
                     output.name = self.unused(output.name or node.op_type)
-        for function in lowered.functions:
-            add_function(self._model, function)
+
+
+def _weights(graph: ir.Graph) -> list[ir.Value]:
+    return list(graph.initializers.values())
+
+
+def set_input(node: ir.Node, index: int, value: ir.Value | None) -> None:
+    """Let a node read a value at an input, maybe a new one; None takes the last input away."""
+    if index >= len(node.inputs):
+        node.resize_inputs(index + 1)
+    node.replace_input_with(index, value)
+    if value is None and index == len(node.inputs) - 1:
+        node.resize_inputs(index)
+
+
+def redirect(old: ir.Value, new: ir.Value, *, outputs: bool = False) -> None:
+    """Let all that reads one value read another; graph ``outputs`` too where that is wanted."""
+    old.replace_all_uses_with(new, replace_graph_outputs=outputs)
+
+
+def insert_before(place: ir.Node, node: ir.Node) -> None:
+    """Insert a node before another one; raises InvariantError where that is in no graph."""
+    if not isinstance(place.graph, ir.Graph):
+        raise InvariantError(f"node '{place.name}' is in no graph")
+    place.graph.insert_before(place, node)
+
+
+def replace_node(node: ir.Node, new: Sequence[ir.Node], results: Mapping[int, ir.Value]) -> None:
+    """Put new nodes in the place of one; ``results`` take over its outputs, by their index."""
+    if node.graph is None:
+        raise InvariantError(f"node '{node.name}' is in no graph")
+    old = [node.outputs[index] for index in results]
+    ir.convenience.replace_nodes_and_values(
+        node.graph, node, [node], new, old, list(results.values())
+    )
+
+
+def add_initializer(graph: ir.Graph, value: ir.Value) -> None:
+    """Give a graph a weight whose name it does not have yet."""
+    graph.register_initializer(value)
 
 
 def inherit(old: ir.Value, new: ir.Value) -> None:
@@ -171,13 +261,21 @@ def sweep(nodes: Iterable[ir.Node]) -> None:
         inputs = [operand for operand in node.inputs if operand is not None]
         graph.remove(node, safe=True)
         for value in inputs:
-            producer, home = value.producer(), value.graph
+            producer = value.producer()
             if _is_read(value):
                 continue
             if producer is not None and producer.op_type == "Constant":
                 waiting.append(producer)
-            elif value.is_initializer() and not value.is_graph_input() and home is not None:
-                home.initializers.pop(value.name or "")
+            else:
+                drop_weight(value)
+
+
+def drop_weight(value: ir.Value | None) -> None:
+    """Remove an initializer that nothing reads any more; anything else stays."""
+    if value is None or _is_read(value) or value.is_graph_input() or not value.is_initializer():
+        return
+    if value.graph is not None:
+        value.graph.initializers.pop(value.name or "", None)
 
 
 def _is_read(value: ir.Value) -> bool:

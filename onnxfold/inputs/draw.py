@@ -23,7 +23,7 @@ _POSITION = re.compile(r"position|pos_ids", re.IGNORECASE)
 _CACHE = re.compile(r"past|cache", re.IGNORECASE)
 # Side of an image and length of a waveform where the model leaves them open: 224 is a multiple of
 # the patches of 14, 16 and 32 pixels and of windows of 7; wav2vec2 needs 400 samples for a frame.
-# What is convolved with another number of channels than 1 or 3 is no picture, but smaller.
+# What is convolved with another number of channels than 1 or 3 is not a picture, but smaller.
 IMAGE_SIDES = (224, 384, 256, 336, 448, 512, 32, 64, 96, 128)
 _SAMPLES, _FRAMES, _LATENT = 3200, 128, 32
 # More elements are in no input that a check could run; numpy cannot even count those of some.

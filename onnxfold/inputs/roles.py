@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,17 +79,41 @@ def _rows(arrival: _Arrival) -> int | None:
     place = dict(row_of(node).tables).get(arrival.index)
     if place is None or place >= len(node.inputs):
         return None
-    table = node.inputs[place]
-    if table is None or table.shape is None:
-        tensor = constant_tensor(table)
-        shape: tuple[object, ...] = () if tensor is None else tuple(tensor.shape)
-    else:
-        shape = tuple(table.shape)
+    shape = _table_shape(node.inputs[place])
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
     if not -len(shape) <= axis < len(shape):
         return None
     rows = shape[axis]
     return rows if isinstance(rows, int) else None
+
+
+def _table_shape(table: ir.Value | None) -> tuple[object, ...]:
+    """The shape of a table, that may be stored in another type or order; () where unknown."""
+    orders: list[Sequence[int]] = []
+    while table is not None:
+        tensor = constant_tensor(table)
+        known = table.shape if tensor is None else tensor.shape
+        if known is not None:
+            return _ordered(tuple(known), orders[::-1])
+        maker = table.producer()
+        if maker is None or not (
+            facets.same_shape(row_of(maker)) or maker.op_type in ("DequantizeLinear", "Transpose")
+        ):
+            return ()
+        if maker.op_type == "Transpose":
+            orders.append(maker.attributes.get_ints("perm", ()))
+        table = maker.inputs[0]
+    return ()
+
+
+def _ordered(shape: tuple[object, ...], orders: Sequence[Sequence[int]]) -> tuple[object, ...]:
+    axes = range(len(shape))
+    for order in orders:
+        places = order or axes[::-1]
+        if sorted(places) != list(axes):
+            return ()
+        shape = tuple(shape[axis] for axis in places)
+    return shape
 
 
 def index_range(model: ir.Model, value: ir.Value) -> IndexRange | None:

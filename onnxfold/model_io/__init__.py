@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnxfold.model_io.destination import check_destination, default_data_name
 from onnxfold.model_io.external import FileTensor, check_unchanged, read_ahead
 from onnxfold.model_io.layout import check_sharing
-from onnxfold.model_io.load import from_proto, load
+from onnxfold.model_io.load import data_files, from_proto, load
 from onnxfold.model_io.messages import one_line, show
 from onnxfold.model_io.save import OutputFiles, StagedModel, materialise, stage
 
@@ -16,6 +16,7 @@ __all__ = [
     "check_destination",
     "check_sharing",
     "check_unchanged",
+    "data_files",
     "default_data_name",
     "from_proto",
     "load",

@@ -96,7 +96,7 @@ def check_model(proto: onnx.ModelProto, label: str) -> None:
 
 def _check_header(proto: onnx.ModelProto) -> None:
     if not proto.HasField("graph"):
-        raise ModelError("this is no ONNX model (it has no graph), or it is truncated")
+        raise ModelError("this is not an ONNX model (it has no graph), or it is truncated")
     if proto.ir_version > onnx.IR_VERSION:
         raise ModelError(
             f"it has IR version {proto.ir_version}, the installed onnx knows {onnx.IR_VERSION}; "

@@ -169,7 +169,7 @@ class Output:
             self._will_read(tensor, self.position - start + len(piece))
             self.write(piece)
         if self.position - start != tensor.nbytes:
-            raise InvariantError(f"tensor '{tensor.name}' has not the size it was declared with")
+            raise InvariantError(f"tensor '{tensor.name}' differs in size from its declaration")
 
     def _will_read(self, tensor: ir.TensorProtocol, done: int) -> None:
         """Ask for what a tensor is computed from, behind its first bytes."""

@@ -32,7 +32,7 @@ def check_destination(
 
     Raises:
         UsageError: the path is the source without `force`, or is data that the source uses.
-        ModelError: the folder is missing or cannot be written, or the path is no regular file.
+        ModelError: the folder is missing or cannot be written, or the path is not a regular file.
 
     """
     path = Path(destination)
@@ -57,7 +57,7 @@ def check_destination(
 
 def _check_existing(path: Path, label: str, source: Path | None, force: bool) -> None:
     if not path.is_file():
-        raise ModelError(f"{label}: it is no regular file; choose another output path")
+        raise ModelError(f"{label}: it is not a regular file; choose another output path")
     if source is None or not source.exists():
         return
     if path.samefile(source):

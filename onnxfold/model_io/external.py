@@ -184,7 +184,7 @@ def resolve(location: str, folders: Sequence[Path], what: str) -> Path:
 
     Raises:
         ModelError: it is absolute, climbs out by "..", leads out of the model's folders by a
-            symbolic link, is missing, or is no regular file.
+            symbolic link, is missing, or is not a regular file.
 
     """
     shown = show(location)
@@ -301,7 +301,7 @@ def _status(path: Path, what: str) -> tuple[Path, os.stat_result]:
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            raise ModelError(f"{what} is in '{show(path)}', which is no regular file")
+            raise ModelError(f"{what} is in '{show(path)}', which is not a regular file")
         with open(path, "rb"):
             return path, status
     except OSError as error:

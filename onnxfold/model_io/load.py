@@ -19,7 +19,7 @@ from onnxfold.model_io.external import attach, model_folders, remember, resolve
 from onnxfold.model_io.messages import first_cause, show
 from onnxfold.model_io.tensors import tensor_protos
 
-__all__ = ["HAS_EXTERNAL_DATA", "from_proto", "load", "references"]
+__all__ = ["HAS_EXTERNAL_DATA", "data_files", "from_proto", "load", "references"]
 
 # Key of `ir.Model.meta`: whether the model, as it was read, had external data.
 HAS_EXTERNAL_DATA = "onnxfold.has_external_data"
@@ -72,7 +72,12 @@ def from_proto(proto: onnx.ModelProto, folder: str | os.PathLike[str] | None = N
 
 
 def references(path: str | os.PathLike[str]) -> frozenset[Path]:
-    """The external data files that the model at a path uses.
+    """The external data files that the model at a path uses; raises as `data_files`."""
+    return frozenset(data_files(path).values())
+
+
+def data_files(path: str | os.PathLike[str]) -> dict[str, Path]:
+    """The external data files that the model at a path uses, by the names that it gives them.
 
     Raises:
         ModelError: there is no readable model, or it names a file that `load` would refuse.
@@ -88,7 +93,7 @@ def references(path: str | os.PathLike[str]) -> frozenset[Path]:
     # Text that cannot be decoded is given as bytes.
     names = {os.fsdecode(entry.value) for entry in entries if entry.key == "location"}
     folders = model_folders(path)
-    return frozenset(resolve(name, folders, label) for name in names - {wire.IN_MODEL})
+    return {name: resolve(name, folders, label) for name in names - {wire.IN_MODEL}}
 
 
 def _parse(path: Path, label: str) -> tuple[onnx.ModelProto, os.stat_result]:
@@ -97,7 +102,7 @@ def _parse(path: Path, label: str) -> tuple[onnx.ModelProto, os.stat_result]:
         if stat.S_ISDIR(status.st_mode):
             raise ModelError(f"{label}: it is a directory; name the .onnx file in it")
         if not stat.S_ISREG(status.st_mode):
-            raise ModelError(f"{label}: it is no regular file")
+            raise ModelError(f"{label}: it is not a regular file")
         if status.st_size == 0:
             raise ModelError(f"{label}: the file is empty")
         if status.st_size > _PROTOBUF_LIMIT_BYTES:

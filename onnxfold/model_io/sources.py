@@ -27,7 +27,7 @@ class Source:
 
 
 def open_source(model: Any) -> Source:
-    """Open a path, an onnx.ModelProto, an onnx_ir.Model or an onnx_graphsurgeon.Graph.
+    """Open a path, an onnx.ModelProto, an onnx_ir.Model, or a model of torch.onnx or graphsurgeon.
 
     Raises ModelError when it cannot be read, UsageError for any other type.
     """
@@ -38,7 +38,11 @@ def open_source(model: Any) -> Source:
         return Source(model, None, lambda result: result)
     if isinstance(model, onnx.ModelProto):
         return Source(model_io.from_proto(model), None, model_io.materialise)
-    if type(model).__module__.startswith("onnx_graphsurgeon"):
+    kind = type(model)
+    if kind.__name__ == "ONNXProgram" and kind.__module__.startswith("torch.onnx"):
+        program = model.exported_program
+        return Source(model.model, None, lambda result: kind(result, program))
+    if kind.__module__.startswith("onnx_graphsurgeon"):
         import onnx_graphsurgeon as gs
 
         proto = gs.export_onnx(model)
@@ -48,6 +52,6 @@ def open_source(model: Any) -> Source:
             lambda result: gs.import_onnx(model_io.materialise(result)),
         )
     raise UsageError(
-        f"cannot optimize a {type(model).__name__}; give a path, an onnx.ModelProto, "
-        "an onnx_ir.Model or an onnx_graphsurgeon.Graph"
+        f"cannot optimize a {kind.__name__}; give a path, an onnx.ModelProto, "
+        "an onnx_ir.Model, a torch.onnx.ONNXProgram or an onnx_graphsurgeon.Graph"
     )

@@ -90,7 +90,7 @@ def _site(algebra: Algebra, span: _Span, order: dict[ir.Node, int]) -> NormSite 
         compute_dtype=denominator.dtype,
         rounds_before_affine=form.rounds_before_affine,
         moves_by_rounding=denominator.one_pass or form.cancels,
-        refusal=_refusal(kind, over, label),
+        refusal=_refusal(algebra.view, x, kind, over, label),
     )
 
 
@@ -249,11 +249,13 @@ def _kind(algebra: Algebra, form: Affine) -> NormKind:
     return NormKind.LAYER_NORM
 
 
-def _refusal(kind: NormKind, over: Over, label: str) -> Refusal | None:
+def _refusal(
+    view: ModelInfo, x: ir.Value, kind: NormKind, over: Over, label: str
+) -> Refusal | None:
     if kind in (NormKind.GROUP_NORM, NormKind.INSTANCE_NORM):
         partial = (
             {block.axis for block in over.fiber.blocks if not block.whole} if over.fiber else ()
         )
         if any(axis != over.channel and axis not in partial for axis in over.axes):
             return spatial_refusal(label)
-    return None if over.size else size_refusal(label)
+    return None if over.size else size_refusal(view, x, label)

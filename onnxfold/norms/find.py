@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
@@ -12,9 +14,20 @@ from onnxfold.norms.site import NormSite
 
 __all__ = ["find_norms"]
 
+_FOUND: WeakKeyDictionary[ModelInfo, tuple[NormSite, ...]] = WeakKeyDictionary()
+
 
 def find_norms(view: ModelInfo) -> tuple[NormSite, ...]:
-    """Return every norm of the main graph and of all bodies, one site each, inputs first."""
+    """Return every norm of the main graph and of all bodies, one site each, inputs first.
+
+    They are found once for each version of a model: a view answers for one version only.
+    """
+    if view not in _FOUND:
+        _FOUND[view] = _find(view)
+    return _FOUND[view]
+
+
+def _find(view: ModelInfo) -> tuple[NormSite, ...]:
     spelled = [*decomposed_sites(view), *dyt_sites(view)]
     taken = {node for site in spelled for node in site.nodes}
     whole = [op_site(view, node) for node in view.nodes() if node not in taken]

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError
-from onnxfold.graph import AxisBlock, Dim, Fiber, ModelInfo, Shape, node_label
+from onnxfold.graph import AxisBlock, Dim, Fiber, ModelInfo, Shape, node_label, operator
 from onnxfold.norms.algebra.canonical import uniform
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
@@ -41,11 +41,20 @@ def spatial_refusal(label: str) -> Refusal:
     )
 
 
-def size_refusal(label: str) -> Refusal:
-    """Say that the number of normalised elements is not a constant of the model."""
-    return Refusal(
-        RefusalCode.DYNAMIC_FIBER, "the size of a normalised axis is not known", (label,)
-    )
+def size_refusal(view: ModelInfo, value: ir.Value, label: str) -> Refusal:
+    """Say that the number of normalised elements is not a constant, and which node hides it."""
+    sentence = "the size of a normalised axis is not known"
+    seen = {value}
+    while (maker := value.producer()) is not None and view.shape(value) is None:
+        unknown = (v for v in maker.inputs if v is not None and view.shape(v) is None)
+        cause = next((v for v in unknown if v not in seen), None)
+        if cause is None:
+            sentence += f": nothing tells the shape of what '{node_label(maker)}'"
+            sentence += f" ({operator(maker)}) computes"
+            break
+        seen.add(cause)
+        value = cause
+    return Refusal(RefusalCode.DYNAMIC_FIBER, sentence, (label,))
 
 
 def _x(node: ir.Node) -> ir.Value:
@@ -117,7 +126,7 @@ def _trailing_norm(
         _sized_by_scale(view, dims, _operand(node, 1))
     fiber, size = _fiber(dims)
     contrib = node.op_type.startswith("Simplified") or node.domain == "com.microsoft"
-    refusal = None if size else size_refusal(node_label(node))
+    refusal = None if size else size_refusal(view, _x(node), node_label(node))
     if not all(_may_broadcast(view, node, index, dims) for index in (1, 2)):
         refusal = _affine_refusal(node_label(node))
     return NormSite(
@@ -178,10 +187,10 @@ def _rms_normalization(view: ModelInfo, node: ir.Node) -> NormSite | None:
 
 
 def _own(view: ModelInfo, node: ir.Node) -> NormSite | None:
-    """Read a plain form of domain onnxfold: x [, scale [, bias]] over the last ``axes``."""
+    """Read a plain form of domain onnxfold: x [, scale [, bias]]."""
     kind = NormKind.LAYER_NORM if node.op_type.startswith("LayerNorm") else NormKind.RMS_NORM
-    axes = node.attributes.get_ints("axes", (-1,))
-    return _trailing_norm(view, node, kind, node.attributes.get_float("epsilon", 0.0), min(axes))
+    axis = node.attributes.get_int("axis", -1)
+    return _trailing_norm(view, node, kind, node.attributes.get_float("epsilon", 0.0), axis)
 
 
 def _lp_normalization(view: ModelInfo, node: ir.Node) -> NormSite | None:
@@ -204,7 +213,7 @@ def _lp_normalization(view: ModelInfo, node: ir.Node) -> NormSite | None:
         nodes=(node,),
         factor=float(size),
         compute_dtype=_x(node).dtype or ir.DataType.FLOAT,
-        refusal=None if size else size_refusal(node_label(node)),
+        refusal=None if size else size_refusal(view, _x(node), node_label(node)),
     )
 
 
@@ -227,7 +236,7 @@ def _mean_variance_normalization(view: ModelInfo, node: ir.Node) -> NormSite | N
         epsilon_mode=EpsilonMode.OUTSIDE,
         nodes=(node,),
         compute_dtype=_x(node).dtype or ir.DataType.FLOAT,
-        refusal=None if size else size_refusal(node_label(node)),
+        refusal=None if size else size_refusal(view, _x(node), node_label(node)),
     )
 
 
@@ -264,7 +273,7 @@ def _grouped(
     fiber, size, spatial = _grouped_fiber(shape, groups, channel)
     channels = None if shape is None else shape[channel]
     label = node_label(node)
-    refusal = None if size else size_refusal(label)
+    refusal = None if size else size_refusal(view, _x(node), label)
     if spatial:
         refusal = spatial_refusal(label)
     repeat = 1

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from onnxfold.errors import InvariantError
+from onnxfold.graph.edit import Editor
 from onnxfold.graph.fiber import Fiber
 from onnxfold.refusal import Refusal
 
@@ -87,3 +90,29 @@ class NormSite:
     def subtracts_mean(self) -> bool:
         """Whether the statistics are those of x - mean(x), so that a shift of x is not seen."""
         return self.kind in (NormKind.LAYER_NORM, NormKind.GROUP_NORM, NormKind.INSTANCE_NORM)
+
+    @property
+    def last(self) -> ir.Node:
+        """The node that computes the result."""
+        node = self.output.producer()
+        if node is None:
+            raise InvariantError(f"norm '{self.name}' is computed by no node")
+        return node
+
+    def within(self, edit: Editor) -> NormSite:
+        """Return the same norm in the model that is edited."""
+        value = edit.value
+
+        def part(given: ir.Value | npt.NDArray[np.generic] | None) -> Any:
+            return value(given) if isinstance(given, ir.Value) else given
+
+        return replace(
+            self,
+            input=value(self.input),
+            output=value(self.output),
+            nodes=tuple(edit.node(node) for node in self.nodes),
+            gamma=part(self.gamma),
+            beta=part(self.beta),
+            centred=part(self.centred),
+            leaks=tuple(value(leak) for leak in self.leaks),
+        )

@@ -1,7 +1,7 @@
 """The ops of domain `onnxfold`, version 1: signatures, and bodies in standard ONNX.
 
-Every op is a model-local function, so any runtime can run the model; where the onnxfold library
-is registered with ONNX Runtime, its kernel of the same name takes the place of the body.
+Every op is a model-local function: where the onnxfold library is registered with ONNX Runtime, its
+kernel of the same name takes the place of the body, which is right without it.
 
     Sum          = (X [+ linear_bias]) [+ residual], rounded to the element type of X
     RMSNorm      : v / sqrt(mean(v^2) + epsilon)                       v = Sum (or X)
@@ -16,8 +16,10 @@ is registered with ONNX Runtime, its kernel of the same name takes the place of 
 CRMSNorm is the RMS norm of a zero-mean vector that is stored without its last element (Jiang et
 al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, equation 6). Statistics are in float32.
 
-Attributes: `axes` and `axis` name the same block of trailing axes, `[-k, .., -1]` and `-k`: the
-standard reductions need the one, LayerNormalization and the kernels the other. `call` writes both.
+The kernels read the attributes `axis` (-k: the last k axes) and `epsilon` of a call.  The bodies
+hold both as constants, for pnnx 20261020 drops references to attributes without a word; so a body
+is right for one setting.  Overloads cannot tell settings apart: ONNX Runtime 1.17 to 1.24 take the
+last overload of a name for all.
 """
 
 from __future__ import annotations
@@ -29,31 +31,34 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 
 __all__ = [
     "DOMAIN",
-    "INLINED",
+    "LAYER_NORMALIZATION_SINCE",
     "MAX_OPSET",
     "MIN_OPSET",
+    "RMS_NORMALIZATION_SINCE",
     "SIGNATURES",
     "VERSION",
     "Affine",
+    "Setting",
     "Signature",
     "Statistics",
     "call",
     "function",
-    "makes_ones",
     "op_name",
+    "setting_of",
 ]
 
 DOMAIN = "onnxfold"
 VERSION = 1
-INLINED = "inlined"  # the overload of calls that do not stay in the written model
 MIN_OPSET = 7
-MAX_OPSET = 26
+# Bodies are tested up to the newest opset that the installed onnx has.
+MAX_OPSET = onnx.defs.onnx_opset_version()
 
 
 class Statistics(StrEnum):
@@ -78,10 +83,9 @@ _AttributeValue: TypeAlias = ir.Attr | ir.TensorProtocol | int | float | list[in
 _WITH_SUM = "WithSum"
 _FORMS = (("", False), ("Add", False), ("AddBias", False), ("Add", True), ("AddBias", True))
 _ADDABLE = (Statistics.RMS, Statistics.LAYER)
-_STANDARD = {
-    Statistics.LAYER: ("LayerNormalization", 17),
-    Statistics.RMS: ("RMSNormalization", 23),
-}
+LAYER_NORMALIZATION_SINCE = 17
+RMS_NORMALIZATION_SINCE = 23
+_CASTLIKE_SINCE = 15
 _LAST_AXIS_ONLY = (Statistics.CRMS, Statistics.CRMS_FULL)
 _TYPES = {
     ir.DataType.FLOAT: 7,
@@ -91,7 +95,6 @@ _TYPES = {
 }
 _OWN_STATISTICS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)  # others are widened to FLOAT
 _ATTRIBUTE_TYPES = {
-    "axes": ir.AttributeType.INTS,
     "axis": ir.AttributeType.INT,
     "epsilon": ir.AttributeType.FLOAT,
 }
@@ -113,10 +116,10 @@ class Signature:
     @property
     def attributes(self) -> tuple[str, ...]:
         if self.statistics is Statistics.CENTER:
-            return ("axes", "axis")
+            return ("axis",)
         if self.statistics in _LAST_AXIS_ONLY:
             return ("epsilon",)
-        return ("axes", "axis", "epsilon")
+        return ("axis", "epsilon")
 
 
 def op_name(
@@ -182,14 +185,7 @@ def _table() -> Mapping[str, Signature]:
 SIGNATURES: Mapping[str, Signature] = _table()
 
 
-def call(
-    name: str,
-    inputs: Sequence[ir.Value],
-    *,
-    axes: int = 1,
-    epsilon: float = 0.0,
-    overload: str = "",
-) -> ir.Node:
+def call(name: str, inputs: Sequence[ir.Value], *, axes: int = 1, epsilon: float = 0.0) -> ir.Node:
     """A node that calls op `name` over the last `axes` axes.
 
     Raises InvariantError where the signature does not allow it.
@@ -201,7 +197,6 @@ def call(
         raise InvariantError(f"{name} cannot work over the last {axes} axes")
     # Whole attributes: of any other value onnx-ir finds the type, which takes longer than the rest.
     attributes = {
-        "axes": ir.AttrInt64s("axes", tuple(range(-axes, 0))),
         "axis": ir.AttrInt64("axis", -axes),
         "epsilon": ir.AttrFloat32("epsilon", epsilon),
     }
@@ -210,24 +205,59 @@ def call(
         inputs,
         {key: attributes[key] for key in signature.attributes},
         domain=DOMAIN,
-        overload=overload,
         num_outputs=len(signature.outputs),
     )
 
 
-def function(name: str, opset: int, dtype: ir.DataType, overload: str = "") -> ir.Function:
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What one body is right for: the last `axes` axes, an epsilon, element types, a spelling.
+
+    ``convertible``: a body for FLOAT, FLOAT16 and BFLOAT16 alike, so that a tool which converts
+    the model to a half type leaves it right; from opset 15 on (CastLike).  ``rms_operator``:
+    RMSNormalization, from opset 23 on, rather than the operators that it stands for.
+    """
+
+    dtype: ir.DataType
+    axes: int = 1
+    epsilon: float = 0.0
+    convertible: bool = False
+    rms_operator: bool = False
+
+
+def setting_of(
+    node: ir.Node, opset: int, *, convertible: bool, rms_operator: bool = False
+) -> Setting:
+    """The setting of the body that a call needs; `convertible` where that can be.
+
+    Raises InvariantError where the type of the call is unknown.
+    """
+    first = node.inputs[0]
+    dtype = node.outputs[0].dtype or (None if first is None else first.dtype)
+    if dtype is None:
+        raise InvariantError(f"the element type of '{node.name}' is unknown")
+    convertible = convertible and opset >= _CASTLIKE_SINCE and dtype is not ir.DataType.DOUBLE
+    return Setting(
+        ir.DataType.FLOAT if convertible else dtype,
+        -node.attributes.get_int("axis", -1),
+        node.attributes.get_float("epsilon", 0.0),
+        convertible,
+        rms_operator,
+    )
+
+
+def function(name: str, opset: int, setting: Setting, overload: str = "") -> ir.Function:
     """The body of op `name` for a model whose default domain has version `opset`.
 
-    A body for FLOAT or DOUBLE is right for that type alone. A body for FLOAT16 or BFLOAT16 is
-    right for FLOAT and both half types from opset 15 on (CastLike), for its own type alone below.
     Raises InvariantError for an opset or type that no body exists for.
     """
     if not MIN_OPSET <= opset <= MAX_OPSET:
         raise InvariantError(f"onnxfold functions exist for opset {MIN_OPSET} to {MAX_OPSET}")
-    if opset < _TYPES.get(dtype, MAX_OPSET + 1):
-        raise InvariantError(f"onnxfold functions do not exist for {dtype.name} at opset {opset}")
+    if opset < _TYPES.get(setting.dtype, MAX_OPSET + 1):
+        label = setting.dtype.name
+        raise InvariantError(f"onnxfold functions do not exist for {label} at opset {opset}")
     signature = SIGNATURES[name]
-    body = _Body(opset, dtype, signature.statistics in _LAST_AXIS_ONLY)
+    body = _Body(opset, setting)
     inputs = {key: ir.Value(name=key) for key in signature.inputs}
     outputs = _outputs(body, signature, inputs)
     for key, value in zip(signature.outputs, outputs, strict=True):
@@ -239,26 +269,16 @@ def function(name: str, opset: int, dtype: ir.DataType, overload: str = "") -> i
     return ir.Function(DOMAIN, name, overload, graph=graph, attributes=attributes)
 
 
-def makes_ones(statistics: Statistics, opset: int, dtype: ir.DataType) -> bool:
-    """Whether the body of a norm without a scale multiplies by ones that it makes itself.
-
-    RMSNormalization and LayerNormalization need a scale, and ONNX Runtime 1.31 fuses Pow .. Div
-    only with a Mul behind it: 0.4 against 0.9 ns per element.
-    """
-    if statistics not in _ADDABLE:
-        return False
-    return opset >= _STANDARD[statistics][1] or (opset >= 12 and dtype is not ir.DataType.DOUBLE)
-
-
 class _Body:
-    """Nodes of one function body, spelled for one opset and element type."""
+    """Nodes of one function body, spelled for one opset and setting; constants are tensors."""
 
-    def __init__(self, opset: int, dtype: ir.DataType, last_axis_only: bool) -> None:
+    def __init__(self, opset: int, setting: Setting) -> None:
         self.opset = opset
-        self.dtype = dtype
-        self.last_axis_only = last_axis_only
+        self.setting = setting
         self.nodes: list[ir.Node] = []
-        self.statistics_type = dtype if dtype in _OWN_STATISTICS else ir.DataType.FLOAT
+        own = setting.dtype in _OWN_STATISTICS
+        self.statistics_type = setting.dtype if own else ir.DataType.FLOAT
+        self._converts = setting.convertible or not own
 
     def op(self, op_type: str, *inputs: ir.Value, **attributes: _AttributeValue) -> ir.Value:
         self.nodes.append(ir.node(op_type, inputs, attributes))
@@ -269,57 +289,22 @@ class _Body:
     def constant(self, value: float) -> ir.Value:
         return self.op("Constant", value=ir.tensor(np.array(value, self.statistics_type.numpy())))
 
-    def attribute(self, key: str, source: str) -> ir.Attr:
-        return ir.RefAttr(key, source, _ATTRIBUTE_TYPES[source])
-
-    def axes(self, key: str) -> ir.Attr:
-        return ir.AttrInt64s(key, [-1]) if self.last_axis_only else self.attribute(key, "axes")
-
-    def epsilon(self) -> ir.Value:
-        epsilon = self._float_epsilon()
-        if self.statistics_type is ir.DataType.FLOAT:
-            return epsilon
-        return self.op("Cast", epsilon, to=self.statistics_type)
-
-    def _float_epsilon(self) -> ir.Value:
-        if self.opset >= 12:
-            return self.op("Constant", value_float=self.attribute("value_float", "epsilon"))
-        # Constant takes no float attribute yet; the alpha of a Gemm of ones does, and folds away.
-        one = self.op("Constant", value=ir.tensor(np.ones((1, 1), np.float32)))
-        product = self.op("Gemm", one, one, one, alpha=self.attribute("alpha", "epsilon"), beta=0.0)
-        return self.op("Squeeze", product, axes=[0])
-
     def reduce(self, op_type: str, x: ir.Value) -> ir.Value:
-        as_input = 13 if op_type == "ReduceSum" else 18
-        if self.opset < as_input:
-            return self.op(op_type, x, axes=self.axes("axes"), keepdims=1)
-        return self.op(
-            op_type, x, self.op("Constant", value_ints=self.axes("value_ints")), keepdims=1
-        )
+        axes = list(range(-self.setting.axes, 0))
+        if self.opset < (13 if op_type == "ReduceSum" else 18):
+            return self.op(op_type, x, axes=axes, keepdims=1)
+        listed = self.op("Constant", value=ir.tensor(np.array(axes, np.int64)))
+        return self.op(op_type, x, listed, keepdims=1)
 
     def wide(self, x: ir.Value) -> ir.Value:
-        if self.dtype in _OWN_STATISTICS:
-            return x
-        return self.op("Cast", x, to=ir.DataType.FLOAT)
+        return self.op("Cast", x, to=ir.DataType.FLOAT) if self._converts else x
 
     def narrow(self, y: ir.Value, like: ir.Value) -> ir.Value:
-        if self.dtype in _OWN_STATISTICS:
+        if not self._converts:
             return y
-        if self.opset >= 15:
+        if self.opset >= _CASTLIKE_SINCE:
             return self.op("CastLike", y, like)
-        return self.op("Cast", y, to=self.dtype)
-
-    def ones(self, x: ir.Value) -> ir.Value:
-        """Ones of the statistics' type in the shape of x's normalised axes; from opset 12 on."""
-        if self.opset >= 15:
-            start = -1 if self.last_axis_only else self.attribute("start", "axis")
-            shape = self.op("Shape", x, start=start)
-        else:
-            indices = self.op("Constant", value_ints=self.axes("value_ints"))
-            shape = self.op("Gather", self.op("Shape", x), indices)
-        return self.op(
-            "ConstantOfShape", shape, value=ir.tensor(np.ones(1, self.statistics_type.numpy()))
-        )
+        return self.op("Cast", y, to=self.setting.dtype)
 
 
 def _outputs(
@@ -344,16 +329,25 @@ def _normalised(
     if statistics is Statistics.CENTER:
         wide = body.wide(x)
         return body.narrow(body.op("Sub", wide, body.reduce("ReduceMean", wide)), x)
-    op_type, since = _STANDARD.get(statistics, ("", MAX_OPSET + 1))
-    if body.opset < since:
+    standard = None if scale is None else _standard(body, statistics)
+    if standard is None or scale is None:
         return _decomposed(body, statistics, x, scale, bias)
-    if scale is None:
-        scale = body.narrow(body.ones(x), x)
-    attributes = {key: body.attribute(key, key) for key in ("axis", "epsilon")}
+    attributes = {
+        "axis": ir.AttrInt64("axis", -body.setting.axes),
+        "epsilon": ir.AttrFloat32("epsilon", body.setting.epsilon),
+    }
     if bias is not None and statistics is Statistics.LAYER:
-        return body.op(op_type, x, scale, bias, **attributes)
-    y = body.op(op_type, x, scale, **attributes)
+        return body.op(standard, x, scale, bias, **attributes)
+    y = body.op(standard, x, scale, **attributes)
     return y if bias is None else body.op("Add", y, bias)
+
+
+def _standard(body: _Body, statistics: Statistics) -> str | None:
+    """The operator that computes these statistics, which all need a scale, or None."""
+    if statistics is Statistics.LAYER and body.opset >= LAYER_NORMALIZATION_SINCE:
+        return "LayerNormalization"
+    operator = body.setting.rms_operator and body.opset >= RMS_NORMALIZATION_SINCE
+    return "RMSNormalization" if operator and statistics is Statistics.RMS else None
 
 
 def _decomposed(
@@ -372,16 +366,14 @@ def _decomposed(
         vector = body.op("Concat", wide, missing, axis=-1)
         numerator = vector if statistics is Statistics.CRMS_FULL else wide
     factor = None if scale is None else body.wide(scale)
-    # ORT 1.31 puts 1e-5 in the place of any epsilon when it fuses a float64 norm: no Pow there.
-    fusable = body.dtype is not ir.DataType.DOUBLE
-    if factor is None and makes_ones(statistics, body.opset, body.dtype):
-        factor = body.ones(vector)
-    if factor is not None and fusable:
+    # ORT 1.31 fuses Pow .. Div only with a Mul behind it (0.4 against 0.9 ns per element), and puts
+    # 1e-5 in the place of any epsilon when it fuses a float64 norm: no Pow there.
+    if factor is not None and body.setting.dtype is not ir.DataType.DOUBLE:
         square = body.op("Pow", vector, body.constant(2.0))
     else:
         square = body.op("Mul", vector, vector)
-    variance = body.op("Add", body.reduce("ReduceMean", square), body.epsilon())
-    deviation = body.op("Sqrt", variance)
+    epsilon = body.constant(float(np.float32(body.setting.epsilon)))
+    deviation = body.op("Sqrt", body.op("Add", body.reduce("ReduceMean", square), epsilon))
     if factor is None:
         y = body.op("Mul", numerator, body.op("Reciprocal", deviation))
     else:

@@ -2,7 +2,7 @@
 
 Symbolic dimensions count once: they are the same for all tensors of a stream, so only ratios
 matter.  The numbers are medians of one thread on a stream of 768 float32 elements per row; the
-rows of benchmarks/results/ that they come from are named beside each table in lower/targets.py.
+rows of benchmarks/results/ that they come from are named beside the table.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from math import prod
 
 from onnxfold.graph import Shape
+from onnxfold.options import Target
 
-__all__ = ["Costs", "elements"]
+__all__ = ["Costs", "costs_of", "elements"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +35,21 @@ class Costs:
 def elements(shape: Shape | None) -> int:
     """Return the number of elements with every symbolic or unknown dimension counted as 1."""
     return prod(dim for dim in shape or () if isinstance(dim, int))
+
+
+# Of benchmarks/kernels.py, float32, 768 elements per row, rounded; only their ratios count.
+# Operations rms and layer, center (the ReduceMean and Sub that it is spelled as) and bias (the Add
+# of a vector) of ONNX Runtime.  A file for kernels runs with them, where the two norms and the
+# centring take about the same time, or without them, where a LayerNorm takes nearly twice as long
+# as an RMSNorm: its table is that of the operators, in units of the RMSNorm, with the kernel's
+# centring.
+_COSTS = {
+    Target.KERNELS: Costs(layer_norm=170, rms_norm=100, bias=0, centring=100),
+    Target.ONNX: Costs(layer_norm=340, rms_norm=190, bias=100, centring=250),
+    Target.ORT: Costs(layer_norm=340, rms_norm=190, bias=100, centring=250),
+}
+
+
+def costs_of(target: Target) -> Costs:
+    """Return the cost table that plans for ``target`` use."""
+    return _COSTS[target]

@@ -7,68 +7,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from onnxfold.graph import AxisBlock, Fiber
-from onnxfold.passes.fusion import AffineFusion, ReaderRef, ScaleFusion
+from onnxfold.passes.affine.plan import AffineFusion
+from onnxfold.passes.centring.plan import CentringPlan, Fold, Insertion, WeightCentring
+from onnxfold.passes.places import ReaderRef
+from onnxfold.passes.scales.plan import ScaleFusion
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["AffineFusion", "Fold", "Insertion", "Plan", "ReaderRef", "WeightCentring"]
+__all__ = ["Plan"]
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
-    """A LayerNorm that becomes an RMSNorm; ``output`` is the reference of its result.
+class Plan(CentringPlan):
+    """What all passes will do: the plan of centring, and what moves into linear layers."""
 
-    ``writers`` are the weights that are centred for it and that no earlier norm asked for.
-    """
-
-    norm: str
-    output: str
-    writers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class WeightCentring:
-    """A weight W that becomes P W along ``fiber``.
-
-    ``readers`` and ``norms`` empty: in place, for all of its readers.  Otherwise the weight is
-    split: these node inputs and these folded norms get a centred copy, the others the original.
-    """
-
-    value: str
-    fiber: Fiber
-    nbytes: int
-    readers: tuple[ReaderRef, ...] = ()
-    norms: tuple[str, ...] = ()
-
-    @property
-    def split(self) -> bool:
-        """Whether the weight is stored twice."""
-        return bool(self.readers or self.norms)
-
-
-@dataclass(frozen=True, slots=True)
-class Insertion:
-    """A centring node after ``value``, for the given node inputs and the given folded norms."""
-
-    value: str
-    fiber: Fiber
-    readers: tuple[ReaderRef, ...]
-    norms: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What will be done, why the rest is left (by the norm's output), and the estimated effect.
-
-    ``gain_ps`` and ``cost_ps`` are picoseconds with every symbolic dimension counted once; a plan
-    never costs more than it gains.
-    """
-
-    folds: tuple[Fold, ...] = ()
-    weights: tuple[WeightCentring, ...] = ()
-    insertions: tuple[Insertion, ...] = ()
-    refusals: tuple[tuple[str, Refusal], ...] = ()
-    gain_ps: int = 0
-    cost_ps: int = 0
     fusions: tuple[AffineFusion, ...] = ()
     scales: tuple[ScaleFusion, ...] = ()
 

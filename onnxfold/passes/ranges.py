@@ -6,7 +6,6 @@ feeds one output.  Scaling by g widens it at most by max|g| / min|g|, so most we
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,14 +13,11 @@ import numpy.typing as npt
 
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.channels import Channels
-from onnxfold.norms.site import NormSite
-from onnxfold.passes.affine.source import Source, source_of
-from onnxfold.passes.fusion import AffineFusion, Place, ScaleFusion
-from onnxfold.passes.scales.writer import channel_op, embedded
+from onnxfold.passes.places import Place
 from onnxfold.weights.affine import column_maxima, column_range
 from onnxfold.weights.edited import evaluated
 
-__all__ = ["RangeWarning", "affine_ranges", "scale_ranges"]
+__all__ = ["RangeWarning", "range_warning"]
 
 
 Float64 = npt.NDArray[np.float64]
@@ -47,45 +43,10 @@ class RangeWarning:
         }
 
 
-def affine_ranges(
-    view: ModelInfo, sites: Iterable[NormSite], fusions: Iterable[AffineFusion], limit: float
-) -> tuple[RangeWarning, ...]:
-    """Return a warning for every weight whose range a gamma widens more than ``limit`` times."""
-    by_output = {view.ref(site.output): site for site in sites}
-    warnings = []
-    for fusion in fusions:
-        source = source_of(view, by_output[fusion.output])
-        if not fusion.gamma or not isinstance(source, Source) or source.gamma is None:
-            continue
-        for reader in fusion.readers:
-            found = _warning(view, fusion.norm, reader.weight, reader.outer, source.gamma, limit)
-            if found is not None:
-                warnings.append(found)
-    return tuple(warnings)
-
-
-def scale_ranges(
-    view: ModelInfo, fusions: Iterable[ScaleFusion], limit: float
-) -> tuple[RangeWarning, ...]:
-    """Return a warning for every weight whose range a scale widens more than ``limit`` times."""
-    values = view.by_ref()
-    warnings = []
-    for fusion in fusions:
-        node = values[fusion.output].producer()
-        op = None if node is None else channel_op(view, node)
-        if op is None or op.scale is None or not fusion.scaled:
-            continue
-        place = fusion.scaled[0]
-        scale = embedded(op.scale, fusion.part, place.channels.size)
-        found = _warning(view, fusion.name, place, place.channels, scale, limit)
-        if found is not None:
-            warnings.append(found)
-    return tuple(warnings)
-
-
-def _warning(
+def range_warning(
     view: ModelInfo, cause: str, place: Place, outer: Channels, g: Float64, limit: float
 ) -> RangeWarning | None:
+    """Return a warning where a scale ``g`` widens the range of a weight over ``limit`` times."""
     if column_range(np.abs(g)) <= limit or not outer.digits:
         return None
     tensor = view.tensor(view.by_ref()[place.value])

@@ -1,14 +1,12 @@
-"""The proof of a rewritten model from its weights: the plan is a certificate, never an argument.
+"""The proof of a rewritten model from the two models alone: whatever a pass says is a hint.
 
-`folds` shows that every RMSNorm that was a LayerNorm reads zero-mean inputs, and that what changed
-is seen by no other reader; `affine` that gammas and betas went where they act the same; `scales`
-that factors did.
+`prove` relates every value of the rewritten model to the original by one relation, and every rule
+that it uses is tested numerically on the nodes at hand.
 """
 
 from __future__ import annotations
 
-from onnxfold.proof.affine import AffineProof, prove_affine
-from onnxfold.proof.folds import Proof, prove
-from onnxfold.proof.scales import prove_scales
+from onnxfold.proof.certificate import Certificate, LinearLayer, Proof, ScaledWeight
+from onnxfold.proof.walker import prove
 
-__all__ = ["AffineProof", "Proof", "prove", "prove_affine", "prove_scales"]
+__all__ = ["Certificate", "LinearLayer", "Proof", "ScaledWeight", "prove"]

@@ -1,100 +1,134 @@
-"""Means in a rewritten model: shown to be 0 by the laws, down to weights whose means are taken."""
+"""Values of the rewritten model whose mean along a fiber is 0: shown backward, down to weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo
-from onnxfold.norms import NormKind, NormSite
-from onnxfold.operators.families.transfer import ZeroMean
-from onnxfold.passes.centring.relations import Point, Relations
-from onnxfold.proof.weights import has_zero_mean, largest
-from onnxfold.refusal import Refusal
+from onnxfold.graph import Fiber, ModelInfo
+from onnxfold.proof.constants import has_zero_mean, largest
+from onnxfold.proof.region import Leaf, Region, Unprovable
+from onnxfold.proof.rules import Tester, images
 
-__all__ = ["Means"]
+__all__ = ["ZeroMeans", "with_zeros"]
+
+Point = tuple[ir.Value, Fiber]
+_MOST_CHOICES = 12
 
 
-class Means:
-    """Answers about the rewritten model; ``original`` gives what a value stands for."""
+class ZeroMeans:
+    """Answers about the rewritten model.
+
+    A value has mean 0 if what computes it gives mean 0 for all inputs, or for all inputs of which
+    some have mean 0 along a fiber of theirs, and these have.  Which of them is found by trial.
+    """
 
     def __init__(
         self,
         before: ModelInfo,
         after: ModelInfo,
-        relations: Relations,
-        sites: Mapping[str, NormSite],
+        tester: Tester,
+        region_of: Callable[[ir.Value, int], Region],
         original: Callable[[ir.Value], ir.Value | None],
     ):
-        self._before, self._after = before, after
-        self._relations = relations
-        self._sites_after = sites
-        self._original = original
+        self._before, self._after, self._tester = before, after, tester
+        self._region_of, self._original = region_of, original
         self._known: dict[Point, bool] = {}
-        self._centred: set[Point] = set()
 
-    def add(self, point: Point) -> None:
-        """Remember that a weight has mean 0."""
-        self._centred.add(point)
-
-    def are_zero(self, point: Point) -> bool:
-        """Whether the value's mean along the fiber is 0 in the rewritten model."""
-        if point not in self._known:
-            self._known[point] = False  # no cycles in a graph; guards against a broken one
-            self._known[point] = self._decide_mean(point)
-        return self._known[point]
-
-    def _decide_mean(self, point: Point) -> bool:
-        order: list[Point] = []
-        pending, seen = [point], {point}
-        while pending:
-            current = pending.pop()
-            order.append(current)
-            tensor = self._after.tensor(current.value)
-            if tensor is not None:
-                if not self._weight_is_centred(current, tensor):
-                    return False
-                continue
-            through = self._before_rms_norm(current)
-            if through is not None:
-                pending.append(through)
-                continue
-            pulled = self._relations.pull(current)
-            if isinstance(pulled, Refusal):
+    def holds(self, value: ir.Value, fiber: Fiber) -> bool:
+        """Whether the value's mean along the fiber is 0."""
+        waiting, order = [(value, fiber)], []
+        seen = set(waiting)
+        while waiting:
+            point = waiting.pop()
+            known = self._known.get(point)
+            needed = () if known else self._needed(point) if known is None else None
+            if needed is None:
+                self._known[point] = False
+                self._known[value, fiber] = False
                 return False
-            if isinstance(pulled, ZeroMean):
-                continue
-            node = current.value.producer()
-            for index, fiber in pulled.inputs:
-                operand = node.inputs[index] if node is not None else None
-                if operand is None:
-                    return False
-                following = Point(operand, fiber)
-                if self._known.get(following):
-                    continue
-                if following not in seen:
-                    seen.add(following)
-                    pending.append(following)
+            order.append(point)
+            new = [following for following in needed if following not in seen]
+            seen.update(new)
+            waiting += new
         self._known.update(dict.fromkeys(order, True))
         return True
 
-    def _weight_is_centred(self, point: Point, tensor: ir.TensorProtocol) -> bool:
-        if point in self._centred:
-            return True
-        if has_zero_mean(tensor, point.fiber):
-            return True
-        original = self._original(point.value)
-        old = None if original is None else self._before.tensor(original)
-        if old is None:
-            return False
-        return has_zero_mean(tensor, point.fiber, largest(old))
+    def _needed(self, point: Point) -> tuple[Point, ...] | None:
+        """Return points that must have mean 0 so that this one has; None where there are none."""
+        value, fiber = point
+        tensor = self._after.tensor(value)
+        if tensor is not None:
+            return () if self._is_centred(value, tensor, fiber) else None
+        if value.producer() is None:
+            return None
+        regions = []
+        for depth in (1, 2):
+            try:
+                regions.append(self._region_of(value, depth))
+            except Unprovable:
+                continue
+            if self._tester.zero_mean(regions[-1], fiber):
+                return ()
+        for region in regions:
+            for choice in islice(self._choices(region, fiber), _MOST_CHOICES):
+                if self._tester.zero_mean(with_zeros(region, choice), fiber):
+                    return tuple((leaf.v, zero) for leaf, zero in choice if leaf.v is not None)
+        return None
 
-    def _before_rms_norm(self, point: Point) -> Point | None:
-        """Return what an RMSNorm divides, where its result has mean 0 as soon as that has."""
-        site = self._sites_after.get(self._after.ref(point.value))
-        if site is None or site.subtracts_mean or not point.fiber.covers(site.fiber):
-            return None
-        if site.kind is not NormKind.RMS_NORM or not self._relations.keeps_zero_mean(site):
-            return None
-        return Point(site.input, site.fiber)
+    def _choices(self, region: Region, fiber: Fiber) -> Iterator[list[tuple[Leaf, Fiber]]]:
+        """Yield leaves that may have mean 0: one alone, constants first, then all together."""
+        target = self._after.shape(region.pair[1])
+        if target is None:
+            return
+        found: list[list[tuple[Leaf, Fiber]]] = []
+        for leaf in region.leaves:
+            if leaf.v is None or (leaf.dtype is not None and not leaf.dtype.is_floating_point()):
+                continue
+            places = [(leaf, place) for place in images(fiber, target, leaf.shape)]
+            tensor = self._after.tensor(leaf.v)
+            if tensor is not None:
+                places = [p for p in places if self._is_centred(leaf.v, tensor, p[1])]
+            if places:
+                found.append(places)
+        found.sort(key=lambda places: self._after.tensor(places[0][0].v) is None)
+        yield from ([choice] for places in found for choice in places)
+        if len(found) > 1:
+            yield [places[0] for places in found]
+
+    def _is_centred(self, value: ir.Value, tensor: ir.TensorProtocol, fiber: Fiber) -> bool:
+        if (value, fiber) not in self._known:
+            self._known[value, fiber] = _fits(tensor, fiber) and self._mean_is_zero(
+                value, tensor, fiber
+            )
+        return self._known[value, fiber]
+
+    def _mean_is_zero(self, value: ir.Value, tensor: ir.TensorProtocol, fiber: Fiber) -> bool:
+        if has_zero_mean(tensor, fiber):
+            return True
+        original = self._original(value)
+        old = None if original is None else self._before.tensor(original)
+        return old is not None and has_zero_mean(tensor, fiber, largest(old))
+
+
+def _fits(tensor: ir.TensorProtocol, fiber: Fiber) -> bool:
+    shape = tuple(tensor.shape.numpy())
+    return (
+        tensor.dtype.is_floating_point()
+        and tensor.size > 0
+        and all(
+            block.axis < len(shape) and shape[block.axis] % (block.inner * block.size) == 0
+            for block in fiber.blocks
+        )
+    )
+
+
+def with_zeros(region: Region, choice: Iterable[tuple[Leaf, Fiber]]) -> Region:
+    """Return the region with leaves drawn with mean 0; one that is a constant is drawn as well."""
+    zeros = {id(leaf): fiber for leaf, fiber in choice}
+    leaves = [leaf.with_zero(zeros[id(leaf)]) if id(leaf) in zeros else leaf
+              for leaf in region.leaves]  # fmt: skip
+    leaves.sort(key=lambda leaf: leaf.zero is None)
+    return Region(region.before, region.after, region.old, region.new, tuple(leaves), region.pair)

@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onnxfold.check.result import FAR
 from onnxfold.errors import ModelError
-from onnxfold.norms import NormKind, NormSite
-from onnxfold.passes.analysis import Analysis
+from onnxfold.norms import NormKind
+from onnxfold.passes.findings import Findings
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.report.html import in_pieces, page
+from onnxfold.shapes.claims import Claim
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,21 +35,28 @@ __all__ = [
 SCHEMA = 1
 
 
-def inspection(analysis: Analysis) -> dict[str, Any]:
-    """Return the document of ``inspect --json``; its fields are a contract."""
-    plan, found = analysis.plan, analysis.description
-    norms = _norms(analysis)
+def inspection(findings: Findings, claims: Sequence[Claim] = ()) -> dict[str, Any]:
+    """Return the document of ``inspect --json``; its fields are a contract.
+
+    ``claims``: the shapes that the model declares and nothing confirms, the worst first.
+    """
+    plan, found = findings.plan, findings.description
+    norms = _norms(findings)
     return {
         "schema": SCHEMA,
         "model": {"opset": found.opset, "nodes": found.nodes, "parameters": found.parameters},
         "norms": norms,
-        "range_warnings": [warning.to_json() for warning in analysis.ranges],
+        "range_warnings": [warning.to_json() for warning in findings.ranges],
+        "claimed_shapes": {
+            "count": len(claims),
+            "worst": claims[0].to_json() if claims else None,
+        },
         "summary": {
             "norms": len(norms),
             "layer_norms": sum(row["kind"] == NormKind.LAYER_NORM for row in norms),
             "foldable": len(plan.folds),
-            "algorithm1": analysis.algorithm1,
-            "algorithm1_embed_centred": analysis.algorithm1_embed_centred,
+            "algorithm1": findings.algorithm1,
+            "algorithm1_embed_centred": findings.algorithm1_embed_centred,
             "inserted_centerings": len(plan.insertions),
             "split_bytes": plan.split_bytes,
             "gamma_fused": sum(fusion.gamma for fusion in plan.fusions),
@@ -58,22 +67,23 @@ def inspection(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _norms(analysis: Analysis) -> list[dict[str, Any]]:
+def _norms(findings: Findings) -> list[dict[str, Any]]:
     """Return one row for each norm that the model came with."""
-    view, plan = analysis.view, analysis.plan
-    sites = {view.ref(site.output): site for site in analysis.sites}
+    plan = findings.plan
     folds = {fold.output: fold for fold in plan.folds}
     fusions = {fusion.output: fusion for fusion in plan.fusions}
     rows = []
-    for known in analysis.description.norms:
+    for known in findings.description.norms:
         ref = known["ref"]
         fold, fusion = folds.get(ref), fusions.get(ref)
-        reason, stays = analysis.refusals.get(ref), analysis.affine_refusals.get(ref)
-        if fold is None and ref not in sites:  # a DyT whose affine part has moved is a plain tanh
+        reason, stays = findings.refusals.get(ref), findings.affine_refusals.get(ref)
+        if (
+            fold is None and ref not in findings.remaining
+        ):  # a DyT without its affine part is a tanh
             sentence = f"{known['kind']} does not subtract the mean"
             reason = Refusal(RefusalCode.NOT_CENTRED_NORM, sentence)
         row = {key: part for key, part in known.items() if key not in ("ref", "affine")}
-        action = _action(analysis, sites.get(ref), fold is not None)
+        action = _action(known, folded=fold is not None, in_place=ref in findings.in_place)
         rows.append(
             {
                 **row,
@@ -91,12 +101,12 @@ def _norms(analysis: Analysis) -> list[dict[str, Any]]:
     return rows
 
 
-def _action(analysis: Analysis, site: NormSite | None, folded: bool) -> str:
+def _action(known: Mapping[str, Any], *, folded: bool, in_place: bool) -> str:
     if folded:
         return "rms"
-    if site is None or not analysis.lowering.calls_in_place(site):
+    if not in_place:
         return "keep"
-    return "fused_layer_norm" if site.kind is NormKind.LAYER_NORM else "rms"
+    return "fused_layer_norm" if known["kind"] == NormKind.LAYER_NORM.value else "rms"
 
 
 def totals(summary: Mapping[str, Any]) -> str:
@@ -133,6 +143,24 @@ def _moving(number: int, thing: str) -> str:
     return f"{_count(number, thing)} move{'s' if number == 1 else ''}"
 
 
+def _claimed(document: Mapping[str, Any]) -> str | None:
+    """Return the line on shapes that only the model's own declarations tell; None without any."""
+    claims = document.get("claimed_shapes")
+    if not claims or not claims["count"]:
+        return None
+    worst = claims["worst"]
+    inferred = "no shape" if worst["inferred"] is None else _sizes(worst["inferred"])
+    return (
+        f"{_count(claims['count'], 'shape')} that the model declares cannot be confirmed and "
+        f"{'is' if claims['count'] == 1 else 'are'} believed; the worst: '{worst['value']}' is "
+        f"declared {_sizes(worst['claimed'])}, inference finds {inferred}"
+    )
+
+
+def _sizes(shape: Sequence[int | str | None]) -> str:
+    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+
+
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
@@ -162,9 +190,9 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
     for line in tallied(document["norms"]):
         console.print(Text(line))
     console.print(Text(totals(document["summary"]), style="bold"))
-    sentence = _roundings(document["summary"])
-    if sentence is not None:
-        console.print(Text(sentence))
+    for sentence in (_roundings(document["summary"]), _claimed(document)):
+        if sentence is not None:
+            console.print(Text(sentence))
 
 
 def print_verification(console: Console, document: Mapping[str, Any]) -> None:
@@ -179,24 +207,59 @@ def print_verification(console: Console, document: Mapping[str, Any]) -> None:
         numbers = ("max_abs_error", "rms_error", "original_rms_error", "noise_ratio")
         table.add_row(Text(row["name"]), *(_digits(row[number], 3) for number in numbers))
     console.print(table)
-    _warn_of_uncompared(console, document)
+    _print_limits(console, document)
     verdict = "the same function" if document["passed"] else "NOT the same function"
     style = "bold green" if document["passed"] else "bold red"
     console.print(Text(f"{verdict}: {_checked(document)}", style=style))
 
 
+_TRUTHS = {"float64": "a float64 run", "onnxruntime": "an unoptimized run of the original"}
+
+
 def _checked(document: Mapping[str, Any]) -> str:
-    truth = {"float64": "a float64 run", "onnxruntime": "an unoptimized run"}
-    return (
-        f"max error {_digits(document['max_abs_error'], 2)} against {truth[document['method']]}, "
-        f"{_digits(document['noise_ratio'], 2)} times the original's own rounding error "
-        f"({document['samples']} samples, {document['runtime']}{in_pieces(document)})"
-    )
+    outputs: Sequence[Mapping[str, Any]] = document["outputs"]
+    said = []
+    for method, truth in _TRUTHS.items():
+        rows = [row for row in outputs if row["method"] == method]
+        if not rows:
+            continue
+        error, ratio = (_digits(_largest(rows, key), 2) for key in ("max_abs_error", "noise_ratio"))
+        whose = "" if len(rows) == len(outputs) else f" for {_named(rows)}"
+        noise = "the original's own rounding error"
+        said.append(f"max error {error} against {truth}{whose}, {ratio} times {noise}")
+    samples, pieces = _count(document["samples"], "sample"), in_pieces(document)
+    return f"{'; '.join(said)} ({samples}, {document['runtime']}{pieces})"
 
 
-def _warn_of_uncompared(console: Console, document: Mapping[str, Any]) -> None:
+def _largest(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """The largest of some numbers, of which None is not finite."""
+    numbers = [row[key] for row in rows]
+    return None if None in numbers else max(numbers)
+
+
+def _named(rows: Sequence[Mapping[str, Any]]) -> str:
+    others = f" and {_count(len(rows) - 1, 'other output')}" if len(rows) > 1 else ""
+    return f"'{rows[0]['name']}'{others}"
+
+
+def _print_limits(console: Console, document: Mapping[str, Any]) -> None:
+    """Say of which outputs the comparison says less than of others, and why."""
     from rich.text import Text
 
+    outputs: Sequence[Mapping[str, Any]] = document["outputs"]
+    for reason in dict.fromkeys(row["reason"] for row in outputs if row["reason"]):
+        rows = [row for row in outputs if row["reason"] == reason]
+        console.print(Text(f"note: no float64 run judged {_named(rows)}: {reason}"))
+    noisy = [row for row in outputs if row["relative_noise"] is None or row["relative_noise"] > FAR]
+    if noisy:
+        noisy.sort(key=lambda row: -(row["relative_noise"] or float("inf")))
+        size = _digits(noisy[0]["relative_noise"], 2)
+        sentence = (
+            f"warning: {_named(noisy)}: rounding errors of the original alone are {size} times the "
+            f"output's size (chaotic, quantised or close to 0), so that an error of "
+            f"{_digits(noisy[0]['bound'], 2)} passes"
+        )
+        console.print(Text(sentence), style="yellow")
     for name in document.get("nothing_compared", ()):
         sentence = (
             f"warning: nothing was compared for output '{name}': all of it is NaN or infinite, in "
@@ -217,11 +280,9 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
     print_norms(console, report["inspect"], listed=verbose)
     if report["inspect"].get("range_warnings"):
         console.print(Text(_widest(report["inspect"]["range_warnings"])), style="yellow")
-    if "affine_left_out" in report:
-        console.print(
-            Text(f"gammas, betas and scales stay, for with them {report['affine_left_out']}"),
-            style="yellow",
-        )
+    for left in report.get("left_out", ()):
+        sentence = f"the pass '{left['name']}' was left out: {left['reason']}"
+        console.print(Text(sentence), style="yellow")
     if "proof" in report:
         proof = report["proof"]
         console.print(
@@ -231,11 +292,17 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
     verification = report.get("verification", {})
     if "outputs" in verification:
         console.print(Text(f"checked: {_checked(verification)}"))
-        _warn_of_uncompared(console, verification)
+        _print_limits(console, verification)
+    elif "proof" in report:
+        console.print("not run: the result is proved, and was not compared (--check 0)")
+    elif report.get("changed"):
+        console.print("neither proved nor run (--no-check)")
     if "output" in report:
         written = report["output"]
         line = Text(f"wrote {written['path']}{_beside(written)}, {written['bytes']:,} bytes")
         console.print(line, soft_wrap=True)  # a path that is cut in two cannot be copied
+        if written.get("advice"):
+            console.print(Text(written["advice"]))
     if verbose:
         spent = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in report["timing_s"].items())
         console.print(Text(f"seconds: {spent}"))

@@ -29,6 +29,7 @@ _WIDE = 20  # characters that still fit one column of the facts
 _TRUTHS = {
     "float64": "a float64 run of the original",
     "onnxruntime": "a run of the original without optimizations",
+    "mixed": "a float64 run of the original, or its run without optimizations, as told below",
 }
 
 
@@ -222,6 +223,11 @@ def _verification(verification: Mapping[str, Any]) -> str:
         f"<td>{_passed(row['passed'])}</td></tr>"
         for row in verification["outputs"]
     )
+    limits = "".join(
+        f"<p><code>{escape(row['name'])}</code>: {escape(row['reason'])}.</p>"
+        for row in verification["outputs"]
+        if row["reason"]
+    )
     truth = _TRUTHS.get(verification["method"], verification["method"])
     headings = ("largest error", "rms error", "rms error of the original", "noise ratio")
     cells = "".join(f'<th scope="col" class="number">{heading}</th>' for heading in headings)
@@ -233,14 +239,14 @@ def _verification(verification: Mapping[str, Any]) -> str:
         f"multiples of the original's own rounding error; at most {verification['limit']:g} "
         'passes.</p><div class="scroll"><table><thead><tr><th scope="col">output</th>'
         f'<th scope="col">type</th>{cells}<th scope="col">verdict</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table></div></section>"
+        f"<tbody>{rows}</tbody></table></div>{limits}</section>"
     )
 
 
 def in_pieces(verification: Mapping[str, Any]) -> str:
     """Say in how many pieces the models ran; nothing where they ran whole."""
     pieces = verification.get("pieces", 1)
-    return f", in {pieces} pieces, for the whole does not fit in memory" if pieces > 1 else ""
+    return f", in {pieces} pieces, since the model does not fit in memory" if pieces > 1 else ""
 
 
 def _number(value: float | None) -> str:

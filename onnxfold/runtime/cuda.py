@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-__all__ = ["Build", "Device", "Driver", "compiled_for", "driver"]
+__all__ = ["Build", "Device", "Driver", "capability_text", "compiled_for", "driver", "obstacle"]
 
 _MARK = re.compile(rb"onnxfold-cuda runtime (\d+) architectures ([\d ]*) ptx (\d+)\0")
 _DRIVER = "libcuda.so.1"
@@ -28,7 +28,11 @@ class Build:
 
     def runs_on(self, capability: int) -> bool:
         """Machine code serves its own major capability from its minor on; PTX all later ones."""
-        return capability >= self.ptx or any(
+        return capability >= self.ptx or self.has_code_for(capability)
+
+    def has_code_for(self, capability: int) -> bool:
+        """Whether no PTX has to be compiled for it, which takes a driver as new as the toolkit."""
+        return any(
             capability // 10 == known // 10 and capability >= known for known in self.architectures
         )
 
@@ -79,6 +83,37 @@ def driver() -> Driver:
         return Driver(_version(version.value))
     devices = tuple(_device(library, index) for index in range(count.value))
     return Driver(_version(version.value), devices)
+
+
+def obstacle(build: Build, version: str, device: Device) -> str | None:
+    """Why kernels do not run on a device by the driver for CUDA `version`; None where they do.
+
+    A driver runs what toolkits of its own major version and of older ones made.
+    """
+    made, runs = _parts(build.runtime), _parts(version)
+    if runs[0] < made[0]:
+        return (
+            f"the cuda kernels were built with CUDA {build.runtime} and the driver is for CUDA "
+            f"{version}: update the driver, or build them with CUDA {runs[0]}"
+        )
+    capability = f"{device.name}, compute capability {capability_text(device.capability)}"
+    if not build.runs_on(device.capability):
+        return f"the cuda kernels were not compiled for {capability}"
+    if runs < made and not build.has_code_for(device.capability):
+        return (
+            f"the cuda kernels have PTX of CUDA {build.runtime} alone for {capability}, which the "
+            f"driver for CUDA {version} does not compile: update the driver"
+        )
+    return None
+
+
+def capability_text(number: int) -> str:
+    """A compute capability as people write it, of one times ten."""
+    return f"{number // 10}.{number % 10}"
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 def _device(library: ctypes.CDLL, index: int) -> Device:

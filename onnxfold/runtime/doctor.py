@@ -1,6 +1,6 @@
 """doctor: what is installed, what is missing and how to get it, and whether the kernels work.
 
-A part that is optional and absent (ONNX Runtime, a library of ours) is no illness; a part that is
+A part that is optional and absent (ONNX Runtime, a library of ours) is not an error; a part that is
 there and does not work is.
 """
 
@@ -42,13 +42,9 @@ def examine() -> dict[str, Any]:
     if runtime["version"] is not None and kernels["cpu"]["path"] is not None:
         test = _tested("CPUExecutionProvider", problems)
     build = _cuda_build(kernels["cuda"]["path"])
-    if build is not None and driver.devices:
-        problems += [
-            f"the cuda kernels were not compiled for {device.name}, compute capability "
-            f"{_capability(device.capability)}"
-            for device in driver.devices
-            if not build.runs_on(device.capability)
-        ]
+    if build is not None and driver.version is not None and driver.devices:
+        found = [cuda.obstacle(build, driver.version, device) for device in driver.devices]
+        problems += dict.fromkeys(sentence for sentence in found if sentence is not None)
         if CUDA_PROVIDERS[0] in runtime["providers"]:
             cuda_test = _tested(CUDA_PROVIDERS[0], problems)
     return {
@@ -159,19 +155,15 @@ def _tested(provider: str, problems: list[str]) -> SelfTest | None:
 def _cuda_line(found: Mapping[str, Any]) -> str:
     parts = ["no driver"]
     if found["driver"] is not None:
-        devices = [f"{d['name']} ({_capability(d['capability'])})" for d in found["devices"]]
+        devices = [
+            f"{d['name']} ({cuda.capability_text(d['capability'])})" for d in found["devices"]
+        ]
         parts = [f"driver for CUDA {found['driver']}", ", ".join(devices) or "no device"]
     if found["compiled"] is not None:
         build = found["compiled"]
-        known = ", ".join(map(_capability, build["architectures"]))
-        parts.append(
-            f"kernels of CUDA {build['runtime']} for {known}, PTX {_capability(build['ptx'])}"
-        )
+        *known, ptx = map(cuda.capability_text, (*build["architectures"], build["ptx"]))
+        parts.append(f"kernels of CUDA {build['runtime']} for {', '.join(known)}, PTX {ptx}")
     return "; ".join(parts)
-
-
-def _capability(number: int) -> str:
-    return f"{number // 10}.{number % 10}"
 
 
 def _test_line(test: Mapping[str, Any] | None) -> str:

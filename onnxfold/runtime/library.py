@@ -28,8 +28,9 @@ from onnxfold.operators.functions import (
     Statistics,
     call,
     function,
+    setting_of,
 )
-from onnxfold.runtime.cuda import compiled_for
+from onnxfold.runtime.cuda import compiled_for, driver, obstacle
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -100,11 +101,13 @@ def register(session_options: ort.SessionOptions, device: str | None = None) -> 
 
     The library for "cuda" serves sessions on CUDA and on the CPU, that for "cpu" the CPU alone.
     Options do not tell the providers of their sessions; where `device` is not given it is "cuda"
-    if this ONNX Runtime has a provider for CUDA and the library for it is there. With the provider
-    alone it is "cpu", and a RuntimeWarning says what that means for sessions on CUDA.
+    if this ONNX Runtime has a provider for CUDA and the library for it is there and runs on a
+    device by its driver. With the provider alone it is "cpu", and a RuntimeWarning says what that
+    means for sessions on CUDA.
 
-    Raises OnnxfoldError where the library is missing, is of another version of onnxfold, or needs
-    a newer ONNX Runtime; UsageError where the options have the library of another device.
+    Raises OnnxfoldError where the library is missing, is of another version of onnxfold, needs a
+    newer ONNX Runtime, or for "cuda" another driver or device; UsageError where the options have
+    the library of another device.
     """
     registered = _registered(session_options)
     if registered is not None and device is None:
@@ -237,9 +240,22 @@ def _default_path() -> str:
 def _path_for(device: str) -> str:
     """The library that a device needs, which has to have its kernels."""
     path = get_library_path(device)
-    if device == "cuda" and compiled_for(path) is None:
-        raise OnnxfoldError(f"{path} has no kernels for CUDA")
+    if device == "cuda":
+        _check_cuda(path)
     return path
+
+
+def _check_cuda(path: str) -> None:
+    """Raises OnnxfoldError where kernels for CUDA would fail on every device at hand."""
+    build, found = compiled_for(path), driver()
+    if build is None:
+        raise OnnxfoldError(f"{path} has no kernels for CUDA")
+    if found.version is None:
+        return
+    reasons = [obstacle(build, found.version, device) for device in found.devices]
+    told = [reason for reason in reasons if reason is not None]
+    if told and len(told) == len(reasons):
+        raise OnnxfoldError(f"{path} does not run here: {told[0]}")
 
 
 def _table() -> bytes:
@@ -320,6 +336,10 @@ def _test_model(
         opset_imports={"": opset, DOMAIN: VERSION},
         name="self_test",
     )
-    functions = [function(signature.name, opset, dtype)] if with_body else []
+    functions = (
+        [function(signature.name, opset, setting_of(node, opset, convertible=True))]
+        if with_body
+        else []
+    )
     proto = ir.to_proto(ir.Model(graph, ir_version=8, functions=functions))
     return bytes(proto.SerializeToString())

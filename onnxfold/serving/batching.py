@@ -50,7 +50,9 @@ class Batcher:
     """Queues requests of one model and runs them in at most `workers` threads at a time.
 
     `max_rows` bounds a run of several requests; a single request may be larger. With
-    `stackable` False each request runs alone. `observe` hears the requests and rows of every run.
+    `stackable` False each request runs alone. `observe` hears the requests and rows of every run,
+    `ran` of every one that answered its requests: their number and rows, the sum of the seconds
+    that they waited for it, and the seconds that it took.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Batcher:
         delay_s: float,
         stackable: bool,
         observe: Callable[[int, int], None] = lambda requests, rows: None,
+        ran: Callable[[int, int, float, float], None] = lambda requests, rows, waited, took: None,
     ) -> None:
         self._run = run
         self._executor = executor
@@ -70,6 +73,7 @@ class Batcher:
         self._max_rows = max_rows if stackable else 0
         self._delay = delay_s if self._max_rows > 1 else 0.0
         self._observe = observe
+        self._ran = ran
         self._queues: dict[Key, deque[_Waiting]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._unanswered = 0
@@ -145,13 +149,21 @@ class Batcher:
         self._observe(len(batch), sum(one.rows for one in batch))
         loop = asyncio.get_running_loop()
         running = loop.run_in_executor(self._executor, self._compute, batch)
-        running.add_done_callback(lambda done: self._finish(batch, done))
+        start = loop.time()
+        running.add_done_callback(lambda done: self._finish(batch, start, done))
 
     def _finish(
-        self, batch: list[_Waiting], done: asyncio.Future[list[list[Array] | Exception]]
+        self,
+        batch: list[_Waiting],
+        start: float,
+        done: asyncio.Future[list[list[Array] | Exception]],
     ) -> None:
         self._idle += 1
         failure = done.exception()
+        if failure is None:
+            took = asyncio.get_running_loop().time() - start
+            waited = sum(start - one.since for one in batch)
+            self._ran(len(batch), sum(one.rows for one in batch), waited, took)
         answers = [failure] * len(batch) if failure is not None else done.result()
         for one, answer in zip(batch, answers, strict=True):
             if one.answer.done():
@@ -183,7 +195,7 @@ class Batcher:
         results = self._run(stacked, batch[0].outputs)
         total = sum(one.rows for one in batch)
         if any(not result.ndim or result.shape[0] != total for result in results):
-            raise RunError("an output has not the rows of the inputs")
+            raise RunError("an output has a batch size other than the inputs'")
         answers, start = [], 0
         for one in batch:
             answers.append([result[start : start + one.rows] for result in results])

@@ -110,17 +110,9 @@ def _listed(names: Mapping[str, TensorSpec] | Sequence[str]) -> str:
 
 def _array(tensor: Tensor, spec: TensorSpec) -> Array:
     name, shape = tensor.name, tuple(tensor.shape)
-    if tensor.datatype != spec.datatype:
-        raise RequestError(f"input '{name}' is {spec.datatype}, not {tensor.datatype}")
-    if len(shape) != len(spec.dims):
-        raise RequestError(
-            f"input '{name}' has {len(spec.dims)} dims, {_shown(spec.shape)}, not {_shown(shape)}"
-        )
-    for dim, size in zip(spec.dims, shape, strict=True):
-        if size < 0 or (isinstance(dim, int) and dim != size):
-            raise RequestError(
-                f"input '{name}' has the shape {_shown(spec.shape)}, not {_shown(shape)}"
-            )
+    if tensor.datatype != spec.datatype.name:
+        raise RequestError(f"input '{name}' must be {spec.datatype.name}, not {tensor.datatype}")
+    _check_shape(shape, spec)
     count = math.prod(shape)
     if isinstance(tensor.data, (bytes, memoryview)):
         array = _from_bytes(tensor.data, spec, count)
@@ -132,12 +124,27 @@ def _array(tensor: Tensor, spec: TensorSpec) -> Array:
         raise RequestError(f"input '{name}' has dims that are too large: {error}") from error
 
 
-def _shown(shape: Sequence[int]) -> str:
-    return f"[{', '.join(str(size) for size in shape)}]"
+def _check_shape(shape: tuple[int, ...], spec: TensorSpec) -> None:
+    if min(shape, default=0) < 0:
+        raise RequestError(
+            f"the shape {_shown(shape)} of input '{spec.name}' has a negative size; a request says "
+            "every size of its data"
+        )
+    fits = len(shape) == len(spec.dims) and all(
+        dim == size or not isinstance(dim, int) for dim, size in zip(spec.dims, shape, strict=True)
+    )
+    if not fits:
+        raise RequestError(
+            f"input '{spec.name}' must have the shape {_shown(spec.dims)}, not {_shown(shape)}"
+        )
+
+
+def _shown(dims: Sequence[int | str | None]) -> str:
+    return f"[{', '.join('?' if dim is None else str(dim) for dim in dims)}]"
 
 
 def _from_bytes(data: bytes | memoryview, spec: TensorSpec, count: int) -> Array:
-    if spec.datatype == "BYTES":
+    if spec.datatype.name == "BYTES":
         return _strings(_split(bytes(data), spec.name), spec, count)
     expected = count * spec.dtype.itemsize
     if len(data) != expected:
@@ -146,7 +153,7 @@ def _from_bytes(data: bytes | memoryview, spec: TensorSpec, count: int) -> Array
             f"{expected}"
         )
     array = np.frombuffer(data, dtype=spec.dtype.newbyteorder("<"))
-    if spec.datatype == "BOOL":
+    if spec.datatype.name == "BOOL":
         if array.view(np.uint8).max(initial=0) > 1:
             raise RequestError(f"input '{spec.name}' is BOOL and holds bytes other than 0 and 1")
         return array
@@ -184,14 +191,14 @@ def _strings(parts: Sequence[Any], spec: TensorSpec, count: int) -> Array:
 
 
 def _from_list(data: Sequence[Any], spec: TensorSpec, shape: tuple[int, ...], count: int) -> Array:
-    if spec.datatype == "BYTES":
+    if spec.datatype.name == "BYTES":
         return _strings(_flattened(data), spec, count)
     if not count and not len(data):
         return np.empty(0, dtype=spec.dtype)
     try:
         array = _integers(data, spec) if spec.dtype.kind in _INTEGERS else np.asarray(data)
     except ValueError as error:
-        raise RequestError(f"the data of input '{spec.name}' is no tensor: {error}") from error
+        raise RequestError(f"the data of input '{spec.name}' is not a tensor: {error}") from error
     if array.ndim > 1 and array.shape != shape:
         raise RequestError(
             f"the data of input '{spec.name}' is nested as {_shown(array.shape)}, its shape says "
@@ -211,7 +218,7 @@ def _integers(data: Sequence[Any], spec: TensorSpec) -> Array:
     # numpy makes floats of integers that no one type of 64 bits holds, and of 2**64 - 1 beside 0.
     exact = np.asarray(data, dtype=np.object_)
     if any(type(one) is not int for one in exact.reshape(-1)):
-        raise RequestError(f"input '{spec.name}' is {spec.datatype} and holds other values")
+        raise RequestError(f"input '{spec.name}' is {spec.datatype.name} and holds other values")
     return exact
 
 
@@ -221,9 +228,9 @@ def _cast(array: Array, spec: TensorSpec) -> Array:
         limits = np.iinfo(spec.dtype)
         low, high = int(array.min(initial=0)), int(array.max(initial=0))
         if low < limits.min or high > limits.max:
-            raise RequestError(f"input '{spec.name}' holds values outside of {spec.datatype}")
+            raise RequestError(f"input '{spec.name}' holds values outside of {spec.datatype.name}")
     elif array.dtype.kind not in (_NUMBERS if kind == "f" else "b"):
-        raise RequestError(f"input '{spec.name}' is {spec.datatype} and holds other values")
+        raise RequestError(f"input '{spec.name}' is {spec.datatype.name} and holds other values")
     with np.errstate(over="ignore"):  # a number that is too large for its type is infinite there
         return array.astype(spec.dtype)
 

@@ -11,19 +11,20 @@ import numpy as np
 
 from onnxfold import model_io
 from onnxfold.check.batch_independence import two_rows, why_rows_mix
-from onnxfold.errors import ModelError, OnnxfoldError, UsageError
+from onnxfold.errors import OnnxfoldError, UsageError
 from onnxfold.inputs import InputSpec
 from onnxfold.model_io.messages import first_cause
-from onnxfold.runtime.library import (
-    demand_name,
-    device_of,
-    get_library_path,
-    register,
-    runtime_errors,
-)
+from onnxfold.runtime.library import device_of, get_library_path, runtime_errors
 from onnxfold.serving.batching import RunError
 from onnxfold.serving.codec import RequestError
-from onnxfold.serving.signature import Array, Signature, signature_of, why_not_batched
+from onnxfold.serving.session import open_session
+from onnxfold.serving.signature import (
+    Array,
+    Signature,
+    signature_of,
+    why_not_batched,
+    why_unsure,
+)
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -52,25 +53,20 @@ class Engine:
         Runtime does not load or that the protocol cannot carry, OnnxfoldError as
         :func:`onnxfold.register` does, save that a library which was not built is done without.
         """
-        import onnxruntime as ort
-
-        demand_name(path)
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.log_severity_level = 3
-        kernels = _registered(options, providers)
-        try:
-            session = ort.InferenceSession(
-                str(path), options, providers=list(providers) or ["CPUExecutionProvider"]
-            )
-        except runtime_errors() as error:
-            raise ModelError(
-                f"ONNX Runtime does not load '{name}': {first_cause(error)}"
-            ) from error
-        signature = signature_of(session, name)
+        kernels = _why_no_kernels(providers)
+        session = open_session(
+            path,
+            name=name,
+            library=None if kernels else device_of(providers),
+            threads=threads,
+            providers=providers,
+        )
+        signature = signature_of(session, path, name).without_optional()
+        for _, spec in signature.roles():
+            _ = spec.dtype  # raises for what no request could carry into the session
         engine = cls(session, signature, kernels, None)
-        unbatched = why_not_batched(signature) or engine._why_rows_mix(path)
-        return cls(session, signature, kernels, unbatched)
+        unbatched = why_not_batched(signature) or why_unsure(signature)
+        return cls(session, signature, kernels, unbatched or engine._why_rows_mix(path))
 
     def run(self, feeds: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Compute outputs by name.
@@ -96,13 +92,11 @@ class Engine:
         return why_rows_mix(self.session, feeds, [spec.name for spec in self.signature.outputs])
 
 
-def _registered(options: ort.SessionOptions, providers: Sequence[str]) -> str | None:
-    device = device_of(providers)
+def _why_no_kernels(providers: Sequence[str]) -> str | None:
     try:
-        get_library_path(device)
+        get_library_path(device_of(providers))
     except UsageError:
         raise  # the environment names a library that is not there
     except OnnxfoldError as error:
         return str(error)
-    register(options, device)
     return None

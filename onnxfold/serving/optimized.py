@@ -1,4 +1,7 @@
-"""The file that is served: the model as given, or optimized first.
+"""The file that is served: the model optimized, or a copy of it as it was given.
+
+A session maps the external data of its model. It would answer with whatever somebody writes into
+that file later, and end with the process where the file gets shorter: so nobody else has the file.
 
 Optimizing happens in a process of its own: it gives its memory back, and a server that reloads a
 model under load is not held up by it.
@@ -6,38 +9,69 @@ model under load is not held up by it.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnx_ir as ir
 
 from onnxfold import model_io
 from onnxfold.errors import ModelError, OnnxfoldError, UsageError, VerificationError
-from onnxfold.passes.lower.finalize import METADATA_KEY
+from onnxfold.options import Target
+from onnxfold.passes.lower.finalize import written_for
 
-__all__ = ["is_optimized", "prepared"]
+__all__ = ["is_for_kernels", "served_file"]
 
 _BY_EXIT_CODE = {error.exit_code: error for error in (VerificationError, UsageError, ModelError)}
 _PREFIX = "onnxfold: "
 
 
-def is_optimized(path: Path) -> bool:
-    """Whether onnxfold wrote this model; raises ModelError where it cannot be read."""
+def is_for_kernels(path: Path) -> bool:
+    """Whether onnxfold wrote this model for kernels; raises ModelError where it cannot be read."""
     model: ir.Model = model_io.load(path)
-    return METADATA_KEY in model.metadata_props
+    return written_for(model) is Target.KERNELS
 
 
-def prepared(path: Path, folder: Path) -> Path:
-    """Return the optimized model: `path` itself where it is one, else a new file within `folder`.
+@contextmanager
+def served_file(path: Path, folder: Path, *, optimize: bool) -> Iterator[Path]:
+    """Yield a file within `folder` that nobody else writes; it goes when the block is left.
 
-    Raises as :func:`onnxfold.optimize` does, with the remedy.
+    A session that was opened by then keeps what it needs of it. The model is optimized for kernels
+    first where that is asked for and onnxfold did not do so before. Raises as
+    :func:`onnxfold.optimize` does, with the remedy, and ModelError where it cannot be copied.
     """
-    if is_optimized(path):
-        return path
-    output = Path(tempfile.mkdtemp(dir=folder)) / path.name
-    words = ("-q", "optimize", str(path), "-o", str(output))
+    own = Path(tempfile.mkdtemp(dir=folder))
+    try:
+        served = own / path.name
+        if optimize and not is_for_kernels(path):
+            _optimize(path, served)
+        else:
+            _copy(path, served)
+        yield served
+    finally:
+        shutil.rmtree(own)
+
+
+def _copy(path: Path, copy: Path) -> None:
+    model = model_io.load(path)
+    try:
+        for name, file in model_io.data_files(path).items():
+            (copy.parent / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy.parent / name)
+        shutil.copyfile(path, copy)
+    except OSError as error:
+        raise ModelError(
+            f"cannot copy '{path}' to serve it: {error.strerror}; TMPDIR names another folder"
+        ) from error
+    model_io.check_unchanged(model)
+
+
+def _optimize(path: Path, output: Path) -> None:
+    words = ("-q", "optimize", str(path), "-o", str(output), "--target", Target.KERNELS.value)
     done = subprocess.run(  # noqa: S603 - our own command
         [sys.executable, "-m", "onnxfold", *words], capture_output=True, text=True, check=False
     )
@@ -48,4 +82,3 @@ def prepared(path: Path, folder: Path) -> Path:
             f"cannot optimize '{path}': {said[-1].removeprefix(_PREFIX)} "
             "(serve the model as it is with --no-optimize)"
         )
-    return output

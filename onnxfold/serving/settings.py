@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from onnxfold.errors import ModelError, UsageError
 
-__all__ = ["NamedModel", "ServeSettings"]
+__all__ = ["NamedModel", "ServeSettings", "read_token", "tls_files"]
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<path>.+)", re.DOTALL)
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
@@ -46,6 +48,8 @@ class ServeSettings:
 
     ``max_batch`` counts rows; 1 turns batching off. ``workers`` is how many runs go on at once,
     ``threads`` how many threads one run uses. ``grace_s`` is how long a stop waits for requests.
+    ``max_request_bytes`` bounds a body as it comes and as it is decompressed. ``tls`` has the files
+    of the certificate chain and of its key.
     """
 
     models: tuple[NamedModel, ...]
@@ -60,6 +64,25 @@ class ServeSettings:
     optimize: bool = True
     providers: tuple[str, ...] = ()
     grace_s: float = 30.0
+    max_request_bytes: int = 1 << 28
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+    token: str | None = None
+    tls: tuple[Path, Path] | None = None
+
+    @property
+    def open_to_others(self) -> str | None:
+        """Return what somebody on the network could do, None where nothing is to be warned of."""
+        if _is_loopback(self.host):
+            return None
+        if self.token is None:
+            return (
+                f"whoever reaches {self.host} may ask, load and unload models: "
+                "--token-file demands a token"
+            )
+        if self.tls is None:
+            return "the token goes over the network as it is: --tls-cert and --tls-key hide it"
+        return None
 
     def __post_init__(self) -> None:
         _check_names(self.models)
@@ -71,8 +94,50 @@ class ServeSettings:
             )
         if self.max_batch < 1 or self.workers < 1 or self.threads < 0:
             raise UsageError("--max-batch and --workers must be at least 1, --threads at least 0")
+        if self.max_request_bytes < 1 or not min(self.header_timeout_s, self.body_timeout_s) > 0:
+            raise UsageError(
+                "--max-request-bytes must be at least 1, --header-timeout and --body-timeout more "
+                "than 0"
+            )
         if not (0 <= self.batch_delay_ms <= 60_000 and self.grace_s >= 0):
             raise UsageError("--batch-delay-ms must be from 0 to 60000, --grace 0 or more")
+
+
+def read_token(path: Path) -> str:
+    """Read the token that clients must show: one line of a file, printable and without spaces.
+
+    Raises UsageError for a file that cannot be read or has no such line.
+    """
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--token-file {path}: {error}") from error
+    if not token or not token.isprintable() or " " in token:
+        raise UsageError(f"--token-file {path}: it must hold one line, without spaces")
+    return token
+
+
+def tls_files(cert: Path | None, key: Path | None) -> tuple[Path, Path] | None:
+    """Return both files of TLS, None where none is asked for.
+
+    Raises UsageError for one without the other, and where they cannot be read or do not fit.
+    """
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        raise UsageError("--tls-cert and --tls-key must be given together")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+    except OSError as error:  # ssl.SSLError is one
+        raise UsageError(f"--tls-cert {cert} with --tls-key {key}: {error}") from error
+    return cert, key
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _check_names(models: Sequence[NamedModel]) -> None:

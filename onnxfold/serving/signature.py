@@ -1,51 +1,50 @@
-"""What a model takes and gives in the protocol's terms, and whether its requests may be merged."""
+"""What a model takes and gives, as ONNX Runtime sees it, and whether its requests may be joined.
+
+The server and the Triton repository read it here: Triton's backend refuses a configuration whose
+dimensions are not those of a session, so they are read from a session, not from the file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from onnxfold.errors import ModelError
+from onnxfold.serving.datatypes import BY_ONNX, Datatype
 
-__all__ = ["Array", "Signature", "TensorSpec", "signature_of", "why_not_batched"]
+__all__ = ["Array", "Signature", "TensorSpec", "signature_of", "why_not_batched", "why_unsure"]
 
 Array = npt.NDArray[Any]
-Dim = int | str | None
-
-# ONNX Runtime's name of a type, the protocol's, and the array's; strings are objects in ORT.
-_TYPES: dict[str, tuple[str, type[np.generic]]] = {
-    "tensor(bool)": ("BOOL", np.bool_),
-    "tensor(int8)": ("INT8", np.int8),
-    "tensor(int16)": ("INT16", np.int16),
-    "tensor(int32)": ("INT32", np.int32),
-    "tensor(int64)": ("INT64", np.int64),
-    "tensor(uint8)": ("UINT8", np.uint8),
-    "tensor(uint16)": ("UINT16", np.uint16),
-    "tensor(uint32)": ("UINT32", np.uint32),
-    "tensor(uint64)": ("UINT64", np.uint64),
-    "tensor(float16)": ("FP16", np.float16),
-    "tensor(float)": ("FP32", np.float32),
-    "tensor(double)": ("FP64", np.float64),
-    "tensor(string)": ("BYTES", np.object_),
-}
+Dim = int | str | None  # a size, the name of an open one, an open one without a name
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One input or output; a dim is a size, a symbol, or None where nothing is known."""
+    """One input or output; an optional input has a default in the model."""
 
     name: str
-    datatype: str
-    dtype: np.dtype[Any]
+    datatype: Datatype
     dims: tuple[Dim, ...]
+    optional: bool = False
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of its arrays; raises ModelError where ONNX Runtime takes none from Python."""
+        if self.datatype.dtype is None:
+            raise ModelError(
+                f"'{self.name}' is a {self.datatype.onnx}, of which ONNX Runtime takes no arrays "
+                "from Python; cast it in the model"
+            )
+        return self.datatype.dtype
 
     @property
     def shape(self) -> list[int]:
-        """The shape of the protocol's metadata: -1 for every dim that is open."""
+        """The shape of the protocol's metadata: -1 for every dimension that is open."""
         return [dim if isinstance(dim, int) else -1 for dim in self.dims]
 
 
@@ -56,56 +55,115 @@ class Signature:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
+    def without_optional(self) -> Signature:
+        """Return it without the inputs that have a default."""
+        return replace(self, inputs=tuple(spec for spec in self.inputs if not spec.optional))
 
-def signature_of(session: Any, name: str) -> Signature:
-    """Return the signature of an onnxruntime.InferenceSession of the model `name`.
+    def roles(self) -> tuple[tuple[str, TensorSpec], ...]:
+        """Pair what every request has, inputs first, with its role."""
+        inputs = (("input", spec) for spec in self.without_optional().inputs)
+        return (*inputs, *(("output", spec) for spec in self.outputs))
 
-    Raises ModelError for a type that the protocol cannot carry.
+
+def signature_of(session: Any, path: Path, name: str) -> Signature:
+    """Return the signature of an onnxruntime.InferenceSession of the file of the model `name`.
+
+    Raises ModelError for a type that the protocol cannot carry and for an unknown number of
+    dimensions.
     """
+    reader = _Reader(path, name)
     return Signature(
-        _specs(session.get_inputs(), "input", name), _specs(session.get_outputs(), "output", name)
+        (
+            *reader.specs("input", session.get_inputs()),
+            *reader.specs("input", session.get_overridable_initializers(), optional=True),
+        ),
+        reader.specs("output", session.get_outputs()),
     )
 
 
-def _specs(arguments: Iterable[Any], kind: str, model: str) -> tuple[TensorSpec, ...]:
-    specs = []
-    for argument in arguments:
-        if argument.type not in _TYPES:
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    path: Path
+    model: str
+
+    def specs(
+        self, role: str, arguments: Sequence[Any], *, optional: bool = False
+    ) -> tuple[TensorSpec, ...]:
+        return tuple(self._spec(role, argument, optional=optional) for argument in arguments)
+
+    def _spec(self, role: str, argument: Any, *, optional: bool) -> TensorSpec:
+        what = f"cannot serve '{self.model}': {role} '{argument.name}'"
+        if argument.type not in BY_ONNX:
             raise ModelError(
-                f"cannot serve '{model}': {kind} '{argument.name}' is {argument.type}, which the "
-                "protocol cannot carry; cast it in the model"
+                f"{what} is a {argument.type}, which the protocol cannot carry; cast it in the "
+                "model"
             )
-        datatype, dtype = _TYPES[argument.type]
+        if not argument.shape and not optional and argument.name not in self._with_rank():
+            raise ModelError(
+                f"{what} has no shape, and clients need to know how many dimensions it has: "
+                "declare them in the model"
+            )
         dims = tuple(dim if isinstance(dim, (int, str)) else None for dim in argument.shape)
-        specs.append(TensorSpec(argument.name, datatype, np.dtype(dtype), dims))
-    return tuple(specs)
+        return TensorSpec(argument.name, BY_ONNX[argument.type], dims, optional)
+
+    def _with_rank(self) -> set[str]:
+        """Names of what has a shape; a session gives [] for a scalar and for none."""
+        import onnx
+
+        graph = onnx.load(self.path, load_external_data=False).graph
+        return {
+            value.name
+            for value in (*graph.input, *graph.output)
+            if value.type.tensor_type.HasField("shape")
+        }
 
 
 def why_not_batched(signature: Signature) -> str | None:
-    """Return why requests of this model must not be stacked along axis 0, None where they may.
+    """Return why requests cannot be joined along the first dimension, None where they can.
 
-    They may where one symbol, and nothing else, is the first dim of every input and output, and
-    every other dim of an output is a size or a symbol of the inputs. That is necessary and not
-    sufficient: a model may mix its rows, which :meth:`onnxfold.serving.engine.Engine.open` tries.
+    Every input and output needs an open first dimension, and it must be the same one: named alike,
+    where the inputs name it, no dimension of another place, and in no output one that an input has
+    elsewhere. That is necessary; :func:`onnxfold.check.batch_independence.why_rows_mix` tries the
+    rest.
     """
-    if not signature.inputs:
-        return "it has no inputs"
-    first = signature.inputs[0]
-    batch = first.dims[0] if first.dims else None
-    if not isinstance(batch, str):
-        return f"the first dim of '{first.name}' is not an open, named one"
-    for spec in (*signature.inputs, *signature.outputs):
-        if not spec.dims or spec.dims[0] != batch:
-            return f"the first dim of '{spec.name}' is not '{batch}'"
-        if batch in spec.dims[1:]:
-            return f"'{batch}' is also another dim of '{spec.name}'"
-    known = _symbols(signature.inputs)
+    inputs = signature.without_optional().inputs
+    if not inputs:
+        return "it has no input"
+    for role, spec in signature.roles():
+        if not spec.dims:
+            return f"{role} '{spec.name}' is a scalar"
+        if isinstance(spec.dims[0], int):
+            return f"the first dimension of {role} '{spec.name}' is {spec.dims[0]}, fixed"
+    named = {spec.dims[0]: spec.name for spec in inputs if spec.dims[0]}
+    if len(named) > 1:
+        which = " and ".join(f"'{dim}' of '{name}'" for dim, name in named.items())
+        return f"its inputs have different first dimensions, {which}"
+    elsewhere = {dim for spec in inputs for dim in spec.dims[1:] if dim} - set(named)
     for spec in signature.outputs:
-        for dim in spec.dims[1:]:
-            if not isinstance(dim, int) and dim not in known:
-                return f"a dim of '{spec.name}' does not follow from the shapes of the inputs"
+        if spec.dims[0] in elsewhere:
+            return f"the first dimension of output '{spec.name}' is '{spec.dims[0]}'"
+    for role, spec in signature.roles():
+        for dim in named.keys() & set(spec.dims[1:]):
+            return f"'{dim}' is another dimension of {role} '{spec.name}' too"
     return None
 
 
-def _symbols(specs: Sequence[TensorSpec]) -> frozenset[str]:
-    return frozenset(dim for spec in specs for dim in spec.dims if isinstance(dim, str))
+def why_unsure(signature: Signature) -> str | None:
+    """Return what the names leave open of a signature that :func:`why_not_batched` lets pass.
+
+    None where one name is the first dimension of every input and output, and every other dimension
+    of an output is a size or a name of the inputs: then the rows of an output are those of the
+    inputs, and no request decides the shape of another's answer.
+    """
+    inputs = signature.without_optional().inputs
+    names = {dim for spec in inputs for dim in spec.dims if isinstance(dim, str)}
+    batch = inputs[0].dims[0]
+    if batch is None:
+        return f"the first dimension of input '{inputs[0].name}' has no name"
+    for role, spec in signature.roles():
+        if spec.dims[0] != batch:
+            return f"the first dimension of {role} '{spec.name}' is not '{batch}' by name"
+    for spec in signature.outputs:
+        if any(not isinstance(dim, int) and dim not in names for dim in spec.dims[1:]):
+            return f"a dimension of output '{spec.name}' does not follow from those of the inputs"
+    return None

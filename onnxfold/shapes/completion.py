@@ -121,7 +121,7 @@ def _answers(
     types: dict[str, onnx.TypeProto],
     data: dict[str, onnx.TensorProto],
 ) -> dict[str, onnx.TypeProto]:
-    """Return the types of the results of a standard operator or a call of a stand-in."""
+    """Return the types of the results of a standard operator or a call of a shape equivalent."""
     if proto.domain == DOMAIN:
         function = next(f for f in FUNCTIONS if f.name == proto.op_type)
         operands = [types[name] for name in proto.input]

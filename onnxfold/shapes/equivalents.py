@@ -92,7 +92,7 @@ def _product_of_turned(turned: str) -> onnx.FunctionProto:
 
 
 _PRODUCTS = {turned: _product_of_turned(turned) for turned in ("A", "B", "AB")}
-# What a model with stand-ins has to hold.
+# What a model with shape equivalents has to hold.
 FUNCTIONS = tuple(_PRODUCTS.values())
 
 

@@ -163,7 +163,7 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
 
 
 def _declare(info: onnx.ValueInfoProto, value: ir.Value) -> None:
-    """Write what the model says of a value, without sizes that onnx 1.23 cannot bear.
+    """Write what the model says of a value, without sizes that break onnx 1.23.
 
     A Slice of a negative size ends the process.  Of a vector it makes a list of so many unknown
     numbers wherever one is computed with, which for a length that is but claimed takes hours and

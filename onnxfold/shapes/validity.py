@@ -33,7 +33,7 @@ def complaint(model: ir.Model) -> str | None:
     """Return how a model breaks the rules of its operators; None where onnx finds no fault.
 
     Each node is held against its schema, then types and shapes against each other.  What only the
-    form of the file lacks, such as the shape of an input, is no fault; a tensor larger than any
+    form of the file lacks, such as the shape of an input, is not a fault; a tensor larger than any
     memory is one.
     """
     try:

@@ -221,8 +221,10 @@ class Evaluation:
 
     def _centre(self, number: int, chunk: Float64) -> None:
         digits, members = self._digits[number]
-        if not self._shape or not members:
-            chunk[...] = 0.0  # sets of one element
+        if not self._shape or not members:  # sets of one element, each its own mean
+            if not np.isfinite(chunk).all():
+                raise WeightOverflowError("holds inf or NaN")
+            chunk[...] = 0.0
             return
         shown = chunk.reshape((chunk.shape[0] // self._rows_per_digit(number), *digits[1:]))
         # Whole sets lie within a chunk unless the first digit is part of the fiber.

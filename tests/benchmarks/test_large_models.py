@@ -12,8 +12,9 @@ import pytest
 import onnxfold
 from benchmarks.gptj import Size, make
 from onnxfold import model_io
-from onnxfold.passes.analysis import analyse
+from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.pipeline import decide_all
 
 TINY = Size(width=128, layers=2, words=300, shard_bytes=150_000)
 
@@ -46,12 +47,12 @@ def test_its_parameters_are_counted(tmp_path: Path) -> None:
 def _calls(tmp_path: Path, layers: int) -> int:
     """Function calls of analysis and plan."""
     source, *_ = make(tmp_path / f"{layers}.onnx", Size(64, layers, words=50, dtype="float32"))
-    model = prepare(model_io.load(source)).model
+    prepared = prepare(model_io.load(source))
     profile = cProfile.Profile()
     profile.enable()
-    analysis = analyse(model, fuse_affine=True)
+    decided = decide_all(prepared, Settings())
     profile.disable()
-    assert len(analysis.plan.folds) == layers + 1
+    assert len(decided.plan.folds) == layers + 1
     return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]  # not in the stubs
 
 

@@ -1,11 +1,11 @@
-"""The law itself, on made-up errors of known size."""
+"""The criterion itself, on made-up errors of known size."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from onnxfold.check.criterion import Judgement, Law, Tolerance, judge
+from onnxfold.check.criterion import AcceptanceCriterion, Judgement, Tolerance, judge
 
 U = 2.0**-24
 G = np.random.default_rng(0)
@@ -16,7 +16,9 @@ ORIGINAL = (TRUTH + NOISE).astype(np.float32)
 
 def judged(rewritten: np.ndarray, truth: np.ndarray = TRUTH, *originals: np.ndarray) -> Judgement:
     runs = originals or (ORIGINAL,)
-    return judge(truth, runs, rewritten.astype(np.float32), roundoff=U, law=Law(4.0))
+    return judge(
+        truth, runs, rewritten.astype(np.float32), roundoff=U, criterion=AcceptanceCriterion(4.0)
+    )
 
 
 @pytest.mark.parametrize(("factor", "passes"), [(0.0, True), (3.9, True), (4.1, False)])
@@ -48,7 +50,7 @@ def test_an_original_without_error_leaves_the_unit_roundoff_as_noise() -> None:
     for factor, passes in ((3.0, True), (5.0, False)):
         signs = np.where(G.random(4096) < 0.5, -1, 1)
         moved = (exact + factor * U * size * signs).astype(np.float64)
-        judgement = judge(exact, [exact], moved, roundoff=U, law=Law(4.0))
+        judgement = judge(exact, [exact], moved, roundoff=U, criterion=AcceptanceCriterion(4.0))
         assert (judgement.fault is None) == passes
 
 
@@ -97,9 +99,14 @@ def test_elements_of_the_usual_size_are_judged_by_themselves_too() -> None:
     original[:100] = truth[:100] + 100 * G.standard_normal(100)
     bad = original.copy()
     bad[:100] = truth[:100] + 100 * G.standard_normal(100)
-    assert judge(truth, [original], bad, roundoff=U, law=Law(4.0)).fault is None
+    assert (
+        judge(truth, [original], bad, roundoff=U, criterion=AcceptanceCriterion(4.0)).fault is None
+    )
     bad[100:] = truth[100:] + 10 * NOISE[100:]
-    assert judge(truth, [original], bad, roundoff=U, law=Law(4.0)).fault is not None
+    assert (
+        judge(truth, [original], bad, roundoff=U, criterion=AcceptanceCriterion(4.0)).fault
+        is not None
+    )
 
 
 def test_integers_may_differ_only_where_the_original_does() -> None:
@@ -107,10 +114,10 @@ def test_integers_may_differ_only_where_the_original_does() -> None:
     original, rewritten = truth.copy(), truth.copy()
     original[2] = 9
     rewritten[2] = 7
-    law = Law(4.0)
-    assert judge(truth, [original], rewritten, roundoff=0.0, law=law).fault is None
+    criterion = AcceptanceCriterion(4.0)
+    assert judge(truth, [original], rewritten, roundoff=0.0, criterion=criterion).fault is None
     rewritten[3] = 0
-    judgement = judge(truth, [original], rewritten, roundoff=0.0, law=law)
+    judgement = judge(truth, [original], rewritten, roundoff=0.0, criterion=criterion)
     assert str(judgement.fault).startswith("1 of 6 elements differ")
 
 
@@ -120,6 +127,6 @@ def test_integers_may_differ_only_where_the_original_does() -> None:
 def test_a_tolerance_bounds_the_distance_to_the_truth(
     rtol: float, atol: float, passes: bool
 ) -> None:
-    law = Law(4.0, Tolerance(rtol, atol))
-    judgement = judge(TRUTH, [TRUTH], TRUTH * (1 + 1e-4), roundoff=U, law=law)
+    criterion = AcceptanceCriterion(4.0, Tolerance(rtol, atol))
+    judgement = judge(TRUTH, [TRUTH], TRUTH * (1 + 1e-4), roundoff=U, criterion=criterion)
     assert (judgement.fault is None) == passes

@@ -15,6 +15,7 @@ import pytest
 from onnxfold import cli
 from onnxfold.cli.options import FoldOptions
 from onnxfold.options import Options
+from onnxfold.passes.lower.finalize import METADATA_KEY
 from tests.builders import chain_model, model_of, post_norm_model, pre_norm_model
 
 
@@ -154,11 +155,26 @@ def test_unknown_options_exit_2(model: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert run(monkeypatch, "optimize", model, "-o", "x", "--target", "tpu") == 2
 
 
+def test_the_old_name_of_a_target_exits_2_with_the_new_one(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "optimize", model, "-o", "x", "--target", "portable") == 2
+    said = capfd.readouterr().err
+    assert said == "onnxfold: the target 'portable' is called 'kernels' now\n"
+
+
 def test_the_defaults_are_those_of_the_python_interface() -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(Options)}
     given = FoldOptions().keywords()
     assert given == {name: defaults[name] for name in given}
-    only_here = {"noise_limit", "dry_run", "force", "share_weights"}  # not of every command
+    only_here = {
+        "device",
+        "dry_run",
+        "force",
+        "noise_limit",
+        "share_weights",
+        "target",
+    }  # not of every command
     assert set(defaults) - set(given) == only_here
 
 
@@ -166,7 +182,7 @@ def test_force_replaces_the_input_safely(model: Path, monkeypatch: pytest.Monkey
     before = model.read_bytes()
     assert run(monkeypatch, "-q", "optimize", model, "-o", model, "--force") == 0
     assert model.read_bytes() != before
-    assert onnx.load(model).functions
+    assert METADATA_KEY in {entry.key for entry in onnx.load(model).metadata_props}
 
 
 def test_chain_of_every_target_runs_from_a_shell(tmp_path: Path) -> None:
@@ -308,3 +324,36 @@ def test_a_model_without_norms_says_so(
     onnx.save(model_of([relu], {"x": kind}, {"y": kind}, {}), tmp_path / "m.onnx")
     assert run(monkeypatch, "inspect", tmp_path / "m.onnx") == 0
     assert capsys.readouterr().out == "no norms\n"
+
+
+_OLD_PROTOBUF = """
+import sys
+import google.protobuf.runtime_version as version
+version.MAJOR = version.OSS_MAJOR = 4
+sys.argv = ["onnxfold", "inspect", "model.onnx"]
+from onnxfold.__main__ import run
+run()
+"""
+_NO_ML_DTYPES = """
+import sys
+sys.modules["ml_dtypes"] = None
+sys.argv = ["onnxfold", "inspect", "model.onnx"]
+from onnxfold.__main__ import run
+run()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "what"), [(_OLD_PROTOBUF, "runtime 4."), (_NO_ML_DTYPES, "ml_dtypes")]
+)
+def test_packages_that_do_not_fit_together_are_named_with_the_remedy(
+    program: str, what: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    assert done.stderr.startswith("onnxfold: the installed packages do not fit together: ")
+    assert what in done.stderr
+    assert "pip install --upgrade" in done.stderr
+    assert "defect" not in done.stderr

@@ -33,6 +33,13 @@ def note_stage(stage, *, ended):
 terminal.note_stage = note_stage
 run()
 """
+# Whoever runs the tests may ignore some of these, as nohup does, and their children inherit that.
+_HEEDFUL = """
+import signal
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
 _OWN_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
 _WAIT = "print(os.getpid(), flush=True); time.sleep(300)"
 
@@ -49,7 +56,7 @@ def _environment() -> dict[str, str]:
 
 def start(model: Path, act: str, *words: str, stage: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM.format(act=act, stage=stage), *words],
+        [sys.executable, "-c", _HEEDFUL + _PROGRAM.format(act=act, stage=stage), *words],
         cwd=model.parent,
         env=_environment(),
         stdout=subprocess.PIPE,
@@ -197,3 +204,21 @@ def is_running(process: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+def test_what_its_caller_ignores_does_not_end_it(model: Path) -> None:
+    """As under nohup: the hangup of a terminal reaches both processes, and the work is done."""
+    ignored = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    act = "os.kill(os.getppid(), signal.SIGHUP); os.kill(os.getpid(), signal.SIGHUP)"
+    program = ignored + _PROGRAM.format(act=act, stage="verify")
+    done = subprocess.run(
+        [sys.executable, "-c", program, "-q", "optimize", "model.onnx", "-o", "fast.onnx"],
+        cwd=model.parent,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(os.listdir(model.parent)) == ["fast.onnx", "model.onnx"]

@@ -14,6 +14,8 @@ from tests.calls import random_inputs
 from tests.custom_ops.bounds import assert_outputs_right
 from tests.custom_ops.cuda_kernels import Arguments, CudaMemory, Kernels
 from tests.custom_ops.cuda_list import Check
+from tests.custom_ops.fake_runtime import Runtime
+from tests.custom_ops.registered import Call, assert_every_op_right
 
 __all__ = ["ON_DEVICE_ALONE", "NotHereError"]
 
@@ -74,6 +76,46 @@ def a_captured_graph_reads_new_contents(kernels: Kernels, thorough: bool) -> Non
             assert_outputs_right(name, inputs, [y.get(), total.get()])
 
 
+def pretended_runtime(kernels: Kernels) -> Runtime:
+    library = kernels.path.with_name("libonnxfold_ops_cuda.so")
+    if not library.exists():
+        raise NotHereError(f"{library.name} is not built")
+    return Runtime(str(library))
+
+
+def every_op_runs_as_onnx_runtime_calls_it(kernels: Kernels, thorough: bool) -> None:
+    """By a pretended one, on streams and devices that the thread was not told of."""
+    del thorough
+    import cupy
+
+    runtime = pretended_runtime(kernels)
+    for device in range(min(2, cupy.cuda.runtime.getDeviceCount())):
+        with cupy.cuda.Device(device):
+            stream = cupy.cuda.Stream(non_blocking=True)
+        with cupy.cuda.Device(0):
+            assert_every_op_right(runtime, CudaMemory(device), device=device, stream=stream.ptr)
+            assert cupy.cuda.runtime.getDevice() == 0
+
+
+def onnx_runtime_s_call_is_captured(kernels: Kernels, thorough: bool) -> None:
+    """A call of the library for ONNX Runtime, on a stream of CuPy's copy of the CUDA runtime."""
+    del thorough
+    import cupy
+
+    name = "AddLayerNormAffineWithSum"
+    inputs = random_inputs(name, (300, 1000), ir.DataType.FLOAT16)
+    call = Call(pretended_runtime(kernels), CudaMemory(), name, inputs)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    assert call.run(device=0, stream=stream.ptr) is None  # loads the kernel
+    call = Call(call.runtime, CudaMemory(), name, inputs)  # whose outputs nothing has written
+    with stream:
+        stream.begin_capture()
+        assert call.run(device=0, stream=stream.ptr) is None
+        graph = stream.end_capture()
+        graph.launch(stream)
+    assert_outputs_right(name, inputs, call.outputs())
+
+
 def onnx_runtime_runs_every_op_on_cuda(kernels: Kernels, thorough: bool) -> None:
     """Kernels against bodies, in sessions of ONNX Runtime on CUDA."""
     del kernels, thorough
@@ -90,5 +132,7 @@ def onnx_runtime_runs_every_op_on_cuda(kernels: Kernels, thorough: bool) -> None
 ON_DEVICE_ALONE: Sequence[Check] = (
     more_elements_than_32_bits_count,
     a_captured_graph_reads_new_contents,
+    every_op_runs_as_onnx_runtime_calls_it,
+    onnx_runtime_s_call_is_captured,
     onnx_runtime_runs_every_op_on_cuda,
 )

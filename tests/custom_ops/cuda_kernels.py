@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ import onnx_ir as ir
 from onnxfold.operators.functions import SIGNATURES, Statistics
 from tests.oracle import Array
 
-__all__ = ["Arguments", "CudaMemory", "HostMemory", "Kernels", "Plan"]
+__all__ = ["POISON", "Arguments", "CudaMemory", "HostMemory", "Kernels", "Memory", "Plan"]
 
 _POINTERS = ("x", "residual", "linear_bias", "scale", "bias", "y", "sum")
 _NUMBERS = {ir.DataType.FLOAT: 0, ir.DataType.FLOAT16: 1, ir.DataType.BFLOAT16: 2}
@@ -98,18 +99,21 @@ class CudaBuffer:
 
 
 class CudaMemory:
-    """Buffers on the current CUDA device, through CuPy's plain calls of the runtime."""
+    """Buffers on a CUDA device, through CuPy's plain calls of the runtime."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: int = 0) -> None:
         from cupy.cuda import runtime
 
-        self.runtime = runtime
+        self.runtime, self.device = runtime, device
 
     def allocate(self, content: bytes, offset: int) -> CudaBuffer:
-        buffer = CudaBuffer(self.runtime, len(content), offset)
+        with self._current():
+            buffer = CudaBuffer(self.runtime, len(content), offset)
         if content:
             source = np.frombuffer(content, np.uint8)
-            self.runtime.memcpy(buffer.address, source.ctypes.data, len(content), 1)
+            with self._current():
+                self.runtime.memcpy(buffer.address, source.ctypes.data, len(content), 1)
+                self.runtime.deviceSynchronize()
         return buffer
 
     def address(self, buffer: CudaBuffer) -> int:
@@ -118,14 +122,25 @@ class CudaMemory:
     def content(self, buffer: CudaBuffer) -> bytes:
         target = np.empty(buffer.size, np.uint8)
         if buffer.size:
-            self.runtime.memcpy(target.ctypes.data, buffer.address, buffer.size, 2)
+            with self._current():
+                self.runtime.deviceSynchronize()  # a copy does not wait for non-blocking streams
+                self.runtime.memcpy(target.ctypes.data, buffer.address, buffer.size, 2)
         return target.tobytes()
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        """With the memory's device current, and afterwards the one that was."""
+        before = self.runtime.getDevice()
+        self.runtime.setDevice(self.device)
+        yield
+        self.runtime.setDevice(before)
 
 
 class Kernels:
     """One library with `onnxfold_run`, and the memory that its pointers are in."""
 
     def __init__(self, library: Path, memory: Memory) -> None:
+        self.path = library
         self._library = ctypes.CDLL(str(library))
         self._library.onnxfold_run.restype = ctypes.c_char_p
         self._library.onnxfold_run.argtypes = (

@@ -8,14 +8,17 @@ namespace onnxfold {
 
 namespace cuda {
 
-void emulate(const Op& op, ElementType type, const Arguments& arguments, int multiprocessors) {
-  const Plan plan = plan_rows(op, type, arguments, multiprocessors);
-  if (plan.blocks == 0) return;
+void emulate_planned(const Op& op, ElementType type, const Plan& plan, const Arguments& arguments) {
   switch (type) {
     case ElementType::FLOAT: return emulate_float(op, plan, arguments);
     case ElementType::FLOAT16: return emulate_half(op, plan, arguments);
     case ElementType::BFLOAT16: return emulate_brain(op, plan, arguments);
   }
+}
+
+void emulate(const Op& op, ElementType type, const Arguments& arguments, int multiprocessors) {
+  const Plan plan = plan_rows(op, type, arguments, multiprocessors);
+  if (plan.blocks > 0) emulate_planned(op, type, plan, arguments);
 }
 
 }  // namespace cuda

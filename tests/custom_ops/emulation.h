@@ -11,6 +11,8 @@ void emulate_float(const Op& op, const Plan& plan, const Arguments& arguments);
 void emulate_half(const Op& op, const Plan& plan, const Arguments& arguments);
 void emulate_brain(const Op& op, const Plan& plan, const Arguments& arguments);
 
+void emulate_planned(const Op& op, ElementType type, const Plan& plan, const Arguments& arguments);
+
 // What cuda::run does, for a device with so many multiprocessors.
 void emulate(const Op& op, ElementType type, const Arguments& arguments, int multiprocessors);
 

@@ -1,4 +1,4 @@
-"""Registers a kernel library with a pretended ONNX Runtime, and runs one of its ops for CUDA.
+"""A pretended ONNX Runtime: registers a kernel library and runs its ops on tensors of the caller's.
 
     python fake_runtime.py LIBRARY
 
@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-PROVIDER = b"CUDAExecutionProvider"
+__all__ = ["CUDA", "Runtime", "Tensor"]
+
+CUDA = "CUDAExecutionProvider"
+OLDEST_API = 17
 FLOAT = 1
 POINTER, SIZE, INT64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64
-STREAM, TENSOR, OUTPUT = 0x51, 0x1000, 0x2000
-SHAPE = (4, 64)
 
 
 class Op(ctypes.Structure):
@@ -30,40 +32,82 @@ class Op(ctypes.Structure):
         ("GetName", ctypes.CFUNCTYPE(ctypes.c_char_p, POINTER)),
         ("GetExecutionProviderType", ctypes.CFUNCTYPE(ctypes.c_char_p, POINTER)),
         ("GetInputType", ctypes.CFUNCTYPE(ctypes.c_int, POINTER, SIZE)),
-        ("unused", POINTER * 12),
+        ("unused", POINTER * 4),
+        ("KernelDestroy", ctypes.CFUNCTYPE(None, POINTER)),
+        ("unused_too", POINTER * 7),
         ("CreateKernelV2", ctypes.CFUNCTYPE(POINTER, POINTER, POINTER, POINTER, POINTER)),
         ("KernelComputeV2", ctypes.CFUNCTYPE(POINTER, POINTER, POINTER)),
     )
 
 
-class Runtime:
-    """The slots of OrtApi that a library uses; `asked` holds what it was asked for."""
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Where a tensor is, and its shape."""
 
-    def __init__(self) -> None:
-        self.ops: list[int] = []
+    address: int
+    shape: tuple[int, ...]
+
+
+class Runtime:
+    """The slots of OrtApi that a library uses; `asked` holds what it was asked for.
+
+    A value, and its description, is the number of its tensor: inputs from 1 on, then outputs.
+    """
+
+    def __init__(self, library: str, newest_api: int = 18) -> None:
+        self.ops: dict[tuple[str, str, int], int] = {}
         self.asked: list[str] = []
-        self.kept: list[Any] = []
-        self.table = (POINTER * 300)()
+        self.tensors: Sequence[Tensor] = ()
+        self.inputs = self.stream = self.device = 0
+        self.epsilon = 1e-5
+        self._kept: list[Any] = []
+        self._table = (POINTER * 300)()
+        for give in (give_domains, give_tensors, give_attributes, give_calls):
+            give(self)
+        self._register(library, newest_api)
 
     def slot(self, number: int, *types: Any) -> Callable[[Callable[..., Any]], None]:
         def put(function: Callable[..., Any]) -> None:
             wrapped = ctypes.CFUNCTYPE(POINTER, *types)(function)
-            self.kept.append(wrapped)
-            self.table[number] = ctypes.cast(wrapped, POINTER).value
+            self._kept.append(wrapped)
+            self._table[number] = ctypes.cast(wrapped, POINTER).value
 
         return put
+
+    def run(
+        self,
+        key: tuple[str, str, int],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        *,
+        device: int,
+        stream: int,
+    ) -> str | None:
+        """One call of an op on a device; None, or what its status says."""
+        self.tensors, self.inputs = (*inputs, *outputs), len(inputs)
+        self.device, self.stream = device, stream
+        op, kernel = Op.from_address(self.ops[key]), POINTER()
+        table = ctypes.addressof(self._table)
+        assert op.CreateKernelV2(self.ops[key], table, None, ctypes.addressof(kernel)) is None
+        status = op.KernelComputeV2(kernel, None)
+        op.KernelDestroy(kernel)
+        return None if status is None else self.asked[-1]
+
+    def _register(self, library: str, newest_api: int) -> None:
+        version = ctypes.create_string_buffer(b"1.31.1")
+        get_api = ctypes.CFUNCTYPE(POINTER, ctypes.c_uint32)(
+            lambda version: ctypes.addressof(self._table) if version <= newest_api else None
+        )
+        get_version = ctypes.CFUNCTYPE(POINTER)(lambda: ctypes.addressof(version))
+        base = (POINTER * 2)(*(ctypes.cast(f, POINTER).value for f in (get_api, get_version)))
+        self._kept += [version, get_api, get_version, base]
+        entry = ctypes.CDLL(library).RegisterCustomOps
+        entry.restype = POINTER
+        assert entry(None, base) is None
 
 
 def put(address: int, kind: Any, value: Any) -> None:
     ctypes.cast(address, ctypes.POINTER(kind))[0] = value
-
-
-def pretended() -> Runtime:
-    runtime = Runtime()
-    give_domains(runtime)
-    give_tensors(runtime)
-    give_calls(runtime)
-    return runtime
 
 
 def give_domains(runtime: Runtime) -> None:
@@ -80,9 +124,13 @@ def give_domains(runtime: Runtime) -> None:
         put(out, POINTER, 7)
 
     @slot(27, POINTER, POINTER)
-    def add_op(domain: int, op: int) -> None:
+    def add_op(domain: int, address: int) -> None:
         assert domain == 7
-        runtime.ops.append(op)
+        op = Op.from_address(address)
+        name, provider = op.GetName(address), op.GetExecutionProviderType(address)
+        key = (name.decode(), provider.decode(), op.GetInputType(address, 0))
+        assert key not in runtime.ops
+        runtime.ops[key] = address
 
     @slot(28, POINTER, POINTER)
     def add_domain(options: int, domain: int) -> None:
@@ -95,17 +143,22 @@ def give_tensors(runtime: Runtime) -> None:
 
     @slot(51, POINTER, POINTER)
     def tensor_data(value: int, out: int) -> None:
-        put(out, POINTER, value)
+        put(out, POINTER, runtime.tensors[value - 1].address)
 
     @slot(61, POINTER, POINTER)
     def rank(info: int, out: int) -> None:
-        del info
-        put(out, SIZE, len(SHAPE))
+        put(out, SIZE, len(runtime.tensors[info - 1].shape))
 
     @slot(62, POINTER, POINTER, SIZE)
     def dims(info: int, out: int, count: int) -> None:
-        del info
-        (INT64 * count).from_address(out)[:] = SHAPE
+        (INT64 * count).from_address(out)[:] = runtime.tensors[info - 1].shape
+
+    @slot(64, POINTER, POINTER)
+    def element_count(info: int, out: int) -> None:
+        count = 1
+        for dim in runtime.tensors[info - 1].shape:
+            count *= dim
+        put(out, SIZE, count)
 
     @slot(65, POINTER, POINTER)
     def type_and_shape(value: int, out: int) -> None:
@@ -115,15 +168,25 @@ def give_tensors(runtime: Runtime) -> None:
     def release_info(info: int) -> None:
         del info
 
+    @slot(194, POINTER, POINTER)
+    def memory_info(value: int, out: int) -> None:
+        runtime.asked.append(f"memory of {value}")
+        put(out, POINTER, 11)
 
-def give_calls(runtime: Runtime) -> None:
-    slot, asked = runtime.slot, runtime.asked
+    @slot(72, POINTER, POINTER)
+    def memory_id(info: int, out: int) -> None:
+        assert info == 11
+        put(out, ctypes.c_int, runtime.device)
+
+
+def give_attributes(runtime: Runtime) -> None:
+    slot = runtime.slot
 
     @slot(85, POINTER, ctypes.c_char_p, POINTER)
     def float_attribute(info: int, name: bytes, out: int) -> None:
         del info
         assert name == b"epsilon"
-        put(out, ctypes.c_float, 1e-5)
+        put(out, ctypes.c_float, runtime.epsilon)
 
     @slot(86, POINTER, ctypes.c_char_p, POINTER)
     def int_attribute(info: int, name: bytes, out: int) -> None:
@@ -131,58 +194,41 @@ def give_calls(runtime: Runtime) -> None:
         assert name == b"axis"
         put(out, INT64, -1)
 
+    @slot(249, POINTER, SIZE, POINTER, POINTER)
+    def constant_input(info: int, index: int, is_constant: int, out: int) -> None:
+        del info, index, out
+        put(is_constant, ctypes.c_int, 0)
+
+
+def give_calls(runtime: Runtime) -> None:
+    slot, asked = runtime.slot, runtime.asked
+
     @slot(90, POINTER, SIZE, POINTER)
     def get_input(context: int, index: int, out: int) -> None:
         del context
         asked.append(f"input {index}")
-        put(out, POINTER, TENSOR)
+        put(out, POINTER, 1 + index)
 
     @slot(91, POINTER, SIZE, POINTER, SIZE, POINTER)
     def get_output(context: int, index: int, dims: int, count: int, out: int) -> None:
         del context
         shape = tuple((INT64 * count).from_address(dims))
         asked.append(f"output {index} {shape}")
-        put(out, POINTER, OUTPUT)
-
-    @slot(249, POINTER, SIZE, POINTER, POINTER)
-    def constant_input(info: int, index: int, is_constant: int, out: int) -> None:
-        del info, index, out
-        put(is_constant, ctypes.c_int, 0)
+        assert shape == runtime.tensors[runtime.inputs + index].shape
+        put(out, POINTER, 1 + runtime.inputs + index)
 
     @slot(193, POINTER, POINTER)
     def gpu_stream(context: int, out: int) -> None:
         del context
         asked.append("stream")
-        put(out, POINTER, STREAM)
-
-
-def register(library: str, runtime: Runtime) -> None:
-    version = ctypes.create_string_buffer(b"1.31.1")
-    get_api = ctypes.CFUNCTYPE(POINTER, ctypes.c_uint32)(
-        lambda _version: ctypes.addressof(runtime.table)
-    )
-    get_version = ctypes.CFUNCTYPE(POINTER)(lambda: ctypes.addressof(version))
-    base = (POINTER * 2)(*(ctypes.cast(f, POINTER).value for f in (get_api, get_version)))
-    runtime.kept += [version, get_api, get_version, base]
-    entry = ctypes.CDLL(library).RegisterCustomOps
-    entry.restype = POINTER
-    assert entry(None, base) is None
+        put(out, POINTER, runtime.stream)
 
 
 def main(library: str) -> None:
-    runtime = pretended()
-    register(library, runtime)
-    lines = []
-    for address in runtime.ops:
-        op = Op.from_address(address)
-        name, provider = op.GetName(address), op.GetExecutionProviderType(address)
-        element = op.GetInputType(address, 0)
-        lines.append(f"op {name.decode()} {provider.decode()} {element}")
-        if (name, provider, element) == (b"LayerNorm", PROVIDER, FLOAT):
-            kernel = POINTER()
-            table = ctypes.addressof(runtime.table)
-            assert op.CreateKernelV2(address, table, None, ctypes.addressof(kernel)) is None
-            assert op.KernelComputeV2(kernel, None) == 1
+    runtime = Runtime(library)
+    tensors = [Tensor(0x1000, (4, 64))], [Tensor(0x2000, (4, 64))]
+    assert runtime.run(("LayerNorm", CUDA, FLOAT), *tensors, device=0, stream=0x51) is not None
+    lines = [f"op {name} {provider} {element}" for name, provider, element in runtime.ops]
     sys.stdout.write("\n".join([*lines, *(f"asked {what}" for what in runtime.asked), ""]))
 
 

@@ -18,6 +18,15 @@ from tests.custom_ops.emulated import build_emulation
 
 H100 = 132  # multiprocessors
 BASE = 1 << 20  # an aligned address
+# By vectors of a thread that shares a block's row, and whether they are shifted (plan.h).
+REGISTERS = {
+    (1, False): 40,
+    (1, True): 56,
+    (2, False): 64,
+    (2, True): 64,
+    (4, False): 64,
+    (4, True): 128,
+}
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +108,7 @@ def test_every_plan_covers_its_rows_and_fits_the_device(plan, dtype: ir.DataType
             assert 32 <= p.threads <= 1024
             assert p.threads % 32 == 0
             assert 1 <= p.blocks <= 2**31 - 1
+            assert p.vectors == 0 or rows < 2**31  # numbers of rows have 32 bits there
             if p.vectors == 0:
                 assert p.threads <= 512
                 assert p.wide == (size % width == 0)
@@ -113,38 +123,47 @@ def test_every_plan_covers_its_rows_and_fits_the_device(plan, dtype: ir.DataType
             assert threads * p.vectors >= needed
             # No whole warp, or thread group of a warp, is left without a vector.
             assert size == 0 or (threads - 32) * p.vectors < needed + 1 or p.vectors <= 2
+            # What the registers of a multiprocessor leave room for, as sass.csv has them.
+            assert p.threads_per_row or p.threads * REGISTERS[p.vectors, p.shifted] <= 65536
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda t: t.name)
 @pytest.mark.parametrize(
-    ("vectors", "many", "few"),
+    ("vectors", "many", "few", "fewest"),
     [
-        (1, (8, 1, 128), (8, 1, 128)),
-        (8, (8, 1, 128), (8, 1, 128)),
-        (9, (8, 2, 128), (8, 2, 128)),
-        (16, (8, 2, 128), (8, 2, 128)),
-        (17, (32, 1, 128), (32, 1, 128)),
-        (32, (32, 1, 128), (32, 1, 128)),
-        (33, (32, 2, 128), (32, 2, 128)),
-        (64, (32, 2, 128), (32, 2, 128)),
-        (65, (32, 4, 128), (32, 4, 128)),
-        (128, (32, 4, 128), (32, 4, 128)),
-        (129, (32, 8, 128), (0, 2, 128)),
-        (256, (32, 8, 128), (0, 2, 128)),
-        (257, (0, 4, 96), (0, 1, 288)),
-        (1024, (0, 4, 256), (0, 1, 1024)),
-        (1025, (0, 4, 288), (0, 2, 544)),
-        (2048, (0, 4, 512), (0, 2, 1024)),
-        (2049, (0, 8, 288), (0, 4, 544)),
-        (4096, (0, 8, 512), (0, 4, 1024)),
-        (4097, (0, 0, 512), (0, 0, 512)),
+        (1, (8, 1, 128), (8, 1, 128), (8, 1, 128)),
+        (8, (8, 1, 128), (8, 1, 128), (8, 1, 128)),
+        (9, (8, 2, 128), (8, 2, 128), (8, 2, 128)),
+        (16, (8, 2, 128), (8, 2, 128), (8, 2, 128)),
+        (17, (32, 1, 128), (32, 1, 128), (32, 1, 128)),
+        (32, (32, 1, 128), (32, 1, 128), (32, 1, 128)),
+        (33, (32, 2, 128), (32, 2, 128), (32, 2, 128)),
+        (64, (32, 2, 128), (32, 2, 128), (32, 2, 128)),
+        (65, (32, 4, 128), (32, 4, 128), (32, 4, 128)),
+        (128, (32, 4, 128), (32, 4, 128), (32, 4, 128)),
+        (129, (32, 8, 128), (0, 2, 96), (0, 2, 96)),
+        (256, (32, 8, 128), (0, 2, 128), (0, 2, 128)),
+        (257, (0, 4, 96), (0, 1, 288), (0, 1, 288)),
+        (768, (0, 4, 192), (0, 1, 768), (0, 1, 768)),
+        (769, (0, 4, 224), (0, 4, 224), (0, 1, 800)),
+        (1024, (0, 4, 256), (0, 4, 256), (0, 1, 1024)),
+        (1025, (0, 4, 288), (0, 4, 288), (0, 2, 544)),
+        (2048, (0, 4, 512), (0, 4, 512), (0, 2, 1024)),
+        (2049, (0, 4, 544), (0, 4, 544), (0, 4, 544)),
+        (4096, (0, 4, 1024), (0, 4, 1024), (0, 4, 1024)),
+        (4097, (0, 0, 512), (0, 0, 512), (0, 0, 512)),
     ],
 )
 def test_the_table_of_launches(
-    plan, dtype: ir.DataType, vectors: int, many: tuple[int, ...], few: tuple[int, ...]
+    plan,
+    dtype: ir.DataType,
+    vectors: int,
+    many: tuple[int, ...],
+    few: tuple[int, ...],
+    fewest: tuple[int, ...],
 ) -> None:
     size = vectors * 16 // NUMPY_TYPES[dtype].itemsize
-    for rows, expected in ((8 * H100, many), (2 * H100 - 1, few)):
+    for rows, expected in ((8 * H100, many), (2 * H100, few), (H100, fewest)):
         p = plan(dtype, rows, size)
         assert (p.threads_per_row, p.vectors, p.threads) == expected
         assert not p.shifted
@@ -155,8 +174,8 @@ def test_few_rows_are_counted_by_the_multiprocessors(plan) -> None:
     assert plan(ir.DataType.FLOAT16, 8 * 20, size, multiprocessors=20).threads_per_row == 32
     assert plan(ir.DataType.FLOAT16, 8 * 20 - 1, size, multiprocessors=20).threads_per_row == 0
     size = 8 * 300
-    assert plan(ir.DataType.FLOAT16, 40, size, multiprocessors=20).vectors == 4
-    assert plan(ir.DataType.FLOAT16, 39, size, multiprocessors=20).vectors == 1
+    assert plan(ir.DataType.FLOAT16, 41, size, multiprocessors=20).vectors == 4
+    assert plan(ir.DataType.FLOAT16, 40, size, multiprocessors=20).vectors == 1
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda t: t.name)
@@ -177,6 +196,27 @@ def test_alignment_decides_between_vectors_shifted_vectors_and_elements(
     width = 16 // item
     assert plan(dtype, 10, 2047 * width + 1).vectors > 0
     assert plan(dtype, 10, 2048 * width + 1).vectors == 0
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    ("size", "many", "few"),
+    [
+        (511, (0, 2, 64), (0, 2, 64)),
+        (1023, (0, 2, 96), (0, 2, 96)),
+        (4095, (0, 4, 160), (0, 1, 544)),
+        (8191, (0, 4, 288), (0, 2, 544)),
+    ],
+)
+def test_rows_of_crmsnorm_stay_in_few_registers(
+    plan, dtype: ir.DataType, size: int, many: tuple[int, ...], few: tuple[int, ...]
+) -> None:
+    """A power of two less one: one vector more than a boundary of the table, when shifted."""
+    length = (size + 1) * 2 // NUMPY_TYPES[dtype].itemsize - 1
+    for rows, expected in ((100 * H100, many), (H100, few)):
+        p = plan(dtype, rows, length, name="CRMSNorm")
+        assert p.shifted
+        assert (p.threads_per_row, p.vectors, p.threads) == expected
 
 
 def test_nothing_is_launched_for_empty_tensors(plan) -> None:

@@ -89,15 +89,17 @@ def test_every_op_is_registered_for_every_provider_and_type() -> None:
 def test_a_launch_goes_to_the_runtime_s_stream_and_its_failure_comes_back() -> None:
     lines = asked_of_a_runtime_without_devices()
     asked = [line.removeprefix("asked ") for line in lines if line.startswith("asked ")]
-    assert asked[:5] == [
+    assert asked[:7] == [
         "domain onnxfold",
         "options get domain 7",
         "input 0",
         "output 0 (4, 64)",
         "stream",
+        "input 0",
+        "memory of 1",
     ]
-    assert len(asked) == 6
-    assert asked[5].startswith("status 1: onnxfold LayerNorm: CUDA: ")
+    assert len(asked) == 8
+    assert asked[7].startswith("status 1: onnxfold LayerNorm: CUDA: ")
 
 
 @pytest.mark.skipif(

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 def build(folder: Path, *options: str) -> Path:
     """kernel_driver in a build folder that CMake is given these options for."""
     configure = ["cmake", "-S", str(ROOT / "custom_ops"), "-B", str(folder), "-DONNXFOLD_DRIVER=ON"]
-    run([*configure, *options])
+    run([*configure, "-DONNXFOLD_STRICT=ON", *options])
     run(["cmake", "--build", str(folder)])
     return folder / "kernel_driver"
 

@@ -81,7 +81,7 @@ def test_cpp(tmp_path: Path) -> None:
     (tmp_path / "libonnxruntime.so.1").symlink_to(runtime)
     link: list[str | Path] = [runtime, f"-Wl,-rpath,{tmp_path}", "-o", program]
     run([compiler, "-std=c++17", "-I", include, EXAMPLES / "cpp" / "run.cpp", *link])
-    onnxfold.optimize(DIGITS, fast)
+    onnxfold.optimize(DIGITS, fast, target="kernels")
     printed = run([program, fast, get_library_path()])
     (images,) = c_program.pattern(1, (1, 1, 8, 8))
     session = onnxruntime.InferenceSession(DIGITS, providers=["CPUExecutionProvider"])

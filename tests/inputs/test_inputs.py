@@ -322,3 +322,20 @@ def test_a_whole_encoder_runs_on_its_inputs() -> None:
         assert sample["token_type_ids"].max() <= 1
         y = run(model, sample, precision=Precision.FLOAT64)["y"]
         assert y.shape == (*sample["input_ids"].shape, 4)
+
+
+@pytest.mark.parametrize(
+    ("stored", "body"),
+    [
+        ("float[3, 8] w = {ones}", "t = Identity (w)"),
+        ("float[8, 3] w = {ones}", "t = Transpose (w)"),
+        ("float[8, 3] w = {ones}", "i = Identity (w)  t = Transpose <perm = [1, 0]> (i)"),
+        ("float16[3, 8] w = {ones}", "t = Cast <to = 1> (w)"),
+        ("int8[3, 8] w = {ones}, float s = {2.0}", "t = DequantizeLinear (w, s)"),
+    ],
+)
+def test_ids_stay_inside_tables_that_are_stored_in_another_form(stored: str, body: str) -> None:
+    initializers = "<" + stored.replace("{ones}", "{" + ", ".join(["1"] * 24) + "}") + ">"
+    model = parsed("int64[B, 40] ids", body + "  y = Gather (t, ids)", initializers)
+    drawn = np.concatenate([sample["ids"].reshape(-1) for sample in made(model)])
+    assert set(drawn.tolist()) == {0, 1, 2}

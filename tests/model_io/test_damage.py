@@ -47,7 +47,7 @@ def test_a_missing_model_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     assert "it is a directory" in refused(tmp_path)
     os.mkfifo(tmp_path / "pipe.onnx")
-    assert "no regular file" in refused(tmp_path / "pipe.onnx")
+    assert "not a regular file" in refused(tmp_path / "pipe.onnx")
     (tmp_path / "loop.onnx").symlink_to("loop.onnx")
     assert "symbolic links" in refused(tmp_path / "loop.onnx")
 
@@ -137,8 +137,8 @@ def test_an_unreadable_model_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         ("linked/m.data", "a symbolic link that leads out"),
         ("loop", "oo many"),
         ("gone.data", "'gone.data', which is missing"),
-        ("sub", "which is no regular file"),
-        ("pipe", "which is no regular file"),
+        ("sub", "which is not a regular file"),
+        ("pipe", "which is not a regular file"),
         ("", "names no external data file"),
         ("nul\0", "names no external data file"),
         ("x" * 5000, "which is missing"),

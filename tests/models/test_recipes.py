@@ -75,7 +75,7 @@ def test_every_norm_that_stays_says_why() -> None:
             assert norm["foldable"] or norm["reason"]["sentence"], (name, norm)
 
 
-@pytest.mark.parametrize("target", ["portable", "onnx", "ort"])
+@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_fold_is_proved_verified_valid_and_final(
     name: str, target: str, tmp_path: Path
@@ -90,7 +90,7 @@ def test_the_fold_is_proved_verified_valid_and_final(
         assert result.verification.noise_ratio <= 4
     if target != "ort":  # contrib operators in the default domain are ONNX Runtime's own
         onnx.checker.check_model(once, full_check=True)
-    again = onnxfold.optimize(once, twice, target=target, check=0)
+    again = onnxfold.optimize(once, twice, target=target, check=None)
     assert not again.changed
     assert once.read_bytes() == twice.read_bytes()
 
@@ -102,11 +102,11 @@ _NOT_EVALUATED = {"deberta-v2", "gptj"}
 _FLOAT32_BOUND = 200 * 2.0**-24
 
 
-@pytest.mark.parametrize("target", ["portable", "onnx"])
+@pytest.mark.parametrize("target", ["kernels", "onnx"])
 @pytest.mark.parametrize("name", sorted(EXPECTED.keys() - _NOT_EVALUATED))
 def test_the_fold_computes_the_same_in_the_evaluator_of_onnx(name: str, target: str) -> None:
     model = onnx.load(FOLDER / f"{name}.onnx")
-    folded = onnxfold.optimize(model, target=target, check=0).model
+    folded = onnxfold.optimize(model, target=target, check=None).model
     spec = InputSpec.parse(())
     (feeds,) = make_inputs(ir.from_proto(model), spec, count=1, seed=0, image_side=32)
     with np.errstate(all="ignore"):  # attention masks are made of infinities
@@ -115,12 +115,12 @@ def test_the_fold_computes_the_same_in_the_evaluator_of_onnx(name: str, target: 
         assert np.max(np.abs(got - wanted)) <= _FLOAT32_BOUND * np.max(np.abs(wanted))
 
 
-@pytest.mark.parametrize("target", ["portable", "onnx", "ort"])
+@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_weights_do_not_grow(name: str, target: str) -> None:
     """But by the copies that the plan counts."""
     model = onnx.load(FOLDER / f"{name}.onnx")
-    result = onnxfold.optimize(model, target=target, check=0)
+    result = onnxfold.optimize(model, target=target, check=None)
     grown = _weight_bytes(result.model) - _weight_bytes(model) - result.plan.split_bytes
     assert grown <= 0
 

@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import parser
 
+import onnxfold
 from onnxfold.norms import EpsilonMode, NormForm, NormKind
 from onnxfold.refusal import RefusalCode
 from tests.norms.replay import FLOAT32_BOUND, only_site, replay_error, sites_of
@@ -225,3 +226,14 @@ def test_a_scale_of_ones_made_from_the_shape_of_x_is_absent():
     site = only_site(model(body))
     assert site.gamma is None
     assert site.refusal is None
+
+
+def test_a_norm_of_unknown_size_names_the_operator_that_hides_it() -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18, "org.x": 1]>'
+        "g (float[2, 8] x, float[K] g) => (float[A, B] y)"
+        "{ f = org.x.Foo (x)  h = Neg (f)  y = LayerNormalization (h, g) }"
+    )
+    (norm,) = onnxfold.inspect(proto)["norms"]
+    sentence = "nothing tells the shape of what 'org.x.Foo->f' (org.x.Foo) computes"
+    assert norm["reason"]["sentence"].endswith(sentence)

@@ -234,18 +234,19 @@ def _global_average_pool(draw: Draw) -> Sample:
 
 def _center(draw: Draw) -> Sample:
     dims = draw.dims(1, 3)
-    axes = list(range(-draw.number(1, len(dims)), 0))
+    axis = -draw.number(1, len(dims))
 
     def function(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
         x = _first(arrays)
-        return [x - x.mean(axis=tuple(attributes["axes"]), keepdims=True)]
+        axes = tuple(range(attributes["axis"], 0))
+        return [x - x.mean(axis=axes, keepdims=True)]
 
     return _done(
         draw,
         "Center",
         17,
         [draw.floats(dims)],
-        attributes={"axes": axes, "axis": axes[0]},
+        attributes={"axis": axis},
         domain="onnxfold",
         function=function,
         output_dims=dims,

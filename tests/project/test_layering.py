@@ -30,8 +30,8 @@ _ORDER = (
     "inputs",
     "runtime",
     "check",
-    "passes",
     "proof",
+    "passes",
     "report",
     "pipeline",
     "api",
@@ -58,7 +58,10 @@ def _part(path: Path) -> str:
 
 
 def _part_of(names: Sequence[str]) -> str:
-    """The longest part that holds a module: the table is data, its families know the graph."""
+    """The longest part that holds a module: the table is data, its families know the graph.
+
+    The proof of a pass stands behind the proofs.
+    """
     pair = "/".join(names[:2])
     return pair if pair in _ORDER else names[0]
 

@@ -12,7 +12,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfold.graph import AxisBlock, Fiber
-from onnxfold.passes.plan import Fold, Plan, WeightCentring
+from onnxfold.passes.centring.plan import Fold, WeightCentring
+from onnxfold.passes.plan import Plan
 from onnxfold.refusal import RefusalCode
 
 __all__ = ["CASES", "Case"]

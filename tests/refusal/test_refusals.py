@@ -13,11 +13,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxfold.norms import find_norms
 from onnxfold.options import Target
-from onnxfold.passes.analysis import analyse
-from onnxfold.passes.centring.decide import Demand, decide
+from onnxfold.passes.base import Settings, exclusion
+from onnxfold.passes.centring.decide import Demand, cheapest_plan
 from onnxfold.passes.centring.relations import Relations
 from onnxfold.passes.costs import Costs
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.pipeline import AFFINE_PASSES, decide_all
 from onnxfold.refusal import RefusalCode
 from onnxfold.shapes import infer
 from tests.refusal.graphs import CASES, Case
@@ -33,6 +34,7 @@ _EARLY = {
     RefusalCode.EXCLUDED,
     RefusalCode.NO_CHEAPER_FORM,
     RefusalCode.NON_FINITE_WEIGHT,
+    RefusalCode.NOT_PROVED,
     RefusalCode.NOT_WORTH,
     RefusalCode.SPATIAL_NORM,
 }
@@ -55,7 +57,7 @@ def test_a_norm_that_must_stay_stays_and_the_node_at_fault_is_named(
     case = make()
     folded = fold(case.model, Target.ONNX)
     assert case.norm not in {done.output for done in folded.plan.folds}
-    refusal = folded.analysis.refusals[case.norm]
+    refusal = folded.findings.refusals[case.norm]
     assert refusal.code is case.code
     assert case.culprit in refusal.nodes
     assert case.culprit in refusal.sentence
@@ -134,14 +136,17 @@ def _one_norm(
 def test_norms_that_are_refused_early_say_why(
     code: RefusalCode, model: Callable[[], ir.Model]
 ) -> None:
-    analysis = analyse(model(), Target.PORTABLE)
-    assert analysis.plan.empty
-    assert analysis.refusals["y"].code is code
+    settings = Settings(Target.KERNELS)
+    findings = decide_all(prepare(model()), settings, without=AFFINE_PASSES).findings
+    assert findings.plan.empty
+    assert findings.refusals["y"].code is code
 
 
 def test_an_excluded_norm_says_so() -> None:
     model = _one_norm("LayerNormalization", ["batch", 4], ((4,),))
-    assert analyse(model, exclude="^norm$").refusals["y"].code is RefusalCode.EXCLUDED
+    settings = Settings(exclude=exclusion("^norm$"))
+    findings = decide_all(prepare(model), settings, without=AFFINE_PASSES).findings
+    assert findings.refusals["y"].code is RefusalCode.EXCLUDED
 
 
 def test_a_fold_that_saves_nothing_says_so() -> None:
@@ -151,7 +156,7 @@ def test_a_fold_that_saves_nothing_says_so() -> None:
     sites = find_norms(view)
     costs = Costs(layer_norm=100, rms_norm=100, bias=0, centring=100)
     demands = [Demand(site, 0) for site in sites]
-    plan = decide(Relations(view, sites), demands, costs, allow_split_bytes=1 << 20)
+    plan = cheapest_plan(Relations(view, sites), demands, costs, allow_split_bytes=1 << 20)
     assert not plan.folds
     assert [refusal.code for _, refusal in plan.refusals] == [RefusalCode.NOT_WORTH]
 
@@ -165,7 +170,7 @@ def _foldable() -> onnx.ModelProto:
 
 def test_a_refusal_is_a_row_of_the_report() -> None:
     case = _cases()[0]
-    refusal = fold(case.model, Target.ONNX).analysis.refusals["ln"]
+    refusal = fold(case.model, Target.ONNX).findings.refusals["ln"]
     assert refusal.to_json() == {
         "code": "activation",
         "sentence": refusal.sentence,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from onnxfold.runtime import cuda
-from onnxfold.runtime.cuda import Build, Device, Driver, compiled_for, driver
+from onnxfold.runtime.cuda import Build, Device, Driver, compiled_for, driver, obstacle
 
 
 class PretendedDriver:
@@ -98,3 +98,30 @@ def test_machine_code_alone_does_not_serve_later_majors_nor_older_minors() -> No
 
 def test_versions_read_as_people_write_them() -> None:
     assert [cuda._version(number) for number in (11080, 12000, 13010)] == ["11.8", "12.0", "13.1"]
+
+
+@pytest.mark.parametrize(
+    ("toolkit", "version", "capability", "expected"),
+    [
+        ("13.0", "13.0", 90, None),
+        ("13.2", "13.0", 90, None),  # machine code runs on any driver of the major version
+        ("12.8", "13.1", 90, None),
+        ("12.8", "12.2", 86, None),
+        (
+            "13.0",
+            "12.9",
+            90,
+            "built with CUDA 13.0 and the driver is for CUDA 12.9: update the driver",
+        ),
+        ("13.0", "12.9", 70, "or build them with CUDA 12"),
+        ("13.0", "13.0", 70, "not compiled for GPU, compute capability 7.0"),
+        ("12.8", "12.8", 120, None),  # by PTX
+        ("12.8", "12.4", 120, "PTX of CUDA 12.8 alone for GPU, compute capability 12.0"),
+    ],
+)
+def test_what_keeps_kernels_from_running_is_one_sentence(
+    toolkit: str, version: str, capability: int, expected: str | None
+) -> None:
+    sentence = obstacle(Build(toolkit, (75, 80, 90), 80), version, Device("GPU", capability))
+    assert (sentence is None) == (expected is None)
+    assert expected is None or expected in str(sentence)

@@ -146,10 +146,22 @@ def test_devices_are_named_with_what_the_driver_runs(monkeypatch: pytest.MonkeyP
 def test_a_device_that_the_kernels_were_not_compiled_for_is_a_problem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cuda_is(monkeypatch, cuda.Driver("12.9", (cuda.Device("Old GPU", 70),)), BUILD)
+    cuda_is(monkeypatch, cuda.Driver("13.0", (cuda.Device("Old GPU", 70),)), BUILD)
     document = examine()
     assert not document["healthy"]
     assert "not compiled for Old GPU, compute capability 7.0" in printed(document)
+
+
+def test_a_driver_that_is_older_than_the_toolkit_is_one_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    devices = (cuda.Device("One GPU", 90), cuda.Device("Another", 80))
+    cuda_is(monkeypatch, cuda.Driver("12.9", devices), BUILD)
+    document = examine()
+    assert document["problems"] == [
+        "the cuda kernels were built with CUDA 13.0 and the driver is for CUDA 12.9: update the "
+        "driver, or build them with CUDA 12"
+    ]
 
 
 def test_kernels_are_tested_on_cuda_where_the_runtime_has_it(

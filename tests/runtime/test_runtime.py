@@ -19,6 +19,7 @@ from onnxfold.errors import OnnxfoldError, UsageError
 from onnxfold.native import built
 from onnxfold.operators.functions import SIGNATURES, call
 from onnxfold.runtime import library as runtime
+from onnxfold.runtime.cuda import Device, Driver
 from onnxfold.runtime.library import device_of, get_library_path, register, self_test, session
 from tests.calls import call_model, random_inputs
 
@@ -86,6 +87,27 @@ def test_a_runtime_with_cuda_gets_the_kernels_that_there_are(
     register(ort.SessionOptions(), device="cpu")
     with library.open("ab") as file:
         file.write(b"onnxfold-cuda runtime 13000 architectures 90 ptx 80\0")
+    monkeypatch.setattr(runtime, "driver", lambda: Driver(None))
+    register(ort.SessionOptions())
+
+
+def test_kernels_that_no_device_runs_are_not_registered(
+    monkeypatch: pytest.MonkeyPatch, library: Path
+) -> None:
+    """With them sessions would load, and each norm fail; without, the bodies run."""
+    runtime_has(monkeypatch, "CUDAExecutionProvider", "CPUExecutionProvider")
+    with library.open("ab") as file:
+        file.write(b"onnxfold-cuda runtime 13000 architectures 90 ptx 80\0")
+    hopper, volta = Device("Hopper", 90), Device("Volta", 70)
+    monkeypatch.setattr(runtime, "driver", lambda: Driver("12.9", (hopper,)))
+    with pytest.warns(RuntimeWarning, match=r"for the CPU alone; .*the driver is for CUDA 12\.9"):
+        register(ort.SessionOptions())
+    with pytest.raises(OnnxfoldError, match=r"does not run here: .* the driver is for CUDA 12\.9"):
+        register(ort.SessionOptions(), "cuda")
+    monkeypatch.setattr(runtime, "driver", lambda: Driver("13.0", (volta,)))
+    with pytest.raises(OnnxfoldError, match=r"not compiled for Volta, compute capability 7\.0"):
+        register(ort.SessionOptions(), "cuda")
+    monkeypatch.setattr(runtime, "driver", lambda: Driver("13.0", (volta, hopper)))
     register(ort.SessionOptions())
 
 
@@ -107,6 +129,7 @@ def test_options_keep_the_library_that_they_have(
     register(options, "cpu")
     with library.open("ab") as file:
         file.write(b"onnxfold-cuda runtime 13000 architectures 90 ptx 80\0")
+    monkeypatch.setattr(runtime, "driver", lambda: Driver(None))
     other = library.rename(tmp_path / "other.so")
     monkeypatch.setenv("ONNXFOLD_LIBRARY", str(other))
     register(options)

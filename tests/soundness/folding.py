@@ -9,15 +9,26 @@ import onnx
 import onnx_ir as ir
 
 from onnxfold import pipeline
-from onnxfold.model_io.sources import Source, open_source
-from onnxfold.options import Options, Target
-from onnxfold.passes.analysis import Analysis, analyse
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.edit import Editor
+from onnxfold.model_io.sources import open_source
+from onnxfold.norms import find_norms
+from onnxfold.options import Target
+from onnxfold.passes.base import Settings, exclusion
+from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.dataflow import walk_back
+from onnxfold.passes.centring.decide import CentringDecision
 from onnxfold.passes.centring.relations import Relations
+from onnxfold.passes.findings import Findings
+from onnxfold.passes.lower.apply import apply as apply_lowering
+from onnxfold.passes.lower.decide import decide as decide_lowering
+from onnxfold.passes.lower.finalize import finished, settle_functions
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.passes.stage_timer import StageTimer
-from onnxfold.proof import Proof
+from onnxfold.pipeline import AFFINE_PASSES, decide_all
+from onnxfold.pipeline.folding import Decided, residual_calls
+from onnxfold.pipeline.stage_timer import StageTimer
+from onnxfold.proof import Proof, prove
 from tests.operators.roles import roles_of
 from tests.soundness.float64 import evaluate, relative_error
 
@@ -31,13 +42,13 @@ class Folded:
     model: onnx.ModelProto
     plan: Plan
     proof: Proof
-    analysis: Analysis
+    findings: Findings
     roles: Counter[str]
 
 
 def fold(
     model: onnx.ModelProto,
-    target: Target = Target.PORTABLE,
+    target: Target = Target.KERNELS,
     *,
     allow_split_bytes: int = 1 << 20,
     fuse: bool = False,
@@ -49,39 +60,43 @@ def fold(
 
     ``count_roles``: find out which laws the plan rests on.
     """
-    source = open_source(ir.from_proto(model))
-    analysis = analyse(
-        prepare(source.model).model,
-        target,
-        allow_split_bytes=allow_split_bytes,
-        fuse_affine=fuse_affine,
-        exclude=exclude,
-    )
-    return _finished(source, analysis, Options(target=target, fuse_residual=fuse), count_roles)
-
-
-def forced(model: onnx.ModelProto, plan: Plan, target: Target = Target.PORTABLE) -> Folded:
-    """Carry out a plan that nobody made for the model."""
-    source = open_source(ir.from_proto(model))
-    analysis = replace(analyse(prepare(source.model).model, target), plan=plan)
-    return _finished(source, analysis, Options(target=target, fuse_residual=False))
-
-
-def _finished(
-    source: Source, analysis: Analysis, options: Options, count_roles: bool = False
-) -> Folded:
-    roles = _roles(analysis) if count_roles else Counter()
-    folded = pipeline.fold(source, analysis, options, StageTimer(None))
+    original = open_source(ir.from_proto(model)).model
+    settings = Settings(target, allow_split_bytes, exclusion(exclude), fuse_residual=fuse)
+    without = () if fuse_affine else AFFINE_PASSES
+    roles: Counter[str] = Counter()
+    if count_roles:
+        roles = _roles(decide_all(prepare(original), settings, without=without))
+    settings = replace(settings, fused_before=residual_calls(original))
+    timer = StageTimer(None)
+    folded = pipeline.fold(prepare(original), original, settings, timer, without=without)
     # A model that is left as it is has nothing to prove.
     proof = folded.proof or Proof(True, 0, 0, ())
-    return Folded(ir.to_proto(folded.model), analysis.plan, proof, analysis, roles)
+    if folded.left_out:
+        proof = Proof(False, 0, 0, tuple(left.reason for left in folded.left_out))
+    return Folded(ir.to_proto(folded.model), folded.findings.plan, proof, folded.findings, roles)
 
 
-def _roles(analysis: Analysis) -> Counter[str]:
+def forced(model: onnx.ModelProto, plan: Plan, target: Target = Target.KERNELS) -> Folded:
+    """Carry out a plan that nobody made for the model."""
+    original = open_source(ir.from_proto(model)).model
+    settings = Settings(target, fuse_residual=False)
+    findings = decide_all(prepare(original), settings, without=AFFINE_PASSES).findings
+    before = prepare(original).info
+    edit = Editor(before, copy=True)
+    apply_centring(edit, CentringDecision(plan), settings)
+    lowered = Editor(ModelInfo(edit.model))
+    apply_lowering(lowered, decide_lowering(lowered.info, settings), settings)
+    result = finished(lowered.model, original, plan, target, settings.norm_form)
+    proof = prove(before, prepare(result).info, plan)
+    settle_functions(result)
+    return Folded(ir.to_proto(result), plan, proof, replace(findings, plan=plan), Counter())
+
+
+def _roles(decided: Decided) -> Counter[str]:
     """Count the roles of laws behind the norms that could fold, before the model changes."""
-    view, sites = analysis.view, analysis.sites
-    asked = {*(fold.output for fold in analysis.plan.folds)}
-    asked |= {output for output, _ in analysis.plan.refusals}
-    relations = Relations(view, sites)
-    graph = walk_back(relations, [site for site in sites if view.ref(site.output) in asked])
-    return roles_of(view, relations, graph)
+    info, sites = decided.info, find_norms(decided.info)
+    asked = {*(fold.output for fold in decided.plan.folds)}
+    asked |= {output for output, _ in decided.plan.refusals}
+    relations = Relations(info, sites)
+    graph = walk_back(relations, [site for site in sites if info.ref(site.output) in asked])
+    return roles_of(info, relations, graph)

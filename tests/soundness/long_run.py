@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import rows
-from onnxfold.passes import analysis
+from onnxfold.passes.centring import decide
 from tests.soundness import corpus
 from tests.soundness.checking import Outcome, check, settings_of
 from tests.soundness.random_graphs import RandomGraph, random_graph
@@ -99,16 +99,16 @@ class Tally:
         plan = folded.plan
         self.of("plan").update(
             folds=len(plan.folds),
-            refused=len(folded.analysis.refusals),
+            refused=len(folded.findings.refusals),
             insertions=len(plan.insertions),
             weights_in_place=sum(not weight.split for weight in plan.weights),
             weights_copied=sum(weight.split for weight in plan.weights),
             affine_fusions=len(plan.fusions),
             scale_fusions=len(plan.scales),
         )
-        codes = (refusal.code.value for refusal in folded.analysis.refusals.values())
+        codes = (refusal.code.value for refusal in folded.findings.refusals.values())
         self.of("refusal_codes").update(codes)
-        affine = (refusal.code.value for refusal in folded.analysis.affine_refusals.values())
+        affine = (refusal.code.value for refusal in folded.findings.affine_refusals.values())
         self.of("affine_refusal_codes").update(affine)
         for name, number in folded.roles.items():
             line, _, role = name.partition(" ")
@@ -136,17 +136,17 @@ def _counts(texts: Iterable[str]) -> Counter[str]:
 def run_seeds(seeds: Iterable[int]) -> Tally:
     """Check the graphs of these seeds."""
     tally = Tally()
-    counted = analysis.count_foldable
+    counted = decide.count_foldable
     gc.disable()
     try:
         for number, seed in enumerate(seeds):
             graph = random_graph(seed)
-            analysis.count_foldable = counted if seed % _COUNTED_EVERY == 0 else _uncounted
+            decide.count_foldable = counted if seed % _COUNTED_EVERY == 0 else _uncounted
             tally.add(seed, graph, check(graph, settings_of(seed), count_roles=True))
             if number % 50 == 0:
                 gc.collect()
     finally:
-        analysis.count_foldable = counted
+        decide.count_foldable = counted
         gc.enable()
     return tally
 

@@ -11,9 +11,14 @@ namespace onnxfold {
 // The level of x86-64, 2 to 4; the environment variable ONNXFOLD_ISA (v2, v3) may lower it.
 inline int isa_level() {
   __builtin_cpu_init();
-  int level = 2;
-  if (__builtin_cpu_supports("x86-64-v3")) level = 3;
-  if (level == 3 && __builtin_cpu_supports("x86-64-v4")) level = 4;
+  // Features rather than the names of levels, which GCC 11 and Clang 14 do not know. "f16c", "lzcnt"
+  // and "movbe" are no names of theirs either; every processor with AVX2 and BMI2 has the three.
+  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                  __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512vl");
+  int level = v4 ? 4 : v3 ? 3 : 2;
   const char* asked = getenv("ONNXFOLD_ISA");
   if (asked != nullptr && strlen(asked) == 2 && asked[0] == 'v') {
     const int ceiling = asked[1] - '0';

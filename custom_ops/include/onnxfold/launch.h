@@ -15,6 +15,9 @@ struct Executor {
   Failure* (*parallel_for)(void* context, Task task, size_t count, void* data);
   // The stream of the call's device, where the call runs on one that has streams.
   Failure* (*stream)(void* context, void** stream);
+  // The number of the device that the tensors of the call are on. A thread's current device need not
+  // be that one: ONNX Runtime sets it for kernels of its own.
+  Failure* (*device)(void* context, int* device);
   // A failure for a reason of the device's own.
   Failure* (*fail)(void* context, const char* why);
   void* context;

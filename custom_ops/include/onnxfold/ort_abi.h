@@ -17,6 +17,7 @@ typedef struct OrtCustomOpDomain OrtCustomOpDomain;
 typedef struct OrtKernelInfo OrtKernelInfo;
 typedef struct OrtKernelContext OrtKernelContext;
 typedef struct OrtShapeInferContext OrtShapeInferContext;
+typedef struct OrtMemoryInfo OrtMemoryInfo;
 typedef struct OrtTensorTypeAndShapeInfo OrtTensorTypeAndShapeInfo;
 typedef struct OrtCustomOp OrtCustomOp;
 
@@ -51,7 +52,9 @@ typedef struct OrtApi {
   OrtStatus* (*GetTensorShapeElementCount)(const OrtTensorTypeAndShapeInfo* info, size_t* count);
   // 65
   OrtStatus* (*GetTensorTypeAndShape)(const OrtValue* value, OrtTensorTypeAndShapeInfo** info);
-  void* unused_66[19];
+  void* unused_66[6];
+  OrtStatus* (*MemoryInfoGetId)(const OrtMemoryInfo* info, int* id);  // 72
+  void* unused_73[12];
   // 85
   OrtStatus* (*KernelInfoGetAttribute_float)(const OrtKernelInfo* info, const char* name,
       float* out);
@@ -72,7 +75,8 @@ typedef struct OrtApi {
   void* unused_100[93];
   // 193
   OrtStatus* (*KernelContext_GetGPUComputeStream)(const OrtKernelContext* context, void** stream);
-  void* unused_194[55];
+  OrtStatus* (*GetTensorMemoryInfo)(const OrtValue* value, const OrtMemoryInfo** info);  // 194
+  void* unused_195[54];
   // 249
   OrtStatus* (*KernelInfoGetConstantInput_tensor)(const OrtKernelInfo* info, size_t index,
       int* is_constant, const OrtValue** value);
@@ -140,11 +144,13 @@ ONNXFOLD_SLOT(GetTensorMutableData, 51);
 ONNXFOLD_SLOT(CreateTensorTypeAndShapeInfo, 57);
 ONNXFOLD_SLOT(GetSymbolicDimensions, 63);
 ONNXFOLD_SLOT(GetTensorShapeElementCount, 64);
+ONNXFOLD_SLOT(MemoryInfoGetId, 72);
 ONNXFOLD_SLOT(KernelInfoGetAttribute_float, 85);
 ONNXFOLD_SLOT(KernelContext_GetInput, 90);
 ONNXFOLD_SLOT(ReleaseStatus, 93);
 ONNXFOLD_SLOT(ReleaseTensorTypeAndShapeInfo, 99);
 ONNXFOLD_SLOT(KernelContext_GetGPUComputeStream, 193);
+ONNXFOLD_SLOT(GetTensorMemoryInfo, 194);
 ONNXFOLD_SLOT(KernelInfoGetConstantInput_tensor, 249);
 ONNXFOLD_SLOT(ShapeInferContext_GetInputTypeShape, 268);
 ONNXFOLD_SLOT(ShapeInferContext_SetOutputTypeShape, 270);

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from onnxfold.check.reference.interpreter import Observer, check_supported, moves_numbers, run
+from onnxfold.check.reference.interpreter import (
+    Observer,
+    check_supported,
+    moves_numbers,
+    run,
+    run_nodes,
+)
 from onnxfold.check.reference.kernel import ResourceLimitError, UnsupportedOperator
 from onnxfold.check.reference.precision import Array, Precision, is_floating, unit_roundoff
 from onnxfold.check.reference.stochastic import is_stochastic
@@ -18,5 +24,6 @@ __all__ = [
     "is_stochastic",
     "moves_numbers",
     "run",
+    "run_nodes",
     "unit_roundoff",
 ]

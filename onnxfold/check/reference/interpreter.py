@@ -23,7 +23,7 @@ from onnxfold.check.reference.precision import Array, Precision, carried, is_flo
 from onnxfold.errors import ModelError
 from onnxfold.graph import node_label, operator
 
-__all__ = ["Observer", "check_supported", "moves_numbers", "run"]
+__all__ = ["Observer", "check_supported", "moves_numbers", "run", "run_nodes"]
 
 # Sees every value that a node computes, inside functions and subgraphs too, and gives the array to
 # go on with: the same one, or another of its shape and type.
@@ -65,6 +65,22 @@ def run(
     interpreter = _Interpreter(model, precision, observe)
     with np.errstate(all="ignore"):
         return interpreter.run(feeds)
+
+
+def run_nodes(
+    model: ir.Model, nodes: Sequence[ir.Node], given: Mapping[ir.Value, Array]
+) -> dict[ir.Value, Array]:
+    """What some nodes of a model compute in float64 from the given values, and these values.
+
+    ``nodes`` are in order, and have no bodies.  Raises as ``run`` does.
+    """
+    interpreter = _Interpreter(model, Precision.FLOAT64, None)
+    frame = _Frame(model.graph.opset_imports, {})
+    frame.values.update(given)
+    with np.errstate(all="ignore"):
+        for node in nodes:
+            interpreter.run_node(node, frame)
+    return {value: item for value, item in frame.values.items() if isinstance(item, np.ndarray)}
 
 
 def check_supported(model: ir.Model) -> None:
@@ -195,11 +211,11 @@ class _Interpreter:
             self._schedules[body] = _scheduled(body)
         schedule = self._schedules[body]
         for node, dead in zip(schedule.nodes, schedule.dead, strict=True):
-            self._run_node(node, frame)
+            self.run_node(node, frame)
             for value in dead:
                 frame.values.pop(value, None)
 
-    def _run_node(self, node: ir.Node, frame: _Frame) -> None:
+    def run_node(self, node: ir.Node, frame: _Frame) -> None:
         inputs = [None if value is None else frame.find(value) for value in node.inputs]
         attributes = _resolved(node, frame)
         function = self._model.functions.get(node.op_identifier())

@@ -160,4 +160,5 @@ class Centring:
     def fiber(self, view: ModelInfo, node: ir.Node) -> Fiber | None:
         """Return the elements whose mean the node subtracts."""
         shape = view.shape(node.inputs[0])
-        return None if shape is None else whole_axes(shape, node.attributes.get_ints("axes", (-1,)))
+        axes = range(node.attributes.get_int("axis", -1), 0)
+        return None if shape is None else whole_axes(shape, axes)

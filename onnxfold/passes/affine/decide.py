@@ -8,26 +8,33 @@ an Add behind it that costs less than the norm saves without beta.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo, Reader, node_label
+from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
-from onnxfold.norms.site import NormKind, NormSite
+from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.operators.families.transfer import refuse
+from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
+from onnxfold.passes.affine.sharing import Candidate, settle
 from onnxfold.passes.affine.source import Source, source_of
 from onnxfold.passes.affine.transfer import Absorbs, adds_bias
 from onnxfold.passes.affine.walk import Reached, Root, follow, root_of
-from onnxfold.passes.costs import elements
-from onnxfold.passes.fusion import Absorption, AffineFusion, Place, ReaderRef
+from onnxfold.passes.base import Settings
+from onnxfold.passes.centring.decide import plan_of
+from onnxfold.passes.costs import costs_of, elements
+from onnxfold.passes.lower.targets import TargetLowering
+from onnxfold.passes.narrow import refuse_narrow
+from onnxfold.passes.places import Place, ReaderRef
+from onnxfold.passes.ranges import RangeWarning, range_warning
 from onnxfold.passes.scales.parts import cut_of, element_readers
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["AffineDecision", "Weighing", "decide_affine", "shape_of"]
+__all__ = ["Weighing", "decide", "decide_affine", "shape_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +48,65 @@ class Weighing:
     saving: Callable[[NormSite], int]
 
 
-@dataclass(frozen=True, slots=True)
-class AffineDecision:
-    """What moves, and for every norm of which something stays the reason, by its reference."""
+def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
+    """Return what moves where, weighed against what the norms that will fold save."""
+    sites = find_norms(info)
+    lowering = TargetLowering(info, settings.target, settings.norm_form)
 
-    fusions: tuple[AffineFusion, ...]
-    refusals: tuple[tuple[str, Refusal], ...]
+    @cache
+    def folds() -> frozenset[str]:
+        return frozenset(fold.output for fold in plan_of(info, settings).folds)
+
+    def keep(site: NormSite) -> Refusal | None:
+        why = lowering.keep_affine(site)
+        if why is None or (lowering.calls_rms(site) and info.ref(site.output) in folds()):
+            return None
+        return why
+
+    plan = decide_affine(
+        info,
+        [site for site in sites if not settings.excludes(site.name)],
+        allow_split_bytes=settings.allow_split_bytes,
+        keep=keep,
+        weighing=Weighing(costs_of(settings.target).addition, _savings(info, settings, folds)),
+    )
+    return replace(plan, ranges=_ranges(info, sites, plan.fusions, settings.range_limit))
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A fusion, and what tells its edits of gamma and of beta from those of other norms."""
+def _savings(
+    info: ModelInfo, settings: Settings, folds: Callable[[], frozenset[str]]
+) -> Callable[[NormSite], int]:
+    """Return what a norm without beta saves: an Add where it cannot add beta itself."""
+    costs = costs_of(settings.target)
 
-    fusion: AffineFusion
-    marks: tuple[bytes, bytes]
-    beta_refusal: Refusal | None = None
+    def saving(site: NormSite) -> int:
+        count = elements(info.shape(site.input))
+        if site.kind is NormKind.DYT:
+            return count * costs.addition
+        if not costs.bias or info.ref(site.output) not in folds():
+            return 0
+        return count * costs.bias
+
+    return saving
+
+
+def _ranges(
+    view: ModelInfo, sites: Iterable[NormSite], fusions: Iterable[AffineFusion], limit: float
+) -> tuple[RangeWarning, ...]:
+    """Return a warning for every weight whose range a gamma widens more than ``limit`` times."""
+    by_output = {view.ref(site.output): site for site in sites}
+    warnings = []
+    for fusion in fusions:
+        source = source_of(view, by_output[fusion.output])
+        if not fusion.gamma or not isinstance(source, Source) or source.gamma is None:
+            continue
+        for reader in fusion.readers:
+            found = range_warning(
+                view, fusion.norm, reader.weight, reader.outer, source.gamma, limit
+            )
+            if found is not None:
+                warnings.append(found)
+    return tuple(warnings)
 
 
 def decide_affine(
@@ -65,7 +116,7 @@ def decide_affine(
     allow_split_bytes: int,
     keep: Callable[[NormSite], Refusal | None] = lambda _: None,
     weighing: Weighing | None = None,
-) -> AffineDecision:
+) -> AffinePlan:
     """Return what moves where; weights above ``allow_split_bytes`` are never stored twice.
 
     ``keep`` says why a norm is better left with its gamma and beta, or None.  Without ``weighing``
@@ -73,13 +124,13 @@ def decide_affine(
     """
     weighing = weighing or Weighing(0, lambda _: 0)
     order = {node: number for number, node in enumerate(view.nodes())}
-    candidates: list[_Candidate] = []
+    candidates: list[Candidate] = []
     refusals: dict[str, Refusal] = {}
     for site in sites:
         source = source_of(view, site)
         if source is None:
             continue
-        made: _Candidate | Refusal | None = keep(site)
+        made: Candidate | Refusal | None = keep(site)
         if made is None:
             if isinstance(source, Source):
                 made = _candidate(view, order, source, weighing)
@@ -91,13 +142,13 @@ def decide_affine(
             candidates.append(made)
             if made.beta_refusal is not None:
                 refusals[made.fusion.output] = made.beta_refusal
-    kept, shared = _settle(view, candidates, allow_split_bytes)
-    return AffineDecision(tuple(kept), tuple({**refusals, **shared}.items()))
+    kept, shared = settle(view, candidates, allow_split_bytes)
+    return AffinePlan(tuple(kept), tuple({**refusals, **shared}.items()))
 
 
 def _candidate(
     view: ModelInfo, order: dict[ir.Node, int], source: Source, weighing: Weighing
-) -> _Candidate | Refusal:
+) -> Candidate | Refusal:
     reached = follow(view, order, source.value, source.channels)
     if isinstance(reached, Refusal):
         return reached
@@ -108,7 +159,10 @@ def _candidate(
         if isinstance(made, Refusal):
             return made
         readers.append(made)
-    if source.beta is not None and shift_refusal is None:
+    zeros = source.beta is not None and not np.any(source.beta)
+    if zeros:  # nothing has to take them
+        shift_refusal, readers = None, [reader.without_beta() for reader in readers]
+    elif source.beta is not None and shift_refusal is None:
         weighed = _with_new_biases(view, source.site, found, readers, weighing)
         if isinstance(weighed, Refusal):
             shift_refusal = weighed
@@ -128,7 +182,7 @@ def _candidate(
     vectors = (source.gamma, source.beta)
     marks = tuple(b"" if vector is None else vector.tobytes() for vector in vectors)
     left = shift_refusal if source.beta is not None else None
-    return _Candidate(fusion, (marks[0], marks[0] + b"/" + marks[1]), left)
+    return Candidate(fusion, (marks[0], marks[0] + b"/" + marks[1]), left)
 
 
 def _with_new_biases(
@@ -200,6 +254,9 @@ def _absorption(view: ModelInfo, item: Reached) -> Absorption | Refusal:
     root = root_of(view, Reader(node, absorbs.weight), absorbs.channels, absorbs.outer)
     if isinstance(root, Refusal):
         return root
+    narrow = refuse_narrow(view, root.value)
+    if narrow is not None:
+        return narrow
     weight = _place(view, root.value, root.reader, root.channels)
     whole = all(digit.whole for digit in root.outer.digits)
     disjoint = not set(root.outer.axes) & set(root.channels.axes) or absorbs.bias is not None
@@ -292,91 +349,3 @@ def _place(view: ModelInfo, value: ir.Value, reader: Reader, channels: Channels)
     tensor = view.tensor(value)
     nbytes = 0 if tensor is None else tensor.nbytes
     return Place(view.ref(value), _ref(view, reader), channels, nbytes)
-
-
-_Edit = tuple[str, Channels, bytes]  # gamma or beta with its weight, where, which numbers
-
-
-def _settle(
-    view: ModelInfo, candidates: Sequence[_Candidate], limit: int
-) -> tuple[list[AffineFusion], dict[str, Refusal]]:
-    """Change constants in place where all readers agree, copy small ones, refuse the rest.
-
-    A refused norm leaves its weights as they are, so the others must be asked again.
-    """
-    refused: dict[str, Refusal] = {}
-    waiting = list(candidates)
-    values = view.by_ref()
-    while True:
-        wanted = _wanted(waiting)
-        settled: list[AffineFusion] = []
-        rest: list[_Candidate] = []
-        for candidate in waiting:
-            obstacle = None
-            for place in candidate.fusion.places:
-                if not place.value or place.nbytes <= limit:
-                    continue
-                if not _agreed(values[place.value], wanted[place.value]):
-                    obstacle = _shared(values[place.value], place)
-                    break
-            if obstacle is None:
-                rest.append(candidate)
-                settled.append(_with_copies(candidate.fusion, values, wanted))
-            else:
-                refused[candidate.fusion.output] = obstacle
-        if len(rest) == len(waiting):
-            return settled, refused
-        waiting = rest
-
-
-def _wanted(candidates: Iterable[_Candidate]) -> dict[str, dict[ReaderRef, _Edit]]:
-    """Return for every constant which of its readers want which edit."""
-    wanted: dict[str, dict[ReaderRef, _Edit]] = defaultdict(dict)
-    for candidate in candidates:
-        gamma, beta = candidate.marks
-        for reader in candidate.fusion.readers:
-            if candidate.fusion.gamma:
-                place = reader.weight
-                wanted[place.value][place.reader] = ("", place.channels, gamma)
-            for place in reader.biases:
-                if not place.value:
-                    continue
-                of = f"{reader.weight.value} {reader.factor} {reader.weight.channels}"
-                source = f"{of} {reader.outer} {place.start}"
-                wanted[place.value][place.reader] = (source, place.channels, beta)
-    return wanted
-
-
-def _agreed(value: ir.Value, wanted: dict[ReaderRef, _Edit]) -> bool:
-    """Whether all readers of a constant want the same edit."""
-    readers = len(value.uses()) + value.is_graph_output()
-    return readers == len(wanted) and len(set(wanted.values())) == 1
-
-
-def _with_copies(
-    fusion: AffineFusion, values: dict[str, ir.Value], wanted: dict[str, dict[ReaderRef, _Edit]]
-) -> AffineFusion:
-    def settled(place: Place | None) -> Place | None:
-        if place is None or not place.value:
-            return place
-        return replace(place, copy=not _agreed(values[place.value], wanted[place.value]))
-
-    readers = tuple(
-        replace(
-            reader,
-            weight=(settled(reader.weight) if fusion.gamma else None) or reader.weight,
-            bias=settled(reader.bias),
-            parts=tuple(place for part in reader.parts if (place := settled(part)) is not None),
-        )
-        for reader in fusion.readers
-    )
-    return replace(fusion, readers=readers)
-
-
-def _shared(value: ir.Value, place: Place) -> Refusal:
-    readers = tuple(node_label(use.node) for use in value.uses())
-    sentence = (
-        f"weight '{value.name}' of {place.nbytes:,} bytes has {len(readers)} readers that do not "
-        "all follow this norm, and is too large to store twice"
-    )
-    return Refusal(RefusalCode.SHARED_WEIGHT, sentence, readers)

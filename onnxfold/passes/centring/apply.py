@@ -1,130 +1,67 @@
-"""The only mutator of graphs: carries out a plan, in place, on the working copy of a model.
-
-Requires: the view that the plan was made on, whose model has not changed since.  Ensures: every
-value that others can see (inputs, outputs) keeps its name and type; nodes and weights that nothing
-reads any more are gone; nothing else has changed.
-"""
+"""Carries out centrings and folds: weights, inserted centrings, RMSNorms in place of LayerNorms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
 
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError, WeightOverflowError
 from onnxfold.graph import Fiber, ModelInfo, constant_tensor
-from onnxfold.graph.edit import Editor, Lowered, add_function, change_constant
-from onnxfold.norms.site import NormSite
-from onnxfold.passes.plan import Insertion, Plan, ReaderRef, WeightCentring
+from onnxfold.graph.edit import Editor, change_constant, set_input
+from onnxfold.norms import find_norms
+from onnxfold.passes.base import Settings
+from onnxfold.passes.centring.decide import CentringDecision
+from onnxfold.passes.centring.plan import CentringPlan, Insertion, WeightCentring
+from onnxfold.passes.lower.targets import TargetLowering
+from onnxfold.passes.places import ReaderRef
 from onnxfold.weights.centre import centred_tensor
 
-__all__ = [
-    "Applied",
-    "Fusion",
-    "Lowered",
-    "Lowering",
-    "add_function",
-    "apply_fusions",
-    "apply_plan",
-    "overflowing_weights",
-]
+__all__ = ["apply", "overflowing_weights"]
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """The rewritten model, and whether anything in it differs from before."""
-
-    model: ir.Model
-    changed: bool
-
-
-class Lowering(Protocol):
-    """Which nodes compute what; returns them, changes nothing."""
-
-    def rms_norm(self, site: NormSite, x: ir.Value) -> Lowered:
-        """Return the RMSNorm that a folded LayerNorm becomes, reading ``x``."""
-
-    def layer_norm(self, site: NormSite) -> Lowered | None:
-        """Return a cheaper spelling of a norm that stays, or None."""
-
-    def centring(self, value: ir.Value, fiber: Fiber) -> Lowered:
-        """Return ``value`` minus its mean along ``fiber``."""
+def apply(edit: Editor, decision: CentringDecision, settings: Settings) -> bool:
+    """Centre weights, insert centrings, and spell the folded norms as RMSNorms."""
+    plan = decision.plan
+    sites = [(edit.info.ref(site.output), site.within(edit)) for site in find_norms(edit.info)]
+    lowering = TargetLowering(edit.info, settings.target, settings.norm_form)
+    fed = _feed(edit, plan, lowering)
+    folded = {fold.output for fold in plan.folds}
+    for ref, site in sites:
+        if ref in folded:
+            lowered = lowering.rms_norm(site, fed.get(ref, site.input))
+            edit.stand_in(lowered, site.last, site.nodes)
+    return not plan.empty
 
 
-def apply_plan(
-    view: ModelInfo, plan: Plan, sites: Iterable[NormSite], lowering: Lowering
-) -> Applied:
-    """Carry out ``plan`` on ``view.model``, in place."""
-    changed = not plan.empty
-    values = view.by_ref()
-    editor = Editor(view)
+def _feed(edit: Editor, plan: CentringPlan, lowering: TargetLowering) -> dict[str, ir.Value]:
+    """Make the centred values; return those that folded norms read in place of their inputs."""
+    values = edit.by_ref()
     fed: dict[str, ir.Value] = {}
     # In place first: a copy along another fiber is then a copy of what all readers get.
     for weight in sorted(plan.weights, key=lambda weight: weight.split):
-        copy = _centre_weight(view, values, weight, editor)
+        copy = _centre_weight(edit, values, weight)
         fed.update(dict.fromkeys(weight.norms, copy))
     for insertion in plan.insertions:
-        copy = _insert_centring(editor, values, insertion, lowering)
+        copy = _insert_centring(edit, values, insertion, lowering)
         fed.update(dict.fromkeys(insertion.norms, copy))
-    folded = {fold.output for fold in plan.folds}
-    for site in sites:
-        ref = view.ref(site.output)
-        if ref in folded:
-            lowered = lowering.rms_norm(site, fed.get(ref, site.input))
-            editor.stand_in(lowered, _last(site), site.nodes)
-        else:
-            cheaper = lowering.layer_norm(site)
-            if cheaper is not None:
-                editor.stand_in(cheaper, _last(site), site.nodes)
-                changed = True
-    return Applied(view.model, changed)
-
-
-class Fusion(Protocol):
-    """Nodes that one call replaces; the call is made when those before it are in place."""
-
-    @property
-    def place(self) -> ir.Node:
-        """The node before which the call will stand."""
-
-    @property
-    def replaced(self) -> tuple[ir.Node, ...]:
-        """The nodes to remove if nothing reads them any more, in graph order."""
-
-    def lower(self) -> Lowered:
-        """Return the call that replaces them."""
-
-
-def apply_fusions(view: ModelInfo, fusions: Iterable[Fusion]) -> None:
-    """Replace the nodes of every fusion, in graph order, in ``view.model``."""
-    editor = Editor(view)
-    for fusion in fusions:
-        editor.stand_in(fusion.lower(), fusion.place, fusion.replaced)
-
-
-def _last(site: NormSite) -> ir.Node:
-    node = site.output.producer()
-    if node is None:
-        raise InvariantError(f"norm '{site.name}' is computed by no node")
-    return node
+    return fed
 
 
 def _centre_weight(
-    view: ModelInfo, values: Mapping[str, ir.Value], weight: WeightCentring, editor: Editor
+    edit: Editor, values: Mapping[str, ir.Value], weight: WeightCentring
 ) -> ir.Value:
     value = values[weight.value]
-    tensor = view.tensor(value)
+    tensor = constant_tensor(value)
     if tensor is None:
         raise InvariantError(f"the plan centres '{weight.value}', which is no weight")
     if weight.split:
-        return _split(values, value, weight, editor)
+        return _split(values, value, weight, edit)
     change_constant(value, centred_tensor(tensor, weight.fiber, tensor.name or value.name or ""))
     return value
 
 
-def overflowing_weights(view: ModelInfo, plan: Plan) -> frozenset[str]:
+def overflowing_weights(view: ModelInfo, plan: CentringPlan) -> frozenset[str]:
     """Return the references of the weights in a plan that have no finite centred values."""
     values = view.by_ref()
     return frozenset(w.value for w in plan.weights if not _is_fit(view, values[w.value], w.fiber))
@@ -142,7 +79,7 @@ def _is_fit(view: ModelInfo, value: ir.Value, fiber: Fiber) -> bool:
 
 
 def _split(
-    values: Mapping[str, ir.Value], value: ir.Value, weight: WeightCentring, editor: Editor
+    values: Mapping[str, ir.Value], value: ir.Value, weight: WeightCentring, edit: Editor
 ) -> ir.Value:
     name = f"{value.name}.centred"
 
@@ -150,7 +87,7 @@ def _split(
         tensor = constant_tensor(operand)
         if tensor is None:
             raise InvariantError(f"the plan centres '{operand.name}', which is no weight")
-        return editor.new_constant(value, centred_tensor(tensor, weight.fiber, name), name)
+        return edit.new_constant(value, centred_tensor(tensor, weight.fiber, name), name)
 
     return _redirect(values, value, weight.readers, copied, wanted=bool(weight.norms))
 
@@ -175,18 +112,18 @@ def _redirect(
             raise InvariantError(f"the plan names '{reader.node}', which no node computes")
         if operand not in copies:
             copies[operand] = copied(operand)
-        node.replace_input_with(reader.index, copies[operand])
+        set_input(node, reader.index, copies[operand])
     return copies.get(value, value)
 
 
 def _insert_centring(
-    editor: Editor, values: Mapping[str, ir.Value], insertion: Insertion, lowering: Lowering
+    edit: Editor, values: Mapping[str, ir.Value], insertion: Insertion, lowering: TargetLowering
 ) -> ir.Value:
     value = values[insertion.value]
 
     def copied(operand: ir.Value) -> ir.Value:
         lowered = lowering.centring(operand, insertion.fiber)
-        editor.insert_behind(operand, lowered)
+        edit.insert_behind(operand, lowered)
         return lowered.stands_for[0][1]
 
     return _redirect(values, value, insertion.readers, copied, wanted=bool(insertion.norms))

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
@@ -19,6 +20,7 @@ from onnxfold.graph import Reader
 from onnxfold.norms.site import NormSite
 from onnxfold.operators.families.transfer import ZeroMean
 from onnxfold.passes.centring.relations import EXACT, Assumptions, Carries, Point, Relations, Unseen
+from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.refusal import Refusal, RefusalCode
 
 __all__ = ["CENTRABLE", "PointFacts", "ZeroMeanGraph", "walk_back"]
@@ -164,15 +166,25 @@ class _Walk:
     def _pull_constant(self, value: ir.Value) -> _Producer:
         tensor = self._view.tensor(value)
         name = value.name or ""
-        if self._overflowing and self._view.ref(value) in self._overflowing:
+        if self._overflows(value):
             sentence = f"'{name}' holds inf or NaN, or its type cannot hold its centred values"
             return _Producer(
                 False, opaque=Refusal(RefusalCode.NON_FINITE_WEIGHT, sentence, (name,))
             )
+        narrow = refuse_narrow(self._view, value)
+        if narrow is not None:
+            return _Producer(False, opaque=narrow)
         if tensor is not None and tensor.dtype in CENTRABLE:
             return _Producer(constant=True)
         sentence = f"'{name}' holds {tensor.dtype if tensor else 'no tensor'}, not floats"
         return _Producer(False, opaque=Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (name,)))
+
+    def _overflows(self, value: ir.Value) -> bool:
+        """Whether a weight is known to have no finite centred values; small ones are looked at."""
+        if self._overflowing and self._view.ref(value) in self._overflowing:
+            return True
+        array = self._view.array(value) if value.dtype in CENTRABLE else None
+        return array is not None and not np.all(np.isfinite(array.astype(np.float64)))
 
     def _look_at_readers(self, point: Point) -> tuple[tuple[Point, ...], tuple[Refusal, ...]]:
         carries_to: dict[Point, None] = {}

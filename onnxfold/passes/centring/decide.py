@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo
 from onnxfold.model_io import FileTensor
-from onnxfold.norms.site import NormSite
+from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.dataflow import CENTRABLE, PointFacts, ZeroMeanGraph, walk_back
 from onnxfold.passes.centring.network import Cut, free_points, solve
-from onnxfold.passes.centring.relations import Assumptions, Point, Relations
-from onnxfold.passes.costs import Costs, elements
-from onnxfold.passes.plan import Fold, Insertion, Plan, ReaderRef, WeightCentring
+from onnxfold.passes.centring.plan import CentringPlan, Fold, Insertion, WeightCentring
+from onnxfold.passes.centring.relations import Assumptions, Embeddings, Point, Relations
+from onnxfold.passes.costs import Costs, costs_of, elements
+from onnxfold.passes.lower.targets import TargetLowering
+from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.means import is_centred
 
-__all__ = ["Demand", "count_foldable", "decide"]
+__all__ = ["CentringDecision", "Demand", "cheapest_plan", "count_foldable", "decide", "plan_of"]
 
 _SAMPLED_ROWS = 64
 
@@ -32,14 +35,114 @@ class Demand:
     gain_ps: int
 
 
-def decide(
+@dataclass(frozen=True, slots=True)
+class CentringDecision:
+    """The plan, why each other norm does not fold, and the counts of the paper's rules.
+
+    ``remaining`` are all norms by reference, ``in_place`` those that stay and become one operator.
+    """
+
+    plan: CentringPlan = field(default_factory=CentringPlan)
+    refusals: tuple[tuple[str, Refusal], ...] = ()
+    algorithm1: int = 0
+    algorithm1_embed_centred: int = 0
+    remaining: frozenset[str] = frozenset()
+    in_place: frozenset[str] = frozenset()
+
+    @property
+    def empty(self) -> bool:
+        """Whether no norm folds."""
+        return self.plan.empty
+
+    def left_out(self, reason: str) -> CentringDecision:
+        """Return the decision to fold nothing."""
+        why = Refusal(RefusalCode.NOT_PROVED, reason)
+        kept = tuple((fold.output, why) for fold in self.plan.folds)
+        refusals = (*self.refusals, *kept)
+        plan = CentringPlan(refusals=(*self.plan.refusals, *kept))
+        return replace(self, plan=plan, refusals=refusals)
+
+
+def decide(info: ModelInfo, settings: Settings) -> CentringDecision:
+    """Return the cheapest plan, and why the norms that it leaves do not fold."""
+    sites = find_norms(info)
+    lowering = TargetLowering(info, settings.target, settings.norm_form)
+    demands, refused = _demands(info, sites, lowering, settings)
+    relations = Relations(info, sites)
+    plan = _cheapest(relations, demands, settings)
+    layer_norms = [site for site in sites if site.kind is NormKind.LAYER_NORM]
+    in_place = (site for site in sites if lowering.calls_in_place(site))
+    return CentringDecision(
+        plan,
+        tuple({**refused, **dict(plan.refusals)}.items()),
+        count_foldable(relations, layer_norms, Assumptions(True, Embeddings.OPAQUE)),
+        count_foldable(relations, layer_norms, Assumptions(True, Embeddings.CENTRED)),
+        frozenset(info.ref(site.output) for site in sites),
+        frozenset(info.ref(site.output) for site in in_place),
+    )
+
+
+def plan_of(info: ModelInfo, settings: Settings) -> CentringPlan:
+    """Return the cheapest plan alone."""
+    sites = find_norms(info)
+    lowering = TargetLowering(info, settings.target, settings.norm_form)
+    demands, _ = _demands(info, sites, lowering, settings)
+    return _cheapest(Relations(info, sites), demands, settings)
+
+
+def _cheapest(relations: Relations, demands: Sequence[Demand], settings: Settings) -> CentringPlan:
+    return cheapest_plan(
+        relations,
+        demands,
+        costs_of(settings.target),
+        allow_split_bytes=settings.allow_split_bytes,
+        overflowing=settings.overflowing,
+    )
+
+
+def _demands(
+    info: ModelInfo, sites: Sequence[NormSite], lowering: TargetLowering, settings: Settings
+) -> tuple[list[Demand], dict[str, Refusal]]:
+    """Return the norms that may fold with what that saves, and why the others may not."""
+    refused: dict[str, Refusal] = {}
+    demands: list[Demand] = []
+    costs = costs_of(settings.target)
+    sharing = Counter(site.centred for site in sites if site.centred is not None)
+    for site in sites:
+        refusal = _refuse_early(site, lowering, settings)
+        if refusal is not None:
+            refused[info.ref(site.output)] = refusal
+            continue
+        count = elements(info.shape(site.input))
+        gain = costs.gain(count, site.beta is not None)
+        shared = 1 if site.centred is None else sharing[site.centred]
+        if shared > 1:  # together they compute x - mean(x) once, as a centring does
+            gain = min(gain, count * costs.centring // shared)
+        demands.append(Demand(site, gain))
+    return demands, refused
+
+
+def _refuse_early(site: NormSite, lowering: TargetLowering, settings: Settings) -> Refusal | None:
+    if site.refusal is not None:
+        return site.refusal
+    if site.kind is NormKind.RMS_NORM:
+        return Refusal(RefusalCode.ALREADY_RMS, "is an RMSNorm already", ())
+    if not site.subtracts_mean:
+        sentence = f"{site.kind.value} does not subtract the mean"
+        return Refusal(RefusalCode.NOT_CENTRED_NORM, sentence, ())
+    if settings.excludes(site.name):
+        return Refusal(RefusalCode.EXCLUDED, "excluded by name", ())
+    return lowering.refuse_rms(site)
+
+
+def cheapest_plan(
     relations: Relations,
     demands: Sequence[Demand],
     costs: Costs,
     *,
     allow_split_bytes: int,
     overflowing: Collection[str] = (),
-) -> Plan:
+) -> CentringPlan:
     """Return the cheapest plan; weights above ``allow_split_bytes`` are never stored twice.
 
     ``overflowing`` are references of weights that are not centred, in the file or at run time.
@@ -108,7 +211,7 @@ def _read_cut(
     demands: Sequence[Demand],
     cut: Cut,
     prices: _Prices,
-) -> Plan:
+) -> CentringPlan:
     folds: list[Fold] = []
     refusals: list[tuple[str, Refusal]] = []
     norms_of: dict[Point, list[str]] = {}
@@ -144,7 +247,9 @@ def _read_cut(
             weights.append(WeightCentring(ref, point.fiber, nbytes, readers, norms))
         elif copied:
             insertions.append(Insertion(view.ref(point.value), point.fiber, readers, norms))
-    return Plan(tuple(folds), tuple(weights), tuple(insertions), tuple(refusals), gain, cost)
+    return CentringPlan(
+        tuple(folds), tuple(weights), tuple(insertions), tuple(refusals), gain, cost
+    )
 
 
 def _writers(

@@ -3,32 +3,48 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import onnx_ir as ir
 
 from onnxfold import __version__
 from onnxfold.graph.traversal import all_graphs
-from onnxfold.operators.functions import DOMAIN, INLINED
-from onnxfold.options import Target
+from onnxfold.operators.functions import (
+    DOMAIN,
+    SIGNATURES,
+    VERSION,
+    Setting,
+    function,
+    setting_of,
+)
+from onnxfold.options import Target, WrittenForm
 from onnxfold.passes.plan import Plan
 from onnxfold.shapes.inference import strip_types
 
-__all__ = ["METADATA_KEY", "finished", "inline_functions"]
+__all__ = [
+    "METADATA_KEY",
+    "define_functions",
+    "finished",
+    "list_initializers",
+    "settle_functions",
+    "written_for",
+]
 
 METADATA_KEY = "onnxfold"
 _FUNCTIONS_SINCE_IR = 8
+_INLINED = "inlined"  # how the overloads of calls start that do not stay
+_OVERRIDABLE_SINCE_IR = 4
 
 
-def finished(model: ir.Model, original: ir.Model, plan: Plan, target: Target) -> ir.Model:
-    """Take away what only the work needed, and note in one metadata key what was done."""
+def finished(
+    model: ir.Model, original: ir.Model, plan: Plan, target: Target, form: WrittenForm
+) -> ir.Model:
+    """Take away what only the work needed, and note in one metadata key what was done.
+
+    Every call of onnxfold's has its body: one overload for each setting.
+    """
+    define_functions(model, target, form)
     strip_types(model, like=original)
-    used = {node.op_identifier() for graph in all_graphs(model) for node in graph}
-    for identifier in [key for key in model.functions if key[0] == DOMAIN and key not in used]:
-        del model.functions[identifier]
-    if not any(domain == DOMAIN for domain, *_ in used):
-        model.graph.opset_imports.pop(DOMAIN, None)
-    if model.functions and model.ir_version < _FUNCTIONS_SINCE_IR:
-        model.ir_version = _FUNCTIONS_SINCE_IR
     model.metadata_props[METADATA_KEY] = json.dumps(
         {
             "version": __version__,
@@ -41,17 +57,94 @@ def finished(model: ir.Model, original: ir.Model, plan: Plan, target: Target) ->
     return model
 
 
-def inline_functions(model: ir.Model, *, everything: bool) -> None:
-    """Replace calls of domain onnxfold by their bodies: all, or those that must not stay."""
+def written_for(model: ir.Model) -> Target | None:
+    """Return the target that onnxfold wrote a model for, or None where it did not write it."""
+    try:
+        return Target(json.loads(model.metadata_props[METADATA_KEY])["target"])
+    except (KeyError, TypeError, ValueError):
+        return None
 
-    def wanted(function: ir.Function) -> bool:
-        return function.domain == DOMAIN and (everything or function.overload == INLINED)
 
-    if any(wanted(function) for function in model.functions.values()):
+def define_functions(model: ir.Model, target: Target, form: WrittenForm) -> None:
+    """Give every call of onnxfold's its body, by an overload for each setting."""
+    opset = model.graph.opset_imports.get("", 1)
+    for identifier in [key for key in model.functions if key[0] == DOMAIN]:
+        del model.functions[identifier]
+    made: dict[tuple[str, Setting], str] = {}
+    for node in _calls(model):
+        setting = setting_of(
+            node,
+            opset,
+            convertible=target is Target.KERNELS,
+            rms_operator=form is WrittenForm.OP,
+        )
+        key = (node.op_type, setting)
+        if key not in made:
+            stays = target is Target.KERNELS and setting.dtype is not ir.DataType.DOUBLE
+            made[key] = f"{'setting' if stays else _INLINED}{len(made)}"
+            body = function(node.op_type, opset, setting, made[key])
+            model.functions[body.identifier()] = body
+        node.overload = made[key]
+    if made:
+        model.graph.opset_imports.setdefault(DOMAIN, VERSION)
+    else:
+        model.graph.opset_imports.pop(DOMAIN, None)
+
+
+def _calls(model: ir.Model) -> list[ir.Node]:
+    return [
+        node
+        for graph in all_graphs(model)
+        for node in graph
+        if node.domain == DOMAIN and node.op_type in SIGNATURES
+    ]
+
+
+def list_initializers(model: ir.Model) -> None:
+    """Make inputs of all initializers where the IR version is 3, which knows no others."""
+    if model.ir_version >= _OVERRIDABLE_SINCE_IR:
+        return
+    listed = set(model.graph.inputs)
+    for value in model.graph.initializers.values():
+        if value not in listed:
+            model.graph.inputs.append(value)
+
+
+def settle_functions(model: ir.Model, ir_version: int) -> None:
+    """Leave one function of each name to a file for kernels, and none to others.
+
+    It is the setting with most calls; the calls of the others, which ONNX Runtime 1.17 to 1.24
+    would run with the wrong body, and those of DOUBLE, for which no kernel is, become operators.
+    A model without functions gets its ``ir_version`` back.
+    """
+    kept = _most_called(model)
+    called = {function.identifier() for function in model.functions.values()}
+    if any(key[0] == DOMAIN and key not in kept for key in called):
         from onnx_ir.passes.common import InlinePass
 
-        InlinePass(criteria=wanted)(model)
-    domains = {function.domain for function in model.functions.values()}
-    domains |= {node.domain for graph in all_graphs(model) for node in graph}
-    if DOMAIN not in domains:
+        def leaves(function: ir.Function) -> bool:
+            return function.domain == DOMAIN and function.identifier() not in kept
+
+        InlinePass(criteria=leaves)(model)
+    for node in _calls(model):
+        node.overload = ""
+    for domain, name, overload in kept:
+        body = model.functions.pop((domain, name, overload))
+        body.overload = ""
+        model.functions[body.identifier()] = body
+    if not kept:
         model.graph.opset_imports.pop(DOMAIN, None)
+    if not model.functions:
+        model.ir_version = ir_version
+    elif model.ir_version < _FUNCTIONS_SINCE_IR:
+        model.ir_version = _FUNCTIONS_SINCE_IR
+
+
+def _most_called(model: ir.Model) -> tuple[ir.OperatorIdentifier, ...]:
+    calls = Counter(
+        node.op_identifier() for node in _calls(model) if not node.overload.startswith(_INLINED)
+    )
+    kept: dict[str, ir.OperatorIdentifier] = {}
+    for identifier, _ in calls.most_common():
+        kept.setdefault(identifier[1], identifier)
+    return tuple(kept.values())

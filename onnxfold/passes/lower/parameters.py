@@ -12,8 +12,7 @@ from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.constants import weight_value
 from onnxfold.norms.site import NormSite
-from onnxfold.operators.functions import Affine, Statistics, makes_ones
-from onnxfold.options import Target
+from onnxfold.operators.functions import Affine, Statistics
 
 __all__ = ["AffinePart", "Operands", "Parameters"]
 
@@ -31,38 +30,38 @@ class Operands:
 
 
 class Parameters:
-    """Makes the operands of the norms of one model; ones are one constant of each graph."""
+    """Makes the operands of the norms of one model; ones and zeros are constants of each graph."""
 
-    def __init__(self, view: ModelInfo, target: Target):
+    def __init__(self, view: ModelInfo):
         self._view = view
-        self._target = target
-        self._ones: dict[tuple[object, ir.DataType, tuple[int, ...]], ir.Value] = {}
+        self._shared: dict[tuple[object, str, ir.DataType, tuple[int, ...]], ir.Value] = {}
 
     def operands(self, site: NormSite, statistics: Statistics, axes: int) -> Operands:
-        """Bring gamma and beta into the shape of the last axes, or apply them behind the call."""
+        """Bring gamma and beta into the shape of the last axes, or apply them behind the call.
+
+        A norm without gamma gets ones and a LayerNorm without beta zeros: ONNX Runtime fuses Pow ..
+        Div only with a Mul behind it, and its transformers optimizer reads the B of every
+        LayerNormalization.
+        """
         made: list[ir.Value] = []
+        after: list[tuple[str, ir.Value]] = []
         gamma = self._vector(site, site.gamma, axes, "gamma", made)
         beta = self._vector(site, site.beta, axes, "beta", made)
-        dims = (self._view.shape(site.input) or ())[-axes:]
-        untold = not all(isinstance(dim, int) for dim in dims)  # but for a scale that tells it
-        if site.gamma is None:
-            told = beta is None and not untold
-            ones = self.ones(site, statistics, self.extent(site, axes), wanted=not told)
-            gamma = ones[0] if ones else None
-            made += ones
-        if gamma is not None and beta is not None:
-            return Operands(Affine.AFFINE, (gamma, beta), tuple(made), ())
-        after: list[tuple[str, ir.Value]] = []
         if gamma is None and site.gamma is not None:
             made.clear()
+            beta = None
             after.append(("Mul", self.as_value(site, site.gamma, "gamma", made)))
-        if (beta is None and site.beta is not None) or (beta is not None and gamma is None):
+        if beta is None and site.beta is not None:
             after.append(("Add", self.as_value(site, site.beta, "beta", made)))
-        if gamma is not None and not any(op == "Mul" for op, _ in after):
+        if gamma is None:
+            gamma = self.ones(site, self.extent(site, axes))
+            made.append(gamma)
+        if beta is None and statistics is Statistics.LAYER:
+            beta = self._filled(site, "zeros", self.extent(site, axes))
+            made.append(beta)
+        if beta is None:
             return Operands(Affine.SCALE, (gamma,), tuple(made), tuple(after))
-        ones = self.ones(site, statistics, self.extent(site, axes))
-        kind = Affine.SCALE if ones else Affine.NONE
-        return Operands(kind, ones, (*made, *ones), tuple(after))
+        return Operands(Affine.AFFINE, (gamma, beta), tuple(made), tuple(after))
 
     def extent(self, site: NormSite, axes: int) -> tuple[int, ...]:
         """Return the sizes of the last axes, which a scale may tell better than the input."""
@@ -70,29 +69,18 @@ class Parameters:
         sizes = {block.axis: block.size for block in site.fiber.blocks}
         return tuple(sizes.get(axis, 1) for axis in range(rank - axes, rank))
 
-    def ones(
-        self,
-        site: NormSite,
-        statistics: Statistics,
-        shape: tuple[int, ...],
-        *,
-        wanted: bool = False,
-    ) -> tuple[ir.Value, ...]:
-        """Return ones where they are wanted or the target has no operator without a scale.
+    def ones(self, site: NormSite, shape: tuple[int, ...]) -> ir.Value:
+        """Return a scale of ones, one constant for all norms of a graph."""
+        return self._filled(site, "ones", shape)
 
-        They are one constant for all norms of a graph; elsewhere there is none.
-        """
+    def _filled(self, site: NormSite, role: str, shape: tuple[int, ...]) -> ir.Value:
         dtype = site.input.dtype or ir.DataType.FLOAT
-        spelled = self._target is Target.ONNX and makes_ones(statistics, self._view.opset, dtype)
-        contrib = self._target is Target.ORT and statistics is Statistics.RMS
-        if not (wanted or spelled or contrib):
-            return ()
         producer = site.output.producer()
-        key = (producer and producer.graph, dtype, shape)
-        if key not in self._ones:
-            name = f"ones.{'x'.join(map(str, shape))}"
-            self._ones[key] = weight_value(name, np.ones(shape, dtype.numpy()))
-        return (self._ones[key],)
+        key = (producer and producer.graph, role, dtype, shape)
+        if key not in self._shared:
+            array = np.full(shape, 1 if role == "ones" else 0, dtype.numpy())
+            self._shared[key] = weight_value(f"{role}.{'x'.join(map(str, shape))}", array)
+        return self._shared[key]
 
     def _vector(
         self, site: NormSite, part: AffinePart, axes: int, role: str, made: list[ir.Value]
@@ -117,6 +105,15 @@ class Parameters:
         )
         return made[-1]
 
+    def per_channel(
+        self, site: NormSite, part: AffinePart, role: str, made: list[ir.Value]
+    ) -> ir.Value:
+        """Return gamma or beta with one element per channel, where one stands for several."""
+        array = self._view.array(part) if isinstance(part, ir.Value) else part
+        if site.affine_repeat == 1 or array is None:
+            return self.as_value(site, part, role, made)
+        return self.as_value(site, np.repeat(array, site.affine_repeat), role, made)
+
     def as_value(
         self, site: NormSite, part: AffinePart, role: str, made: list[ir.Value]
     ) -> ir.Value:
@@ -125,7 +122,7 @@ class Parameters:
             return part
         if part is None:
             raise InvariantError(f"norm '{site.name}' has no {role}")
-        dtype = (site.output.dtype or ir.DataType.FLOAT).numpy()
+        dtype = (site.output.dtype or site.input.dtype or ir.DataType.FLOAT).numpy()
         made.append(weight_value(f"{site.output.name}.{role}", part.astype(dtype)))
         return made[-1]
 

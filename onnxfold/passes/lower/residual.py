@@ -18,8 +18,8 @@ from itertools import takewhile
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
-from onnxfold.operators.functions import DOMAIN, SIGNATURES, Signature, call, function, op_name
-from onnxfold.passes.centring.apply import Lowered
+from onnxfold.graph.edit import Lowered
+from onnxfold.operators.functions import DOMAIN, SIGNATURES, Signature, call, op_name
 
 __all__ = ["ResidualFusion", "residual_fusions"]
 
@@ -36,7 +36,6 @@ class ResidualFusion:
     additions: tuple[ir.Node, ...]
     operands: tuple[ir.Value, ...]
     name: str
-    body: ir.Function
     reshape: ir.Node | None = None
 
     @property
@@ -70,7 +69,7 @@ class ResidualFusion:
         stands_for = [(self.norm.outputs[0], result)]
         if SIGNATURES[self.name].with_sum:
             stands_for.append((total, node.outputs[1]))
-        return Lowered(tuple(nodes), tuple(stands_for), (), (self.body,))
+        return Lowered(tuple(nodes), tuple(stands_for))
 
 
 def _place(addition: ir.Node, reshape: ir.Node | None) -> ir.Node:
@@ -84,19 +83,18 @@ def _reshaped(reshape: ir.Node, value: ir.Value, name: str) -> ir.Node:
 
 
 def _axes(norm: ir.Node) -> int:
-    return len(norm.attributes.get_ints("axes", (-1,)))
+    return -norm.attributes.get_int("axis", -1)
 
 
 def residual_fusions(view: ModelInfo) -> tuple[ResidualFusion, ...]:
     """Return every fusion in a lowered model; no addition takes part in two."""
     taken: set[ir.Node] = set()
-    bodies = _Bodies(view.opset)
     fusions = []
     for node in view.nodes():
         signature = SIGNATURES.get(node.op_type) if node.domain == DOMAIN else None
-        if signature is None or node.overload or not _plain(signature):
+        if signature is None or not _plain(signature):
             continue
-        fusion = _fusion(view, node, signature, taken, bodies)
+        fusion = _fusion(view, node, signature, taken)
         if fusion is not None:
             taken.update(fusion.additions)
             fusions.append(fusion)
@@ -109,7 +107,7 @@ def _plain(signature: Signature) -> bool:
 
 
 def _fusion(
-    view: ModelInfo, norm: ir.Node, signature: Signature, taken: set[ir.Node], bodies: _Bodies
+    view: ModelInfo, norm: ir.Node, signature: Signature, taken: set[ir.Node]
 ) -> ResidualFusion | None:
     reshape = _reshape_before(view, norm)
     total = (norm if reshape is None else reshape).inputs[0]
@@ -119,7 +117,11 @@ def _fusion(
     dtype = norm.outputs[0].dtype
     others = (*norm.inputs[1:], *(reshape.inputs[1:] if reshape is not None else ()))
     place = _place(addition, reshape)
-    if dtype is None or not _same_shape(view, addition) or not _ready(others, place):
+    if (
+        dtype in (None, ir.DataType.DOUBLE)
+        or not _same_shape(view, addition)
+        or not _ready(others, place)
+    ):
         return None
     additions, operands = _operands(view, norm, addition, taken)
     stays = reshape is not None and _read_elsewhere(norm.inputs[0])
@@ -130,7 +132,7 @@ def _fusion(
         affine=signature.affine,
         with_sum=stays or _read_elsewhere(total),
     )
-    return ResidualFusion(norm, additions, operands, name, bodies.of(name, dtype), reshape)
+    return ResidualFusion(norm, additions, operands, name, reshape)
 
 
 def _read_elsewhere(value: ir.Value | None) -> bool:
@@ -157,19 +159,6 @@ def _keeps_rows(view: ModelInfo, reshape: ir.Node, axes: int) -> bool:
         return False
     row = before[-axes:]
     return row == after[-axes:] and all(isinstance(size, int) for size in row)
-
-
-class _Bodies:
-    """Each function body, made once."""
-
-    def __init__(self, opset: int) -> None:
-        self._opset = opset
-        self._made: dict[tuple[str, ir.DataType], ir.Function] = {}
-
-    def of(self, name: str, dtype: ir.DataType) -> ir.Function:
-        if (name, dtype) not in self._made:
-            self._made[name, dtype] = function(name, self._opset, dtype)
-        return self._made[name, dtype]
 
 
 def _operands(

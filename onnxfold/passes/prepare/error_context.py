@@ -27,7 +27,7 @@ def error_context(source: Source) -> Iterator[None]:
     try:
         yield
     except ModelError as error:
-        if str(error).startswith(("node '", "loops ")):
+        if str(error).startswith(("node '", "value '", "loops ")):
             raise ModelError(f"{label}: {error}") from error
         raise
     except MALFORMED as error:

@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import constant_tensor, keeps_dims, node_label
+from onnxfold.graph.edit import insert_before, redirect, replace_node, sweep
 from onnxfold.graph.traversal import all_graphs
 
 __all__ = ["hoist_transposes"]
@@ -91,7 +92,7 @@ class _Move:
         made.metadata_props.update(like.metadata_props)
         made.outputs[0].name = self.unique(f"{stem}_output")
         made.outputs[0].type = like.outputs[0].type
-        self.graph.insert_before(self.inner, made)
+        insert_before(self.inner, made)
         return made.outputs[0]
 
     def transposed(self, x: ir.Value) -> ir.Value:
@@ -107,8 +108,8 @@ class _Move:
         self.moved = [node for node in (result.producer(),) if node is not None]
         for twin in twins:
             if not twin.outputs[0].is_graph_output():
-                twin.outputs[0].replace_all_uses_with(result)
-                self.graph.remove(twin, safe=True)
+                redirect(twin.outputs[0], result)
+                sweep([twin])
         return result
 
     def twins(self, x: ir.Value) -> list[ir.Node]:
@@ -141,9 +142,7 @@ class _Move:
 
     def finish(self, result: ir.Value) -> None:
         """Let the result take the place of the Transpose's output."""
-        ir.convenience.replace_nodes_and_values(
-            self.graph, self.transpose, [self.transpose], [], self.transpose.outputs, [result]
-        )
+        replace_node(self.transpose, (), {0: result})
 
 
 def _axes(node: ir.Node) -> tuple[int, ...] | None:
@@ -164,14 +163,14 @@ def _pull(move: _Move) -> bool:
         if result is None:
             return False
         move.finish(result)
-        move.graph.remove(inner, safe=True)
+        sweep([inner])
         return True
     if inner.op_type == "Mul" and inner.inputs[1] is x:
         if not move.twins(x):
             return False  # no norm: the Transpose would only move
         wide = move.transposed(x)
         move.finish(move.make("Mul", (wide, wide), {}, inner))
-        move.graph.remove(inner, safe=True)
+        sweep([inner])
         return True
     mean = inner.inputs[1].producer() if inner.op_type == "Sub" and inner.inputs[1] else None
     if mean is None or mean.op_type != "ReduceMean" or mean.inputs[0] is not x:
@@ -183,9 +182,8 @@ def _pull(move: _Move) -> bool:
     if reduced is None:
         return False
     move.finish(move.make("Sub", (wide, reduced), {}, inner))
-    move.graph.remove(inner, safe=True)
-    if not mean.outputs[0].uses() and not mean.outputs[0].is_graph_output():
-        move.graph.remove(mean, safe=True)
+    sweep([inner])
+    sweep([mean])
     return True
 
 

@@ -13,14 +13,14 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.constants import weight_value
+from onnxfold.graph.edit import add_initializer, drop_weight, set_input, sweep
 from onnxfold.graph.traversal import graph_values
 
 __all__ = ["merge_constant_factors"]
 
 
-def merge_constant_factors(model: ir.Model) -> tuple[str, ...]:
+def merge_constant_factors(view: ModelInfo) -> tuple[str, ...]:
     """Merge factors in a working copy with types; return the names of the products that changed."""
-    view = ModelInfo(model)
 
     @cache
     def taken() -> frozenset[str | None]:
@@ -48,16 +48,12 @@ def _merge(view: ModelInfo, node: ir.Node, taken: Callable[[], Set[str | None]])
     value = weight_value(f"{node.outputs[0].name}.factor", wide.astype(first.dtype))
     if value.name in taken():
         return False
-    old = (inner_node.inputs[inner], node.inputs[outer])
-    node.graph.register_initializer(value)
-    node.replace_input_with(outer, value)
-    node.replace_input_with(1 - outer, inner_node.inputs[1 - inner])
-    node.graph.remove(inner_node, safe=True)
-    for weight in old:
-        if weight is None or weight.uses() or weight.is_graph_output():
-            continue
-        if weight.is_initializer() and weight.graph is not None:
-            weight.graph.initializers.pop(weight.name or "", None)
+    old, start = node.inputs[outer], inner_node.inputs[1 - inner]
+    add_initializer(node.graph, value)
+    set_input(node, outer, value)
+    set_input(node, 1 - outer, start)
+    sweep([inner_node])
+    drop_weight(old)
     return True
 
 

@@ -15,9 +15,9 @@ import onnx_ir as ir
 
 from onnxfold.errors import ModelError
 from onnxfold.graph import node_label
+from onnxfold.graph.edit import replace_node
 from onnxfold.graph.traversal import all_graphs
-from onnxfold.operators.functions import DOMAIN, SIGNATURES, function, op_name
-from onnxfold.passes.centring.apply import add_function
+from onnxfold.operators.functions import DOMAIN, SIGNATURES, op_name
 
 __all__ = ["SPLITTERS", "Builder", "Call"]
 
@@ -46,10 +46,6 @@ class Builder:
     def at(self, node: ir.Node) -> Call:
         """Start the replacement of a node."""
         return Call(self, node)
-
-    def define(self, body: ir.Function) -> None:
-        """Give the model the body of a function that it is to call."""
-        add_function(self._model, body)
 
     def unique(self, name: str) -> str:
         """Return the name, with a number where it is taken."""
@@ -133,13 +129,7 @@ class Call:
 
     def finish(self, results: dict[int, ir.Value]) -> None:
         """Put the new nodes in the place of the old one; ``results`` by output index."""
-        graph = self.node.graph
-        if graph is None:
-            raise ValueError(f"{self.node.op_type} stands in no graph")
-        old = [self.node.outputs[index] for index in results]
-        ir.convenience.replace_nodes_and_values(
-            graph, self.node, [self.node], self.nodes, old, list(results.values())
-        )
+        replace_node(self.node, self.nodes, results)
 
 
 def _layer_norm(
@@ -247,15 +237,12 @@ def _own(call: Call) -> str | None:
     """Split onnxfold's Add[Bias]Norm[WithSum](X, residual[, linear_bias][, scale[, bias]])."""
     fused = SIGNATURES[call.node.op_type]
     name = op_name(statistics=fused.statistics, affine=fused.affine)
-    dtype = call.required(0).dtype or call.node.outputs[0].dtype
-    if dtype is None:
-        return "its element type is unknown"
     bias = call.required(2) if fused.linear_bias else None
     total = call.add(call.required(0), bias, call.required(1))
     attributes = {key: attribute.value for key, attribute in call.node.attributes.items()}
     affine = call.node.inputs[3 if fused.linear_bias else 2 :]
     normed = call.emit(name, (total, *affine), domain=DOMAIN, **attributes)
-    call.builder.define(function(name, call.opset, dtype))
+    normed[0].type, normed[0].shape = call.node.outputs[0].type, call.node.outputs[0].shape
     call.finish({0: normed[0], 1: total} if fused.with_sum else {0: normed[0]})
     return None
 

@@ -1,6 +1,6 @@
 """A working copy of a model in which every norm stands alone.
 
-Calls of model-local functions are inlined, except onnxfold's own, and operators that fuse a
+Calls of model-local functions are inlined, except those that are ours, and operators that fuse a
 residual addition with a norm are split into the addition and the norm, so that the analysis
 walks through the addition; lowering fuses them again.  Transposes that an optimizer moved into
 a norm are moved back in front of it.  Factors in a row are merged.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import onnx
 import onnx_ir as ir
@@ -17,15 +18,16 @@ import onnx_ir as ir
 from onnxfold.errors import ModelError
 from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.graph.traversal import all_graphs
+from onnxfold.operators.functions import DOMAIN
 from onnxfold.passes.prepare.hoist_transposes import hoist_transposes
 from onnxfold.passes.prepare.merge_constant_factors import merge_constant_factors
+from onnxfold.passes.prepare.own_functions import is_ours
 from onnxfold.passes.prepare.split_skip_norms import SPLITTERS, Builder
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.shapes import complete, fill_types, infer
+from onnxfold.shapes import fill_types, infer
 
 __all__ = ["Prepared", "prepare"]
 
-_OWN_DOMAIN = "onnxfold"
 _OVERRIDABLE_SINCE_IR = 4
 
 
@@ -37,11 +39,16 @@ class Prepared:
     could not be split, and why.
     """
 
-    model: ir.Model
+    info: ModelInfo
     inlined: tuple[str, ...]
     split: tuple[str, ...]
     left: tuple[Refusal, ...] = ()
     moved: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> ir.Model:
+        """The working copy itself."""
+        return self.info.model
 
 
 def prepare(model: ir.Model) -> Prepared:
@@ -56,31 +63,30 @@ def prepare(model: ir.Model) -> Prepared:
         # Every initializer had to be listed as an input, and none could be overridden.
         RemoveInitializersFromInputsPass()(clone)
     inlined = _inline(clone)
-    fill_types(clone)
     split, left = _split_all(clone)
     moved = hoist_transposes(clone, Builder(clone).unique)
-    if split or moved:
-        fill_types(clone)
-    complete(ModelInfo(clone))
-    if merge_constant_factors(clone):
-        infer(clone)
-    return Prepared(clone, inlined, split, left, moved)
+    info = infer(clone)
+    if merge_constant_factors(info):
+        info = ModelInfo(clone)
+    return Prepared(info, inlined, split, left, moved)
 
 
 def _split_all(model: ir.Model) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
-    """Split skip forms until no more can be: it asks for types, and gives types to those behind."""
-    done: tuple[str, ...] = ()
-    while True:
+    """Split skip forms until no more can be; types are inferred only where one asks for them."""
+    done, left = _split(model)
+    while left:
+        fill_types(model)
         split, left = _split(model)
         done += split
-        if not split or not left:
-            return done, left
-        fill_types(model)
+        if not split:
+            break
+    return done, left
 
 
 def _inline(model: ir.Model) -> tuple[str, ...]:
-    before = {identifier: function.name for identifier, function in model.functions.items()}
-    if not before:
+    ours = _own_functions(model)
+    foreign = model.functions.keys() - ours
+    if not foreign:
         return ()
     for function in model.functions.values():
         used = {node.domain for node in function.all_nodes()}
@@ -91,15 +97,34 @@ def _inline(model: ir.Model) -> tuple[str, ...]:
 
     renamed = _Renamed()
     inline = InlinePass(
-        criteria=lambda function: _may_inline(model, function) and renamed.next_call(function)
+        criteria=lambda function: (
+            function.identifier() not in ours
+            and _may_inline(model, function)
+            and renamed.next_call(function)
+        )
     )
     try:
         inline(model)
     except ir.passes.PreconditionError as error:
         raise ModelError("model-local functions of the model call themselves") from error
     _drop_unused(model)
-    gone = [key for key in before if key not in model.functions and key[0] != _OWN_DOMAIN]
+    for domain, name, _ in foreign & model.functions.keys():
+        if domain == DOMAIN:
+            raise ModelError(
+                f"the model has a function '{domain}.{name}' of its own, which cannot be inlined: "
+                "rename its domain"
+            )
+    gone = sorted(key for key in foreign if key not in model.functions)
     return tuple(f"{domain}.{name}" if domain else name for domain, name, _ in gone)
+
+
+def _own_functions(model: ir.Model) -> set[ir.OperatorIdentifier]:
+    calls: dict[ir.OperatorIdentifier, list[ir.Node]] = {key: [] for key in model.functions}
+    bodies = (body.all_nodes() for body in model.functions.values())
+    for node in chain(model.graph.all_nodes(), *bodies):
+        if node.op_identifier() in calls:
+            calls[node.op_identifier()].append(node)
+    return {key for key, body in model.functions.items() if is_ours(body, calls[key])}
 
 
 def _take_version_of(model: ir.Model, function: ir.Function) -> None:
@@ -151,8 +176,6 @@ class _Renamed:
 
 def _may_inline(model: ir.Model, function: ir.Function) -> bool:
     """Whether the body means the same in the main graph: one version of every domain."""
-    if function.domain == _OWN_DOMAIN:
-        return False
     imports = model.graph.opset_imports
     same = all(imports.get(key, version) == version for key, version in _imports(function))
     graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)

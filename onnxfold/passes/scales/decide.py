@@ -8,22 +8,59 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
-from onnxfold.norms.site import NormKind, NormSite
+from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.options import Target
 from onnxfold.passes.affine.walk import Root
-from onnxfold.passes.fusion import Place, ReaderRef, ScaleFusion
-from onnxfold.passes.scales.writer import ChannelOp, Writer, channel_op, writer_of
+from onnxfold.passes.base import Settings
+from onnxfold.passes.narrow import refuse_narrow
+from onnxfold.passes.places import Place, ReaderRef
+from onnxfold.passes.ranges import RangeWarning, range_warning
+from onnxfold.passes.scales.attention import scales_scores
+from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
+from onnxfold.passes.scales.writer import ChannelOp, Writer, channel_op, embedded, writer_of
 from onnxfold.refusal import Refusal
 
-__all__ = ["decide_scales"]
+__all__ = ["decide", "decide_scales"]
+
+
+def decide(info: ModelInfo, settings: Settings) -> ScalesPlan:
+    """Return what linear layers take over, and which weights that widens much."""
+    fusions = decide_scales(
+        info,
+        find_norms(info),
+        allow_split_bytes=settings.allow_split_bytes,
+        scores=settings.target is Target.KERNELS,
+    )
+    return ScalesPlan(fusions, _ranges(info, fusions, settings.range_limit))
+
+
+def _ranges(
+    view: ModelInfo, fusions: Iterable[ScaleFusion], limit: float
+) -> tuple[RangeWarning, ...]:
+    """Return a warning for every weight whose range a scale widens more than ``limit`` times."""
+    values = view.by_ref()
+    warnings = []
+    for fusion in fusions:
+        node = values[fusion.output].producer()
+        op = None if node is None else channel_op(view, node)
+        if op is None or op.scale is None or not fusion.scaled:
+            continue
+        place = fusion.scaled[0]
+        scale = embedded(op.scale, fusion.part, place.channels.size)
+        found = range_warning(view, fusion.name, place, place.channels, scale, limit)
+        if found is not None:
+            warnings.append(found)
+    return tuple(warnings)
 
 
 def decide_scales(
-    view: ModelInfo, sites: Iterable[NormSite], *, allow_split_bytes: int
+    view: ModelInfo, sites: Iterable[NormSite], *, allow_split_bytes: int, scores: bool = True
 ) -> tuple[ScaleFusion, ...]:
     """Return the operators that a linear layer before them can do in its weights.
 
     The nodes of a norm stay, whatever they are, but for the alpha of a DyT.  A weight with other
-    readers is copied up to ``allow_split_bytes``, and left alone above.
+    readers is copied up to ``allow_split_bytes``, and left alone above.  Without ``scores`` the
+    scales of attention scores stay.
     """
     of_norms = {node for site in sites if site.kind is not NormKind.DYT for node in site.nodes}
     passed: set[ir.Node] = set()
@@ -31,7 +68,7 @@ def decide_scales(
     fusions: list[ScaleFusion] = []
     for node in view.nodes():
         op = None if node in of_norms else channel_op(view, node)
-        if op is None:
+        if op is None or (not scores and scales_scores(view, node)):
             continue
         writer = writer_of(view, op, frozenset(passed))
         if isinstance(writer, Refusal):
@@ -54,6 +91,8 @@ def _fusion(
         if shifted is None:
             return None
     roots = (writer.weight, *writer.biases) if op.scale is not None else ()
+    if any(refuse_narrow(view, root.value) for root in (writer.weight, *writer.biases)):
+        return None
     scaled = tuple(_place(view, root) for root in roots)
     if biased and op.scale is not None and writer.new_bias is not None:
         channels = writer.output.renamed(dict.fromkeys(writer.output.axes, 0))

@@ -13,6 +13,7 @@ from typing import Any
 from mlserver import MLModel, ModelSettings
 from mlserver.errors import InferenceError, MLServerError
 from mlserver.handlers import DataPlane
+from mlserver.registry import MultiModelRegistry
 from mlserver.settings import ModelParameters
 from mlserver.types import (
     Datatype,
@@ -23,16 +24,29 @@ from mlserver.types import (
     ResponseOutput,
 )
 
+from onnxfold.runtime.library import device_of
 from onnxfold.serving.batching import Batcher, RunError
 from onnxfold.serving.codec import RequestError, Tensor, decode, selected
 from onnxfold.serving.engine import Engine
 from onnxfold.serving.host import metrics
-from onnxfold.serving.optimized import prepared
+from onnxfold.serving.optimized import served_file
 from onnxfold.serving.settings import NamedModel, ServeSettings
 from onnxfold.serving.signature import Array, TensorSpec
+from onnxfold.serving.statistics import Statistics
+from onnxfold.serving.triton.config import ModelConfig
+from onnxfold.serving.triton.device import Device
 
-__all__ = ["OnnxModel", "Shared", "demand_ready", "model_settings"]
+__all__ = [
+    "VERSION",
+    "OnnxModel",
+    "Shared",
+    "demand_ready",
+    "model_settings",
+    "ready_model",
+    "statistics",
+]
 
+VERSION = "1"  # of every model: a file that is loaded again takes the place of the old one
 _INTERNAL_ERROR, _UNAVAILABLE = 500, 503
 
 
@@ -59,6 +73,7 @@ class OnnxModel(MLModel):
         self._shared: Shared = extra["shared"]
         self._engine: Engine | None = None
         self._batcher: Batcher | None = None
+        self._statistics = Statistics()
 
     def loaded(self) -> Engine:
         """Return the loaded model; raises MLServerError where it is not."""
@@ -78,6 +93,7 @@ class OnnxModel(MLModel):
             delay_s=settings.batch_delay_ms / 1000,
             stackable=engine.unbatched is None,
             observe=self._observe,
+            ran=self._statistics.ran,
         )
         metrics.WAITING.labels(self.name).set_function(self._waiting)
         return True
@@ -93,25 +109,55 @@ class OnnxModel(MLModel):
         signature = self.loaded().signature
         return MetadataModelResponse(
             name=self.name,
-            versions=[],
+            versions=[VERSION],
             platform="onnxruntime_onnx",
             inputs=[_described(spec) for spec in signature.inputs],
             outputs=[_described(spec) for spec in signature.outputs],
         )
 
+    def config(self) -> dict[str, Any]:
+        """Return the model's configuration, as Triton's extension `model_configuration` has it."""
+        settings, engine = self._shared.settings, self.loaded()
+        return ModelConfig(
+            self.name,
+            engine.signature,
+            max_batch=settings.max_batch if engine.unbatched is None else 0,
+            device=Device.CPU if device_of(settings.providers) == "cpu" else Device.GPU,
+            threads=settings.threads,
+            count=settings.workers,
+            delay_us=round(settings.batch_delay_ms * 1000),
+        ).document()
+
+    def statistics(self) -> dict[str, Any]:
+        """Return what the model has done, as Triton's extension `statistics` has it."""
+        return self._statistics.document(self.name, VERSION)
+
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+        start = time.perf_counter()
+        try:
+            response = await self._answer(payload)
+        except MLServerError:
+            self._statistics.fail.add(time.perf_counter() - start)
+            raise
+        self._statistics.success.add(time.perf_counter() - start)
+        return response
+
+    async def _answer(self, payload: InferenceRequest) -> InferenceResponse:
         engine, batcher = self.loaded(), self._batcher
         assert batcher is not None  # noqa: S101 - they are set together
         tensors = [Tensor(t.name, t.datatype, t.shape, t.data) for t in payload.inputs]
         asked = [output.name for output in payload.outputs or ()]
         try:
             names = selected(asked, engine.signature)
-            arrays = await batcher.submit(decode(tensors, engine.signature), names)
+            start = time.perf_counter()
+            feeds = decode(tensors, engine.signature)
+            self._statistics.decode.add(time.perf_counter() - start)
+            arrays = await batcher.submit(feeds, names)
         except RequestError as error:
             raise InferenceError(f"{self.name}: {error}") from error
         except RunError as error:
             raise MLServerError(f"{self.name}: {error}", status_code=_INTERNAL_ERROR) from error
-        types = {spec.name: spec.datatype for spec in engine.signature.outputs}
+        types = {spec.name: spec.datatype.name for spec in engine.signature.outputs}
         # Packed as they are, unchecked: the endpoints write arrays as bytes or as JSON.
         outputs = [
             ResponseOutput.model_construct(
@@ -119,15 +165,16 @@ class OnnxModel(MLModel):
             )
             for name, array in zip(names, arrays, strict=True)
         ]
-        return InferenceResponse.model_construct(model_name=self.name, outputs=outputs)
+        return InferenceResponse.model_construct(
+            model_name=self.name, model_version=VERSION, outputs=outputs
+        )
 
     def _open(self) -> Engine:
-        settings, path = self._shared.settings, self._source.path
-        if settings.optimize:
-            path = prepared(path, self._shared.folder)
-        return Engine.open(
-            path, name=self.name, threads=settings.threads, providers=settings.providers
-        )
+        settings, shared = self._shared.settings, self._shared
+        with served_file(self._source.path, shared.folder, optimize=settings.optimize) as path:
+            return Engine.open(
+                path, name=self.name, threads=settings.threads, providers=settings.providers
+            )
 
     def _run(
         self, engine: Engine, feeds: Mapping[str, Array], outputs: Sequence[str]
@@ -149,13 +196,37 @@ class OnnxModel(MLModel):
         return 0 if self._batcher is None else self._batcher.waiting
 
 
+async def ready_model(registry: MultiModelRegistry, name: str, version: str | None) -> OnnxModel:
+    """Return a loaded model; raises as :func:`demand_ready` does."""
+    model = await registry.get_model(name, version)
+    if not model.ready:
+        raise _loading(name)
+    assert isinstance(model, OnnxModel)  # noqa: S101 - the registry holds no other
+    return model
+
+
+async def statistics(
+    registry: MultiModelRegistry, name: str | None, version: str | None
+) -> dict[str, Any]:
+    """Return the statistics of a loaded model, of all that are loaded where none is named."""
+    if name:
+        models = [await ready_model(registry, name, version)]
+    else:
+        models = [model for model in await registry.get_models() if model.ready]
+    return {"model_stats": [model.statistics() for model in models]}
+
+
+def _loading(name: str) -> MLServerError:
+    return MLServerError(f"model '{name}' is loading", status_code=_UNAVAILABLE)
+
+
 async def demand_ready(data_plane: DataPlane, name: str, version: str | None) -> None:
     """Raise ModelNotFound for an unknown model, and for one that still loads a 503.
 
     Asked before MLServer's own inference, which would keep a counter for every name it is asked.
     """
     if not await data_plane.model_ready(name, version):
-        raise MLServerError(f"model '{name}' is loading", status_code=_UNAVAILABLE)
+        raise _loading(name)
 
 
 def model_settings(model: NamedModel, shared: Shared) -> ModelSettings:
@@ -165,9 +236,9 @@ def model_settings(model: NamedModel, shared: Shared) -> ModelSettings:
         name=model.name,
         implementation=OnnxModel,
         platform="onnxruntime_onnx",
-        parameters=ModelParameters(uri=str(model.path), extra=extra),
+        parameters=ModelParameters(uri=str(model.path), version=VERSION, extra=extra),
     )
 
 
 def _described(spec: TensorSpec) -> MetadataTensor:
-    return MetadataTensor(name=spec.name, datatype=Datatype(spec.datatype), shape=spec.shape)
+    return MetadataTensor(name=spec.name, datatype=Datatype(spec.datatype.name), shape=spec.shape)

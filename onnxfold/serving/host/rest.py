@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import orjson
@@ -30,15 +30,17 @@ from mlserver.types import (
     RequestInput,
     RequestOutput,
 )
-from starlette.requests import ClientDisconnect
 
 from onnxfold.serving.codec import RequestError, elements, raw_bytes
-from onnxfold.serving.host.model import demand_ready
+from onnxfold.serving.host.connection import Connection
+from onnxfold.serving.host.intake import Intake
+from onnxfold.serving.host.model import demand_ready, ready_model, statistics
+from onnxfold.serving.settings import ServeSettings
 
 __all__ = ["Metrics", "Rest"]
 
 _JSON_SIZE = "inference-header-content-length"
-_INFER = ("/v2/models/{model_name}/infer", "/v2/models/{model_name}/versions/{model_version}/infer")
+_VERSIONED = ("/v2/models/{model_name}", "/v2/models/{model_name}/versions/{model_version}")
 _INDEX = "/v2/repository/index"
 
 
@@ -62,41 +64,65 @@ class _Uvicorn(uvicorn.Server):
 class Metrics(MetricsServer):
     """MLServer's metrics server, stopped by us."""
 
-    def __init__(self, settings: Any) -> None:
+    def __init__(self, settings: Any, asked: ServeSettings) -> None:
         super().__init__(settings)
         self.opened = asyncio.Event()
+        self._asked = asked
 
     async def start(self) -> None:
-        self._server = _Uvicorn(self._get_config(), self.opened)
+        config = self._get_config()
+        _guard(config, self._asked)
+        self._server = _Uvicorn(config, self.opened)
         await self._server.serve()
 
 
 class Rest(RESTServer):
     """MLServer's REST server with our inference endpoint, stopped by us."""
 
-    def __init__(self, settings: Any, data_plane: Any, handlers: Any, *, grace_s: float) -> None:
+    def __init__(
+        self, settings: Any, data_plane: Any, handlers: Any, registry: Any, asked: ServeSettings
+    ) -> None:
         super().__init__(settings, data_plane, handlers)
+        self._registry = registry
         self.opened = asyncio.Event()
-        self._grace_s = grace_s
+        self._asked = asked
         self._replace_routes()
 
     async def start(self) -> None:
         config = self._get_config()
-        config.timeout_graceful_shutdown = self._grace_s
+        config.timeout_graceful_shutdown = self._asked.grace_s
+        self._intake = _guard(config, self._asked)
         self._server = _Uvicorn(config, self.opened)
         await self._server.serve()
+
+    async def stop(self, sig: int | None = None) -> None:
+        """Refuse what has not come whole; what has is answered within the grace period."""
+        self._intake.stop()
+        await super().stop(sig)
 
     async def infer(
         self, request: Request, model_name: str, model_version: str | None = None
     ) -> Response:
         """Answer POST /v2/models/{model}/infer."""
         await demand_ready(self._data_plane, model_name, model_version)
-        payload, wanted = _read(await _body(request), request.headers)
+        payload, wanted = _read(await request.body(), request.headers)
         try:
             response = await self._data_plane.infer(payload, model_name, model_version)
         except asyncio.CancelledError:  # uvicorn cancels what the grace period has not seen end
             raise MLServerError("the server is stopping", status_code=503) from None
         return _written(response, wanted)
+
+    async def config(self, model_name: str, model_version: str | None = None) -> Response:
+        """Answer GET /v2/models/{model}/config."""
+        model = await ready_model(self._registry, model_name, model_version)
+        return Response(orjson.dumps(model.config()), media_type="application/json")
+
+    async def statistics(
+        self, model_name: str | None = None, model_version: str | None = None
+    ) -> Response:
+        """Answer GET /v2/models/{model}/stats, and /v2/models/stats for all models."""
+        document = await statistics(self._registry, model_name, model_version)
+        return Response(orjson.dumps(document), media_type="application/json")
 
     async def index(self, request: Request) -> Any:
         """Answer POST /v2/repository/index, whose body may be missing."""
@@ -105,7 +131,7 @@ class Rest(RESTServer):
         return await self._model_repository_handlers.index(payload)
 
     def _replace_routes(self) -> None:
-        """Put our endpoints in; drop streams and `generate`, which an ONNX model has not."""
+        """Put our endpoints in; drop streams and `generate`, which an ONNX model lacks."""
         router = self._app.router
         theirs = ("/infer", "/infer_stream", "/generate", "/generate_stream")
         router.routes[:] = [
@@ -113,22 +139,27 @@ class Rest(RESTServer):
             for route in router.routes
             if not route.path.endswith(theirs) and route.path != _INDEX
         ]
-        for path in _INFER:
-            router.routes.append(APIRoute(path, self.infer, methods=["POST"], response_model=None))
+        for path in _VERSIONED:
+            for name, method, endpoint in (
+                ("infer", "POST", self.infer),
+                ("config", "GET", self.config),
+                ("stats", "GET", self.statistics),
+            ):
+                router.routes.append(
+                    APIRoute(f"{path}/{name}", endpoint, methods=[method], response_model=None)
+                )
+        # Before the metadata of a model: none can be asked for under the name `stats` any more.
+        router.routes.insert(0, APIRoute("/v2/models/stats", self.statistics, response_model=None))
         router.routes.append(APIRoute(_INDEX, self.index, methods=["POST"], response_model=None))
 
 
-async def _body(request: Request) -> bytes:
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding not in ("identity", "gzip", "deflate"):
-        raise MLServerError(f"a body may be gzip or deflate, not '{encoding}'", status_code=415)
-    try:
-        body = await request.body()  # MLServer's Request undoes gzip
-        return zlib.decompress(body) if encoding == "deflate" else body
-    except ClientDisconnect as error:  # nobody will read this, but the log is spared a traceback
-        raise InferenceError("the client left in the middle of its request") from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise InferenceError(f"the body is not {encoding}: {error}") from error
+def _guard(config: uvicorn.Config, asked: ServeSettings) -> Intake:
+    """Put the limits, the token and TLS before an application."""
+    config.app = intake = Intake(config.app, asked)
+    config.http = partial(Connection, header_timeout_s=asked.header_timeout_s)
+    if asked.tls is not None:
+        config.ssl_certfile, config.ssl_keyfile = asked.tls
+    return intake
 
 
 def _json(text: bytes | memoryview) -> dict[str, Any]:
@@ -147,7 +178,7 @@ def _read(
     """Return the request, and for each output, and "" for the rest, whether binary is wanted."""
     size = headers.get(_JSON_SIZE)
     if size is not None and not (size.isascii() and size.isdigit() and int(size) <= len(body)):
-        raise InferenceError(f"the header {_JSON_SIZE} is no size within the body: '{size}'")
+        raise InferenceError(f"the header {_JSON_SIZE} is not a size within the body: '{size}'")
     split = len(body) if size is None else int(size)
     binary = memoryview(body)[split:]
     document = _json(memoryview(body)[:split])
@@ -212,7 +243,9 @@ def _input(entry: Any, binary: memoryview) -> tuple[RequestInput, int]:
         raise InferenceError(f"input '{name}' claims {size} bytes, the body has {len(binary)} left")
     else:
         data = binary[:size]
-    datatype = str(entry.get("datatype"))
+    datatype = entry.get("datatype")
+    if not isinstance(datatype, str):
+        raise InferenceError(f"input '{name}' has no datatype")
     return RequestInput.model_construct(name=name, datatype=datatype, shape=shape, data=data), size
 
 
@@ -234,7 +267,14 @@ def _written(response: InferenceResponse, wanted: Mapping[str, bool | None]) -> 
             except RequestError as error:
                 raise InferenceError(f"{response.model_name}: {error}") from error
         outputs.append(entry)
-    head = orjson.dumps({"model_name": response.model_name, "id": response.id, "outputs": outputs})
+    head = orjson.dumps(
+        {
+            "model_name": response.model_name,
+            "model_version": response.model_version,
+            "id": response.id,
+            "outputs": outputs,
+        }
+    )
     if not tail:
         return Response(head, media_type="application/json")
     return Response(

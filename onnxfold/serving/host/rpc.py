@@ -7,6 +7,8 @@ as raw contents, which every client reads and which alone can carry FP16.
 from __future__ import annotations
 
 import asyncio
+import hmac
+from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Any
 
@@ -18,29 +20,27 @@ from mlserver.grpc.dataplane_pb2_grpc import add_GRPCInferenceServiceServicer_to
 from mlserver.grpc.interceptors import PromServerInterceptor
 from mlserver.grpc.server import GRPCServer
 from mlserver.grpc.servicers import InferenceServicer
-from mlserver.types import InferenceRequest, RequestInput, RequestOutput
+from mlserver.types import (
+    InferenceRequest,
+    RepositoryIndexRequest,
+    RequestInput,
+    RequestOutput,
+)
 
 from onnxfold.serving.codec import raw_bytes
-from onnxfold.serving.host.model import demand_ready
+from onnxfold.serving.datatypes import BY_NAME
+from onnxfold.serving.host.extensions import (
+    SERVICE,
+    config_response,
+    message,
+    statistics_response,
+)
+from onnxfold.serving.host.model import demand_ready, ready_model, statistics
 from onnxfold.serving.host.sockets import unsent
+from onnxfold.serving.settings import ServeSettings
 
 __all__ = ["Rpc"]
 
-# Where a tensor that is not raw has its elements.
-_CONTENTS = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
-}
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     404: grpc.StatusCode.NOT_FOUND,
@@ -48,6 +48,9 @@ _CODES = {
 }
 _MESSAGE_BYTES = 2**31 - 1
 _POLL_S = 0.01
+_LAST_S = 0.5
+# Asked without a token, by orchestrators.
+_OPEN_CALLS = (f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady")
 
 
 class _Servicer(InferenceServicer):
@@ -85,6 +88,7 @@ class _Servicer(InferenceServicer):
             await context.abort(code, str(error))
         return pb.ModelInferResponse(
             model_name=result.model_name,
+            model_version=result.model_version,
             id=result.id or "",
             outputs=[
                 pb.ModelInferResponse.InferOutputTensor(
@@ -93,6 +97,26 @@ class _Servicer(InferenceServicer):
                 for output in result.outputs
             ],
             raw_output_contents=[raw_bytes(output.data) for output in result.outputs],
+        )
+
+    async def RepositoryIndex(  # noqa: N802 - the protocol's name
+        self, request: pb.RepositoryIndexRequest, context: aio.ServicerContext
+    ) -> pb.RepositoryIndexResponse:
+        """Name the models and their states; MLServer's own writes a state as 'State.READY'."""
+        index = await self._model_repository_handlers.index(
+            RepositoryIndexRequest(ready=request.ready)
+        )
+        entry = pb.RepositoryIndexResponse.ModelIndex
+        return pb.RepositoryIndexResponse(
+            models=[
+                entry(
+                    name=one.name,
+                    version=one.version or "",
+                    state=one.state.value,
+                    reason=one.reason,
+                )
+                for one in index
+            ]
         )
 
     async def ModelReady(  # noqa: N802 - the protocol's name
@@ -111,25 +135,90 @@ class _Servicer(InferenceServicer):
             self._last_ended.set()
 
 
+def _extensions(registry: Any) -> grpc.GenericRpcHandler:
+    """Answer the calls of Triton's that MLServer's service does not have."""
+
+    async def config(request: Any, context: aio.ServicerContext) -> Any:
+        model = await _found(ready_model(registry, request.name, request.version or None), context)
+        return config_response(model.config())
+
+    async def stats(request: Any, context: aio.ServicerContext) -> Any:
+        wanted = statistics(registry, request.name or None, request.version or None)
+        return statistics_response(await _found(wanted, context))
+
+    calls = {"ModelConfig": config, "ModelStatistics": stats}
+    return grpc.method_handlers_generic_handler(
+        SERVICE,
+        {
+            name: grpc.unary_unary_rpc_method_handler(
+                call,
+                request_deserializer=message(f"{name}Request").FromString,
+                response_serializer=message(f"{name}Response").SerializeToString,
+            )
+            for name, call in calls.items()
+        },
+    )
+
+
+async def _found(wanted: Awaitable[Any], context: aio.ServicerContext) -> Any:
+    try:
+        return await wanted
+    except MLServerError as error:
+        await context.abort(_CODES.get(error.status_code, grpc.StatusCode.INTERNAL), str(error))
+
+
+class _Token(aio.ServerInterceptor):
+    """Lets a call pass that shows the token, as `authorization: Bearer TOKEN`."""
+
+    def __init__(self, token: str) -> None:
+        self._wanted = f"Bearer {token}".encode()
+
+    async def intercept_service(self, continuation: Any, call: Any) -> Any:
+        shown = dict(call.invocation_metadata).get("authorization", "")
+        if call.method in _OPEN_CALLS or hmac.compare_digest(str(shown).encode(), self._wanted):
+            return await continuation(call)
+        return grpc.unary_unary_rpc_method_handler(_unauthenticated)
+
+
+async def _unauthenticated(_: object, context: aio.ServicerContext) -> None:
+    await context.abort(
+        grpc.StatusCode.UNAUTHENTICATED, "the call has not the token of this server"
+    )
+
+
 class Rpc(GRPCServer):
     """MLServer's gRPC server with our servicer and a grace period of our choice."""
 
-    def __init__(self, settings: Any, data_plane: Any, handlers: Any, *, grace_s: float) -> None:
+    def __init__(
+        self, settings: Any, data_plane: Any, handlers: Any, registry: Any, asked: ServeSettings
+    ) -> None:
         super().__init__(settings, data_plane, handlers)
+        self._registry = registry
         self.opened = asyncio.Event()
-        self._grace_s = grace_s
+        self._asked = asked
 
     async def start(self) -> None:
-        size = ("grpc.max_send_message_length", "grpc.max_receive_message_length")
+        interceptors = [PromServerInterceptor(enable_handling_time_histogram=True)]
+        if self._asked.token is not None:
+            interceptors.append(_Token(self._asked.token))
         self._server = aio.server(
-            interceptors=[PromServerInterceptor(enable_handling_time_histogram=True)],
-            options=[(name, _MESSAGE_BYTES) for name in size],
+            interceptors=interceptors,
+            options=[
+                ("grpc.max_send_message_length", _MESSAGE_BYTES),
+                ("grpc.max_receive_message_length", self._asked.max_request_bytes),
+            ],
         )
         self._servicer = _Servicer(self._data_plane, self._model_repository_handlers)
         add_GRPCInferenceServiceServicer_to_server(self._servicer, self._server)
+        self._server.add_generic_rpc_handlers((_extensions(self._registry),))
         host = self._settings.host
         address = f"[{host}]" if ":" in host else host
-        self._server.add_insecure_port(f"{address}:{self._settings.grpc_port}")
+        at = f"{address}:{self._settings.grpc_port}"
+        if self._asked.tls is None:
+            self._server.add_insecure_port(at)
+        else:
+            chain, key = (path.read_bytes() for path in self._asked.tls)
+            self._server.add_secure_port(at, grpc.ssl_server_credentials([(key, chain)]))
         await self._server.start()
         self.opened.set()
         await self._server.wait_for_termination()
@@ -142,13 +231,14 @@ class Rpc(GRPCServer):
         of the answer by then would be lost.
         """
         clock = asyncio.get_running_loop().time
-        end = clock() + self._grace_s
+        end = clock() + self._asked.grace_s
         with suppress(TimeoutError):  # calls that have not ended are cancelled below
             async with asyncio.timeout_at(end):
                 await self._servicer.drain()
                 while unsent(self._settings.grpc_port):
                     await asyncio.sleep(_POLL_S)
-        await self._server.stop(grace=max(0.0, end - clock()))
+        # What is left are calls whose message has not come whole: they are not waited for.
+        await self._server.stop(grace=max(0.0, min(_LAST_S, end - clock())))
 
 
 def _read(request: pb.ModelInferRequest) -> InferenceRequest:
@@ -159,16 +249,22 @@ def _read(request: pb.ModelInferRequest) -> InferenceRequest:
         )
     inputs = []
     for number, tensor in enumerate(request.inputs):
-        if tensor.datatype not in _CONTENTS and tensor.datatype != "FP16":
+        datatype = BY_NAME.get(tensor.datatype)
+        if datatype is None:
             raise InferenceError(
                 f"input '{tensor.name}' has the datatype '{tensor.datatype}', "
                 "which the protocol does not know"
             )
         if raw and tensor.HasField("contents"):
             raise InferenceError(f"input '{tensor.name}' has raw contents and others too")
-        if not raw and tensor.datatype == "FP16":
-            raise InferenceError(f"input '{tensor.name}' is FP16, which must be sent raw")
-        data = raw[number] if raw else list(getattr(tensor.contents, _CONTENTS[tensor.datatype]))
+        if raw:
+            data = raw[number]
+        elif datatype.contents is None:
+            raise InferenceError(
+                f"input '{tensor.name}' is {datatype.name}, which must be sent raw"
+            )
+        else:
+            data = list(getattr(tensor.contents, datatype.contents))
         inputs.append(
             RequestInput.model_construct(
                 name=tensor.name, datatype=tensor.datatype, shape=list(tensor.shape), data=data

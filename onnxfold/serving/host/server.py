@@ -27,7 +27,7 @@ __all__ = ["run"]
 
 Started = Callable[[Sequence[OnnxModel]], None]
 
-_EXTENSIONS = ["binary_tensor_data", "model_repository"]
+_EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
 
 
 def run(settings: ServeSettings, *, quiet: bool, started: Started) -> None:
@@ -106,15 +106,17 @@ class _Server(MLServer):
         self._model_repository_handlers = _Handlers(
             repository=_Repository(self._shared), model_registry=self._model_registry
         )
-        parts: tuple[Any, ...] = (
+        asked = self._shared.settings
+        parts: tuple[Any, Any, Any, Any, ServeSettings] = (
             self._settings,
             self._data_plane,
             self._model_repository_handlers,
+            self._model_registry,
+            asked,
         )
-        grace = self._shared.settings.grace_s
-        self._rest_server = Rest(*parts, grace_s=grace)
-        self._grpc_server = Rpc(*parts, grace_s=grace)
-        self._metrics_server = Metrics(self._settings)
+        self._rest_server = Rest(*parts)
+        self._grpc_server = Rpc(*parts)
+        self._metrics_server = Metrics(self._settings, asked)
         self._kafka_server = None
 
     def _add_signal_handlers(self) -> None:
@@ -161,7 +163,9 @@ def _check_port(host: str, port: int, option: str) -> None:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, OverflowError) as error:
-        raise UsageError(f"--host {host} with {option} {port} is no address: {error}") from error
+        raise UsageError(
+            f"--host {host} with {option} {port} is not an address: {error}"
+        ) from error
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""config.pbtxt: the ModelConfig of Triton Inference Server as protobuf's text format.
+"""The ModelConfig of Triton Inference Server: as JSON, and as protobuf's text in config.pbtxt.
 
 The fields are those of model_config.proto (triton-inference-server/common); the rules for shapes
 are those of ValidateIOShape (core, model_config_utils.cc) and of the backend's own check
@@ -7,68 +7,95 @@ are those of ValidateIOShape (core, model_config_utils.cc) and of the backend's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from onnxfold.serving.signature import Signature, TensorSpec
 from onnxfold.serving.triton.device import Device
-from onnxfold.serving.triton.interface import Interface, Tensor
 
 __all__ = ["ModelConfig"]
+
+# Their values are names of an enum, which protobuf's text has without quotes.
+_ENUMS = frozenset({"data_type", "kind"})
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What Triton is told about a model.
+    """What Triton, or a client of the server, is told about a model.
 
-    ``max_batch`` 0 means that Triton joins no requests; ``library`` is the path of the kernels in
-    the server, None for a model without; ``threads`` None leaves ONNX Runtime its default.
+    ``max_batch`` 0 means that no requests are joined, and ``delay_us`` is how long one waits for
+    others; ``library`` is the path of the kernels in Triton, None for a model without; ``threads``
+    None leaves ONNX Runtime its default; ``count`` runs go on at once.
     """
 
     name: str
-    interface: Interface
+    signature: Signature
     max_batch: int
     device: Device
-    library: str | None
-    threads: int | None
+    library: str | None = None
+    threads: int | None = None
+    count: int = 1
+    delay_us: int = 0
 
     def text(self) -> str:
         """Return the content of config.pbtxt."""
-        return "\n".join(self._lines()) + "\n"
+        return "\n".join(_lines(self.document())) + "\n"
 
-    def _lines(self) -> Iterator[str]:
-        yield f"name: {_quoted(self.name)}"
-        yield 'platform: "onnxruntime_onnx"'
-        yield 'backend: "onnxruntime"'
-        yield f"max_batch_size: {self.max_batch}"
-        for tensor in self.interface.inputs:
-            # The backend takes no optional input together with batches; its default stays.
-            if not (tensor.optional and self.max_batch):
-                yield from self._tensor("input", tensor)
-        for tensor in self.interface.outputs:
-            yield from self._tensor("output", tensor)
-        yield f"instance_group {{ kind: KIND_{self.device.name} count: 1 }}"
+    def document(self) -> dict[str, Any]:
+        """Return the fields as JSON has them; maps are lists of keys and values, as in the text."""
+        # The backend does not combine an optional input with batches; its default stays.
+        inputs = self.signature.without_optional() if self.max_batch else self.signature
+        document: dict[str, Any] = {
+            "name": self.name,
+            "platform": "onnxruntime_onnx",
+            "backend": "onnxruntime",
+            "max_batch_size": self.max_batch,
+            "input": [self._tensor(spec) for spec in inputs.inputs],
+            "output": [self._tensor(spec) for spec in self.signature.outputs],
+            "instance_group": [{"kind": f"KIND_{self.device.name}", "count": self.count}],
+        }
         if self.max_batch:
-            yield "dynamic_batching { }"
+            delay = {"max_queue_delay_microseconds": self.delay_us} if self.delay_us else {}
+            document["dynamic_batching"] = delay
         if self.threads is not None:
-            value = f'value {{ string_value: "{self.threads}" }}'
-            yield f'parameters {{ key: "intra_op_thread_count" {value} }}'
+            value = {"string_value": str(self.threads)}
+            document["parameters"] = [{"key": "intra_op_thread_count", "value": value}]
         if self.library is not None:
-            yield f"model_operations {{ op_library_filename: {_quoted(self.library)} }}"
+            document["model_operations"] = {"op_library_filename": [self.library]}
+        return document
 
-    def _tensor(self, field: str, tensor: Tensor) -> Iterator[str]:
-        dims = [dim if isinstance(dim, int) else -1 for dim in tensor.dims]
-        if self.max_batch:
-            dims = dims[1:]
-        yield f"{field} {{"
-        yield f"  name: {_quoted(tensor.name)}"
-        yield f"  data_type: {tensor.data_type}"
-        yield f"  dims: [ {', '.join(map(str, dims or [1]))} ]"
+    def _tensor(self, spec: TensorSpec) -> dict[str, Any]:
+        dims = spec.shape[1:] if self.max_batch else spec.shape
+        tensor: dict[str, Any] = {
+            "name": spec.name,
+            "data_type": spec.datatype.triton,
+            "dims": dims or [1],
+        }
         # Triton has no empty dims; the backend takes [1] for a scalar, but not for a batch of them.
         if self.max_batch and not dims:
-            yield "  reshape { shape: [ ] }"
-        if tensor.optional:
-            yield "  optional: true"
-        yield "}"
+            tensor["reshape"] = {"shape": []}
+        if spec.optional:
+            tensor["optional"] = True
+        return tensor
+
+
+def _lines(message: Mapping[str, Any]) -> Iterator[str]:
+    """Write a message in protobuf's text format, a field a line."""
+    for field, value in message.items():
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, Mapping):
+                yield f"{field} {{ {' '.join(_lines(one))} }}"
+            else:
+                yield f"{field}: {_scalar(field, one)}"
+
+
+def _scalar(field: str, value: str | int) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) or field in _ENUMS:
+        return str(value)
+    return _quoted(value)
 
 
 def _quoted(text: str) -> str:

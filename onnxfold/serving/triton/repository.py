@@ -25,11 +25,18 @@ from onnxfold.check.batch_independence import two_rows, why_rows_mix
 from onnxfold.errors import ModelError, OnnxfoldError, UsageError
 from onnxfold.inputs import InputSpec
 from onnxfold.model_io.staging import StagingFolder
-from onnxfold.passes.stage_timer import Stages
+from onnxfold.options import Target
+from onnxfold.pipeline.stage_timer import Stages
 from onnxfold.runtime.library import get_library_path
+from onnxfold.serving.session import open_session
+from onnxfold.serving.signature import (
+    Signature,
+    signature_of,
+    why_not_batched,
+    why_unsure,
+)
 from onnxfold.serving.triton.config import ModelConfig
 from onnxfold.serving.triton.device import Device
-from onnxfold.serving.triton.interface import Interface, interface_of, open_session
 
 __all__ = ["Deployment", "Publication", "publish"]
 
@@ -79,9 +86,10 @@ def publish(
 ) -> Publication:
     """Optimize a model and publish it as one version in a repository of Triton.
 
-    ``options`` are those of :func:`onnxfold.optimize`. Raises as that does, UsageError for a
-    version or configuration that is there already or batches that the model cannot take,
-    ModelError for a model that Triton cannot serve. The repository is then as it was.
+    ``options`` are those of :func:`onnxfold.optimize`; the target is KERNELS unless one is given.
+    Raises as that does, UsageError for a version or configuration that is there already or batches
+    that the model cannot take, ModelError for a model that Triton cannot serve. The repository is
+    then as it was.
     """
     source = Path(model)
     chosen = _checked(source, deployment)
@@ -90,7 +98,8 @@ def publish(
         new = staging / "model"
         (new / "version").mkdir(parents=True)
         staged = new / "version" / _MODEL
-        report = optimize(source, staged, progress=progress, **options).report
+        given = {"target": Target.KERNELS, **options}
+        report = optimize(source, staged, progress=progress, **given).report
         library, why_not = _library(report, chosen.device)
         if library is not None:
             shutil.copyfile(library, new / library.name)
@@ -138,7 +147,7 @@ def _checked(source: Path, deployment: Deployment) -> Deployment:
     if deployment.keep_config and not (folder / CONFIG).is_file():
         raise UsageError(f"--keep-config: there is no '{folder / CONFIG}'")
     if not repository.parent.is_dir() or (repository.exists() and not repository.is_dir()):
-        raise ModelError(f"'{repository}' is no folder and cannot be made; make it first")
+        raise ModelError(f"'{repository}' is not a folder and cannot be made; make it first")
     in_server = deployment.in_server or repository.as_posix()
     return replace(deployment, repository=repository, name=name, in_server=in_server)
 
@@ -179,42 +188,49 @@ def _config(
     # This session runs on the CPU, whose own library need not be there where CUDA's is; the bodies
     # of the functions have the same shapes.
     with_kernels = library is not None and chosen.device is Device.CPU
-    session = open_session(staged, with_kernels=with_kernels)
-    interface = interface_of(session, staged)
+    name = str(chosen.name)
+    session = open_session(staged, name=name, library="cpu" if with_kernels else None)
+    signature = signature_of(session, staged, name)
+    _demand_elements(signature, name)
     untried = None
     if chosen.max_batch:
-        reason = interface.why_not_batched()
+        reason = why_not_batched(signature)
         if reason is None:
-            reason, untried = _try_rows(session, staged, interface, spec)
+            reason, untried = _try_rows(session, staged, signature, spec)
         if reason is not None:
             raise UsageError(
-                f"--max-batch {chosen.max_batch}: the model takes no batches: {reason}; without "
-                "the option Triton joins nothing"
+                f"--max-batch {chosen.max_batch}: the model cannot batch requests: {reason}; "
+                "without the option Triton joins nothing"
             )
     path = None
     if library is not None:
-        path = str(PurePosixPath(str(chosen.in_server)) / str(chosen.name) / library.name)
-    config = ModelConfig(
-        str(chosen.name), interface, chosen.max_batch, chosen.device, path, chosen.threads
-    )
+        path = str(PurePosixPath(str(chosen.in_server)) / name / library.name)
+    config = ModelConfig(name, signature, chosen.max_batch, chosen.device, path, chosen.threads)
     return config.text(), untried
 
 
+def _demand_elements(signature: Signature, name: str) -> None:
+    for spec in (*signature.inputs, *signature.outputs):
+        if 0 in spec.dims:
+            raise ModelError(
+                f"cannot serve '{name}': '{spec.name}' has the shape {list(spec.dims)}, without "
+                "any element, which Triton refuses"
+            )
+
+
 def _try_rows(
-    session: Any, staged: Path, interface: Interface, spec: InputSpec
+    session: Any, staged: Path, signature: Signature, spec: InputSpec
 ) -> tuple[str | None, str | None]:
     """Return why the rows of requests must not be joined, and why that could not be tried."""
     try:
         feeds = two_rows(model_io.load(staged), spec)
     except UsageError as error:
-        output = interface.unnamed_rows()
-        if output is not None:
-            reason = f"the first dimension of output '{output}' has not the name of the inputs'"
+        reason = why_unsure(signature)
+        if reason is not None:
             return f"{reason}, and no trial can be made: {error}", None
         return None, str(error)
-    required = {tensor.name for tensor in interface.inputs if not tensor.optional}
-    feeds = {name: array for name, array in feeds.items() if name in required}
-    return why_rows_mix(session, feeds, [tensor.name for tensor in interface.outputs]), None
+    feeds = {spec.name: feeds[spec.name] for spec in signature.without_optional().inputs}
+    return why_rows_mix(session, feeds, [tensor.name for tensor in signature.outputs]), None
 
 
 def _check_config(existing: Path, config: str, chosen: Deployment) -> None:

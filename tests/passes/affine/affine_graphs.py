@@ -11,12 +11,15 @@ import onnx
 import onnx_ir as ir
 
 from onnxfold.check.reference import Precision, run
+from onnxfold.graph.edit import Editor
 from onnxfold.norms import find_norms
-from onnxfold.passes.affine.apply import apply_affine
-from onnxfold.passes.affine.decide import AffineDecision, decide_affine
-from onnxfold.passes.fusion import AffineFusion
+from onnxfold.passes.affine.apply import apply
+from onnxfold.passes.affine.decide import decide_affine
+from onnxfold.passes.affine.plan import AffineFusion, AffinePlan
+from onnxfold.passes.affine.prove import prove_affine
+from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.proof import AffineProof, prove_affine
+from onnxfold.proof import Proof
 from onnxfold.shapes import infer
 
 Array = npt.NDArray[np.generic]
@@ -61,8 +64,8 @@ class Fused:
     """A model after affine fusion, what was decided, and the proof of it."""
 
     model: ir.Model
-    decision: AffineDecision
-    proof: AffineProof
+    decision: AffinePlan
+    proof: Proof
 
     @property
     def moved(self) -> tuple[int, int]:
@@ -79,24 +82,23 @@ class Fused:
 
 def fuse(model: ir.Model, limit: int = LARGE) -> Fused:
     """Fuse what can be fused; ``model`` is not changed."""
-    copy = prepare(model).model
-    view = infer(copy)
+    view = prepare(model).info
     sites = find_norms(view)
     assert sites
     decision = decide_affine(view, sites, allow_split_bytes=limit)
-    apply_affine(view, sites, decision.fusions)
-    return Fused(copy, decision, _proof(model, copy, decision.fusions))
+    apply(Editor(view), decision, Settings())
+    return Fused(view.model, decision, _proof(model, view.model, decision.fusions))
 
 
 def forced(model: ir.Model, fusions: tuple[AffineFusion, ...]) -> Fused:
     """Carry out fusions that were decided for another model of the same names."""
-    copy = prepare(model).model
-    view = infer(copy)
-    apply_affine(view, find_norms(view), fusions)
-    return Fused(copy, AffineDecision(fusions, ()), _proof(model, copy, fusions))
+    view = prepare(model).info
+    decision = AffinePlan(fusions)
+    apply(Editor(view), decision, Settings())
+    return Fused(view.model, decision, _proof(model, view.model, fusions))
 
 
-def _proof(original: ir.Model, result: ir.Model, fusions: tuple[AffineFusion, ...]) -> AffineProof:
+def _proof(original: ir.Model, result: ir.Model, fusions: tuple[AffineFusion, ...]) -> Proof:
     return prove_affine(infer(prepare(original).model), infer(result), fusions)
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from onnxfold.norms import find_norms
 from onnxfold.passes.affine.source import Source, source_of
-from onnxfold.passes.analysis import analyse
+from onnxfold.passes.base import Settings
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.pipeline import AFFINE_PASSES, decide_all
 from onnxfold.report.document import inspection
 from onnxfold.shapes import infer
 from tests.passes.affine.affine_graphs import Array, fuse, graph, weights
@@ -59,7 +60,7 @@ def test_a_plan_with_fusions_and_scales_is_read_back_equal() -> None:
         "double[B,4,6] y",
         {k: v for k, v in _weights().items() if k != "V"} | {"shape": np.array([0, 0, 6])},
     )
-    plan = analyse(prepare(model).model, fuse_affine=True).plan
+    plan = decide_all(prepare(model), Settings()).plan
     assert plan.fusions
     assert plan.scales
     assert not plan.empty
@@ -75,7 +76,7 @@ def test_the_report_counts_what_moved_and_describes_the_model_as_it_came() -> No
         "double[B,4,6] y",
         {k: v for k, v in _weights().items() if k not in ("V", "c")},
     )
-    document = inspection(analyse(prepare(model).model, fuse_affine=True))
+    document = inspection(decide_all(prepare(model), Settings()).findings)
     assert document["summary"]["gamma_fused"] == document["summary"]["beta_fused"] == 1
     assert document["model"]["nodes"] == len(model.graph)
     first, second = document["norms"]
@@ -84,7 +85,7 @@ def test_the_report_counts_what_moved_and_describes_the_model_as_it_came() -> No
     assert first["affine_reason"] is None
     assert not second["gamma_fused"]
     assert second["affine_reason"]["code"] == "exact_reader"
-    without = inspection(analyse(prepare(model).model))
+    without = inspection(decide_all(prepare(model), Settings(), without=AFFINE_PASSES).findings)
     assert without["summary"]["gamma_fused"] == 0
 
 
@@ -98,7 +99,7 @@ def test_a_gamma_that_widens_the_range_of_columns_is_reported(small: float, warn
         "double[B,4,6] y",
         {name: constants[name] for name in ("gamma", "beta", "W", "b")},
     )
-    document = inspection(analyse(prepare(model).model, fuse_affine=True, range_limit=16.0))
+    document = inspection(decide_all(prepare(model), Settings(range_limit=16.0)).findings)
     assert len(document["range_warnings"]) == warned
     for warning in document["range_warnings"]:
         assert warning["weight"] == "W"

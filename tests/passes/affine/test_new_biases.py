@@ -10,14 +10,16 @@ import onnx_ir as ir
 import pytest
 
 import onnxfold
+from onnxfold.graph.edit import Editor
 from onnxfold.norms import find_norms
 from onnxfold.options import Target
-from onnxfold.passes.affine.apply import apply_affine
+from onnxfold.passes.affine.apply import apply
 from onnxfold.passes.affine.decide import Weighing, decide_affine
-from onnxfold.passes.analysis import analyse
+from onnxfold.passes.affine.prove import prove_affine
+from onnxfold.passes.base import Settings
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.proof import prove_affine
+from onnxfold.pipeline import decide_all
 from onnxfold.shapes import infer
 from tests.passes.affine.affine_graphs import LARGE, Fused, error, graph, weights
 
@@ -55,11 +57,10 @@ def _model(body: str) -> ir.Model:
 
 
 def _fused(model: ir.Model, weighing: Weighing, *, spoil: float = 0.0) -> Fused:
-    copy = prepare(model).model
-    view = infer(copy)
-    sites = find_norms(view)
+    view = prepare(model).info
+    copy, sites = view.model, find_norms(view)
     decision = decide_affine(view, sites, allow_split_bytes=LARGE, weighing=weighing)
-    apply_affine(view, sites, decision.fusions)
+    apply(Editor(view), decision, Settings())
     if spoil:
         for name, value in copy.graph.initializers.items():
             if name.endswith(".bias") and value.const_value is not None:
@@ -131,7 +132,7 @@ def _folding(width: int) -> ir.Model:
         ("ort", 3, True),
         ("ort", 8, False),  # as many elements to add to behind the product
         ("ort", 24, False),
-        ("portable", 3, False),  # the kernel adds beta for nothing
+        ("kernels", 3, False),  # the kernel adds beta for nothing
     ],
 )
 def test_the_costs_of_the_target_decide(target: str, width: int, moved: bool) -> None:
@@ -152,7 +153,7 @@ def test_a_norm_that_stays_keeps_its_beta() -> None:
     body = FOLDING.replace("h = MatMul(x, U)", "h = Tanh(x)")
     made = {k: v.astype(np.float32) for k, v in weights(gamma=(6,), beta=(6,), W=(6, 3)).items()}
     model = graph(body, "float[B,4,6] x", "float[B,4,3] y", made)
-    plan = analyse(prepare(model).model, Target.ORT, fuse_affine=True).plan
+    plan = decide_all(prepare(model), Settings(Target.ORT)).plan
     assert not plan.fusions
 
 
@@ -160,7 +161,7 @@ def test_the_beta_of_a_dyt_is_weighed_as_the_add_that_it_is() -> None:
     made = weights(gamma=(6,), beta=(6,), W=(6, 3)) | {"alpha": np.array(0.5)}
     body = "s = Mul(x, alpha) t = Tanh(s) g = Mul(t, gamma) n = Add(g, beta) y = MatMul(n, W)"
     model = graph(body, "double[B,4,6] x", "double[B,4,3] y", made)
-    (fusion,) = analyse(prepare(model).model, fuse_affine=True).plan.fusions
+    (fusion,) = decide_all(prepare(model), Settings()).plan.fusions
     assert fusion.beta
     assert replace(fusion, beta=False).places  # gamma moves as well
 

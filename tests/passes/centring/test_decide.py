@@ -14,9 +14,11 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxfold import model_io
 from onnxfold.model_io import FileTensor
 from onnxfold.options import Target
-from onnxfold.passes.analysis import analyse
-from onnxfold.passes.plan import Plan, ReaderRef
+from onnxfold.passes.base import Settings
+from onnxfold.passes.places import ReaderRef
+from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.pipeline import AFFINE_PASSES, decide_all
 from onnxfold.refusal import RefusalCode
 from tests.soundness.folding import Folded, evaluate, fold, relative_error
 
@@ -165,9 +167,10 @@ def test_a_large_table_that_is_not_centred_is_not_mapped_to_find_that_out(
     onnx.save(model, tmp_path / "m.onnx")
     source = model_io.load(tmp_path / "m.onnx")
     monkeypatch.setattr(FileTensor, "_bytes", _never)
-    analysis = analyse(prepare(source).model, allow_split_bytes=1 << 10)
-    assert analysis.plan.empty
-    assert len(analysis.refusals) == 1
+    settings = Settings(allow_split_bytes=1 << 10)
+    findings = decide_all(prepare(source), settings, without=AFFINE_PASSES).findings
+    assert findings.plan.empty
+    assert len(findings.refusals) == 1
 
 
 def _never(tensor: FileTensor) -> Array:

@@ -35,7 +35,7 @@ y = MatMul(n, w1)
 INPUTS = "float[B,3,8] x, float[8,8] w0, float[8,8] wg, float[8,8] wb, float[8,8] w1"
 
 
-@pytest.mark.parametrize("target", ["portable", "onnx", "ort"])
+@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
 def test_a_conditional_norm_folds_and_keeps_its_gamma_and_beta_behind(target: str) -> None:
     proto = with_constants(model(BODY, INPUTS, "float[B,3,8] y"))
     result = onnxfold.optimize(proto, target=target)

@@ -16,6 +16,7 @@ from onnxfold.operators.functions import (
     MIN_OPSET,
     SIGNATURES,
     Affine,
+    Setting,
     Statistics,
     call,
     function,
@@ -106,7 +107,7 @@ def test_body_computes_the_op_in_onnxruntime(name: str, opset: int, dtype: ir.Da
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, row in SIGNATURES.items() if "axes" in row.attributes]
+    "name", [name for name, row in SIGNATURES.items() if "axis" in row.attributes]
 )
 @pytest.mark.parametrize("opset", OPSETS)
 def test_body_normalises_several_trailing_axes_together(name: str, opset: int) -> None:
@@ -117,20 +118,33 @@ def test_body_normalises_several_trailing_axes_together(name: str, opset: int) -
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_half_body_serves_every_type_from_opset_15_on(name: str) -> None:
-    inputs = random_inputs(name, (4, 24), ir.DataType.FLOAT)
+@pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.FLOAT16])
+def test_a_convertible_body_serves_every_type_from_opset_15_on(
+    name: str, dtype: ir.DataType
+) -> None:
+    inputs = random_inputs(name, (4, 24), dtype)
     for opset in (15, 17, 23):
-        model = call_model(name, (4, 24), ir.DataType.FLOAT, opset=opset, epsilon=EPSILON)
+        model = call_model(name, (4, 24), dtype, opset=opset, epsilon=EPSILON)
         del model.functions[:]
-        model.functions.append(ir.to_proto(function(name, opset, ir.DataType.FLOAT16)))
+        setting = Setting(ir.DataType.FLOAT, epsilon=EPSILON, convertible=True)
+        model.functions.append(ir.to_proto(function(name, opset, setting)))
         outputs = onnxruntime(model, inputs)
-        assert_outputs_right(name, inputs, outputs[0], None, unit=UNIT[ir.DataType.FLOAT])
+        assert_outputs_right(name, inputs, outputs[0], None, unit=UNIT[dtype])
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+@pytest.mark.parametrize("opset", OPSETS)
+def test_a_body_refers_to_no_attribute_and_has_tensors_for_constants(name: str, opset: int) -> None:
+    body = ir.to_proto(function(name, opset, Setting(ir.DataType.FLOAT, axes=1, epsilon=EPSILON)))
+    attributes = [(node.op_type, part) for node in body.node for part in node.attribute]
+    assert not any(part.ref_attr_name for _, part in attributes)
+    assert {part.name for op, part in attributes if op == "Constant"} <= {"value"}
 
 
 @pytest.mark.parametrize("opset", range(MIN_OPSET, MAX_OPSET + 1))
 def test_functions_have_the_arity_and_attributes_of_their_signature(opset: int) -> None:
     for name, signature in SIGNATURES.items():
-        proto = ir.to_proto(function(name, opset, ir.DataType.FLOAT))
+        proto = ir.to_proto(function(name, opset, Setting(ir.DataType.FLOAT)))
         assert (proto.domain, proto.name) == ("onnxfold", name)
         assert tuple(proto.input) == signature.inputs
         assert tuple(proto.output) == signature.outputs
@@ -140,14 +154,14 @@ def test_functions_have_the_arity_and_attributes_of_their_signature(opset: int) 
 @pytest.mark.parametrize(
     ("name", "opset", "fused"),
     [
-        ("RMSNorm", 13, "SimplifiedLayerNormalization"),
+        ("RMSNormScale", 13, "SimplifiedLayerNormalization"),
         ("RMSNormScale", 11, "SimplifiedLayerNormalization"),
         ("RMSNormScale", 18, "SimplifiedLayerNormalization"),
         ("RMSNormAffine", 17, "SimplifiedLayerNormalization"),
-        ("RMSNormScale", 23, "RMSNormalization"),
+        ("RMSNormScale", 23, "SimplifiedLayerNormalization"),
         ("LayerNormAffine", 11, "LayerNormalization"),
         ("LayerNormAffine", 17, "LayerNormalization"),
-        ("LayerNorm", 17, "LayerNormalization"),
+        ("LayerNormScale", 17, "LayerNormalization"),
         ("CRMSNormFullScale", 17, "SimplifiedLayerNormalization"),
     ],
 )
@@ -190,11 +204,11 @@ def test_parts_without_an_op_are_refused() -> None:
 
 def test_types_and_opsets_without_a_body_are_refused() -> None:
     with pytest.raises(InvariantError, match="INT32"):
-        function("RMSNorm", 17, ir.DataType.INT32)
+        function("RMSNorm", 17, Setting(ir.DataType.INT32))
     with pytest.raises(InvariantError, match="BFLOAT16 at opset 12"):
-        function("RMSNorm", 12, ir.DataType.BFLOAT16)
+        function("RMSNorm", 12, Setting(ir.DataType.BFLOAT16))
     with pytest.raises(InvariantError, match=f"opset {MIN_OPSET} to {MAX_OPSET}"):
-        function("RMSNorm", 6, ir.DataType.FLOAT)
+        function("RMSNorm", 6, Setting(ir.DataType.FLOAT))
 
 
 def test_calls_that_break_the_signature_are_refused() -> None:

@@ -7,16 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnxfold.graph.edit import Editor
 from onnxfold.norms import find_norms
-from onnxfold.passes.affine.apply import apply_scales
-from onnxfold.passes.fusion import ScaleFusion
+from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.passes.scales.apply import apply
 from onnxfold.passes.scales.decide import decide_scales
-from onnxfold.proof import AffineProof, prove_scales
+from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
+from onnxfold.passes.scales.prove import prove_scales
+from onnxfold.proof import Proof
 from onnxfold.shapes import infer
 from tests.passes.affine.affine_graphs import Array, error, graph, weights
 
-__all__ = ["BIASED", "Absorbed", "absorb", "applied", "assert_moved", "scale_model"]
+__all__ = ["BIASED", "BOUND", "Absorbed", "absorb", "applied", "assert_moved", "scale_model"]
 
 # Weights are float64 and so is the run: a few hundred roundings of 2^-53, far below.
 BOUND = 1e-12
@@ -70,7 +73,7 @@ class Absorbed:
 
     model: ir.Model
     fusions: tuple[ScaleFusion, ...]
-    proof: AffineProof
+    proof: Proof
 
 
 def absorb(model: ir.Model, limit: int = 1 << 30) -> Absorbed:
@@ -87,7 +90,7 @@ def applied(
 ) -> Absorbed:
     """Carry out fusions, right or wrong; the proof is told the same ones, or ``claimed``."""
     copy = prepare(model).model
-    apply_scales(infer(copy), fusions)
+    apply(Editor(infer(copy)), ScalesPlan(fusions), Settings())
     told = fusions if claimed is None else claimed
     proof = prove_scales(infer(prepare(model).model), infer(copy), told)
     return Absorbed(copy, fusions, proof)

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from onnxfold.passes.analysis import analyse
+from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.proof import prove_scales
+from onnxfold.passes.scales.prove import prove_scales
+from onnxfold.pipeline import AFFINE_PASSES, decide_all
 from onnxfold.shapes import infer
 from tests.passes.affine.affine_graphs import Array, error
 from tests.passes.scales.scale_graphs import BIASED, absorb, applied, assert_moved, scale_model
@@ -171,8 +172,8 @@ def test_layer_scale_no_longer_hides_a_writer_from_the_norm_behind_it() -> None:
     more: dict[str, Array] = {name: rng.standard_normal((6, 6)) for name in ("V2", "V3")}
     more |= {"gamma": rng.standard_normal(6), "beta": rng.standard_normal(6)}
     model = scale_model(body, more)
-    assert not analyse(prepare(model).model).plan.folds
-    fused = analyse(prepare(model).model, fuse_affine=True)
+    assert not decide_all(prepare(model), Settings(), without=AFFINE_PASSES).plan.folds
+    fused = decide_all(prepare(model), Settings())
     assert len(fused.plan.folds) == 1
     assert len(fused.plan.scales) == 1
     assert fused.plan.fusions[0].gamma

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from onnxfold.passes.plan import Plan
-from tests.passes.affine.affine_graphs import Array
-from tests.passes.scales.scale_graphs import absorb, applied, assert_moved, scale_model
+from tests.passes.affine.affine_graphs import Array, error
+from tests.passes.scales.scale_graphs import BOUND, absorb, applied, assert_moved, scale_model
 
 WHOLE = "m = MatMul(x, QKV) a = Add(m, qkv) "
 SPLIT = WHOLE + "q, key, v = Split<axis=2>(a, sizes) "
@@ -102,7 +102,9 @@ def test_a_scale_or_shift_in_the_columns_of_another_part_fails_the_proof(case: s
     start, length, total = fusions[place].part or (0, 0, 0)
     moved = replace(fusions[place], part=((start + length) % (total - length), length, total))
     wrong = (*fusions[:place], moved, *fusions[place + 1 :])
-    assert not applied(before, wrong).proof.passed
+    done = applied(before, wrong)
+    # A factor of q may stand at k as well: then the function is the same, and shown to be.
+    assert done.proof.passed == (error(before, done.model) < BOUND)
 
 
 REFUSED = {

@@ -7,36 +7,8 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxfold
-from onnxfold.graph import AxisBlock
-from onnxfold.graph.channels import Channels
-from onnxfold.proof.forward import Failed
-from onnxfold.proof.pending import common, widened
 
 HEADS, SIZE = 2, 3
-WHOLE = Channels((AxisBlock(2, 1, HEADS * SIZE, 1),))
-PER_HEAD = Channels((AxisBlock(2, SIZE, HEADS, 1),))
-WITHIN = Channels((AxisBlock(2, 1, SIZE, HEADS),))
-
-
-@pytest.mark.parametrize(
-    ("own", "expected"), [(PER_HEAD, [0, 0, 0, 1, 1, 1]), (WITHIN, [0, 1, 2, 0, 1, 2])]
-)
-def test_a_vector_over_a_part_is_one_over_the_whole(own: Channels, expected: list[int]) -> None:
-    assert widened(np.arange(float(own.size)), own, WHOLE).tolist() == expected
-
-
-def test_a_vector_over_the_whole_is_none_over_a_part() -> None:
-    with pytest.raises(Failed, match="other channels"):
-        widened(np.arange(6.0), WHOLE, PER_HEAD)
-
-
-def test_the_channels_of_several_are_the_most_of_them_or_whole_axes() -> None:
-    rows = Channels((AxisBlock(1, 1, 4, 1),))
-    assert common([PER_HEAD, WHOLE]) == common([WHOLE, WITHIN]) == WHOLE
-    assert common([PER_HEAD, WITHIN]) == WHOLE
-    assert common([PER_HEAD, rows]) == Channels.along([(1, 4), (2, 6)])
-    with pytest.raises(Failed, match="other channels"):
-        common([PER_HEAD, Channels((AxisBlock(2, 1, SIZE, None),))])
 
 
 @pytest.mark.parametrize("first", ["[6] whole", "[2,1] per head", "[3] within"])

@@ -19,7 +19,7 @@ DIGITS = ROOT / "models" / "digits_vit" / "digits_vit.onnx"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that are served: the digits model, optimized, and one for each question."""
     folder = tmp_path_factory.mktemp("served")
-    onnxfold.optimize(DIGITS, folder / "digits.onnx")
+    onnxfold.optimize(DIGITS, folder / "digits.onnx", target="kernels")
     for name in ("every_type", "cross_row", "failing", "two_inputs", "slow", "large"):
         models.write(getattr(models, name)(), folder / f"{name}.onnx")
     models.write(models.scaled(2.0), folder / "scaled.onnx")

@@ -9,11 +9,14 @@ import pytest
 __all__ = ["demand_extra"]
 
 
-def demand_extra() -> None:
-    """Skip the calling module where MLServer or its client is missing.
+def demand_extra(*more: str) -> None:
+    """Skip the calling module where MLServer, its client or what else it names is missing.
 
-    Both are looked for, not imported: they register the same messages, and one process takes one.
+    They are looked for, not imported: the first two register the same messages, and a process takes
+    one.
     """
-    missing = [name for name in ("mlserver", "tritonclient", "grpc") if find_spec(name) is None]
+    missing = [
+        name for name in ("mlserver", "tritonclient", "grpc", *more) if find_spec(name) is None
+    ]
     if missing:
         pytest.skip(f"needs {', '.join(missing)} (make test-serve)", allow_module_level=True)

@@ -10,14 +10,18 @@ from onnx import TensorProto, helper, numpy_helper
 
 __all__ = [
     "DATATYPES",
+    "TABLE_ROWS",
     "cross_row",
     "every_type",
     "failing",
     "large",
     "scaled",
     "slow",
+    "table",
     "two_inputs",
+    "wide",
     "write",
+    "write_external",
 ]
 
 DATATYPES = {
@@ -80,6 +84,36 @@ def scaled(factor: float) -> onnx.ModelProto:
         [_floats("x", "batch", 4)],
         [_floats("y", "batch", 4)],
         [numpy_helper.from_array(np.float32(factor), "factor")],
+    )
+
+
+TABLE_ROWS = 1 << 20  # 16 megabytes: a file of that size is mapped, not read
+
+
+def table(value: float) -> onnx.ModelProto:
+    """Rows of a table that holds one value."""
+    return _model(
+        [helper.make_node("Gather", ["table", "ids"], ["y"])],
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch"])],
+        [_floats("y", "batch", 4)],
+        [numpy_helper.from_array(np.full((TABLE_ROWS, 4), value, np.float32), "table")],
+    )
+
+
+def write_external(model: onnx.ModelProto, path: Path) -> Path:
+    """Save with the data in a file of its own, which another model of its name replaces whole."""
+    data = path.with_suffix(".data")
+    data.unlink(missing_ok=True)
+    onnx.save(model, path, save_as_external_data=True, location=data.name, size_threshold=0)
+    return path
+
+
+def wide() -> onnx.ModelProto:
+    """y = x, a megabyte."""
+    return _model(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        [_floats("x", "batch", 1 << 18)],
+        [_floats("y", "batch", 1 << 18)],
     )
 
 

@@ -12,13 +12,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Server", "free_ports", "serving"]
+__all__ = ["Server", "free_ports", "serving", "wait_for"]
 
 _START_S = 300.0  # a few seconds on a machine that does nothing else
 
@@ -34,6 +34,24 @@ class Server:
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait(timeout=300)
+
+    def peak_memory(self) -> int:
+        """The most bytes that the server had in memory at once."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) * 1024
+
+    def connections(self) -> int:
+        """How many connections to the HTTP port are open, at the server's end."""
+        port = f":{int(self.http.rpartition(':')[2]):04X}"
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return sum(row[1].endswith(port) and row[3] == "01" for row in rows)
+
+    def is_ready(self) -> bool:
+        """Whether it answers, and says that it is ready."""
+        try:
+            return self.get("/v2/health/ready")[0] == 200
+        except urllib.error.URLError:
+            return False
 
     def get(self, path: str) -> tuple[int, Any]:
         return _answer(urllib.request.Request(f"http://{self.http}{path}"))
@@ -60,6 +78,14 @@ class Server:
             ):
                 total += float(match[2])
         return total
+
+
+def wait_for(come: Callable[[], bool]) -> None:
+    """Wait until something has come true; a test that waits for ever fails."""
+    until = time.monotonic() + _START_S
+    while not come():
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def free_ports(count: int) -> list[int]:

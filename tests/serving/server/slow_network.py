@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-__all__ = ["slow_network"]
+__all__ = ["slow_network", "stuck_network"]
 
 _CHUNK = 16384
 
@@ -37,6 +37,35 @@ def slow_network(address: str, *, pause_s: float) -> Iterator[str]:
         threading.Thread(target=network.serve_forever, args=(0.01,)).start()
         yield f"127.0.0.1:{network.server_address[1]}"
         network.shutdown()
+
+
+@contextmanager
+def stuck_network(address: str, *, after: int) -> Iterator[tuple[str, threading.Event]]:
+    """Yield an address that leads to `address` and takes only so many bytes to it, and an event.
+
+    The event is set when the first connection is stuck; answers are carried all the same.
+    """
+    host, _, port = address.rpartition(":")
+    stuck, leaving = threading.Event(), threading.Event()
+
+    class Connection(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.create_connection((host, int(port))) as far:
+                threading.Thread(target=_carry, args=(far, self.request, 0.0)).start()
+                left = after
+                while left and (data := self.request.recv(min(left, _CHUNK))):
+                    far.sendall(data)
+                    left -= len(data)
+                stuck.set()
+                leaving.wait()
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Connection) as network:
+        threading.Thread(target=network.serve_forever, args=(0.01,)).start()
+        try:
+            yield f"127.0.0.1:{network.server_address[1]}", stuck
+        finally:
+            leaving.set()
+            network.shutdown()
 
 
 def _carry(source: socket.socket, target: socket.socket, pause_s: float) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from onnxfold.serving.codec import RequestError, Tensor, decode, elements, raw_bytes, selected
+from onnxfold.serving.datatypes import BY_NAME
 from onnxfold.serving.signature import Array, Signature, TensorSpec
 
 _DTYPES = {
@@ -28,7 +29,7 @@ _DTYPES = {
 
 
 def spec(datatype: str, *dims: int | str | None, name: str = "x") -> TensorSpec:
-    return TensorSpec(name, datatype, np.dtype(_DTYPES[datatype]), dims)
+    return TensorSpec(name, BY_NAME[datatype], dims)
 
 
 def signature(*inputs: TensorSpec) -> Signature:
@@ -69,16 +70,22 @@ def test_an_empty_tensor_is_a_tensor() -> None:
     ("tensor", "sentence"),
     [
         (Tensor("y", "FP32", [1, 2], [1, 2]), "no input 'y'; its inputs are 'x'"),
-        (Tensor("x", "FP64", [1, 2], [1, 2]), "input 'x' is FP32, not FP64"),
-        (Tensor("x", "FP32", [2], [1, 2]), r"has 2 dims, \[-1, 2\], not \[2\]"),
-        (Tensor("x", "FP32", [1, 3], [1, 2, 3]), r"has the shape \[-1, 2\], not \[1, 3\]"),
-        (Tensor("x", "FP32", [-1, 2], [1, 2]), r"not \[-1, 2\]"),
+        (Tensor("x", "FP64", [1, 2], [1, 2]), "input 'x' must be FP32, not FP64"),
+        (
+            Tensor("x", "FP32", [2], [1, 2]),
+            r"must have the shape \[batch, 2\], not \[2\]",
+        ),
+        (
+            Tensor("x", "FP32", [1, 3], [1, 2, 3]),
+            r"must have the shape \[batch, 2\], not \[1, 3\]",
+        ),
+        (Tensor("x", "FP32", [-1, 2], [1, 2]), r"shape \[-1, 2\] of input 'x' has a negative size"),
         (Tensor("x", "FP32", [1, 2], [1, 2, 3]), "3 elements where its shape says 2"),
         (Tensor("x", "FP32", [1, 2], []), "0 elements where its shape says 2"),
         (Tensor("x", "FP32", [1, 2], b"1234"), "4 bytes of data .* say 8"),
         (Tensor("x", "FP32", [2**63, 2], []), "0 elements where its shape says"),
         (Tensor("x", "FP32", [1, 2], [[1], [2]]), r"nested as \[2, 1\], .* \[1, 2\]"),
-        (Tensor("x", "FP32", [1, 2], [[1, 2], [3]]), "no tensor"),
+        (Tensor("x", "FP32", [1, 2], [[1, 2], [3]]), "not a tensor"),
         (Tensor("x", "FP32", [1, 2], ["1", "2"]), "FP32 and holds other values"),
         (Tensor("x", "FP32", [1, 2], [None, 2.0]), "FP32 and holds other values"),
         (Tensor("x", "FP32", [1, 2], [True, False]), "FP32 and holds other values"),
@@ -125,7 +132,7 @@ def test_lists_may_be_nested_as_deep_as_json_allows() -> None:
         deep = [deep]
     (got,) = decode([Tensor("x", "BYTES", [2], deep)], signature(spec("BYTES", "n"))).values()
     assert got.tolist() == ["a", "b"]
-    with pytest.raises(RequestError, match="the data of input 'x' is no tensor"):
+    with pytest.raises(RequestError, match="the data of input 'x' is not a tensor"):
         decode([Tensor("x", "FP32", [2], deep)], signature(spec("FP32", "n")))
 
 

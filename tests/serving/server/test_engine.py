@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +16,10 @@ import onnxfold
 from onnxfold.errors import ModelError, UsageError
 from onnxfold.serving import NamedModel, ServeSettings
 from onnxfold.serving.codec import RequestError
+from onnxfold.serving.datatypes import BY_NAME
 from onnxfold.serving.engine import Engine
-from onnxfold.serving.optimized import is_optimized, prepared
-from onnxfold.serving.signature import Signature, TensorSpec, why_not_batched
+from onnxfold.serving.optimized import is_for_kernels, served_file
+from onnxfold.serving.signature import Signature, TensorSpec, why_not_batched, why_unsure
 from tests.builders import pre_norm_model
 from tests.serving.server import models
 
@@ -29,7 +32,7 @@ def opened(model: onnx.ModelProto, folder: Path) -> Engine:
 
 
 def floats(name: str, *dims: int | str | None) -> TensorSpec:
-    return TensorSpec(name, "FP32", np.dtype(np.float32), dims)
+    return TensorSpec(name, BY_NAME["FP32"], dims)
 
 
 def test_the_shipped_model_is_batched_with_kernels() -> None:
@@ -46,27 +49,24 @@ def test_a_model_that_mixes_rows_is_not_batched(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("x", "y", "why"),
     [
-        ((2, 3), (2, 3), "the first dim of 'x' is not an open, named one"),
-        ((None, 3), (None, 3), "the first dim of 'x' is not an open, named one"),
-        ((), (), "the first dim of 'x' is not an open, named one"),
-        (("n", "n"), ("n", "n"), "'n' is also another dim of 'x'"),
-        (("n", 3), (None, 3), "the first dim of 'y' is not 'n'"),
-        (("n", 3), (), "the first dim of 'y' is not 'n'"),
-        (("n", "t"), ("n", "u"), "a dim of 'y' does not follow"),
-        (("n", "t"), ("n", None), "a dim of 'y' does not follow"),
+        ((None, 3), (None, 3), "the first dimension of input 'x' has no name"),
+        (("n", 3), (None, 3), "the first dimension of output 'y' is not 'n' by name"),
+        (("n", "t"), ("n", "u"), "a dimension of output 'y' does not follow"),
+        (("n", "t"), ("n", None), "a dimension of output 'y' does not follow"),
     ],
 )
-def test_shapes_that_forbid_batching_are_named(
+def test_what_names_leave_open_is_told(
     x: tuple[int | str | None, ...], y: tuple[int | str | None, ...], why: str
 ) -> None:
-    assert why in str(why_not_batched(Signature((floats("x", *x),), (floats("y", *y),))))
+    signature = Signature((floats("x", *x),), (floats("y", *y),))
+    assert why_not_batched(signature) is None
+    assert why in str(why_unsure(signature))
 
 
-def test_every_input_needs_the_batch_dim() -> None:
-    both = (floats("a", "n", 3), floats("b", "m", 3))
-    assert "'b' is not 'n'" in str(why_not_batched(Signature(both, (floats("y", "n", 3),))))
-    assert why_not_batched(Signature((), (floats("y", "n"),))) == "it has no inputs"
-    assert why_not_batched(Signature(both[:1], (floats("y", "n", 3),))) is None
+def test_every_input_needs_the_batch_dimension() -> None:
+    both = (floats("a", "n", 3), floats("b", None, 3))
+    assert "'b' is not 'n'" in str(why_unsure(Signature(both, (floats("y", "n", 3),))))
+    assert why_unsure(Signature(both[:1], (floats("y", "n", 3),))) is None
 
 
 def test_strings_are_served_one_request_at_a_time(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_type_that_the_protocol_cannot_carry_is_refused(tmp_path: Path) -> Non
         [helper.make_tensor_value_info("y", TensorProto.BFLOAT16, ["n"])],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    with pytest.raises(ModelError, match=r"input 'x' is tensor\(bfloat16\)"):
+    with pytest.raises(ModelError, match=r"'x' is a tensor\(bfloat16\), of which ONNX Runtime"):
         opened(model, tmp_path)
 
 
@@ -101,28 +101,92 @@ def test_what_is_no_model_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_is_optimized_once(tmp_path: Path) -> None:
+def test_a_model_is_for_kernels_once(tmp_path: Path) -> None:
     source = models.write(pre_norm_model(), tmp_path / "model.onnx")
-    assert not is_optimized(source)
-    served = prepared(source, tmp_path)
-    assert served != source
-    assert is_optimized(served)
-    assert prepared(served, tmp_path) == served
+    assert not is_for_kernels(source)
     own = tmp_path / "own.onnx"
-    onnxfold.optimize(source, own)
-    assert own.read_bytes() == served.read_bytes()
+    onnxfold.optimize(source, own, target="kernels")
+    before = set(tmp_path.iterdir())
+    for given in (source, own):
+        with served_file(given, tmp_path, optimize=True) as served:
+            assert is_for_kernels(served)
+            assert served.read_bytes() == own.read_bytes()
+            assert served not in (source, own)
+        assert set(tmp_path.iterdir()) == before
+
+
+def test_a_session_keeps_what_it_was_opened_with(tmp_path: Path) -> None:
+    """Its external data is written over, made shorter and removed; a copy of it was served."""
+    path = models.write_external(models.table(1.0), tmp_path / "table.onnx")
+    data = tmp_path / "table.data"
+    rows = np.array([0, models.TABLE_ROWS - 1])
+
+    def first(engine: Engine) -> list[float]:
+        (y,) = engine.run({"ids": rows}, ["y"])
+        return y[:, 0].tolist()
+
+    with served_file(path, tmp_path, optimize=False) as served:
+        engine = Engine.open(served, name="table", threads=1)
+    unsafe = Engine.open(path, name="table", threads=1)
+    with data.open("r+b") as file:
+        file.write(np.full(models.TABLE_ROWS * 4, 7, np.float32).tobytes())
+    assert first(unsafe) == [7, 7]  # what a session does with a file that is not its own
+    assert first(engine) == [1, 1]
+    with data.open("r+b") as file:
+        file.truncate(8)
+    assert first(engine) == [1, 1]
+    data.unlink()
+    path.unlink()
+    assert first(engine) == [1, 1]
+
+
+def test_a_model_that_is_replaced_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = models.write_external(models.table(1.0), tmp_path / "table.onnx")
+    copy = shutil.copyfile
+
+    def slowly(source: Path, target: Path) -> object:
+        copied = copy(source, target)
+        if source.suffix == ".data":
+            models.write_external(models.table(2.0), path)
+        return copied
+
+    monkeypatch.setattr(shutil, "copyfile", slowly)
+    with (
+        pytest.raises(ModelError, match="the file has changed since it was loaded"),
+        served_file(path, tmp_path, optimize=False),
+    ):
+        pass
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = models.write(models.scaled(2.0), tmp_path / "m.onnx")
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with (
+        pytest.raises(ModelError, match="to serve it: No space left on device; TMPDIR"),
+        served_file(path, tmp_path, optimize=False),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_failed_optimization_names_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(b"no model")
-    with pytest.raises(ModelError):
-        prepared(path, tmp_path)
+    with pytest.raises(ModelError), served_file(path, tmp_path, optimize=True):
+        pass
     model = pre_norm_model()  # with an input that the check cannot make up
     model.graph.input.append(helper.make_tensor_value_info("s", TensorProto.STRING, ["n"]))
     onnx.save(model, path)
-    with pytest.raises(UsageError, match=r"'s' has strings.*--no-optimize"):
-        prepared(path, tmp_path)
+    with (
+        pytest.raises(UsageError, match=r"'s' has strings.*--no-optimize"),
+        served_file(path, tmp_path, optimize=True),
+    ):
+        pass
 
 
 def test_models_are_named(tmp_path: Path) -> None:

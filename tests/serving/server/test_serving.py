@@ -107,7 +107,7 @@ def test_a_model_that_does_not_load_leaves_the_old_one(server: Server, folder: P
     try:
         status, said = server.post("/v2/repository/models/cross_row/load", b"")
         assert status == 400
-        assert "'cross_row'" in said["error"]
+        assert "cross_row.onnx: not an ONNX model" in said["error"]
         with client(server, "grpc") as infer:
             assert infer("cross_row", {"x": np.zeros((2, 4), np.float32)})["y"][0, 0] == 0.5
     finally:

@@ -222,7 +222,9 @@ MIXED = {
 def test_rows_that_do_not_stay_apart_are_not_joined(tmp_path: Path, text: str, says: str) -> None:
     source = f'<ir_version: 8, opset_import: ["" : 17]> g {text}'
     onnx.save(onnx.parser.parse_model(source), tmp_path / "net.onnx")
-    with pytest.raises(UsageError, match=f"--max-batch 4: the model takes no batches: .*{says}"):
+    with pytest.raises(
+        UsageError, match=f"--max-batch 4: the model cannot batch requests: .*{says}"
+    ):
         published(tmp_path / "net.onnx", max_batch=4)
     assert published(tmp_path / "net.onnx").report["triton"]["batches_not_tried"] is None
 
@@ -247,8 +249,16 @@ def test_what_cannot_be_tried_is_joined_by_the_names_alone(
         report = published(tmp_path / "net.onnx", max_batch=4).report
         assert "bfloat16" in report["triton"]["batches_not_tried"]
     else:
-        with pytest.raises(UsageError, match="output 'y' has not the name of the inputs'"):
+        with pytest.raises(UsageError, match="output 'y' is not 'b' by name"):
             published(tmp_path / "net.onnx", max_batch=4)
+
+
+def test_a_shape_without_elements_is_refused(tmp_path: Path) -> None:
+    text = "(float[0,3] x) => (float[0,3] y) { y = Identity(x) }"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
+    onnx.save(model, tmp_path / "net.onnx")
+    with pytest.raises(ModelError, match=r"'net': 'x' has the shape \[0, 3\], without any element"):
+        published(tmp_path / "net.onnx")
 
 
 def test_a_model_of_standard_operators_needs_no_library(model: Path) -> None:

@@ -166,7 +166,7 @@ class Carriers(Draft):
         if self.opset < 13 and self.dtype == TensorProto.BFLOAT16:
             return self.carry_minus_mean(x, y)
         self.own("Center")
-        return self.node("Center", x, domain="onnxfold", axes=[-1], axis=-1)
+        return self.node("Center", x, domain="onnxfold", axis=-1)
 
     def carry_triangle(self, x: str, y: str) -> str:
         if self.opset < 14:

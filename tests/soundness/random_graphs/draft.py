@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxfold.operators.functions import function
+from onnxfold.operators.functions import Setting, function
 from tests.operators.sample import Array
 
 __all__ = ["TYPES", "B", "Body", "Draft", "H", "RandomGraph", "T"]
@@ -88,7 +88,8 @@ class Draft:
     def own(self, name: str) -> None:
         """Give the model the body of one of onnxfold's functions."""
         if name not in self.functions:
-            body = function(name, self.opset, ir.DataType(self.dtype))
+            setting = Setting(ir.DataType(self.dtype))
+            body = function(name, self.opset, setting)
             self.functions[name] = ir.to_proto(body)
 
     def input(self, name: str, array: Array, dims: list[Any] | None = None) -> str:

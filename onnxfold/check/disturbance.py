@@ -1,0 +1,104 @@
+"""Monte Carlo arithmetic (Parker 1997): the noise of a model when every result is rounded anew.
+
+Each element of a result is multiplied by 1 + u x, with x uniform in [-1, 1] and u the unit roundoff
+of its type, so that each draw is another possible outcome of rounding.  The interpreter does so
+with kernels that are as exact as their types.  ONNX Runtime's own kernels may err by more (its
+Sigmoid by 3e-8 where the result is 1e-7): how much shows only when they compute disturbed operands.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.check.reference import (
+    Array,
+    Observer,
+    Precision,
+    is_floating,
+    moves_numbers,
+    run,
+    unit_roundoff,
+)
+from onnxfold.check.runners import Feeds
+from onnxfold.errors import InvariantError
+from onnxfold.graph.traversal import all_graphs
+from onnxfold.shapes import fill_types
+
+__all__ = ["disturbed", "disturbed_model"]
+
+_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
+# Before opset 9 there is no Where, to keep the largest number of a type from becoming infinite.
+_WHERE_SINCE = 9
+
+
+def disturbed(model: ir.Model, feeds: Feeds, *, draws: int, seed: int) -> list[dict[str, Array]]:
+    """Outputs of the interpreter in the model's own types, with every result disturbed."""
+    outcomes = []
+    for draw in range(draws):
+        generator = np.random.default_rng([seed, draw])
+        observe = _disturbing(generator)
+        outcomes.append(run(model, feeds, precision=Precision.NATIVE, observe=observe))
+    return outcomes
+
+
+def _disturbing(generator: np.random.Generator) -> Observer:
+    def observe(value: ir.Value, array: Array) -> Array:
+        node = value.producer()
+        moved = node is None or moves_numbers(node)
+        if moved or not is_floating(array.dtype) or array.dtype.itemsize < 2:
+            return array
+        step = unit_roundoff(array.dtype) * generator.uniform(-1.0, 1.0, array.shape)
+        wide = np.result_type(array.dtype, np.float64)
+        return (array.astype(wide) * (1 + step)).astype(array.dtype)
+
+    return observe
+
+
+def disturbed_model(model: ir.Model, seed: int) -> ir.Model:
+    """Return a copy that disturbs its results itself, in every run anew.
+
+    Vectors and scalars stay as they are: they may be sizes, or the factors of a Resize.  So does
+    what functions compute inside.
+    """
+    copy = model.clone()
+    fill_types(copy)
+    generator = np.random.default_rng(seed)
+    guarded = copy.graph.opset_imports.get("", 1) >= _WHERE_SINCE
+    for graph in list(all_graphs(copy)):
+        for node in [node for node in graph if not moves_numbers(node)]:
+            for value in [value for value in node.outputs if _is_data(value)]:
+                _disturb(graph, value, float(generator.integers(2**24)), guarded=guarded)
+    return copy
+
+
+def _is_data(value: ir.Value) -> bool:
+    return bool(value.name) and value.dtype in _TYPES and len(value.shape or ()) >= 2
+
+
+def _disturb(graph: ir.Graph, value: ir.Value, seed: float, *, guarded: bool) -> None:
+    """Insert w + w r behind a value, in float64, where that is not too large for its type."""
+    name, dtype = str(value.name), value.dtype
+    if dtype is None:
+        raise InvariantError(f"value '{name}' has no type")
+    u = unit_roundoff(dtype.numpy())
+    tape = ir.tape.Tape()
+    wide = tape.op("Cast", [value], {"to": ir.DataType.DOUBLE.value})
+    random = tape.op("RandomUniformLike", [wide], {"low": -u, "high": u, "seed": seed})
+    result = tape.op("Add", [wide, tape.op("Mul", [wide, random])])
+    if guarded:
+        most = ir.tensor([float(dtype.max) * (1 + u / 2)], dtype=ir.DataType.DOUBLE)
+        limit = tape.op("Constant", [], {"value": most})
+        fits = tape.op("Less", [tape.op("Abs", [result]), limit])
+        result = tape.op("Where", [fits, result, wide])
+    result = tape.op("Cast", [result], {"to": dtype.value})
+    result.type, result.shape = value.type, value.shape
+    value.replace_all_uses_with(result, replace_graph_outputs=True)
+    tape.nodes[0].replace_input_with(0, value)
+    value.name, result.name = f"{name}.exact", name
+    for number, node in enumerate(tape.nodes[:-1]):
+        node.outputs[0].name = f"{name}.disturbed.{number}"
+    maker = value.producer()
+    if maker is None:
+        raise InvariantError(f"value '{name}' is computed by no node")
+    graph.insert_after(maker, tape.nodes)

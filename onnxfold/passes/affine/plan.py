@@ -1,0 +1,113 @@
+"""What moves of a norm's gamma and beta: which constants change, for which readers, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from onnxfold.graph.channels import Channels
+from onnxfold.passes.places import Place, ReaderRef, channels_from_json
+from onnxfold.passes.ranges import RangeWarning
+from onnxfold.refusal import Refusal, RefusalCode
+
+__all__ = ["Absorption", "AffineFusion", "AffinePlan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Absorption:
+    """A linear reader: its weight W takes gamma, its bias takes factor * W beta.
+
+    ``outer`` are the channels of the reader's output in W.  ``parts``: the biases behind a Split of
+    the output, in place of ``bias``; each takes its part of W beta.
+    """
+
+    reader: ReaderRef
+    weight: Place
+    outer: Channels
+    bias: Place | None = None
+    factor: float = 1.0
+    parts: tuple[Place, ...] = ()
+
+    @property
+    def biases(self) -> tuple[Place, ...]:
+        """The constants that take W beta, or a part of it."""
+        return self.parts if self.bias is None else (self.bias,)
+
+    def without_beta(self) -> Absorption:
+        """Return what is left to do where beta does not move."""
+        return replace(self, bias=None, parts=())
+
+
+@dataclass(frozen=True, slots=True)
+class AffineFusion:
+    """A norm whose gamma or beta or both move into all of its readers.
+
+    ``output`` is the reference of the norm's result.  ``gamma`` without ``beta`` leaves
+    beta / gamma behind, where the norm has a beta.
+    """
+
+    norm: str
+    output: str
+    gamma: bool
+    beta: bool
+    readers: tuple[Absorption, ...]
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """All constants that change."""
+        return tuple(
+            place
+            for reader in self.readers
+            for place in (reader.weight if self.gamma else None, *reader.biases)
+            if place is not None
+        )
+
+    def __str__(self) -> str:
+        parts = " and ".join(
+            part for part, moves in (("gamma", self.gamma), ("beta", self.beta)) if moves
+        )
+        return f"{parts} of {self.norm} into {len(self.readers)} linear layers"
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> AffineFusion:
+        """Read what ``dataclasses.asdict`` gave."""
+        return AffineFusion(
+            document["norm"],
+            document["output"],
+            document["gamma"],
+            document["beta"],
+            tuple(_absorption(row) for row in document["readers"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AffinePlan:
+    """What moves, for every norm of which something stays the reason, and the ranges that grow."""
+
+    fusions: tuple[AffineFusion, ...] = ()
+    refusals: tuple[tuple[str, Refusal], ...] = ()
+    ranges: tuple[RangeWarning, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing moves."""
+        return not self.fusions
+
+    def left_out(self, reason: str) -> AffinePlan:
+        """Return the plan to move nothing."""
+        why = Refusal(RefusalCode.NOT_PROVED, reason)
+        moved = ((fusion.output, why) for fusion in self.fusions)
+        return AffinePlan(refusals=(*self.refusals, *moved))
+
+
+def _absorption(document: Mapping[str, Any]) -> Absorption:
+    bias = document["bias"]
+    return Absorption(
+        ReaderRef(**document["reader"]),
+        Place.from_json(document["weight"]),
+        channels_from_json(document["outer"]),
+        None if bias is None else Place.from_json(bias),
+        document["factor"],
+        tuple(Place.from_json(row) for row in document["parts"]),
+    )

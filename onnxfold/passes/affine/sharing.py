@@ -1,0 +1,114 @@
+"""Constants with several readers: changed in place where all agree, else copied or refused."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo, node_label
+from onnxfold.graph.channels import Channels
+from onnxfold.passes.affine.plan import AffineFusion
+from onnxfold.passes.places import Place, ReaderRef
+from onnxfold.refusal import Refusal, RefusalCode
+
+__all__ = ["Candidate", "settle"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A fusion, and what tells its edits of gamma and of beta from those of other norms."""
+
+    fusion: AffineFusion
+    marks: tuple[bytes, bytes]
+    beta_refusal: Refusal | None = None
+
+
+_Edit = tuple[str, Channels, bytes]  # gamma or beta with its weight, where, which numbers
+
+
+def settle(
+    view: ModelInfo, candidates: Sequence[Candidate], limit: int
+) -> tuple[list[AffineFusion], dict[str, Refusal]]:
+    """Change constants in place where all readers agree, copy small ones, refuse the rest.
+
+    A refused norm leaves its weights as they are, so the others must be asked again.
+    """
+    refused: dict[str, Refusal] = {}
+    waiting = list(candidates)
+    values = view.by_ref()
+    while True:
+        wanted = _wanted(waiting)
+        settled: list[AffineFusion] = []
+        rest: list[Candidate] = []
+        for candidate in waiting:
+            obstacle = None
+            for place in candidate.fusion.places:
+                if not place.value or place.nbytes <= limit:
+                    continue
+                if not _agreed(values[place.value], wanted[place.value]):
+                    obstacle = _shared(values[place.value], place)
+                    break
+            if obstacle is None:
+                rest.append(candidate)
+                settled.append(_with_copies(candidate.fusion, values, wanted))
+            else:
+                refused[candidate.fusion.output] = obstacle
+        if len(rest) == len(waiting):
+            return settled, refused
+        waiting = rest
+
+
+def _wanted(candidates: Iterable[Candidate]) -> dict[str, dict[ReaderRef, _Edit]]:
+    """Return for every constant which of its readers want which edit."""
+    wanted: dict[str, dict[ReaderRef, _Edit]] = defaultdict(dict)
+    for candidate in candidates:
+        gamma, beta = candidate.marks
+        for reader in candidate.fusion.readers:
+            if candidate.fusion.gamma:
+                place = reader.weight
+                wanted[place.value][place.reader] = ("", place.channels, gamma)
+            for place in reader.biases:
+                if not place.value:
+                    continue
+                of = f"{reader.weight.value} {reader.factor} {reader.weight.channels}"
+                source = f"{of} {reader.outer} {place.start}"
+                wanted[place.value][place.reader] = (source, place.channels, beta)
+    return wanted
+
+
+def _agreed(value: ir.Value, wanted: dict[ReaderRef, _Edit]) -> bool:
+    """Whether all readers of a constant want the same edit."""
+    readers = len(value.uses()) + value.is_graph_output()
+    return readers == len(wanted) and len(set(wanted.values())) == 1
+
+
+def _with_copies(
+    fusion: AffineFusion, values: dict[str, ir.Value], wanted: dict[str, dict[ReaderRef, _Edit]]
+) -> AffineFusion:
+    def settled(place: Place | None) -> Place | None:
+        if place is None or not place.value:
+            return place
+        return replace(place, copy=not _agreed(values[place.value], wanted[place.value]))
+
+    readers = tuple(
+        replace(
+            reader,
+            weight=(settled(reader.weight) if fusion.gamma else None) or reader.weight,
+            bias=settled(reader.bias),
+            parts=tuple(place for part in reader.parts if (place := settled(part)) is not None),
+        )
+        for reader in fusion.readers
+    )
+    return replace(fusion, readers=readers)
+
+
+def _shared(value: ir.Value, place: Place) -> Refusal:
+    readers = tuple(node_label(use.node) for use in value.uses())
+    sentence = (
+        f"weight '{value.name}' of {place.nbytes:,} bytes has {len(readers)} readers that do not "
+        "all follow this norm, and is too large to store twice"
+    )
+    return Refusal(RefusalCode.SHARED_WEIGHT, sentence, readers)

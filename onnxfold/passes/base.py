@@ -1,0 +1,92 @@
+"""What every pass is: it decides, it carries its plan out, and its outcome is proved.
+
+The pipeline gives a pass one version of the model at a time.  The facts of a version and its norms
+(:func:`onnxfold.norms.find_norms`) are worked out once, and shared by the decision on it and the
+two proofs that it takes part in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, Self, TypeVar
+
+from onnxfold.errors import UsageError
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.edit import Editor
+from onnxfold.options import DEFAULT_RANGE_LIMIT, DEFAULT_SPLIT_BYTES, Device, Target, WrittenForm
+
+__all__ = ["Decision", "Pass", "Settings", "Shown", "exclusion"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user and earlier attempts ask of the passes.
+
+    Weights above ``allow_split_bytes`` are never stored twice.  Norms whose name ``exclude``
+    matches anywhere stay as they are.  A weight whose range grows more than ``range_limit`` times
+    is named.  ``overflowing`` are references of weights that must not be centred.
+    ``fused_before`` counts the calls of ours that the model came with and that add a residual.
+    """
+
+    target: Target = Target.ONNX
+    allow_split_bytes: int = DEFAULT_SPLIT_BYTES
+    exclude: re.Pattern[str] | None = None
+    range_limit: float = DEFAULT_RANGE_LIMIT
+    overflowing: frozenset[str] = frozenset()
+    fuse_residual: bool = True
+    norm_form: WrittenForm = WrittenForm.AUTO
+    device: Device = Device.CPU
+    fused_before: int = 0
+
+    def excludes(self, name: str) -> bool:
+        """Whether a norm of this name stays as it is."""
+        return self.exclude is not None and self.exclude.search(name) is not None
+
+
+class Decision(Protocol):
+    """What a pass will do, and why it leaves the rest."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is to be done."""
+
+    def left_out(self, reason: str) -> Self:
+        """Return the decision to do nothing, with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a proof has shown, counted by the report's names, and what it could not show."""
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    failures: tuple[str, ...] = ()
+
+
+D = TypeVar("D", bound=Decision)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass(Generic[D]):
+    """One rewriting.
+
+    ``decide`` reads one version of a model and changes nothing.  ``apply`` carries a decision out
+    through the editor and says whether the model differs now.  ``prove`` shows, from the two
+    versions, that they compute the same; the decision only names what was changed.
+    """
+
+    name: str
+    decide: Callable[[ModelInfo, Settings], D]
+    apply: Callable[[Editor, D, Settings], bool]
+    prove: Callable[[ModelInfo, ModelInfo, D], Shown]
+
+
+def exclusion(pattern: str | None) -> re.Pattern[str] | None:
+    """Return the compiled ``--exclude``; raises UsageError where it is no regular expression."""
+    if pattern is None:
+        return None
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"--exclude {pattern!r} is not a regular expression: {error}") from error

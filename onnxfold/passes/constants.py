@@ -1,0 +1,105 @@
+"""Edits of the constants at the places of a plan, each made once however often it is asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.errors import InvariantError
+from onnxfold.graph import constant_tensor
+from onnxfold.graph.edit import Editor, change_constant, set_input
+from onnxfold.graph.traversal import declared_shape
+from onnxfold.passes.places import Place
+from onnxfold.weights.edited import edited
+from onnxfold.weights.edits import Edit, Shift
+
+__all__ = ["PlaceEditor"]
+
+
+class PlaceEditor:
+    """Changes the constants that a plan names, in the model that is edited."""
+
+    def __init__(self, edit: Editor):
+        self.edit = edit
+        self.values = edit.by_ref()
+        self._before: dict[str, ir.TensorProtocol] = {}
+        self._edited: set[str] = set()
+        self._copied: set[tuple[ir.Node, int]] = set()
+
+    def original(self, ref: str) -> ir.TensorProtocol:
+        """Return the tensor of a constant as it was before any fusion."""
+        if ref not in self._before:
+            tensor = constant_tensor(self.values[ref])
+            if tensor is None:
+                raise InvariantError(f"the plan changes '{ref}', which is no constant")
+            self._before[ref] = tensor
+        return self._before[ref]
+
+    def change(self, place: Place, edit: Edit) -> None:
+        """Edit the constant as it was before any edit; all readers in place want the same."""
+        if place.behind:
+            if not isinstance(edit, Shift):
+                raise InvariantError(f"a new bias of '{place.reader.node}' is no weight")
+            self._add_behind(place, edit)
+            return
+        if not place.value:
+            self._add_bias(place, edit)
+            return
+        value = self.values[place.value]
+        tensor = self.original(place.value)
+        if place.copy:
+            name = f"{value.name}.fused"
+            copy = self.edit.new_constant(value, edited(tensor, edit, name), name)
+            set_input(self._node(place), place.reader.index, copy)
+        elif place.value not in self._edited:
+            self._edited.add(place.value)
+            change_constant(value, edited(tensor, edit, tensor.name or value.name or ""))
+
+    def append(self, place: Place, edit: Edit) -> None:
+        """Edit what the reader has now, copying it first where others need it unchanged."""
+        node = self._node(place)
+        index = place.reader.index
+        value = node.inputs[index] if index < len(node.inputs) else None
+        if value is None:
+            self._add_bias(place, edit)
+            return
+        tensor = constant_tensor(value)
+        if tensor is None:
+            raise InvariantError(f"the plan changes '{value.name}', which is no constant")
+        if place.copy and (node, index) not in self._copied:
+            self._copied.add((node, index))
+            name = f"{value.name}.fused"
+            copy = self.edit.new_constant(value, edited(tensor, edit, name), name)
+            set_input(node, index, copy)
+        else:
+            change_constant(value, edited(tensor, edit, tensor.name or value.name or ""))
+
+    def _add_bias(self, place: Place, edit: Edit) -> None:
+        node = self._node(place)
+        bias = self._new_bias(node, (place.channels.size,), edit)
+        set_input(node, place.reader.index, bias)
+
+    def _add_behind(self, place: Place, edit: Shift) -> None:
+        """Add a new bias to a product; the sum takes over the name and all readers."""
+        node = self._node(place)
+        product, (axis,) = node.outputs[0], place.channels.axes
+        dims = declared_shape(product)
+        if dims is None:
+            raise InvariantError(f"'{product.name}' is of unknown rank")
+        shape = (place.channels.size, *(1,) * (len(dims) - 1 - axis))
+        bias = self._new_bias(node, shape, Shift(place.channels.renamed({axis: 0}), edit.vector))
+        self.edit.put_behind(product, ir.node("Add", [product, bias]))
+
+    def _new_bias(self, node: ir.Node, shape: tuple[int, ...], edit: Edit) -> ir.Value:
+        # Not the type of the stored weight, which a Cast may follow.
+        known = [value.dtype for value in (node.outputs[0], *node.inputs) if value is not None]
+        dtype = next(dtype for dtype in known if dtype is not None)
+        zeros = ir.Tensor(np.zeros(shape, dtype.numpy()), dtype=dtype)
+        name = f"{node.outputs[0].name}.bias"
+        return self.edit.new_constant(node.outputs[0], edited(zeros, edit, name), name)
+
+    def _node(self, place: Place) -> ir.Node:
+        node = self.values[place.reader.node].producer()
+        if node is None:
+            raise InvariantError(f"the plan names '{place.reader.node}', which no node computes")
+        return node

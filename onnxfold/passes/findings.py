@@ -1,0 +1,82 @@
+"""What the passes decided about a model, as the reports show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from onnxfold.graph import ModelInfo
+from onnxfold.norms import NormSite
+from onnxfold.passes.plan import Plan
+from onnxfold.passes.ranges import RangeWarning
+from onnxfold.refusal import Refusal
+
+__all__ = ["Description", "Findings", "describe"]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A prepared model before any pass: its size, and a report row for each norm."""
+
+    opset: int
+    nodes: int
+    parameters: int
+    norms: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """The norms of a model, what happens to each, and the counts of the paper.
+
+    ``refusals`` holds, by reference of the norm's output, why a norm is not folded,
+    ``affine_refusals`` why its gamma or beta stays.  ``algorithm1`` counts the norms that fold
+    under the rules of the paper's Algorithm 1 (outputs of norms count as centred, embeddings as
+    opaque), ``algorithm1_embed_centred`` the same with a centring behind every embedding.
+    ``remaining`` are the norms that are still norms when folds are decided, ``in_place`` those of
+    them that stay and become one operator.  ``ranges`` names the weights whose range grows much.
+    """
+
+    description: Description
+    plan: Plan
+    refusals: dict[str, Refusal] = field(default_factory=dict)
+    affine_refusals: dict[str, Refusal] = field(default_factory=dict)
+    algorithm1: int = 0
+    algorithm1_embed_centred: int = 0
+    remaining: frozenset[str] = frozenset()
+    in_place: frozenset[str] = frozenset()
+    ranges: tuple[RangeWarning, ...] = ()
+
+
+def describe(info: ModelInfo, sites: Iterable[NormSite]) -> Description:
+    """Return the size and the norms of a prepared model."""
+    tensors = {
+        id(tensor): tensor
+        for graph in info.graphs
+        for value in graph.initializers.values()
+        if (tensor := info.tensor(value)) is not None
+    }
+    return Description(
+        info.opset,
+        sum(1 for _ in info.nodes()),
+        sum(prod(tensor.shape.numpy()) for tensor in tensors.values()),
+        tuple(_row(info, site) for site in sites),
+    )
+
+
+def _row(info: ModelInfo, site: NormSite) -> dict[str, Any]:
+    parts = (("gamma", site.gamma), ("beta", site.beta))
+    return {
+        "ref": info.ref(site.output),
+        "name": site.name,
+        "kind": site.kind.value,
+        "form": site.form.value,
+        "input": site.input.name,
+        "output": site.output.name,
+        "axes": list(site.fiber.axes),
+        "size": site.size,
+        "epsilon": site.epsilon,
+        "moves_by_rounding": site.moves_by_rounding,
+        "affine": [part for part, value in parts if value is not None],
+    }

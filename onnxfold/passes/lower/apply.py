@@ -1,0 +1,35 @@
+"""Carries out the spelling of a target: norms that stay, then residual additions."""
+
+from __future__ import annotations
+
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.edit import Editor
+from onnxfold.norms import find_norms
+from onnxfold.passes.base import Settings
+from onnxfold.passes.lower.decide import LoweringPlan
+from onnxfold.passes.lower.residual import residual_fusions
+from onnxfold.passes.lower.targets import TargetLowering
+
+__all__ = ["apply"]
+
+
+def apply(edit: Editor, plan: LoweringPlan, settings: Settings) -> bool:
+    """Carry out ``plan``; return whether the model has become another than the one that came."""
+    _respell(edit, plan, settings)
+    if not plan.fuse_residual:
+        return bool(plan.respelled)
+    fusions = residual_fusions(ModelInfo(edit.model))
+    for fusion in fusions:
+        edit.stand_in(fusion.lower(), fusion.place, fusion.replaced)
+    return bool(plan.respelled) or len(fusions) != settings.fused_before
+
+
+def _respell(edit: Editor, plan: LoweringPlan, settings: Settings) -> None:
+    respelled = set(plan.respelled)
+    sites = [site.within(edit) for site in find_norms(edit.info)]
+    lowering = TargetLowering(edit.info, settings.target, settings.norm_form)
+    for found, site in zip(find_norms(edit.info), sites, strict=True):
+        if edit.info.ref(found.output) in respelled:
+            cheaper = lowering.layer_norm(site)
+            if cheaper is not None:
+                edit.stand_in(cheaper, site.last, site.nodes)

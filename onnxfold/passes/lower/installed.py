@@ -1,0 +1,20 @@
+"""Which ONNX Runtime is installed, without the time that its import takes."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+__all__ = ["onnxruntime_version"]
+
+_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
+
+
+def onnxruntime_version() -> tuple[int, int] | None:
+    """Return the major and minor version of the first package of ONNX Runtime, or None."""
+    for package in _PACKAGES:
+        try:
+            major, minor, *_ = version(package).split(".")
+        except (PackageNotFoundError, ValueError):
+            continue
+        return int(major), int(minor)
+    return None

@@ -1,0 +1,89 @@
+"""The default domain at a newer version: where an operator is the same there, or converts exactly.
+
+Source: the operators' changelog of ONNX, opset 13 to 23.  An operator that is not listed here may
+have changed its meaning, so a model that has it is refused.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxfold.errors import UsageError
+from onnxfold.graph import node_label
+from onnxfold.graph.constants import weight_value
+from onnxfold.graph.traversal import all_graphs
+from onnxfold.operators.functions import DOMAIN
+
+__all__ = ["raise_opset"]
+
+_OLDEST = 13
+# Between these versions they gained types, or attributes whose defaults are what was before.
+_SAME = frozenset(
+    "Acos Acosh Add And Asin Asinh Atan Atanh Cast CastLike Clip Constant ConstantOfShape Conv "
+    "ConvTranspose Cos Cosh CumSum DequantizeLinear Div Dropout Elu Equal Flatten Gemm "
+    "GlobalAveragePool GlobalMaxPool GreaterOrEqual HardSigmoid HardSwish Identity If "
+    "InstanceNormalization IsInf IsNaN LeakyRelu LessOrEqual Loop LpNormalization MaxPool Mod Mul "
+    "Pad PRelu Pow QuantizeLinear Relu Reshape Round Scan ScatterElements ScatterND Selu Shape "
+    "Sin Sinh Size Softplus Softsign Squeeze Sub Tan ThresholdedRelu Transpose Unsqueeze "
+    "Where".split()
+)
+_REDUCTIONS = frozenset(
+    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd "
+    "ReduceSumSquare".split()
+)
+
+
+def raise_opset(model: ir.Model, version: int) -> None:
+    """Bring the default domain of a working copy to ``version``, where it is older.
+
+    Raises UsageError where an operator may mean something else there.
+    """
+    old = model.graph.opset_imports.get("", 1)
+    if old >= version:
+        return
+    nodes = [node for graph in all_graphs(model) for node in graph if not node.domain]
+    if old < _OLDEST:
+        raise UsageError(f"--norm-form op needs opset {version}, and {old} is too old to convert")
+    foreign = [key for key in model.functions if key[0] != DOMAIN]
+    if foreign:
+        raise UsageError(f"--norm-form op needs opset {version}; function {foreign[0]} has another")
+    changed = [node for node in nodes if not _is_same(node, old, version)]
+    for node in changed:
+        _convert(node, old, version)
+    model.graph.opset_imports[""] = version
+
+
+def _is_same(node: ir.Node, old: int, version: int) -> bool:
+    try:
+        before, after = (onnx.defs.get_schema(node.op_type, each) for each in (old, version))
+    except onnx.defs.SchemaError:
+        return node.op_type == "SimplifiedLayerNormalization"  # ONNX Runtime's, of no version
+    return before.since_version == after.since_version or node.op_type in _SAME
+
+
+def _convert(node: ir.Node, old: int, version: int) -> None:
+    if node.op_type in _REDUCTIONS:
+        _give_axes(node)
+    elif node.op_type == "Split":
+        if len(node.inputs) < 2 and "num_outputs" not in node.attributes:
+            node.attributes.add(ir.AttrInt64("num_outputs", len(node.outputs)))
+    else:
+        raise UsageError(
+            f"--norm-form op needs opset {version}, where {node.op_type} ('{node_label(node)}') is "
+            f"not what it is at {old}; convert the model first, with onnx.version_converter"
+        )
+
+
+def _give_axes(node: ir.Node) -> None:
+    """Make an input of the attribute ``axes``, as reductions have it from opset 18 on."""
+    attribute = node.attributes.pop("axes", None)
+    graph = node.graph
+    if attribute is None or not isinstance(graph, ir.Graph):
+        return
+    name = f"{node.outputs[0].name}.axes"
+    axes = weight_value(name, np.array(attribute.as_ints(), np.int64))
+    graph.register_initializer(axes)
+    node.resize_inputs(2)
+    node.replace_input_with(1, axes)

@@ -1,0 +1,16 @@
+"""The proof that another spelling computes the same: no value changes, no norm folds."""
+
+from __future__ import annotations
+
+from onnxfold.graph import ModelInfo
+from onnxfold.passes.base import Shown
+from onnxfold.passes.lower.decide import LoweringPlan
+from onnxfold.proof import Certificate
+from onnxfold.proof import prove as prove_models
+
+__all__ = ["prove"]
+
+
+def prove(before: ModelInfo, after: ModelInfo, plan: LoweringPlan) -> Shown:
+    """Check the prepared result against the model before it was spelled for the target."""
+    return Shown(failures=prove_models(before, after, Certificate()).failures)

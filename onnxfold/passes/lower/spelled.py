@@ -1,0 +1,62 @@
+"""RMSNorms in operators, for what no operator takes: an epsilon that is no float32."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.graph.constants import weight_value
+from onnxfold.norms.site import NormForm, NormSite
+
+__all__ = ["mean_has_one_reader", "spelled_rms", "wide_epsilon"]
+
+_AXES_ARE_INPUTS_SINCE = 18
+
+
+def wide_epsilon(site: NormSite) -> bool:
+    """Whether epsilon fits no attribute, which are float32."""
+    rounded = float(np.float32(site.epsilon))
+    spelled = site.form is NormForm.DECOMPOSED
+    return site.input.dtype is ir.DataType.DOUBLE and spelled and rounded != site.epsilon
+
+
+def spelled_rms(
+    site: NormSite, x: ir.Value, opset: int
+) -> tuple[list[ir.Node], tuple[ir.Value, ...]]:
+    """Return x / sqrt(mean(x * x) + epsilon) along the norm's axes, in the type of x."""
+    square = ir.node("Mul", [x, x])
+    epsilon = weight_value(f"{x.name}.epsilon", np.array(site.epsilon, np.float64))
+    made = [epsilon]
+    if opset >= _AXES_ARE_INPUTS_SINCE:
+        axes = weight_value(f"{x.name}.axes", np.array(site.fiber.axes, np.int64))
+        made.append(axes)
+        mean = ir.node("ReduceMean", [square.outputs[0], axes], {"keepdims": 1})
+    else:
+        mean = ir.node("ReduceMean", [square.outputs[0]], {"axes": site.fiber.axes, "keepdims": 1})
+    shifted = ir.node("Add", [mean.outputs[0], epsilon])
+    root = ir.node("Sqrt", [shifted.outputs[0]])
+    nodes = [square, mean, shifted, root, ir.node("Div", [x, root.outputs[0]])]
+    dims = enumerate(tuple(site.input.shape or ()))
+    reduced = [1 if axis in site.fiber.axes else dim for axis, dim in dims]
+    for node in nodes[1:4]:
+        node.outputs[0].shape = ir.Shape(reduced)
+    return nodes, tuple(made)
+
+
+def mean_has_one_reader(site: NormSite, centred: ir.Value) -> bool:
+    """Whether the norm looks at x only through ``centred``, so that no mean is left without it.
+
+    A second subtraction, or a variance E[x^2] - E[x]^2, would stay as it is.
+    """
+    centring = centred.producer()
+    mean = None if centring is None else centring.inputs[1]
+    own, before, waiting = set(site.nodes), {centring}, [mean]
+    values = {site.input}
+    while waiting:
+        value = waiting.pop()
+        node = None if value is None else value.producer()
+        if value is not None and node in own and node not in before:
+            before.add(node)
+            values.add(value)
+            waiting += node.inputs
+    return all(use.node in before for value in values for use in value.uses() if use.node in own)

@@ -1,0 +1,58 @@
+"""Sum in the place of Add in front of a LayerNorm, for ONNX Runtime on CPUs.
+
+A session makes SkipLayerNormalization of Add and LayerNormalization.  Up to ONNX Runtime 1.29 it is
+faster than the two; from 1.30 on it takes nearly five times as long
+(benchmarks/results/skip_norms.csv).  Sum takes as long as Add, adds the same numbers, and is left
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.edit import replace_node
+from onnxfold.norms import NormKind, find_norms
+
+__all__ = ["MEASURED", "SLOW_SINCE", "fused_additions", "replace_by_sums"]
+
+SLOW_SINCE = (1, 30)
+MEASURED = ((1, 17), (1, 32))  # the oldest and the newest version
+
+_BROADCASTS_SINCE = 8
+_KINDS = (NormKind.LAYER_NORM, NormKind.RMS_NORM)
+
+
+def fused_additions(view: ModelInfo) -> tuple[ir.Node, ...]:
+    """Return the additions that a session would fuse with a norm."""
+    if view.opset < _BROADCASTS_SINCE:
+        return ()
+    sites = [site for site in find_norms(view) if site.kind in _KINDS]
+    found = (_fused(site.input, set(site.nodes)) for site in sites)
+    return tuple(dict.fromkeys(addition for addition in found if addition is not None))
+
+
+def replace_by_sums(additions: Iterable[ir.Node]) -> None:
+    """Put Sum, which computes the same, in the place of each Add."""
+    for addition in additions:
+        _replace(addition)
+
+
+def _fused(value: ir.Value, norm: set[ir.Node]) -> ir.Node | None:
+    """Return the addition of two tensors that only the nodes of a norm read, or None."""
+    node = value.producer()
+    if node is None or (node.domain, node.op_type) != ("", "Add") or value.is_graph_output():
+        return None
+    return node if all(use.node in norm for use in value.uses()) else None
+
+
+def _replace(addition: ir.Node) -> None:
+    value = addition.outputs[0]
+    total = ir.node("Sum", addition.inputs, name=addition.name, doc_string=addition.doc_string)
+    total.metadata_props.update(addition.metadata_props)
+    new = total.outputs[0]
+    new.name, new.shape, new.type = value.name, value.shape, value.type
+    new.metadata_props.update(value.metadata_props)
+    replace_node(addition, [total], {0: new})

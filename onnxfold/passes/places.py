@@ -1,0 +1,57 @@
+"""Places: the constants that plans change, named by the node inputs that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onnxfold.graph import AxisBlock
+from onnxfold.graph.channels import Channels
+
+__all__ = ["Place", "ReaderRef", "channels_from_json"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ReaderRef:
+    """An input of a node; the node is named by the reference of its first output."""
+
+    node: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A constant that changes along ``channels``, in its own coordinates.
+
+    ``reader`` is the node input that reads it.  ``copy``: this reader gets a changed copy and the
+    other readers keep the original.  ``value`` empty: the constant is new and starts as zeros;
+    ``behind``: a new Add behind the reader's node adds it, along ``channels`` of its output.
+    ``start``: of a vector that several constants share, the first element that is this one's.
+    """
+
+    value: str
+    reader: ReaderRef
+    channels: Channels
+    nbytes: int = 0
+    copy: bool = False
+    behind: bool = False
+    start: int = 0
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> Place:
+        """Read what ``dataclasses.asdict`` gave."""
+        return Place(
+            document["value"],
+            ReaderRef(**document["reader"]),
+            channels_from_json(document["channels"]),
+            document["nbytes"],
+            document["copy"],
+            document["behind"],
+            document["start"],
+        )
+
+
+def channels_from_json(document: Mapping[str, Any]) -> Channels:
+    """Read what ``dataclasses.asdict`` gave."""
+    return Channels(tuple(AxisBlock(**digit) for digit in document["digits"]))

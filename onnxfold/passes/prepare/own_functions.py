@@ -1,0 +1,85 @@
+"""Which functions of domain onnxfold are ours: those whose bodies are the ones that we write.
+
+A model may bring a function of its own under such a name; it is then a function like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import product
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.errors import InvariantError
+from onnxfold.operators.functions import DOMAIN, SIGNATURES, Setting, function
+
+__all__ = ["is_ours"]
+
+_TYPES = (
+    ir.DataType.FLOAT,
+    ir.DataType.FLOAT16,
+    ir.DataType.BFLOAT16,
+    ir.DataType.DOUBLE,
+)
+_Key = tuple[object, ...]
+
+
+def is_ours(body: ir.Function, calls: Iterable[ir.Node]) -> bool:
+    """Whether a function of the model computes what our operator of its name does, in all calls."""
+    if body.domain != DOMAIN or body.name not in SIGNATURES:
+        return False
+    key = _key(body)
+    settings = {
+        (-node.attributes.get_int("axis", -1), node.attributes.get_float("epsilon", 0.0))
+        for node in calls
+    }
+    return all(
+        any(_key(known) == key for known in _written(body, axes, epsilon))
+        for axes, epsilon in settings
+    )
+
+
+def _written(body: ir.Function, axes: int, epsilon: float) -> Iterator[ir.Function]:
+    """Yield the bodies that we write for such a call, of each element type and spelling."""
+    spellings = product(_TYPES, (False, True), (False, True))
+    for dtype, convertible, rms_operator in spellings:
+        setting = Setting(dtype, axes, epsilon, convertible, rms_operator)
+        try:
+            yield function(body.name, body.opset_imports.get("", 0), setting, body.overload)
+        except InvariantError:
+            continue  # no body exists for this opset and type
+
+
+def _key(body: ir.Function) -> _Key:
+    """Return what a function computes: its nodes with values numbered, not named."""
+    numbers: dict[ir.Value | None, int] = {None: -1}
+
+    def number(value: ir.Value | None) -> int:
+        return numbers.setdefault(value, len(numbers))
+
+    inputs = [number(value) for value in body.inputs]
+    nodes = [
+        (
+            *node.op_identifier(),
+            tuple(number(value) for value in node.inputs),
+            tuple(number(value) for value in node.outputs),
+            tuple(sorted(_attribute(attribute) for attribute in node.attributes.values())),
+        )
+        for node in body
+    ]
+    names = sorted(attribute.name for attribute in body.attributes.values())
+    return (*inputs, *nodes, *(number(value) for value in body.outputs), *names)
+
+
+def _attribute(attribute: ir.Attr) -> tuple[str, str]:
+    if attribute.is_ref():
+        return attribute.name, f"reference to {attribute.ref_attr_name}"
+    if attribute.type == ir.AttributeType.TENSOR:
+        tensor = attribute.as_tensor()
+        array = tensor.numpy()
+        return attribute.name, f"{tensor.dtype} {array.shape} {array.tobytes().hex()}"
+    value = attribute.value
+    if attribute.type == ir.AttributeType.FLOAT:
+        value = float(np.float32(attribute.as_float()))
+    return attribute.name, repr(tuple(value) if isinstance(value, (list, tuple)) else value)

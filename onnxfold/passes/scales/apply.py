@@ -1,0 +1,53 @@
+"""Carries out scale fusions: linear layers take over the operators behind them, which go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onnxfold.errors import InvariantError
+from onnxfold.graph.edit import Editor, inherit, redirect, sweep
+from onnxfold.passes.base import Settings
+from onnxfold.passes.constants import PlaceEditor
+from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
+from onnxfold.passes.scales.writer import ChannelOp, channel_op, embedded
+from onnxfold.weights.edits import Scale, Shift
+
+__all__ = ["apply"]
+
+
+def apply(edit: Editor, plan: ScalesPlan, settings: Settings) -> bool:
+    """Carry out the fusions in order: a later one scales what an earlier one has added."""
+    del settings  # what moves has been decided
+    values = edit.info.by_ref()
+    made: list[tuple[ScaleFusion, ChannelOp]] = []
+    for fusion in plan.fusions:
+        node = values[fusion.output].producer()
+        op = None if node is None else channel_op(edit.info, node)
+        if op is None:
+            raise InvariantError(f"'{fusion.output}' is no product or sum with a constant")
+        made.append((fusion, replace(op, node=edit.node(op.node))))
+    places = PlaceEditor(edit)
+    for fusion, op in made:
+        _do_before(places, fusion, op)
+    return not plan.empty
+
+
+def _do_before(places: PlaceEditor, fusion: ScaleFusion, op: ChannelOp) -> None:
+    """Change the constants before a scale, and remove the scale."""
+    for place in fusion.scaled:
+        if op.scale is not None:
+            scale = embedded(op.scale, fusion.part, place.channels.size)
+            places.append(place, Scale(place.channels, scale))
+    if fusion.shifted is not None and op.shift is not None:
+        channels = fusion.shifted.channels
+        shift = embedded(op.shift, fusion.part, channels.size, neutral=0.0)
+        places.append(fusion.shifted, Shift(channels, shift))
+    start, end = op.node.inputs[op.index], op.node.outputs[0]
+    if start is None:
+        raise InvariantError(f"'{fusion.output}' has no input")
+    operands = list(op.node.inputs)
+    redirect(end, start, outputs=True)
+    sweep([op.node])
+    for operand in operands:
+        places.edit.drop_if_unread(operand)
+    inherit(end, start)

@@ -1,0 +1,65 @@
+"""What a linear layer takes over from the operator behind it: which constants change, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onnxfold.passes.places import Place
+from onnxfold.passes.ranges import RangeWarning
+
+__all__ = ["ScaleFusion", "ScalesPlan"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleFusion:
+    """An operator z = scale * y + shift that goes, for the linear layer before it does it.
+
+    ``output`` is the reference of z, ``writer`` that of the linear layer's result; ``scaled`` are
+    the constants that take the scale, ``shifted`` the one that takes the shift after it.  ``part``:
+    start, length and total of the channels that the scale is of, behind a Split of all of them.
+    """
+
+    name: str
+    output: str
+    writer: str
+    scaled: tuple[Place, ...]
+    shifted: Place | None = None
+    part: tuple[int, int, int] | None = None
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """All constants that change."""
+        return self.scaled if self.shifted is None else (*self.scaled, self.shifted)
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> ScaleFusion:
+        """Read what ``dataclasses.asdict`` gave."""
+        shifted, part = document["shifted"], document["part"]
+        return ScaleFusion(
+            document["name"],
+            document["output"],
+            document["writer"],
+            tuple(Place.from_json(row) for row in document["scaled"]),
+            None if shifted is None else Place.from_json(shifted),
+            None if part is None else (part[0], part[1], part[2]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ScalesPlan:
+    """What linear layers take over from the operators behind them, and the ranges that grow."""
+
+    fusions: tuple[ScaleFusion, ...] = ()
+    ranges: tuple[RangeWarning, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing moves."""
+        return not self.fusions
+
+    def left_out(self, reason: str) -> ScalesPlan:
+        """Return the plan to move nothing."""
+        del reason  # scales have no row in the report
+        return ScalesPlan()

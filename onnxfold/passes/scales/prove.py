@@ -1,0 +1,39 @@
+"""The certificate of absorbed scales: by what each weight was multiplied, for which reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from onnxfold.graph import ModelInfo
+from onnxfold.passes.base import Shown
+from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
+from onnxfold.passes.scales.writer import channel_op, embedded
+from onnxfold.proof import Certificate, Proof, ScaledWeight
+from onnxfold.proof import prove as prove_models
+
+__all__ = ["prove", "prove_scales"]
+
+
+def prove(before: ModelInfo, after: ModelInfo, plan: ScalesPlan) -> Shown:
+    """Check ``after`` against ``before``; the plan names the operators that are gone."""
+    shown = prove_scales(before, after, plan.fusions)
+    counts = {"scaled_weights": shown.scaled_weights, "shifted_biases": shown.shifted_biases}
+    return Shown(counts, shown.failures)
+
+
+def prove_scales(before: ModelInfo, after: ModelInfo, fusions: Iterable[ScaleFusion]) -> Proof:
+    """Check a model whose linear layers do the scales behind them; both are prepared."""
+    claims = (claim for fusion in fusions for claim in _claims(before, fusion))
+    return prove_models(before, after, Certificate(scaled=tuple(claims)))
+
+
+def _claims(before: ModelInfo, fusion: ScaleFusion) -> Iterator[ScaledWeight]:
+    value = before.by_ref().get(fusion.output)
+    node = None if value is None else value.producer()
+    op = None if node is None else channel_op(before, node)
+    if op is None or op.scale is None:
+        return
+    for place in fusion.scaled:
+        vector = embedded(op.scale, fusion.part, place.channels.size)
+        if vector.size == place.channels.size:
+            yield ScaledWeight(place.value, place.reader.node, place.channels, vector)

@@ -1,0 +1,18 @@
+"""The pipeline: the passes in order, their proofs and the check, and what is left out then."""
+
+from __future__ import annotations
+
+from onnxfold.pipeline.folding import AFFINE_PASSES, PASSES, Folded, LeftOut, decide_all, fold
+from onnxfold.pipeline.run import Result, bytes_of, run
+
+__all__ = [
+    "AFFINE_PASSES",
+    "PASSES",
+    "Folded",
+    "LeftOut",
+    "Result",
+    "bytes_of",
+    "decide_all",
+    "fold",
+    "run",
+]

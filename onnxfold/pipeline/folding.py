@@ -1,0 +1,284 @@
+"""The passes in order: each decides on a version of the model, makes the next one, and is proved.
+
+    prepare -> affine -> scales -> centring -> lower
+
+A version that is to be proved against stays as it is, for the pass edits a copy; without a proof it
+is edited in place.  A pass whose proof fails is left out: the next one goes on from the version
+before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.edit import Editor
+from onnxfold.graph.traversal import all_graphs
+from onnxfold.norms import find_norms
+from onnxfold.operators.functions import DOMAIN, SIGNATURES
+from onnxfold.options import Device, Target
+from onnxfold.passes.affine.apply import apply as apply_affine
+from onnxfold.passes.affine.decide import decide as decide_affine
+from onnxfold.passes.affine.plan import AffinePlan
+from onnxfold.passes.affine.prove import prove as prove_affine
+from onnxfold.passes.base import Pass, Settings, Shown
+from onnxfold.passes.centring.apply import apply as apply_centring
+from onnxfold.passes.centring.decide import CentringDecision
+from onnxfold.passes.centring.decide import decide as decide_centring
+from onnxfold.passes.centring.prove import prove as prove_centring
+from onnxfold.passes.findings import Description, Findings, describe
+from onnxfold.passes.lower.apply import apply as apply_lowering
+from onnxfold.passes.lower.decide import decide as decide_lowering
+from onnxfold.passes.lower.finalize import (
+    define_functions,
+    finished,
+    list_initializers,
+    settle_functions,
+)
+from onnxfold.passes.lower.installed import onnxruntime_version
+from onnxfold.passes.lower.prove import prove as prove_lowering
+from onnxfold.passes.lower.sums import MEASURED, SLOW_SINCE, fused_additions, replace_by_sums
+from onnxfold.passes.plan import Plan
+from onnxfold.passes.prepare.working_copy import Prepared, prepare
+from onnxfold.passes.scales.apply import apply as apply_scales
+from onnxfold.passes.scales.decide import decide as decide_scales
+from onnxfold.passes.scales.plan import ScalesPlan
+from onnxfold.passes.scales.prove import prove as prove_scales
+from onnxfold.pipeline.stage_timer import StageTimer
+
+if TYPE_CHECKING:
+    from onnxfold.proof import Proof
+
+__all__ = [
+    "AFFINE_PASSES",
+    "LOWER",
+    "PASSES",
+    "Decided",
+    "Folded",
+    "LeftOut",
+    "decide_all",
+    "fold",
+    "residual_calls",
+]
+
+PASSES: tuple[Pass[Any], ...] = (
+    Pass("affine", decide_affine, apply_affine, prove_affine),
+    Pass("scales", decide_scales, apply_scales, prove_scales),
+    Pass("centring", decide_centring, apply_centring, prove_centring),
+)
+# Spells the outcome of all passes for a target: always last, and proved on what will be written.
+LOWER = Pass("lower", decide_lowering, apply_lowering, prove_lowering)
+AFFINE_PASSES = frozenset({"affine", "scales"})
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A pass that was not carried out, and why."""
+
+    name: str
+    reason: str
+
+    def to_json(self) -> dict[str, str]:
+        """Return the report's form."""
+        return {"name": self.name, "reason": self.reason}
+
+
+@dataclass(slots=True)
+class Decided:
+    """The version that the passes have come to, what each decided, and what was shown of them."""
+
+    info: ModelInfo
+    description: Description
+    decisions: dict[str, Any] = field(default_factory=dict)
+    shown: list[Shown] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    changed: bool = False
+
+    @property
+    def plan(self) -> Plan:
+        """What will be done."""
+        affine, scales = (self.decisions.get(name) for name in ("affine", "scales"))
+        made = self._centring.plan
+        return Plan(
+            made.folds,
+            made.weights,
+            made.insertions,
+            made.refusals,
+            made.gain_ps,
+            made.cost_ps,
+            () if affine is None else affine.fusions,
+            () if scales is None else scales.fusions,
+        )
+
+    @property
+    def findings(self) -> Findings:
+        """What the reports show."""
+        affine = self.decisions.get("affine", AffinePlan())
+        scales = self.decisions.get("scales", ScalesPlan())
+        centring = self._centring
+        return Findings(
+            self.description,
+            self.plan,
+            dict(centring.refusals),
+            dict(affine.refusals),
+            centring.algorithm1,
+            centring.algorithm1_embed_centred,
+            centring.remaining,
+            centring.in_place,
+            affine.ranges + scales.ranges,
+        )
+
+    @property
+    def _centring(self) -> CentringDecision:
+        decision: CentringDecision = self.decisions.get("centring", CentringDecision())
+        return decision
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The model after the passes, the given one where nothing changed; a proof where one was asked.
+
+    ``left_out`` are the passes whose proof failed; the proof is that of the others.
+    """
+
+    model: ir.Model
+    changed: bool
+    findings: Findings
+    proof: Proof | None = None
+    left_out: tuple[LeftOut, ...] = ()
+
+
+def decide_all(prepared: Prepared, settings: Settings, *, without: Collection[str] = ()) -> Decided:
+    """Decide on every pass but those ``without``; uses up the working copy.
+
+    A pass is carried out where a later one decides on its outcome.
+    """
+    state = _start(prepared)
+    chosen = [each for each in PASSES if each.name not in without]
+    for each in chosen:
+        decision = each.decide(state.info, settings)
+        state.decisions[each.name] = decision
+        if not decision.empty and each is not chosen[-1]:
+            each.apply(Editor(state.info), decision, settings)
+            state.info = ModelInfo(state.info.model)
+    return state
+
+
+def fold(
+    prepared: Prepared,
+    original: ir.Model,
+    settings: Settings,
+    timer: StageTimer,
+    *,
+    without: Collection[str] = (),
+    prove: bool = True,
+) -> Folded:
+    """Carry out every pass but those ``without``; uses up the working copy of the original."""
+    state = _start(prepared)
+    for each in PASSES:
+        if each.name not in without:
+            _step(state, each, settings, timer, prove=prove)
+    result = _spelled(state, original, settings, timer, prove=prove)
+    proof = _sum(state.shown) if prove and state.changed else None
+    return Folded(result, state.changed, state.findings, proof, tuple(state.left_out))
+
+
+def _start(prepared: Prepared) -> Decided:
+    return Decided(prepared.info, describe(prepared.info, find_norms(prepared.info)))
+
+
+def _step(
+    state: Decided, chosen: Pass[Any], settings: Settings, timer: StageTimer, *, prove: bool
+) -> None:
+    """Let a pass make the next version, or leave it out where its proof fails."""
+    with timer.stage("analyse"):
+        decision = chosen.decide(state.info, settings)
+    state.decisions[chosen.name] = decision
+    if decision.empty:
+        return
+    with timer.stage("rewrite"):
+        edit = Editor(state.info, copy=prove)
+        chosen.apply(edit, decision, settings)
+        if prove:  # which runs the bodies
+            define_functions(edit.model, settings.target, settings.norm_form)
+        after = ModelInfo(edit.model)
+    if prove and not _is_shown(state, chosen, after, timer):
+        return
+    state.info, state.changed = after, True
+
+
+def _is_shown(state: Decided, chosen: Pass[Any], after: ModelInfo, timer: StageTimer) -> bool:
+    """Prove a pass; where that fails, its decision is to do nothing."""
+    decision = state.decisions[chosen.name]
+    with timer.stage("prove"):
+        shown = chosen.prove(state.info, after, decision)
+    if not shown.failures:
+        state.shown.append(shown)
+        return True
+    reason = f"the proof failed: {shown.failures[0]}"
+    state.decisions[chosen.name] = decision.left_out(reason)
+    state.left_out.append(LeftOut(chosen.name, reason))
+    return False
+
+
+def _spelled(
+    state: Decided, original: ir.Model, settings: Settings, timer: StageTimer, *, prove: bool
+) -> ir.Model:
+    """Return the model that is written: spelled for the target, and without helpers of the work."""
+    with timer.stage("rewrite"):
+        decision = state.decisions[LOWER.name] = LOWER.decide(state.info, settings)
+        edit = Editor(state.info, copy=prove)
+        differs = LOWER.apply(edit, decision, settings)
+        slow = _slow_additions(edit.model, settings)
+        if not (differs or slow or state.changed):
+            return original
+        result = _finished(edit.model, original, state, settings)
+    if prove:
+        with timer.stage("prove"):
+            after = prepare(result).info
+            define_functions(after.model, settings.target, settings.norm_form)
+        if not _is_shown(state, LOWER, after, timer):
+            slow = ()
+            if not state.changed:
+                return original
+            result = _finished(state.info.model, original, state, settings)
+    state.changed = True
+    settle_functions(result, original.ir_version)
+    list_initializers(result)
+    replace_by_sums(slow)  # Add and Sum compute the same: there is nothing to prove
+    return result
+
+
+def _finished(model: ir.Model, original: ir.Model, state: Decided, settings: Settings) -> ir.Model:
+    return finished(model, original, state.plan, settings.target, settings.norm_form)
+
+
+def _slow_additions(model: ir.Model, settings: Settings) -> tuple[ir.Node, ...]:
+    """Return the additions whose fusion the ONNX Runtime at hand, or the newest, is slow with."""
+    if settings.target is not Target.ORT or settings.device is not Device.CPU:
+        return ()
+    version = onnxruntime_version() or MEASURED[1]
+    return fused_additions(ModelInfo(model)) if version >= SLOW_SINCE else ()
+
+
+def _sum(shown: Iterable[Shown]) -> Proof:
+    from onnxfold.proof import Proof
+
+    counts: dict[str, int] = {"folded_norms": 0, "centred_weights": 0}
+    for part in shown:
+        for name, count in part.counts.items():
+            counts[name] = counts.get(name, 0) + count
+    return Proof(passed=True, failures=(), **counts)
+
+
+def residual_calls(model: ir.Model) -> int:
+    """Count the calls of ours that add a residual."""
+    return sum(
+        node.domain == DOMAIN and node.op_type in SIGNATURES and SIGNATURES[node.op_type].residual
+        for graph in all_graphs(model)
+        for node in graph
+    )

@@ -1,0 +1,341 @@
+"""From a loaded model to a checked one: the attempts, the check, what is written and reported.
+
+    load -> prepare -> the passes, each proved -> stage -> verify -> publish
+
+The input is never changed.  Nothing is published before the proofs and the verification passed.
+What proves and verifies is imported when it is used, for a run without it is to start quickly.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from onnxfold import model_io
+from onnxfold.check import ModelSource, Verification
+from onnxfold.errors import (
+    PassCheckError,
+    UnchangedError,
+    UsageError,
+    VerificationError,
+    WeightOverflowError,
+)
+from onnxfold.graph import ModelInfo
+from onnxfold.model_io.sources import Source
+from onnxfold.operators.functions import RMS_NORMALIZATION_SINCE
+from onnxfold.options import Options, Target, WrittenForm
+from onnxfold.passes.base import Settings, exclusion
+from onnxfold.passes.centring.apply import overflowing_weights
+from onnxfold.passes.lower.installed import onnxruntime_version
+from onnxfold.passes.lower.opset import raise_opset
+from onnxfold.passes.lower.sums import MEASURED
+from onnxfold.passes.plan import Plan
+from onnxfold.passes.prepare.working_copy import Prepared, prepare
+from onnxfold.pipeline.folding import (
+    AFFINE_PASSES,
+    Decided,
+    Folded,
+    LeftOut,
+    decide_all,
+    fold,
+    residual_calls,
+)
+from onnxfold.pipeline.stage_timer import StageTimer
+from onnxfold.report.document import inspection
+from onnxfold.shapes.claims import unconfirmed_claims
+
+if TYPE_CHECKING:
+    from onnxfold.proof import Proof
+
+__all__ = ["Result", "bytes_of", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What optimize did.
+
+    ``model`` is of the kind that was given: a path, an onnx.ModelProto, an onnx_ir.Model or an
+    onnx_graphsurgeon.Graph; None after a dry run.
+    """
+
+    model: Any
+    changed: bool
+    plan: Plan
+    report: dict[str, Any]
+    proof: Proof | None = None
+    verification: Verification | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """What an attempt does without: weights that overflow, passes with which a check failed."""
+
+    overflowing: frozenset[str] = frozenset()
+    left_out: tuple[LeftOut, ...] = ()
+
+
+def run(
+    source: Source, output: str | os.PathLike[str] | None, chosen: Options, timer: StageTimer
+) -> Result:
+    """Run every stage behind loading; again without the weights, or the passes, that cannot be."""
+    attempt = _Attempt()
+    while True:
+        try:
+            return _attempt(source, output, chosen, timer, attempt)
+        except WeightOverflowError as error:
+            attempt = _without_weights(attempt, source, chosen, error)
+        except PassCheckError as error:
+            left_out = (*attempt.left_out, LeftOut(error.name, str(error)))
+            attempt = replace(attempt, left_out=left_out)
+
+
+def _without_weights(
+    attempt: _Attempt, source: Source, chosen: Options, error: WeightOverflowError
+) -> _Attempt:
+    """Leave out the weights that have no finite centred values; else what moves factors."""
+    decided = _decided(source, chosen, attempt)
+    found = overflowing_weights(decided.info, decided.plan)
+    if found:
+        return replace(attempt, overflowing=attempt.overflowing | found)
+    missing = _without(chosen, attempt)
+    moves = [LeftOut(name, str(error)) for name in sorted(AFFINE_PASSES - missing)]
+    if not moves:
+        raise error
+    return replace(attempt, left_out=(*attempt.left_out, *moves))
+
+
+def _without(chosen: Options, attempt: _Attempt) -> frozenset[str]:
+    """Return the names of the passes that this attempt leaves out."""
+    unwanted = frozenset[str]() if chosen.fuse_affine else AFFINE_PASSES
+    return unwanted | {left.name for left in attempt.left_out}
+
+
+def _settings(source: Source, chosen: Options, attempt: _Attempt) -> Settings:
+    return Settings(
+        chosen.target,
+        chosen.allow_split,
+        exclusion(chosen.exclude),
+        chosen.range_limit,
+        attempt.overflowing,
+        chosen.fuse_residual,
+        chosen.norm_form,
+        chosen.device,
+        residual_calls(source.model),
+    )
+
+
+def _decided(source: Source, chosen: Options, attempt: _Attempt) -> Decided:
+    settings = _settings(source, chosen, attempt)
+    return decide_all(
+        _prepared_for(source.model, chosen), settings, without=_without(chosen, attempt)
+    )
+
+
+def _attempt(
+    source: Source,
+    output: str | os.PathLike[str] | None,
+    chosen: Options,
+    timer: StageTimer,
+    attempt: _Attempt,
+) -> Result:
+    """Run every stage behind loading once.
+
+    Raises WeightOverflowError when a weight turns out to overflow, PassCheckError when the check
+    failed and gammas, betas or scales were moved: a moved one may leave the range of its type, or
+    meet an infinite weight, where centring would not.
+    """
+    if chosen.dry_run:
+        return _planned(source, chosen, timer, attempt)
+    with timer.stage("analyse"):
+        prepared = _prepared_for(source.model, chosen)
+    folded = fold(
+        prepared,
+        source.model,
+        _settings(source, chosen, attempt),
+        timer,
+        without=_without(chosen, attempt),
+        prove=chosen.check is not None,
+    )
+    try:
+        return _published(source, output, prepared, folded, chosen, timer, attempt)
+    except WeightOverflowError:
+        raise
+    except VerificationError as error:
+        plan = folded.findings.plan
+        for name, moved in (("scales", plan.scales), ("affine", plan.fusions)):
+            if moved:
+                raise PassCheckError(str(error), name) from error
+        raise
+
+
+def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attempt) -> Result:
+    """Decide, and report it."""
+    with timer.stage("analyse"):
+        prepared = _prepared_for(source.model, chosen)
+        settings = _settings(source, chosen, attempt)
+        decided = decide_all(prepared, settings, without=_without(chosen, attempt))
+    report = {
+        "inspect": inspection(decided.findings, unconfirmed_claims(source.model)),
+        "prepared": _prepared(prepared),
+    }
+    report["timing_s"] = timer.seconds
+    return Result(None, not decided.plan.empty, decided.plan, report)
+
+
+def _prepared_for(model: ir.Model, options: Options) -> Prepared:
+    prepared = prepare(model)
+    if options.norm_form is WrittenForm.OP and options.target is not Target.ORT:
+        raise_opset(prepared.model, RMS_NORMALIZATION_SINCE)
+        return replace(prepared, info=ModelInfo(prepared.model))
+    return prepared
+
+
+def _prepared(prepared: Prepared) -> dict[str, list[str]]:
+    return {"inlined": list(prepared.inlined), "split": list(prepared.split)}
+
+
+def _published(
+    source: Source,
+    output: str | os.PathLike[str] | None,
+    prepared: Prepared,
+    folded: Folded,
+    options: Options,
+    timer: StageTimer,
+    attempt: _Attempt,
+) -> Result:
+    """Check what the passes made of a model, and give it back or write it."""
+    report = _report(source, prepared, folded, attempt)
+    result, changed = folded.model, folded.changed
+    if options.fail_if_unchanged and not changed:
+        raise UnchangedError("nothing to improve in this model, and --fail-if-unchanged is set")
+    verification: Verification | None = None
+    if output is None:
+        if changed and options.check:
+            verification = _verified(source, ModelSource(result, None), options, timer)
+        returned: Any = source.give_back(result)
+    else:
+        written = _write(
+            source, result, Path(output), options, timer, changed and bool(options.check)
+        )
+        verification = written.verification
+        returned, report["output"] = written.path, written.document
+    if verification is not None:
+        report["verification"] = verification.to_json()
+    samples = 0 if verification is None else options.check or 0
+    report["assurance"] = {"proved": folded.proof is not None, "samples": samples}
+    report["timing_s"] = timer.seconds
+    return Result(returned, changed, folded.findings.plan, report, folded.proof, verification)
+
+
+def _report(
+    source: Source, prepared: Prepared, folded: Folded, attempt: _Attempt
+) -> dict[str, Any]:
+    report: dict[str, Any] = {
+        "inspect": inspection(folded.findings, unconfirmed_claims(source.model)),
+        "prepared": _prepared(prepared),
+        "changed": folded.changed,
+    }
+    left_out = (*attempt.left_out, *folded.left_out)
+    if left_out:
+        report["left_out"] = [left.to_json() for left in left_out]
+    if folded.proof is not None:
+        report["proof"] = folded.proof.to_json()
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    path: Path
+    document: dict[str, Any]
+    verification: Verification | None
+
+
+def _write(
+    source: Source,
+    result: ir.Model,
+    output: Path,
+    options: Options,
+    timer: StageTimer,
+    checked: bool,
+) -> _Written:
+    """Stage the result, verify the staged files, publish them."""
+    verification = None
+    with timer.stage("save"):
+        staged = model_io.stage(
+            result,
+            output,
+            source=source.path,
+            force=options.force,
+            external_data=options.save_as_external_data,
+            share=options.share_weights,
+            progress=timer.part("save"),
+        )
+    with staged:
+        if checked:
+            rewritten = ModelSource(model_io.load(staged.path), staged.path)
+            verification = _verified(source, rewritten, options, timer)
+        # The check ran the original from its file too.
+        model_io.check_unchanged(source.model)
+        files = staged.commit()
+    document = {
+        "path": str(files.model),
+        "data": str(files.data) if files.data is not None else None,
+        "data_files": [str(shard) for shard in files.shards],
+        "shared_data": [str(file) for file in files.shared],
+        "bytes": files.nbytes,
+        "functions": sorted(name for _, name, _ in result.functions),
+        "target": options.target.value,
+        "advice": _advice(options),
+    }
+    return _Written(files.model, document, verification)
+
+
+def _advice(options: Options) -> str:
+    """Say what another target would gain in ONNX Runtime, and which version was not measured."""
+    if options.target is Target.KERNELS:
+        return "for ONNX Runtime with onnxfold's library; --target onnx is for other runtimes"
+    if options.target is Target.ONNX:
+        return "in ONNX Runtime, --target ort may be faster, and --target kernels with the library"
+    oldest, newest = MEASURED
+    version = onnxruntime_version() or newest
+    unknown = "" if oldest <= version <= newest else ", which was not measured"
+    chosen = f"chosen for ONNX Runtime {version[0]}.{version[1]}{unknown}"
+    return f"{chosen}; --target kernels is faster with onnxfold's library"
+
+
+def _verified(
+    source: Source, rewritten: ModelSource, options: Options, timer: StageTimer
+) -> Verification:
+    with timer.stage("verify"):
+        from onnxfold.check.compare import verify as compare
+        from onnxfold.inputs import InputSpec
+
+        verification = compare(
+            ModelSource(source.model, source.path),
+            rewritten,
+            samples=options.check or 0,
+            seed=options.seed,
+            spec=InputSpec.parse(options.inputs) if options.inputs else None,
+            limit=options.noise_limit,
+            rtol=options.rtol,
+            atol=options.atol,
+            providers=options.providers or None,
+            memory_bytes=bytes_of(options.memory),
+            progress=timer.part("verify"),
+        )
+    if not verification.passed:
+        raise VerificationError(f"verification failed, nothing was written: {verification.worst}")
+    return verification
+
+
+def bytes_of(gigabytes: float | None) -> int | None:
+    """Return GB in bytes; raises UsageError where they are not positive."""
+    if gigabytes is None:
+        return None
+    if not gigabytes > 0:
+        raise UsageError(f"the memory of the check must be positive, not {gigabytes:g} GB")
+    return max(1, int(gigabytes * 1e9))

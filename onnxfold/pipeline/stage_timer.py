@@ -1,0 +1,39 @@
+"""How long each stage took, and how far it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+__all__ = ["StageTimer", "Stages"]
+
+Stages = Callable[[str, float], None]  # stage name, fraction done
+
+
+@dataclass(slots=True)
+class StageTimer:
+    """Seconds per stage, all its parts together, and the listener that shows them."""
+
+    listener: Stages | None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        if self.listener is not None:
+            self.listener(name, 0.0)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        if self.listener is not None:
+            self.listener(name, 1.0)
+
+    def part(self, name: str) -> Callable[[int, int], None]:
+        """Return a callback that reports the progress within a stage."""
+
+        def show(done: int, total: int) -> None:
+            if self.listener is not None and total:
+                self.listener(name, done / total)
+
+        return show

@@ -1,0 +1,87 @@
+"""What a pass tells the proof: hints that save a search, none of which is believed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxfold.graph import Fiber
+from onnxfold.graph.channels import Channels
+
+__all__ = ["Certificate", "LinearLayer", "Proof", "ScaledWeight"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearLayer:
+    """A node that absorbs y = r * x + s: W' = W diag(r), and its bias grows by factor * W s.
+
+    ``node`` is the reference of the node's first output and ``weight`` that of W, in the original;
+    ``bias`` is the input that takes W s, None where its output does.  ``inner`` and ``outer`` are
+    the channels of x and of the output, in the coordinates of W.
+    """
+
+    node: str
+    weight: str
+    inner: Channels
+    outer: Channels
+    bias: int | None
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScaledWeight:
+    """W' = vector * W along ``channels`` for the reader (reference of a node) that is named."""
+
+    weight: str
+    reader: str
+    channels: Channels
+    vector: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """Hints by reference: a fiber of each centred weight or value, norms that were folded.
+
+    ``centred`` pairs references of the original; ``folded`` names the results of norms.
+    """
+
+    centred: tuple[tuple[str, Fiber], ...] = ()
+    folded: tuple[str, ...] = ()
+    linear: tuple[LinearLayer, ...] = ()
+    scaled: tuple[ScaledWeight, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Whether everything could be shown, and otherwise what could not."""
+
+    passed: bool
+    folded_norms: int
+    centred_weights: int
+    failures: tuple[str, ...]
+    scaled_weights: int = 0
+    shifted_biases: int = 0
+
+    def joined(self, other: Proof) -> Proof:
+        """Return the proof of two steps, of which ``other`` is the first."""
+        return Proof(
+            self.passed and other.passed,
+            self.folded_norms + other.folded_norms,
+            self.centred_weights + other.centred_weights,
+            (*other.failures, *self.failures),
+            self.scaled_weights + other.scaled_weights,
+            self.shifted_biases + other.shifted_biases,
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Return the report's form."""
+        return {
+            "passed": self.passed,
+            "folded_norms": self.folded_norms,
+            "centred_weights": self.centred_weights,
+            "scaled_weights": self.scaled_weights,
+            "shifted_biases": self.shifted_biases,
+            "failures": list(self.failures),
+        }

@@ -1,0 +1,142 @@
+"""Constants of a rewritten model against those of the original, some rows at a time.
+
+Neither is whole in memory where every set of a fiber lies within a row; where sets span rows, both
+are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfold.graph import Fiber
+from onnxfold.graph.stored_rows import paired_rows, stored_rows
+from onnxfold.proof.relation import Drawn, Float64
+from onnxfold.weights.edited import EditedTensor, float64_chunks, unrounded
+from onnxfold.weights.means import (
+    is_centred,
+    parts_of_sets,
+    rounding_of,
+    split_digits,
+    within_rounding,
+)
+
+__all__ = ["Comparison", "compared", "exact_numbers", "has_zero_mean", "is_product", "largest"]
+
+Array = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Whether a weight is as it was; else a fiber along which it was shifted, and to mean 0."""
+
+    same: bool
+    fiber: Fiber | None = None
+    centred: bool = False
+
+
+def compared(
+    old: ir.TensorProtocol, new: ir.TensorProtocol, claimed: Sequence[Fiber]
+) -> Comparison:
+    """Compare a stored weight with an edited one before its rounding, but for a shift.
+
+    claimed: the fibers along which it may be shifted, of which the first that fits is taken.
+    """
+    if tuple(old.shape.numpy()) != tuple(new.shape.numpy()):
+        return Comparison(same=False)
+    by_rows = all(_within_rows(new, fiber) for fiber in claimed)
+    pairs = paired_rows(_rows(old), stored_rows(new)) if by_rows else _whole(old, new)
+    same, centred = True, dict.fromkeys(claimed, True)
+    for before, after in pairs:
+        same = same and np.array_equal(before.astype(after.dtype, copy=False), after)
+        centred = {
+            fiber: known and is_centred(after, fiber)
+            for fiber, known in centred.items()
+            if _is_shift(before, after, fiber)
+        }
+        if not same and not centred:
+            break
+    if same:
+        return Comparison(same=True)
+    fiber = next(iter(centred), None)
+    return Comparison(False, fiber, fiber is not None and centred[fiber])
+
+
+def has_zero_mean(tensor: ir.TensorProtocol, fiber: Fiber, magnitude: float = 0.0) -> bool:
+    """Whether ``is_centred`` holds of a stored weight."""
+    if not _within_rows(tensor, fiber):
+        return is_centred(tensor.numpy(), fiber, magnitude)
+    return all(is_centred(rows, fiber, magnitude) for rows in stored_rows(tensor))
+
+
+def largest(tensor: ir.TensorProtocol) -> float:
+    """Return the largest magnitude in a weight, 0 for one without elements."""
+    return max((float(np.abs(rows).max(initial=0)) for rows in stored_rows(tensor)), default=0.0)
+
+
+def _within_rows(tensor: ir.TensorProtocol, fiber: Fiber) -> bool:
+    return len(tensor.shape) > 1 and all(block.axis != 0 for block in fiber.blocks)
+
+
+def _rows(tensor: ir.TensorProtocol) -> Iterator[Array]:
+    """The rows of a weight before its rounding."""
+    if isinstance(tensor, EditedTensor):
+        return (rows for _, rows in float64_chunks(tensor))
+    return stored_rows(tensor)
+
+
+def _whole(old: ir.TensorProtocol, new: ir.TensorProtocol) -> Iterator[tuple[Array, Array]]:
+    yield unrounded(old), new.numpy()
+
+
+def _is_shift(old: Array, new: Array, fiber: Fiber) -> bool:
+    """Whether old - new is constant along the fiber, up to one rounding of each new element."""
+    digits, members = split_digits(old.shape, fiber)
+    wide, stored = old.reshape(digits), new.reshape(digits)
+    parts = parts_of_sets(digits, members)
+    return all(_part_is_shift(wide[part], stored[part], members) for part in parts)
+
+
+def _part_is_shift(old: Array, stored: Array, members: tuple[int, ...]) -> bool:
+    means = old.mean(axis=members, dtype=np.float64, keepdims=True)
+    expected = np.subtract(old, means, dtype=np.float64)
+    if np.array_equal(expected.astype(stored.dtype), stored):
+        return True
+    return within_rounding(stored, expected, np.abs(expected) + np.abs(means))
+
+
+def is_product(old: ir.TensorProtocol, new: ir.TensorProtocol, factor: Float64) -> bool:
+    """Whether new = old * factor, which broadcasts, elementwise within one rounding."""
+    shape = tuple(old.shape.numpy())
+    if shape != tuple(new.shape.numpy()) or old.dtype != new.dtype:
+        return False
+    start, most = 0, float(np.max(np.abs(factor), initial=0))
+    chunks = (chunk for _, chunk in float64_chunks(old))
+    for chunk, stored in paired_rows(chunks, stored_rows(new)):
+        rows = slice(start, start + chunk.shape[0])
+        start = rows.stop
+        exact = chunk * (factor[rows] if factor.ndim and factor.shape[0] > 1 else factor)
+        if np.array_equal(stored, exact.astype(stored.dtype)):
+            continue
+        if not within_rounding(stored, exact, most * np.abs(chunk)):
+            return False
+    return True
+
+
+def exact_numbers(tensor: ir.TensorProtocol) -> tuple[Drawn, float]:
+    """Return a small constant before its rounding, and how far its roundings may move it.
+
+    An edited one is known exactly once what is stored is found to be within one rounding of it.
+    """
+    stored = tensor.numpy()
+    if stored.dtype.kind not in "fV" or not stored.size:
+        return stored, 0.0
+    if isinstance(tensor, EditedTensor):
+        exact = unrounded(tensor).astype(np.float64)
+        if within_rounding(stored, exact, np.abs(exact)):
+            return exact, 0.0
+    return stored, float(np.max(rounding_of(stored)))

@@ -1,0 +1,115 @@
+"""Which value of a rewritten model may stand for which of the original: guesses by name and place.
+
+Nothing rests on a guess: what a pair has in common is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.compare import pairs
+from onnxfold.graph.traversal import bodies
+from onnxfold.proof.certificate import Certificate
+
+__all__ = ["Correspondence"]
+
+
+class Correspondence:
+    """``originals``: for values of the rewritten model the value of the original, by name first.
+
+    What has a new name stands for what the node of the original reads there, or for the result of
+    the same operator whose name a node behind it has taken over; failing that, for
+    what the first input of the same shape of its own node stands for, where the certificate says
+    that it is centred.
+    """
+
+    def __init__(self, before: ModelInfo, after: ModelInfo, certificate: Certificate):
+        self._before, self._after = before, after
+        known = before.by_ref()
+        self.originals: dict[ir.Value, ir.Value] = {}
+        for ref, value in after.by_ref().items():
+            if ref in known:
+                self.originals[value] = known[ref]
+        self._name_copies(known)
+        for graph in after.graphs:
+            for node in reversed(graph):
+                self._read_off(node)
+        centred = {known.get(ref) for ref, _ in certificate.centred}
+        for node in after.nodes():
+            self._stand_in(node, centred)
+        self._constants = _constants(before) | _constants(after)
+
+    def is_constant(self, value: ir.Value) -> bool:
+        """Whether a value of either model is computed from constants alone."""
+        return value in self._constants
+
+    def _name_copies(self, known: Mapping[str, ir.Value]) -> None:
+        """The copy of a constant has its name and more."""
+        for ref, value in self._after.by_ref().items():
+            stem = ref.rpartition("@")[0] or ref
+            while value not in self.originals and "." in stem and self._after.tensor(value):
+                stem = stem.rpartition(".")[0]
+                old = known.get(stem)
+                if old is not None and self._before.tensor(old) is not None:
+                    self.originals[value] = old
+
+    def _read_off(self, node: ir.Node) -> None:
+        outputs = (self.originals.get(output) for output in node.outputs)
+        twin = next((u.producer() for u in outputs if u is not None), None)
+        if twin is None:
+            return
+        if twin.op_identifier() != node.op_identifier():
+            self._read_through(node, twin)
+            return
+        inputs = pairs(twin, node)
+        taken = {self.originals.get(new) for _, new in inputs if new is not None}
+        free = [old for old, _ in inputs if old is not None and old not in taken]
+        for old, new in inputs:
+            if new is None or new in self.originals:
+                continue
+            guess = old if old in free or old is None or len(free) != 1 else free[0]
+            if guess is not None and self._alike(guess, new):
+                self.originals[new] = guess
+
+    def _read_through(self, node: ir.Node, twin: ir.Node) -> None:
+        """What is new behind an operator, as the Add of a bias, has taken over its name."""
+        for value in node.inputs:
+            producer = None if value is None else value.producer()
+            if value is None or producer is None or value in self.originals:
+                continue
+            guess = twin.outputs[value.index() or 0] if len(twin.outputs) == 1 else None
+            same = producer.op_identifier() == twin.op_identifier()
+            if guess is not None and same and self._alike(guess, value):
+                self.originals[value] = guess
+
+    def _stand_in(self, node: ir.Node, centred: Collection[ir.Value | None]) -> None:
+        for output in node.outputs:
+            if output in self.originals or not output.name:
+                continue
+            for operand in node.inputs:
+                guess = None if operand is None else self.originals.get(operand)
+                if guess in centred and guess and operand and self._same(operand, output):
+                    self.originals[output] = guess
+                    break
+
+    def _alike(self, old: ir.Value, new: ir.Value) -> bool:
+        return self._before.rank(old) == self._after.rank(new)
+
+    def _same(self, operand: ir.Value, output: ir.Value) -> bool:
+        first, second = self._after.shape(operand), self._after.shape(output)
+        return self._after.tensor(operand) is None and (
+            first is None or second is None or first == second
+        )
+
+
+def _constants(view: ModelInfo) -> set[ir.Value]:
+    found: set[ir.Value] = set()
+    for node in view.nodes():
+        operands = [v for v in node.inputs if v is not None]
+        known = all(v in found or view.tensor(v) is not None for v in operands)
+        if operands and known and not bodies(node):
+            found.update(node.outputs)
+    return found

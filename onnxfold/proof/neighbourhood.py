@@ -1,0 +1,175 @@
+"""Regions around a pair of values: which nodes, up to which related values, on which numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo, Shape
+from onnxfold.proof.constants import exact_numbers
+from onnxfold.proof.correspondence import Correspondence
+from onnxfold.proof.region import Cone, Leaf, Region, Unprovable, cone_of
+from onnxfold.proof.relation import ANY, EQUAL, Drawn, Relation
+
+__all__ = ["Neighbourhood"]
+
+_FEW = 1 << 16
+_HUGE = 2.0**20
+
+
+class Neighbourhood:
+    """Builds regions of two models; ``related`` grows as the walk goes on."""
+
+    def __init__(
+        self,
+        before: ModelInfo,
+        after: ModelInfo,
+        match: Correspondence,
+        related: Mapping[tuple[ir.Value, ir.Value], Relation],
+    ):
+        self._before, self._after = before, after
+        self._match, self._related = match, related
+        self._standing: set[ir.Value] = set()
+        self._order = tuple({n: i for i, n in enumerate(view.nodes())} for view in (before, after))
+
+    def stand(self, u: ir.Value) -> None:
+        """Note that something stands for an original."""
+        self._standing.add(u)
+
+    def alone(self, value: ir.Value, depth: int) -> Region:
+        """Return the nodes of the rewritten model alone before a value."""
+        cone = cone_of(
+            self._after, self._order[1], value,
+            lambda leaf, at: at >= depth and not self._match.is_constant(leaf),
+        )  # fmt: skip
+        leaves = []
+        for leaf in cone.leaves:
+            array, _ = self._numbers(self._after, leaf, actual=False)
+            leaves.append(self._leaf(None, leaf, EQUAL, None, array))
+        model = self._after.model
+        return Region(model, model, Cone((), ()), cone, tuple(leaves), (None, value))
+
+    def region(
+        self,
+        u: ir.Value,
+        v: ir.Value,
+        reach: tuple[int, int, bool],
+        drawn: set[ir.Value],
+        *,
+        actual: bool = False,
+    ) -> Region:
+        """Return a region; constants that are matrices are ``drawn`` unless ``actual``."""
+        depth, deep, strict = reach
+        originals, constant = self._match.originals, self._match.is_constant
+
+        def is_related(value: ir.Value) -> bool:
+            original = originals.get(value)
+            if value is v:
+                return original is not u and bool(self._related_to(value))
+            return original is not None and self._related.get((original, value), ANY).known
+
+        new = cone_of(
+            self._after, self._order[1], v,
+            lambda value, at: at >= depth and not constant(value) and is_related(value),
+        )  # fmt: skip
+        standing = self._standing
+        preferred = {w for leaf in new.leaves for w in self._related_to(leaf)}
+        old = cone_of(
+            self._before, self._order[0], u,
+            lambda value, at: at >= deep and not constant(value)
+            and (value in preferred if strict else value in standing and value is not u),
+        )  # fmt: skip
+        leaves = self._leaves(old, new, drawn, actual)
+        return Region(self._before.model, self._after.model, old, new, leaves, (u, v))
+
+    def _related_to(self, v: ir.Value) -> list[ir.Value]:
+        """Return the originals that a value is known to stand for."""
+        u = self._match.originals.get(v)
+        found = [] if u is None else [u]
+        return [w for w in found if self._related.get((w, v), ANY).known]
+
+    def _leaves(self, old: Cone, new: Cone, drawn: set[ir.Value], actual: bool) -> tuple[Leaf, ...]:
+        leaves, read, wanted = [], set(old.leaves), dict.fromkeys(old.leaves)
+        for v in new.leaves:
+            u = self._match.originals.get(v)
+            if self._after.tensor(v) is not None:
+                leaves.append(self._constant_leaf(u, v, drawn, actual))
+            elif u is None or u not in read:
+                leaves.append(self._leaf(None, v, EQUAL))
+            else:
+                leaves.append(self._leaf(u, v, self._related.get((u, v), ANY)))
+            if leaves[-1].u is not None:
+                wanted.pop(leaves[-1].u, None)
+        for u in wanted:
+            if self._before.tensor(u) is not None:
+                array, _ = self._numbers(self._before, u, actual=actual)
+                if array is None:
+                    drawn.add(u)
+                leaves.append(self._leaf(u, None, EQUAL, array))
+                continue
+            leaves.append(self._leaf(u, None, EQUAL))
+        return tuple(leaves)
+
+    def _constant_leaf(
+        self, u: ir.Value | None, v: ir.Value, drawn: set[ir.Value], actual: bool
+    ) -> Leaf:
+        relation = ANY if u is None else self._related.get((u, v), ANY)
+        if u is not None and relation.fiber is not None:
+            return self._leaf(u, v, relation)
+        given, slack = self._numbers(self._after, v, actual=actual or u is None)
+        if u is None:
+            return self._leaf(None, v, EQUAL, None, given, slack)
+        if relation.equal:
+            if given is None:
+                drawn.add(v)
+            return self._leaf(u, v, relation, given)
+        array, _ = self._numbers(self._before, u, actual=actual)
+        if array is None or given is None:
+            return self._leaf(u, v, relation)
+        return self._leaf(u, v, relation, array, given, slack)
+
+    def _leaf(
+        self,
+        u: ir.Value | None,
+        v: ir.Value | None,
+        relation: Relation,
+        array: Drawn | None = None,
+        given: Drawn | None = None,
+        slack: float = 0.0,
+    ) -> Leaf:
+        shape = None if u is None else _shape(self._before, u)
+        if v is not None and (shape is None or None in shape):
+            other = _shape(self._after, v)
+            shape = shape if other is None else other
+        value = u if u is not None else v
+        if shape is None or value is None:
+            raise Unprovable(f"'{value.name if value else None}' has an unknown shape")
+        return Leaf(u, v, relation, shape, value.dtype, array, given, None, slack)
+
+    def _numbers(
+        self, view: ModelInfo, value: ir.Value, *, actual: bool
+    ) -> tuple[Drawn | None, float]:
+        """Return the numbers of a constant with which a test runs; None: any will do, it is drawn.
+
+        A matrix may be any, and so may numbers beside which others would vanish, a mask's.
+        """
+        tensor = view.tensor(value)
+        if tensor is None:
+            return None, 0.0
+        if not tensor.dtype.is_floating_point():
+            return tensor.numpy(), 0.0
+        axes = sum(dim > 1 for dim in tensor.shape.numpy())
+        if tensor.size > _FEW or (axes > 1 and not actual):
+            return None, 0.0
+        numbers, slack = exact_numbers(tensor)
+        wide = np.abs(numbers.astype(np.float64))
+        if np.any(np.isfinite(wide) & (wide > _HUGE)):
+            return None, 0.0
+        return numbers, slack
+
+
+def _shape(view: ModelInfo, value: ir.Value) -> Shape | None:
+    tensor = view.tensor(value)
+    return view.shape(value) if tensor is None else tuple(tensor.shape.numpy())

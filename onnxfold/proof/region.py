@@ -1,0 +1,284 @@
+"""A region: the nodes of either model between values that are related and one pair that is not.
+
+It is run by the float64 interpreter on random values that satisfy the relations of its leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.check.reference import is_stochastic, run_nodes
+from onnxfold.graph import Fiber, ModelInfo, Shape, node_label, operator
+from onnxfold.graph.traversal import bodies
+from onnxfold.proof.relation import Drawn, Float64, Relation, means
+from onnxfold.proof.sizes import SAMPLINGS, Sizes, broadcast_sizes, reduced
+
+__all__ = ["Cone", "Leaf", "Pair", "Region", "Unprovable", "cone_of"]
+
+_MOST_NODES = 96
+_FEW_ELEMENTS = 1 << 18
+_MOST_INDEX = 3
+_FLOATS = frozenset(
+    {
+        None,
+        ir.DataType.FLOAT,
+        ir.DataType.FLOAT16,
+        ir.DataType.BFLOAT16,
+        ir.DataType.DOUBLE,
+    }
+)
+
+
+class Unprovable(Exception):  # noqa: N818  # ends the test of one region
+    """Why a region cannot be tested."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cone:
+    """Nodes in order, and the values that they start from."""
+
+    nodes: tuple[ir.Node, ...]
+    leaves: tuple[ir.Value, ...]
+
+
+def cone_of(
+    view: ModelInfo,
+    order: Mapping[ir.Node, int],
+    value: ir.Value,
+    stops: Callable[[ir.Value, int], bool],
+) -> Cone:
+    """Return what computes a value from values that are a stop at their depth, or computed by none.
+
+    Integers are followed to where they come from: sizes must fit the tensors that are drawn.
+    Raises Unprovable where a node has bodies or draws numbers, or where there are too many nodes.
+    """
+    nodes: dict[ir.Node, None] = {}
+    leaves: dict[ir.Value, None] = {}
+    waiting, seen = [(value, 0)], {value}
+    while waiting:
+        current, depth = waiting.pop(0)
+        node = current.producer()
+        constant = view.tensor(current) is not None
+        if constant or node is None or (stops(current, depth) and not _follows(current)):
+            leaves[current] = None
+            continue
+        if bodies(node) or is_stochastic(node) or len(nodes) > _MOST_NODES:
+            raise Unprovable(f"node '{node_label(node)}' ({operator(node)}) cannot be tested")
+        nodes[node] = None
+        for operand in node.inputs:
+            if operand is not None and operand not in seen:
+                seen.add(operand)
+                waiting.append((operand, depth + 1))
+    return Cone(tuple(sorted(nodes, key=order.__getitem__)), tuple(leaves))
+
+
+def _follows(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and value.dtype is not None and value.dtype.is_integer()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaf:
+    """A value of one model or of both that a region starts from.
+
+    ``array`` or ``given`` fix it (the original's and the other's numbers), else it is drawn;
+    ``zero``: v has mean 0 along it.  ``shape``: symbolic.
+    """
+
+    u: ir.Value | None
+    v: ir.Value | None
+    relation: Relation
+    shape: Shape
+    dtype: ir.DataType | None
+    array: Drawn | None = None
+    given: Drawn | None = None
+    zero: Fiber | None = None
+    slack: float = 0.0
+
+    @property
+    def fixed(self) -> bool:
+        """Whether its numbers are those of a constant."""
+        return self.array is not None or self.given is not None
+
+    def with_zero(self, fiber: Fiber) -> Leaf:
+        """Return the leaf with v of mean 0 along a fiber; a constant is then drawn as well."""
+        return replace(self, zero=fiber, array=None, given=None)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What two leaves have in common that are drawn alike."""
+        arrays = tuple(
+            None if a is None else (a.shape, str(a.dtype), a.tobytes())
+            for a in (self.array, self.given)
+        )
+        return (self.shape, self.dtype, self.zero, self.relation.key, *arrays)
+
+
+Pair = tuple[Float64, Float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """Both cones, the leaves of both, and the pair (u, v) that they compute."""
+
+    before: ir.Model
+    after: ir.Model
+    old: Cone
+    new: Cone
+    leaves: tuple[Leaf, ...]
+    pair: tuple[ir.Value | None, ir.Value]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal keys, equal tests."""
+        numbers: dict[ir.Value | None, int] = {None: -1}
+        for number, leaf in enumerate(self.leaves):
+            for value in (leaf.u, leaf.v):
+                if value is not None:
+                    numbers[value] = number
+        cones = (self.old, self.new)
+        parts = [_signature(cone, numbers) for cone in cones]
+        ends = tuple(map(_place, self.pair, cones, (numbers, numbers)))
+        return (*parts, ends, tuple(leaf.key for leaf in self.leaves))
+
+    def sizes(self, numbers: tuple[int, ...]) -> Sizes:
+        """Return sizes, reduced where the tensors are large; without numbers such as broadcast."""
+        shapes = [leaf.shape for leaf in self.leaves]
+        forced = {} if numbers else broadcast_sizes(shapes)
+        numbers = numbers or SAMPLINGS[0]
+        full = Sizes(numbers, {}, forced)
+        shapes = [leaf.shape for leaf in self.leaves if not leaf.fixed]
+        if sum(prod(full.of(shape)) for shape in shapes) <= _FEW_ELEMENTS:
+            return full
+        kept: set[int] = set()
+        for leaf in self.leaves:
+            shape = full.of(leaf.shape)
+            kept |= leaf.relation.kept(shape)
+            kept |= {shape[axis] for axis in (leaf.zero.axes if leaf.zero else ())}
+            for array in (leaf.array, leaf.given):
+                kept |= set() if array is None else set(array.shape)
+        return Sizes(numbers, reduced(shapes, kept), forced)
+
+    def drawn(
+        self, sizes: Sizes, rng: np.random.Generator, scale: float
+    ) -> tuple[dict[ir.Value, Drawn], dict[ir.Value, Drawn]]:
+        """Return random values of the leaves in both models.
+
+        Raises Unprovable where one value would have to stand in two relations at once.
+        """
+        old: dict[ir.Value, Drawn] = {}
+        new: dict[ir.Value, Drawn] = {}
+        # Integers may be indices: none beyond the smallest axis that they may be of.
+        lengths = (n for leaf in self.leaves for n in sizes.of(leaf.shape) if n > 1)
+        most = min((_MOST_INDEX, *lengths))
+        for leaf in self.leaves:
+            try:
+                first, second = _pair(leaf, sizes, rng, scale, old, new, most)
+            except ArithmeticError as error:
+                raise Unprovable(f"reads a value twice: {error}") from error
+            if leaf.u is not None:
+                old[leaf.u] = first
+            if leaf.v is not None:
+                new[leaf.v] = second
+        return old, new
+
+    def outputs(self, old: dict[ir.Value, Drawn], new: dict[ir.Value, Drawn]) -> Pair:
+        """Return u and v for values of the leaves."""
+        u, v = self.pair
+        second = run_nodes(self.after, self.new.nodes, new)[v]
+        if u is None:
+            return second, second
+        return run_nodes(self.before, self.old.nodes, old)[u], second
+
+
+def _pair(
+    leaf: Leaf,
+    sizes: Sizes,
+    rng: np.random.Generator,
+    scale: float,
+    old: Mapping[ir.Value, Drawn],
+    new: Mapping[ir.Value, Drawn],
+    most: int,
+) -> tuple[Drawn, Drawn]:
+    if leaf.fixed:
+        return _fixed(leaf)
+    u = None if leaf.u is None else old.get(leaf.u)
+    v = None if leaf.v is None else new.get(leaf.v)
+    shape = sizes.of(leaf.shape)
+    if leaf.dtype not in _FLOATS:
+        if not leaf.relation.equal:
+            raise ArithmeticError("integers are equal or unknown")
+        made = next((a for a in (u, v) if a is not None), None)
+        made = _discrete(leaf.dtype, shape, rng, most) if made is None else made
+        return made, made
+    if u is not None and v is not None:
+        raise ArithmeticError("both are known")
+    if u is None and v is None and leaf.relation.reverse and leaf.zero is None:
+        u = rng.standard_normal(shape) * scale
+    if u is not None:
+        return u, _of_original(leaf, u.astype(np.float64), rng, scale)
+    if v is None:
+        v = rng.standard_normal(shape) * scale
+        v = v if leaf.zero is None else v - means(v, leaf.zero)
+    return leaf.relation.original(v.astype(np.float64), rng, scale), v
+
+
+def _fixed(leaf: Leaf) -> tuple[Drawn, Drawn]:
+    """Return the numbers of a constant in both models."""
+    first = leaf.given if leaf.array is None else leaf.array
+    second = leaf.array if leaf.given is None else leaf.given
+    if first is None or second is None:
+        raise ArithmeticError("a constant has no numbers")
+    return first, second
+
+
+def _of_original(leaf: Leaf, u: Float64, rng: np.random.Generator, scale: float) -> Float64:
+    if leaf.zero is None:
+        return leaf.relation.counterpart(u, rng, scale)
+    if leaf.relation.fiber != leaf.zero:
+        raise ArithmeticError("its mean is 0")
+    return u - means(u, leaf.zero)
+
+
+def _discrete(
+    dtype: ir.DataType | None, shape: tuple[int, ...], rng: np.random.Generator, most: int
+) -> Drawn:
+    kind = np.dtype(bool) if dtype is None else dtype.numpy()
+    if kind.kind == "b":
+        return rng.integers(0, 2, shape).astype(bool)
+    if kind.kind not in "iu":
+        raise ArithmeticError(f"no numbers of type {kind}")
+    return rng.integers(0, most, shape).astype(kind)
+
+
+def _place(
+    value: ir.Value | None, cone: Cone, leaves: Mapping[ir.Value | None, int]
+) -> tuple[int, int]:
+    """Return which leaf a value is, or which result of which node."""
+    if value is None or value in leaves:
+        return leaves[value], -1
+    node = value.producer()
+    return next(i for i, n in enumerate(cone.nodes) if n is node), value.index() or 0
+
+
+def _signature(cone: Cone, numbers: Mapping[ir.Value | None, int]) -> tuple[object, ...]:
+    known = dict(numbers)
+    parts: list[object] = []
+    for node in cone.nodes:
+        inputs = tuple(known[value] for value in node.inputs)
+        for output in node.outputs:
+            known[output] = 10_000 + len(known)
+        named = tuple(sorted((key, _text(value)) for key, value in node.attributes.items()))
+        parts.append((node.op_identifier(), named, inputs, len(node.outputs)))
+    return tuple(parts)
+
+
+def _text(attribute: ir.Attr) -> object:
+    if attribute.type is ir.AttributeType.TENSOR:
+        return attribute.as_tensor().numpy().tobytes()
+    return repr(attribute.value)

@@ -1,0 +1,99 @@
+"""The one relation of the proof: u = r * v + s per channel, + c constant along a fiber.
+
+u is a value of the original and v the value that stands for it.  r and s broadcast against u as in
+numpy; c is any tensor that is constant along the sets of the fiber.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxfold.graph import Fiber
+from onnxfold.weights.means import split_digits
+
+__all__ = ["ANY", "EQUAL", "Drawn", "Float64", "Relation", "means"]
+
+Float64 = npt.NDArray[np.float64]
+Drawn = npt.NDArray[np.generic]
+
+
+def means(array: Float64, fiber: Fiber) -> Float64:
+    """Return the mean of every set of the fiber, in the shape of the array.
+
+    Raises InvariantError where the fiber does not fit the shape.
+    """
+    digits, members = split_digits(array.shape, fiber)
+    shown = array.reshape(digits).mean(axis=members, keepdims=True)
+    return np.broadcast_to(shown, digits).reshape(array.shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Relation:
+    """u = r * v + s, or v = r * u + s where ``reverse``; and + c where there is a fiber.
+
+    Not ``known``: nothing is known but that u and v have one shape.
+    """
+
+    r: Float64 | None = None
+    s: Float64 | None = None
+    reverse: bool = False
+    fiber: Fiber | None = None
+    known: bool = True
+
+    @property
+    def equal(self) -> bool:
+        """Whether u = v."""
+        return self.known and self.r is None and self.fiber is None
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What two relations have in common that the same test shows."""
+        arrays = (self.r, self.s)
+        numbers = tuple(None if a is None else (a.shape, a.tobytes()) for a in arrays)
+        return (*numbers, self.reverse, self.fiber, self.known)
+
+    def kept(self, shape: tuple[int, ...]) -> set[int]:
+        """Return the sizes of the axes along which the relation says something."""
+        axes = {block.axis for block in self.fiber.blocks} if self.fiber else set()
+        for array in (self.r, self.s):
+            if array is not None:
+                axes |= {axis for axis, size in enumerate(array.shape) if size > 1}
+        return {shape[axis] for axis in axes if axis < len(shape)}
+
+    def original(self, v: Float64, rng: np.random.Generator, scale: float) -> Float64:
+        """Return a u that the relation allows for v; raises ArithmeticError where there is none."""
+        if not self.known:
+            return rng.standard_normal(v.shape) * scale
+        u = v
+        if self.r is not None and self.s is not None:
+            u = _solved(v, self.r, self.s) if self.reverse else self.r * v + self.s
+        return u + self._shift(u, rng, scale)
+
+    def counterpart(self, u: Float64, rng: np.random.Generator, scale: float) -> Float64:
+        """Return a v that the relation allows for u; raises ArithmeticError where there is none."""
+        if not self.known:
+            return rng.standard_normal(u.shape) * scale
+        v = u - self._shift(u, rng, scale)
+        if self.r is not None and self.s is not None:
+            v = self.r * v + self.s if self.reverse else _solved(v, self.r, self.s)
+        return v
+
+    def _shift(self, like: Float64, rng: np.random.Generator, scale: float) -> Float64:
+        if self.fiber is None:
+            return np.zeros(like.shape)
+        noise = rng.standard_normal(like.shape) * (scale * np.sqrt(self.fiber.size))
+        return means(noise, self.fiber)
+
+
+def _solved(y: Float64, r: Float64, s: Float64) -> Float64:
+    """Return x of y = r * x + s."""
+    if np.any(r == 0):
+        raise ArithmeticError("a scale is 0")
+    return np.asarray((y - s) / r)
+
+
+EQUAL = Relation()
+ANY = Relation(known=False)

@@ -1,0 +1,236 @@
+"""Numeric tests of a region: which relation its outputs have for all inputs that are related.
+
+A relation counts when it held for random float64 inputs of three magnitudes and, where a dimension
+is symbolic, for two choices of all sizes.  What is compared are float64 sums and quotients of the
+same numbers in another order: they differ by roundings of 2^-53, a few thousand of them at most,
+while a wrong rule is off by the order of the numbers themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+
+from onnxfold.errors import OnnxfoldError
+from onnxfold.graph import AxisBlock, Fiber, Shape, follow_reshape
+from onnxfold.proof.region import Pair, Region, Unprovable
+from onnxfold.proof.relation import EQUAL, Float64, Relation, means
+from onnxfold.proof.sizes import SAMPLINGS
+
+__all__ = ["Tester", "images", "is_small"]
+
+_TOLERANCE = 2.0**-38  # 2^15 roundings
+_SNAP = 2.0**-42
+_SCALES = (2.0**-10, 2.0**5)
+_LIKE_FIRST = 4
+_FEW = 256
+_MORE = 40
+_MOST_IMAGES = 24
+_ERRORS = (OnnxfoldError, Unprovable, ArithmeticError, LookupError, ValueError)
+
+
+class Tester:
+    """Runs tests and remembers them, so that equal layers cost one."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, object] = {}
+
+    def relation(self, region: Region, fibers: tuple[Fiber, ...], slack: float) -> Relation | None:
+        """Return a relation of the outputs, the strongest found; None for none.
+
+        ``fibers``: candidates for what a shift is constant along; ``slack``: what the roundings of
+        stored constants may move the outputs by.
+        """
+        key = ("relation", region.key, fibers, slack)
+        if key not in self._known:
+            self._known[key] = _relation(region, fibers, slack)
+        found = self._known[key]
+        return found if isinstance(found, Relation) else None
+
+    def zero_mean(self, region: Region, fiber: Fiber) -> bool:
+        """Whether v has mean 0 along the fiber."""
+        key = ("mean", region.key, fiber)
+        if key not in self._known:
+            self._known[key] = _zero_mean(region, fiber)
+        return bool(self._known[key])
+
+
+def _samples(region: Region) -> Iterator[list[Pair]]:
+    """Yield the outputs of several draws, for two choices of the symbolic sizes; some at first.
+
+    Raises Unprovable where the region cannot be computed for any.
+    """
+    symbolic = any(not isinstance(dim, int) for leaf in region.leaves for dim in leaf.shape)
+    wanted, problem = 1 + symbolic, "no sizes fit"
+    for number, numbers in enumerate((*SAMPLINGS, ()) if symbolic else SAMPLINGS[:1]):
+        if not wanted:
+            return
+        rng, sizes = np.random.default_rng(number), region.sizes(numbers)
+        try:
+            first = [region.outputs(*region.drawn(sizes, rng, 1.0)) for _ in range(_LIKE_FIRST)]
+        except _ERRORS as error:
+            problem = str(error)
+            continue
+        wanted -= 1
+        yield first
+        # Few elements are drawn more often: each may be cut off by a Relu, or a mask.
+        more = min(_MORE, _FEW // max(1, first[0][1].size))
+        scales = [*_SCALES, *[1.0] * more]
+        yield [region.outputs(*region.drawn(sizes, rng, scale)) for scale in scales]
+    if wanted == 1 + symbolic:
+        raise Unprovable(problem)
+
+
+def _zero_mean(region: Region, fiber: Fiber) -> bool:
+    try:
+        return all(is_small(means(v, fiber), v) for draws in _samples(region) for _, v in draws)
+    except _ERRORS:
+        return False
+
+
+def is_small(error: Float64, *sizes: Float64, slack: float = 0.0) -> bool:
+    if error.size == 0:
+        return True
+    bound = _TOLERANCE * max(float(np.max(np.abs(size), initial=0)) for size in sizes) + slack
+    return bool(np.all(np.abs(error) <= bound))  # NaN and inf are not
+
+
+@np.errstate(all="ignore")
+def _relation(region: Region, fibers: tuple[Fiber, ...], slack: float) -> Relation | None:
+    """Keep the relations that every sample has, of those that the first one has."""
+    open_: list[Relation] | None = None
+    try:
+        for draws in _samples(region):
+            if open_ is None:
+                open_ = list(_found(region, draws, fibers, slack))
+            open_ = [found for found in open_ if all(_has(found, *pair, slack) for pair in draws)]
+            if not open_:
+                return None
+    except _ERRORS:
+        return None
+    return open_[0] if open_ else None
+
+
+def _found(
+    region: Region, draws: list[Pair], fibers: tuple[Fiber, ...], slack: float
+) -> Iterator[Relation]:
+    yield EQUAL
+    if any(u.shape != v.shape or u.dtype.kind != "f" or v.dtype.kind != "f" for u, v in draws):
+        return
+    yield from (Relation(fiber=fiber) for fiber in fibers)
+    for reverse in (False, True):
+        line = _line([(v, u) if reverse else (u, v) for u, v in draws])
+        if line is not None:
+            yield Relation(*line, reverse)
+
+
+def _has(relation: Relation, u: Float64, v: Float64, slack: float) -> bool:
+    """Whether two values have a relation; what is not finite has none but equality."""
+    if relation.equal:
+        return _same(u, v, slack)
+    if not (np.isfinite(u).all() and np.isfinite(v).all()):
+        return False
+    if relation.fiber is not None:
+        return _is_shift(u, v, relation.fiber)
+    if relation.r is None or relation.s is None:
+        return False
+    a, b = (v, u) if relation.reverse else (u, v)
+    if not _fits(relation.r, a):
+        return False
+    return is_small(a - relation.r * b - relation.s, a, relation.r * b, relation.s, slack=slack)
+
+
+def _same(u: Float64, v: Float64, slack: float) -> bool:
+    if u.shape != v.shape or u.dtype.kind != v.dtype.kind:
+        return False
+    if u.dtype.kind != "f":
+        return np.array_equal(u, v)
+    finite = np.isfinite(u) & np.isfinite(v)
+    if not np.array_equal(u[~finite], v[~finite], equal_nan=True):
+        return False
+    a, b = u[finite], v[finite]
+    return is_small(a - b, a, b, slack=slack * max(1.0, float(np.max(np.abs(b), initial=0))))
+
+
+def _is_shift(u: Float64, v: Float64, fiber: Fiber) -> bool:
+    try:
+        difference = u - v
+        return is_small(difference - means(difference, fiber), u, v)
+    except OnnxfoldError:
+        return False
+
+
+def _fits(r: Float64, u: Float64) -> bool:
+    return all(a in (1, b) for a, b in zip(r.shape, u.shape, strict=True))
+
+
+def _line(draws: list[Pair]) -> tuple[Float64, Float64] | None:
+    """Return r and s of u = r * v + s by least squares for every element; axes alike are one."""
+    u, v = (np.stack([pair[side] for pair in draws]) for side in (0, 1))
+    axes: tuple[int, ...] = (0,)
+    r, s = _slope(u, v, axes)
+    for axis in range(1, u.ndim):
+        wider = _slope(u, v, (*axes, axis))
+        if _is_line(u, v, *wider):
+            axes, (r, s) = (*axes, axis), wider
+    return (r, s) if np.isfinite(r).all() and np.isfinite(s).all() else None
+
+
+def _is_line(u: Float64, v: Float64, r: Float64, s: Float64) -> bool:
+    return is_small(u - r * v - s, u, r * v, s)
+
+
+def _slope(u: Float64, v: Float64, axes: tuple[int, ...]) -> tuple[Float64, Float64]:
+    mean_u, mean_v = (a.mean(axis=axes, keepdims=True) for a in (u, v))
+    moved = v - mean_v
+    spread = (moved * moved).sum(axis=axes, keepdims=True)
+    still = spread <= 2.0**-80 * float(np.max(v * v, initial=0))
+    with np.errstate(all="ignore"):
+        r = (moved * (u - mean_u)).sum(axis=axes, keepdims=True) / spread
+    r = np.where(still, 1.0, r)
+    r = np.where(np.abs(r - 1) <= _SNAP, 1.0, r)
+    s = mean_u - r * mean_v
+    s = np.where(np.abs(s) <= _SNAP * float(np.max(np.abs(u), initial=0)), 0.0, s)
+    return r[0], s[0]
+
+
+def images(fiber: Fiber, source: Shape, target: Shape) -> Iterator[Fiber]:
+    """Yield fibers of another tensor that may be the same partition: by digits, places, sizes."""
+    found: dict[Fiber, None] = {}
+    whole = follow_reshape(fiber, source, target) if None not in (source, target) else None
+    if whole is not None:
+        found[whole] = None
+    places = [list(_places(block, source, target)) for block in fiber.blocks]
+    for number, blocks in enumerate(product(*places)):
+        if number > _MOST_IMAGES:
+            break
+        if len({block.axis for block in blocks}) == len({block.axis for block in fiber.blocks}):
+            found[Fiber.of(blocks)] = None
+    for axis, dim in enumerate(target):
+        if dim == fiber.size:
+            found[Fiber((AxisBlock(axis, 1, fiber.size, 1),))] = None
+    offset = len(source) - len(target)
+    missing = [b for b in fiber.blocks if b.axis < offset]
+    single = [b for b in fiber.blocks if b.axis >= offset and target[b.axis - offset] == 1]
+    kept = tuple(b for b in fiber.blocks if b not in missing and b not in single)
+    # What is repeated along an axis is constant there, whatever it is.
+    repeated = list(images(Fiber(kept), source, target)) if missing or single else []
+    yield from dict.fromkeys((*repeated, *found) if single else (*found, *repeated))
+
+
+def _places(block: AxisBlock, source: Shape, target: Shape) -> Iterator[AxisBlock]:
+    """Yield where a digit may be: on the same axis from the right, then on axes of its size."""
+    own = source[block.axis]
+    aligned = block.axis + len(target) - len(source)
+    order = sorted(range(len(target)), key=lambda axis: (axis != aligned, axis != block.axis, axis))
+    run = block.inner * block.size
+    for axis in order:
+        dim = target[axis]
+        if dim == own and own is not None:
+            yield AxisBlock(axis, block.inner, block.size, block.outer)
+        elif isinstance(dim, int) and dim and dim % run == 0:
+            yield AxisBlock(axis, block.inner, block.size, dim // run)
+        elif dim == block.size:
+            yield AxisBlock(axis, 1, block.size, 1)

@@ -1,0 +1,364 @@
+"""The walk: for every value of the rewritten model, which relation it has to one of the original.
+
+A value's relation follows from those of the values before it.  Equal operators on equal values give
+equal values; everything else is tested: the region of nodes of both models between the pair and
+values that are related already is run on random inputs (region.py, rules.py).  Neither operators
+nor norms are known here by name, and no table of the planner is asked.
+
+Every output of every graph must end equal.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.graph import Fiber, ModelInfo, node_label, whole_axes
+from onnxfold.graph.compare import pairs, same_attributes, same_default, same_tensor
+from onnxfold.graph.traversal import bodies
+from onnxfold.proof.absorb import Absorber
+from onnxfold.proof.certificate import Certificate, Proof
+from onnxfold.proof.constants import compared, is_product
+from onnxfold.proof.correspondence import Correspondence
+from onnxfold.proof.means import ZeroMeans, with_zeros
+from onnxfold.proof.neighbourhood import Neighbourhood
+from onnxfold.proof.region import Leaf, Region, Unprovable
+from onnxfold.proof.relation import ANY, EQUAL, Float64, Relation
+from onnxfold.proof.rules import Tester, images
+
+__all__ = ["prove"]
+
+_MOST_UNKNOWN = 6
+# How far a region reaches: nodes behind the value of the rewritten model and of the original; an
+# original is followed to what stands for the leaves of the other (True) or to any related value.
+_REACHES = ((0, 1, True), (1, 0, True), (1, 1, False), (1, 1, True), (2, 2, False), (2, 2, True),
+            (3, 3, True), (5, 5, True), (8, 8, True))  # fmt: skip
+
+
+def prove(before: ModelInfo, after: ModelInfo, certificate: Certificate) -> Proof:
+    """Check ``after`` against ``before``: views of prepared models in which names were kept."""
+    walker = _Walker(before, after, certificate)
+    walker.compare_inputs()
+    walker.walk()
+    walker.compare_outputs()
+    return walker.proof()
+
+
+class _Walker:
+    def __init__(self, before: ModelInfo, after: ModelInfo, certificate: Certificate):
+        self._before, self._after, self._hints = before, after, certificate
+        self._match = Correspondence(before, after, certificate)
+        self._related: dict[tuple[ir.Value, ir.Value], Relation] = {}
+        self._near = Neighbourhood(before, after, self._match, self._related)
+        self._tester = Tester()
+        original = self._match.originals.get
+        self._means = ZeroMeans(before, after, self._tester, self._near.alone, original)
+        self._absorber = Absorber(before, after, certificate)
+        self._changed: dict[ir.Value, str] = {}
+        self._fibers: dict[str, list[Fiber]] = defaultdict(list)
+        for ref, fiber in certificate.centred:
+            self._fibers[ref].append(fiber)
+        self._failures: list[str] = []
+        self._origin: str | None = None
+        self._unknown = 0
+
+    def proof(self) -> Proof:
+        """Return the outcome."""
+        kinds = list(self._changed.values())
+        scaled = kinds.count("scaled") + self._absorber.scaled
+        values = self._after.by_ref()
+        folded = [values.get(ref) for ref in self._hints.folded]
+        equal = sum(value is not None and self._is_equal(value) for value in folded)
+        return Proof(
+            not self._failures,
+            equal,
+            kinds.count("centred"),
+            tuple(self._failures),
+            scaled,
+            kinds.count("shifted") + self._absorber.shifted,
+        )
+
+    def _is_equal(self, value: ir.Value) -> bool:
+        u = self._match.originals.get(value)
+        return u is not None and self._related.get((u, value), ANY).equal
+
+    def compare_inputs(self) -> None:
+        """The graph takes the same inputs, with the same defaults."""
+        old, new = (view.model.graph.inputs for view in (self._before, self._after))
+        if [value.name for value in old] != [value.name for value in new]:
+            self._failures.append("the model takes other inputs than before")
+        for a, b in zip(old, new, strict=False):
+            if not same_default(a, b):
+                self._failures.append(f"input '{b.name}' has another default than before")
+
+    def walk(self) -> None:
+        """Relate every value that something needs, in order."""
+        self._relate_sources()
+        for graph in self._after.graphs:
+            for node in graph:
+                if self._after.is_dead(node):
+                    continue
+                for value in node.outputs:
+                    u = self._match.originals.get(value)
+                    if u is None:
+                        continue
+                    relation = self.relation(u, value)
+                    constant = self._match.is_constant(value)
+                    if not (relation.known or constant):
+                        self._unknown += 1
+                        self._origin = self._origin or self._reason(node)
+
+    def _relate_sources(self) -> None:
+        """Relate inputs and constants: a region may start from any."""
+        for value, u in self._match.originals.items():
+            if value.producer() is None or self._after.tensor(value) is not None:
+                self.relation(u, value)
+
+    def _reason(self, node: ir.Node) -> str:
+        changed = [
+            f"'{value.name}'"
+            for value in node.inputs
+            if value is not None
+            and self._after.tensor(value) is not None
+            and not self._is_equal(value)
+        ]
+        said = f", which reads the changed {', '.join(changed)}" if changed else ""
+        return f"node '{node_label(node)}'{said}"
+
+    def compare_outputs(self) -> None:
+        """Every graph gives the values that it gave before, in the same order."""
+        if len(self._before.graphs) != len(self._after.graphs):
+            self._failures.append("the model has other bodies than before")
+        for old, new in zip(self._before.graphs, self._after.graphs, strict=False):
+            if [v.name for v in old.outputs] != [v.name for v in new.outputs] and (
+                new is self._after.model.graph or len(old.outputs) != len(new.outputs)
+            ):
+                self._failures.append(f"graph '{new.name}' gives other outputs than before")
+            for u, v in zip(old.outputs, new.outputs, strict=False):
+                if not self.relation(u, v).equal:
+                    origin = self._origin or "a change that is not undone"
+                    self._failures.append(f"output '{v.name}' is not what it was: {origin}")
+
+    def relation(self, u: ir.Value | None, v: ir.Value | None) -> Relation:
+        """Return the relation of two values, from the values before them."""
+        if u is None or v is None:
+            return EQUAL if u is v else ANY
+        if (u, v) not in self._related:
+            self._related[u, v] = ANY  # until it is known; a graph has no cycles
+            found = self._find(u, v)
+            self._related[u, v] = found
+            if found.known:
+                self._near.stand(u)
+        return self._related[u, v]
+
+    def _find(self, u: ir.Value, v: ir.Value) -> Relation:
+        old, new = self._before.tensor(u), self._after.tensor(v)
+        if old is not None and new is not None:
+            return self._constants(u, v, old, new)
+        node, twin = v.producer(), u.producer()
+        if node is None:
+            same = twin is None and old is None and new is None
+            if same and self._before.ref(u) == self._after.ref(v):
+                return EQUAL
+        elif twin is not None and self._is_twin(node, twin) and v.index() == u.index():
+            inputs = pairs(twin, node)
+            found = [self.relation(a, b) for a, b in inputs]  # each: regions start from them
+            if all(relation.equal for relation in found):
+                return EQUAL
+        if node is not None and bodies(node):
+            return ANY
+        constant = self._match.is_constant(v) and self._match.is_constant(u)
+        if constant and not v.is_graph_output():
+            return ANY  # seen where it is read, with the constants that it is computed from
+        if self._unknown > _MOST_UNKNOWN:
+            return ANY  # the proof has failed, and the first reason is what counts
+        return self._absorbed(u, v) or self._tested(u, v) or ANY
+
+    def _is_twin(self, node: ir.Node, twin: ir.Node) -> bool:
+        return node.op_identifier() == twin.op_identifier() and same_attributes(twin, node)
+
+    def _absorbed(self, u: ir.Value, v: ir.Value) -> Relation | None:
+        layer = self._absorber.layer_of(u, v)
+        if layer is None:
+            return None
+        try:
+            return self._absorber.relation(layer, self._near.region(u, v, (1, 1, False), set()))
+        except Unprovable:
+            return None
+
+    def _constants(
+        self, u: ir.Value, v: ir.Value, old: ir.TensorProtocol, new: ir.TensorProtocol
+    ) -> Relation:
+        if old is new or same_tensor(old, new):
+            return EQUAL
+        fibers = self._fibers.get(self._before.ref(u), [])
+        fibers = [fiber for fiber in fibers if _fits(fiber, old)]
+        if fibers:
+            found = compared(old, new, fibers) if old.dtype == new.dtype else None
+            if found is not None and found.fiber is not None:
+                self._changed[v] = "centred"
+                return Relation(fiber=found.fiber)
+        for factor in self._factors(self._before.ref(u), tuple(old.shape.numpy())):
+            if is_product(old, new, factor):
+                self._changed[v] = "scaled"
+                return Relation(factor, np.zeros((1,) * factor.ndim), reverse=True)
+        return ANY
+
+    def _factors(self, ref: str, shape: tuple[int, ...]) -> Iterator[Float64]:
+        """Yield what a weight may have been multiplied by: for one of its readers, for all."""
+        claims = [claim for claim in self._hints.scaled if claim.weight == ref]
+        readers = dict.fromkeys(claim.reader for claim in claims)
+        for chosen in ([claims] if claims else []) + [
+            [claim for claim in claims if claim.reader == reader] for reader in readers
+        ]:
+            factor = np.ones((1,) * len(shape))
+            for claim in chosen:
+                factor = factor * claim.channels.spread(claim.vector, shape)
+            yield factor
+
+    def _tested(self, u: ir.Value, v: ir.Value) -> Relation | None:
+        """Return the relation that a region near the pair shows; equality counts for more."""
+        tried: set[object] = set()
+        weaker: Relation | None = None
+        for reach in _REACHES:
+            for actual in (False, True):
+                drawn: set[ir.Value] = set()
+                try:
+                    region = self._near.region(u, v, reach, drawn, actual=actual)
+                except Unprovable:
+                    break
+                if not region.new.nodes and not region.old.nodes:
+                    break
+                key = region.key
+                if key not in tried:
+                    tried.add(key)
+                    found = self._test(region)
+                    if found is not None and (found.equal or self._is_plain(region)):
+                        self._note_biases(region)
+                        return found
+                    weaker = weaker or found
+                if not drawn:
+                    break
+        return weaker
+
+    def _is_plain(self, region: Region) -> bool:
+        """Whether a wider region cannot show more: of the same nodes, no leaf follows another."""
+        if not _is_alike(region):
+            return False
+        changed = [leaf.v for leaf in region.leaves if leaf.v and not leaf.relation.equal]
+        return not any(
+            other in changed
+            for value in changed
+            for operand in _inputs(value)
+            for other in (operand, *_inputs(operand))
+        )
+
+    def _note_biases(self, region: Region) -> None:
+        """Count the constants that have taken what a value beside them had too much."""
+        if any(leaf.relation.r is not None for leaf in region.leaves):
+            for leaf in region.leaves:
+                new = leaf.u is None or leaf.array is not None
+                if new and leaf.given is not None and leaf.v is not None:
+                    self._changed.setdefault(leaf.v, "shifted")
+
+    def _test(self, region: Region) -> Relation | None:
+        slack = max((leaf.slack for leaf in region.leaves), default=0.0)
+        fibers = self._candidates(region)
+        weaker = self._tester.relation(region, fibers, slack)
+        if (weaker is not None and weaker.equal) or _is_alike(region):
+            return weaker
+        for choice in self._zeros(region):
+            found = self._tester.relation(with_zeros(region, choice), fibers, slack)
+            if (
+                found is not None
+                and found.equal
+                and all(
+                    leaf.v is not None and self._means.holds(leaf.v, zero) for leaf, zero in choice
+                )
+            ):
+                return found
+        return weaker
+
+    def _candidates(self, region: Region) -> tuple[Fiber, ...]:
+        """Return fibers that a shift of the outputs may be constant along, the larger first."""
+        u, v = region.pair
+        target = None if u is None else self._before.shape(u)
+        target = self._after.shape(v) if target is None else target
+        if target is None or u is None:
+            return ()
+        found: dict[Fiber, None] = dict.fromkeys(self._fibers.get(self._before.ref(u), ()))
+        for leaf in region.leaves:
+            if leaf.relation.fiber is None:
+                continue
+            for image in images(leaf.relation.fiber, leaf.shape, target):
+                found[image] = None
+                offset = len(target) - len(leaf.shape)
+                repeated = [
+                    axis
+                    for axis, dim in enumerate(target)
+                    if axis not in image.axes
+                    and isinstance(dim, int)
+                    and (axis < offset or leaf.shape[axis - offset] == 1)
+                ]
+                wider = whole_axes(target, repeated) if repeated else None
+                if wider is not None:
+                    found[Fiber.of((*image.blocks, *wider.blocks))] = None
+        return tuple(sorted(found, key=lambda fiber: -fiber.size))
+
+    def _zeros(self, region: Region) -> Iterator[list[tuple[Leaf, Fiber]]]:
+        """Yield leaves and fibers along which their means may be 0: of one, of all that fit."""
+        leaves = [leaf for leaf in region.leaves if leaf.v is not None and _may_be_centred(leaf)]
+        for first in leaves:
+            for fiber in self._axes(first):
+                joint = []
+                for leaf in leaves:
+                    image = next(iter(images(fiber, first.shape, leaf.shape)), None)
+                    if leaf is first or image is not None:
+                        joint.append((leaf, fiber if leaf is first else image))
+                yield [(first, fiber)]
+                if len(joint) > 1:
+                    yield [(leaf, place) for leaf, place in joint if place is not None]
+
+    def _axes(self, leaf: Leaf) -> list[Fiber]:
+        ref = "" if leaf.u is None else self._before.ref(leaf.u)
+        found: dict[Fiber, None] = {}
+        if leaf.relation.fiber is not None:
+            found[leaf.relation.fiber] = None
+        found.update(dict.fromkeys(self._fibers.get(ref, ())))
+        rank = len(leaf.shape)
+        for axes in (
+            *([axis] for axis in range(rank)[::-1]),
+            *(list(range(first, rank)) for first in range(rank - 2, 0, -1)),
+        ):
+            fiber = whole_axes(leaf.shape, axes)
+            if fiber is not None and fiber.size > 1:
+                found[fiber] = None
+        return list(found)
+
+
+def _is_alike(region: Region) -> bool:
+    """Whether both models have the same nodes: means of 0 would change nothing."""
+    names = [[node.op_identifier() for node in cone.nodes] for cone in (region.old, region.new)]
+    return names[0] == names[1]
+
+
+def _inputs(value: ir.Value) -> tuple[ir.Value, ...]:
+    node = value.producer()
+    return () if node is None else tuple(v for v in node.inputs if v is not None)
+
+
+def _may_be_centred(leaf: Leaf) -> bool:
+    if leaf.u is None and leaf.fixed:
+        return False
+    return leaf.dtype is None or leaf.dtype.is_floating_point()
+
+
+def _fits(fiber: Fiber, tensor: ir.TensorProtocol) -> bool:
+    shape: Sequence[int] = tensor.shape.numpy()
+    return all(
+        block.axis < len(shape) and shape[block.axis] % (block.inner * block.size) == 0
+        for block in fiber.blocks
+    )

@@ -1,0 +1,42 @@
+"""How the server and the Triton repository open a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onnxfold.errors import ModelError, OnnxfoldError
+from onnxfold.model_io.messages import first_cause
+from onnxfold.runtime.library import demand_name, register, runtime_errors
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+__all__ = ["open_session"]
+
+
+def open_session(
+    path: Path, *, name: str, library: str | None, threads: int = 0, providers: Sequence[str] = ()
+) -> ort.InferenceSession:
+    """Open a session on the file of the model `name`, on the CPU where no providers are given.
+
+    ``library`` is the device whose kernels are registered, None for none. Raises ModelError for a
+    model that ONNX Runtime does not load, OnnxfoldError without ONNX Runtime.
+    """
+    try:
+        import onnxruntime as ort
+    except ImportError as error:
+        raise OnnxfoldError("serving needs ONNX Runtime: pip install 'onnxfold[ort]'") from error
+    demand_name(path)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    if library is not None:
+        register(options, library)
+    try:
+        return ort.InferenceSession(
+            str(path), options, providers=list(providers) or ["CPUExecutionProvider"]
+        )
+    except runtime_errors() as error:
+        raise ModelError(f"ONNX Runtime does not load '{name}': {first_cause(error)}") from error

@@ -1,0 +1,76 @@
+"""What a model has done so far, as Triton's statistics extension counts it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Durations", "Statistics"]
+
+
+@dataclass(slots=True)
+class Durations:
+    """How often something took place, and how long it took together, in nanoseconds."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, seconds: float, times: int = 1) -> None:
+        """Count it `times` times; `seconds` is the sum."""
+        self.count += times
+        self.ns += round(seconds * 1e9)
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Counters of one loaded model, kept by the event loop.
+
+    A run that several requests share counts once in `executions`, and its whole duration for each
+    of them in `infer`, as in Triton.
+    """
+
+    success: Durations = field(default_factory=Durations)
+    fail: Durations = field(default_factory=Durations)
+    queue: Durations = field(default_factory=Durations)
+    decode: Durations = field(default_factory=Durations)
+    infer: Durations = field(default_factory=Durations)
+    inferences: int = 0
+    executions: int = 0
+    last_ms: int = 0
+
+    def ran(self, requests: int, rows: int, waited_s: float, seconds: float) -> None:
+        """Count one run that gave its requests their answers."""
+        self.queue.add(waited_s, requests)
+        self.infer.add(seconds * requests, requests)
+        self.inferences += rows
+        self.executions += 1
+        self.last_ms = time.time_ns() // 1_000_000
+
+    def document(self, name: str, version: str) -> dict[str, Any]:
+        """Return `model_stats` of the extension for this model.
+
+        The time in which outputs are written is not measured, and nothing is cached: both are zero.
+        """
+        none = Durations()
+        parts = {
+            "success": self.success,
+            "fail": self.fail,
+            "queue": self.queue,
+            "compute_input": self.decode,
+            "compute_infer": self.infer,
+            "compute_output": none,
+            "cache_hit": none,
+            "cache_miss": none,
+        }
+        return {
+            "name": name,
+            "version": version,
+            "last_inference": self.last_ms,
+            "inference_count": self.inferences,
+            "execution_count": self.executions,
+            "inference_stats": {
+                key: {"count": part.count, "ns": part.ns} for key, part in parts.items()
+            },
+            "batch_stats": [],
+        }

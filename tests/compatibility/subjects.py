@@ -1,0 +1,143 @@
+"""The table of what is tried: runtimes, which run a file, and tools, which rewrite one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tests.compatibility.exports import ARCHITECTURES, OPSETS
+
+__all__ = ["RUNTIMES", "SUBJECTS", "TOOLS", "UNTRIED", "Subject"]
+
+# Unit roundoffs of what a subject computes in.
+_FLOAT32, _FLOAT16, _INT8 = 2.0**-24, 2.0**-11, 2.0**-8
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A runtime or a tool.
+
+    function: its name in workers/runtimes.py, tools.py or worker.js. package: whose version the
+    page names. fixed: it is given exports with fixed shapes. roundoff: of its type.
+    opsets: fewer than all where one file takes it many seconds. fast: a part of `.ci/run`.
+    """
+
+    name: str
+    environment: str
+    package: str
+    function: str
+    tool: bool = False
+    fixed: bool = False
+    fast: bool = False
+    roundoff: float = _FLOAT32
+    opsets: tuple[int, ...] = OPSETS
+    options: Mapping[str, Any] = field(default_factory=dict)
+    typed: bool = False  # only architectures that have a model_type
+
+    def takes(self, architecture: str, opset: int) -> bool:
+        """Say whether the matrix has a cell for this export."""
+        known = not self.typed or ARCHITECTURES[architecture].model_type is not None
+        return known and opset in self.opsets
+
+    def settings(self, architecture: str) -> dict[str, Any]:
+        """Return the options of a tool for one architecture."""
+        if not self.typed:
+            return dict(self.options)
+        about = ARCHITECTURES[architecture]
+        named = {"model_type": about.model_type, "heads": about.heads, "width": about.width}
+        return {**self.options, **named}
+
+
+_EVERY_OTHER = (18, 23)
+RUNTIMES: Final = (
+    Subject("ONNX Runtime, CPU", "onnx", "onnxruntime", "onnxruntime", fast=True),
+    Subject(
+        "ONNX Runtime, OpenVINO",
+        "openvino-provider",
+        "onnxruntime-openvino",
+        "onnxruntime_openvino",
+    ),
+    Subject("onnxruntime-node", "node", "onnxruntime-node", "onnxruntime_node"),
+    Subject("onnxruntime-web", "node", "onnxruntime-web", "onnxruntime_web"),
+    Subject("OpenVINO", "openvino", "openvino", "openvino", fast=True),
+    Subject("IREE", "iree", "iree-base-compiler", "iree", fixed=True, opsets=_EVERY_OTHER),
+    Subject("tract", "tract", "tract", "tract", fixed=True),
+    Subject("MNN", "mnn", "MNN", "mnn", fixed=True),
+    Subject("pnnx", "ncnn", "pnnx", "pnnx", fixed=True),
+    Subject("onnx2torch", "onnx2torch", "onnx2torch", "onnx2torch", fixed=True, fast=True),
+    Subject("TVM", "tvm", "apache-tvm", "tvm", fixed=True, opsets=_EVERY_OTHER),
+    Subject("tinygrad", "tinygrad", "tinygrad", "tinygrad", fixed=True),
+    Subject("jaxonnxruntime", "jax", "jaxonnxruntime", "jaxonnxruntime", fixed=True),
+    Subject("onnx.reference", "onnx", "onnx", "onnx_reference", fast=True),
+)
+
+
+def _onnx(name: str, package: str, function: str, **more: Any) -> Subject:
+    return Subject(name, "onnx", package, function, tool=True, **more)
+
+
+def _optimizer(level: int | None) -> Subject:
+    named = "" if level is None else f", opt_level {level}"
+    return _onnx(
+        f"transformers optimizer{named}",
+        "onnxruntime",
+        "transformers_optimizer",
+        options={"level": level},
+        typed=True,
+        fast=level in (None, 0),
+    )
+
+
+def _olive(name: str, **more: Any) -> Subject:
+    options = {"passes": {"only": {"type": name}}}
+    return Subject(
+        f"Olive {name}", "olive", "olive-ai", "olive", True, opsets=(18,), options=options, **more
+    )
+
+
+TOOLS: Final = (
+    _onnx("onnx.checker", "onnx", "checker", fast=True),
+    _onnx("onnx.shape_inference", "onnx", "shape_inference", fast=True),
+    _onnx("onnx.inliner", "onnx", "inliner", fast=True),
+    _onnx("onnx.utils.extract_model", "onnx", "extract_model", fast=True),
+    _onnx("onnx.compose", "onnx", "compose", fast=True),
+    _onnx("version_converter up", "onnx", "version_converter", options={"by": 1}, fast=True),
+    _onnx("version_converter down", "onnx", "version_converter", options={"by": -1}, fast=True),
+    _onnx("symbolic_shape_infer", "onnxruntime", "symbolic_shape_infer", fast=True),
+    _onnx("quant_pre_process", "onnxruntime", "quant_pre_process"),
+    _onnx("quantize_dynamic", "onnxruntime", "quantize_dynamic", roundoff=_INT8),
+    _onnx("quantize_static", "onnxruntime", "quantize_static", roundoff=_INT8),
+    _onnx(
+        "float16, onnxconverter-common",
+        "onnxconverter-common",
+        "float16_common",
+        roundoff=_FLOAT16,
+        fast=True,
+    ),
+    _onnx(
+        "float16, ONNX Runtime",
+        "onnxruntime",
+        "float16_onnxruntime",
+        roundoff=_FLOAT16,
+        fast=True,
+    ),
+    *(_optimizer(level) for level in (None, 0, 1, 2)),
+    _onnx("onnxslim", "onnxslim", "onnxslim", fast=True),
+    _onnx("onnxsim", "onnxsim", "onnxsim", fast=True),
+    _onnx("onnxscript optimizer", "onnxscript", "onnxscript"),
+    Subject("NNCF", "nncf", "nncf", "nncf", True, roundoff=_INT8, opsets=_EVERY_OTHER),
+    _olive("OrtTransformersOptimization"),
+    _olive("OnnxFloatToFloat16", roundoff=_FLOAT16),
+    _olive("OnnxDynamicQuantization", roundoff=_INT8),
+    _olive("OnnxPeepholeOptimizer"),
+    Subject("Netron", "netron", "netron", "netron", True, opsets=(18,)),
+)
+SUBJECTS: Final = {subject.name: subject for subject in (*RUNTIMES, *TOOLS)}
+
+# What was looked at and is no part of the matrix.
+UNTRIED: Final = {
+    "TensorRT": "its libraries are in no package of PyPI",
+    "onnx2tf": "version 1.29.24 fails on every original",
+    "ncnn": "its networks have no batch axis; what pnnx writes for torch is run instead",
+}

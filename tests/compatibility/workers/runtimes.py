@@ -1,0 +1,244 @@
+"""How each runtime loads and runs a file: name -> load(path, inputs) -> (run, facts).
+
+`run()` returns the outputs in the order of the graph. The inputs are given to `load` for those that
+compile for fixed shapes. One thread and float32 wherever a runtime lets that be chosen.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Inputs = dict[str, Any]
+Loaded = tuple[Callable[[], list[Any]], dict[str, Any]]
+
+
+def onnxruntime(path: str, inputs: Inputs) -> Loaded:
+    with tempfile.TemporaryDirectory() as folder:
+        optimized = Path(folder) / "optimized.onnx"
+        run = _session(path, inputs, ["CPUExecutionProvider"], optimized)
+        return run, {"nodes": _nodes(optimized)}
+
+
+def onnxruntime_openvino(path: str, inputs: Inputs) -> Loaded:
+    options = {"device_type": "CPU", "num_of_threads": "1"}
+    providers = [("OpenVINOExecutionProvider", options), "CPUExecutionProvider"]
+    return _session(path, inputs, providers, None), {}
+
+
+def _session(path: str, inputs: Inputs, providers: list[Any], optimized: Path | None) -> Any:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    if optimized is not None:
+        options.optimized_model_filepath = str(optimized)
+    session = ort.InferenceSession(path, options, providers=providers)
+    return lambda: session.run(None, inputs)
+
+
+def _nodes(path: Path) -> int:
+    import onnx
+
+    return len(onnx.load(path, load_external_data=False).graph.node)
+
+
+def onnx_reference(path: str, inputs: Inputs) -> Loaded:
+    from onnx.reference import ReferenceEvaluator
+
+    session = ReferenceEvaluator(path)
+    return lambda: session.run(None, inputs), {}
+
+
+def openvino(path: str, inputs: Inputs) -> Loaded:
+    import openvino as ov
+
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    compiled = ov.Core().compile_model(path, "CPU", settings)
+    request = compiled.create_infer_request()
+
+    def run() -> list[Any]:
+        found = request.infer(inputs)
+        return [found[output] for output in compiled.outputs]
+
+    layers = [node.get_rt_info()["layerType"] for node in compiled.get_runtime_model().get_ops()]
+    return run, {"nodes": len(layers)}
+
+
+def iree(path: str, inputs: Inputs) -> Loaded:
+    import iree.runtime as rt
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _program("iree-import-onnx", path, "-o", folder / "model.mlir")
+        _program(
+            "iree-compile",
+            folder / "model.mlir",
+            "--iree-hal-target-device=local",
+            "--iree-hal-local-target-device-backends=llvm-cpu",
+            "--iree-llvmcpu-target-cpu=host",
+            "-o",
+            folder / "model.vmfb",
+        )
+        module = rt.load_vm_flatbuffer((folder / "model.vmfb").read_bytes(), driver="local-sync")
+    # The one function of the module that is no copy for asynchronous calls.
+    (entry,) = (f for f in module.vm_module.function_names if not f.endswith(("$async", "init")))
+    function = module[entry]
+
+    def run() -> list[Any]:
+        found = function(*inputs.values())
+        return [np.asarray(each) for each in (found if isinstance(found, tuple) else (found,))]
+
+    return run, {}
+
+
+def tract(path: str, inputs: Inputs) -> Loaded:
+    import tract as package
+
+    model = package.onnx().load(path)
+    for index, array in enumerate(inputs.values()):
+        shape = ",".join(map(str, array.shape))
+        model.set_input_fact(index, f"{shape},{_letter(array)}{8 * array.itemsize}")
+    runnable = model.into_model().into_runnable()
+    return lambda: [each.to_numpy() for each in runnable.run(list(inputs.values()))], {}
+
+
+def mnn(path: str, inputs: Inputs) -> Loaded:
+    import MNN
+    from MNN import expr
+
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name) / "model.mnn"
+        arguments = ("-f", "ONNX", "--modelFile", path, "--MNNModel", file, "--bizCode", "x")
+        _program("mnnconvert", *arguments, made=file)
+        config = {"backend": 0, "numThread": 1, "precision": "high"}
+        manager = MNN.nn.create_runtime_manager((config,))
+        module = MNN.nn.load_module_from_file(str(file), list(inputs), [], runtime_manager=manager)
+    kinds = {"float32": expr.float, "int64": expr.int64, "int32": expr.int}
+    fed = []
+    for array in inputs.values():
+        # MNN computes with integers of 32 bits.
+        small = array.astype(np.int32) if array.dtype == np.int64 else array
+        fed.append(expr.const(small, small.shape, expr.NCHW, kinds[str(small.dtype)]))
+    return lambda: [np.array(each.read()) for each in module.forward(fed)], {}
+
+
+def pnnx(path: str, inputs: Inputs) -> Loaded:
+    import importlib.util
+    import shutil
+
+    import pnnx as package
+    import torch
+
+    torch.set_num_threads(1)
+    folder = Path(tempfile.mkdtemp())
+    shutil.copy(path, folder / "model.onnx")
+    shapes = ",".join(
+        f"[{','.join(map(str, array.shape))}]{_letter(array)}{8 * array.itemsize}"
+        for array in inputs.values()
+    )
+    # Its script would import torch once more.
+    _program(package.EXEC_PATH, "model.onnx", f"inputshape={shapes}", "fp16=0", folder=folder)
+    spec = importlib.util.spec_from_file_location("model_pnnx", folder / "model_pnnx.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with _inside(folder):
+        spec.loader.exec_module(module)
+        model = module.Model().eval()
+    shutil.rmtree(folder)
+    return _torch(model, inputs), {}
+
+
+def onnx2torch(path: str, inputs: Inputs) -> Loaded:
+    import torch
+
+    # Its converters import torchvision, whose native library wants the torch it was built with; the
+    # operators that torchvision then asks for are declared here, and never called.
+    declared = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    import onnx2torch as package
+
+    torch.set_num_threads(1)
+    return _torch(package.convert(path).eval(), inputs), {}
+
+
+def _torch(model: Any, inputs: Inputs) -> Callable[[], list[Any]]:
+    import torch
+
+    tensors = [torch.from_numpy(array) for array in inputs.values()]
+
+    def run() -> list[Any]:
+        with torch.no_grad():
+            found = model(*tensors)
+        return [each.numpy() for each in (found if isinstance(found, tuple | list) else (found,))]
+
+    return run
+
+
+def tvm(path: str, inputs: Inputs) -> Loaded:
+    import onnx
+    import tvm as package
+    from tvm import relax
+    from tvm.relax.frontend.onnx import from_onnx
+
+    shapes = {name: list(array.shape) for name, array in inputs.items()}
+    module = from_onnx(onnx.load(path), shape_dict=shapes, keep_params_in_input=False)
+    built = package.compile(module, target=package.target.Target("llvm"))
+    machine = relax.VirtualMachine(built, package.cpu())
+    fed = [package.runtime.tensor(array) for array in inputs.values()]
+
+    def run() -> list[Any]:
+        found = machine["main"](*fed)
+        return [found.numpy()] if hasattr(found, "numpy") else [each.numpy() for each in found]
+
+    return run, {}
+
+
+def tinygrad(path: str, inputs: Inputs) -> Loaded:
+    from tinygrad import Tensor
+    from tinygrad.nn.onnx import OnnxRunner
+
+    runner = OnnxRunner(path)
+    return lambda: [
+        each.numpy()
+        for each in runner({name: Tensor(array) for name, array in inputs.items()}).values()
+    ], {}
+
+
+def jaxonnxruntime(path: str, inputs: Inputs) -> Loaded:
+    import onnx
+    from jaxonnxruntime import config
+    from jaxonnxruntime.backend import Backend
+
+    config.update("jaxort_only_allow_initializers_as_static_args", False)
+    prepared = Backend.prepare(onnx.load(path))
+    return lambda: [np.asarray(each) for each in prepared.run(inputs)], {}
+
+
+def _program(*command: object, folder: Path | None = None, made: Path | None = None) -> None:
+    """Run a converter; RuntimeError with its complaint where it fails or `made` is not there."""
+    done = subprocess.run(
+        list(map(str, command)), cwd=folder, capture_output=True, text=True, check=False
+    )
+    if done.returncode or (made is not None and not made.exists()):
+        said = (done.stderr + "\n" + done.stdout).strip().splitlines()
+        loud = [line for line in said if "rror" in line or "ot Support" in line] or said[-1:]
+        raise RuntimeError("; ".join(loud[:2]) or f"{command[0]} exits with {done.returncode}")
+
+
+def _letter(array: Any) -> str:
+    return "f" if array.dtype.kind == "f" else "i"
+
+
+def _inside(folder: Path) -> Any:
+    import contextlib
+
+    return contextlib.chdir(folder)

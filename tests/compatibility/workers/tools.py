@@ -1,0 +1,243 @@
+"""How each tool rewrites a file: name -> apply(source, target, inputs, **options) -> facts or None.
+
+Every tool is called as its documentation says, with its defaults; what it writes is run afterwards
+in ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import http.server
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+Inputs = dict[str, Any]
+# What the transformers optimizer of ONNX Runtime makes of several nodes, under one name where the
+# LayerNorm and the RMSNorm form stand for one another.
+FUSED = {
+    "Attention": "Attention",
+    "MultiHeadAttention": "Attention",
+    "EmbedLayerNormalization": "EmbedLayerNormalization",
+    "SkipLayerNormalization": "SkipNorm",
+    "SkipSimplifiedLayerNormalization": "SkipNorm",
+    "BiasGelu": "Gelu",
+    "FastGelu": "Gelu",
+    "Gelu": "Gelu",
+    "QuickGelu": "Gelu",
+    "RotaryEmbedding": "RotaryEmbedding",
+}
+
+
+def checker(source: Path, target: Path, inputs: Inputs) -> None:
+    onnx.checker.check_model(str(source), full_check=True)
+    shutil.copy(source, target)
+
+
+def shape_inference(source: Path, target: Path, inputs: Inputs) -> None:
+    model = onnx.load(source)
+    onnx.save(onnx.shape_inference.infer_shapes(model, True, True, True), target)
+
+
+def inliner(source: Path, target: Path, inputs: Inputs) -> None:
+    import onnx.inliner
+
+    onnx.save(onnx.inliner.inline_local_functions(onnx.load(source)), target)
+
+
+def extract_model(source: Path, target: Path, inputs: Inputs) -> None:
+    graph = onnx.load(source).graph
+    names = [[value.name for value in values] for values in (graph.input, graph.output)]
+    onnx.utils.extract_model(str(source), str(target), *names)
+
+
+def compose(source: Path, target: Path, inputs: Inputs) -> None:
+    """Put a model that passes its input on behind the first output."""
+    model = onnx.load(source)
+    (kind,) = (output.type for output in model.graph.output)
+    ends = [onnx.ValueInfoProto(name=name, type=kind) for name in ("given", "passed")]
+    node = onnx.helper.make_node("Identity", ["given"], ["passed"])
+    graph = onnx.helper.make_graph([node], "behind", ends[:1], ends[1:])
+    standard = [each for each in model.opset_import if not each.domain]
+    behind = onnx.helper.make_model(graph, opset_imports=standard, ir_version=model.ir_version)
+    joined = [(model.graph.output[0].name, "given")]
+    onnx.save(onnx.compose.merge_models(model, behind, io_map=joined), target)
+
+
+def version_converter(source: Path, target: Path, inputs: Inputs, *, by: int) -> None:
+    model = onnx.load(source)
+    (version,) = (each.version for each in model.opset_import if not each.domain)
+    onnx.save(onnx.version_converter.convert_version(model, version + by), target)
+
+
+def symbolic_shape_infer(source: Path, target: Path, inputs: Inputs) -> None:
+    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
+
+    onnx.save(SymbolicShapeInference.infer_shapes(onnx.load(source)), target)
+
+
+def quant_pre_process(source: Path, target: Path, inputs: Inputs) -> None:
+    from onnxruntime.quantization.shape_inference import quant_pre_process as process
+
+    process(str(source), str(target))
+
+
+def quantize_dynamic(source: Path, target: Path, inputs: Inputs) -> None:
+    from onnxruntime.quantization import quantize_dynamic as quantize
+
+    quantize(str(source), str(target))
+
+
+def quantize_static(source: Path, target: Path, inputs: Inputs) -> None:
+    from onnxruntime.quantization import CalibrationDataReader
+    from onnxruntime.quantization import quantize_static as quantize
+
+    class Once(CalibrationDataReader):  # type: ignore[misc] # onnxruntime is untyped
+        def __init__(self) -> None:
+            self.left = [inputs]
+
+        def get_next(self) -> Inputs | None:
+            return self.left.pop() if self.left else None
+
+    quantize(str(source), str(target), Once())
+
+
+def float16_common(source: Path, target: Path, inputs: Inputs) -> None:
+    from onnxconverter_common import float16
+
+    onnx.save(float16.convert_float_to_float16(onnx.load(source), keep_io_types=True), target)
+
+
+def float16_onnxruntime(source: Path, target: Path, inputs: Inputs) -> None:
+    from onnxruntime.transformers import float16
+
+    onnx.save(float16.convert_float_to_float16(onnx.load(source), keep_io_types=True), target)
+
+
+def transformers_optimizer(
+    source: Path,
+    target: Path,
+    inputs: Inputs,
+    *,
+    model_type: str,
+    heads: int,
+    width: int,
+    level: int | None,
+) -> dict[str, Any]:
+    from onnxruntime.transformers import optimizer
+
+    made = optimizer.optimize_model(
+        str(source), model_type=model_type, num_heads=heads, hidden_size=width, opt_level=level
+    )
+    made.save_model_to_file(str(target))
+    kinds = Counter(FUSED[node.op_type] for node in made.nodes() if node.op_type in FUSED)
+    return {"fusions": dict(sorted(kinds.items()))}
+
+
+def onnxslim(source: Path, target: Path, inputs: Inputs) -> None:
+    import onnxslim as package
+
+    onnx.save(package.slim(onnx.load(source)), target)
+
+
+def onnxsim(source: Path, target: Path, inputs: Inputs) -> None:
+    import onnxsim as package
+
+    model, checked = package.simplify(onnx.load(source))
+    if not checked:
+        raise RuntimeError("onnxsim: its own check of the result fails")
+    onnx.save(model, target)
+
+
+def onnxscript(source: Path, target: Path, inputs: Inputs) -> None:
+    import onnxscript.optimizer
+
+    onnx.save(onnxscript.optimizer.optimize(onnx.load(source)), target)
+
+
+def nncf(source: Path, target: Path, inputs: Inputs) -> None:
+    import nncf as package
+
+    data = package.Dataset([inputs])
+    onnx.save(package.quantize(onnx.load(source), data, subset_size=1), target)
+
+
+def olive(source: Path, target: Path, inputs: Inputs, *, passes: dict[str, dict[str, Any]]) -> None:
+    from olive.workflows import run
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = run(
+            {
+                "input_model": {"type": "ONNXModel", "model_path": str(source)},
+                "passes": passes,
+                "output_dir": f"{folder}/output",
+                "cache_dir": f"{folder}/cache",
+                "log_severity_level": 4,
+            }
+        )
+        best = found.get_best_candidate()
+        if best is None:
+            raise RuntimeError("Olive ends without a model")
+        onnx.save(onnx.load(best.model_path), target)
+
+
+def netron(source: Path, target: Path, inputs: Inputs) -> dict[str, Any]:
+    """Have Chromium open the page of Netron, and count the nodes that it has drawn."""
+    import netron as package
+
+    address = package.start(str(source), browse=False)
+    with _consenting(address) as port, tempfile.TemporaryDirectory() as profile:
+        done = subprocess.run(
+            [  # noqa: S607  wherever the distribution has put it
+                "chromium",
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost",
+                f"--user-data-dir={profile}",
+                "--virtual-time-budget=60000",
+                "--dump-dom",
+                f"http://localhost:{port}",
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=200,
+        )
+    package.stop()
+    drawn = len(re.findall(r'class="node-item[^"]*-type', done.stdout))
+    nodes = len(onnx.load(source).graph.node)
+    if drawn != nodes:
+        raise RuntimeError(f"{drawn} of {nodes} nodes are drawn")
+    shutil.copy(source, target)
+    return {"drawn": drawn}
+
+
+@contextlib.contextmanager
+def _consenting(address: tuple[str, int]) -> Iterator[int]:
+    """Pass a server's pages on with the cookie that Netron otherwise asks a person for."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked = http.client.HTTPConnection(*address)
+            asked.request("GET", self.path)
+            given = asked.getresponse()
+            self.send_response(given.status)
+            self.send_header("Content-Type", given.headers["Content-Type"] or "text/plain")
+            self.send_header("Set-Cookie", "consent=1")
+            self.end_headers()
+            self.wfile.write(given.read())
+
+    with http.server.ThreadingHTTPServer(("localhost", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()

@@ -1,0 +1,63 @@
+"""The compilers that users have, and what an installation does where theirs is not fit."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+OPS = Path(__file__).parents[2] / "custom_ops"
+COMPILERS = ("g++-11", "g++-12", "clang++-14", "c++")
+LIBRARIES = ("libonnxfold_ops.so", "libonnxfold_weights.so")
+
+present = [
+    pytest.param(name, marks=pytest.mark.skipif(shutil.which(name) is None, reason=f"no {name}"))
+    for name in COMPILERS
+]
+
+
+def configured(folder: Path, compiler: str) -> subprocess.CompletedProcess[str]:
+    options = [f"-DCMAKE_CXX_COMPILER={compiler}", "-DONNXFOLD_STRICT=ON"]
+    command = ["cmake", "-S", str(OPS), "-B", str(folder), *options]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+def installed(folder: Path) -> set[str]:
+    build = ["cmake", "--build", str(folder)]
+    install = ["cmake", "--install", str(folder), "--prefix", str(folder)]
+    for command in (build, install):
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return {path.name for path in (folder / "onnxfold").rglob("*.so")}
+
+
+def compiler_that_refuses(option: str, path: Path) -> str:
+    """The machine's compiler, but for one option, which it says it does not know."""
+    path.write_text(
+        f'#!/bin/sh\nfor option in "$@"; do\n  case $option in *{option}*)\n'
+        f'    echo "unknown: $option" >&2; exit 1;;\n  esac\ndone\nexec c++ "$@"\n'
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="other architectures have no levels")
+def test_where_a_compiler_is_not_fit_all_goes_on_without_kernels(tmp_path: Path) -> None:
+    compiler = compiler_that_refuses("-march=x86-64-v4", tmp_path / "compiler")
+    done = configured(tmp_path / "build", compiler)
+    assert done.returncode == 0
+    assert "onnxfold is installed without its kernel library" in " ".join(done.stderr.split())
+    assert "unknown: -march=x86-64-v4" in done.stderr
+    assert installed(tmp_path / "build") == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", present)
+def test_each_compiler_builds_the_libraries_without_a_warning(
+    compiler: str, tmp_path: Path
+) -> None:
+    assert configured(tmp_path, compiler).returncode == 0
+    assert installed(tmp_path) == set(LIBRARIES)

@@ -1,0 +1,52 @@
+"""A stream that a mask fills with -inf: its norm is NaN there, and stays NaN."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import onnxfold
+from onnxfold.check.reference import Precision, run
+from tests.passes.affine.affine_graphs import Array, graph, weights
+
+_FILLS: dict[str, Array] = {
+    "a number": np.array(-np.inf, np.float32),
+    "one per row": np.full((1, 4, 1), -np.inf, np.float32),
+    "one per channel": np.full(6, -np.inf, np.float32),
+}
+
+
+def _model(fill: Array) -> ir.Model:
+    made = {name: a.astype(np.float32) for name, a in weights(W=(6, 6), gamma=(6,)).items()}
+    body = (
+        "h = MatMul(x, W) s = ReduceSum(x, last) hidden = Less(s, zero) w = Where(hidden, fill, h) "
+        "y = LayerNormalization<axis=-1>(w, gamma)"
+    )
+    made |= {"fill": fill, "last": np.array([-1]), "zero": np.zeros(1, np.float32)}
+    return graph(body, "float[B,4,6] x", "float[B,4,6] y", made)
+
+
+@pytest.mark.parametrize("check", [None, 0])
+@pytest.mark.parametrize("fill", _FILLS)
+def test_what_is_filled_with_infinities_keeps_its_nan(fill: str, check: int | None) -> None:
+    model = _model(_FILLS[fill])
+    result = onnxfold.optimize(model, check=check)
+    feeds = {"x": np.random.default_rng(0).standard_normal((3, 4, 6)).astype(np.float32)}
+    with np.errstate(all="ignore"):
+        before, after = (
+            run(each, feeds, precision=Precision.FLOAT64)["y"] for each in (model, result.model)
+        )
+    hidden = feeds["x"].sum(axis=-1) < 0
+    assert 0 < hidden.sum() < hidden.size
+    assert np.isnan(before[hidden]).all()
+    np.testing.assert_array_equal(np.isnan(after), np.isnan(before))
+    (row,) = result.report["inspect"]["norms"]
+    assert row["reason"]["code"] == "non_finite_weight"
+
+
+def test_a_finite_fill_folds() -> None:
+    result = onnxfold.optimize(_model(np.array(-7.5, np.float32)))
+    assert len(result.plan.folds) == 1
+    assert result.verification is not None
+    assert result.verification.passed

@@ -1,0 +1,40 @@
+"""A norm in double keeps its epsilon, which fits no attribute, when it folds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import onnxfold
+from tests.passes.affine.affine_graphs import error, graph, weights
+
+_HEAD = "h = MatMul(x, W) m = ReduceMean<axes=[-1]>(h) d = Sub(h, m) "
+_TAIL = "e = Add(v, eps) r = Sqrt(e) q = Div(d, r) g = Mul(q, gamma) y = Add(g, beta)"
+_BODIES = {
+    "one difference": "c = Mul(d, d) v = ReduceMean<axes=[-1]>(c) ",
+    "two differences": "d2 = Sub(h, m) c = Mul(d2, d2) v = ReduceMean<axes=[-1]>(c) ",
+    "mean of squares": "c = Mul(h, h) v0 = ReduceMean<axes=[-1]>(c) mm = Mul(m, m) "
+    "v = Sub(v0, mm) ",
+}
+
+
+@pytest.mark.parametrize("opset", [17, 18])
+@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
+@pytest.mark.parametrize("body", _BODIES)
+def test_a_norm_in_double_folds_with_the_epsilon_that_it_has(
+    body: str, target: str, opset: int
+) -> None:
+    made = weights(W=(6, 6), gamma=(6,), beta=(6,)) | {"eps": np.array(1e-5)}
+    text = _HEAD + _BODIES[body] + _TAIL
+    if opset >= 18:
+        text = text.replace("ReduceMean<axes=[-1]>(h)", "ReduceMean(h, last)")
+        text = text.replace("ReduceMean<axes=[-1]>(c)", "ReduceMean(c, last)")
+        made["last"] = np.array([-1])
+    model = graph(text, "double[B,4,6] x", "double[B,4,6] y", made, opset=opset)
+    result = onnxfold.optimize(model, target=target, check=0)
+    assert len(result.plan.folds) == 1
+    assert "left_out" not in result.report
+    # Both run in float64: some ten roundings of numbers near 1, divided by a root near 1.
+    assert error(model, result.model) < 2.0**-46
+    assert "Sub" not in {node.op_type for node in result.model.graph}
+    assert not onnxfold.optimize(result.model, target=target, check=None).changed

@@ -1,0 +1,142 @@
+"""Which form of a norm survives an engine that computes in half precision.
+
+Such an engine (TensorRT's fp16 mode is one) rounds every value to half, and computes in float32 the
+normalization operators that it knows.  A Cast to half and back behind every node emulates it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import onnxfold
+
+WIDTH = 64
+LARGE = 1e3  # its square, 1e6, is no half: they end at 65504
+
+
+def model(dtype: type = np.float32, opset: int = 18) -> onnx.ModelProto:
+    """A linear layer whose outputs are of the order of LARGE, a LayerNorm, a linear layer."""
+    rng = np.random.default_rng(0)
+    weights = {
+        "W": LARGE * rng.standard_normal((WIDTH, WIDTH)) / WIDTH**0.5,
+        "gamma": rng.uniform(0.5, 1.5, WIDTH),
+        "beta": rng.standard_normal(WIDTH),
+        "V": rng.standard_normal((WIDTH, 4)) / WIDTH**0.5,
+    }
+    kind = TensorProto.FLOAT if dtype is np.float32 else TensorProto.FLOAT16
+    nodes = [
+        helper.make_node("MatMul", ["x", "W"], ["h"], name="first"),
+        helper.make_node(
+            "LayerNormalization", ["h", "gamma", "beta"], ["n"], name="norm", epsilon=1e-5
+        ),
+        helper.make_node("MatMul", ["n", "V"], ["y"], name="last"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info("x", kind, ["n", WIDTH])],
+        [helper.make_tensor_value_info("y", kind, ["n", 4])],
+        [numpy_helper.from_array(array.astype(dtype), name) for name, array in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def in_half(original: onnx.ModelProto) -> onnx.ModelProto:
+    """The model as an engine computes it that rounds the results of all nodes to half."""
+    emulated = onnx.ModelProto.FromString(original.SerializeToString())
+    nodes = []
+    for number, node in enumerate(original.graph.node):
+        (name,) = node.output
+        result = onnx.NodeProto.FromString(node.SerializeToString())
+        if node.op_type == "Constant" and node.attribute[0].t.data_type != TensorProto.FLOAT:
+            nodes.append(result)
+            continue
+        result.output[0] = f"exact{number}"
+        nodes += [
+            result,
+            helper.make_node("Cast", [f"exact{number}"], [f"half{number}"], to=TensorProto.FLOAT16),
+            helper.make_node("Cast", [f"half{number}"], [name], to=TensorProto.FLOAT),
+        ]
+    del emulated.graph.node[:], emulated.graph.value_info[:]
+    emulated.graph.node.extend(nodes)
+    return emulated
+
+
+def relative_error(found: onnx.ModelProto, x: np.ndarray) -> float:
+    """The error in ONNX Runtime: onnx.reference 1.23 has LayerNormalization without stash_type."""
+    (exact,) = ReferenceEvaluator(model()).run(None, {"x": x.astype(np.float32)})
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(
+        found.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    (y,) = session.run(None, {"x": x})
+    truth = np.asarray(exact)
+    return float(np.abs(np.asarray(y, np.float64) - truth).max() / np.abs(truth).max())
+
+
+# W, h, n, V and y are rounded to half, and sums of 64 products of them: a dozen times 2^-11.
+BOUND = 12 * 2**-11
+X = np.random.default_rng(1).standard_normal((5, WIDTH)).astype(np.float32)
+
+
+@pytest.mark.parametrize("form", ["op", "layer"])
+def test_operators_that_an_engine_protects_survive(form: str) -> None:
+    result = onnxfold.optimize(model(), norm_form=form)
+    assert len(result.plan.folds) == (form == "op")
+    norms = {node.op_type for node in result.model.graph.node} - {"MatMul", "Add", "Constant"}
+    assert norms == {"RMSNormalization" if form == "op" else "LayerNormalization"}
+    assert relative_error(in_half(result.model), X) <= BOUND
+    assert relative_error(in_half(model()), X) <= BOUND
+
+
+@pytest.mark.parametrize("form", ["auto", "decomposed"])
+def test_squares_overflow_where_a_norm_is_spelled_out(form: str) -> None:
+    result = onnxfold.optimize(model(), norm_form=form)
+    assert relative_error(result.model, X) <= 64 * 2**-23
+    assert not relative_error(in_half(result.model), X) <= 0.5
+
+
+@pytest.mark.parametrize("form", ["auto", "op", "decomposed", "layer"])
+def test_a_half_model_keeps_its_statistics_in_float32(form: str) -> None:
+    result = onnxfold.optimize(model(np.float16), norm_form=form, check=0)
+    assert len(result.plan.folds) == (form != "layer")
+    assert relative_error(result.model, X.astype(np.float16)) <= BOUND
+
+
+def test_an_operator_that_changed_its_meaning_keeps_the_opset_where_it_is() -> None:
+    original = model(opset=18)
+    resize = helper.make_node("GridSample", ["image", "grid"], ["sampled"], name="sample")
+    original.graph.node.append(resize)
+    for name, dims in (("image", [1, 1, 4, 4]), ("grid", [1, 2, 2, 2])):
+        info = helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
+        original.graph.input.append(info)
+    original.graph.output.append(
+        helper.make_tensor_value_info("sampled", TensorProto.FLOAT, [1, 1, 2, 2])
+    )
+    with pytest.raises(onnxfold.UsageError, match=r"GridSample \('sample'\) is not what it is at"):
+        onnxfold.optimize(original, norm_form="op")
+
+
+def test_reductions_and_splits_are_converted() -> None:
+    original = model(opset=17)
+    nodes = [
+        helper.make_node("ReduceMax", ["y"], ["z"], name="reduce", axes=[1], keepdims=1),
+        helper.make_node("Split", ["x"], ["a", "b"], name="split", axis=1),
+    ]
+    original.graph.node.extend(nodes)
+    for name, width in (("z", 1), ("a", WIDTH // 2), ("b", WIDTH // 2)):
+        info = helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", width])
+        original.graph.output.append(info)
+    result = onnxfold.optimize(original, norm_form="op")
+    onnx.checker.check_model(result.model, full_check=True)
+    assert result.model.opset_import[0].version == 23
+    found = ReferenceEvaluator(result.model).run(None, {"x": X})
+    exact = ReferenceEvaluator(original).run(None, {"x": X})
+    for after, before in zip(found, exact, strict=True):
+        np.testing.assert_allclose(after, before, rtol=0, atol=64 * 2**-23 * 10)

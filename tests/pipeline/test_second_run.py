@@ -1,0 +1,98 @@
+"""A second run of optimize changes nothing, whatever the first one left."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import onnxfold
+from tests.passes.affine.affine_graphs import Array, graph, weights
+
+_MEAN = "m = ReduceMean<axes=[-1]>(h) d = Sub(h, m) "
+_SPELLED = (
+    _MEAN + "c = Mul(d, d) v = ReduceMean<axes=[-1]>(c) e = Add(v, eps) r = Sqrt(e) q = Div(d, r) "
+)
+
+
+def _float32(**shapes: tuple[int, ...]) -> dict[str, Array]:
+    return {name: array.astype(np.float32) for name, array in weights(**shapes).items()}
+
+
+def _zero_beta(first: str, opset: int) -> ir.Model:
+    """A norm whose beta of zeros nothing has to take, before a linear layer without a bias."""
+    body = f"h = {first} {_SPELLED} g = Mul(q, gamma) n = Add(g, beta) y = MatMul(n, V)"
+    made = _float32(W=(6, 6), gamma=(6,), V=(6, 5))
+    made |= {"beta": np.zeros(6, np.float32), "eps": np.array(1e-5, np.float32)}
+    made = {name: array for name, array in made.items() if name != "W" or "W" in first}
+    return graph(body, "float[B,4,6] x", "float[B,4,5] y", made, opset=opset)
+
+
+def _kept_double(parameters: str, opset: int) -> ir.Model:
+    body = f"h = Tanh(x) n = LayerNormalization<axis=-1>(h, {parameters}) y = Tanh(n)"
+    made = {name: array for name, array in weights(gamma=(6,), beta=(6,)).items() if name in body}
+    return graph(body, "double[B,4,6] x", "double[B,4,6] y", made, opset=opset)
+
+
+def _centred_for_two(opset: int) -> ir.Model:
+    """A tied table, too large to store twice: a centring is inserted for the norms behind it."""
+    made = _float32(gamma=(6,), gamma2=(6,), T=(60000, 6))
+    body = (
+        "h = Gather(T, ids) a = LayerNormalization<axis=-1>(h, gamma) "
+        "b = LayerNormalization<axis=-1>(h, gamma2) ta = Tanh(a) tb = Sigmoid(b) s = Mul(ta, tb) "
+        "Tt = Transpose(T) y = MatMul(s, Tt)"
+    )
+    return graph(body, "int64[B,4] ids", "float[B,4,60000] y", made, opset=opset)
+
+
+_MODELS = {
+    "zero beta of a folded norm": lambda: _zero_beta("MatMul(x, W)", 13),
+    "zero beta of a folded norm, opset 17": lambda: _zero_beta("MatMul(x, W)", 17),
+    "zero beta of a kept norm": lambda: _zero_beta("Tanh(x)", 17),
+    "double with gamma and beta": lambda: _kept_double("gamma, beta", 17),
+    "double with gamma": lambda: _kept_double("gamma", 17),
+    "a centring for two norms": lambda: _centred_for_two(17),
+}
+
+
+@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
+@pytest.mark.parametrize("name", _MODELS)
+def test_a_second_run_changes_nothing(name: str, target: str) -> None:
+    once = onnxfold.optimize(_MODELS[name](), target=target, check=0)
+    assert "left_out" not in once.report
+    again = onnxfold.optimize(once.model, target=target, check=None)
+    assert not again.changed
+    assert again.report["inspect"]["summary"]["foldable"] == 0
+
+
+def test_a_beta_of_zeros_goes_without_a_bias_to_take_it() -> None:
+    result = onnxfold.optimize(_zero_beta("MatMul(x, W)", 17))
+    (fusion,) = result.plan.fusions
+    assert fusion.gamma
+    assert fusion.beta
+    assert not any(reader.biases for reader in fusion.readers)
+    assert result.verification is not None
+    assert result.verification.passed
+
+
+@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
+def test_group_norm_on_vectors_folds_where_nothing_tells_its_type(target: str) -> None:
+    made = _float32(W=(4, 6), g=(6,), b=(6,))
+    body = "h = MatMul(x, W) n = GroupNormalization<num_groups=2>(h, g, b) y = Tanh(n)"
+    model = graph(body, "float[N,4] x", "float[N,6] y", made, opset=21)
+    result = onnxfold.optimize(model, target=target)
+    assert len(result.plan.folds) == 1
+    assert result.verification is not None
+    assert result.verification.passed
+
+
+def test_parameters_per_group_become_one_per_channel() -> None:
+    """Until opset 18 GroupNormalization took one gamma for all channels of a group."""
+    made = _float32(W=(4, 6), g=(2,), b=(2,))
+    body = "h = MatMul(x, W) n = GroupNormalization<num_groups=2>(h, g, b) y = Tanh(n)"
+    model = graph(body, "float[N,4] x", "float[N,6] y", made, opset=18)
+    result = onnxfold.optimize(model, check=None)
+    (weight,) = [v for v in result.model.graph.initializers.values() if "gamma" in (v.name or "")]
+    assert weight.const_value is not None
+    np.testing.assert_array_equal(weight.const_value.numpy(), np.repeat(made["g"], 3))
+    assert onnxfold.verify(model, result.model).passed

@@ -1,0 +1,105 @@
+"""What value_info claims: refused where inference contradicts it, named where that is mute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+from onnxfold import model_io
+from onnxfold.api import inspect, optimize
+from onnxfold.errors import ModelError
+from onnxfold.graph.traversal import all_graphs
+from onnxfold.report.document import print_norms
+from onnxfold.shapes.claims import unconfirmed_claims
+
+TESTS = Path(__file__).parents[1]
+_EXPORTS = sorted(path for path in TESTS.rglob("*.onnx") if "hostile" not in path.parts)
+
+
+def model(claim: list[int | str] | None, body: str = "h = Add (x, b)") -> onnx.ModelProto:
+    """A LayerNorm of h, with what value_info claims of h."""
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17, "org.x": 1]>'
+        "g (float[batch, 4, 8] x, float[8] b, int64[3] sizes, float[8] g) => (float[A, B, C] y)"
+        f"{{ {body}  n = LayerNormalization (h, g)  y = Neg (n) }}"
+    )
+    if claim is not None:
+        info = onnx.helper.make_tensor_value_info("h", onnx.TensorProto.FLOAT, claim)
+        proto.graph.value_info.append(info)
+    return proto
+
+
+def claims(proto: onnx.ModelProto) -> list[tuple[str, tuple[object, ...], object]]:
+    found = unconfirmed_claims(ir.from_proto(proto))
+    return [(claim.value, claim.claimed, claim.inferred) for claim in found]
+
+
+HOSTILE = {
+    "a wrong rank": [2, 32],
+    "a wrong size at the normalized axis": ["batch", 4, 16],
+    "a wrong size elsewhere": ["batch", 5, 8],
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_shape_that_contradicts_inference_is_refused(name: str, tmp_path: Path) -> None:
+    proto = model(HOSTILE[name])
+    path = tmp_path / "m.onnx"
+    onnx.save(proto, path)
+    with pytest.raises(ModelError, match=r"m\.onnx: value 'h' is declared to be \[.*delete it"):
+        optimize(path, tmp_path / "out.onnx", check=0)
+    assert not (tmp_path / "out.onnx").exists()
+    with pytest.raises(ModelError, match=r"but its operators make it \[batch, 4, 8\]"):
+        inspect(proto)
+
+
+@pytest.mark.parametrize("claim", [["batch", 4, 8], ["other", "four", 8], ["batch", 4, None], None])
+def test_what_inference_confirms_or_knows_better_is_no_claim(claim: list[int | str]) -> None:
+    assert claims(model(claim)) == []
+
+
+def test_a_number_where_inference_has_a_symbol_is_a_claim() -> None:
+    assert claims(model([2, 4, 8])) == [("h", (2, 4, 8), ("batch", 4, 8))]
+
+
+def test_shapes_of_what_inference_cannot_follow_are_claims() -> None:
+    unknown = "h = org.x.Foo (x, b)"
+    output = ("y", ("A", "B", "C"), None)
+    assert claims(model([2, 4, 8], unknown)) == [("h", (2, 4, 8), None), output]
+    assert claims(model(["a", "b", "c"], unknown)) == [("h", ("a", "b", "c"), None), output]
+    # Of three sizes that a caller gives, the rank follows.
+    assert claims(model([2, 4, 8], "h = Reshape (x, sizes)"))[0][:2] == ("h", (2, 4, 8))
+    assert claims(model(["a", "b", "c"], "h = Reshape (x, sizes)")) == []
+
+
+def test_the_report_names_the_count_and_the_worst(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    document = inspect(model([2, 4, 8], "h = org.x.Foo (x, b)"))
+    assert document["claimed_shapes"]["worst"] == {
+        "value": "h",
+        "claimed": [2, 4, 8],
+        "inferred": None,
+    }
+    print_norms(Console(width=1000), document)
+    assert "'h' is declared [2, 4, 8], inference finds no shape" in capsys.readouterr().out
+    confirmed = inspect(model(["batch", 4, 8]))
+    assert confirmed["claimed_shapes"] == {"count": 0, "worst": None}
+    print_norms(Console(width=1000), confirmed)
+    assert "declared" not in capsys.readouterr().out
+
+
+def test_the_model_itself_is_left_as_it_is() -> None:
+    held = ir.from_proto(model([2, 4, 8]))
+    unconfirmed_claims(held)
+    shapes = [value.shape for graph in all_graphs(held) for node in graph for value in node.outputs]
+    assert list(shapes[0] or ()) == [2, 4, 8]
+
+
+def test_shapes_of_real_exports_are_not_refused() -> None:
+    assert len(_EXPORTS) >= 149
+    for path in _EXPORTS:
+        unconfirmed_claims(model_io.load(path))
