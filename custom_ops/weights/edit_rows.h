@@ -1,4 +1,4 @@
-// Edits of the rows of a weight: the C interface that onnxfold/rewrite/native.py describes to ctypes.
+// Edits of the rows of a weight: the C interface that onnxfold/weights/native_rows.py describes to ctypes.
 #ifndef ONNXFOLD_EDIT_ROWS_H_
 #define ONNXFOLD_EDIT_ROWS_H_
 

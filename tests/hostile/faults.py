@@ -139,7 +139,7 @@ class _Steps:
             self._act()
 
     @contextmanager
-    def progress(self, *_: object) -> Iterator[Callable[[str, float], None]]:
+    def progress(self, *_: object, **_options: object) -> Iterator[Callable[[str, float], None]]:
         yield self.take
 
 

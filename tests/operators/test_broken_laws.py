@@ -157,7 +157,7 @@ class WithoutJoinedInputs(Broken):
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         if not isinstance(self.right, attention.Attention):
             return self.right.backward(view, node, output, fiber)
-        return replace(self.right, adds=()).pull(view, node, output, fiber)
+        return replace(self.right, adds=()).backward(view, node, output, fiber)
 
 
 class HeadsOfTheQueries(Broken):
