@@ -28,10 +28,12 @@ def blocks(language: str) -> list[str]:
 
 def run(words: list[str], directory: Path) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    # pytest-xdist sets COLUMNS in its workers; a reader's shell exports none.
+    environment = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
     done = subprocess.run(
         words,
         cwd=directory,
-        env=os.environ | {"PATH": path},
+        env=environment | {"PATH": path},
         check=False,
         capture_output=True,
         text=True,
