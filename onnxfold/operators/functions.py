@@ -224,6 +224,12 @@ class Setting:
     convertible: bool = False
     rms_operator: bool = False
 
+    @property
+    def label(self) -> str:
+        """A name that no other setting has: that of an overload."""
+        form = "convertible" * self.convertible + "operator" * self.rms_operator
+        return f"{self.dtype.name}_{self.axes}_{self.epsilon!r}_{form}"
+
 
 def setting_of(
     node: ir.Node, opset: int, *, convertible: bool, rms_operator: bool = False

@@ -61,6 +61,7 @@ class _Walker:
         self._fibers: dict[str, list[Fiber]] = defaultdict(list)
         for ref, fiber in certificate.centred:
             self._fibers[ref].append(fiber)
+        self._same_bodies: dict[ir.OperatorIdentifier, bool] = {}
         self._failures: list[str] = []
         self._origin: str | None = None
         self._unknown = 0
@@ -164,8 +165,7 @@ class _Walker:
             if same and self._before.ref(u) == self._after.ref(v):
                 return EQUAL
         elif twin is not None and self._is_twin(node, twin) and v.index() == u.index():
-            inputs = pairs(twin, node)
-            found = [self.relation(a, b) for a, b in inputs]  # each: regions start from them
+            found = [self._operands(a, b) for a, b in pairs(twin, node)]  # all: regions start there
             if all(relation.equal for relation in found):
                 return EQUAL
         if node is not None and bodies(node):
@@ -177,8 +177,21 @@ class _Walker:
             return ANY  # the proof has failed, and the first reason is what counts
         return self._absorbed(u, v) or self._tested(u, v) or ANY
 
+    def _operands(self, u: ir.Value | None, v: ir.Value | None) -> Relation:
+        """Return the relation of operands at one place; none where v stands for another value."""
+        stands_for = None if v is None else self._match.originals.get(v)
+        return ANY if stands_for not in (None, u) else self.relation(u, v)
+
     def _is_twin(self, node: ir.Node, twin: ir.Node) -> bool:
-        return node.op_identifier() == twin.op_identifier() and same_attributes(twin, node)
+        same = node.op_identifier() == twin.op_identifier() and same_attributes(twin, node)
+        return same and self._has_same_body(node.op_identifier())
+
+    def _has_same_body(self, identifier: ir.OperatorIdentifier) -> bool:
+        if identifier not in self._same_bodies:
+            made = [view.model.functions.get(identifier) for view in (self._before, self._after)]
+            texts = [None if body is None else ir.to_proto(body) for body in made]
+            self._same_bodies[identifier] = texts[0] == texts[1]
+        return self._same_bodies[identifier]
 
     def _absorbed(self, u: ir.Value, v: ir.Value) -> Relation | None:
         layer = self._absorber.layer_of(u, v)

@@ -13,7 +13,6 @@ from onnxfold.operators.functions import (
     DOMAIN,
     SIGNATURES,
     VERSION,
-    Setting,
     function,
     setting_of,
 )
@@ -32,7 +31,7 @@ __all__ = [
 
 METADATA_KEY = "onnxfold"
 _FUNCTIONS_SINCE_IR = 8
-_INLINED = "inlined"  # how the overloads of calls start that do not stay
+_INLINED = "inlined_"  # how the overloads of calls start that do not stay
 _OVERRIDABLE_SINCE_IR = 4
 
 
@@ -70,7 +69,6 @@ def define_functions(model: ir.Model, target: Target, form: WrittenForm) -> None
     opset = model.graph.opset_imports.get("", 1)
     for identifier in [key for key in model.functions if key[0] == DOMAIN]:
         del model.functions[identifier]
-    made: dict[tuple[str, Setting], str] = {}
     for node in _calls(model):
         setting = setting_of(
             node,
@@ -78,14 +76,12 @@ def define_functions(model: ir.Model, target: Target, form: WrittenForm) -> None
             convertible=target is Target.KERNELS,
             rms_operator=form is WrittenForm.OP,
         )
-        key = (node.op_type, setting)
-        if key not in made:
-            stays = target is Target.KERNELS and setting.dtype is not ir.DataType.DOUBLE
-            made[key] = f"{'setting' if stays else _INLINED}{len(made)}"
-            body = function(node.op_type, opset, setting, made[key])
+        stays = target is Target.KERNELS and setting.dtype is not ir.DataType.DOUBLE
+        node.overload = setting.label if stays else _INLINED + setting.label
+        if node.op_identifier() not in model.functions:
+            body = function(node.op_type, opset, setting, node.overload)
             model.functions[body.identifier()] = body
-        node.overload = made[key]
-    if made:
+    if any(key[0] == DOMAIN for key in model.functions):
         model.graph.opset_imports.setdefault(DOMAIN, VERSION)
     else:
         model.graph.opset_imports.pop(DOMAIN, None)

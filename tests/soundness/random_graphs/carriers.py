@@ -165,7 +165,7 @@ class Carriers(Draft):
         """A centring that is there already, as onnxfold writes it."""
         if self.opset < 13 and self.dtype == TensorProto.BFLOAT16:
             return self.carry_minus_mean(x, y)
-        self.own("Center")
+        self.own("Center", -1)
         return self.node("Center", x, domain="onnxfold", axis=-1)
 
     def carry_triangle(self, x: str, y: str) -> str:

@@ -85,10 +85,10 @@ class Draft:
         self.domains |= {made.domain} - {""}
         return names
 
-    def own(self, name: str) -> None:
-        """Give the model the body of one of onnxfold's functions."""
+    def own(self, name: str, axis: int) -> None:
+        """Give the model the body of one of onnxfold's functions, for calls of one axis."""
         if name not in self.functions:
-            setting = Setting(ir.DataType(self.dtype))
+            setting = Setting(ir.DataType(self.dtype), -axis)
             body = function(name, self.opset, setting)
             self.functions[name] = ir.to_proto(body)
 

@@ -47,7 +47,7 @@ class _Sampled(Draft):
         self.made[f"sampled {'.'.join(filter(None, self.key))}"] += 1
         names = [self.operand(index) for index in range(len(self.sample.operands))]
         if self.sample.domain == "onnxfold":
-            self.own(self.sample.op_type)
+            self.own(self.sample.op_type, self.sample.attributes["axis"])
         attributes = {"domain": self.sample.domain, **self.sample.attributes}
         results = self.nodes(self.sample.op_type, *names, outputs=self.sample.outputs, **attributes)
         arrays = self.sample.evaluator()(self.sample.arrays())
