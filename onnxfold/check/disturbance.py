@@ -22,6 +22,7 @@ from onnxfold.check.reference import (
 )
 from onnxfold.check.runners import Feeds
 from onnxfold.errors import InvariantError
+from onnxfold.graph.edit import splice_behind
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.shapes import fill_types
 
@@ -68,7 +69,7 @@ def disturbed_model(model: ir.Model, seed: int) -> ir.Model:
     for graph in list(all_graphs(copy)):
         for node in [node for node in graph if not moves_numbers(node)]:
             for value in [value for value in node.outputs if _is_data(value)]:
-                _disturb(graph, value, float(generator.integers(2**24)), guarded=guarded)
+                _disturb(value, float(generator.integers(2**24)), guarded=guarded)
     return copy
 
 
@@ -76,7 +77,7 @@ def _is_data(value: ir.Value) -> bool:
     return bool(value.name) and value.dtype in _TYPES and len(value.shape or ()) >= 2
 
 
-def _disturb(graph: ir.Graph, value: ir.Value, seed: float, *, guarded: bool) -> None:
+def _disturb(value: ir.Value, seed: float, *, guarded: bool) -> None:
     """Insert w + w r behind a value, in float64, where that is not too large for its type."""
     name, dtype = str(value.name), value.dtype
     if dtype is None:
@@ -93,12 +94,7 @@ def _disturb(graph: ir.Graph, value: ir.Value, seed: float, *, guarded: bool) ->
         result = tape.op("Where", [fits, result, wide])
     result = tape.op("Cast", [result], {"to": dtype.value})
     result.type, result.shape = value.type, value.shape
-    value.replace_all_uses_with(result, replace_graph_outputs=True)
-    tape.nodes[0].replace_input_with(0, value)
+    splice_behind(value, tape.nodes)
     value.name, result.name = f"{name}.exact", name
     for number, node in enumerate(tape.nodes[:-1]):
         node.outputs[0].name = f"{name}.disturbed.{number}"
-    maker = value.producer()
-    if maker is None:
-        raise InvariantError(f"value '{name}' is computed by no node")
-    graph.insert_after(maker, tape.nodes)

@@ -28,6 +28,7 @@ __all__ = [
     "redirect",
     "replace_node",
     "set_input",
+    "splice_behind",
     "sweep",
 ]
 
@@ -128,12 +129,7 @@ class Editor:
 
     def put_behind(self, value: ir.Value, node: ir.Node) -> None:
         """Insert a node that reads a value first; its result gets the name and all readers."""
-        producer, result = value.producer(), node.outputs[0]
-        if producer is None or not isinstance(producer.graph, ir.Graph):
-            raise InvariantError(f"'{value.name}' is computed in no graph")
-        value.replace_all_uses_with(result, replace_graph_outputs=True)
-        node.replace_input_with(0, value)
-        producer.graph.insert_after(producer, node)
+        producer, result = splice_behind(value, [node]), node.outputs[0]
         node.name = f"{producer.name or value.name}.bias"
         inherit(value, result)
         value.name = self.unused(f"{result.name}.product")
@@ -206,6 +202,21 @@ def set_input(node: ir.Node, index: int, value: ir.Value | None) -> None:
 def redirect(old: ir.Value, new: ir.Value, *, outputs: bool = False) -> None:
     """Let all that reads one value read another; graph ``outputs`` too where that is wanted."""
     old.replace_all_uses_with(new, replace_graph_outputs=outputs)
+
+
+def splice_behind(value: ir.Value, nodes: Sequence[ir.Node]) -> ir.Node:
+    """Insert nodes behind the producer of a value, which is returned; the first reads the value.
+
+    All others that read it read the last node's result.  Raises InvariantError where no node of a
+    graph computes the value.
+    """
+    producer = value.producer()
+    if producer is None or not isinstance(producer.graph, ir.Graph):
+        raise InvariantError(f"'{value.name}' is computed in no graph")
+    value.replace_all_uses_with(nodes[-1].outputs[0], replace_graph_outputs=True)
+    nodes[0].replace_input_with(0, value)
+    producer.graph.insert_after(producer, nodes)
+    return producer
 
 
 def insert_before(place: ir.Node, node: ir.Node) -> None:

@@ -46,7 +46,7 @@ from onnxfold.pipeline.folding import (
 )
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.report.document import inspection
-from onnxfold.shapes.claims import unconfirmed_claims
+from onnxfold.shapes.claims import Claim, unconfirmed_claims
 
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
@@ -74,6 +74,7 @@ class Result:
 class _Attempt:
     """What an attempt does without: weights that overflow, passes with which a check failed."""
 
+    claims: tuple[Claim, ...]
     overflowing: frozenset[str] = frozenset()
     left_out: tuple[LeftOut, ...] = ()
 
@@ -82,7 +83,8 @@ def run(
     source: Source, output: str | os.PathLike[str] | None, chosen: Options, timer: StageTimer
 ) -> Result:
     """Run every stage behind loading; again without the weights, or the passes, that cannot be."""
-    attempt = _Attempt()
+    with timer.stage("analyse"):
+        attempt = _Attempt(unconfirmed_claims(source.model))
     while True:
         try:
             return _attempt(source, output, chosen, timer, attempt)
@@ -179,7 +181,7 @@ def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attem
         settings = _settings(source, chosen, attempt)
         decided = decide_all(prepared, settings, without=_without(chosen, attempt))
     report = {
-        "inspect": inspection(decided.findings, unconfirmed_claims(source.model)),
+        "inspect": inspection(decided.findings, attempt.claims),
         "prepared": _prepared(prepared),
     }
     report["timing_s"] = timer.seconds
@@ -208,7 +210,7 @@ def _published(
     attempt: _Attempt,
 ) -> Result:
     """Check what the passes made of a model, and give it back or write it."""
-    report = _report(source, prepared, folded, attempt)
+    report = _report(prepared, folded, attempt)
     result, changed = folded.model, folded.changed
     if options.fail_if_unchanged and not changed:
         raise UnchangedError("nothing to improve in this model, and --fail-if-unchanged is set")
@@ -231,11 +233,9 @@ def _published(
     return Result(returned, changed, folded.findings.plan, report, folded.proof, verification)
 
 
-def _report(
-    source: Source, prepared: Prepared, folded: Folded, attempt: _Attempt
-) -> dict[str, Any]:
+def _report(prepared: Prepared, folded: Folded, attempt: _Attempt) -> dict[str, Any]:
     report: dict[str, Any] = {
-        "inspect": inspection(folded.findings, unconfirmed_claims(source.model)),
+        "inspect": inspection(folded.findings, attempt.claims),
         "prepared": _prepared(prepared),
         "changed": folded.changed,
     }

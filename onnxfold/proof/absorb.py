@@ -180,6 +180,7 @@ class _Rule:
         drawn = (scaled, *((any_bias,) if any_bias else ()), *others)
         return _Rule(layer, replace(region, leaves=drawn), scaled, any_bias, factor, s)
 
+    @np.errstate(all="ignore")
     def axis(self) -> int | None:
         """Test the rule; return the axis of the output that takes W s, 0 where a bias does.
 

@@ -83,6 +83,7 @@ def _samples(region: Region) -> Iterator[list[Pair]]:
         raise Unprovable(problem)
 
 
+@np.errstate(all="ignore")
 def _zero_mean(region: Region, fiber: Fiber) -> bool:
     try:
         return all(is_small(means(v, fiber), v) for draws in _samples(region) for _, v in draws)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -229,7 +230,7 @@ def test_a_wrong_result_is_caught_and_not_written(
     onnx.save(chain_model(), tmp_path / "in.onnx")
     result = onnxfold.optimize(tmp_path / "in.onnx", tmp_path / "out.onnx")
     left = {row["name"]: row["reason"] for row in result.report["left_out"]}
-    assert "has epsilon 0.5 instead of 1e-05" in left["centring"]
+    assert left["centring"] == "the proof failed: output 'y' is not what it was: node 'norm'"
     assert not result.plan.folds
     written = onnx.load(tmp_path / "out.onnx")
     assert "LayerNormalization" in _operators(written)
@@ -248,7 +249,9 @@ def test_verification_alone_catches_a_wrong_result(
         return real(name, *args, **{**options, "epsilon": 0.5})  # type: ignore[arg-type]
 
     monkeypatch.setattr(targets, "call", wrong)
-    monkeypatch.setattr("onnxfold.proof.prove", lambda *_: Proof(True, 1, 1, ()))
+    for name in ("affine", "scales", "centring", "lower"):
+        prover = f"onnxfold.passes.{name}.prove.prove_models"
+        monkeypatch.setattr(prover, lambda *_: Proof(True, 1, 1, ()))
     onnx.save(chain_model(), tmp_path / "in.onnx")
     with pytest.raises(onnxfold.VerificationError, match="output 'y'"):
         onnxfold.optimize(tmp_path / "in.onnx", tmp_path / "out.onnx")
@@ -266,11 +269,31 @@ def _with_infinite_mask() -> onnx.ModelProto:
     return proto
 
 
-def test_where_moved_gammas_alone_fail_a_check_the_rest_is_done_and_said() -> None:
+def test_a_beta_moves_where_a_mask_bars_some_outputs() -> None:
+    result = onnxfold.optimize(_with_infinite_mask())
+    assert result.report["inspect"]["summary"]["beta_fused"] == 1
+    assert result.verification is not None
+    assert result.verification.passed
+
+
+def test_where_moved_gammas_alone_fail_a_check_the_rest_is_done_and_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from onnxfold.check import compare
+
+    real = compare.verify
+
+    def strict(*args: Any, **options: Any) -> Any:
+        if not failed:
+            failed.append(args)
+            raise onnxfold.VerificationError("output 'y' is off")
+        return real(*args, **options)
+
+    failed: list[Any] = []
+    monkeypatch.setattr(compare, "verify", strict)
     result = onnxfold.optimize(_with_infinite_mask())
     (left,) = result.report["left_out"]
-    assert left["name"] == "affine"
-    assert "the proof failed" in left["reason"]
+    assert left == {"name": "affine", "reason": "output 'y' is off"}
     assert result.report["inspect"]["summary"]["gamma_fused"] == 0
     assert len(result.plan.folds) == 1
     assert result.proof is not None

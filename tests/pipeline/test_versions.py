@@ -46,21 +46,24 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def test_a_vit_is_looked_at_once_per_version(counted: Counter[str], tmp_path: Path) -> None:
-    """Versions: prepared, and after affine, scales, centring, lower (read back and prepared)."""
+    """Versions: prepared, and after affine, scales, centring, lower (read back and prepared).
+
+    What the shapes of the model rest on is looked at apart, on a copy.
+    """
     result = onnxfold.optimize(_VIT, tmp_path / "out.onnx", target="kernels", check=0)
     assert result.report["inspect"]["summary"]["foldable"] == 9
     assert result.report["inspect"]["summary"]["scales_fused"] > 0
     versions = 1 + len(PASSES) + 1
-    assert counted["recognitions"] == versions
-    assert counted["views"] == versions + 1  # and one on the way, for the residual additions
-    assert counted["inferences"] == 2  # of the model as it came, and of what is written
-    assert counted["clones"] == versions + 1  # one copy for each pass to edit, two to prepare
+    assert counted["recognitions"] == versions - 1  # no pass decides on what is written
+    assert counted["views"] == 1 + versions + 1  # and one on the way, for the residual additions
+    assert counted["inferences"] == 1 + 2  # of the model as it came, and of what is written
+    assert counted["clones"] == 1 + versions + 1  # one for each pass to edit, two to prepare
 
 
 def test_without_a_proof_one_copy_is_edited_in_place(counted: Counter[str], tmp_path: Path) -> None:
     onnxfold.optimize(_VIT, tmp_path / "out.onnx", check=None)
-    assert counted["clones"] == 1
-    assert counted["inferences"] == 1
+    assert counted["clones"] == 1 + 1
+    assert counted["inferences"] == 1 + 1
 
 
 def test_a_version_that_is_proved_against_stays_as_it_is() -> None:

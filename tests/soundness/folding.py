@@ -18,6 +18,7 @@ from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.dataflow import walk_back
 from onnxfold.passes.centring.decide import CentringDecision
+from onnxfold.passes.centring.prove import prove_centring
 from onnxfold.passes.centring.relations import Relations
 from onnxfold.passes.findings import Findings
 from onnxfold.passes.lower.apply import apply as apply_lowering
@@ -28,7 +29,7 @@ from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import AFFINE_PASSES, decide_all
 from onnxfold.pipeline.folding import Decided, residual_calls
 from onnxfold.pipeline.stage_timer import StageTimer
-from onnxfold.proof import Proof, prove
+from onnxfold.proof import Proof
 from tests.operators.roles import roles_of
 from tests.soundness.float64 import evaluate, relative_error
 
@@ -87,8 +88,8 @@ def forced(model: onnx.ModelProto, plan: Plan, target: Target = Target.KERNELS) 
     lowered = Editor(ModelInfo(edit.model))
     apply_lowering(lowered, decide_lowering(lowered.info, settings), settings)
     result = finished(lowered.model, original, plan, target, settings.norm_form)
-    proof = prove(before, prepare(result).info, plan)
-    settle_functions(result)
+    proof = prove_centring(before, prepare(result).info, plan)
+    settle_functions(result, original.ir_version)
     return Folded(ir.to_proto(result), plan, proof, replace(findings, plan=plan), Counter())
 
 
