@@ -87,7 +87,10 @@ class ZeroMeans:
         for leaf in region.leaves:
             if leaf.v is None or (leaf.dtype is not None and not leaf.dtype.is_floating_point()):
                 continue
-            places = [(leaf, place) for place in images(fiber, target, leaf.shape)]
+            # Among one element only 0 has mean 0.
+            places = [
+                (leaf, place) for place in images(fiber, target, leaf.shape) if place.size > 1
+            ]
             tensor = self._after.tensor(leaf.v)
             if tensor is not None:
                 places = [p for p in places if self._is_centred(leaf.v, tensor, p[1])]

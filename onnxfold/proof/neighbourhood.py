@@ -78,8 +78,9 @@ class Neighbourhood:
         preferred = {w for leaf in new.leaves for w in self._related_to(leaf)}
         old = cone_of(
             self._before, self._order[0], u,
-            lambda value, at: at >= deep and not constant(value)
-            and (value in preferred if strict else value in standing and value is not u),
+            lambda value, at: not constant(value)
+            and (at >= min(deep, 1) and value in preferred if strict
+                 else at >= deep and value in standing and value is not u),
         )  # fmt: skip
         leaves = self._leaves(old, new, drawn, actual)
         return Region(self._before.model, self._after.model, old, new, leaves, (u, v))

@@ -122,7 +122,7 @@ def _found(
         return
     yield from (Relation(fiber=fiber) for fiber in fibers)
     for reverse in (False, True):
-        line = _line([(v, u) if reverse else (u, v) for u, v in draws])
+        line = _line([(v, u) if reverse else (u, v) for u, v in draws], slack)
         if line is not None:
             yield Relation(*line, reverse)
 
@@ -167,13 +167,16 @@ def _fits(r: Float64, u: Float64) -> bool:
     return all(a in (1, b) for a, b in zip(r.shape, u.shape, strict=True))
 
 
-def _line(draws: list[Pair]) -> tuple[Float64, Float64] | None:
-    """Return r and s of u = r * v + s by least squares for every element; axes alike are one."""
+def _line(draws: list[Pair], slack: float) -> tuple[Float64, Float64] | None:
+    """Return r and s of u = r * v + s by least squares for every element; axes alike are one.
+
+    What the roundings of stored constants may make of 1 and 0 is taken for these.
+    """
     u, v = (np.stack([pair[side] for pair in draws]) for side in (0, 1))
     axes: tuple[int, ...] = (0,)
-    r, s = _slope(u, v, axes)
+    r, s = _slope(u, v, axes, slack)
     for axis in range(1, u.ndim):
-        wider = _slope(u, v, (*axes, axis))
+        wider = _slope(u, v, (*axes, axis), slack)
         if _is_line(u, v, *wider):
             axes, (r, s) = (*axes, axis), wider
     return (r, s) if np.isfinite(r).all() and np.isfinite(s).all() else None
@@ -183,7 +186,7 @@ def _is_line(u: Float64, v: Float64, r: Float64, s: Float64) -> bool:
     return is_small(u - r * v - s, u, r * v, s)
 
 
-def _slope(u: Float64, v: Float64, axes: tuple[int, ...]) -> tuple[Float64, Float64]:
+def _slope(u: Float64, v: Float64, axes: tuple[int, ...], slack: float) -> tuple[Float64, Float64]:
     mean_u, mean_v = (a.mean(axis=axes, keepdims=True) for a in (u, v))
     moved = v - mean_v
     spread = (moved * moved).sum(axis=axes, keepdims=True)
@@ -191,9 +194,10 @@ def _slope(u: Float64, v: Float64, axes: tuple[int, ...]) -> tuple[Float64, Floa
     with np.errstate(all="ignore"):
         r = (moved * (u - mean_u)).sum(axis=axes, keepdims=True) / spread
     r = np.where(still, 1.0, r)
-    r = np.where(np.abs(r - 1) <= _SNAP, 1.0, r)
+    r = np.where(np.abs(r - 1) <= _SNAP + slack, 1.0, r)
     s = mean_u - r * mean_v
-    s = np.where(np.abs(s) <= _SNAP * float(np.max(np.abs(u), initial=0)), 0.0, s)
+    least = _SNAP * float(np.max(np.abs(u), initial=0)) + slack
+    s = np.where(np.abs(s) <= least, 0.0, s)
     return r[0], s[0]
 
 

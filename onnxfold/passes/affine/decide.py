@@ -65,7 +65,8 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
 
     plan = decide_affine(
         info,
-        [site for site in sites if not settings.excludes(site.name)],
+        # A set of one element is normalised to 0: its gamma does nothing, wherever it is.
+        [site for site in sites if site.size != 1 and not settings.excludes(site.name)],
         allow_split_bytes=settings.allow_split_bytes,
         keep=keep,
         weighing=Weighing(costs_of(settings.target).addition, _savings(info, settings, folds)),
