@@ -52,6 +52,7 @@ __all__ = [
     "function",
     "op_name",
     "setting_of",
+    "type_of",
 ]
 
 DOMAIN = "onnxfold"
@@ -238,8 +239,7 @@ def setting_of(
 
     Raises InvariantError where the type of the call is unknown.
     """
-    first = node.inputs[0]
-    dtype = node.outputs[0].dtype or (None if first is None else first.dtype)
+    dtype = type_of(node)
     if dtype is None:
         raise InvariantError(f"the element type of '{node.name}' is unknown")
     convertible = convertible and opset >= _CASTLIKE_SINCE and dtype is not ir.DataType.DOUBLE
@@ -250,6 +250,12 @@ def setting_of(
         convertible,
         rms_operator,
     )
+
+
+def type_of(node: ir.Node) -> ir.DataType | None:
+    """The element type of what a call computes, None where it is unknown."""
+    first = node.inputs[0]
+    return node.outputs[0].dtype or (None if first is None else first.dtype)
 
 
 def function(name: str, opset: int, setting: Setting, overload: str = "") -> ir.Function:

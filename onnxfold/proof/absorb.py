@@ -71,7 +71,7 @@ class Absorber:
             return None
         for inner in _orders(layer.inner):
             ordered = replace(layer, inner=inner)
-            for vectors in _vectors(changed[0], inner.size):
+            for vectors in _vectors(changed[0], inner):
                 rule = _Rule.of(ordered, region, weight, vectors, self._bias(layer, region))
                 found = None if rule is None else self._checked(rule)
                 if found is not None:
@@ -250,11 +250,25 @@ def _orders(channels: Channels) -> Iterator[Channels]:
         yield from (Channels.of(order) for order in permutations(digits))
 
 
-def _vectors(x: Leaf, size: int) -> Iterator[tuple[Float64, Float64]]:
-    """Yield r and s as vectors of a size, over axes of x in every order in which they may stand."""
+def _vectors(x: Leaf, inner: Channels) -> Iterator[tuple[Float64, Float64]]:
+    """Yield r and s as vectors over the channels of a weight.
+
+    Over axes of x in every order in which they may stand; where the channels are a digit of the
+    weight's axis, what repeats in the same way.
+    """
     r, s = x.relation.r, x.relation.s
     if r is None or s is None:
         return
+    yield from _over_axes(x, r, s, inner.size)
+    if len(inner.digits) == 1 and not (digit := inner.digits[0]).whole:
+        digits = (digit.outer or 1, digit.size, digit.inner)
+        for pair in _over_axes(x, r, s, prod(digits)):
+            wide = [vector.reshape(digits) for vector in pair]
+            if all(np.array_equal(a, np.broadcast_to(a[:1, :, :1], a.shape)) for a in wide):
+                yield wide[0][0, :, 0], wide[1][0, :, 0]
+
+
+def _over_axes(x: Leaf, r: Float64, s: Float64, size: int) -> Iterator[tuple[Float64, Float64]]:
     varying = {axis for a in (r, s) for axis, dim in enumerate(a.shape) if dim > 1}
     static = [axis for axis, dim in enumerate(x.shape) if isinstance(dim, int) and dim > 1]
     for count in range(len(varying), min(len(static), _MOST_AXES) + 1):

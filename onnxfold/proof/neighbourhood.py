@@ -128,6 +128,7 @@ class Neighbourhood:
             return self._leaf(u, v, relation, given)
         array, _ = self._numbers(self._before, u, actual=actual)
         if array is None or given is None:
+            drawn.add(v)
             return self._leaf(u, v, relation)
         return self._leaf(u, v, relation, array, given, slack)
 

@@ -15,6 +15,7 @@ from onnxfold.operators.functions import (
     VERSION,
     function,
     setting_of,
+    type_of,
 )
 from onnxfold.options import Target, WrittenForm
 from onnxfold.passes.plan import Plan
@@ -65,11 +66,18 @@ def written_for(model: ir.Model) -> Target | None:
 
 
 def define_functions(model: ir.Model, target: Target, form: WrittenForm) -> None:
-    """Give every call of onnxfold's its body, by an overload for each setting."""
+    """Give every call of onnxfold's its body, by an overload for each setting.
+
+    A call that came with the model, and whose element type is unknown, keeps the body that it has.
+    """
     opset = model.graph.opset_imports.get("", 1)
-    for identifier in [key for key in model.functions if key[0] == DOMAIN]:
+    calls = _calls(model)
+    kept = {node.op_identifier() for node in calls if type_of(node) is None}
+    for identifier in [key for key in model.functions if key[0] == DOMAIN and key not in kept]:
         del model.functions[identifier]
-    for node in _calls(model):
+    for node in calls:
+        if node.op_identifier() in kept and node.op_identifier() in model.functions:
+            continue
         setting = setting_of(
             node,
             opset,
