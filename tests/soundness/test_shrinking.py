@@ -21,7 +21,7 @@ _SETTINGS = Settings(Target.ONNX, 1 << 20, fuse=False, fuse_affine=False, exclud
 
 def _fails(graph: RandomGraph) -> bool:
     failure = check(graph, _SETTINGS).failure
-    return failure is not None and failure.startswith("numbers")
+    return failure is not None and failure.startswith("proof")
 
 
 def test_a_wrong_law_is_shrunk_to_a_few_nodes_that_go_through_a_file(
@@ -36,8 +36,8 @@ def test_a_wrong_law_is_shrunk_to_a_few_nodes_that_go_through_a_file(
         size = len(small.model.graph.node)
         assert size <= 12 < len(graph.model.graph.node)
         assert len(small.model.graph.output) == 1
-        name = corpus.save(small, _SETTINGS, 7, "numbers: off", tmp_path)
-        assert list(corpus.names(tmp_path)) == [name] == ["numbers_7"]
+        name = corpus.save(small, _SETTINGS, 7, "proof: off", tmp_path)
+        assert list(corpus.names(tmp_path)) == [name] == ["proof_7"]
         again, settings = corpus.load(name, tmp_path)
         assert settings == _SETTINGS
         assert _fails(again)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from onnxfold.graph import ModelInfo
 from onnxfold.norms import find_norms
+from onnxfold.norms.site import NormKind, NormSite
+from onnxfold.operators.functions import DOMAIN
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.lower.targets import TargetLowering
 
 __all__ = ["LoweringPlan", "decide"]
+
+
+_Setting = tuple[NormKind, int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,22 @@ def decide(info: ModelInfo, settings: Settings) -> LoweringPlan:
     """Return which norms one operator computes cheaper and as exactly."""
     sites = find_norms(info)
     lowering = TargetLowering(info, settings.target, settings.norm_form)
-    cheaper = (site for site in sites if lowering.calls_in_place(site))
+    cheaper = [site for site in sites if lowering.calls_in_place(site)]
+    if settings.target is Target.KERNELS:
+        called = [site for site in sites if site.nodes[-1].domain == DOMAIN]
+        kept = _most_common([*called, *cheaper])
+        cheaper = [site for site in cheaper if _setting(site) in kept]
     fuses = settings.fuse_residual and settings.target is Target.KERNELS
     return LoweringPlan(tuple(info.ref(site.output) for site in cheaper), fuses)
+
+
+def _setting(site: NormSite) -> _Setting:
+    return site.kind, len(site.fiber.axes), site.epsilon
+
+
+def _most_common(sites: Iterable[NormSite]) -> set[_Setting]:
+    """Return one setting for each kind of norm: a file has one function of a name."""
+    found: dict[NormKind, _Setting] = {}
+    for setting, _ in Counter(map(_setting, sites)).most_common():
+        found.setdefault(setting[0], setting)
+    return set(found.values())

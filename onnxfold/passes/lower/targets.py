@@ -201,8 +201,8 @@ class TargetLowering:
         return self._form is WrittenForm.OP and self._view.opset >= RMS_NORMALIZATION_SINCE
 
     def calls_rms(self, site: NormSite) -> bool:
-        """Whether a norm that folds becomes one operator, however it is spelled."""
-        return self._target is not Target.ONNX and self._refuse_call(site) is None
+        """Whether a norm that folds is written anew, with a scale of ones where it has none."""
+        return self._refuse_call(site) is None
 
     def keep_affine(self, site: NormSite) -> Refusal | None:
         """Say why a norm keeps its gamma and beta, whoever could take them, or None.
