@@ -28,7 +28,7 @@ _NOT_TRIGGERED = {
     RefusalCode.NOT_WORTH: "every target's costs make an RMSNorm cheaper, and whatever else stands "
     "against a fold has a reason of its own",
     RefusalCode.NOT_PROVED: "every right plan of these graphs is proved; "
-    "tests/pipeline/test_versions.py breaks a proof",
+    "tests/pipeline/test_model_versions.py breaks a proof",
     RefusalCode.NON_FINITE_WEIGHT: "it is learnt when weights are computed, behind the analysis; "
     "tests/hostile/test_numerics.py does",
 }
