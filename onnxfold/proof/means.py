@@ -87,10 +87,8 @@ class ZeroMeans:
         for leaf in region.leaves:
             if leaf.v is None or (leaf.dtype is not None and not leaf.dtype.is_floating_point()):
                 continue
-            # Among one element only 0 has mean 0.
-            places = [
-                (leaf, place) for place in images(fiber, target, leaf.shape) if place.size > 1
-            ]
+            places = [(leaf, place) for place in images(fiber, target, leaf.shape)]
+            places.sort(key=lambda place: place[1].size == 1)  # where only 0 has mean 0
             tensor = self._after.tensor(leaf.v)
             if tensor is not None:
                 places = [p for p in places if self._is_centred(leaf.v, tensor, p[1])]

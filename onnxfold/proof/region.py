@@ -78,8 +78,16 @@ def cone_of(
 
 
 def _follows(value: ir.Value) -> bool:
+    """Whether a value may be sizes, or decide between sizes: a mask has more axes."""
     node = value.producer()
-    return node is not None and value.dtype is not None and value.dtype.is_integer()
+    if node is None or value.dtype is None:
+        return False
+    decides = value.dtype is ir.DataType.BOOL and value.shape is not None and len(value.shape) < 2
+    return value.dtype.is_integer() or (decides and not any(map(_is_float, node.inputs)))
+
+
+def _is_float(value: ir.Value | None) -> bool:
+    return value is not None and value.dtype in _FLOATS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
