@@ -45,7 +45,7 @@ def inspect(
     with error_context(source):
         claims = unconfirmed_claims(source.model)
         decided = decide_all(prepare(source.model), settings, without=without)
-    return inspection(decided.findings, claims)
+    return inspection(decided.findings, claims, settings.exclude)
 
 
 def verify(

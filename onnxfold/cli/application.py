@@ -24,7 +24,7 @@ from onnxfold.cli.startup import start_quickly
 from onnxfold.cli.terminal import chosen_verbosity
 from onnxfold.cli.triton import triton
 from onnxfold.cli.verify import verify
-from onnxfold.errors import ModelError, OnnxfoldError
+from onnxfold.errors import CommandInterruptedError, ModelError, OnnxfoldError
 
 __all__ = ["app", "fail", "main"]
 
@@ -139,5 +139,4 @@ def main() -> None:
         )
         sys.exit(3)
     except KeyboardInterrupt:
-        typer.echo("onnxfold: interrupted, nothing was written", err=True)
-        sys.exit(130)
+        fail(CommandInterruptedError())

@@ -68,7 +68,8 @@ def optimize(
     checks on inputs of this shape and on your own data.
     """
     from onnxfold import api
-    from onnxfold.report import document as reports
+    from onnxfold.report import text
+    from onnxfold.report.document import write_report
 
     verbosity: Verbosity = context.obj
     terminal.check_reports(report)
@@ -87,13 +88,11 @@ def optimize(
             **fold.keywords(),
         )
     for path in report or ():
-        reports.write_report(path, result.report)
+        write_report(path, result.report)
     if as_json:
         terminal.print_json(result.report)
     elif verbosity is not Verbosity.QUIET:
-        reports.print_result(
-            terminal.console(), result.report, verbose=verbosity is Verbosity.VERBOSE
-        )
+        text.print_result(terminal.console(), result.report, verbose=verbosity is Verbosity.VERBOSE)
 
 
 def _destination(out: Path | None, output: Path | None, *, dry_run: bool) -> Path | None:

@@ -36,7 +36,7 @@ from onnxfold.model_io.messages import show
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.model_io.tensors import Slot, detach, payload, slots, take_number, tensor_protos
 
-__all__ = ["OutputFiles", "StagedModel", "materialise", "stage"]
+__all__ = ["OutputFiles", "StagedModel", "materialise", "stage", "stage_copy"]
 
 _PROTOBUF_LIMIT_BYTES = 2**31 - 1
 # Room for the graph beside the weights.
@@ -198,24 +198,50 @@ def stage(
     written = (slot.tensor for slot in slots(model))
     total = sum(t.nbytes for t in written if home is None or shared(t, home) is None)
     external = _is_external(model, total, source) if external_data is None else external_data
+
+    def write(path: Path) -> _Data:
+        counter = Progress(total, progress)
+        if external or share:
+            return _write_external(model, path, final, threshold_bytes, home, counter)
+        _write_embedded(model, path, threshold_bytes, counter)
+        return _Data()
+
+    return _staged(write, final, source, total)
+
+
+def stage_copy(
+    source: Path, destination: str | os.PathLike[str], *, force: bool = False
+) -> StagedModel:
+    """Copy a model with all weights in it, byte for byte, to beside its destination.
+
+    Raises as `stage`.
+    """
+    check_destination(destination, source=source, force=force)
+
+    def write(path: Path) -> _Data:
+        shutil.copyfile(source, path)
+        return _Data()
+
+    return _staged(write, resolved(destination), source, source.stat().st_size)
+
+
+def _staged(
+    write: Callable[[Path], _Data], final: Path, source: Path | None, needed_bytes: int
+) -> StagedModel:
+    """Have a model written under its name in a staging folder, which goes where that fails."""
     try:
         with contextlib.ExitStack() as undo:
             folder = StagingFolder(final.parent)
             undo.callback(folder.close)
             path = folder.path / final.name
-            counter = Progress(total, progress)
-            data = _Data()
-            if external or share:
-                data = _write_external(model, path, final, threshold_bytes, home, counter)
-            else:
-                _write_embedded(model, path, threshold_bytes, counter)
+            data = write(path)
             if final.is_file():
                 shutil.copymode(final, path)
             staged = StagedModel(folder, final, data, source)
             undo.pop_all()
             return staged
     except OSError as error:
-        raise ModelError(_reason(error, final, total)) from error
+        raise ModelError(_reason(error, final, needed_bytes)) from error
 
 
 def materialise(model: ir.Model) -> onnx.ModelProto:

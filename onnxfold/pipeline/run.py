@@ -181,7 +181,7 @@ def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attem
         settings = _settings(source, chosen, attempt)
         decided = decide_all(prepared, settings, without=_without(chosen, attempt))
     report = {
-        "inspect": inspection(decided.findings, attempt.claims),
+        "inspect": inspection(decided.findings, attempt.claims, settings.exclude),
         "prepared": _prepared(prepared),
     }
     report["timing_s"] = timer.seconds
@@ -210,7 +210,7 @@ def _published(
     attempt: _Attempt,
 ) -> Result:
     """Check what the passes made of a model, and give it back or write it."""
-    report = _report(prepared, folded, attempt)
+    report = _report(prepared, folded, options, attempt)
     result, changed = folded.model, folded.changed
     if options.fail_if_unchanged and not changed:
         raise UnchangedError("nothing to improve in this model, and --fail-if-unchanged is set")
@@ -233,9 +233,11 @@ def _published(
     return Result(returned, changed, folded.findings.plan, report, folded.proof, verification)
 
 
-def _report(prepared: Prepared, folded: Folded, attempt: _Attempt) -> dict[str, Any]:
+def _report(
+    prepared: Prepared, folded: Folded, chosen: Options, attempt: _Attempt
+) -> dict[str, Any]:
     report: dict[str, Any] = {
-        "inspect": inspection(folded.findings, attempt.claims),
+        "inspect": inspection(folded.findings, attempt.claims, exclusion(chosen.exclude)),
         "prepared": _prepared(prepared),
         "changed": folded.changed,
     }
@@ -265,15 +267,7 @@ def _write(
     """Stage the result, verify the staged files, publish them."""
     verification = None
     with timer.stage("save"):
-        staged = model_io.stage(
-            result,
-            output,
-            source=source.path,
-            force=options.force,
-            external_data=options.save_as_external_data,
-            share=options.share_weights,
-            progress=timer.part("save"),
-        )
+        staged = _staged(source, result, output, options, timer)
     with staged:
         if checked:
             rewritten = ModelSource(model_io.load(staged.path), staged.path)
@@ -292,6 +286,25 @@ def _write(
         "advice": _advice(options),
     }
     return _Written(files.model, document, verification)
+
+
+def _staged(
+    source: Source, result: ir.Model, output: Path, options: Options, timer: StageTimer
+) -> model_io.StagedModel:
+    """Stage the result; a model that is the same, with all weights in it, byte for byte."""
+    elsewhere = options.share_weights or options.save_as_external_data
+    whole = not elsewhere and result.meta.get(model_io.HAS_EXTERNAL_DATA) is False
+    if result is source.model and source.path is not None and whole:
+        return model_io.stage_copy(source.path, output, force=options.force)
+    return model_io.stage(
+        result,
+        output,
+        source=source.path,
+        force=options.force,
+        external_data=options.save_as_external_data,
+        share=options.share_weights,
+        progress=timer.part("save"),
+    )
 
 
 def _advice(options: Options) -> str:
