@@ -38,6 +38,7 @@ _DOINGS = {
     "prove": "proving the result from its weights",
     "save": "writing the weights",
     "verify": "comparing with a float64 run",
+    "count": "counting operators before and after",
 }
 _TURNS = frozenset({"analyse", "rewrite", "prove"})
 

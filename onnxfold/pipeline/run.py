@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onnxfold import model_io
 from onnxfold.check import ModelSource, Verification
+from onnxfold.check.memory import session_bytes
 from onnxfold.errors import (
     PassCheckError,
     UnchangedError,
@@ -46,12 +47,15 @@ from onnxfold.pipeline.folding import (
 )
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.report.document import inspection
+from onnxfold.report.figures import before_and_after
 from onnxfold.shapes.claims import Claim, unconfirmed_claims
 
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
 
 __all__ = ["Result", "bytes_of", "run"]
+
+_MOST_SESSION_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,15 +222,18 @@ def _published(
     if output is None:
         if changed and options.check:
             verification = _verified(source, ModelSource(result, None), options, timer)
+        counted = _counted(source, result, timer)
         returned: Any = source.give_back(result)
     else:
         written = _write(
             source, result, Path(output), options, timer, changed and bool(options.check)
         )
-        verification = written.verification
+        verification, counted = written.verification, written.before_after
         returned, report["output"] = written.path, written.document
     if verification is not None:
         report["verification"] = verification.to_json()
+    if counted is not None:
+        report["before_after"] = counted
     samples = 0 if verification is None else options.check or 0
     report["assurance"] = {"proved": folded.proof is not None, "samples": samples}
     report["timing_s"] = timer.seconds
@@ -254,6 +261,23 @@ class _Written:
     path: Path
     document: dict[str, Any]
     verification: Verification | None
+    before_after: dict[str, Any] | None
+
+
+def _counted(
+    source: Source, result: ir.Model, timer: StageTimer, path: Path | None = None
+) -> dict[str, Any] | None:
+    """Return both models in numbers, and their sessions where the result is checked at a path.
+
+    A session's form is kept in a file to be counted, which large weights are not worth.
+    """
+    if result is source.model:
+        return None
+    with timer.stage("count"):
+        paths = None
+        if source.path and path and session_bytes(source.model) <= _MOST_SESSION_BYTES:
+            paths = (source.path, path)
+        return before_and_after(source.model, result, paths)
 
 
 def _write(
@@ -272,6 +296,7 @@ def _write(
         if checked:
             rewritten = ModelSource(model_io.load(staged.path), staged.path)
             verification = _verified(source, rewritten, options, timer)
+        counted = _counted(source, result, timer, staged.path if checked else None)
         # The check ran the original from its file too.
         model_io.check_unchanged(source.model)
         files = staged.commit()
@@ -285,7 +310,7 @@ def _write(
         "target": options.target.value,
         "advice": _advice(options),
     }
-    return _Written(files.model, document, verification)
+    return _Written(files.model, document, verification, counted)
 
 
 def _staged(

@@ -9,20 +9,14 @@ from pathlib import PurePath
 from string import Template
 from typing import Any
 
+from onnxfold.report.figures import KIND_NAMES, FigureRow, figure_notes, figure_rows
+
 __all__ = ["in_pieces", "page"]
 
 _FATES = {
     "folded": "folded to RMSNorm",
     "fused": "made one operator",
     "kept": "left as written",
-}
-_KINDS = {
-    "layer_norm": "LayerNorm",
-    "rms_norm": "RMSNorm",
-    "group_norm": "GroupNorm",
-    "instance_norm": "InstanceNorm",
-    "l2_norm": "L2 norm",
-    "dyt": "DyT",
 }
 _BECOMES = {"rms": "RMSNorm", "fused_layer_norm": "fused LayerNorm", "keep": "as written"}
 _WIDE = 20  # characters that still fit one column of the facts
@@ -39,6 +33,7 @@ def page(report: Mapping[str, Any]) -> str:
     norms: Sequence[Mapping[str, Any]] = inspect["norms"]
     sections = (
         _facts(report),
+        _figures(report.get("before_after")),
         _drawing(norms),
         _norm_table(norms),
         _verification(report.get("verification", {})),
@@ -112,6 +107,38 @@ def _facts(report: Mapping[str, Any]) -> str:
     return f'<dl class="facts">{rows}</dl>'
 
 
+def _figures(document: Mapping[str, Any] | None) -> str:
+    """The table of before and after: what changes first, the rest on demand."""
+    if document is None:
+        return ""
+    rows = figure_rows(document, every=True)
+    notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in figure_notes(document))
+    same = [row for row in rows if row.before == row.after]
+    more = (
+        f"<details><summary>{len(same)} that stay the same</summary>{_figure_table(same)}</details>"
+    )
+    changed = _figure_table([row for row in rows if row.before != row.after])
+    return (
+        f'<section id="before-after"><h2>Before and after</h2>{changed}{more if same else ""}'
+        f"{notes}</section>"
+    )
+
+
+def _figure_table(rows: Sequence[FigureRow]) -> str:
+    cells = "".join(
+        f'<tr><th scope="row">{escape(row.label)}</th><td class="number">{row.before:,}</td>'
+        f'<td class="number">{row.after:,}</td><td class="number">{row.change}</td></tr>'
+        for row in rows
+    )
+    headings = "".join(
+        f'<th scope="col" class="number">{word}</th>' for word in ("before", "after", "change")
+    )
+    return (
+        '<div class="scroll"><table class="narrow"><thead><tr><th scope="col">what</th>'
+        f"{headings}</tr></thead><tbody>{cells}</tbody></table></div>"
+    )
+
+
 def _drawing(norms: Sequence[Mapping[str, Any]]) -> str:
     """The norms along the depth of the model, one mark each, in rows of at most 64."""
     if not norms:
@@ -142,7 +169,7 @@ def _mark(index: int, norm: Mapping[str, Any], x: float, top: float, width: floa
     """A tall filled bar for a fold, a short one for a fused norm, an outline for one left."""
     fate = _fate(norm)
     inset = 6 if fate == "folded" else 14
-    tip = escape(f"{norm['name']}: {_KINDS.get(norm['kind'], norm['kind'])}, {_FATES[fate]}")
+    tip = escape(f"{norm['name']}: {KIND_NAMES.get(norm['kind'], norm['kind'])}, {_FATES[fate]}")
     return (
         f'<a href="#norm-{index}" aria-label="{tip}"><rect class="{fate}" x="{x:.1f}" '
         f'y="{top + inset:.1f}" width="{width:.1f}" height="{56 - 2 * inset}" rx="3">'
@@ -166,7 +193,7 @@ def _norm_table(norms: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _norm_row(index: int, norm: Mapping[str, Any]) -> str:
-    kind = _KINDS.get(norm["kind"], norm["kind"])
+    kind = KIND_NAMES.get(norm["kind"], norm["kind"])
     if norm["form"] != "op":
         kind += f" ({norm['form']})"
     fate = _fate(norm)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from onnxfold.check.result import FAR
+from onnxfold.report.figures import figure_notes, figure_rows
 from onnxfold.report.html import in_pieces
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "print_benchmark",
+    "print_figures",
     "print_norms",
     "print_result",
     "print_triton",
@@ -113,6 +115,26 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
             console.print(Text(remark))
 
 
+def print_figures(console: Console, document: Mapping[str, Any], *, every: bool) -> None:
+    """Print the table of before and after; what stays the same where ``every`` is true."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("", overflow="fold")
+    for heading in ("before", "after", "change"):
+        table.add_column(heading, justify="right", overflow="fold")
+    for row in figure_rows(document, every=every):
+        if every or row.before != row.after:
+            table.add_row(Text(row.label), f"{row.before:,}", f"{row.after:,}", row.change)
+    if table.row_count:
+        console.print(table)
+        for note in figure_notes(document):
+            console.print(Text(note))
+    else:
+        console.print("the same operators, parameters and costs of norms")
+
+
 def print_verification(console: Console, document: Mapping[str, Any]) -> None:
     """Print one row per output and the verdict."""
     from rich.table import Table
@@ -202,6 +224,8 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
     for left in report.get("left_out", ()):
         sentence = f"the pass '{left['name']}' was left out: {left['reason']}"
         console.print(Text(sentence), style="yellow")
+    if "before_after" in report:
+        print_figures(console, report["before_after"], every=verbose)
     if "proof" in report:
         proof = report["proof"]
         console.print(

@@ -431,3 +431,22 @@ def test_packages_that_do_not_fit_together_are_named_with_the_remedy(
     assert what in done.stderr
     assert "pip install --upgrade" in done.stderr
     assert "defect" not in done.stderr
+
+
+def test_diff_prints_what_differs_and_json_has_all(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fast = model.with_name("fast.onnx")
+    assert run(monkeypatch, "optimize", model, fast) == 0
+    told = capsys.readouterr().out
+    assert run(monkeypatch, "diff", model, fast) == 0
+    table = capsys.readouterr().out
+    assert table in told
+    assert "LayerNorm" in table
+    assert "MatMul " not in table
+    assert run(monkeypatch, "diff", model, fast, "--json", "--no-sessions") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["after"]["norms"] == {"rms_norm": 3}
+    assert "session_operators" not in document["after"]
+    assert run(monkeypatch, "diff", fast, fast) == 0
+    assert "the same operators" in capsys.readouterr().out
