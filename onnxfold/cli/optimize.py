@@ -15,6 +15,7 @@ from onnxfold.cli.options import (
     Model,
     ReportOption,
     TargetOption,
+    given_options,
     with_fold_options,
 )
 from onnxfold.cli.terminal import Verbosity
@@ -70,10 +71,12 @@ def optimize(
     from onnxfold import api
     from onnxfold.report import text
     from onnxfold.report.document import write_report
+    from onnxfold.report.provenance import provenance
 
     verbosity: Verbosity = context.obj
     terminal.check_reports(report)
     output = _destination(out, output, dry_run=dry_run)
+    told = {"run": provenance(model, given_options(context))} if report or as_json else {}
     folder = None if output is None else output.parent
     with terminal.progress(verbosity, model, folder, lines=not as_json) as progress:
         result = api.optimize(
@@ -88,9 +91,9 @@ def optimize(
             **fold.keywords(),
         )
     for path in report or ():
-        write_report(path, result.report)
+        write_report(path, result.report | told)
     if as_json:
-        terminal.print_json(result.report)
+        terminal.print_json(result.report | told)
     elif verbosity is not Verbosity.QUIET:
         text.print_result(terminal.console(), result.report, verbose=verbosity is Verbosity.VERBOSE)
 

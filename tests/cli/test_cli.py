@@ -450,3 +450,15 @@ def test_diff_prints_what_differs_and_json_has_all(
     assert "session_operators" not in document["after"]
     assert run(monkeypatch, "diff", fast, fast) == 0
     assert "the same operators" in capsys.readouterr().out
+
+
+def test_a_report_names_the_options_that_were_given(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fast = model.with_name("fast.onnx")
+    words = ("--json", "--target", "ort", "--inputs", "ids:1,4", "--exclude", "nothing", "--force")
+    assert run(monkeypatch, "optimize", model, fast, *words) == 0
+    told = json.loads(capsys.readouterr().out)["run"]
+    assert told["options"] == {"target": "ort", "inputs": "ids:1,4", "exclude": "nothing"}
+    assert told["input"]["bytes"] == model.stat().st_size
+    assert told["versions"]["onnxfold"] == onnxfold.__version__
