@@ -48,7 +48,7 @@ def commands() -> list[str]:
 
 
 def test_exactly_two_commands_set_everything_up() -> None:
-    section = README.partition("## Set up")[2].partition("\n## ")[0]
+    section = README.partition("## Set up for development\n")[2].partition("\n## ")[0]
     (block,) = re.findall(r"^```\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     assert block.split("\n") == ["make demo", "make test", ""]
 
