@@ -37,6 +37,12 @@ KIND_NAMES = {
     "dyt": "DyT",
 }
 _SIDES = ("before", "after")
+_UNKNOWN = {
+    "multiplications": "unknown_products",
+    "norm_multiplications": "unknown_norms",
+    "norm_additions": "unknown_norms",
+    "norm_bytes": "unknown_norms",
+}
 _LABELS = {
     "nodes": "nodes",
     "parameters": "parameters",
@@ -61,8 +67,8 @@ class Figures:
     ``norms``: their number by kind.  ``multiplications``: of MatMul, Gemm and Conv.
     ``norm_multiplications``, ``norm_additions``: one for each element that is squared, scaled,
     summed, centred or shifted.  ``norm_bytes``: what the norms read and write, each as one
-    operator: input, gamma, beta, output.  ``unknown``: products and norms whose sizes cannot be
-    told, which these four leave out.
+    operator: input, gamma, beta, output.  ``unknown_products``, ``unknown_norms``: those
+    whose sizes cannot be told, which these four leave out.
     """
 
     operators: dict[str, int]
@@ -74,7 +80,8 @@ class Figures:
     norm_multiplications: int
     norm_additions: int
     norm_bytes: int
-    unknown: int
+    unknown_products: int
+    unknown_norms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,8 @@ def figures(model: ir.Model) -> Figures:
         norm_multiplications=sum(cost.multiplications for cost in known),
         norm_additions=sum(cost.additions for cost in known),
         norm_bytes=sum(cost.nbytes for cost in known),
-        unknown=costs.count(None) + products.count(None),
+        unknown_products=products.count(None),
+        unknown_norms=costs.count(None),
     )
 
 
@@ -154,7 +162,12 @@ def _session(path: Path) -> dict[str, Any]:
 def figure_rows(document: Mapping[str, Any], *, every: bool) -> list[FigureRow]:
     """Return the table of before and after; operators that stay as many where ``every`` is true."""
     before, after = (document[side] for side in _SIDES)
-    rows = [FigureRow(label, before[key], after[key]) for key, label in _LABELS.items()]
+    # Sums that leave out more on one side than on the other cannot be set side by side.
+    rows = [
+        FigureRow(label, before[key], after[key])
+        for key, label in _LABELS.items()
+        if before.get(_UNKNOWN.get(key, "")) == after.get(_UNKNOWN.get(key, ""))
+    ]
     rows[3:3] = _counted(before["norms"], after["norms"], KIND_NAMES)
     operators = _counted(before["operators"], after["operators"])
     rows += [row for row in operators if every or row.before != row.after]
@@ -176,9 +189,15 @@ def figure_notes(document: Mapping[str, Any]) -> list[str]:
     if document["free_dimensions"]:
         sizes = ", ".join(document["free_dimensions"])
         notes.append(f"multiplications, additions and bytes of norms are for 1 each of: {sizes}")
-    unknown = max(document[side]["unknown"] for side in _SIDES)
-    if unknown:
-        notes.append(f"{unknown} products or norms of unknown size are left out of them")
+    for key, what in (("unknown_products", "products"), ("unknown_norms", "norms")):
+        before, after = (document[side][key] for side in _SIDES)
+        if before == after > 0:
+            notes.append(f"{what} of unknown size, which are left out: {before}")
+        elif before != after:
+            notes.append(
+                f"{what} of unknown size: {before} before, {after} after, so that their costs "
+                "cannot be compared"
+            )
     refusals = (document[side].get("session_refusal") for side in _SIDES)
     return notes + [refusal for refusal in dict.fromkeys(refusals) if refusal]
 

@@ -58,7 +58,7 @@ def test_a_layer_norm_is_counted_as_by_hand() -> None:
     assert found.norm_multiplications == 3 * elements  # squares, scale, gamma
     assert found.norm_additions == 4 * elements  # mean, difference, squares, beta
     assert found.norm_bytes == 4 * (2 * elements + 2 * _WIDTH)
-    assert found.unknown == 0
+    assert found.unknown_products == found.unknown_norms == 0
 
 
 def test_an_rms_norm_neither_centres_nor_shifts() -> None:
@@ -73,7 +73,18 @@ def test_an_rms_norm_neither_centres_nor_shifts() -> None:
 def test_sizes_that_nothing_tells_are_left_out_and_counted() -> None:
     model = small_model(sizes=(None, 3))
     found = figures(model_io.from_proto(model))
-    assert (found.unknown, found.multiplications, found.norm_bytes) == (3, 0, 0)
+    assert (found.unknown_products, found.multiplications) == (2, 0)
+    assert (found.unknown_norms, found.norm_bytes) == (1, 0)
+
+
+def test_sums_that_leave_out_different_parts_are_not_set_side_by_side() -> None:
+    document = onnxfold.diff(small_model(sizes=(None, 3)), small_model())
+    labels = {row.label for row in figure_rows(document, every=True)}
+    assert "parameters" in labels
+    assert not [label for label in labels if "of norms" in label or "multiplications" in label]
+    assert "products of unknown size: 2 before, 0 after" in " ".join(figure_notes(document))
+    same = onnxfold.diff(small_model(sizes=(None, 3)), small_model(sizes=(None, 3)))
+    assert "norms of unknown size, which are left out: 1" in figure_notes(same)
 
 
 def test_spelling_changes_the_operators_and_not_the_cost() -> None:
