@@ -21,7 +21,7 @@ DEMO   := build/demo
 DIGITS := models/digits_vit/digits_vit.onnx
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-serve test-examples test-image test-compilers test-compatibility test-compatibility-fast cuda lint format types docs bench bench-models mutants image clean
+.PHONY: help demo test test-slow test-serve test-examples test-image test-compilers test-compatibility test-compatibility-fast cuda lint format types docs site bench bench-models mutants image clean
 
 help:
 	@echo 'make demo       fold the shipped model and compare its accuracy before and after'
@@ -37,6 +37,7 @@ help:
 	@echo 'make lint       check style          make format  repair it'
 	@echo 'make types      check types'
 	@echo 'make docs       write the generated pages of docs/'
+	@echo 'make site       build the documentation site in build/site'
 	@echo 'make bench      time the tool on GPT-2 (MODEL=gpt2.onnx; exported when not given)'
 	@echo 'make mutants    turn decisions of the code around; does a test notice? (N=20 SEED=0)'
 	@echo 'make image      build the container image (docs/docker.md)'
@@ -101,6 +102,9 @@ types: $(VENV)/.dev
 docs: $(VENV)/.demo
 	@$(BIN)/python docs/generate.py
 
+site: $(VENV)/.site
+	@$(BIN)/python -m mkdocs build --quiet --strict
+
 bench: $(VENV)/.slow
 	@$(BIN)/python -m benchmarks.fold $(MODEL)
 
@@ -140,6 +144,11 @@ $(VENV)/.test: $(VENV)/.demo
 $(VENV)/.dev: $(VENV)/.test
 	@echo 'installing the linters'
 	@$(call extra,dev)
+	@touch $@
+
+$(VENV)/.site: $(VENV)/.demo
+	@echo 'installing what the documentation site needs'
+	@$(call extra,site)
 	@touch $@
 
 $(VENV)/.slow: $(VENV)/.test

@@ -26,6 +26,16 @@ ROOT = Path(__file__).resolve().parent.parent
 _RESULTS = ROOT / "benchmarks" / "results"
 _PARITY = ROOT / "tests" / "parity"
 _BEGIN, _END = "<!-- recipes: written by docs/generate.py -->\n", "<!-- end of recipes -->"
+_BEGIN_GAINS, _END_GAINS = "<!-- gains: written by docs/generate.py -->\n", "<!-- end of gains -->"
+# Subject, axis and size of the rows of models.csv that README shows.
+_README_GAINS = (
+    ("minilm", "sequence", "128"),
+    ("minilm-int8", "sequence", "128"),
+    ("bert-base", "sequence", "128"),
+    ("gpt2", "sequence", "128"),
+    ("opt-125m", "sequence", "128"),
+    ("vit-s16", "batch", "1"),
+)
 _README_RECIPES = (
     "gpt2 opt-125m pythia-160m vit-b16 dinov2-small clip-text whisper-tiny-encoder bert-base "
     "minilm swin-t convnext-t"
@@ -53,7 +63,7 @@ def pages() -> dict[Path, str]:
         ROOT / "docs" / "parity.md": _parity(),
         ROOT / "docs" / "recipes.md": _recipes(rows, left, affine, timed),
         ROOT / "docs" / "refusals.md": _refusals(),
-        readme: _with_table(readme.read_text(encoding="utf-8"), rows),
+        readme: _with_tables(readme.read_text(encoding="utf-8"), rows, timed),
     }
 
 
@@ -437,14 +447,44 @@ def _specific(norm: Row) -> str:
     return ", ".join(f"`{name}`" for name in named) or "the norm itself"
 
 
-def _with_table(readme: str, rows: Sequence[Row]) -> str:
-    """Replace the table between the two marks; ValueError where README.md lacks them."""
-    before, _, rest = readme.partition(_BEGIN)
-    _, _, after = rest.partition(_END)
+def _with_tables(readme: str, rows: Sequence[Row], timed: Sequence[Row]) -> str:
+    """Replace what is generated in README.md."""
+    with_gains = _between(readme, _BEGIN_GAINS, _END_GAINS, _gains(timed))
+    return _between(with_gains, _BEGIN, _END, _folds(rows))
+
+
+def _between(text: str, begin: str, end: str, table: str) -> str:
+    """Replace what is between two marks; ValueError where README.md lacks them."""
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
     if not rest or not after:
-        raise ValueError("README.md lacks the marks around the table of recipes")
+        raise ValueError(f"README.md lacks the marks around the table of {begin}")
+    return before + begin + table + end + after
+
+
+def _gains(timed: Sequence[Row]) -> str:
+    """What ONNX Runtime gains on a CPU, from the last rows of each subject."""
+    last = {(row["subject"], row["axis"], row["size"], row["method"]): row for row in timed}
+    lines = []
+    for subject in _README_GAINS:
+        stock, ort, kernels = (
+            last[(*subject, method)] for method in ("stock", "target ort", "onnxfold")
+        )
+        name, axis, size = subject
+        gains = (f"{float(row['to_stock']):.2f} ({_range(row)})" for row in (ort, kernels))
+        lines.append((name, f"{axis} {size}", f"{float(stock['median_ms']):.1f}", *gains))
+    headings = ("model", "input", "ms as it was", "`--target ort`", "with the kernels")
+    return _table(headings, lines)
+
+
+def _range(row: Row) -> str:
+    return f"{float(row['to_stock_p10']):.2f} to {float(row['to_stock_p90']):.2f}"
+
+
+def _folds(rows: Sequence[Row]) -> str:
+    """What folds in the recipes that README shows."""
     shown = [row for name in _README_RECIPES for row in rows if row["recipe"] == name]
-    table = _table(
+    return _table(
         ("model", "LayerNorms", "fold", "inserted centrings", "with `--allow-split`"),
         [
             (
@@ -457,7 +497,6 @@ def _with_table(readme: str, rows: Sequence[Row]) -> str:
             for row in shown
         ],
     )
-    return before + _BEGIN + table + _END + after
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ import onnxruntime as ort
 
 import onnxfold
 
+if len(sys.argv) != 2:
+    sys.exit("usage: python plain.py IN.onnx")
 source = Path(sys.argv[1])
 fast = Path(tempfile.mkdtemp()) / "fast.onnx"
 onnxfold.optimize(source, fast, target="kernels")

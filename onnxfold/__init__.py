@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnxfold.api import inspect, optimize, verify
+    from onnxfold.api import diff, inspect, optimize, verify
     from onnxfold.check import Verification
     from onnxfold.errors import (
         InvariantError,
@@ -37,6 +37,7 @@ __all__ = [
     "Verification",
     "VerificationError",
     "__version__",
+    "diff",
     "get_library_path",
     "inspect",
     "optimize",
@@ -59,6 +60,7 @@ _HOME = {
     "UsageError": "errors",
     "Verification": "check.result",
     "VerificationError": "errors",
+    "diff": "api",
     "get_library_path": "runtime.library",
     "inspect": "api",
     "optimize": "api",

@@ -19,9 +19,10 @@ from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import AFFINE_PASSES, Result, bytes_of, decide_all, run
 from onnxfold.pipeline.stage_timer import Stages, StageTimer
 from onnxfold.report.document import inspection
+from onnxfold.report.figures import before_and_after
 from onnxfold.shapes.claims import unconfirmed_claims
 
-__all__ = ["inspect", "optimize", "verify"]
+__all__ = ["diff", "inspect", "optimize", "verify"]
 
 _SPELLINGS = (WrittenForm.OP, WrittenForm.DECOMPOSED)
 
@@ -45,7 +46,20 @@ def inspect(
     with error_context(source):
         claims = unconfirmed_claims(source.model)
         decided = decide_all(prepare(source.model), settings, without=without)
-    return inspection(decided.findings, claims)
+    return inspection(decided.findings, claims, settings.exclude)
+
+
+def diff(first: Any, second: Any, *, sessions: bool = True) -> dict[str, Any]:
+    """Return two models in numbers: operators, parameters, bytes, and what norms cost.
+
+    Both are what :func:`optimize` takes.  ``sessions``: count what ONNX Runtime makes of them too,
+    where both are paths and it is installed.  Raises ModelError when a model cannot be read.
+    """
+    sources = [open_source(model) for model in (first, second)]
+    paths = [source.path for source in sources if source.path is not None]
+    both = (paths[0], paths[1]) if sessions and len(paths) == len(sources) else None
+    with error_context(sources[0]):
+        return before_and_after(sources[0].model, sources[1].model, both)
 
 
 def verify(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "CommandInterruptedError",
     "InvariantError",
     "ModelError",
     "OnnxfoldError",
@@ -47,6 +48,15 @@ class UnchangedError(OnnxfoldError):
     """Nothing could be improved, and the user asked for that to be an error."""
 
     exit_code: ClassVar[int] = 1
+
+
+class CommandInterruptedError(OnnxfoldError):
+    """The user ended a command, as by Ctrl-C, before it wrote anything."""
+
+    exit_code: ClassVar[int] = 130
+
+    def __init__(self) -> None:
+        super().__init__("interrupted, nothing was written")
 
 
 class UsageError(OnnxfoldError):

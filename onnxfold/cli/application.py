@@ -14,6 +14,7 @@ import typer
 
 from onnxfold import __version__
 from onnxfold.cli.bench import bench
+from onnxfold.cli.diff import diff
 from onnxfold.cli.explain import explain
 from onnxfold.cli.inspect import inspect
 from onnxfold.cli.installation import doctor, lib_path
@@ -24,7 +25,7 @@ from onnxfold.cli.startup import start_quickly
 from onnxfold.cli.terminal import chosen_verbosity
 from onnxfold.cli.triton import triton
 from onnxfold.cli.verify import verify
-from onnxfold.errors import ModelError, OnnxfoldError
+from onnxfold.errors import CommandInterruptedError, ModelError, OnnxfoldError
 
 __all__ = ["app", "fail", "main"]
 
@@ -74,7 +75,7 @@ def _common(
     context.obj = chosen_verbosity(verbose=verbose, quiet=quiet)
 
 
-for _command in (optimize, inspect, explain, verify, bench, serve, triton, doctor, lib_path):
+for _command in (optimize, inspect, explain, diff, verify, bench, serve, triton, doctor, lib_path):
     app.command()(with_verbosity(_command))
 
 
@@ -139,5 +140,4 @@ def main() -> None:
         )
         sys.exit(3)
     except KeyboardInterrupt:
-        typer.echo("onnxfold: interrupted, nothing was written", err=True)
-        sys.exit(130)
+        fail(CommandInterruptedError())

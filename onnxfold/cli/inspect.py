@@ -29,7 +29,7 @@ def inspect(
 ) -> None:
     """Show every norm: what it is, and whether it folds or why not. Changes nothing."""
     from onnxfold import api
-    from onnxfold.report import document as reports
+    from onnxfold.report import text
 
     with terminal.progress(context.obj, model):
         document = api.inspect(
@@ -42,4 +42,4 @@ def inspect(
     if as_json:
         terminal.print_json(document)
     else:
-        reports.print_norms(terminal.console(), document)
+        text.print_norms(terminal.console(), document)

@@ -15,6 +15,7 @@ from onnxfold.cli.options import (
     Model,
     ReportOption,
     TargetOption,
+    given_options,
     with_fold_options,
 )
 from onnxfold.cli.terminal import Verbosity
@@ -68,11 +69,14 @@ def optimize(
     checks on inputs of this shape and on your own data.
     """
     from onnxfold import api
-    from onnxfold.report import document as reports
+    from onnxfold.report import text
+    from onnxfold.report.document import write_report
+    from onnxfold.report.provenance import provenance
 
     verbosity: Verbosity = context.obj
     terminal.check_reports(report)
     output = _destination(out, output, dry_run=dry_run)
+    told = {"run": provenance(model, given_options(context))} if report or as_json else {}
     folder = None if output is None else output.parent
     with terminal.progress(verbosity, model, folder, lines=not as_json) as progress:
         result = api.optimize(
@@ -87,13 +91,11 @@ def optimize(
             **fold.keywords(),
         )
     for path in report or ():
-        reports.write_report(path, result.report)
+        write_report(path, result.report | told)
     if as_json:
-        terminal.print_json(result.report)
+        terminal.print_json(result.report | told)
     elif verbosity is not Verbosity.QUIET:
-        reports.print_result(
-            terminal.console(), result.report, verbose=verbosity is Verbosity.VERBOSE
-        )
+        text.print_result(terminal.console(), result.report, verbose=verbosity is Verbosity.VERBOSE)
 
 
 def _destination(out: Path | None, output: Path | None, *, dry_run: bool) -> Path | None:

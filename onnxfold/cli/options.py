@@ -35,10 +35,13 @@ __all__ = [
     "SplitOption",
     "TargetOption",
     "VerboseOption",
+    "given_options",
     "with_fold_options",
     "with_verbosity",
 ]
 
+# What is said and where it goes, not what it is.
+_ABOUT_OUTPUT = frozenset({"as_json", "force", "output", "quiet", "report", "verbose"})
 _NAMED = inspect.Parameter.KEYWORD_ONLY
 
 Model = Annotated[Path, typer.Argument(metavar="IN", help="The ONNX model, .onnx.")]
@@ -172,6 +175,17 @@ class FoldOptions:
             "range_limit": self.range_limit,
             "fail_if_unchanged": self.fail_if_unchanged,
         }
+
+
+def given_options(context: typer.Context) -> dict[str, str]:
+    """Return the options that differ from their defaults and decide on the result, by name."""
+    given = {}
+    for parameter in context.command.params:
+        value = context.params.get(str(parameter.name))
+        decides = parameter.param_type_name == "option" and parameter.name not in _ABOUT_OUTPUT
+        if decides and value not in (parameter.default, None, ()):
+            given[str(parameter.name)] = ", ".join(value) if isinstance(value, list) else str(value)
+    return given
 
 
 def with_fold_options(command: Callable[..., None]) -> Callable[..., None]:

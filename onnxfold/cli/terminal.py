@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from onnxfold.cli.guard import note_stage, note_work
-from onnxfold.errors import ModelError, UsageError
+from onnxfold.errors import CommandInterruptedError, ModelError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,6 +38,7 @@ _DOINGS = {
     "prove": "proving the result from its weights",
     "save": "writing the weights",
     "verify": "comparing with a float64 run",
+    "count": "counting operators before and after",
 }
 _TURNS = frozenset({"analyse", "rewrite", "prove"})
 
@@ -97,8 +98,19 @@ def progress(
 
     On a terminal as a bar; elsewhere as one of the ``lines`` on standard output for each stage,
     so that standard error holds nothing but an error.
+
+    Raises CommandInterruptedError in the place of KeyboardInterrupt, of which Typer says nothing.
     """
     note_work(model, folder)
+    try:
+        with _shown(verbosity, lines=lines) as listener:
+            yield listener
+    except KeyboardInterrupt as error:
+        raise CommandInterruptedError from error
+
+
+@contextmanager
+def _shown(verbosity: Verbosity, *, lines: bool) -> Iterator[Listener]:
 
     def note(stage: str, done: float) -> None:
         note_stage(stage, ended=done >= 1.0)

@@ -63,7 +63,8 @@ def triton(
     `onnxfold triton model.onnx --repository models --repository-in-server /models`
     for a server that has DIR mounted at /models.
     """
-    from onnxfold.report import document as reports
+    from onnxfold.report import text
+    from onnxfold.report.document import write_report
     from onnxfold.serving.triton.repository import Deployment, publish
 
     verbosity: Verbosity = context.obj
@@ -82,8 +83,8 @@ def triton(
     with terminal.progress(verbosity, model, repository) as progress:
         published = publish(model, deployment, progress=progress, **fold.keywords())
     for path in report or ():
-        reports.write_report(path, published.report)
+        write_report(path, published.report)
     if verbosity is not Verbosity.QUIET:
         console = terminal.console()
-        reports.print_result(console, published.report, verbose=verbosity is Verbosity.VERBOSE)
-        reports.print_triton(console, published.report)
+        text.print_result(console, published.report, verbose=verbosity is Verbosity.VERBOSE)
+        text.print_triton(console, published.report)

@@ -33,10 +33,10 @@ from onnxfold.model_io.layout import (
 )
 from onnxfold.model_io.load import HAS_EXTERNAL_DATA, references
 from onnxfold.model_io.messages import show
-from onnxfold.model_io.staging import StagingFolder
+from onnxfold.model_io.staging import StagingFolder, place, sync
 from onnxfold.model_io.tensors import Slot, detach, payload, slots, take_number, tensor_protos
 
-__all__ = ["OutputFiles", "StagedModel", "materialise", "stage"]
+__all__ = ["OutputFiles", "StagedModel", "materialise", "stage", "stage_copy"]
 
 _PROTOBUF_LIMIT_BYTES = 2**31 - 1
 # Room for the graph beside the weights.
@@ -118,14 +118,14 @@ class StagedModel:
             if replaces:
                 # What is there may be the only copy: have the new one on the disk first.
                 for path in staged:
-                    _sync(path)
+                    sync(path)
             self._publish(final, shards)
         except OSError as error:
             raise ModelError(_reason(error, final, nbytes)) from error
         # The new model stands; an old file that cannot be deleted harms nobody.
         with contextlib.suppress(OSError):
             if left:
-                _sync(final.parent)
+                sync(final.parent)
             for path in left:
                 path.unlink()
         self.close()
@@ -135,32 +135,13 @@ class StagedModel:
         published: list[Path] = []
         try:
             for shard in shards:
-                _place(self.path.with_name(shard.name), shard)
+                place(self.path.with_name(shard.name), shard)
                 published.append(shard)
             os.replace(self.path, final)
         except BaseException:
             for shard in published:
                 shard.unlink()
             raise
-
-
-def _place(staged: Path, final: Path) -> None:
-    """Give a file its final name, which nothing may have: a rename would replace in silence."""
-    try:
-        try:
-            os.link(staged, final)
-        except OSError as error:
-            # The file system has no hard links, or the name is taken.
-            if error.errno == errno.EEXIST or os.path.lexists(final):
-                raise FileExistsError(errno.EEXIST, "File exists") from error
-            os.rename(staged, final)
-        else:
-            # Runtimes refuse data with two hard links; no model names it yet.
-            os.unlink(staged)
-    except FileExistsError as error:
-        raise ModelError(
-            f"{show(final)}: another process has written it meanwhile; run again"
-        ) from error
 
 
 def stage(
@@ -198,24 +179,50 @@ def stage(
     written = (slot.tensor for slot in slots(model))
     total = sum(t.nbytes for t in written if home is None or shared(t, home) is None)
     external = _is_external(model, total, source) if external_data is None else external_data
+
+    def write(path: Path) -> _Data:
+        counter = Progress(total, progress)
+        if external or share:
+            return _write_external(model, path, final, threshold_bytes, home, counter)
+        _write_embedded(model, path, threshold_bytes, counter)
+        return _Data()
+
+    return _staged(write, final, source, total)
+
+
+def stage_copy(
+    source: Path, destination: str | os.PathLike[str], *, force: bool = False
+) -> StagedModel:
+    """Copy a model with all weights in it, byte for byte, to beside its destination.
+
+    Raises as `stage`.
+    """
+    check_destination(destination, source=source, force=force)
+
+    def write(path: Path) -> _Data:
+        shutil.copyfile(source, path)
+        return _Data()
+
+    return _staged(write, resolved(destination), source, source.stat().st_size)
+
+
+def _staged(
+    write: Callable[[Path], _Data], final: Path, source: Path | None, needed_bytes: int
+) -> StagedModel:
+    """Have a model written under its name in a staging folder, which goes where that fails."""
     try:
         with contextlib.ExitStack() as undo:
             folder = StagingFolder(final.parent)
             undo.callback(folder.close)
             path = folder.path / final.name
-            counter = Progress(total, progress)
-            data = _Data()
-            if external or share:
-                data = _write_external(model, path, final, threshold_bytes, home, counter)
-            else:
-                _write_embedded(model, path, threshold_bytes, counter)
+            data = write(path)
             if final.is_file():
                 shutil.copymode(final, path)
             staged = StagedModel(folder, final, data, source)
             undo.pop_all()
             return staged
     except OSError as error:
-        raise ModelError(_reason(error, final, total)) from error
+        raise ModelError(_reason(error, final, needed_bytes)) from error
 
 
 def materialise(model: ir.Model) -> onnx.ModelProto:
@@ -356,14 +363,6 @@ def _check_limit(nbytes: int, remedy: str) -> None:
         raise ModelError(
             f"the model has {nbytes / 2**30:.2f} GiB, more than the 2 GiB of a protobuf: {remedy}"
         )
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _reason(error: OSError, final: Path, needed_bytes: int) -> str:

@@ -7,18 +7,22 @@ drops the lock with the process, so the next run can tell and removes what is le
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
 import time
 from pathlib import Path
 
+from onnxfold.errors import ModelError
+from onnxfold.model_io.messages import show
+
 try:
     import fcntl
 except ImportError:  # Windows has no such lock; left folders stay there
     fcntl = None  # type: ignore[assignment]  # the module is optional
 
-__all__ = ["StagingFolder", "remove_left_by"]
+__all__ = ["StagingFolder", "place", "remove_left_by", "sync"]
 
 # A folder exists for a moment before it is locked.
 _MOMENT_S = 60.0
@@ -75,3 +79,34 @@ def _locked(folder: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def place(staged: Path, final: Path) -> None:
+    """Give a file its final name, which nothing may have: a rename would replace in silence.
+
+    Raises ModelError where something has it.
+    """
+    try:
+        try:
+            os.link(staged, final)
+        except OSError as error:
+            # The file system has no hard links, or the name is taken.
+            if error.errno == errno.EEXIST or os.path.lexists(final):
+                raise FileExistsError(errno.EEXIST, "File exists") from error
+            os.rename(staged, final)
+        else:
+            # Runtimes refuse data with two hard links; no model names it yet.
+            os.unlink(staged)
+    except FileExistsError as error:
+        raise ModelError(
+            f"{show(final)}: another process has written it meanwhile; run again"
+        ) from error
+
+
+def sync(path: Path) -> None:
+    """Have a file, or a folder's entries, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

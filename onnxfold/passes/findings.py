@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 from onnxfold.graph import ModelInfo
-from onnxfold.norms import NormSite
+from onnxfold.norms import NormSite, streams
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.ranges import RangeWarning
 from onnxfold.refusal import Refusal
@@ -49,7 +49,7 @@ class Findings:
     ranges: tuple[RangeWarning, ...] = ()
 
 
-def describe(info: ModelInfo, sites: Iterable[NormSite]) -> Description:
+def describe(info: ModelInfo, sites: Sequence[NormSite]) -> Description:
     """Return the size and the norms of a prepared model."""
     tensors = {
         id(tensor): tensor
@@ -61,17 +61,21 @@ def describe(info: ModelInfo, sites: Iterable[NormSite]) -> Description:
         info.opset,
         sum(1 for _ in info.nodes()),
         sum(prod(tensor.shape.numpy()) for tensor in tensors.values()),
-        tuple(_row(info, site) for site in sites),
+        tuple(
+            _row(info, site, stream)
+            for site, stream in zip(sites, streams(info, sites), strict=True)
+        ),
     )
 
 
-def _row(info: ModelInfo, site: NormSite) -> dict[str, Any]:
+def _row(info: ModelInfo, site: NormSite, stream: int) -> dict[str, Any]:
     parts = (("gamma", site.gamma), ("beta", site.beta))
     return {
         "ref": info.ref(site.output),
         "name": site.name,
         "kind": site.kind.value,
         "form": site.form.value,
+        "stream": stream,
         "input": site.input.name,
         "output": site.output.name,
         "axes": list(site.fiber.axes),

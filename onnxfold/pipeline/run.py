@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onnxfold import model_io
 from onnxfold.check import ModelSource, Verification
+from onnxfold.check.memory import session_bytes
 from onnxfold.errors import (
     PassCheckError,
     UnchangedError,
@@ -46,12 +47,15 @@ from onnxfold.pipeline.folding import (
 )
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.report.document import inspection
+from onnxfold.report.figures import before_and_after
 from onnxfold.shapes.claims import Claim, unconfirmed_claims
 
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
 
 __all__ = ["Result", "bytes_of", "run"]
+
+_MOST_SESSION_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +185,7 @@ def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attem
         settings = _settings(source, chosen, attempt)
         decided = decide_all(prepared, settings, without=_without(chosen, attempt))
     report = {
-        "inspect": inspection(decided.findings, attempt.claims),
+        "inspect": inspection(decided.findings, attempt.claims, settings.exclude),
         "prepared": _prepared(prepared),
     }
     report["timing_s"] = timer.seconds
@@ -210,7 +214,7 @@ def _published(
     attempt: _Attempt,
 ) -> Result:
     """Check what the passes made of a model, and give it back or write it."""
-    report = _report(prepared, folded, attempt)
+    report = _report(prepared, folded, options, attempt)
     result, changed = folded.model, folded.changed
     if options.fail_if_unchanged and not changed:
         raise UnchangedError("nothing to improve in this model, and --fail-if-unchanged is set")
@@ -218,24 +222,29 @@ def _published(
     if output is None:
         if changed and options.check:
             verification = _verified(source, ModelSource(result, None), options, timer)
+        counted = _counted(source, result, timer)
         returned: Any = source.give_back(result)
     else:
         written = _write(
             source, result, Path(output), options, timer, changed and bool(options.check)
         )
-        verification = written.verification
+        verification, counted = written.verification, written.before_after
         returned, report["output"] = written.path, written.document
     if verification is not None:
         report["verification"] = verification.to_json()
+    if counted is not None:
+        report["before_after"] = counted
     samples = 0 if verification is None else options.check or 0
     report["assurance"] = {"proved": folded.proof is not None, "samples": samples}
     report["timing_s"] = timer.seconds
     return Result(returned, changed, folded.findings.plan, report, folded.proof, verification)
 
 
-def _report(prepared: Prepared, folded: Folded, attempt: _Attempt) -> dict[str, Any]:
+def _report(
+    prepared: Prepared, folded: Folded, chosen: Options, attempt: _Attempt
+) -> dict[str, Any]:
     report: dict[str, Any] = {
-        "inspect": inspection(folded.findings, attempt.claims),
+        "inspect": inspection(folded.findings, attempt.claims, exclusion(chosen.exclude)),
         "prepared": _prepared(prepared),
         "changed": folded.changed,
     }
@@ -252,6 +261,23 @@ class _Written:
     path: Path
     document: dict[str, Any]
     verification: Verification | None
+    before_after: dict[str, Any] | None
+
+
+def _counted(
+    source: Source, result: ir.Model, timer: StageTimer, path: Path | None = None
+) -> dict[str, Any] | None:
+    """Return both models in numbers, and their sessions where the result is checked at a path.
+
+    A session's form is kept in a file to be counted, which large weights are not worth.
+    """
+    if result is source.model:
+        return None
+    with timer.stage("count"):
+        paths = None
+        if source.path and path and session_bytes(source.model) <= _MOST_SESSION_BYTES:
+            paths = (source.path, path)
+        return before_and_after(source.model, result, paths)
 
 
 def _write(
@@ -265,19 +291,12 @@ def _write(
     """Stage the result, verify the staged files, publish them."""
     verification = None
     with timer.stage("save"):
-        staged = model_io.stage(
-            result,
-            output,
-            source=source.path,
-            force=options.force,
-            external_data=options.save_as_external_data,
-            share=options.share_weights,
-            progress=timer.part("save"),
-        )
+        staged = _staged(source, result, output, options, timer)
     with staged:
         if checked:
             rewritten = ModelSource(model_io.load(staged.path), staged.path)
             verification = _verified(source, rewritten, options, timer)
+        counted = _counted(source, result, timer, staged.path if checked else None)
         # The check ran the original from its file too.
         model_io.check_unchanged(source.model)
         files = staged.commit()
@@ -291,7 +310,26 @@ def _write(
         "target": options.target.value,
         "advice": _advice(options),
     }
-    return _Written(files.model, document, verification)
+    return _Written(files.model, document, verification, counted)
+
+
+def _staged(
+    source: Source, result: ir.Model, output: Path, options: Options, timer: StageTimer
+) -> model_io.StagedModel:
+    """Stage the result; a model that is the same, with all weights in it, byte for byte."""
+    elsewhere = options.share_weights or options.save_as_external_data
+    whole = not elsewhere and result.meta.get(model_io.HAS_EXTERNAL_DATA) is False
+    if result is source.model and source.path is not None and whole:
+        return model_io.stage_copy(source.path, output, force=options.force)
+    return model_io.stage(
+        result,
+        output,
+        source=source.path,
+        force=options.force,
+        external_data=options.save_as_external_data,
+        share=options.share_weights,
+        progress=timer.part("save"),
+    )
 
 
 def _advice(options: Options) -> str:

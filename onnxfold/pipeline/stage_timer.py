@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 __all__ = ["StageTimer", "Stages"]
 
+_DIGITS = 6  # microseconds: more digits than the clock tells
 Stages = Callable[[str, float], None]  # stage name, fraction done
 
 
@@ -25,7 +26,8 @@ class StageTimer:
             self.listener(name, 0.0)
         start = time.perf_counter()
         yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        spent = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        self.seconds[name] = round(spent, _DIGITS)
         if self.listener is not None:
             self.listener(name, 1.0)
 

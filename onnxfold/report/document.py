@@ -1,44 +1,32 @@
-"""The report: JSON first, the table for people made from the same document."""
+"""The report: the JSON document, which every other form is made from, and its files."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from onnxfold.check.result import FAR
 from onnxfold.errors import ModelError
 from onnxfold.norms import NormKind
 from onnxfold.passes.findings import Findings
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.report.html import in_pieces, page
+from onnxfold.report.html import page
 from onnxfold.shapes.claims import Claim
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-__all__ = [
-    "SCHEMA",
-    "inspection",
-    "print_benchmark",
-    "print_norms",
-    "print_result",
-    "print_triton",
-    "print_verification",
-    "tallied",
-    "totals",
-    "write_report",
-]
+__all__ = ["SCHEMA", "inspection", "write_report"]
 
 SCHEMA = 1
 
 
-def inspection(findings: Findings, claims: Sequence[Claim] = ()) -> dict[str, Any]:
+def inspection(
+    findings: Findings, claims: Sequence[Claim] = (), exclude: re.Pattern[str] | None = None
+) -> dict[str, Any]:
     """Return the document of ``inspect --json``; its fields are a contract.
 
-    ``claims``: the shapes that the model declares and nothing confirms, the worst first.
+    ``claims``: the shapes that the model declares and nothing confirms, the worst first;
+    ``exclude``: the names that were to be left alone.
     """
     plan, found = findings.plan, findings.description
     norms = _norms(findings)
@@ -46,6 +34,7 @@ def inspection(findings: Findings, claims: Sequence[Claim] = ()) -> dict[str, An
         "schema": SCHEMA,
         "model": {"opset": found.opset, "nodes": found.nodes, "parameters": found.parameters},
         "norms": norms,
+        "unmatched_exclude": _unmatched(norms, exclude),
         "range_warnings": [warning.to_json() for warning in findings.ranges],
         "claimed_shapes": {
             "count": len(claims),
@@ -65,6 +54,13 @@ def inspection(findings: Findings, claims: Sequence[Claim] = ()) -> dict[str, An
             "moved_by_rounding": sum(row["moves_by_rounding"] for row in norms),
         },
     }
+
+
+def _unmatched(norms: Sequence[Mapping[str, Any]], exclude: re.Pattern[str] | None) -> str | None:
+    """Return the pattern of ``--exclude`` where no norm has such a name."""
+    if exclude is None or any(exclude.search(row["name"]) for row in norms):
+        return None
+    return exclude.pattern
 
 
 def _norms(findings: Findings) -> list[dict[str, Any]]:
@@ -109,246 +105,6 @@ def _action(known: Mapping[str, Any], *, folded: bool, in_place: bool) -> str:
     return "fused_layer_norm" if known["kind"] == NormKind.LAYER_NORM.value else "rms"
 
 
-def totals(summary: Mapping[str, Any]) -> str:
-    """Return the one line that says what became of the norms."""
-    layer_norms = _count(summary["layer_norms"], "LayerNorm")
-    verb = "folds" if summary["layer_norms"] == 1 else "fold"
-    line = f"{summary['foldable']} of {layer_norms} {verb} to RMSNorm"
-    inserted = summary["inserted_centerings"]
-    if inserted:
-        line += f", with {inserted} inserted centring{'s' if inserted > 1 else ''}"
-    if summary["split_bytes"]:
-        line += f", {summary['split_bytes']:,} bytes of weights stored twice"
-    gammas, betas = summary.get("gamma_fused", 0), summary.get("beta_fused", 0)
-    if gammas or betas:
-        line += f"; {_count(gammas, 'gamma')} and {_count(betas, 'beta')} move into the next "
-        line += "linear layers"
-    if summary.get("scales_fused"):
-        line += f"; {_moving(summary['scales_fused'], 'scale')} into the linear layers before"
-    return line
-
-
-def _roundings(summary: Mapping[str, Any]) -> str | None:
-    """Return the line on norms whose results move, towards the exact ones; None without any."""
-    number = summary.get("moved_by_rounding", 0)
-    if not number:
-        return None
-    return (
-        f"{_count(number, 'norm')} computed by E[x^2] - E[x]^2, by x g - mean(x) g or with "
-        "roundings in between: results move by rounding, towards the exact ones"
-    )
-
-
-def _moving(number: int, thing: str) -> str:
-    return f"{_count(number, thing)} move{'s' if number == 1 else ''}"
-
-
-def _claimed(document: Mapping[str, Any]) -> str | None:
-    """Return the line on shapes that only the model's own declarations tell; None without any."""
-    claims = document.get("claimed_shapes")
-    if not claims or not claims["count"]:
-        return None
-    worst = claims["worst"]
-    inferred = "no shape" if worst["inferred"] is None else _sizes(worst["inferred"])
-    return (
-        f"{_count(claims['count'], 'shape')} that the model declares cannot be confirmed and "
-        f"{'is' if claims['count'] == 1 else 'are'} believed; the worst: '{worst['value']}' is "
-        f"declared {_sizes(worst['claimed'])}, inference finds {inferred}"
-    )
-
-
-def _sizes(shape: Sequence[int | str | None]) -> str:
-    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
-def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool = True) -> None:
-    """Print one row per norm where they are ``listed``, the reasons tallied, and the totals."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("norm", "is", "becomes", "weights centred, or why not"):
-        table.add_column(heading, overflow="fold")
-    for row in document["norms"]:
-        becomes = {"rms": "RMSNorm", "fused_layer_norm": "one LayerNorm", "keep": "-"}
-        style = "green" if row["foldable"] else ""
-        table.add_row(
-            Text(row["name"]),
-            Text(f"{row['kind']} {row['size']}"),
-            Text(becomes[row["action"]], style=style),
-            Text(_because(row)),
-        )
-    if not document["norms"]:
-        console.print("no norms")
-        return
-    if listed:
-        console.print(table)
-    for line in tallied(document["norms"]):
-        console.print(Text(line))
-    console.print(Text(totals(document["summary"]), style="bold"))
-    for sentence in (_roundings(document["summary"]), _claimed(document)):
-        if sentence is not None:
-            console.print(Text(sentence))
-
-
-def print_verification(console: Console, document: Mapping[str, Any]) -> None:
-    """Print one row per output and the verdict."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("output", "max error", "rms error", "rms of the original", "ratio"):
-        table.add_column(heading)
-    for row in document["outputs"]:
-        numbers = ("max_abs_error", "rms_error", "original_rms_error", "noise_ratio")
-        table.add_row(Text(row["name"]), *(_digits(row[number], 3) for number in numbers))
-    console.print(table)
-    _print_limits(console, document)
-    verdict = "the same function" if document["passed"] else "NOT the same function"
-    style = "bold green" if document["passed"] else "bold red"
-    console.print(Text(f"{verdict}: {_checked(document)}", style=style))
-
-
-_TRUTHS = {"float64": "a float64 run", "onnxruntime": "an unoptimized run of the original"}
-
-
-def _checked(document: Mapping[str, Any]) -> str:
-    outputs: Sequence[Mapping[str, Any]] = document["outputs"]
-    said = []
-    for method, truth in _TRUTHS.items():
-        rows = [row for row in outputs if row["method"] == method]
-        if not rows:
-            continue
-        error, ratio = (_digits(_largest(rows, key), 2) for key in ("max_abs_error", "noise_ratio"))
-        whose = "" if len(rows) == len(outputs) else f" for {_named(rows)}"
-        noise = "the original's own rounding error"
-        said.append(f"max error {error} against {truth}{whose}, {ratio} times {noise}")
-    samples, pieces = _count(document["samples"], "sample"), in_pieces(document)
-    return f"{'; '.join(said)} ({samples}, {document['runtime']}{pieces})"
-
-
-def _largest(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    """The largest of some numbers, of which None is not finite."""
-    numbers = [row[key] for row in rows]
-    return None if None in numbers else max(numbers)
-
-
-def _named(rows: Sequence[Mapping[str, Any]]) -> str:
-    others = f" and {_count(len(rows) - 1, 'other output')}" if len(rows) > 1 else ""
-    return f"'{rows[0]['name']}'{others}"
-
-
-def _print_limits(console: Console, document: Mapping[str, Any]) -> None:
-    """Say of which outputs the comparison says less than of others, and why."""
-    from rich.text import Text
-
-    outputs: Sequence[Mapping[str, Any]] = document["outputs"]
-    for reason in dict.fromkeys(row["reason"] for row in outputs if row["reason"]):
-        rows = [row for row in outputs if row["reason"] == reason]
-        console.print(Text(f"note: no float64 run judged {_named(rows)}: {reason}"))
-    noisy = [row for row in outputs if row["relative_noise"] is None or row["relative_noise"] > FAR]
-    if noisy:
-        noisy.sort(key=lambda row: -(row["relative_noise"] or float("inf")))
-        size = _digits(noisy[0]["relative_noise"], 2)
-        sentence = (
-            f"warning: {_named(noisy)}: rounding errors of the original alone are {size} times the "
-            f"output's size (chaotic, quantised or close to 0), so that an error of "
-            f"{_digits(noisy[0]['bound'], 2)} passes"
-        )
-        console.print(Text(sentence), style="yellow")
-    for name in document.get("nothing_compared", ()):
-        sentence = (
-            f"warning: nothing was compared for output '{name}': all of it is NaN or infinite, in "
-            "the original too; give inputs for which it is not (--inputs)"
-        )
-        console.print(Text(sentence), style="yellow")
-
-
-def _digits(number: float | None, digits: int) -> str:
-    """A number of the JSON document, in which infinities and NaN are null."""
-    return "not finite" if number is None else f"{number:.{digits}g}"
-
-
-def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) -> None:
-    """Print what optimize did: the norms, the checks, the file."""
-    from rich.text import Text
-
-    print_norms(console, report["inspect"], listed=verbose)
-    if report["inspect"].get("range_warnings"):
-        console.print(Text(_widest(report["inspect"]["range_warnings"])), style="yellow")
-    for left in report.get("left_out", ()):
-        sentence = f"the pass '{left['name']}' was left out: {left['reason']}"
-        console.print(Text(sentence), style="yellow")
-    if "proof" in report:
-        proof = report["proof"]
-        console.print(
-            f"proved: {_count(proof['folded_norms'], 'norm')} on zero-mean inputs, "
-            f"{_count(proof['centred_weights'], 'centred weight')} seen by no other reader"
-        )
-    verification = report.get("verification", {})
-    if "outputs" in verification:
-        console.print(Text(f"checked: {_checked(verification)}"))
-        _print_limits(console, verification)
-    elif "proof" in report:
-        console.print("not run: the result is proved, and was not compared (--check 0)")
-    elif report.get("changed"):
-        console.print("neither proved nor run (--no-check)")
-    if "output" in report:
-        written = report["output"]
-        line = Text(f"wrote {written['path']}{_beside(written)}, {written['bytes']:,} bytes")
-        console.print(line, soft_wrap=True)  # a path that is cut in two cannot be copied
-        if written.get("advice"):
-            console.print(Text(written["advice"]))
-    if verbose:
-        spent = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in report["timing_s"].items())
-        console.print(Text(f"seconds: {spent}"))
-
-
-def _widest(warnings: Sequence[Mapping[str, Any]]) -> str:
-    """Return one line for all weights whose range grows: how many, and the worst."""
-    worst = max(warnings, key=lambda warning: warning["widening"])
-    others = f", the most of {_count(len(warnings), 'weight')}" if len(warnings) > 1 else ""
-    return (
-        f"warning: {worst['cause']} widens the range of '{worst['weight']}' "
-        f"{worst['widening']:.3g} times{others}, which may exceed the range of float16 and costs "
-        "int8 precision; --exclude leaves it"
-    )
-
-
-def _beside(written: Mapping[str, Any]) -> str:
-    """Name the data files of a written model: one by its path, several by their number."""
-    files, shared = written.get("data_files", ()), written.get("shared_data", ())
-    beside = ""
-    if written["data"]:
-        beside = f" and {written['data']}"
-        beside += f" (the first of {len(files)} data files)" if len(files) > 1 else ""
-    if shared:
-        others = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
-        beside += f", which needs {shared[0]}{others} beside it"
-    return beside
-
-
-def print_triton(console: Console, report: Mapping[str, Any]) -> None:
-    """Print what became of the model repository, after :func:`print_result`."""
-    from rich.text import Text
-
-    document = report["triton"]
-    for path in document["files"]:
-        if path != report["output"]["path"]:
-            console.print(Text(f"wrote {path}"), soft_wrap=True)
-    if document["without_kernels"] is not None:
-        console.print(Text(f"no kernels: {document['without_kernels']}"), style="yellow")
-    if document["batches_not_tried"] is not None:
-        text = f"whether joined requests stay apart was not tried: {document['batches_not_tried']}"
-        console.print(Text(text), style="yellow")
-    command = f"tritonserver --model-repository={document['server_repository']}"
-    console.print(Text(f"serve it with: {command}"), soft_wrap=True)
-
-
 def write_report(path: Path, report: Mapping[str, Any]) -> None:
     """Write the report as JSON, or as one self-contained HTML page.
 
@@ -359,54 +115,3 @@ def write_report(path: Path, report: Mapping[str, Any]) -> None:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise ModelError(f"cannot write the report '{path}': {error.strerror}") from error
-
-
-def print_benchmark(console: Console, document: Mapping[str, Any]) -> None:
-    """Print one row per model and kernel choice, then where each spends its time."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("model", "kernels", "ms", "20% - 80%", "of the first", "20% - 80%"):
-        table.add_column(heading, overflow="fold")
-    for row in document["measurements"]:
-        table.add_row(
-            Text(row["model"]),
-            "onnxfold" if row["kernels"] else "stock",
-            f"{row['median_ms']:.3f}",
-            f"{row['p20_ms']:.3f} - {row['p80_ms']:.3f}",
-            f"{row['ratio']:.3f}",
-            f"{row['ratio_p20']:.3f} - {row['ratio_p80']:.3f}",
-        )
-    console.print(table)
-    for row in document["measurements"]:
-        spent = ", ".join(f"{name} {ms:.3f}" for name, ms in row["operators"].items())
-        console.print(Text(f"{row['model']}: {spent} ms"))
-    shapes = ", ".join(f"{name} {shape}" for name, shape in document["inputs"].items())
-    console.print(
-        Text(
-            f"onnxruntime {document['onnxruntime']}, {', '.join(document['providers'])}, "
-            f"{document['threads']} thread(s), {document['rounds']} rounds, {shapes}"
-        )
-    )
-
-
-def _because(row: Mapping[str, Any]) -> str:
-    if row["foldable"]:
-        writers: Sequence[str] = row["writers"]
-        shown = ", ".join(writers[:2])
-        return f"{shown} and {len(writers) - 2} more" if len(writers) > 2 else shown
-    return row["reason"]["code"] if row["reason"] else ""
-
-
-def tallied(norms: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each code of refusal: how often, and the sentence of the first norm."""
-    counts: Counter[str] = Counter()
-    first: dict[str, str] = {}
-    for row in norms:
-        reason = row["reason"]
-        if row["foldable"] or not reason:
-            continue
-        counts[reason["code"]] += 1
-        first.setdefault(reason["code"], f"{reason['sentence']} (norm '{row['name']}')")
-    return [f"{count} x {code}: {first[code]}" for code, count in counts.most_common()]

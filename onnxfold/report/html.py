@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -9,21 +10,12 @@ from pathlib import PurePath
 from string import Template
 from typing import Any
 
+from onnxfold.refusal import EXPLANATIONS, RefusalCode
+from onnxfold.report.drawing import drawing, fate_of
+from onnxfold.report.figures import KIND_NAMES, FigureRow, figure_notes, figure_rows
+
 __all__ = ["in_pieces", "page"]
 
-_FATES = {
-    "folded": "folded to RMSNorm",
-    "fused": "made one operator",
-    "kept": "left as written",
-}
-_KINDS = {
-    "layer_norm": "LayerNorm",
-    "rms_norm": "RMSNorm",
-    "group_norm": "GroupNorm",
-    "instance_norm": "InstanceNorm",
-    "l2_norm": "L2 norm",
-    "dyt": "DyT",
-}
 _BECOMES = {"rms": "RMSNorm", "fused_layer_norm": "fused LayerNorm", "keep": "as written"}
 _WIDE = 20  # characters that still fit one column of the facts
 _TRUTHS = {
@@ -39,11 +31,14 @@ def page(report: Mapping[str, Any]) -> str:
     norms: Sequence[Mapping[str, Any]] = inspect["norms"]
     sections = (
         _facts(report),
-        _drawing(norms),
+        _figures(report.get("before_after")),
+        drawing(norms),
         _norm_table(norms),
+        _reasons(norms),
         _verification(report.get("verification", {})),
         _proof(report.get("proof")),
         _timing(report.get("timing_s", {})),
+        _provenance(report.get("run")),
     )
     template = Template(
         files("onnxfold.report").joinpath("report.html").read_text(encoding="utf-8")
@@ -72,12 +67,6 @@ def _verdict(report: Mapping[str, Any]) -> str:
     return text
 
 
-def _fate(norm: Mapping[str, Any]) -> str:
-    if norm["foldable"]:
-        return "folded"
-    return "kept" if norm["action"] == "keep" else "fused"
-
-
 def _facts(report: Mapping[str, Any]) -> str:
     model, summary = report["inspect"]["model"], report["inspect"]["summary"]
     facts = [
@@ -87,8 +76,6 @@ def _facts(report: Mapping[str, Any]) -> str:
         ("norms", f"{summary['norms']:,}"),
         ("gammas, betas moved", f"{summary['gamma_fused']}, {summary['beta_fused']}"),
         ("weights stored twice", f"{summary['split_bytes']:,} bytes"),
-        ("counted by Algorithm 1", str(summary["algorithm1"])),
-        ("with centred embeddings", str(summary["algorithm1_embed_centred"])),
     ]
     output = report.get("output")
     if output:
@@ -112,41 +99,35 @@ def _facts(report: Mapping[str, Any]) -> str:
     return f'<dl class="facts">{rows}</dl>'
 
 
-def _drawing(norms: Sequence[Mapping[str, Any]]) -> str:
-    """The norms along the depth of the model, one mark each, in rows of at most 64."""
-    if not norms:
+def _figures(document: Mapping[str, Any] | None) -> str:
+    """The table of before and after: what changes first, the rest on demand."""
+    if document is None:
         return ""
-    per_row = min(64, max(16, len(norms)))
-    step, height = 960 / per_row, 56
-    rows = -(-len(norms) // per_row)
-    parts = []
-    for row in range(rows):
-        last = min(len(norms) - row * per_row, per_row)
-        y = row * height + 28
-        parts.append(f'<line x1="0" y1="{y}" x2="{20 + last * step:.1f}" y2="{y}"/>')
-    for index, norm in enumerate(norms):
-        x = 20 + (index % per_row) * step + step * 0.15
-        parts.append(_mark(index, norm, x, index // per_row * height, step * 0.7))
-    legend = "".join(
-        f'<span><i class="{fate}"></i>{sum(_fate(norm) == fate for norm in norms)} {words}</span>'
-        for fate, words in _FATES.items()
+    rows = figure_rows(document, every=True)
+    notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in figure_notes(document))
+    same = [row for row in rows if row.before == row.after]
+    more = (
+        f"<details><summary>{len(same)} that stay the same</summary>{_figure_table(same)}</details>"
     )
+    changed = _figure_table([row for row in rows if row.before != row.after])
     return (
-        '<section><h2>Along the depth of the model</h2><svg role="group" '
-        f'aria-label="{len(norms)} norms from input to output" viewBox="0 0 1000 {rows * height}">'
-        f'{"".join(parts)}</svg><p class="legend">{legend}</p></section>'
+        f'<section id="before-after"><h2>Before and after</h2>{changed}{more if same else ""}'
+        f"{notes}</section>"
     )
 
 
-def _mark(index: int, norm: Mapping[str, Any], x: float, top: float, width: float) -> str:
-    """A tall filled bar for a fold, a short one for a fused norm, an outline for one left."""
-    fate = _fate(norm)
-    inset = 6 if fate == "folded" else 14
-    tip = escape(f"{norm['name']}: {_KINDS.get(norm['kind'], norm['kind'])}, {_FATES[fate]}")
+def _figure_table(rows: Sequence[FigureRow]) -> str:
+    cells = "".join(
+        f'<tr><th scope="row">{escape(row.label)}</th><td class="number">{row.before:,}</td>'
+        f'<td class="number">{row.after:,}</td><td class="number">{row.change}</td></tr>'
+        for row in rows
+    )
+    headings = "".join(
+        f'<th scope="col" class="number">{word}</th>' for word in ("before", "after", "change")
+    )
     return (
-        f'<a href="#norm-{index}" aria-label="{tip}"><rect class="{fate}" x="{x:.1f}" '
-        f'y="{top + inset:.1f}" width="{width:.1f}" height="{56 - 2 * inset}" rx="3">'
-        f"<title>{tip}</title></rect></a>"
+        '<div class="scroll"><table class="narrow"><thead><tr><th scope="col">what</th>'
+        f"{headings}</tr></thead><tbody>{cells}</tbody></table></div>"
     )
 
 
@@ -166,10 +147,10 @@ def _norm_table(norms: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _norm_row(index: int, norm: Mapping[str, Any]) -> str:
-    kind = _KINDS.get(norm["kind"], norm["kind"])
+    kind = KIND_NAMES.get(norm["kind"], norm["kind"])
     if norm["form"] != "op":
         kind += f" ({norm['form']})"
-    fate = _fate(norm)
+    fate = fate_of(norm)
     return (
         f'<tr id="norm-{index}"><th scope="row"><code>{escape(norm["name"])}</code></th>'
         f'<td>{escape(kind)}</td><td class="number">{norm["size"]}</td>'
@@ -189,7 +170,44 @@ def _because(norm: Mapping[str, Any]) -> str:
     reason = norm["reason"]
     if reason is None:
         return ""
-    return f"{escape(reason['sentence'])} <small>{escape(reason['code'])}</small>"
+    code = escape(reason["code"])
+    return f'{escape(reason["sentence"])} <a href="#why-{code}"><small>{code}</small></a>'
+
+
+def _reasons(norms: Sequence[Mapping[str, Any]]) -> str:
+    """Every code that a norm has: how many have it, what it means, and what can be done."""
+    counts = Counter(norm["reason"]["code"] for norm in norms if norm["reason"])
+    if not counts:
+        return ""
+    rows = "".join(
+        f'<dt id="why-{escape(code)}"><code>{escape(code)}</code> &times; {count}</dt>'
+        f"<dd>{escape(EXPLANATIONS[RefusalCode(code)].meaning)}"
+        f"<p>What to do: {escape(EXPLANATIONS[RefusalCode(code)].remedy)}</p></dd>"
+        for code, count in counts.most_common()
+    )
+    return f'<section><h2>What the reasons mean</h2><dl class="reasons">{rows}</dl></section>'
+
+
+def _provenance(run: Mapping[str, Any] | None) -> str:
+    """The input and its hash, the versions, the options and the date."""
+    if run is None:
+        return ""
+    given = run["input"]
+    facts = [
+        ("input", given["path"]),
+        ("its bytes", f"{given['bytes']:,}"),
+        ("its sha256", given["sha256"]),
+        ("options", ", ".join(f"{k} = {v}" for k, v in run["options"].items()) or "the defaults"),
+        ("versions", ", ".join(f"{name} {number}" for name, number in run["versions"].items())),
+        ("date", run["date"]),
+    ]
+    rows = "".join(
+        f'<tr><th scope="row">{name}</th><td>{escape(value)}</td></tr>' for name, value in facts
+    )
+    return (
+        '<section id="provenance"><h2>Where this comes from</h2>'
+        f'<table class="narrow"><tbody>{rows}</tbody></table></section>'
+    )
 
 
 def _affine(norm: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from onnxfold.runtime.interleaved_timing import Turns, Variant, operators, take_
 __all__ = ["Benchmark", "Measurement", "bench"]
 
 _PROFILED_OPERATORS = 8
+_DIGITS = 4  # tenths of a microsecond, and of a per mille
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ def bench(
                 ratio=ratio,
                 ratio_p20=ratio_p20,
                 ratio_p80=ratio_p80,
-                operators={operator.name: operator.milliseconds for operator in longest},
+                operators={operator.name: _rounded(operator.milliseconds) for operator in longest},
             )
         )
     shapes = {name: list(array.shape) for name, array in feeds.items()}
@@ -116,7 +117,11 @@ def bench(
 
 def _spread(values: npt.NDArray[np.float64]) -> tuple[float, float, float]:
     median, low, high = np.percentile(values, (50, 20, 80))
-    return float(median), float(low), float(high)
+    return _rounded(median), _rounded(low), _rounded(high)
+
+
+def _rounded(value: float) -> float:
+    return round(float(value), _DIGITS)
 
 
 def _version() -> str:

@@ -19,8 +19,8 @@ from onnxfold.check.pieces import Pieces
 from onnxfold.check.runners import OnnxRuntime
 from onnxfold.errors import ModelError, UsageError
 from onnxfold.inputs import InputSpec, make_inputs
-from onnxfold.report import document as report
 from onnxfold.report import html as html_report
+from onnxfold.report import text as report
 from tests.folded import model, weights
 from tests.model_io.files import rich_model
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +15,7 @@ import numpy as np
 import onnx
 import pytest
 
+import onnxfold
 from onnxfold import cli
 from onnxfold.cli.options import FoldOptions
 from onnxfold.options import Options
@@ -324,6 +328,76 @@ def test_a_model_without_norms_says_so(
     onnx.save(model_of([relu], {"x": kind}, {"y": kind}, {}), tmp_path / "m.onnx")
     assert run(monkeypatch, "inspect", tmp_path / "m.onnx") == 0
     assert capsys.readouterr().out == "no norms\n"
+    fast = tmp_path / "fast.onnx"
+    assert run(monkeypatch, "optimize", tmp_path / "m.onnx", fast) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "no norms",
+        f"wrote {fast}, {fast.stat().st_size} bytes, unchanged",
+    ]
+    assert fast.read_bytes() == (tmp_path / "m.onnx").read_bytes()
+
+
+def test_an_exclusion_that_matches_nothing_is_told_once(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warning = "warning: --exclude 'nonsense' matches the name of no norm"
+    words = ("optimize", model, model.with_name("fast.onnx"), "--exclude")
+    assert run(monkeypatch, *words, "nonsense") == 0
+    assert capsys.readouterr().out.splitlines().count(warning) == 1
+    assert run(monkeypatch, "inspect", model, "--exclude", "nonsense", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["unmatched_exclude"] == "nonsense"
+    name = find_name(model)
+    assert run(monkeypatch, *words, name) == 0
+    assert "warning" not in capsys.readouterr().out
+
+
+def find_name(model: Path) -> str:
+    first = onnxfold.inspect(model)["norms"][0]
+    return re.escape(first["name"])
+
+
+def test_verify_prints_json_for_machines_and_nothing_when_quiet(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "verify", model, model, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["passed"] is True
+    assert run(monkeypatch, "verify", model, model, "-q") == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+def test_times_are_told_to_the_microsecond(model: Path) -> None:
+    seconds = onnxfold.optimize(model, dry_run=True).report["timing_s"]
+    assert seconds
+    assert all(spent == round(spent, 6) for spent in seconds.values())
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_a_terminal_gets_colour_and_width_unless_it_asks_for_none(
+    model: Path, monkeypatch: pytest.MonkeyPatch, colour: bool
+) -> None:
+    green = b"\x1b[32m"
+    names = {"TERM": "xterm", "COLUMNS": "60"} | ({} if colour else {"NO_COLOR": "1"})
+    said = on_terminal(model, names)
+    assert (green in said) == colour
+    plain = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", said)
+    assert max(len(line) for line in re.split(rb"[\r\n]+", plain)) <= 60
+
+
+def on_terminal(model: Path, names: dict[str, str]) -> bytes:
+    """Return what `inspect` writes to a terminal of its own."""
+    ours, theirs = os.openpty()
+    inherited = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
+    words = [sys.executable, "-m", "onnxfold", "inspect", str(model)]
+    with subprocess.Popen(words, env=inherited | names, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        said = b""
+        with contextlib.suppress(OSError):  # the other end was closed
+            while piece := os.read(ours, 1024):
+                said += piece
+        assert process.wait(timeout=60) == 0
+    os.close(ours)
+    return said
 
 
 _OLD_PROTOBUF = """
@@ -357,3 +431,34 @@ def test_packages_that_do_not_fit_together_are_named_with_the_remedy(
     assert what in done.stderr
     assert "pip install --upgrade" in done.stderr
     assert "defect" not in done.stderr
+
+
+def test_diff_prints_what_differs_and_json_has_all(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fast = model.with_name("fast.onnx")
+    assert run(monkeypatch, "optimize", model, fast) == 0
+    told = capsys.readouterr().out
+    assert run(monkeypatch, "diff", model, fast) == 0
+    table = capsys.readouterr().out
+    assert table in told
+    assert "LayerNorm" in table
+    assert "MatMul " not in table
+    assert run(monkeypatch, "diff", model, fast, "--json", "--no-sessions") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["after"]["norms"] == {"rms_norm": 3}
+    assert "session_operators" not in document["after"]
+    assert run(monkeypatch, "diff", fast, fast) == 0
+    assert "the same operators" in capsys.readouterr().out
+
+
+def test_a_report_names_the_options_that_were_given(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fast = model.with_name("fast.onnx")
+    words = ("--json", "--target", "ort", "--inputs", "ids:1,4", "--exclude", "nothing", "--force")
+    assert run(monkeypatch, "optimize", model, fast, *words) == 0
+    told = json.loads(capsys.readouterr().out)["run"]
+    assert told["options"] == {"target": "ort", "inputs": "ids:1,4", "exclude": "nothing"}
+    assert told["input"]["bytes"] == model.stat().st_size
+    assert told["versions"]["onnxfold"] == onnxfold.__version__

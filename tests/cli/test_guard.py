@@ -143,7 +143,8 @@ def test_who_asks_it_to_end_is_obeyed(model: Path, number: signal.Signals) -> No
 def test_an_interrupt_is_handed_on(model: Path) -> None:
     with waiting(model) as (process, worker):
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        _, said = process.communicate(timeout=60)
+        assert said == "onnxfold: interrupted, nothing was written\n"
         assert process.returncode == 130
         assert not is_running(worker)
     assert os.listdir(model.parent) == ["model.onnx"]

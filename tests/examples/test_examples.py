@@ -62,6 +62,13 @@ def test_every_example_is_short_and_has_its_test() -> None:
         assert len(path.read_text(encoding="utf-8").splitlines()) < 40, path
 
 
+def test_plain_says_how_it_is_used() -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "plain.py"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "usage: python plain.py IN.onnx\n")
+
+
 def test_plain_onnxruntime() -> None:
     original, folded, kernels = differences(run([sys.executable, EXAMPLES / "plain.py", DIGITS]))
     assert original == 0

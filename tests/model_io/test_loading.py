@@ -239,7 +239,7 @@ def first_weight(change: Callable[[onnx.TensorProto], None]) -> Callable[[onnx.M
 
 
 UNSUPPORTED: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
-    "no graph": (lambda m: m.ClearField("graph"), "it has no graph"),
+    "no graph": (lambda m: m.ClearField("graph"), "not an ONNX model"),
     "no opset": (lambda m: m.ClearField("opset_import"), "imports no operator set"),
     "new opset": (lambda m: setattr(m.opset_import[0], "version", 999), "operator set 999"),
     "old opset": (lambda m: setattr(m.opset_import[0], "version", 6), "operator set 6 is not"),

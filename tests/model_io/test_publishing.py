@@ -398,3 +398,14 @@ def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(tmp_pat
         os.close(lock)
     hidden = [name for name in listing(tmp_path) if name.startswith(".")]
     assert hidden == [".onnxfold-fresh", ".onnxfold-link", ".onnxfold-used"]
+
+
+def test_a_copy_is_the_same_bytes_and_leaves_nothing_else(tmp_path: Path) -> None:
+    source = save(rich_model(), tmp_path / "in.onnx")
+    with pytest.raises(UsageError):
+        model_io.stage_copy(source, source)
+    with model_io.stage_copy(source, tmp_path / "out.onnx") as staged:
+        written = staged.commit()
+    assert (tmp_path / "out.onnx").read_bytes() == source.read_bytes()
+    assert written.nbytes == source.stat().st_size
+    assert set(listing(tmp_path)) == {"in.onnx", "out.onnx"}

@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+FIVE_MINUTES = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +23,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def run(words: list[str], directory: Path) -> str:
@@ -42,20 +43,21 @@ def run(words: list[str], directory: Path) -> str:
     return done.stdout
 
 
-def commands() -> list[str]:
-    lines = [line for block in blocks("sh") for line in block.splitlines()]
+def commands(text: str = README) -> list[str]:
+    lines = [line for block in blocks("sh", text) for line in block.splitlines()]
     return [line for line in lines if not line.startswith("source ")]
 
 
 def test_exactly_two_commands_set_everything_up() -> None:
-    section = README.partition("## Set up")[2].partition("\n## ")[0]
+    section = README.partition("## Set up for development\n")[2].partition("\n## ")[0]
     (block,) = re.findall(r"^```\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     assert block.split("\n") == ["make demo", "make test", ""]
 
 
-def test_every_command_runs_as_printed(clone: Path) -> None:
-    assert commands()
-    for command in commands():
+@pytest.mark.parametrize("text", [README, FIVE_MINUTES], ids=["README", "index"])
+def test_every_command_runs_as_printed(clone: Path, text: str) -> None:
+    assert commands(text)
+    for command in commands(text):
         assert run(command.split(), clone), command
 
 

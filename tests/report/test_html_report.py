@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from dataclasses import asdict
+from datetime import datetime, timedelta
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import onnxfold
+from onnxfold import model_io
+from onnxfold.refusal import EXPLANATIONS, RefusalCode
+from onnxfold.report.figures import figures
 from onnxfold.report.html import page
+from onnxfold.report.provenance import provenance
+from tests.builders import pre_norm_model
 
-_VOID = frozenset({"meta", "input", "line"})
+_VOID = frozenset({"meta", "input", "line", "path"})
 _HOSTILE = "</code><script>alert('1')</script> \"&amp; onload=x $title ${body}"
 
 
@@ -53,6 +63,7 @@ def norm(name: str, **changes: Any) -> dict[str, Any]:
         "name": name,
         "kind": "layer_norm",
         "form": "op",
+        "stream": 0,
         "input": "x",
         "output": "y",
         "axes": [2],
@@ -175,7 +186,7 @@ def test_every_norm_has_one_mark_that_leads_to_its_row() -> None:
     fused = norm("middle", foldable=False, action="fused_layer_norm", writers=[])
     shown = Page(page(report(norm("first"), fused, kept("last"))))
     rows = {row["id"] for row in shown.all("tr") if "id" in row}
-    marks = [link["href"] for link in shown.all("a")]
+    marks = [link["href"] for link in shown.all("a") if "aria-label" in link]
     assert marks == ["#norm-0", "#norm-1", "#norm-2"]
     assert rows == {"norm-0", "norm-1", "norm-2"}
     assert [mark["class"] for mark in shown.all("rect")] == ["folded", "fused", "kept"]
@@ -236,3 +247,66 @@ def test_an_unchanged_model_has_a_page_without_a_table_of_outputs() -> None:
     unchanged = {"passed": True, "method": "none"}
     shown = Page(page(report(kept("only"), verification=unchanged, output=written("same.onnx"))))
     assert "Not run." in shown.words
+
+
+def test_a_reason_leads_to_its_explanation_which_is_told_once() -> None:
+    shown = Page(page(report(kept("first"), kept("second"), norm("third"))))
+    links = [link["href"] for link in shown.all("a") if "aria-label" not in link]
+    assert links == ["#why-exact_reader", "#why-exact_reader"]
+    (explained,) = [term for term in shown.all("dt") if "id" in term]
+    assert explained["id"] == "why-exact_reader"
+    known = EXPLANATIONS[RefusalCode.EXACT_READER]
+    assert shown.words.count(known.meaning) == shown.words.count(known.remedy) == 1
+    assert "exact_reader \u00d7 2" in shown.words
+
+
+def test_a_stream_is_one_line_and_streams_side_by_side_have_lanes() -> None:
+    """As in an encoder and a decoder: 0 and 1 overlap, 2 begins where 0 has ended."""
+    numbers = [0, 1, 0, 2, 1, 2]
+    shown = Page(page(report(*(norm(f"n{i}", stream=s) for i, s in enumerate(numbers)))))
+    lines = [{key: float(str(value)) for key, value in line.items()} for line in shown.all("line")]
+    assert len(lines) == 3
+    zero, one, two = lines
+    assert zero["y1"] == two["y1"] != one["y1"]
+    assert zero["x2"] <= two["x1"]
+    for mark, stream in zip(shown.all("rect"), numbers, strict=True):
+        x, y, w, h = (float(mark[key] or "nan") for key in ("x", "y", "width", "height"))
+        assert lines[stream]["x1"] <= x <= x + w <= lines[stream]["x2"]
+        assert y < lines[stream]["y1"] < y + h
+
+
+def test_a_mark_tells_what_was_centred_or_why_not() -> None:
+    shown = Page(page(report(norm("first", writers=list("abcde")), kept("second", "is read"))))
+    tips = [link["aria-label"] or "" for link in shown.all("a") if "aria-label" in link]
+    assert tips[0].endswith("; centred: a, b, c and 2 more")
+    assert tips[1].endswith("left as written; is read")
+    assert len(shown.all("path")) == 1
+
+
+def test_the_page_says_where_it_comes_from(tmp_path: Path) -> None:
+    (tmp_path / "in.onnx").write_bytes(b"model")
+    run = provenance(tmp_path / "in.onnx", {"target": "ort", "exclude": "<b>"})
+    words = Page(page(report(norm("first"), run=run))).words
+    assert hashlib.sha256(b"model").hexdigest() in words
+    assert "target = ort, exclude = <b>" in words
+    assert f"onnxfold {onnxfold.__version__}" in words
+    assert datetime.fromisoformat(run["date"]).utcoffset() == timedelta(0)
+    assert run["date"] in words
+
+
+def test_the_date_is_that_of_a_reproducible_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in.onnx").touch()
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+    assert provenance(tmp_path / "in.onnx", {})["date"] == "1970-01-01T00:00:00+00:00"
+
+
+def test_before_and_after_shows_what_changes_and_keeps_the_rest_closed() -> None:
+    side = asdict(figures(model_io.from_proto(pre_norm_model())))
+    after = side | {"nodes": side["nodes"] + 1}
+    document = {"free_dimensions": ["batch"], "before": side, "after": after}
+    shown = Page(page(report(norm("first"), before_after=document)))
+    assert f"nodes {side['nodes']} {side['nodes'] + 1} +1" in shown.words
+    assert "for 1 each of: batch" in shown.words
+    assert len(shown.all("summary")) == 1

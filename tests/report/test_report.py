@@ -12,8 +12,8 @@ from onnx import parser
 from rich.console import Console
 
 import onnxfold
-from onnxfold.report.document import print_norms
 from onnxfold.report.html import page
+from onnxfold.report.text import print_norms
 
 SENTENCE = "results move by rounding, towards the exact ones"
 TWO_MOMENTS = "w = ReduceMean<axes=[-1]>(xx)\nuu = Mul(u, u)\nv = Sub(w, uu)\n"

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from onnxfold.check import OutputCheck, Verification
-from onnxfold.report.document import print_verification
+from onnxfold.report.text import print_verification
 
 
 def check(name: str, **changes: Any) -> OutputCheck:
@@ -76,3 +76,9 @@ def test_numbers_that_are_not_finite_are_said_to_be() -> None:
     said = printed(lost)
     assert "max error not finite against a float64 run, not finite times" in said
     assert "rounding errors of the original alone are not finite times" in said
+
+
+def test_outputs_of_which_nothing_was_compared_share_a_line() -> None:
+    said = printed(*(check(name, compared=0) for name in ("a", "b", "c")))
+    (line,) = [line for line in said.splitlines() if line.startswith("warning: nothing was")]
+    assert "for 'a' and 2 other outputs:" in line

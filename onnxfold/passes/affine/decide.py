@@ -213,7 +213,8 @@ def _with_new_biases(
     saving = weighing.saving(site)
     if saving > cost:
         return made
-    sentence = f"an Add would cost {cost:,} ps, and the norm saves {saving:,} without beta"
+    spent, saved = (f"{picoseconds / 1e6:.4g} µs" for picoseconds in (cost, saving))
+    sentence = f"an Add would cost {spent}, and the norm saves {saved} without beta"
     return _no_bias(without, f"has no bias to take beta: {sentence}")
 
 

@@ -112,7 +112,8 @@ def test_a_new_bias_is_made_when_it_costs_less_than_beta(saving: int, pays: bool
     if not pays:
         ((_, refusal),) = fused.decision.refusals
         assert (
-            f"an Add would cost 1,200 ps, and the norm saves {saving:,} without" in refusal.sentence
+            f"an Add would cost 0.0012 µs, and the norm saves {saving / 1e6:.4g} µs without"
+            in refusal.sentence
         )
 
 

@@ -219,7 +219,7 @@ def test_a_header_size_beyond_the_body_is_refused(server: Server) -> None:
         headers = {"Inference-Header-Content-Length": size}
         status, said = server.post("/v2/models/scaled/infer", b"{}", headers)
         assert status == 400
-        assert "no size within the body" in said["error"]
+        assert "not a size within the body" in said["error"]
 
 
 def test_bytes_that_no_input_claims_are_refused(server: Server) -> None:

@@ -1,0 +1,57 @@
+"""Which norms read one stream: values that differ by residual additions and by layout alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.norms.site import NormSite
+
+__all__ = ["streams"]
+
+_SUMS = frozenset({"Add", "Sum"})
+_SAME_ELEMENTS = frozenset(
+    {"Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+)
+
+
+def streams(info: ModelInfo, sites: Iterable[NormSite]) -> list[int]:
+    """Number the stream that each norm reads, from 0 in the order of their first norms.
+
+    A sum continues the streams of its operands that have its own shape; so does an operator that
+    keeps all elements.  A norm, a linear layer and everything else begin a new one.  This is for
+    pictures: no decision depends on it.
+    """
+    parents: dict[ir.Value, ir.Value] = {}
+
+    def find(value: ir.Value) -> ir.Value:
+        while (parent := parents.get(value)) is not None:
+            value = parent
+        return value
+
+    for node in info.nodes():
+        for operand in _continued(info, node):
+            old, new = find(operand), find(node.outputs[0])
+            if old is not new:
+                parents[old] = new
+    numbers: dict[ir.Value, int] = {}
+    return [numbers.setdefault(find(site.input), len(numbers)) for site in sites]
+
+
+def _continued(info: ModelInfo, node: ir.Node) -> list[ir.Value]:
+    """Return the operands whose stream goes on in the first output."""
+    if node.domain:
+        return []
+    operands = [value for value in node.inputs if value is not None]
+    if node.op_type in _SAME_ELEMENTS:
+        return operands[:1]
+    if node.op_type not in _SUMS:
+        return []
+    shape = info.shape(node.outputs[0])
+    return [
+        value
+        for value in operands
+        if info.tensor(value) is None and shape is not None and info.shape(value) == shape
+    ]

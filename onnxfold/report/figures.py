@@ -1,0 +1,273 @@
+"""What a model consists of and what its norms cost, for the table of before and after."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxfold.errors import ModelError
+from onnxfold.graph import ModelInfo, operator
+from onnxfold.graph.dims import Shape, extent
+from onnxfold.graph.traversal import declared_shape
+from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.passes.prepare.working_copy import prepare
+
+__all__ = [
+    "KIND_NAMES",
+    "FigureRow",
+    "Figures",
+    "before_and_after",
+    "figure_notes",
+    "figure_rows",
+    "figures",
+]
+
+KIND_NAMES = {
+    "layer_norm": "LayerNorm",
+    "rms_norm": "RMSNorm",
+    "group_norm": "GroupNorm",
+    "instance_norm": "InstanceNorm",
+    "l2_norm": "L2 norm",
+    "dyt": "DyT",
+}
+_SIDES = ("before", "after")
+_UNKNOWN = {
+    "multiplications": "unknown_products",
+    "norm_multiplications": "unknown_norms",
+    "norm_additions": "unknown_norms",
+    "norm_bytes": "unknown_norms",
+}
+_LABELS = {
+    "nodes": "nodes",
+    "parameters": "parameters",
+    "weight_bytes": "bytes of weights",
+    "multiplications": "multiplications of MatMul, Gemm, Conv",
+    "norm_multiplications": "multiplications of norms",
+    "norm_additions": "additions of norms",
+    "norm_bytes": "bytes that norms read and write",
+}
+
+_SUMS = {NormKind.RMS_NORM: 1, NormKind.L2_NORM: 1, NormKind.DYT: 0}
+_SUMS_WITH_MEAN = 3  # the sum of x, x - mean(x), and the sum of squares
+_PRODUCTS = frozenset({"MatMul", "com.microsoft.FusedMatMul", "Gemm", "Conv"})
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A model in numbers; what depends on sizes is for 1 in the place of each free dimension.
+
+    ``operators``, ``nodes``: of the main graph and all bodies, as the file has them.
+    ``parameters``, ``weight_bytes``: elements and bytes of all initializers, shared ones once.
+    ``norms``: their number by kind.  ``multiplications``: of MatMul, Gemm and Conv.
+    ``norm_multiplications``, ``norm_additions``: one for each element that is squared, scaled,
+    summed, centred or shifted.  ``norm_bytes``: what the norms read and write, each as one
+    operator: input, gamma, beta, output.  ``unknown_products``, ``unknown_norms``: those
+    whose sizes cannot be told, which these four leave out.
+    """
+
+    operators: dict[str, int]
+    nodes: int
+    parameters: int
+    weight_bytes: int
+    norms: dict[str, int]
+    multiplications: int
+    norm_multiplications: int
+    norm_additions: int
+    norm_bytes: int
+    unknown_products: int
+    unknown_norms: int
+
+
+@dataclass(frozen=True, slots=True)
+class FigureRow:
+    """A line of the table: what is counted, before and after."""
+
+    label: str
+    before: int
+    after: int
+
+    @property
+    def change(self) -> str:
+        """The difference, in percent too where that says more."""
+        difference = self.after - self.before
+        if not (self.before and self.after and difference):
+            return f"{difference:+,}" if difference else ""
+        return f"{difference:+,} ({difference / self.before:+.1%})"
+
+
+@dataclass(frozen=True, slots=True)
+class _NormCost:
+    multiplications: int
+    additions: int
+    nbytes: int
+
+
+def figures(model: ir.Model) -> Figures:
+    """Count what a model, which is not changed, consists of; raises ModelError as `prepare`."""
+    written = ModelInfo(model)
+    operators = Counter(operator(node) for node in written.nodes())
+    tensors = {id(t): t for graph in written.graphs for t in _tensors(graph)}.values()
+    info = prepare(model).info
+    free = _free_dimensions(model)
+    norms = find_norms(info)
+    costs = [_norm_cost(info, norm, free) for norm in norms]
+    products = [_multiplications(info, node, free) for node in _products(info)]
+    known = [cost for cost in costs if cost is not None]
+    return Figures(
+        operators=dict(sorted(operators.items())),
+        nodes=operators.total(),
+        parameters=sum(prod(tensor.shape.numpy()) for tensor in tensors),
+        weight_bytes=sum(tensor.nbytes for tensor in tensors),
+        norms=dict(sorted(Counter(norm.kind.value for norm in norms).items())),
+        multiplications=sum(product or 0 for product in products),
+        norm_multiplications=sum(cost.multiplications for cost in known),
+        norm_additions=sum(cost.additions for cost in known),
+        norm_bytes=sum(cost.nbytes for cost in known),
+        unknown_products=products.count(None),
+        unknown_norms=costs.count(None),
+    )
+
+
+def before_and_after(
+    before: ir.Model, after: ir.Model, paths: tuple[Path, Path] | None = None
+) -> dict[str, Any]:
+    """Return the document of two models in numbers; with ``paths``, of their sessions too."""
+    document: dict[str, Any] = {
+        "schema": 1,
+        "free_dimensions": sorted(_free_dimensions(before)),
+        "before": asdict(figures(before)),
+        "after": asdict(figures(after)),
+    }
+    if paths is not None:
+        for side, path in zip(_SIDES, paths, strict=True):
+            document[side] |= _session(path)
+    return document
+
+
+def _session(path: Path) -> dict[str, Any]:
+    from onnxfold.runtime.session_graph import session_operators
+
+    try:
+        return {"session_operators": session_operators(path), "session_refusal": None}
+    except ModelError as error:
+        return {"session_operators": None, "session_refusal": str(error)}
+
+
+def figure_rows(document: Mapping[str, Any], *, every: bool) -> list[FigureRow]:
+    """Return the table of before and after; operators that stay as many where ``every`` is true."""
+    before, after = (document[side] for side in _SIDES)
+    # Sums that leave out more on one side than on the other cannot be set side by side.
+    rows = [
+        FigureRow(label, before[key], after[key])
+        for key, label in _LABELS.items()
+        if before.get(_UNKNOWN.get(key, "")) == after.get(_UNKNOWN.get(key, ""))
+    ]
+    rows[3:3] = _counted(before["norms"], after["norms"], KIND_NAMES)
+    operators = _counted(before["operators"], after["operators"])
+    rows += [row for row in operators if every or row.before != row.after]
+    sessions = [side.get("session_operators") for side in (before, after)]
+    if None not in sessions:
+        rows.append(FigureRow("nodes of a session", *(sum(s.values()) for s in sessions)))
+        inside = _counted(*sessions)
+        rows += [
+            FigureRow(f"session: {row.label}", row.before, row.after)
+            for row in inside
+            if every or row.before != row.after
+        ]
+    return rows
+
+
+def figure_notes(document: Mapping[str, Any]) -> list[str]:
+    """Return what the figures of the table stand for, and what they leave out."""
+    notes = []
+    if document["free_dimensions"]:
+        sizes = ", ".join(document["free_dimensions"])
+        notes.append(f"multiplications, additions and bytes of norms are for 1 each of: {sizes}")
+    for key, what in (("unknown_products", "products"), ("unknown_norms", "norms")):
+        before, after = (document[side][key] for side in _SIDES)
+        if before == after > 0:
+            notes.append(f"{what} of unknown size, which are left out: {before}")
+        elif before != after:
+            notes.append(
+                f"{what} of unknown size: {before} before, {after} after, so that their costs "
+                "cannot be compared"
+            )
+    refusals = (document[side].get("session_refusal") for side in _SIDES)
+    return notes + [refusal for refusal in dict.fromkeys(refusals) if refusal]
+
+
+def _counted(
+    before: Mapping[str, int], after: Mapping[str, int], names: Mapping[str, str] | None = None
+) -> list[FigureRow]:
+    keys = sorted({*before, *after})
+    label = (names or {}).get
+    return [FigureRow(label(key, key), before.get(key, 0), after.get(key, 0)) for key in keys]
+
+
+def _tensors(graph: ir.Graph) -> Iterable[ir.TensorProtocol]:
+    values = graph.initializers.values()
+    return (value.const_value for value in values if value.const_value is not None)
+
+
+def _free_dimensions(model: ir.Model) -> frozenset[str]:
+    """Return the symbols of the inputs: those that inference makes up may stand for any size."""
+    shapes = (declared_shape(value) or () for value in model.graph.inputs)
+    return frozenset(dim for shape in shapes for dim in shape if isinstance(dim, str))
+
+
+def _elements(shape: Shape | None, free: frozenset[str]) -> int | None:
+    """Return the number of elements for 1 in the place of each free dimension."""
+    product = None if shape is None else extent(shape)
+    return product.factor if product is not None and free.issuperset(product.symbols) else None
+
+
+def _products(info: ModelInfo) -> Iterable[ir.Node]:
+    return (node for node in info.nodes() if operator(node) in _PRODUCTS)
+
+
+def _multiplications(info: ModelInfo, node: ir.Node, free: frozenset[str]) -> int | None:
+    """Return elements of the result, times the length of the sum behind each of them."""
+    results = _elements(info.shape(node.outputs[0]), free)
+    terms = _elements(_summed(info, node), free)
+    return None if results is None or terms is None else results * terms
+
+
+def _summed(info: ModelInfo, node: ir.Node) -> Shape | None:
+    """Return the dimensions that a product sums over."""
+    if node.op_type == "Conv":
+        weight = info.shape(node.inputs[1])
+        return None if weight is None else weight[1:]
+    first = info.shape(node.inputs[0])
+    if not first:
+        return None
+    turned = node.attributes.get("transA")
+    return (first[-2] if turned is not None and turned.as_int() else first[-1],)
+
+
+def _norm_cost(info: ModelInfo, norm: NormSite, free: frozenset[str]) -> _NormCost | None:
+    """Return what one norm computes and moves; None where a size is unknown."""
+    elements = _elements(info.shape(norm.input), free)
+    dtype = norm.input.dtype
+    if elements is None or dtype is None:
+        return None
+    gamma, beta = (_size(info, part) for part in (norm.gamma, norm.beta))
+    squares = norm.kind is not NormKind.DYT
+    return _NormCost(
+        multiplications=elements * (squares + 1 + bool(gamma)),
+        additions=elements * (_SUMS.get(norm.kind, _SUMS_WITH_MEAN) + bool(beta)),
+        nbytes=(2 * elements + gamma + beta) * dtype.bitwidth // 8,
+    )
+
+
+def _size(info: ModelInfo, part: Any) -> int:
+    """Return the elements of a gamma or beta: a value, an array, or None."""
+    if isinstance(part, ir.Value):
+        tensor = info.tensor(part)
+        return tensor.size if tensor is not None else 1
+    return 0 if part is None else int(part.size)

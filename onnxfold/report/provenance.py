@@ -1,0 +1,56 @@
+"""Where a report comes from: the input and its hash, the versions, the options, the date."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from onnxfold import __version__
+from onnxfold.errors import ModelError
+
+__all__ = ["provenance"]
+
+_PACKAGES = ("onnx", "onnx-ir", "numpy", "onnxruntime", "onnxruntime-gpu")
+
+
+def provenance(model: Path, options: Mapping[str, str]) -> dict[str, Any]:
+    """Return what one needs to make a report again; ``options``: those that are not the default.
+
+    The hash is that of the model file: weights in data files are not part of it.  The date is that
+    of SOURCE_DATE_EPOCH where that is set, as reproducible builds ask.
+
+    Raises ModelError when the file cannot be read.
+    """
+    try:
+        with model.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            size = file.tell()
+    except OSError as error:
+        raise ModelError(f"{model}: {error.strerror}") from error
+    return {
+        "input": {"path": str(model), "bytes": size, "sha256": digest},
+        "versions": {"onnxfold": __version__, "python": sys.version.split()[0]} | _versions(),
+        "options": dict(options),
+        "date": _now().isoformat(timespec="seconds"),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue  # an option that is not there
+    return found
+
+
+def _now() -> datetime:
+    fixed = os.environ.get("SOURCE_DATE_EPOCH")
+    return datetime.fromtimestamp(int(fixed), UTC) if fixed else datetime.now(UTC)

@@ -1,0 +1,41 @@
+"""The documentation site: every page is in it, and it builds with strict links."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def pages(node: Any) -> Iterator[str]:
+    """Yield every page below a node of the navigation."""
+    if isinstance(node, str):
+        yield node
+    else:
+        for part in node.values() if isinstance(node, dict) else node:
+            yield from pages(part)
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    listed = sorted(pages(settings["nav"]))
+    assert listed == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+    assert settings["strict"] is True
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs is missing")
+def test_the_site_builds_with_strict_links(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    reference = (tmp_path / "api" / "index.html").read_text(encoding="utf-8")
+    for name in ("onnxfold.api.optimize", "onnxfold.options.Options", "onnxfold.api.diff"):
+        assert f'id="{name}"' in reference
