@@ -63,6 +63,7 @@ class Proof:
     failures: tuple[str, ...]
     scaled_weights: int = 0
     shifted_biases: int = 0
+    shifted_weights: int = 0
 
     def joined(self, other: Proof) -> Proof:
         """Return the proof of two steps, of which ``other`` is the first."""
@@ -73,6 +74,7 @@ class Proof:
             (*other.failures, *self.failures),
             self.scaled_weights + other.scaled_weights,
             self.shifted_biases + other.shifted_biases,
+            self.shifted_weights + other.shifted_weights,
         )
 
     def to_json(self) -> dict[str, object]:
@@ -83,5 +85,6 @@ class Proof:
             "centred_weights": self.centred_weights,
             "scaled_weights": self.scaled_weights,
             "shifted_biases": self.shifted_biases,
+            "shifted_weights": self.shifted_weights,
             "failures": list(self.failures),
         }

@@ -33,6 +33,12 @@ __all__ = [
 ]
 
 SCHEMA = 1
+_BECOMES = {
+    "rms": "RMSNorm",
+    "fused_layer_norm": "one LayerNorm",
+    "layer_norm": "LayerNorm",
+    "keep": "-",
+}
 
 
 def inspection(findings: Findings, claims: Sequence[Claim] = ()) -> dict[str, Any]:
@@ -53,8 +59,10 @@ def inspection(findings: Findings, claims: Sequence[Claim] = ()) -> dict[str, An
         },
         "summary": {
             "norms": len(norms),
+            "rms_norms": sum(row["kind"] == NormKind.RMS_NORM for row in norms),
             "layer_norms": sum(row["kind"] == NormKind.LAYER_NORM for row in norms),
             "foldable": len(plan.folds),
+            "restored": None if findings.restored is None else len(findings.restored),
             "algorithm1": findings.algorithm1,
             "algorithm1_embed_centred": findings.algorithm1_embed_centred,
             "inserted_centerings": len(plan.insertions),
@@ -84,6 +92,8 @@ def _norms(findings: Findings) -> list[dict[str, Any]]:
             reason = Refusal(RefusalCode.NOT_CENTRED_NORM, sentence)
         row = {key: part for key, part in known.items() if key not in ("ref", "affine")}
         action = _action(known, folded=fold is not None, in_place=ref in findings.in_place)
+        if ref in (findings.restored or ()):
+            action = "layer_norm"
         rows.append(
             {
                 **row,
@@ -114,6 +124,9 @@ def totals(summary: Mapping[str, Any]) -> str:
     layer_norms = _count(summary["layer_norms"], "LayerNorm")
     verb = "folds" if summary["layer_norms"] == 1 else "fold"
     line = f"{summary['foldable']} of {layer_norms} {verb} to RMSNorm"
+    if summary.get("restored") is not None:
+        rms_norms = _count(summary["rms_norms"], "RMSNorm")
+        line = f"{summary['restored']} of {rms_norms} restored to LayerNorm"
     inserted = summary["inserted_centerings"]
     if inserted:
         line += f", with {inserted} inserted centring{'s' if inserted > 1 else ''}"
@@ -174,12 +187,11 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
     for heading in ("norm", "is", "becomes", "weights centred, or why not"):
         table.add_column(heading, overflow="fold")
     for row in document["norms"]:
-        becomes = {"rms": "RMSNorm", "fused_layer_norm": "one LayerNorm", "keep": "-"}
-        style = "green" if row["foldable"] else ""
+        style = "green" if row["foldable"] or row["action"] == "layer_norm" else ""
         table.add_row(
             Text(row["name"]),
             Text(f"{row['kind']} {row['size']}"),
-            Text(becomes[row["action"]], style=style),
+            Text(_BECOMES[row["action"]], style=style),
             Text(_because(row)),
         )
     if not document["norms"]:
@@ -287,7 +299,7 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
         proof = report["proof"]
         console.print(
             f"proved: {_count(proof['folded_norms'], 'norm')} on zero-mean inputs, "
-            f"{_count(proof['centred_weights'], 'centred weight')} seen by no other reader"
+            f"{_changed_weights(proof)} seen by no other reader"
         )
     verification = report.get("verification", {})
     if "outputs" in verification:
@@ -306,6 +318,13 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
     if verbose:
         spent = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in report["timing_s"].items())
         console.print(Text(f"seconds: {spent}"))
+
+
+def _changed_weights(proof: Mapping[str, Any]) -> str:
+    shifted = proof.get("shifted_weights", 0)
+    if shifted:
+        return _count(shifted, "shifted weight")
+    return _count(proof["centred_weights"], "centred weight")
 
 
 def _widest(warnings: Sequence[Mapping[str, Any]]) -> str:

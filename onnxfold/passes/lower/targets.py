@@ -179,6 +179,19 @@ class TargetLowering:
             return None
         return self._call(site, statistics, site.input)
 
+    def refuse_layer(self, site: NormSite) -> Refusal | None:
+        """Say why an RMSNorm cannot be written as a LayerNorm of the same parameters, or None."""
+        refusal = self._refuse_call(site)
+        if refusal is None and self._trailing_axes(site) is None:
+            label = (node_label(site.nodes[-1]),)
+            sentence = "LayerNormalization works over last axes alone"
+            return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, label)
+        return refusal
+
+    def restored(self, site: NormSite) -> Lowered:
+        """Return an RMSNorm, whose input has mean 0, as a LayerNorm."""
+        return self._call(site, Statistics.LAYER, site.input)
+
     def calls_in_place(self, site: NormSite) -> bool:
         """Whether a norm that stays is given to a kernel, or made one operator out of several."""
         if site.kind not in _STATISTICS or site.refusal is not None:
