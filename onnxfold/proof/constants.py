@@ -108,13 +108,18 @@ def _part_is_shift(old: Array, stored: Array, members: tuple[int, ...]) -> bool:
         return True
     if within_rounding(stored, expected, np.abs(expected) + np.abs(means)):
         return True
-    # To another mean than 0: old + c, whose c is known up to the mean of the roundings.
-    difference = np.subtract(old, stored, dtype=np.float64)
-    shift = difference.mean(axis=members, keepdims=True)
-    rounding = rounding_of(stored)
-    bound = rounding + rounding.mean(axis=members, keepdims=True)
-    sums = 2.0**-40 * (np.abs(old).max(axis=members, keepdims=True) + np.abs(shift))
-    return bool(np.all(np.abs(difference - shift) <= bound + sums))
+    return _is_any_shift(old, stored, members)
+
+
+def _is_any_shift(old: Array, stored: Array, members: tuple[int, ...]) -> bool:
+    """Whether stored = old + c: c is known up to the mean of the roundings of its set."""
+    with np.errstate(all="ignore"):  # what is not finite is no shift
+        difference = np.subtract(old, stored, dtype=np.float64)
+        shift = difference.mean(axis=members, keepdims=True)
+        rounding = rounding_of(stored)
+        bound = rounding + rounding.mean(axis=members, keepdims=True)
+        bound += 2.0**-40 * (np.abs(old).max(axis=members, keepdims=True) + np.abs(shift))
+        return bool(np.all(np.abs(difference - shift) <= bound))
 
 
 def is_product(old: ir.TensorProtocol, new: ir.TensorProtocol, factor: Float64) -> bool:

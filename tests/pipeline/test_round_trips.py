@@ -1,0 +1,92 @@
+"""LN -> RMS -> LN on exports of transformers: the same function at every step, in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+import onnxfold
+from onnxfold.inputs import InputSpec, make_inputs
+from tests.soundness.float64 import evaluate, relative_error, widened
+
+_FOLDER = Path(__file__).parents[1] / "recipes"
+# The norms of each model, all of which fold but those of bert-base: it is post-LN.
+_NORMS = {
+    "gpt2": 5,
+    "opt-125m": 5,
+    "vit-b16": 5,
+    "clip-text": 5,
+    "whisper-tiny-encoder": 5,
+    "whisper-tiny-decoder": 7,
+    "pythia-160m": 5,
+    "bert-base": 1,
+}
+_BOUND = 1e-9  # of the issue; the models are float64, so rounding is a millionth of it
+
+
+def _kinds(model: onnx.ModelProto) -> dict[str, int]:
+    kinds = [norm["kind"] for norm in onnxfold.inspect(model)["norms"]]
+    return {kind: kinds.count(kind) for kind in ("layer_norm", "rms_norm")}
+
+
+def _step(model: onnx.ModelProto, to: str, **options: int) -> onnx.ModelProto:
+    result = onnxfold.convert(model, to=to, check=0, **options)
+    assert result.proof is None or result.proof.passed
+    assert "left_out" not in result.report
+    converted: onnx.ModelProto = result.model
+    onnx.checker.check_model(converted)
+    return converted
+
+
+def _model(name: str) -> onnx.ModelProto:
+    return widened(onnx.load(_FOLDER / f"{name}.onnx"))
+
+
+@pytest.mark.parametrize("name", _NORMS)
+def test_layer_norms_go_to_rms_norms_and_back(name: str) -> None:
+    model = _model(name)
+    (feeds,) = make_inputs(ir.from_proto(model), InputSpec(), count=1, seed=0, image_side=32)
+    expected = evaluate(model, feeds)
+    start = _kinds(model)
+    rms = _step(model, "rms")
+    assert _kinds(rms) == {
+        "layer_norm": start["layer_norm"] - _NORMS[name],
+        "rms_norm": _NORMS[name],
+    }
+    assert relative_error(expected, evaluate(rms, feeds)) < _BOUND
+    for options in ({}, {"shift": 7}):
+        layer = _step(rms, "layer", **options)
+        assert _kinds(layer) == start
+        assert relative_error(expected, evaluate(layer, feeds)) < _BOUND
+    again = _step(layer, "rms")  # whose means the shift has made
+    assert _kinds(again) == _kinds(rms)
+    assert relative_error(expected, evaluate(again, feeds)) < _BOUND
+
+
+@pytest.mark.parametrize("name", ["llama-small", "gemma-small", "t5-small"])
+def test_a_model_that_was_trained_with_rms_norm_stays_and_every_norm_says_why(name: str) -> None:
+    result = onnxfold.convert(onnx.load(_FOLDER / f"{name}.onnx"), to="layer")
+    assert not result.changed
+    norms = result.report["inspect"]["norms"]
+    assert norms
+    for norm in norms:
+        assert norm["action"] == "keep"
+        assert norm["reason"]["code"] in ("has_mean", "activation", "not_centred_norm")
+        assert norm["reason"]["nodes"]
+    with pytest.raises(onnxfold.UnchangedError, match="nothing to convert"):
+        onnxfold.convert(onnx.load(_FOLDER / f"{name}.onnx"), to="layer", fail_if_unchanged=True)
+
+
+def test_only_the_norms_and_the_weights_before_them_change() -> None:
+    """Gamma, beta and the weights behind stay, which optimize would move."""
+    model = onnx.load(_FOLDER / "gpt2.onnx")
+    result = onnxfold.convert(model, to="rms", check=0)
+    assert not result.plan.fusions
+    assert not result.plan.scales
+    old = {tensor.name: tensor for tensor in model.graph.initializer}
+    new = {tensor.name: tensor for tensor in result.model.graph.initializer}
+    changed = {name for name in old.keys() & new.keys() if old[name] != new[name]}
+    assert changed == {weight.value for weight in result.plan.weights}
