@@ -127,9 +127,11 @@ def convert(
     """Give the norms of a model another form and change nothing else; prove and verify the result.
 
     RMS: x = A u + b with mean 0 has RMS(x) = LN(x), so weights before LayerNorms are centred.
+    CRMS: such a stream is stored without its last channel, x = E v, and its norms are CRMSNorms of
+    v, which give all channels of x; scales before them move into the linear layers first.
     LAYER: an RMSNorm whose input has mean 0 by the weights becomes LayerNorm again; ``shift`` seeds
     arbitrary c and d of A + 1 c' and b + d 1 in the weights before LayerNorms, which see neither.
-    (Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, section 3.1 and appendix C.)
+    (Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, section 3 and appendix C.)
 
     ``options`` are those of :func:`optimize` that choose no form and move no gamma, beta or scale.
     Raises what :func:`optimize` raises, UsageError for ``shift`` with another form than LAYER.
@@ -140,7 +142,7 @@ def convert(
     if shift is not None and shift < 0:
         raise UsageError(f"--shift takes a seed of 0 or more, not {shift}")
     named = {"target": target_named(options.get("target", Target.ONNX)), "convert_to": wanted}
-    moves = {"fuse_affine": False, "fuse_residual": False, "shift": shift}
+    moves = {"fuse_affine": wanted is Conversion.CRMS, "fuse_residual": False, "shift": shift}
     return _run(model, output, Options(**{**options, **named, **moves}), progress)
 
 

@@ -64,6 +64,7 @@ class Conversion(StrEnum):
     """The form that ``convert`` gives the norms."""
 
     RMS = "rms"  # LayerNorm to RMSNorm, over streams that are centred in the weights
+    CRMS = "crms"  # RMSNorm of a zero-mean stream to CRMSNorm of the stream without a channel
     LAYER = "layer"  # RMSNorm of a zero-mean stream to LayerNorm
 
 

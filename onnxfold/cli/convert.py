@@ -36,6 +36,7 @@ def convert(
             parser=conversion_named,
             metavar=f"[{'|'.join(Conversion)}]",
             help="**rms**: LayerNorm to RMSNorm, over weights that are centred in the file; "
+            "**crms**: those streams stored without their last channel, and CRMSNorm; "
             "**layer**: RMSNorm to LayerNorm where the stream has mean 0 by its weights.",
         ),
     ],
@@ -58,7 +59,7 @@ def convert(
     dry_run: DryRunOption = False,
     force: ForceOption = False,
 ) -> None:
-    """Change the form of the norms and nothing else: LayerNorm to RMSNorm, or back.
+    """Change the form of the norms and nothing else: LayerNorm, RMSNorm or CRMSNorm, and back.
 
     A LayerNorm of a vector of mean 0 **is** an RMSNorm: LN(x) = RMS(x - mean(x)). So
 
@@ -66,12 +67,20 @@ def convert(
     LayerNorm behind them becomes an RMSNorm. `onnxfold optimize` does that too, and moves gamma,
     beta and scales as well.
 
+    --to crms goes on: a vector of mean 0 is known without its last channel, which is minus the sum
+    of the others. Weights that write into the stream lose their last column, and CRMSNorm gives the
+    channel back. It saves memory, one channel of d; where d is aligned and d - 1 is not, it may cost
+    time: measure it (`onnxfold bench`). A stream that is an output, or that another operator reads
+    in full, stays, with the reason.
+
     --to layer goes back, for runtimes that are fast at LayerNormalization and have no RMSNorm. It
     takes the RMSNorms whose input is proved to have mean 0, down to the stored weights. A model
     that was trained with RMSNorm (Llama) has a mean in its stream: every norm is refused with the
     weight at fault, and nothing changes.
 
     `onnxfold convert gpt2.onnx -o gpt2-rms.onnx --to rms`
+
+    `onnxfold convert gpt2.onnx -o gpt2-crms.onnx --to crms`
 
     `onnxfold convert gpt2-rms.onnx -o gpt2-ln.onnx --to layer`
 

@@ -2,6 +2,7 @@
 
     prepare -> affine -> scales -> centring -> lower
     prepare -> centring                              convert --to rms
+    prepare -> scales -> centring -> compression     convert --to crms
     prepare -> restoring [-> shifting]               convert --to layer
 
 A version that is to be proved against stays as it is, for the pass edits a copy; without a proof it
@@ -32,6 +33,10 @@ from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.decide import CentringDecision
 from onnxfold.passes.centring.decide import decide as decide_centring
 from onnxfold.passes.centring.prove import prove as prove_centring
+from onnxfold.passes.compression.apply import apply as apply_compression
+from onnxfold.passes.compression.decide import decide as decide_compression
+from onnxfold.passes.compression.plan import CompressionPlan
+from onnxfold.passes.compression.prove import prove as prove_compression
 from onnxfold.passes.findings import Description, Findings, describe
 from onnxfold.passes.lower.apply import apply as apply_lowering
 from onnxfold.passes.lower.decide import decide as decide_lowering
@@ -82,6 +87,11 @@ PASSES: tuple[Pass[Any], ...] = (
 )
 _CONVERSIONS: Mapping[Conversion, tuple[Pass[Any], ...]] = {
     Conversion.RMS: (_CENTRING,),
+    Conversion.CRMS: (
+        Pass("scales", decide_scales, apply_scales, prove_scales),
+        _CENTRING,
+        Pass("compression", decide_compression, apply_compression, prove_compression),
+    ),
     Conversion.LAYER: (
         Pass("restoring", decide_restoring, apply_restoring, prove_restoring),
         Pass("shifting", decide_shifting, apply_shifting, prove_shifting),
@@ -143,17 +153,19 @@ class Decided:
         scales = self.decisions.get("scales", ScalesPlan())
         centring = self._centring
         restoring = self.decisions.get("restoring", RestoringPlan())
+        compression = self.decisions.get("compression", CompressionPlan())
         return Findings(
             self.description,
             self.plan,
-            dict(centring.refusals + restoring.refusals),
+            dict(centring.refusals + restoring.refusals + compression.refusals),
             dict(affine.refusals),
             centring.algorithm1,
             centring.algorithm1_embed_centred,
-            centring.remaining | restoring.remaining,
+            centring.remaining | restoring.remaining | compression.remaining,
             centring.in_place,
             affine.ranges + scales.ranges,
             frozenset(restoring.norms) if "restoring" in self.decisions else None,
+            frozenset(compression.norms) if "compression" in self.decisions else None,
         )
 
     @property

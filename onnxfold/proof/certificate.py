@@ -64,6 +64,7 @@ class Proof:
     scaled_weights: int = 0
     shifted_biases: int = 0
     shifted_weights: int = 0
+    compressed_norms: int = 0
 
     def joined(self, other: Proof) -> Proof:
         """Return the proof of two steps, of which ``other`` is the first."""
@@ -75,6 +76,7 @@ class Proof:
             self.scaled_weights + other.scaled_weights,
             self.shifted_biases + other.shifted_biases,
             self.shifted_weights + other.shifted_weights,
+            self.compressed_norms + other.compressed_norms,
         )
 
     def to_json(self) -> dict[str, object]:
@@ -86,5 +88,6 @@ class Proof:
             "scaled_weights": self.scaled_weights,
             "shifted_biases": self.shifted_biases,
             "shifted_weights": self.shifted_weights,
+            "compressed_norms": self.compressed_norms,
             "failures": list(self.failures),
         }

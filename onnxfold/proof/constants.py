@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber
+from onnxfold.graph import Fiber, whole_axes
 from onnxfold.graph.stored_rows import paired_rows, stored_rows
 from onnxfold.proof.relation import Drawn, Float64
+from onnxfold.proof.rules import shortened
 from onnxfold.weights.edited import EditedTensor, float64_chunks, unrounded
 from onnxfold.weights.means import (
     is_centred,
@@ -25,7 +26,15 @@ from onnxfold.weights.means import (
     within_rounding,
 )
 
-__all__ = ["Comparison", "compared", "exact_numbers", "has_zero_mean", "is_product", "largest"]
+__all__ = [
+    "Comparison",
+    "compared",
+    "exact_numbers",
+    "has_zero_mean",
+    "is_product",
+    "largest",
+    "shortened_axis",
+]
 
 Array = npt.NDArray[np.generic]
 
@@ -138,6 +147,17 @@ def is_product(old: ir.TensorProtocol, new: ir.TensorProtocol, factor: Float64) 
         if not within_rounding(stored, exact, most * np.abs(chunk)):
             return False
     return True
+
+
+def shortened_axis(old: ir.TensorProtocol, new: ir.TensorProtocol) -> int | None:
+    """Return the axis whose last element is left out of a weight with mean 0 along it, or None."""
+    long, short = tuple(old.shape.numpy()), tuple(new.shape.numpy())
+    axis = next(iter(shortened(long, short)), None)
+    fiber = None if axis is None else whole_axes(long, [axis])
+    if axis is None or fiber is None or not has_zero_mean(old, fiber, largest(old)):
+        return None
+    kept = old.numpy().take(range(short[axis]), axis=axis)
+    return axis if np.array_equal(kept, new.numpy()) else None
 
 
 def exact_numbers(tensor: ir.TensorProtocol) -> tuple[Drawn, float]:

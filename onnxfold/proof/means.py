@@ -65,7 +65,7 @@ class ZeroMeans:
         if value.producer() is None:
             return None
         regions = []
-        for depth in (1, 2):
+        for depth in (1, 2, 3):
             try:
                 regions.append(self._region_of(value, depth))
             except Unprovable:

@@ -244,7 +244,7 @@ def _pair(
     if u is not None:
         return u, _of_original(leaf, u.astype(np.float64), rng, scale)
     if v is None:
-        v = rng.standard_normal(shape) * scale
+        v = rng.standard_normal(leaf.relation.shape_of_counterpart(shape)) * scale
         v = v if leaf.zero is None else v - means(v, leaf.zero)
     return leaf.relation.original(v.astype(np.float64), rng, scale), v
 

@@ -21,7 +21,7 @@ from onnxfold.graph.compare import pairs, same_attributes, same_default, same_te
 from onnxfold.graph.traversal import bodies
 from onnxfold.proof.absorb import Absorber
 from onnxfold.proof.certificate import Certificate, Proof
-from onnxfold.proof.constants import compared, is_product
+from onnxfold.proof.constants import compared, is_product, shortened_axis
 from onnxfold.proof.correspondence import Correspondence
 from onnxfold.proof.means import ZeroMeans, with_zeros
 from onnxfold.proof.neighbourhood import Neighbourhood
@@ -215,6 +215,10 @@ class _Walker:
     ) -> Relation:
         if old is new or same_tensor(old, new):
             return EQUAL
+        axis = shortened_axis(old, new)
+        if axis is not None:
+            self._changed[v] = "compressed"
+            return Relation(short=axis)
         fibers = self._fibers.get(self._before.ref(u), [])
         fibers = [fiber for fiber in fibers if _fits(fiber, old)]
         if fibers:

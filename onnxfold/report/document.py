@@ -37,6 +37,7 @@ _BECOMES = {
     "rms": "RMSNorm",
     "fused_layer_norm": "one LayerNorm",
     "layer_norm": "LayerNorm",
+    "crms": "CRMSNorm",
     "keep": "-",
 }
 
@@ -62,6 +63,7 @@ def inspection(findings: Findings, claims: Sequence[Claim] = ()) -> dict[str, An
             "rms_norms": sum(row["kind"] == NormKind.RMS_NORM for row in norms),
             "layer_norms": sum(row["kind"] == NormKind.LAYER_NORM for row in norms),
             "foldable": len(plan.folds),
+            "compressed": None if findings.compressed is None else len(findings.compressed),
             "restored": None if findings.restored is None else len(findings.restored),
             "algorithm1": findings.algorithm1,
             "algorithm1_embed_centred": findings.algorithm1_embed_centred,
@@ -94,6 +96,8 @@ def _norms(findings: Findings) -> list[dict[str, Any]]:
         action = _action(known, folded=fold is not None, in_place=ref in findings.in_place)
         if ref in (findings.restored or ()):
             action = "layer_norm"
+        if ref in (findings.compressed or ()):
+            action = "crms"
         rows.append(
             {
                 **row,
@@ -127,6 +131,8 @@ def totals(summary: Mapping[str, Any]) -> str:
     if summary.get("restored") is not None:
         rms_norms = _count(summary["rms_norms"], "RMSNorm")
         line = f"{summary['restored']} of {rms_norms} restored to LayerNorm"
+    if summary.get("compressed") is not None:
+        line += f", {summary['compressed']} of {_count(summary['norms'], 'norm')} to CRMSNorm"
     inserted = summary["inserted_centerings"]
     if inserted:
         line += f", with {inserted} inserted centring{'s' if inserted > 1 else ''}"
@@ -187,7 +193,7 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
     for heading in ("norm", "is", "becomes", "weights centred, or why not"):
         table.add_column(heading, overflow="fold")
     for row in document["norms"]:
-        style = "green" if row["foldable"] or row["action"] == "layer_norm" else ""
+        style = "green" if row["foldable"] or row["action"] in ("layer_norm", "crms") else ""
         table.add_row(
             Text(row["name"]),
             Text(f"{row['kind']} {row['size']}"),
@@ -411,7 +417,7 @@ def print_benchmark(console: Console, document: Mapping[str, Any]) -> None:
 
 
 def _because(row: Mapping[str, Any]) -> str:
-    if row["foldable"]:
+    if row["foldable"] and not row["reason"]:
         writers: Sequence[str] = row["writers"]
         shown = ", ".join(writers[:2])
         return f"{shown} and {len(writers) - 2} more" if len(writers) > 2 else shown
@@ -424,7 +430,7 @@ def tallied(norms: Sequence[Mapping[str, Any]]) -> list[str]:
     first: dict[str, str] = {}
     for row in norms:
         reason = row["reason"]
-        if row["foldable"] or not reason:
+        if not reason:
             continue
         counts[reason["code"]] += 1
         first.setdefault(reason["code"], f"{reason['sentence']} (norm '{row['name']}')")

@@ -18,6 +18,7 @@ _FATES = {
 }
 _KINDS = {
     "layer_norm": "LayerNorm",
+    "crms": "CRMSNorm",
     "rms_norm": "RMSNorm",
     "group_norm": "GroupNorm",
     "instance_norm": "InstanceNorm",

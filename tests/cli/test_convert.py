@@ -92,7 +92,10 @@ def test_a_stream_with_a_mean_is_left_and_every_norm_says_why(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--to", "batch", "-o", "x"), "there is no conversion to 'batch'; there are rms, layer"),
+        (
+            ("--to", "batch", "-o", "x"),
+            "there is no conversion to 'batch'; there are rms, crms, layer",
+        ),
         (("--to", "rms", "--shift", 1, "-o", "x"), "--shift is for --to layer"),
         (("--to", "rms"), "say where to write the result (-o OUT), or use --dry-run"),
     ],
@@ -118,5 +121,12 @@ def test_the_help_says_what_each_form_is_for(
     monkeypatch.setenv("COLUMNS", "200")
     assert _run(monkeypatch, "convert", "--help") == 0
     said = capfd.readouterr().out
-    for part in ("--to rms", "--to layer", "--shift", "Llama", "onnxfold convert gpt2.onnx"):
+    for part in (
+        "--to rms",
+        "--to crms",
+        "--to layer",
+        "--shift",
+        "Llama",
+        "onnxfold convert gpt2.onnx",
+    ):
         assert part in said

@@ -44,7 +44,7 @@ _AFFINE = {
     RefusalCode.SHARED_WEIGHT,
     RefusalCode.SHIFT_CANNOT_CROSS,
 }
-# Reasons of `convert --to layer` alone: tests/passes/restoring.
+# Reasons of `convert` alone: tests/passes/restoring and compression.
 _RESTORING = {RefusalCode.ALREADY_LAYER, RefusalCode.HAS_MEAN}
 
 

@@ -22,9 +22,6 @@ from onnxfold.weights.centre import is_centred_weight
 __all__ = ["CentringDecision", "Demand", "cheapest_plan", "count_foldable", "decide", "plan_of"]
 
 
-_BEYOND_ALL_COSTS = 1 << 40  # picoseconds: a second for each row
-
-
 @dataclass(frozen=True, slots=True)
 class Demand:
     """A LayerNorm that could become an RMSNorm, and the picoseconds per row that this saves."""
@@ -95,7 +92,6 @@ def _cheapest(relations: Relations, demands: Sequence[Demand], settings: Setting
         costs_of(settings.target),
         allow_split_bytes=settings.allow_split_bytes,
         overflowing=settings.overflowing,
-        whatever_it_costs=settings.conversion is not None,
     )
 
 
@@ -114,6 +110,8 @@ def _demands(
             continue
         count = elements(info.shape(site.input))
         gain = costs.gain(count, site.beta is not None)
+        if settings.conversion is not None:  # a centring for one norm is a LayerNorm in two parts
+            gain = count * (costs.centring - 1)
         shared = 1 if site.centred is None else sharing[site.centred]
         if shared > 1:  # together they compute x - mean(x) once, as a centring does
             gain = min(gain, count * costs.centring // shared)
@@ -141,19 +139,15 @@ def cheapest_plan(
     *,
     allow_split_bytes: int,
     overflowing: Collection[str] = (),
-    whatever_it_costs: bool = False,
 ) -> CentringPlan:
     """Return the cheapest plan; weights above ``allow_split_bytes`` are never stored twice.
 
     ``overflowing`` are references of weights that are not centred, in the file or at run time.
-    ``whatever_it_costs``: the cheapest of the plans that fold most norms.
     """
     view = relations.view
     graph = walk_back(relations, [demand.site for demand in demands], overflowing=overflowing)
     prices = _Prices(view, costs, allow_split_bytes)
     gains = [(Point(d.site.input, d.site.fiber), d.gain_ps) for d in demands]
-    if whatever_it_costs:
-        gains = [(point, _BEYOND_ALL_COSTS) for point, _ in gains]
     cut = solve(graph, gains, prices.of_copy)
     return _read_cut(view, graph, demands, cut, prices)
 

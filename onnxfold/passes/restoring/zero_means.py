@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections import deque
 
-from onnxfold.graph import ModelInfo
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo, keeps_dims
 from onnxfold.passes.centring.dataflow import ZeroMeanGraph
 from onnxfold.passes.centring.relations import Point
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.centre import is_centred_weight
 
-__all__ = ["obstacle"]
+__all__ = ["is_completed", "obstacle"]
 
 
 def obstacle(
@@ -32,7 +34,7 @@ def obstacle(
     while queue:
         point = queue.popleft()
         facts = graph.points[point]
-        if facts.zero_mean:
+        if facts.zero_mean or is_completed(info, point):
             continue
         if facts.opaque is not None:
             return facts.opaque
@@ -41,6 +43,29 @@ def obstacle(
         queue.extend(new for new in facts.carried if new not in seen)
         seen.update(facts.carried)
     return None
+
+
+def is_completed(info: ModelInfo, point: Point) -> bool:
+    """Whether a value is E v = Concat(v, -sum(v)) along the one axis of its fiber: a CRMSNorm's."""
+    joined = _made_by(point.value, "Concat")
+    if joined is None or len(joined.inputs) != 2 or len(point.fiber.axes) != 1:
+        return False
+    v, last = joined.inputs
+    negated = _made_by(last, "Neg")
+    total = None if negated is None else _made_by(negated.inputs[0], "ReduceSum")
+    if v is None or total is None or total.inputs[0] is not v:
+        return False
+    rank, axes = info.rank(v), info.axes(total)
+    if not rank or not axes or not keeps_dims(total) or not point.fiber.whole:
+        return False
+    along = {axis % rank for axis in (*axes, joined.attributes.get_int("axis", 0))}
+    return along == set(point.fiber.axes)
+
+
+def _made_by(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    node = None if value is None else value.producer()
+    known = node is not None and not node.domain and node.op_type == op_type
+    return node if known else None
 
 
 def _is_centred(info: ModelInfo, point: Point, known: dict[Point, bool]) -> bool:

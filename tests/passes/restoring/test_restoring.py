@@ -6,11 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import onnxfold
 from onnxfold.graph import ModelInfo
@@ -22,64 +20,10 @@ from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.restoring.apply import apply
 from onnxfold.passes.restoring.plan import RestoringPlan
 from onnxfold.passes.restoring.prove import prove
+from tests.passes.centred_stream import FEEDS, C, CentredStream, activation, halved
 from tests.soundness.float64 import evaluate, relative_error
 
-Array = npt.NDArray[Any]
-B, T, C, V = 2, 3, 8, 19
 _VISIBLE, _ROUNDING = 1e-4, 1e-12  # a wrong norm changes outputs of size 1; float64 rounds at 1e-16
-
-
-class Graph:
-    """ids -> table + position + W x + b -> RMSNorm -> head: what writes is centred unless named."""
-
-    def __init__(self, *with_mean: str):
-        self._rng = np.random.default_rng(0)
-        self._with_mean = with_mean
-        self.weights: dict[str, Array] = {}
-        self.nodes: list[onnx.NodeProto] = []
-        for name, shape in (("table", (V, C)), ("W", (5, C)), ("b", (C,))):
-            self.writer(name, *shape)
-        self.weights["gamma"] = 1 + self._rng.random(C)
-        self.weights["head"] = self._rng.standard_normal((C, 4))
-
-    def writer(self, name: str, *shape: int) -> None:
-        array = self._rng.standard_normal(shape) + 0.5
-        if name not in self._with_mean:
-            array -= array.mean(axis=-1, keepdims=True)
-        self.weights[name] = array
-
-    def node(self, op_type: str, inputs: list[str], output: str, **attributes: Any) -> None:
-        self.nodes.append(helper.make_node(op_type, inputs, [output], name=output, **attributes))
-
-    def model(self, between: Callable[[Graph], str] | None = None) -> onnx.ModelProto:
-        self.node("Gather", ["table", "ids"], "e")
-        self.node("MatMul", ["x", "W"], "m")
-        self.node("Add", ["m", "b"], "a")
-        self.node("Add", ["e", "a"], "h")
-        stream = "h" if between is None else between(self)
-        self.node("RMSNormalization", [stream, "gamma"], "n", axis=-1)
-        self.node("MatMul", ["n", "head"], "y")
-        graph = helper.make_graph(
-            self.nodes,
-            "restoring",
-            [
-                helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", T]),
-                helper.make_tensor_value_info("x", TensorProto.DOUBLE, ["batch", T, 5]),
-            ],
-            [
-                helper.make_tensor_value_info(name, TensorProto.DOUBLE, None)
-                for name in self.outputs
-            ],
-            [numpy_helper.from_array(array, name) for name, array in self.weights.items()],
-        )
-        imports = [helper.make_opsetid("", 23)]
-        return helper.make_model(graph, opset_imports=imports, ir_version=10)
-
-
-FEEDS = {
-    "ids": np.random.default_rng(1).integers(0, V, (B, T)),
-    "x": np.random.default_rng(2).standard_normal((B, T, 5)),
-}
 
 
 def _converted(model: onnx.ModelProto, **options: Any) -> onnxfold.Result:
@@ -108,7 +52,7 @@ def _forced(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Shown]:
 
 
 def test_an_rms_norm_of_a_centred_stream_becomes_a_layer_norm() -> None:
-    model = Graph().model()
+    model = CentredStream().model()
     result = _converted(model)
     assert result.changed
     kinds = [node.op_type for node in result.model.graph.node]
@@ -122,13 +66,13 @@ def test_an_rms_norm_of_a_centred_stream_becomes_a_layer_norm() -> None:
 
 
 def test_a_second_run_finds_a_layer_norm() -> None:
-    once = _converted(Graph().model()).model
+    once = _converted(CentredStream().model()).model
     assert _reason(once)["code"] == "already_layer"
 
 
 @pytest.mark.parametrize("weight", ["table", "W", "b"])
 def test_a_weight_with_a_mean_is_named_and_restoring_all_the_same_is_wrong(weight: str) -> None:
-    model = Graph(weight).model()
+    model = CentredStream(weight).model()
     reason = _reason(model)
     assert reason["code"] == "has_mean"
     assert reason["nodes"] == [weight]
@@ -138,24 +82,13 @@ def test_a_weight_with_a_mean_is_named_and_restoring_all_the_same_is_wrong(weigh
     assert shown.failures
 
 
-def _relu(graph: Graph) -> str:
-    graph.node("Relu", ["h"], "relu")
-    return "relu"
-
-
-def _scaled(graph: Graph) -> str:
+def _scaled(graph: CentredStream) -> str:
     graph.weights["scale"] = np.linspace(1.0, 2.0, C)
     graph.node("Mul", ["h", "scale"], "scaled")
     return "scaled"
 
 
-def _halved(graph: Graph) -> str:
-    graph.weights["half"] = np.array(0.5)
-    graph.node("Mul", ["h", "half"], "halved")
-    return "halved"
-
-
-def _lifted(graph: Graph) -> str:
+def _lifted(graph: CentredStream) -> str:
     graph.weights["one"] = np.array(1.0)
     graph.node("Add", ["h", "one"], "lifted")
     return "lifted"
@@ -163,12 +96,12 @@ def _lifted(graph: Graph) -> str:
 
 @pytest.mark.parametrize(
     ("between", "code"),
-    [(_relu, "activation"), (_scaled, "varies_along_fiber"), (_lifted, "has_mean")],
+    [(activation, "activation"), (_scaled, "varies_along_fiber"), (_lifted, "has_mean")],
 )
 def test_an_operator_that_gives_a_mean_is_named_and_restoring_all_the_same_is_wrong(
-    between: Callable[[Graph], str], code: str
+    between: Callable[[CentredStream], str], code: str
 ) -> None:
-    model = Graph().model(between)
+    model = CentredStream().model(between)
     assert _reason(model)["code"] == code
     result, shown = _forced(model)
     assert relative_error(evaluate(model, FEEDS), evaluate(result, FEEDS)) > _VISIBLE
@@ -176,7 +109,7 @@ def test_an_operator_that_gives_a_mean_is_named_and_restoring_all_the_same_is_wr
 
 
 def test_a_carrier_between_the_weights_and_the_norm_keeps_the_mean_of_0() -> None:
-    model = Graph().model(_halved)
+    model = CentredStream().model(halved)
     result = _converted(model)
     assert result.changed
     expected = evaluate(model, FEEDS)
@@ -184,12 +117,12 @@ def test_a_carrier_between_the_weights_and_the_norm_keeps_the_mean_of_0() -> Non
 
 
 def test_an_excluded_norm_stays() -> None:
-    assert _reason(Graph().model(), exclude="^n$")["code"] == "excluded"
+    assert _reason(CentredStream().model(), exclude="^n$")["code"] == "excluded"
 
 
 def test_the_forced_restoring_of_a_centred_stream_is_right() -> None:
     """The oracle of the tests above is not one that fails always."""
-    model = Graph().model()
+    model = CentredStream().model()
     result, shown = _forced(model)
     assert relative_error(evaluate(model, FEEDS), evaluate(result, FEEDS)) < _ROUNDING
     assert not shown.failures
