@@ -69,9 +69,11 @@ def convert(
 
     --to crms goes on: a vector of mean 0 is known without its last channel, which is minus the sum
     of the others. Weights that write into the stream lose their last column, and CRMSNorm gives the
-    channel back. It saves memory, one channel of d; where d is aligned and d - 1 is not, it may cost
-    time: measure it (`onnxfold bench`). A stream that is an output, or that another operator reads
-    in full, stays, with the reason.
+    channel back. It saves memory, one channel of d; where d is aligned and d - 1 is not, it may
+    cost time: measure it (`onnxfold bench`). A stream that is an output, or that another operator
+    reads in full, stays, with the reason.
+
+    --to rms and --to layer give such a stream its channel back.
 
     --to layer goes back, for runtimes that are fast at LayerNormalization and have no RMSNorm. It
     takes the RMSNorms whose input is proved to have mean 0, down to the stored weights. A model

@@ -1,9 +1,9 @@
 """The passes in order: each decides on a version of the model, makes the next one, and is proved.
 
     prepare -> affine -> scales -> centring -> lower
-    prepare -> centring                              convert --to rms
+    prepare -> decompression -> centring             convert --to rms
     prepare -> scales -> centring -> compression     convert --to crms
-    prepare -> restoring [-> shifting]               convert --to layer
+    prepare -> decompression -> restoring [-> shifting]  convert --to layer
 
 A version that is to be proved against stays as it is, for the pass edits a copy; without a proof it
 is edited in place.  A pass whose proof fails is left out: the next one goes on from the version
@@ -37,6 +37,9 @@ from onnxfold.passes.compression.apply import apply as apply_compression
 from onnxfold.passes.compression.decide import decide as decide_compression
 from onnxfold.passes.compression.plan import CompressionPlan
 from onnxfold.passes.compression.prove import prove as prove_compression
+from onnxfold.passes.decompression.apply import apply as apply_decompression
+from onnxfold.passes.decompression.decide import decide as decide_decompression
+from onnxfold.passes.decompression.prove import prove as prove_decompression
 from onnxfold.passes.findings import Description, Findings, describe
 from onnxfold.passes.lower.apply import apply as apply_lowering
 from onnxfold.passes.lower.decide import decide as decide_lowering
@@ -85,14 +88,18 @@ PASSES: tuple[Pass[Any], ...] = (
     Pass("scales", decide_scales, apply_scales, prove_scales),
     _CENTRING,
 )
+_DECOMPRESSION = Pass(
+    "decompression", decide_decompression, apply_decompression, prove_decompression
+)
 _CONVERSIONS: Mapping[Conversion, tuple[Pass[Any], ...]] = {
-    Conversion.RMS: (_CENTRING,),
+    Conversion.RMS: (_DECOMPRESSION, _CENTRING),
     Conversion.CRMS: (
         Pass("scales", decide_scales, apply_scales, prove_scales),
         _CENTRING,
         Pass("compression", decide_compression, apply_compression, prove_compression),
     ),
     Conversion.LAYER: (
+        _DECOMPRESSION,
         Pass("restoring", decide_restoring, apply_restoring, prove_restoring),
         Pass("shifting", decide_shifting, apply_shifting, prove_shifting),
     ),

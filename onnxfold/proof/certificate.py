@@ -65,6 +65,7 @@ class Proof:
     shifted_biases: int = 0
     shifted_weights: int = 0
     compressed_norms: int = 0
+    decompressed_norms: int = 0
 
     def joined(self, other: Proof) -> Proof:
         """Return the proof of two steps, of which ``other`` is the first."""
@@ -77,6 +78,7 @@ class Proof:
             self.shifted_biases + other.shifted_biases,
             self.shifted_weights + other.shifted_weights,
             self.compressed_norms + other.compressed_norms,
+            self.decompressed_norms + other.decompressed_norms,
         )
 
     def to_json(self) -> dict[str, object]:
@@ -89,5 +91,6 @@ class Proof:
             "shifted_biases": self.shifted_biases,
             "shifted_weights": self.shifted_weights,
             "compressed_norms": self.compressed_norms,
+            "decompressed_norms": self.decompressed_norms,
             "failures": list(self.failures),
         }

@@ -150,7 +150,7 @@ def is_product(old: ir.TensorProtocol, new: ir.TensorProtocol, factor: Float64) 
 
 
 def shortened_axis(old: ir.TensorProtocol, new: ir.TensorProtocol) -> int | None:
-    """Return the axis whose last element is left out of a weight with mean 0 along it, or None."""
+    """Return the axis along which ``new`` lacks the last element of ``old``, of mean 0, or None."""
     long, short = tuple(old.shape.numpy()), tuple(new.shape.numpy())
     axis = next(iter(shortened(long, short)), None)
     fiber = None if axis is None else whole_axes(long, [axis])

@@ -40,7 +40,7 @@ def completed(v: Float64, axis: int) -> Float64:
 class Relation:
     """u = r * v + s, or v = r * u + s where ``reverse``; and + c where there is a fiber.
 
-    ``short``: u = E v along this axis, and nothing else.
+    ``short``: u = E v along this axis, and nothing else; v = E u where ``reverse``.
     Not ``known``: nothing is known but that u and v have one shape.
     """
 
@@ -70,18 +70,25 @@ class Relation:
             if array is not None:
                 axes |= {axis for axis, size in enumerate(array.shape) if size > 1}
         sizes = {shape[axis] for axis in axes if axis < len(shape)}
-        return sizes if self.short is None else {*sizes, shape[self.short], shape[self.short] - 1}
+        if self.short is not None:
+            sizes |= {shape[self.short], shape[self.short] + self._more}
+        return sizes
 
     def shape_of_counterpart(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of v for one of u."""
-        return tuple(size - (axis == self.short) for axis, size in enumerate(shape))
+        return tuple(size + self._more * (axis == self.short) for axis, size in enumerate(shape))
+
+    @property
+    def _more(self) -> int:
+        """How many elements v has more than u along ``short``."""
+        return 1 if self.reverse else -1
 
     def original(self, v: Float64, rng: np.random.Generator, scale: float) -> Float64:
         """Return a u that the relation allows for v; raises ArithmeticError where there is none."""
         if not self.known:
             return rng.standard_normal(v.shape) * scale
         if self.short is not None:
-            return completed(v, self.short)
+            return self._without_last(v, scale) if self.reverse else completed(v, self.short)
         u = v
         if self.r is not None and self.s is not None:
             u = _solved(v, self.r, self.s) if self.reverse else self.r * v + self.s
@@ -92,14 +99,18 @@ class Relation:
         if not self.known:
             return rng.standard_normal(u.shape) * scale
         if self.short is not None:
-            v = u.take(range(u.shape[self.short] - 1), axis=self.short)
-            if not np.allclose(completed(v, self.short), u, rtol=0, atol=2.0**-40 * scale):
-                raise ArithmeticError("its mean is not 0")
-            return v
+            return completed(u, self.short) if self.reverse else self._without_last(u, scale)
         v = u - self._shift(u, rng, scale)
         if self.r is not None and self.s is not None:
             v = self.r * v + self.s if self.reverse else _solved(v, self.r, self.s)
         return v
+
+    def _without_last(self, long: Float64, scale: float) -> Float64:
+        axis = self.short or 0
+        rest = long.take(range(long.shape[axis] - 1), axis=axis)
+        if not np.allclose(completed(rest, axis), long, rtol=0, atol=2.0**-40 * scale):
+            raise ArithmeticError("its mean is not 0")
+        return rest
 
     def _shift(self, like: Float64, rng: np.random.Generator, scale: float) -> Float64:
         if self.fiber is None:

@@ -126,7 +126,9 @@ def _found(
     region: Region, draws: list[Pair], fibers: tuple[Fiber, ...], slack: float
 ) -> Iterator[Relation]:
     yield EQUAL
-    yield from (Relation(short=axis) for axis in shortened(*(one.shape for one in draws[0])))
+    u, v = draws[0]
+    yield from (Relation(short=axis) for axis in shortened(u.shape, v.shape))
+    yield from (Relation(short=axis, reverse=True) for axis in shortened(v.shape, u.shape))
     if any(u.shape != v.shape or u.dtype.kind != "f" or v.dtype.kind != "f" for u, v in draws):
         return
     yield from (Relation(fiber=fiber) for fiber in fibers)
@@ -143,8 +145,9 @@ def _has(relation: Relation, u: Float64, v: Float64, slack: float) -> bool:
     if not (np.isfinite(u).all() and np.isfinite(v).all()):
         return False
     if relation.short is not None:
-        fits = shortened(u.shape, v.shape) == (relation.short,)
-        return fits and is_small(u - completed(v, relation.short), u, v)
+        long, short = (v, u) if relation.reverse else (u, v)
+        fits = shortened(long.shape, short.shape) == (relation.short,)
+        return fits and is_small(long - completed(short, relation.short), long, short)
     if relation.fiber is not None:
         return _is_shift(u, v, relation.fiber)
     if relation.r is None or relation.s is None:

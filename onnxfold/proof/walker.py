@@ -215,10 +215,10 @@ class _Walker:
     ) -> Relation:
         if old is new or same_tensor(old, new):
             return EQUAL
-        axis = shortened_axis(old, new)
-        if axis is not None:
-            self._changed[v] = "compressed"
-            return Relation(short=axis)
+        for long, short in ((old, new), (new, old)):
+            axis = shortened_axis(long, short)
+            if axis is not None:
+                return Relation(short=axis, reverse=long is new)
         fibers = self._fibers.get(self._before.ref(u), [])
         fibers = [fiber for fiber in fibers if _fits(fiber, old)]
         if fibers:
@@ -299,7 +299,7 @@ class _Walker:
             found = self._tester.relation(with_zeros(region, choice), fibers, slack)
             if (
                 found is not None
-                and found.equal
+                and (found.equal or found.short is not None)
                 and all(
                     leaf.v is not None and self._means.holds(leaf.v, zero) for leaf, zero in choice
                 )

@@ -12,7 +12,7 @@ from onnxfold.graph.edit import Editor, Lowered, change_constant, set_input
 from onnxfold.norms import find_norms
 from onnxfold.passes.base import Settings
 from onnxfold.passes.compression.plan import CompressionPlan, Shortened
-from onnxfold.passes.compression.shapes import change_shape
+from onnxfold.passes.compression.shapes import change_shapes, declare
 from onnxfold.passes.lower.targets import TargetLowering
 
 __all__ = ["apply"]
@@ -20,18 +20,14 @@ __all__ = ["apply"]
 
 def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> bool:
     """Leave out the last channel of every stream that is named; norms give it back."""
-    known, values = edit.info.by_ref(), edit.by_ref()
+    values = edit.by_ref()
     sites = [(edit.info.ref(site.output), site.within(edit)) for site in find_norms(edit.info)]
     lowering = TargetLowering(edit.info, settings.target)
-    for change in plan.shapes:
-        node = known[change.reader.node].producer()
-        if node is None:
-            raise InvariantError(f"the plan names '{change.reader.node}', which no node computes")
-        change_shape(edit, edit.info, node, change.axis)
+    change_shapes(edit, plan, -1)
     for weight in plan.weights:
         _shorten_weight(values[weight.value], weight.axis)
     for stored in plan.values:
-        _declare(values[stored.value], stored.axis)
+        declare(values[stored.value], stored.axis, -1)
     entries = {
         values[entry.value]: _enter(edit, values[entry.value], entry) for entry in plan.entries
     }
@@ -68,17 +64,6 @@ def _less(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return tuple(size - (place == axis) for place, size in enumerate(shape))
 
 
-def _declare(value: ir.Value, axis: int) -> None:
-    """Let a value say that it has one channel less."""
-    if value.shape is None:
-        return
-    size = value.shape[axis]
-    if isinstance(size, int):
-        value.shape = ir.Shape(
-            size - 1 if place == axis else dim for place, dim in enumerate(value.shape)
-        )
-
-
 def _enter(edit: Editor, value: ir.Value, entry: Shortened) -> ir.Value:
     """Return a value without its last channel, by a Slice behind it."""
     name = f"{value.name}.compressed"
@@ -88,6 +73,6 @@ def _enter(edit: Editor, value: ir.Value, entry: Shortened) -> ir.Value:
     output = node.outputs[0]
     output.name, output.type = name, value.type
     output.shape = None if value.shape is None else value.shape.copy()
-    _declare(output, entry.axis)
+    declare(output, entry.axis, -1)
     edit.insert_behind(value, Lowered((node,), (), tuple(made)))
     return output

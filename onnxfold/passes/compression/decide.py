@@ -15,7 +15,7 @@ from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["decide"]
+__all__ = ["decide", "plan_of", "refuse_shapes"]
 
 
 def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:
@@ -33,19 +33,20 @@ def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:
         else:
             refusals[info.ref(site.output)] = why
     relations = Relations(info, sites)
-    norms = {node: site for site in asked for node in site.nodes}
+    norms: dict[ir.Node, NormSite | None] = {node: None for site in sites for node in site.nodes}
+    norms |= {node: site for site in asked for node in site.nodes}
     streams: list[Stream] = []
     for site in asked:
         if any(site.output in stream.norms for stream in streams):
             continue
         found = stream_of(info, relations, Point(site.input, site.fiber), norms)
         if isinstance(found, Stream):
-            found = _refuse_shapes(info, found) or found
+            found = refuse_shapes(info, found) or found
         if isinstance(found, Refusal):
             refusals[info.ref(site.output)] = found
         else:
             streams.append(found)
-    return _plan(info, streams, refusals, sites)
+    return plan_of(info, streams, refusals, sites)
 
 
 def _refuse_early(site: NormSite, lowering: TargetLowering, settings: Settings) -> Refusal | None:
@@ -68,17 +69,20 @@ def _shaped(info: ModelInfo, stream: Stream) -> list[tuple[ir.Node, int, int]]:
     return found
 
 
-def _refuse_shapes(info: ModelInfo, stream: Stream) -> Refusal | None:
+def refuse_shapes(info: ModelInfo, stream: Stream) -> Refusal | None:
+    """Say why the shapes that a stream is told cannot follow its size, or None."""
     refusals = (refuse_shape(info, *shaped) for shaped in _shaped(info, stream))
     return next((why for why in refusals if why is not None), None)
 
 
-def _plan(
+def plan_of(
     info: ModelInfo,
     streams: list[Stream],
     refusals: dict[str, Refusal],
     sites: tuple[NormSite, ...],
 ) -> CompressionPlan:
+    """Return the streams as a plan."""
+
     def shortened(points: list[Point]) -> list[Shortened]:
         return [Shortened(info.ref(p.value), p.fiber.blocks[0].axis) for p in points]
 

@@ -1,4 +1,4 @@
-"""Shapes that Reshape and Expand are told: their entry for the channels becomes one less."""
+"""Shapes that Reshape and Expand are told: their entry for the channels becomes another."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo, node_label, operator
-from onnxfold.graph.edit import Editor, insert_before, set_input
+from onnxfold.graph.edit import Editor, drop_weight, insert_before, set_input, sweep
+from onnxfold.passes.compression.plan import CompressionPlan
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["change_shape", "names_size", "refuse_shape"]
+__all__ = ["change_shapes", "declare", "names_size", "refuse_shape"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +68,57 @@ def _entry(info: ModelInfo, node: ir.Node, axis: int) -> _Entry | None:
     return None
 
 
-def change_shape(edit: Editor, info: ModelInfo, node: ir.Node, axis: int) -> None:
-    """Let a node of the edited model read a shape with one channel less.
+def change_shapes(edit: Editor, plan: CompressionPlan, more: int) -> None:
+    """Let all nodes that a plan names read shapes with so many channels more."""
+    known = edit.info.by_ref()
+    changed: dict[tuple[ir.Value, int], ir.Value] = {}
+    for change in plan.shapes:
+        node = known[change.reader.node].producer()
+        if node is None:
+            raise InvariantError(f"the plan names '{change.reader.node}', which no node computes")
+        _change_shape(edit, node, change.axis, more, changed)
 
-    ``info``: of the version, in which ``node`` is what the edited one comes from.
-    """
-    entry, twin = _entry(info, node, axis), edit.node(node)
+
+def _change_shape(
+    edit: Editor,
+    node: ir.Node,
+    axis: int,
+    more: int,
+    changed: dict[tuple[ir.Value, int], ir.Value],
+) -> None:
+    """Let a node read another shape, made once for all that read the same one."""
+    entry, twin = _entry(edit.info, node, axis), edit.node(node)
     shape = twin.inputs[1]
     if entry is None or shape is None:
         raise InvariantError(f"node '{node_label(node)}' is told no shape")
-    numbers = entry.numbers.copy()
-    numbers[entry.position] -= 1
-    less = edit.new_constant(twin.outputs[0], ir.tensor(numbers), f"{shape.name}.compressed")
-    if entry.part is None:
-        set_input(twin, 1, less)
-        return
+    if (shape, axis) not in changed:
+        changed[shape, axis] = _resized(edit, shape, entry, more)
+    set_input(twin, 1, changed[shape, axis])
     maker = shape.producer()
-    if maker is None:
-        raise InvariantError(f"'{shape.name}' is computed by no node")
-    parts = [less if part == entry.part else value for part, value in enumerate(maker.inputs)]
-    joined = ir.node("Concat", parts, {"axis": 0}, name=edit.unused(f"{maker.name}.compressed"))
-    joined.outputs[0].name = edit.unused(f"{shape.name}.compressed")
-    joined.outputs[0].type, joined.outputs[0].shape = shape.type, shape.shape
-    insert_before(twin, joined)
-    set_input(twin, 1, joined.outputs[0])
+    if maker is not None:
+        sweep([maker])
+    drop_weight(shape)
+
+
+def _resized(edit: Editor, shape: ir.Value, entry: _Entry, more: int) -> ir.Value:
+    numbers = entry.numbers.copy()
+    numbers[entry.position] += more
+    maker = shape.producer()
+    name = f"{shape.name}.resized"
+    changed = edit.new_constant(shape, ir.tensor(numbers), name)
+    if entry.part is None or maker is None:
+        return changed
+    parts = [changed if part == entry.part else value for part, value in enumerate(maker.inputs)]
+    joined = ir.node("Concat", parts, {"axis": 0}, name=edit.unused(name))
+    output = joined.outputs[0]
+    output.name, output.type, output.shape = edit.unused(name), shape.type, shape.shape
+    insert_before(maker, joined)
+    return output
+
+
+def declare(value: ir.Value, axis: int, more: int) -> None:
+    """Let a value say that it has so many channels more."""
+    size = None if value.shape is None else value.shape[axis]
+    if value.shape is not None and isinstance(size, int):
+        dims = enumerate(value.shape)
+        value.shape = ir.Shape(size + more if place == axis else dim for place, dim in dims)

@@ -18,14 +18,14 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader, node_label, operator
 from onnxfold.norms import NormSite
-from onnxfold.operators.families.transfer import Carried, ZeroMean
+from onnxfold.operators.families.transfer import Backward, Carried, ZeroMean
 from onnxfold.passes.centring.dataflow import CENTRABLE
 from onnxfold.passes.centring.relations import Carries, Point, Relations
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.centre import is_centred_weight
 
-__all__ = ["Stream", "stream_of"]
+__all__ = ["Stream", "StreamWalk", "stream_of"]
 
 # What acts on every channel alike, or is linear; Reshape and Expand with the size in their shape.
 _KEEP_CHANNELS = frozenset(
@@ -50,19 +50,23 @@ class Stream:
 
 
 def stream_of(
-    info: ModelInfo, relations: Relations, start: Point, norms: Mapping[ir.Node, NormSite]
+    info: ModelInfo, relations: Relations, start: Point, norms: Mapping[ir.Node, NormSite | None]
 ) -> Stream | Refusal:
     """Return the stream that ``start`` belongs to, or the first reason why it must keep a channel.
 
-    ``norms``: the nodes of the norms that could be CRMSNorms.
+    ``norms``: the nodes of all norms, with those that could be CRMSNorms.
     """
-    walk = _Walk(info, relations, norms)
+    walk = StreamWalk(info, relations, norms)
     return walk.run(start) or walk.stream
 
 
-class _Walk:
-    def __init__(self, info: ModelInfo, relations: Relations, norms: Mapping[ir.Node, NormSite]):
-        self._info, self._relations, self._norms = info, relations, norms
+class StreamWalk:
+    """Finds a stream; what may be cut, where it enters and which norms end it, others may say."""
+
+    def __init__(
+        self, info: ModelInfo, relations: Relations, norms: Mapping[ir.Node, NormSite | None]
+    ):
+        self.info, self._relations, self._norms = info, relations, norms
         self._waiting: deque[Point] = deque()
         self._seen: dict[ir.Value, Point] = {}
         self.stream = Stream()
@@ -89,17 +93,22 @@ class _Walk:
         return None
 
     def _backward(self, point: Point) -> Refusal | None:
-        if self._info.tensor(point.value) is not None:
+        if self.info.tensor(point.value) is not None:
             self.stream.weights.append(point)
-            return self._refuse_weight(point)
+            return self.refuse_weight(point)
         pulled = self._relations.pull(point)
-        if isinstance(pulled, ZeroMean):
+        if self.enters(point, pulled):
             self.stream.entries.append(point)
             return None
-        if isinstance(pulled, Refusal):
-            return pulled
+        if not isinstance(pulled, Carried):
+            return pulled if isinstance(pulled, Refusal) else _unknown(point.value.producer())
         self.stream.values.append(point)
         return self._through(point, pulled)
+
+    def enters(self, point: Point, pulled: Backward) -> bool:
+        """Whether the stream starts with what this value is computed from."""
+        del point
+        return isinstance(pulled, ZeroMean)
 
     def _through(self, point: Point, pulled: Carried) -> Refusal | None:
         node = point.value.producer()
@@ -117,24 +126,25 @@ class _Walk:
                 return why
         return None
 
-    def _refuse_weight(self, point: Point) -> Refusal | None:
-        tensor, name = self._info.tensor(point.value), point.value.name or ""
+    def refuse_weight(self, point: Point) -> Refusal | None:
+        """Say why a weight cannot be without a channel, or None."""
+        tensor, name = self.info.tensor(point.value), point.value.name or ""
         if tensor is None or tensor.dtype not in CENTRABLE:
             sentence = f"'{name}' holds no floats"
             return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (name,))
         if not is_centred_weight(tensor, point.fiber):
             sentence = f"weight '{name}' has a mean along {point.fiber}"
             return Refusal(RefusalCode.HAS_MEAN, sentence, (name,))
-        return refuse_narrow(self._info, point.value)
+        return refuse_narrow(self.info, point.value)
 
     def _forward(self, point: Point) -> Refusal | None:
         name = point.value.name or ""
         entry = point in self.stream.entries
-        if self._info.is_output(point.value) and not entry:
+        if self.info.is_output(point.value) and not entry:
             sentence = f"'{name}' is an output of its graph"
             return Refusal(RefusalCode.GRAPH_OUTPUT, sentence, (name,))
         inside = self.stream.readers.setdefault(point, [])
-        for reader in self._info.readers(point.value):
+        for reader in self.info.readers(point.value):
             why = self._read(point, reader)
             if why is None:
                 inside.append(reader)
@@ -142,17 +152,21 @@ class _Walk:
                 return why
         return None
 
+    def ends(self, point: Point, site: NormSite) -> bool:
+        """Whether a norm, one of whose nodes reads a point, normalises it."""
+        return site.input is point.value and site.fiber == point.fiber
+
     def _read(self, point: Point, reader: Reader) -> Refusal | None:
         """Take a reader into the stream, or say why it must see every channel."""
-        site = self._norms.get(reader.node)
-        if site is not None:
-            if site.input is point.value and site.fiber == point.fiber:
+        if reader.node in self._norms:
+            site = self._norms[reader.node]
+            if site is not None and self.ends(point, site):
                 self.stream.norms.add(site.output)
                 return None
             return _unknown(reader.node)
         effect = self._relations.effect(point, reader)
         if not isinstance(effect, Carries):
-            shared = self._info.tensor(point.value) is not None
+            shared = self.info.tensor(point.value) is not None
             code = RefusalCode.SHARED_WEIGHT if shared else RefusalCode.EXACT_READER
             label = node_label(reader.node)
             sentence = f"{operator(reader.node)} '{label}' reads '{point.value.name}' in full"

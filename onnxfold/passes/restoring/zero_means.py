@@ -20,7 +20,7 @@ from onnxfold.passes.centring.relations import Point
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.centre import is_centred_weight
 
-__all__ = ["is_completed", "obstacle"]
+__all__ = ["completed_part", "obstacle"]
 
 
 def obstacle(
@@ -34,7 +34,7 @@ def obstacle(
     while queue:
         point = queue.popleft()
         facts = graph.points[point]
-        if facts.zero_mean or is_completed(info, point):
+        if facts.zero_mean or completed_part(info, point) is not None:
             continue
         if facts.opaque is not None:
             return facts.opaque
@@ -45,21 +45,21 @@ def obstacle(
     return None
 
 
-def is_completed(info: ModelInfo, point: Point) -> bool:
-    """Whether a value is E v = Concat(v, -sum(v)) along the one axis of its fiber: a CRMSNorm's."""
+def completed_part(info: ModelInfo, point: Point) -> ir.Value | None:
+    """Return v of a value E v = Concat(v, -sum(v)) along the one axis of its fiber, or None."""
     joined = _made_by(point.value, "Concat")
     if joined is None or len(joined.inputs) != 2 or len(point.fiber.axes) != 1:
-        return False
+        return None
     v, last = joined.inputs
     negated = _made_by(last, "Neg")
     total = None if negated is None else _made_by(negated.inputs[0], "ReduceSum")
     if v is None or total is None or total.inputs[0] is not v:
-        return False
+        return None
     rank, axes = info.rank(v), info.axes(total)
     if not rank or not axes or not keeps_dims(total) or not point.fiber.whole:
-        return False
+        return None
     along = {axis % rank for axis in (*axes, joined.attributes.get_int("axis", 0))}
-    return along == set(point.fiber.axes)
+    return v if along == set(point.fiber.axes) else None
 
 
 def _made_by(value: ir.Value | None, op_type: str) -> ir.Node | None:
