@@ -37,7 +37,7 @@ class Findings:
     ``remaining`` are the norms that are still norms when folds are decided, ``in_place`` those of
     them that stay and become one operator.  ``ranges`` names the weights whose range grows much.
     ``restored`` are the RMSNorms that become LayerNorms, None where that was not asked.
-    ``compressed`` likewise are the norms that become CRMSNorms.
+    ``compressed`` likewise are the norms that become CRMSNorms, ``decompressed`` those that were.
     """
 
     description: Description
@@ -51,6 +51,7 @@ class Findings:
     ranges: tuple[RangeWarning, ...] = ()
     restored: frozenset[str] | None = None
     compressed: frozenset[str] | None = None
+    decompressed: frozenset[str] = frozenset()
 
 
 def describe(info: ModelInfo, sites: Iterable[NormSite]) -> Description:

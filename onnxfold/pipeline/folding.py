@@ -161,10 +161,16 @@ class Decided:
         centring = self._centring
         restoring = self.decisions.get("restoring", RestoringPlan())
         compression = self.decisions.get("compression", CompressionPlan())
+        decompression = self.decisions.get("decompression", CompressionPlan())
         return Findings(
             self.description,
             self.plan,
-            dict(centring.refusals + restoring.refusals + compression.refusals),
+            dict(
+                centring.refusals
+                + restoring.refusals
+                + compression.refusals
+                + decompression.refusals
+            ),
             dict(affine.refusals),
             centring.algorithm1,
             centring.algorithm1_embed_centred,
@@ -173,6 +179,7 @@ class Decided:
             affine.ranges + scales.ranges,
             frozenset(restoring.norms) if "restoring" in self.decisions else None,
             frozenset(compression.norms) if "compression" in self.decisions else None,
+            frozenset(decompression.norms),
         )
 
     @property

@@ -64,6 +64,7 @@ def inspection(findings: Findings, claims: Sequence[Claim] = ()) -> dict[str, An
             "layer_norms": sum(row["kind"] == NormKind.LAYER_NORM for row in norms),
             "foldable": len(plan.folds),
             "compressed": None if findings.compressed is None else len(findings.compressed),
+            "decompressed": len(findings.decompressed),
             "restored": None if findings.restored is None else len(findings.restored),
             "algorithm1": findings.algorithm1,
             "algorithm1_embed_centred": findings.algorithm1_embed_centred,
@@ -94,10 +95,9 @@ def _norms(findings: Findings) -> list[dict[str, Any]]:
             reason = Refusal(RefusalCode.NOT_CENTRED_NORM, sentence)
         row = {key: part for key, part in known.items() if key not in ("ref", "affine")}
         action = _action(known, folded=fold is not None, in_place=ref in findings.in_place)
-        if ref in (findings.restored or ()):
-            action = "layer_norm"
-        if ref in (findings.compressed or ()):
-            action = "crms"
+        converted = _conversion(findings, ref)
+        if converted is not None:
+            action, reason = converted, None
         rows.append(
             {
                 **row,
@@ -113,6 +113,15 @@ def _norms(findings: Findings) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _conversion(findings: Findings, ref: str) -> str | None:
+    """Return what `convert` makes of a norm that does not fold at once, None where it stays."""
+    if ref in (findings.restored or ()):
+        return "layer_norm"
+    if ref in (findings.compressed or ()):
+        return "crms"
+    return "rms" if ref in findings.decompressed else None
 
 
 def _action(known: Mapping[str, Any], *, folded: bool, in_place: bool) -> str:
@@ -133,6 +142,8 @@ def totals(summary: Mapping[str, Any]) -> str:
         line = f"{summary['restored']} of {rms_norms} restored to LayerNorm"
     if summary.get("compressed") is not None:
         line += f", {summary['compressed']} of {_count(summary['norms'], 'norm')} to CRMSNorm"
+    if summary.get("decompressed"):
+        line += f", {_count(summary['decompressed'], 'CRMSNorm')} back to all channels"
     inserted = summary["inserted_centerings"]
     if inserted:
         line += f", with {inserted} inserted centring{'s' if inserted > 1 else ''}"
