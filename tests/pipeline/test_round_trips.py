@@ -21,8 +21,6 @@ _NORMS = {
     "vit-b16": 5,
     "clip-text": 5,
     "whisper-tiny-encoder": 4,
-    "whisper-tiny-decoder": 7,
-    "pythia-160m": 5,
     "bert-base": 1,
 }
 _BOUND = 1e-9  # of the issue; the models are float64, so rounding is a millionth of it
