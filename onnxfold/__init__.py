@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnxfold.api import diff, inspect, optimize, verify
+    from onnxfold.api import convert, diff, inspect, optimize, verify
     from onnxfold.check import Verification
     from onnxfold.errors import (
         InvariantError,
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
         UsageError,
         VerificationError,
     )
-    from onnxfold.options import Options, Target
+    from onnxfold.options import Conversion, Options, Target
     from onnxfold.passes.plan import Plan
     from onnxfold.pipeline import Result
     from onnxfold.runtime.library import get_library_path, register, session
 
 __all__ = [
+    "Conversion",
     "InvariantError",
     "ModelError",
     "OnnxfoldError",
@@ -37,6 +38,7 @@ __all__ = [
     "Verification",
     "VerificationError",
     "__version__",
+    "convert",
     "diff",
     "get_library_path",
     "inspect",
@@ -49,6 +51,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOME = {
+    "Conversion": "options",
     "InvariantError": "errors",
     "ModelError": "errors",
     "OnnxfoldError": "errors",
@@ -60,6 +63,7 @@ _HOME = {
     "UsageError": "errors",
     "Verification": "check.result",
     "VerificationError": "errors",
+    "convert": "api",
     "diff": "api",
     "get_library_path": "runtime.library",
     "inspect": "api",

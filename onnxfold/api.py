@@ -12,7 +12,16 @@ from onnxfold import model_io
 from onnxfold.check import ModelSource, Verification
 from onnxfold.errors import UsageError
 from onnxfold.model_io.sources import open_source
-from onnxfold.options import DEFAULT_SPLIT_BYTES, Device, Options, Target, WrittenForm, target_named
+from onnxfold.options import (
+    DEFAULT_SPLIT_BYTES,
+    Conversion,
+    Device,
+    Options,
+    Target,
+    WrittenForm,
+    conversion_named,
+    target_named,
+)
 from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.prepare.error_context import error_context
 from onnxfold.passes.prepare.working_copy import prepare
@@ -22,7 +31,7 @@ from onnxfold.report.document import inspection
 from onnxfold.report.figures import before_and_after
 from onnxfold.shapes.claims import unconfirmed_claims
 
-__all__ = ["diff", "inspect", "optimize", "verify"]
+__all__ = ["convert", "diff", "inspect", "optimize", "verify"]
 
 _SPELLINGS = (WrittenForm.OP, WrittenForm.DECOMPOSED)
 
@@ -117,6 +126,44 @@ def optimize(
         raise UsageError("--device cuda is for --target ort; the other files suit every device")
     if chosen.target is Target.ORT and chosen.norm_form in _SPELLINGS:
         raise UsageError(f"--norm-form {chosen.norm_form} is for --target onnx and kernels")
+    return _run(model, output, chosen, progress)
+
+
+def convert(
+    model: Any,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    to: Conversion | str,
+    shift: int | None = None,
+    progress: Stages | None = None,
+    **options: Any,
+) -> Result:
+    """Give the norms of a model another form and change nothing else; prove and verify the result.
+
+    RMS: x = A u + b with mean 0 has RMS(x) = LN(x), so weights before LayerNorms are centred.
+    CRMS: such a stream is stored without its last channel, x = E v, and its norms are CRMSNorms of
+    v, which give all channels of x; scales before them move into the linear layers first.
+    LAYER: an RMSNorm whose input has mean 0 by the weights becomes LayerNorm again; ``shift`` seeds
+    arbitrary c and d of A + 1 c' and b + d 1 in the weights before LayerNorms, which see neither.
+    (Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, section 3 and appendix C.)
+
+    ``options`` are those of :func:`optimize` that choose no form and move no gamma, beta or scale.
+    Raises what :func:`optimize` raises, UsageError for ``shift`` with another form than LAYER.
+    """
+    wanted = conversion_named(to)
+    if shift is not None and wanted is not Conversion.LAYER:
+        raise UsageError(f"--shift is for --to layer: a norm that is {wanted} would see it")
+    if shift is not None and shift < 0:
+        raise UsageError(f"--shift takes a seed of 0 or more, not {shift}")
+    named = {"target": target_named(options.get("target", Target.ONNX)), "convert_to": wanted}
+    moves = {"fuse_affine": wanted is Conversion.CRMS, "fuse_residual": False, "shift": shift}
+    return _run(model, output, Options(**{**options, **named, **moves}), progress)
+
+
+def _run(
+    model: Any, output: str | os.PathLike[str] | None, chosen: Options, progress: Stages | None
+) -> Result:
+    """Load a model, run the passes that are chosen, give the result back or write it."""
     if chosen.check is not None and chosen.check < 0:
         raise UsageError(f"check must be 0 or more samples, not {chosen.check}")
     timer = StageTimer(progress)

@@ -11,10 +11,12 @@ __all__ = [
     "DEFAULT_NOISE_LIMIT",
     "DEFAULT_RANGE_LIMIT",
     "DEFAULT_SPLIT_BYTES",
+    "Conversion",
     "Device",
     "Options",
     "Target",
     "WrittenForm",
+    "conversion_named",
     "target_named",
 ]
 
@@ -58,12 +60,30 @@ class WrittenForm(StrEnum):
     LAYER = "layer"  # LayerNormalization: no fold, only gamma, beta and scales move
 
 
+class Conversion(StrEnum):
+    """The form that ``convert`` gives the norms."""
+
+    RMS = "rms"  # LayerNorm to RMSNorm, over streams that are centred in the weights
+    CRMS = "crms"  # RMSNorm of a zero-mean stream to CRMSNorm of the stream without a channel
+    LAYER = "layer"  # RMSNorm of a zero-mean stream to LayerNorm
+
+
+def conversion_named(name: str) -> Conversion:
+    """Return the conversion of a name; raises UsageError where there is none."""
+    try:
+        return Conversion(name)
+    except ValueError as error:
+        names = ", ".join(Conversion)
+        raise UsageError(f"there is no conversion to '{name}'; there are {names}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user can ask of optimize; the fields are the options of the command line.
+    """What a user can ask of optimize and convert; the fields are the options of their commands.
 
-    ``check`` is the number of inputs that both models are run on: 0 proves the result and runs
-    nothing, None does neither.
+    ``convert_to`` asks for one form of the norms and nothing else; ``shift`` seeds the shifts of
+    the weights before LayerNorms that do not see them.  ``check`` is the number of inputs that both
+    models are run on: 0 proves the result and runs nothing, None does neither.
     """
 
     target: Target = Target.ONNX
@@ -87,3 +107,5 @@ class Options:
     dry_run: bool = False
     force: bool = False
     fail_if_unchanged: bool = False
+    convert_to: Conversion | None = None
+    shift: int | None = None

@@ -17,6 +17,7 @@ class RefusalCode(StrEnum):
 
     ACTIVATION = "activation"
     AFFINE_NORM_OUTPUT = "affine_norm_output"
+    ALREADY_LAYER = "already_layer"
     ALREADY_RMS = "already_rms"
     BODY_BORDER = "body_border"
     CONCAT_ALONG_FIBER = "concat_along_fiber"
@@ -28,6 +29,7 @@ class RefusalCode(StrEnum):
     GRAPH_INPUT = "graph_input"
     GRAPH_OUTPUT = "graph_output"
     GROUPED_CONVOLUTION = "grouped_convolution"
+    HAS_MEAN = "has_mean"
     NO_CHEAPER_FORM = "no_cheaper_form"
     NON_FINITE_WEIGHT = "non_finite_weight"
     NOT_CENTRED_NORM = "not_centred_norm"
@@ -79,6 +81,9 @@ EXPLANATIONS: dict[RefusalCode, Explanation] = {
         "Exact folding is not possible. Only a model trained in pre-norm form, or with uniform "
         "gamma and zero beta there, folds.",
     ),
+    RefusalCode.ALREADY_LAYER: Explanation(
+        "The norm is a LayerNorm: `convert --to layer` has nothing to restore.", "Nothing to do."
+    ),
     RefusalCode.ALREADY_RMS: Explanation(
         "The norm is an RMSNorm: there is no mean to take out.", "Nothing to do."
     ),
@@ -125,6 +130,12 @@ EXPLANATIONS: dict[RefusalCode, Explanation] = {
         "A convolution with groups gives each group of channels its own weights, so the mean over "
         "channels is none of theirs (ConvNeXt's depthwise convolutions).",
         "Nothing in the file; the norm stays a LayerNorm.",
+    ),
+    RefusalCode.HAS_MEAN: Explanation(
+        "The input of an RMSNorm may have a mean, because a weight before it has one (Llama, "
+        "every model trained with RMSNorm), so a LayerNorm would compute something else.",
+        "Nothing in the file: centring the weight would change the model. Only RMSNorms that were "
+        "LayerNorms once become LayerNorms again.",
     ),
     RefusalCode.NO_CHEAPER_FORM: Explanation(
         "The norm could fold, but the target, the opset or the spelling has no RMS form for it.",

@@ -14,6 +14,7 @@ import typer
 
 from onnxfold import __version__
 from onnxfold.cli.bench import bench
+from onnxfold.cli.convert import convert
 from onnxfold.cli.diff import diff
 from onnxfold.cli.explain import explain
 from onnxfold.cli.inspect import inspect
@@ -75,7 +76,19 @@ def _common(
     context.obj = chosen_verbosity(verbose=verbose, quiet=quiet)
 
 
-for _command in (optimize, inspect, explain, diff, verify, bench, serve, triton, doctor, lib_path):
+for _command in (
+    optimize,
+    convert,
+    inspect,
+    explain,
+    diff,
+    verify,
+    bench,
+    serve,
+    triton,
+    doctor,
+    lib_path,
+):
     app.command()(with_verbosity(_command))
 
 

@@ -10,7 +10,9 @@ import typer
 from onnxfold.cli import terminal
 from onnxfold.cli.options import (
     DeviceOption,
+    DryRunOption,
     FoldOptions,
+    ForceOption,
     JsonOption,
     Model,
     ReportOption,
@@ -22,7 +24,7 @@ from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import UsageError
 from onnxfold.options import Device, Target
 
-__all__ = ["optimize"]
+__all__ = ["destination", "optimize"]
 
 
 @with_fold_options
@@ -41,9 +43,7 @@ def optimize(
     fold: FoldOptions,
     report: ReportOption = None,
     as_json: JsonOption = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Plan and print, write nothing.")
-    ] = False,
+    dry_run: DryRunOption = False,
     share_weights: Annotated[
         bool,
         typer.Option(
@@ -52,7 +52,7 @@ def optimize(
             "IN, refers to IN's data files.",
         ),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Allow OUT to replace IN.")] = False,
+    force: ForceOption = False,
 ) -> None:
     """Fold every LayerNorm that can exactly become an RMSNorm; prove, check and write the result.
 
@@ -69,13 +69,11 @@ def optimize(
     checks on inputs of this shape and on your own data.
     """
     from onnxfold import api
-    from onnxfold.report import text
-    from onnxfold.report.document import write_report
     from onnxfold.report.provenance import provenance
 
     verbosity: Verbosity = context.obj
     terminal.check_reports(report)
-    output = _destination(out, output, dry_run=dry_run)
+    output = destination(out, output, dry_run=dry_run)
     told = {"run": provenance(model, given_options(context))} if report or as_json else {}
     folder = None if output is None else output.parent
     with terminal.progress(verbosity, model, folder, lines=not as_json) as progress:
@@ -90,15 +88,10 @@ def optimize(
             force=force,
             **fold.keywords(),
         )
-    for path in report or ():
-        write_report(path, result.report | told)
-    if as_json:
-        terminal.print_json(result.report | told)
-    elif verbosity is not Verbosity.QUIET:
-        text.print_result(terminal.console(), result.report, verbose=verbosity is Verbosity.VERBOSE)
+    terminal.tell_result(result.report | told, report, verbosity, as_json=as_json)
 
 
-def _destination(out: Path | None, output: Path | None, *, dry_run: bool) -> Path | None:
+def destination(out: Path | None, output: Path | None, *, dry_run: bool) -> Path | None:
     """Return where to write; raises UsageError where it is told twice, or not at all."""
     if out is not None and output is not None:
         raise UsageError(f"OUT is given twice, as '{out}' and as '-o {output}'")

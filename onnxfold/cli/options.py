@@ -1,6 +1,7 @@
 """Options that several commands share: each declared once, with its help.
 
-A command that starts with folding takes all of :class:`FoldOptions`, by :func:`with_fold_options`.
+A command that starts with folding takes all of :class:`FoldOptions`, by :func:`with_fold_options`,
+and one that only converts the norms all of :class:`CheckedOptions`.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from onnxfold.options import Device, Target, WrittenForm, target_named
 
 __all__ = [
     "AtolOption",
+    "CheckedOptions",
     "DeviceOption",
+    "DryRunOption",
     "ExcludeOption",
     "FoldOptions",
+    "ForceOption",
     "InputsOption",
     "JsonOption",
     "MemoryOption",
@@ -104,14 +108,16 @@ ReportOption = Annotated[
     typer.Option(metavar="FILE.json|.html", help="Write the full report; repeat for both kinds."),
 ]
 
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Plan and print, write nothing.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Allow OUT to replace IN.")]
 
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say only errors.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoldOptions:
-    """What every command that folds a model can be asked; each field is an option."""
+class CheckedOptions:
+    """What every command that rewrites a model can be asked; each field is an option."""
 
     allow_split: SplitOption = 1 << 20
     exclude: ExcludeOption = None
@@ -127,6 +133,37 @@ class FoldOptions:
     seed: SeedOption = 0
     providers: ProvidersOption = None
     memory: MemoryOption = None
+    save_as_external_data: Annotated[
+        bool,
+        typer.Option(
+            "--save-as-external-data", help="Weights in OUT.data; kept as they were else."
+        ),
+    ] = False
+    fail_if_unchanged: Annotated[
+        bool, typer.Option("--fail-if-unchanged", help="Exit 1 when nothing can be improved.")
+    ] = False
+
+    def keywords(self) -> dict[str, Any]:
+        """Return them as options of the Python function of the command's name."""
+        return {
+            "allow_split": self.allow_split,
+            "exclude": self.exclude,
+            "check": None if self.no_check else self.check,
+            "rtol": self.rtol,
+            "atol": self.atol,
+            "inputs": tuple(self.inputs or ()),
+            "seed": self.seed,
+            "providers": tuple(self.providers or ()),
+            "memory": self.memory,
+            "save_as_external_data": True if self.save_as_external_data else None,
+            "fail_if_unchanged": self.fail_if_unchanged,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldOptions(CheckedOptions):
+    """What every command that folds a model can be asked as well."""
+
     no_fuse_affine: NoFuseAffineOption = False
     range_limit: Annotated[
         float,
@@ -146,34 +183,15 @@ class FoldOptions:
             "in half precision and protect LayerNormalization alone; **auto**: decomposed."
         ),
     ] = WrittenForm.AUTO
-    save_as_external_data: Annotated[
-        bool,
-        typer.Option(
-            "--save-as-external-data", help="Weights in OUT.data; kept as they were else."
-        ),
-    ] = False
-    fail_if_unchanged: Annotated[
-        bool, typer.Option("--fail-if-unchanged", help="Exit 1 when nothing can be improved.")
-    ] = False
 
     def keywords(self) -> dict[str, Any]:
         """Return them as the options of `onnxfold.optimize`."""
         return {
-            "allow_split": self.allow_split,
-            "exclude": self.exclude,
-            "check": None if self.no_check else self.check,
-            "rtol": self.rtol,
-            "atol": self.atol,
-            "inputs": tuple(self.inputs or ()),
-            "seed": self.seed,
-            "providers": tuple(self.providers or ()),
-            "memory": self.memory,
-            "save_as_external_data": True if self.save_as_external_data else None,
+            **CheckedOptions.keywords(self),
             "norm_form": self.norm_form,
             "fuse_residual": not self.no_fuse_residual,
             "fuse_affine": not self.no_fuse_affine,
             "range_limit": self.range_limit,
-            "fail_if_unchanged": self.fail_if_unchanged,
         }
 
 
@@ -189,27 +207,28 @@ def given_options(context: typer.Context) -> dict[str, str]:
 
 
 def with_fold_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option for each field of FoldOptions; its parameter `fold` gets them all.
+    """Give a command an option for each field of the class that its parameter `fold` is of.
 
     They stand where `fold` stands in the command's parameters. Typer reads the signature, so that
     is what changes.
     """
-    names = [field.name for field in fields(FoldOptions)]
     hints = get_type_hints(command, include_extras=True)
-    declared = get_type_hints(FoldOptions, include_extras=True)
+    kind: type[CheckedOptions] = hints["fold"]
+    names = [field.name for field in fields(kind)]
+    declared = get_type_hints(kind, include_extras=True)
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         if parameter.name == "fold":
             parameters += (
                 parameter.replace(name=field.name, default=field.default, annotation=declared[name])
-                for name, field in zip(names, fields(FoldOptions), strict=True)
+                for name, field in zip(names, fields(kind), strict=True)
             )
         else:
             parameters.append(parameter.replace(annotation=hints[parameter.name]))
 
     @wraps(command)
     def spread(**given: Any) -> None:
-        fold = FoldOptions(**{name: given.pop(name) for name in names})
+        fold = kind(**{name: given.pop(name) for name in names})
         command(fold=fold, **given)
 
     _declare(spread, parameters)

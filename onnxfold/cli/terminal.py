@@ -27,6 +27,7 @@ __all__ = [
     "console",
     "print_json",
     "progress",
+    "tell_result",
 ]
 
 _UNBROKEN_WIDTH = 10_000  # what reads a pipe wraps lines itself, and cuts no name in two
@@ -88,6 +89,21 @@ def console() -> Console:
 
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _UNBROKEN_WIDTH
     return Console(width=width, highlight=False)
+
+
+def tell_result(
+    report: dict[str, Any], files: Sequence[Path] | None, verbosity: Verbosity, *, as_json: bool
+) -> None:
+    """Write the report of a command into its files, and print it as JSON or for people."""
+    from onnxfold.report import text
+    from onnxfold.report.document import write_report
+
+    for path in files or ():
+        write_report(path, report)
+    if as_json:
+        print_json(report)
+    elif verbosity is not Verbosity.QUIET:
+        text.print_result(console(), report, verbose=verbosity is Verbosity.VERBOSE)
 
 
 @contextmanager

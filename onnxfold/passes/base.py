@@ -15,7 +15,14 @@ from typing import Generic, Protocol, Self, TypeVar
 from onnxfold.errors import UsageError
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
-from onnxfold.options import DEFAULT_RANGE_LIMIT, DEFAULT_SPLIT_BYTES, Device, Target, WrittenForm
+from onnxfold.options import (
+    DEFAULT_RANGE_LIMIT,
+    DEFAULT_SPLIT_BYTES,
+    Conversion,
+    Device,
+    Target,
+    WrittenForm,
+)
 
 __all__ = ["Decision", "Pass", "Settings", "Shown", "exclusion"]
 
@@ -28,6 +35,7 @@ class Settings:
     matches anywhere stay as they are.  A weight whose range grows more than ``range_limit`` times
     is named.  ``overflowing`` are references of weights that must not be centred.
     ``fused_before`` counts the calls of ours that the model came with and that add a residual.
+    ``conversion``: the one form that the norms get; ``shift``: a seed of shifts, for LAYER alone.
     """
 
     target: Target = Target.ONNX
@@ -39,6 +47,8 @@ class Settings:
     norm_form: WrittenForm = WrittenForm.AUTO
     device: Device = Device.CPU
     fused_before: int = 0
+    conversion: Conversion | None = None
+    shift: int | None = None
 
     def excludes(self, name: str) -> bool:
         """Whether a norm of this name stays as it is."""

@@ -36,6 +36,8 @@ class Findings:
     opaque), ``algorithm1_embed_centred`` the same with a centring behind every embedding.
     ``remaining`` are the norms that are still norms when folds are decided, ``in_place`` those of
     them that stay and become one operator.  ``ranges`` names the weights whose range grows much.
+    ``restored`` are the RMSNorms that become LayerNorms, None where that was not asked.
+    ``compressed`` likewise are the norms that become CRMSNorms, ``decompressed`` those that were.
     """
 
     description: Description
@@ -47,6 +49,9 @@ class Findings:
     remaining: frozenset[str] = frozenset()
     in_place: frozenset[str] = frozenset()
     ranges: tuple[RangeWarning, ...] = ()
+    restored: frozenset[str] | None = None
+    compressed: frozenset[str] | None = None
+    decompressed: frozenset[str] = frozenset()
 
 
 def describe(info: ModelInfo, sites: Sequence[NormSite]) -> Description:

@@ -1,6 +1,9 @@
 """The passes in order: each decides on a version of the model, makes the next one, and is proved.
 
     prepare -> affine -> scales -> centring -> lower
+    prepare -> decompression -> centring             convert --to rms
+    prepare -> scales -> centring -> compression     convert --to crms
+    prepare -> decompression -> restoring [-> shifting]  convert --to layer
 
 A version that is to be proved against stays as it is, for the pass edits a copy; without a proof it
 is edited in place.  A pass whose proof fails is left out: the next one goes on from the version
@@ -9,7 +12,7 @@ before it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +23,7 @@ from onnxfold.graph.edit import Editor
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.norms import find_norms
 from onnxfold.operators.functions import DOMAIN, SIGNATURES
-from onnxfold.options import Device, Target
+from onnxfold.options import Conversion, Device, Target
 from onnxfold.passes.affine.apply import apply as apply_affine
 from onnxfold.passes.affine.decide import decide as decide_affine
 from onnxfold.passes.affine.plan import AffinePlan
@@ -30,6 +33,13 @@ from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.decide import CentringDecision
 from onnxfold.passes.centring.decide import decide as decide_centring
 from onnxfold.passes.centring.prove import prove as prove_centring
+from onnxfold.passes.compression.apply import apply as apply_compression
+from onnxfold.passes.compression.decide import decide as decide_compression
+from onnxfold.passes.compression.plan import CompressionPlan
+from onnxfold.passes.compression.prove import prove as prove_compression
+from onnxfold.passes.decompression.apply import apply as apply_decompression
+from onnxfold.passes.decompression.decide import decide as decide_decompression
+from onnxfold.passes.decompression.prove import prove as prove_decompression
 from onnxfold.passes.findings import Description, Findings, describe
 from onnxfold.passes.lower.apply import apply as apply_lowering
 from onnxfold.passes.lower.decide import decide as decide_lowering
@@ -44,10 +54,17 @@ from onnxfold.passes.lower.prove import prove as prove_lowering
 from onnxfold.passes.lower.sums import MEASURED, SLOW_SINCE, fused_additions, replace_by_sums
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
+from onnxfold.passes.restoring.apply import apply as apply_restoring
+from onnxfold.passes.restoring.decide import decide as decide_restoring
+from onnxfold.passes.restoring.plan import RestoringPlan
+from onnxfold.passes.restoring.prove import prove as prove_restoring
 from onnxfold.passes.scales.apply import apply as apply_scales
 from onnxfold.passes.scales.decide import decide as decide_scales
 from onnxfold.passes.scales.plan import ScalesPlan
 from onnxfold.passes.scales.prove import prove as prove_scales
+from onnxfold.passes.shifting.apply import apply as apply_shifting
+from onnxfold.passes.shifting.decide import decide as decide_shifting
+from onnxfold.passes.shifting.prove import prove as prove_shifting
 from onnxfold.pipeline.stage_timer import StageTimer
 
 if TYPE_CHECKING:
@@ -65,11 +82,28 @@ __all__ = [
     "residual_calls",
 ]
 
+_CENTRING = Pass("centring", decide_centring, apply_centring, prove_centring)
 PASSES: tuple[Pass[Any], ...] = (
     Pass("affine", decide_affine, apply_affine, prove_affine),
     Pass("scales", decide_scales, apply_scales, prove_scales),
-    Pass("centring", decide_centring, apply_centring, prove_centring),
+    _CENTRING,
 )
+_DECOMPRESSION = Pass(
+    "decompression", decide_decompression, apply_decompression, prove_decompression
+)
+_CONVERSIONS: Mapping[Conversion, tuple[Pass[Any], ...]] = {
+    Conversion.RMS: (_DECOMPRESSION, _CENTRING),
+    Conversion.CRMS: (
+        Pass("scales", decide_scales, apply_scales, prove_scales),
+        _CENTRING,
+        Pass("compression", decide_compression, apply_compression, prove_compression),
+    ),
+    Conversion.LAYER: (
+        _DECOMPRESSION,
+        Pass("restoring", decide_restoring, apply_restoring, prove_restoring),
+        Pass("shifting", decide_shifting, apply_shifting, prove_shifting),
+    ),
+}
 # Spells the outcome of all passes for a target: always last, and proved on what will be written.
 LOWER = Pass("lower", decide_lowering, apply_lowering, prove_lowering)
 AFFINE_PASSES = frozenset({"affine", "scales"})
@@ -115,21 +149,37 @@ class Decided:
         )
 
     @property
+    def differs(self) -> bool:
+        """Whether a pass has decided to do anything."""
+        return any(not decision.empty for decision in self.decisions.values())
+
+    @property
     def findings(self) -> Findings:
         """What the reports show."""
         affine = self.decisions.get("affine", AffinePlan())
         scales = self.decisions.get("scales", ScalesPlan())
         centring = self._centring
+        restoring = self.decisions.get("restoring", RestoringPlan())
+        compression = self.decisions.get("compression", CompressionPlan())
+        decompression = self.decisions.get("decompression", CompressionPlan())
         return Findings(
             self.description,
             self.plan,
-            dict(centring.refusals),
+            dict(
+                centring.refusals
+                + restoring.refusals
+                + compression.refusals
+                + decompression.refusals
+            ),
             dict(affine.refusals),
             centring.algorithm1,
             centring.algorithm1_embed_centred,
-            centring.remaining,
+            centring.remaining | restoring.remaining | compression.remaining,
             centring.in_place,
             affine.ranges + scales.ranges,
+            frozenset(restoring.norms) if "restoring" in self.decisions else None,
+            frozenset(compression.norms) if "compression" in self.decisions else None,
+            frozenset(decompression.norms),
         )
 
     @property
@@ -158,7 +208,7 @@ def decide_all(prepared: Prepared, settings: Settings, *, without: Collection[st
     A pass is carried out where a later one decides on its outcome.
     """
     state = _start(prepared)
-    chosen = [each for each in PASSES if each.name not in without]
+    chosen = [each for each in _passes(settings) if each.name not in without]
     for each in chosen:
         decision = each.decide(state.info, settings)
         state.decisions[each.name] = decision
@@ -179,12 +229,16 @@ def fold(
 ) -> Folded:
     """Carry out every pass but those ``without``; uses up the working copy of the original."""
     state = _start(prepared)
-    for each in PASSES:
+    for each in _passes(settings):
         if each.name not in without:
             _step(state, each, settings, timer, prove=prove)
     result = _spelled(state, original, settings, timer, prove=prove)
     proof = _sum(state.shown) if prove and state.changed else None
     return Folded(result, state.changed, state.findings, proof, tuple(state.left_out))
+
+
+def _passes(settings: Settings) -> tuple[Pass[Any], ...]:
+    return PASSES if settings.conversion is None else _CONVERSIONS[settings.conversion]
 
 
 def _start(prepared: Prepared) -> Decided:

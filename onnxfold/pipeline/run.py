@@ -131,6 +131,8 @@ def _settings(source: Source, chosen: Options, attempt: _Attempt) -> Settings:
         chosen.norm_form,
         chosen.device,
         residual_calls(source.model),
+        chosen.convert_to,
+        chosen.shift,
     )
 
 
@@ -189,7 +191,7 @@ def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attem
         "prepared": _prepared(prepared),
     }
     report["timing_s"] = timer.seconds
-    return Result(None, not decided.plan.empty, decided.plan, report)
+    return Result(None, decided.differs, decided.plan, report)
 
 
 def _prepared_for(model: ir.Model, options: Options) -> Prepared:
@@ -217,7 +219,8 @@ def _published(
     report = _report(prepared, folded, options, attempt)
     result, changed = folded.model, folded.changed
     if options.fail_if_unchanged and not changed:
-        raise UnchangedError("nothing to improve in this model, and --fail-if-unchanged is set")
+        what = "improve" if options.convert_to is None else "convert"
+        raise UnchangedError(f"nothing to {what} in this model, and --fail-if-unchanged is set")
     verification: Verification | None = None
     if output is None:
         if changed and options.check:
@@ -334,6 +337,8 @@ def _staged(
 
 def _advice(options: Options) -> str:
     """Say what another target would gain in ONNX Runtime, and which version was not measured."""
+    if options.convert_to is not None:
+        return ""  # the form was chosen for a reason of its own
     if options.target is Target.KERNELS:
         return "for ONNX Runtime with onnxfold's library; --target onnx is for other runtimes"
     if options.target is Target.ONNX:

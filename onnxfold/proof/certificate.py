@@ -63,6 +63,9 @@ class Proof:
     failures: tuple[str, ...]
     scaled_weights: int = 0
     shifted_biases: int = 0
+    shifted_weights: int = 0
+    compressed_norms: int = 0
+    decompressed_norms: int = 0
 
     def joined(self, other: Proof) -> Proof:
         """Return the proof of two steps, of which ``other`` is the first."""
@@ -73,6 +76,9 @@ class Proof:
             (*other.failures, *self.failures),
             self.scaled_weights + other.scaled_weights,
             self.shifted_biases + other.shifted_biases,
+            self.shifted_weights + other.shifted_weights,
+            self.compressed_norms + other.compressed_norms,
+            self.decompressed_norms + other.decompressed_norms,
         )
 
     def to_json(self) -> dict[str, object]:
@@ -83,5 +89,8 @@ class Proof:
             "centred_weights": self.centred_weights,
             "scaled_weights": self.scaled_weights,
             "shifted_biases": self.shifted_biases,
+            "shifted_weights": self.shifted_weights,
+            "compressed_norms": self.compressed_norms,
+            "decompressed_norms": self.decompressed_norms,
             "failures": list(self.failures),
         }

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber
+from onnxfold.graph import Fiber, whole_axes
 from onnxfold.graph.stored_rows import paired_rows, stored_rows
 from onnxfold.proof.relation import Drawn, Float64
+from onnxfold.proof.rules import shortened
 from onnxfold.weights.edited import EditedTensor, float64_chunks, unrounded
 from onnxfold.weights.means import (
     is_centred,
@@ -25,7 +26,15 @@ from onnxfold.weights.means import (
     within_rounding,
 )
 
-__all__ = ["Comparison", "compared", "exact_numbers", "has_zero_mean", "is_product", "largest"]
+__all__ = [
+    "Comparison",
+    "compared",
+    "exact_numbers",
+    "has_zero_mean",
+    "is_product",
+    "largest",
+    "shortened_axis",
+]
 
 Array = npt.NDArray[np.generic]
 
@@ -106,7 +115,20 @@ def _part_is_shift(old: Array, stored: Array, members: tuple[int, ...]) -> bool:
     expected = np.subtract(old, means, dtype=np.float64)
     if np.array_equal(expected.astype(stored.dtype), stored):
         return True
-    return within_rounding(stored, expected, np.abs(expected) + np.abs(means))
+    if within_rounding(stored, expected, np.abs(expected) + np.abs(means)):
+        return True
+    return _is_any_shift(old, stored, members)
+
+
+def _is_any_shift(old: Array, stored: Array, members: tuple[int, ...]) -> bool:
+    """Whether stored = old + c: c is known up to the mean of the roundings of its set."""
+    with np.errstate(all="ignore"):  # what is not finite is no shift
+        difference = np.subtract(old, stored, dtype=np.float64)
+        shift = difference.mean(axis=members, keepdims=True)
+        rounding = rounding_of(stored)
+        bound = rounding + rounding.mean(axis=members, keepdims=True)
+        bound += 2.0**-40 * (np.abs(old).max(axis=members, keepdims=True) + np.abs(shift))
+        return bool(np.all(np.abs(difference - shift) <= bound))
 
 
 def is_product(old: ir.TensorProtocol, new: ir.TensorProtocol, factor: Float64) -> bool:
@@ -125,6 +147,17 @@ def is_product(old: ir.TensorProtocol, new: ir.TensorProtocol, factor: Float64) 
         if not within_rounding(stored, exact, most * np.abs(chunk)):
             return False
     return True
+
+
+def shortened_axis(old: ir.TensorProtocol, new: ir.TensorProtocol) -> int | None:
+    """Return the axis along which ``new`` lacks the last element of ``old``, of mean 0, or None."""
+    long, short = tuple(old.shape.numpy()), tuple(new.shape.numpy())
+    axis = next(iter(shortened(long, short)), None)
+    fiber = None if axis is None else whole_axes(long, [axis])
+    if axis is None or fiber is None or not has_zero_mean(old, fiber, largest(old)):
+        return None
+    kept = old.numpy().take(range(short[axis]), axis=axis)
+    return axis if np.array_equal(kept, new.numpy()) else None
 
 
 def exact_numbers(tensor: ir.TensorProtocol) -> tuple[Drawn, float]:

@@ -65,7 +65,7 @@ class ZeroMeans:
         if value.producer() is None:
             return None
         regions = []
-        for depth in (1, 2):
+        for depth in (1, 2, 3):
             try:
                 regions.append(self._region_of(value, depth))
             except Unprovable:
@@ -79,7 +79,7 @@ class ZeroMeans:
         return None
 
     def _choices(self, region: Region, fiber: Fiber) -> Iterator[list[tuple[Leaf, Fiber]]]:
-        """Yield leaves that may have mean 0: one alone, constants first, then all together."""
+        """Yield leaves that may have mean 0: one, constants first, all constants, then all."""
         target = self._after.shape(region.pair[1])
         if target is None:
             return
@@ -96,6 +96,9 @@ class ZeroMeans:
                 found.append(places)
         found.sort(key=lambda places: self._after.tensor(places[0][0].v) is None)
         yield from ([choice] for places in found for choice in places)
+        stored = [places for places in found if self._after.tensor(places[0][0].v) is not None]
+        if 1 < len(stored) < len(found):  # a weight and its bias, of whatever the layer reads
+            yield [places[0] for places in stored]
         if len(found) > 1:
             yield [places[0] for places in found]
 

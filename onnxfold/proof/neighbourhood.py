@@ -117,7 +117,7 @@ class Neighbourhood:
         self, u: ir.Value | None, v: ir.Value, drawn: set[ir.Value], actual: bool
     ) -> Leaf:
         relation = ANY if u is None else self._related.get((u, v), ANY)
-        if u is not None and relation.fiber is not None:
+        if u is not None and (relation.fiber is not None or relation.short is not None):
             return self._leaf(u, v, relation)
         given, slack = self._numbers(self._after, v, actual=actual or u is None)
         if u is None:
@@ -142,7 +142,7 @@ class Neighbourhood:
         slack: float = 0.0,
     ) -> Leaf:
         shape = None if u is None else _shape(self._before, u)
-        if v is not None and (shape is None or None in shape):
+        if relation.short is None and v is not None and (shape is None or None in shape):
             other = _shape(self._after, v)
             shape = shape if other is None else other
         value = u if u is not None else v

@@ -118,6 +118,21 @@ class Leaf:
         return replace(self, zero=fiber, array=None, given=None)
 
     @property
+    def is_index(self) -> bool:
+        """Whether it is drawn and may say which elements of another leaf are read."""
+        return not self.fixed and self.dtype is not None and self.dtype.is_integer()
+
+    @property
+    def is_unrelated(self) -> bool:
+        """Whether it stands for numbers of one model of which nothing is known but that they fit.
+
+        A test shows something of those alone that it reads.
+        """
+        array = self.given if self.array is None else self.array
+        related = self.u is not None and self.v is not None and self.relation.known
+        return array is not None and array.dtype.kind in "fV" and array.size > 1 and not related
+
+    @property
     def key(self) -> tuple[object, ...]:
         """What two leaves have in common that are drawn alike."""
         arrays = tuple(
@@ -177,8 +192,14 @@ class Region:
     ) -> tuple[dict[ir.Value, Drawn], dict[ir.Value, Drawn]]:
         """Return random values of the leaves in both models.
 
-        Raises Unprovable where one value would have to stand in two relations at once.
+        Raises Unprovable where one value would have to stand in two relations at once, or where
+        indices would reach only some elements of constants that are not known to be alike.
         """
+        if any(leaf.is_index for leaf in self.leaves):
+            for leaf in self.leaves:
+                if leaf.is_unrelated:
+                    name = "" if leaf.v is None else leaf.v.name
+                    raise Unprovable(f"indices may reach a part of '{name}' alone")
         old: dict[ir.Value, Drawn] = {}
         new: dict[ir.Value, Drawn] = {}
         # Integers may be indices: none beyond the smallest axis that they may be of.
@@ -231,7 +252,7 @@ def _pair(
     if u is not None:
         return u, _of_original(leaf, u.astype(np.float64), rng, scale)
     if v is None:
-        v = rng.standard_normal(shape) * scale
+        v = rng.standard_normal(leaf.relation.shape_of_counterpart(shape)) * scale
         v = v if leaf.zero is None else v - means(v, leaf.zero)
     return leaf.relation.original(v.astype(np.float64), rng, scale), v
 

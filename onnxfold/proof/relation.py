@@ -1,7 +1,8 @@
-"""The one relation of the proof: u = r * v + s per channel, + c constant along a fiber.
+"""The one relation of the proof: u = r * v + s per channel, + c constant along a fiber; or u = E v.
 
 u is a value of the original and v the value that stands for it.  r and s broadcast against u as in
-numpy; c is any tensor that is constant along the sets of the fiber.
+numpy; c is any tensor that is constant along the sets of the fiber.  E appends the element that
+makes the mean along an axis 0: v is u, of mean 0, without the last element there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from onnxfold.graph import Fiber
 from onnxfold.weights.means import split_digits
 
-__all__ = ["ANY", "EQUAL", "Drawn", "Float64", "Relation", "means"]
+__all__ = ["ANY", "EQUAL", "Drawn", "Float64", "Relation", "completed", "means"]
 
 Float64 = npt.NDArray[np.float64]
 Drawn = npt.NDArray[np.generic]
@@ -30,10 +31,16 @@ def means(array: Float64, fiber: Fiber) -> Float64:
     return np.broadcast_to(shown, digits).reshape(array.shape)
 
 
+def completed(v: Float64, axis: int) -> Float64:
+    """Return E v: one more element along an axis, with which the mean is 0."""
+    return np.concatenate([v, -v.sum(axis=axis, keepdims=True)], axis=axis)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Relation:
     """u = r * v + s, or v = r * u + s where ``reverse``; and + c where there is a fiber.
 
+    ``short``: u = E v along this axis, and nothing else; v = E u where ``reverse``.
     Not ``known``: nothing is known but that u and v have one shape.
     """
 
@@ -42,18 +49,19 @@ class Relation:
     reverse: bool = False
     fiber: Fiber | None = None
     known: bool = True
+    short: int | None = None
 
     @property
     def equal(self) -> bool:
         """Whether u = v."""
-        return self.known and self.r is None and self.fiber is None
+        return self.known and self.r is None and self.fiber is None and self.short is None
 
     @property
     def key(self) -> tuple[object, ...]:
         """What two relations have in common that the same test shows."""
         arrays = (self.r, self.s)
         numbers = tuple(None if a is None else (a.shape, a.tobytes()) for a in arrays)
-        return (*numbers, self.reverse, self.fiber, self.known)
+        return (*numbers, self.reverse, self.fiber, self.known, self.short)
 
     def kept(self, shape: tuple[int, ...]) -> set[int]:
         """Return the sizes of the axes along which the relation says something."""
@@ -61,12 +69,26 @@ class Relation:
         for array in (self.r, self.s):
             if array is not None:
                 axes |= {axis for axis, size in enumerate(array.shape) if size > 1}
-        return {shape[axis] for axis in axes if axis < len(shape)}
+        sizes = {shape[axis] for axis in axes if axis < len(shape)}
+        if self.short is not None:
+            sizes |= {shape[self.short], shape[self.short] + self._more}
+        return sizes
+
+    def shape_of_counterpart(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of v for one of u."""
+        return tuple(size + self._more * (axis == self.short) for axis, size in enumerate(shape))
+
+    @property
+    def _more(self) -> int:
+        """How many elements v has more than u along ``short``."""
+        return 1 if self.reverse else -1
 
     def original(self, v: Float64, rng: np.random.Generator, scale: float) -> Float64:
         """Return a u that the relation allows for v; raises ArithmeticError where there is none."""
         if not self.known:
             return rng.standard_normal(v.shape) * scale
+        if self.short is not None:
+            return self._without_last(v, scale) if self.reverse else completed(v, self.short)
         u = v
         if self.r is not None and self.s is not None:
             u = _solved(v, self.r, self.s) if self.reverse else self.r * v + self.s
@@ -76,10 +98,19 @@ class Relation:
         """Return a v that the relation allows for u; raises ArithmeticError where there is none."""
         if not self.known:
             return rng.standard_normal(u.shape) * scale
+        if self.short is not None:
+            return completed(u, self.short) if self.reverse else self._without_last(u, scale)
         v = u - self._shift(u, rng, scale)
         if self.r is not None and self.s is not None:
             v = self.r * v + self.s if self.reverse else _solved(v, self.r, self.s)
         return v
+
+    def _without_last(self, long: Float64, scale: float) -> Float64:
+        axis = self.short or 0
+        rest = long.take(range(long.shape[axis] - 1), axis=axis)
+        if not np.allclose(completed(rest, axis), long, rtol=0, atol=2.0**-40 * scale):
+            raise ArithmeticError("its mean is not 0")
+        return rest
 
     def _shift(self, like: Float64, rng: np.random.Generator, scale: float) -> Float64:
         if self.fiber is None:

@@ -16,10 +16,10 @@ import numpy as np
 from onnxfold.errors import OnnxfoldError
 from onnxfold.graph import AxisBlock, Fiber, Shape, follow_reshape
 from onnxfold.proof.region import Pair, Region, Unprovable
-from onnxfold.proof.relation import EQUAL, Float64, Relation, means
+from onnxfold.proof.relation import EQUAL, Float64, Relation, completed, means
 from onnxfold.proof.sizes import SAMPLINGS
 
-__all__ = ["Tester", "images", "is_small"]
+__all__ = ["Tester", "images", "is_small", "shortened"]
 
 _TOLERANCE = 2.0**-38  # 2^15 roundings
 _SNAP = 2.0**-42
@@ -91,6 +91,14 @@ def _zero_mean(region: Region, fiber: Fiber) -> bool:
         return False
 
 
+def shortened(long: tuple[int, ...], short: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the axis along which alone a shape is longer, by one element; () where none is."""
+    if len(long) != len(short):
+        return ()
+    axes = tuple(axis for axis, size in enumerate(short) if long[axis] != size)
+    return axes if len(axes) == 1 and long[axes[0]] == short[axes[0]] + 1 else ()
+
+
 def is_small(error: Float64, *sizes: Float64, slack: float = 0.0) -> bool:
     if error.size == 0:
         return True
@@ -118,6 +126,9 @@ def _found(
     region: Region, draws: list[Pair], fibers: tuple[Fiber, ...], slack: float
 ) -> Iterator[Relation]:
     yield EQUAL
+    u, v = draws[0]
+    yield from (Relation(short=axis) for axis in shortened(u.shape, v.shape))
+    yield from (Relation(short=axis, reverse=True) for axis in shortened(v.shape, u.shape))
     if any(u.shape != v.shape or u.dtype.kind != "f" or v.dtype.kind != "f" for u, v in draws):
         return
     yield from (Relation(fiber=fiber) for fiber in fibers)
@@ -133,6 +144,10 @@ def _has(relation: Relation, u: Float64, v: Float64, slack: float) -> bool:
         return _same(u, v, slack)
     if not (np.isfinite(u).all() and np.isfinite(v).all()):
         return False
+    if relation.short is not None:
+        long, short = (v, u) if relation.reverse else (u, v)
+        fits = shortened(long.shape, short.shape) == (relation.short,)
+        return fits and is_small(long - completed(short, relation.short), long, short)
     if relation.fiber is not None:
         return _is_shift(u, v, relation.fiber)
     if relation.r is None or relation.s is None:

@@ -21,7 +21,7 @@ from onnxfold.graph.compare import pairs, same_attributes, same_default, same_te
 from onnxfold.graph.traversal import bodies
 from onnxfold.proof.absorb import Absorber
 from onnxfold.proof.certificate import Certificate, Proof
-from onnxfold.proof.constants import compared, is_product
+from onnxfold.proof.constants import compared, is_product, shortened_axis
 from onnxfold.proof.correspondence import Correspondence
 from onnxfold.proof.means import ZeroMeans, with_zeros
 from onnxfold.proof.neighbourhood import Neighbourhood
@@ -215,6 +215,10 @@ class _Walker:
     ) -> Relation:
         if old is new or same_tensor(old, new):
             return EQUAL
+        for long, short in ((old, new), (new, old)):
+            axis = shortened_axis(long, short)
+            if axis is not None:
+                return Relation(short=axis, reverse=long is new)
         fibers = self._fibers.get(self._before.ref(u), [])
         fibers = [fiber for fiber in fibers if _fits(fiber, old)]
         if fibers:
@@ -295,7 +299,7 @@ class _Walker:
             found = self._tester.relation(with_zeros(region, choice), fibers, slack)
             if (
                 found is not None
-                and found.equal
+                and (found.equal or found.short is not None)
                 and all(
                     leaf.v is not None and self._means.holds(leaf.v, zero) for leaf, zero in choice
                 )

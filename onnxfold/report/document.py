@@ -42,8 +42,12 @@ def inspection(
         },
         "summary": {
             "norms": len(norms),
+            "rms_norms": sum(row["kind"] == NormKind.RMS_NORM for row in norms),
             "layer_norms": sum(row["kind"] == NormKind.LAYER_NORM for row in norms),
             "foldable": len(plan.folds),
+            "compressed": None if findings.compressed is None else len(findings.compressed),
+            "decompressed": len(findings.decompressed),
+            "restored": None if findings.restored is None else len(findings.restored),
             "algorithm1": findings.algorithm1,
             "algorithm1_embed_centred": findings.algorithm1_embed_centred,
             "inserted_centerings": len(plan.insertions),
@@ -80,6 +84,9 @@ def _norms(findings: Findings) -> list[dict[str, Any]]:
             reason = Refusal(RefusalCode.NOT_CENTRED_NORM, sentence)
         row = {key: part for key, part in known.items() if key not in ("ref", "affine")}
         action = _action(known, folded=fold is not None, in_place=ref in findings.in_place)
+        converted = _conversion(findings, ref)
+        if converted is not None:
+            action, reason = converted, None
         rows.append(
             {
                 **row,
@@ -95,6 +102,15 @@ def _norms(findings: Findings) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _conversion(findings: Findings, ref: str) -> str | None:
+    """Return what `convert` makes of a norm that does not fold at once, None where it stays."""
+    if ref in (findings.restored or ()):
+        return "layer_norm"
+    if ref in (findings.compressed or ()):
+        return "crms"
+    return "rms" if ref in findings.decompressed else None
 
 
 def _action(known: Mapping[str, Any], *, folded: bool, in_place: bool) -> str:

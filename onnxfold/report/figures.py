@@ -30,6 +30,7 @@ __all__ = [
 
 KIND_NAMES = {
     "layer_norm": "LayerNorm",
+    "crms": "CRMSNorm",
     "rms_norm": "RMSNorm",
     "group_norm": "GroupNorm",
     "instance_norm": "InstanceNorm",

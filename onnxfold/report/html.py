@@ -16,7 +16,13 @@ from onnxfold.report.figures import KIND_NAMES, FigureRow, figure_notes, figure_
 
 __all__ = ["in_pieces", "page"]
 
-_BECOMES = {"rms": "RMSNorm", "fused_layer_norm": "fused LayerNorm", "keep": "as written"}
+_BECOMES = {
+    "rms": "RMSNorm",
+    "fused_layer_norm": "fused LayerNorm",
+    "layer_norm": "LayerNorm",
+    "crms": "CRMSNorm",
+    "keep": "as written",
+}
 _WIDE = 20  # characters that still fit one column of the facts
 _TRUTHS = {
     "float64": "a float64 run of the original",

@@ -24,12 +24,27 @@ __all__ = [
     "totals",
 ]
 
+_BECOMES = {
+    "rms": "RMSNorm",
+    "fused_layer_norm": "one LayerNorm",
+    "layer_norm": "LayerNorm",
+    "crms": "CRMSNorm",
+    "keep": "-",
+}
+
 
 def totals(summary: Mapping[str, Any]) -> str:
     """Return the one line that says what became of the norms."""
     layer_norms = _count(summary["layer_norms"], "LayerNorm")
     verb = "folds" if summary["layer_norms"] == 1 else "fold"
     line = f"{summary['foldable']} of {layer_norms} {verb} to RMSNorm"
+    if summary.get("restored") is not None:
+        rms_norms = _count(summary["rms_norms"], "RMSNorm")
+        line = f"{summary['restored']} of {rms_norms} restored to LayerNorm"
+    if summary.get("compressed") is not None:
+        line += f", {summary['compressed']} of {_count(summary['norms'], 'norm')} to CRMSNorm"
+    if summary.get("decompressed"):
+        line += f", {_count(summary['decompressed'], 'CRMSNorm')} back to all channels"
     inserted = summary["inserted_centerings"]
     if inserted:
         line += f", with {inserted} inserted centring{'s' if inserted > 1 else ''}"
@@ -90,12 +105,11 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
     for heading in ("norm", "is", "becomes", "weights centred, or why not"):
         table.add_column(heading, overflow="fold")
     for row in document["norms"]:
-        becomes = {"rms": "RMSNorm", "fused_layer_norm": "one LayerNorm", "keep": "-"}
-        style = "green" if row["foldable"] else ""
+        style = "green" if row["foldable"] or row["action"] in ("layer_norm", "crms") else ""
         table.add_row(
             Text(row["name"]),
             Text(f"{row['kind']} {row['size']}"),
-            Text(becomes[row["action"]], style=style),
+            Text(_BECOMES[row["action"]], style=style),
             Text(_because(row)),
         )
     if document.get("unmatched_exclude") is not None:
@@ -230,7 +244,7 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
         proof = report["proof"]
         console.print(
             f"proved: {_count(proof['folded_norms'], 'norm')} on zero-mean inputs, "
-            f"{_count(proof['centred_weights'], 'centred weight')} seen by no other reader"
+            f"{_changed_weights(proof)} seen by no other reader"
         )
     verification = report.get("verification", {})
     if "outputs" in verification:
@@ -251,6 +265,13 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
     if verbose:
         spent = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in report["timing_s"].items())
         console.print(Text(f"seconds: {spent}"))
+
+
+def _changed_weights(proof: Mapping[str, Any]) -> str:
+    shifted = proof.get("shifted_weights", 0)
+    if shifted:
+        return _count(shifted, "shifted weight")
+    return _count(proof["centred_weights"], "centred weight")
 
 
 def _widest(warnings: Sequence[Mapping[str, Any]]) -> str:
@@ -325,7 +346,7 @@ def print_benchmark(console: Console, document: Mapping[str, Any]) -> None:
 
 
 def _because(row: Mapping[str, Any]) -> str:
-    if row["foldable"]:
+    if row["foldable"] and not row["reason"]:
         writers: Sequence[str] = row["writers"]
         shown = ", ".join(writers[:2])
         return f"{shown} and {len(writers) - 2} more" if len(writers) > 2 else shown
@@ -338,7 +359,7 @@ def tallied(norms: Sequence[Mapping[str, Any]]) -> list[str]:
     first: dict[str, str] = {}
     for row in norms:
         reason = row["reason"]
-        if row["foldable"] or not reason:
+        if not reason:
             continue
         counts[reason["code"]] += 1
         first.setdefault(reason["code"], f"{reason['sentence']} (norm '{row['name']}')")

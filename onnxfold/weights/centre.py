@@ -22,12 +22,15 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber
+from onnxfold.model_io import FileTensor
 from onnxfold.weights.edited import EditedTensor, edited
 from onnxfold.weights.edits import Centre
+from onnxfold.weights.means import is_centred
 
-__all__ = ["centred", "centred_tensor"]
+__all__ = ["centred", "centred_tensor", "is_centred_weight"]
 
 Array = npt.NDArray[np.generic]
+_SAMPLED_ROWS = 64
 
 
 def centred(W: Array, fiber: Fiber) -> Array:
@@ -38,3 +41,16 @@ def centred(W: Array, fiber: Fiber) -> Array:
 def centred_tensor(tensor: ir.TensorProtocol, fiber: Fiber, name: str) -> EditedTensor:
     """Return P of a tensor, computed whenever it is read or saved, one at a time."""
     return edited(tensor, Centre(fiber), name)
+
+
+def is_centred_weight(tensor: ir.TensorProtocol, fiber: Fiber) -> bool:
+    """Whether P W = W up to the rounding of what is stored; a large file is read only if some is.
+
+    Raises InvariantError when the fiber does not fit the shape.
+    """
+    rows = tensor.shape.numpy()[0] if len(tensor.shape) else 0
+    if isinstance(tensor, FileTensor) and rows >= 2 * _SAMPLED_ROWS and 0 not in fiber.axes:
+        sample = tensor.rows(range(0, rows, rows // _SAMPLED_ROWS))
+        if not is_centred(sample, fiber):
+            return False
+    return is_centred(tensor.numpy(), fiber)

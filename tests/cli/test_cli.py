@@ -172,11 +172,13 @@ def test_the_defaults_are_those_of_the_python_interface() -> None:
     given = FoldOptions().keywords()
     assert given == {name: defaults[name] for name in given}
     only_here = {
+        "convert_to",
         "device",
         "dry_run",
         "force",
         "noise_limit",
         "share_weights",
+        "shift",
         "target",
     }  # not of every command
     assert set(defaults) - set(given) == only_here

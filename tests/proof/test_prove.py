@@ -32,7 +32,7 @@ from tests.soundness.folding import Folded, fold, forced
 
 Array = npt.NDArray[Any]
 Damage = Callable[[onnx.ModelProto], None]
-B, T, C = 2, 4, 6
+B, T, C, V = 2, 4, 6, 12
 
 
 def _model() -> onnx.ModelProto:
@@ -304,6 +304,37 @@ def _inserted(axis: int, sizes: tuple[int, ...]) -> Folded:
 def test_a_centring_inserted_along_the_fiber_is_proved_and_along_another_axis_is_not() -> None:
     assert _inserted(2, (B, T, C)).proof.passed
     assert not _inserted(1, (B, T, C)).proof.passed
+
+
+@pytest.mark.parametrize("row", [0, 2, 3, V - 1])
+def test_a_table_of_which_one_row_is_another_is_not_proved(row: int) -> None:
+    """Whatever rows the random indices of a test reach."""
+    rng = np.random.default_rng(0)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["table", "ids"], ["e"]),
+            helper.make_node("LayerNormalization", ["e", "gamma"], ["y"]),
+        ],
+        "rows",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", C])],
+        [
+            numpy_helper.from_array(rng.standard_normal((V, C)).astype(np.float32), "table"),
+            numpy_helper.from_array(rng.standard_normal(C).astype(np.float32), "gamma"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    damaged = onnx.ModelProto()
+    damaged.CopyFrom(model)
+
+    def change(W: Array) -> Array:
+        W[row] += np.arange(C)
+        return W
+
+    _set(damaged, "table", change)
+    before, same, after = (prepare(ir.from_proto(one)).info for one in (model, model, damaged))
+    assert prove_models(before, same, Certificate()).passed
+    assert not prove_models(before, after, Certificate()).passed
 
 
 def test_the_proof_is_a_row_of_the_report() -> None:

@@ -6,10 +6,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-import onnx_ir as ir
-
-from onnxfold.graph import Fiber, ModelInfo
-from onnxfold.model_io import FileTensor
+from onnxfold.graph import ModelInfo
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.dataflow import CENTRABLE, PointFacts, ZeroMeanGraph, walk_back
@@ -20,11 +17,9 @@ from onnxfold.passes.costs import Costs, costs_of, elements
 from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.weights.means import is_centred
+from onnxfold.weights.centre import is_centred_weight
 
 __all__ = ["CentringDecision", "Demand", "cheapest_plan", "count_foldable", "decide", "plan_of"]
-
-_SAMPLED_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +110,8 @@ def _demands(
             continue
         count = elements(info.shape(site.input))
         gain = costs.gain(count, site.beta is not None)
+        if settings.conversion is not None:  # a centring for one norm is a LayerNorm in two parts
+            gain = count * (costs.centring - 1)
         shared = 1 if site.centred is None else sharing[site.centred]
         if shared > 1:  # together they compute x - mean(x) once, as a centring does
             gain = min(gain, count * costs.centring // shared)
@@ -192,17 +189,7 @@ class _Prices:
         if tensor is None or tensor.nbytes <= self._allow_split_bytes:
             return self._costs.split
         others = facts.exact or len(facts.carries_to) > 1
-        if others and _may_be_centred(tensor, point.fiber):
-            return 0 if is_centred(tensor.numpy(), point.fiber) else None
-        return None
-
-
-def _may_be_centred(tensor: ir.TensorProtocol, fiber: Fiber) -> bool:
-    """Whether some rows of a large weight are centred, which costs the memory of these rows."""
-    rows = tensor.shape.numpy()[0] if len(tensor.shape) else 0
-    if not isinstance(tensor, FileTensor) or rows < 2 * _SAMPLED_ROWS or 0 in fiber.axes:
-        return True
-    return is_centred(tensor.rows(range(0, rows, rows // _SAMPLED_ROWS)), fiber)
+        return 0 if others and is_centred_weight(tensor, point.fiber) else None
 
 
 def _read_cut(

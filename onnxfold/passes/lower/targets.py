@@ -34,6 +34,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 __all__ = ["TargetLowering"]
 
 _STATISTICS = {NormKind.LAYER_NORM: Statistics.LAYER, NormKind.RMS_NORM: Statistics.RMS}
+_SLICE_SINCE = 10  # with constants as inputs
 _FUNCTION_TYPES = frozenset(
     {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
 )
@@ -178,6 +179,32 @@ class TargetLowering:
         if statistics is None or not self.calls_in_place(site):
             return None
         return self._call(site, statistics, site.input)
+
+    def refuse_layer(self, site: NormSite) -> Refusal | None:
+        """Say why an RMSNorm cannot be written as a LayerNorm of the same parameters, or None."""
+        refusal = self._refuse_call(site)
+        if refusal is None and self._trailing_axes(site) is None:
+            label = (node_label(site.nodes[-1]),)
+            sentence = "LayerNormalization works over last axes alone"
+            return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, label)
+        return refusal
+
+    def restored(self, site: NormSite) -> Lowered:
+        """Return an RMSNorm, whose input has mean 0, as a LayerNorm."""
+        return self._call(site, Statistics.LAYER, site.input)
+
+    def refuse_compressed(self, site: NormSite) -> Refusal | None:
+        """Say why an RMSNorm cannot be a CRMSNorm, which reads one channel less, or None."""
+        refusal = self.refuse_layer(site)
+        if refusal is None and (self._trailing_axes(site) != 1 or self._view.opset < _SLICE_SINCE):
+            label = (node_label(site.nodes[-1]),)
+            sentence = f"CRMSNorm works over the last axis, from opset {_SLICE_SINCE} on"
+            return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, label)
+        return refusal
+
+    def compressed(self, site: NormSite, x: ir.Value) -> Lowered:
+        """Return an RMSNorm of E x as a CRMSNorm of x, which gives the missing channel back."""
+        return self._call(site, Statistics.CRMS_FULL, x)
 
     def calls_in_place(self, site: NormSite) -> bool:
         """Whether a norm that stays is given to a kernel, or made one operator out of several."""

@@ -1,0 +1,112 @@
+"""onnxfold convert."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxfold.cli import terminal
+from onnxfold.cli.optimize import destination
+from onnxfold.cli.options import (
+    CheckedOptions,
+    DryRunOption,
+    ForceOption,
+    JsonOption,
+    Model,
+    ReportOption,
+    TargetOption,
+    with_fold_options,
+)
+from onnxfold.cli.terminal import Verbosity
+from onnxfold.options import Conversion, Target, conversion_named
+
+__all__ = ["convert"]
+
+
+@with_fold_options
+def convert(
+    context: typer.Context,
+    model: Model,
+    *,
+    to: Annotated[
+        Conversion,
+        typer.Option(
+            parser=conversion_named,
+            metavar=f"[{'|'.join(Conversion)}]",
+            help="**rms**: LayerNorm to RMSNorm, over weights that are centred in the file; "
+            "**crms**: those streams stored without their last channel, and CRMSNorm; "
+            "**layer**: RMSNorm to LayerNorm where the stream has mean 0 by its weights.",
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="OUT", help="Where to write.")
+    ] = None,
+    shift: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SEED",
+            min=0,
+            help="With --to layer: add random numbers to the weights before LayerNorms, which see "
+            "none of them, so that the stream has a mean again.",
+        ),
+    ] = None,
+    target: TargetOption = Target.ONNX,
+    fold: CheckedOptions,
+    report: ReportOption = None,
+    as_json: JsonOption = False,
+    dry_run: DryRunOption = False,
+    force: ForceOption = False,
+) -> None:
+    """Change the form of the norms and nothing else: LayerNorm, RMSNorm or CRMSNorm, and back.
+
+    A LayerNorm of a vector of mean 0 **is** an RMSNorm: LN(x) = RMS(x - mean(x)). So
+
+    --to rms takes the means out of the weights and biases that write into the stream; every
+    LayerNorm behind them becomes an RMSNorm. `onnxfold optimize` does that too, and moves gamma,
+    beta and scales as well.
+
+    --to crms goes on: a vector of mean 0 is known without its last channel, which is minus the sum
+    of the others. Weights that write into the stream lose their last column, and CRMSNorm gives the
+    channel back. It saves memory, one channel of d; where d is aligned and d - 1 is not, it may
+    cost time: measure it (`onnxfold bench`). A stream that is an output, or that another operator
+    reads in full, stays, with the reason.
+
+    --to rms and --to layer give such a stream its channel back.
+
+    --to layer goes back, for runtimes that are fast at LayerNormalization and have no RMSNorm. It
+    takes the RMSNorms whose input is proved to have mean 0, down to the stored weights. A model
+    that was trained with RMSNorm (Llama) has a mean in its stream: every norm is refused with the
+    weight at fault, and nothing changes.
+
+    `onnxfold convert gpt2.onnx -o gpt2-rms.onnx --to rms`
+
+    `onnxfold convert gpt2.onnx -o gpt2-crms.onnx --to crms`
+
+    `onnxfold convert gpt2-rms.onnx -o gpt2-ln.onnx --to layer`
+
+    `onnxfold convert gpt2-rms.onnx -o gpt2-ln.onnx --to layer --shift 1` gives the weights means
+    again, which no LayerNorm sees.
+
+    `onnxfold convert llama.onnx --to layer --dry-run -v` shows every norm and why it stays.
+    """
+    from onnxfold import api
+
+    verbosity: Verbosity = context.obj
+    terminal.check_reports(report)
+    output = destination(None, output, dry_run=dry_run)
+    folder = None if output is None else output.parent
+    with terminal.progress(verbosity, model, folder, lines=not as_json) as progress:
+        result = api.convert(
+            model,
+            output,
+            to=to,
+            shift=shift,
+            progress=progress,
+            target=target,
+            dry_run=dry_run,
+            force=force,
+            **fold.keywords(),
+        )
+    terminal.tell_result(result.report, report, verbosity, as_json=as_json)

@@ -1,0 +1,113 @@
+"""Deciding which streams are stored without their last channel."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.passes.base import Settings
+from onnxfold.passes.centring.relations import Point, Relations
+from onnxfold.passes.compression.plan import CompressionPlan, ShapeChange, Shortened
+from onnxfold.passes.compression.shapes import names_size, refuse_shape
+from onnxfold.passes.compression.stream import Stream, stream_of
+from onnxfold.passes.lower.targets import TargetLowering
+from onnxfold.passes.places import ReaderRef
+from onnxfold.refusal import Refusal, RefusalCode
+
+__all__ = ["decide", "plan_of", "refuse_shapes"]
+
+
+def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:
+    """Return the streams of which every part can do without a channel, and why others cannot."""
+    sites = find_norms(info)
+    lowering = TargetLowering(info, settings.target)
+    refusals: dict[str, Refusal] = {}
+    asked: list[NormSite] = []
+    for site in sites:
+        if site.kind is NormKind.LAYER_NORM:
+            continue  # why it did not fold is known
+        why = _refuse_early(site, lowering, settings)
+        if why is None:
+            asked.append(site)
+        else:
+            refusals[info.ref(site.output)] = why
+    relations = Relations(info, sites)
+    norms: dict[ir.Node, NormSite | None] = {node: None for site in sites for node in site.nodes}
+    norms |= {node: site for site in asked for node in site.nodes}
+    streams: list[Stream] = []
+    for site in asked:
+        if any(site.output in stream.norms for stream in streams):
+            continue
+        found = stream_of(info, relations, Point(site.input, site.fiber), norms)
+        if isinstance(found, Stream):
+            found = refuse_shapes(info, found) or found
+        if isinstance(found, Refusal):
+            refusals[info.ref(site.output)] = found
+        else:
+            streams.append(found)
+    return plan_of(info, streams, refusals, sites)
+
+
+def _refuse_early(site: NormSite, lowering: TargetLowering, settings: Settings) -> Refusal | None:
+    if site.refusal is not None:
+        return site.refusal
+    if site.kind is not NormKind.RMS_NORM:
+        return Refusal(RefusalCode.NOT_CENTRED_NORM, f"{site.kind.value} is no RMSNorm")
+    if settings.excludes(site.name):
+        return Refusal(RefusalCode.EXCLUDED, "excluded by name")
+    return lowering.refuse_compressed(site)
+
+
+def _shaped(info: ModelInfo, stream: Stream) -> list[tuple[ir.Node, int, int]]:
+    """Return (node, axis, size) of what gives the stream a shape that names its size."""
+    found = []
+    for point in stream.values:
+        node, (block,) = point.value.producer(), point.fiber.blocks
+        if node is not None and names_size(info, node, block.axis, block.size):
+            found.append((node, block.axis, block.size))
+    return found
+
+
+def refuse_shapes(info: ModelInfo, stream: Stream) -> Refusal | None:
+    """Say why the shapes that a stream is told cannot follow its size, or None."""
+    refusals = (refuse_shape(info, *shaped) for shaped in _shaped(info, stream))
+    return next((why for why in refusals if why is not None), None)
+
+
+def plan_of(
+    info: ModelInfo,
+    streams: list[Stream],
+    refusals: dict[str, Refusal],
+    sites: tuple[NormSite, ...],
+) -> CompressionPlan:
+    """Return the streams as a plan."""
+
+    def shortened(points: list[Point]) -> list[Shortened]:
+        return [Shortened(info.ref(p.value), p.fiber.blocks[0].axis) for p in points]
+
+    def ref(node: ir.Node) -> str:
+        return info.ref(next(output for output in node.outputs if output.name))
+
+    every = [point for stream in streams for point in stream.entries]
+    entering = {
+        ReaderRef(ref(reader.node), reader.index)
+        for stream in streams
+        for point in stream.entries
+        for reader in stream.readers.get(point, ())
+    }
+    compressed = {value for stream in streams for value in stream.norms}
+    return CompressionPlan(
+        tuple(info.ref(site.output) for site in sites if site.output in compressed),
+        tuple(shortened([p for stream in streams for p in stream.weights])),
+        tuple(shortened([p for stream in streams for p in stream.values])),
+        tuple(shortened(every)),
+        tuple(sorted(entering)),
+        tuple(
+            ShapeChange(ReaderRef(ref(node), 1), axis)
+            for stream in streams
+            for node, axis, _ in _shaped(info, stream)
+        ),
+        tuple(refusals.items()),
+        frozenset(info.ref(site.output) for site in sites),
+    )

@@ -1,0 +1,194 @@
+"""A stream: all points that a norm's input moves with, and whether each can do without a channel.
+
+    x = E v,  v = x[:-1],  x_d = -(v_1 + ... + v_(d-1))        for mean(x) = 0
+
+What acts on every channel alike commutes with leaving one out, f(x1, x2)[:-1] = f(v1, v2), and a
+linear layer A u + b gives v without the last row of A and of b.
+
+Source: Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, section 3.2.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo, Reader, node_label, operator
+from onnxfold.norms import NormSite
+from onnxfold.operators.families.transfer import Backward, Carried, ZeroMean
+from onnxfold.passes.centring.dataflow import CENTRABLE
+from onnxfold.passes.centring.relations import Carries, Point, Relations
+from onnxfold.passes.narrow import refuse_narrow
+from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.weights.centre import is_centred_weight
+
+__all__ = ["Stream", "StreamWalk", "stream_of"]
+
+# What acts on every channel alike, or is linear; Reshape and Expand with the size in their shape.
+_KEEP_CHANNELS = frozenset(
+    {
+        "Add", "Cast", "Concat", "Conv", "Div", "Dropout", "Expand", "Gather", "GatherND", "Gemm",
+        "Identity", "MatMul", "Mul", "Neg", "Reshape", "Slice", "Split", "Squeeze", "Sub", "Sum",
+        "Transpose", "Unsqueeze", "Where",
+    }
+)  # fmt: skip
+_SHAPED = ("Reshape", "Expand")
+
+
+@dataclass(slots=True)
+class Stream:
+    """The points of a stream in the order found; ``entries`` keep their last channel."""
+
+    weights: list[Point] = field(default_factory=list)
+    values: list[Point] = field(default_factory=list)
+    entries: list[Point] = field(default_factory=list)
+    readers: dict[Point, list[Reader]] = field(default_factory=dict)
+    norms: set[ir.Value] = field(default_factory=set)
+
+
+def stream_of(
+    info: ModelInfo, relations: Relations, start: Point, norms: Mapping[ir.Node, NormSite | None]
+) -> Stream | Refusal:
+    """Return the stream that ``start`` belongs to, or the first reason why it must keep a channel.
+
+    ``norms``: the nodes of all norms, with those that could be CRMSNorms.
+    """
+    walk = StreamWalk(info, relations, norms)
+    return walk.run(start) or walk.stream
+
+
+class StreamWalk:
+    """Finds a stream; what may be cut, where it enters and which norms end it, others may say."""
+
+    def __init__(
+        self, info: ModelInfo, relations: Relations, norms: Mapping[ir.Node, NormSite | None]
+    ):
+        self.info, self._relations, self._norms = info, relations, norms
+        self._waiting: deque[Point] = deque()
+        self._seen: dict[ir.Value, Point] = {}
+        self.stream = Stream()
+
+    def run(self, start: Point) -> Refusal | None:
+        why = self._visit(start)
+        while why is None and self._waiting:
+            point = self._waiting.popleft()
+            why = self._backward(point) or self._forward(point)
+        return why
+
+    def _visit(self, point: Point) -> Refusal | None:
+        name = point.value.name or ""
+        known = self._seen.get(point.value)
+        if known is not None:
+            if known == point:
+                return None
+            return _broken(name, "is normalised along two fibers")
+        blocks = point.fiber.blocks
+        if len(blocks) != 1 or not point.fiber.whole or blocks[0].size < 2:
+            return _broken(name, f"has its channels along {point.fiber}, no axis of their own")
+        self._seen[point.value] = point
+        self._waiting.append(point)
+        return None
+
+    def _backward(self, point: Point) -> Refusal | None:
+        if self.info.tensor(point.value) is not None:
+            self.stream.weights.append(point)
+            return self.refuse_weight(point)
+        pulled = self._relations.pull(point)
+        if self.enters(point, pulled):
+            self.stream.entries.append(point)
+            return None
+        if not isinstance(pulled, Carried):
+            return pulled if isinstance(pulled, Refusal) else _unknown(point.value.producer())
+        self.stream.values.append(point)
+        return self._through(point, pulled)
+
+    def enters(self, point: Point, pulled: Backward) -> bool:
+        """Whether the stream starts with what this value is computed from."""
+        del point
+        return isinstance(pulled, ZeroMean)
+
+    def _through(self, point: Point, pulled: Carried) -> Refusal | None:
+        node = point.value.producer()
+        if node is None or node.domain or node.op_type not in _KEEP_CHANNELS or _loses(node):
+            return _unknown(node)
+        for output in node.outputs:
+            if output is not point.value and output.uses():
+                why = self._visit(Point(output, point.fiber))
+                if why is not None:
+                    return why
+        for index, fiber in pulled.inputs:
+            operand = node.inputs[index]
+            why = None if operand is None else self._visit(Point(operand, fiber))
+            if why is not None:
+                return why
+        return None
+
+    def refuse_weight(self, point: Point) -> Refusal | None:
+        """Say why a weight cannot be without a channel, or None."""
+        tensor, name = self.info.tensor(point.value), point.value.name or ""
+        if tensor is None or tensor.dtype not in CENTRABLE:
+            sentence = f"'{name}' holds no floats"
+            return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (name,))
+        if not is_centred_weight(tensor, point.fiber):
+            sentence = f"weight '{name}' has a mean along {point.fiber}"
+            return Refusal(RefusalCode.HAS_MEAN, sentence, (name,))
+        return refuse_narrow(self.info, point.value)
+
+    def _forward(self, point: Point) -> Refusal | None:
+        name = point.value.name or ""
+        entry = point in self.stream.entries
+        if self.info.is_output(point.value) and not entry:
+            sentence = f"'{name}' is an output of its graph"
+            return Refusal(RefusalCode.GRAPH_OUTPUT, sentence, (name,))
+        inside = self.stream.readers.setdefault(point, [])
+        for reader in self.info.readers(point.value):
+            why = self._read(point, reader)
+            if why is None:
+                inside.append(reader)
+            elif not entry:
+                return why
+        return None
+
+    def ends(self, point: Point, site: NormSite) -> bool:
+        """Whether a norm, one of whose nodes reads a point, normalises it."""
+        return site.input is point.value and site.fiber == point.fiber
+
+    def _read(self, point: Point, reader: Reader) -> Refusal | None:
+        """Take a reader into the stream, or say why it must see every channel."""
+        if reader.node in self._norms:
+            site = self._norms[reader.node]
+            if site is not None and self.ends(point, site):
+                self.stream.norms.add(site.output)
+                return None
+            return _unknown(reader.node)
+        effect = self._relations.effect(point, reader)
+        if not isinstance(effect, Carries):
+            shared = self.info.tensor(point.value) is not None
+            code = RefusalCode.SHARED_WEIGHT if shared else RefusalCode.EXACT_READER
+            label = node_label(reader.node)
+            sentence = f"{operator(reader.node)} '{label}' reads '{point.value.name}' in full"
+            return Refusal(code, sentence, (label,))
+        for moved in effect.points:
+            why = self._visit(moved)
+            if why is not None:
+                return why
+        return None
+
+
+def _loses(node: ir.Node) -> bool:
+    """Whether the channels of a node are counted by an attribute."""
+    return node.op_type == "Conv" and node.attributes.get_int("group", 1) != 1
+
+
+def _broken(name: str, sentence: str) -> Refusal:
+    return Refusal(RefusalCode.FIBER_BROKEN, f"'{name}' {sentence}", (name,))
+
+
+def _unknown(node: ir.Node | None) -> Refusal:
+    label = "" if node is None else node_label(node)
+    what = "" if node is None else operator(node)
+    sentence = f"{what} '{label}' has no rule for a stream without its last channel"
+    return Refusal(RefusalCode.UNKNOWN_OP, sentence, (label,))

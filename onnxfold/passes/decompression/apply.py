@@ -1,0 +1,74 @@
+"""Carries out a decompression: longer weights, shapes and values, and norms that read them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.errors import InvariantError
+from onnxfold.graph import constant_tensor
+from onnxfold.graph.edit import Editor, change_constant, redirect, sweep
+from onnxfold.norms import find_norms
+from onnxfold.passes.base import Settings
+from onnxfold.passes.compression.plan import CompressionPlan
+from onnxfold.passes.compression.shapes import change_shapes, declare
+
+__all__ = ["apply"]
+
+
+def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> bool:
+    """Give every stream that is named its last channel; E v, which norms read, is then v."""
+    del settings
+    values, wanted = edit.by_ref(), set(plan.norms)
+    sites = [(edit.info.ref(site.output), site.within(edit)) for site in find_norms(edit.info)]
+    change_shapes(edit, plan, 1)
+    for weight in plan.weights:
+        _lengthen_weight(values[weight.value], weight.axis)
+    for stored in plan.values:
+        declare(values[stored.value], stored.axis, 1)
+    for entry in plan.entries:
+        _replace(values[entry.value])
+    for ref, site in sites:
+        if ref in wanted:
+            _replace(site.input)
+    return not plan.empty
+
+
+def _lengthen_weight(value: ir.Value, axis: int) -> None:
+    """Append minus the sum, taken in float64 and rounded once."""
+    tensor = constant_tensor(value)
+    if tensor is None:
+        raise InvariantError(f"the plan lengthens '{value.name}', which is no weight")
+    sizes = enumerate(tensor.shape.numpy())
+    shape = ir.Shape(size + (place == axis) for place, size in sizes)
+
+    def completed() -> ir.TensorProtocol:
+        array = tensor.numpy()
+        last = -array.sum(axis=axis, keepdims=True, dtype=np.float64)
+        joined = np.concatenate([array, last.astype(array.dtype)], axis=axis)
+        return ir.Tensor(joined, dtype=tensor.dtype, name=tensor.name)
+
+    change_constant(
+        value, ir.LazyTensor(completed, dtype=tensor.dtype, shape=shape, name=tensor.name)
+    )
+    value.shape = shape
+
+
+def _replace(value: ir.Value) -> None:
+    """Let all readers of x[:-1], or of E v, read x, or v, and take away what nothing reads."""
+    node = value.producer()
+    operand = None if node is None else node.inputs[0]
+    if node is None or operand is None:
+        return  # what several norms read was replaced before
+    redirect(value, operand)
+    sweep([*_behind(node), node])
+
+
+def _behind(node: ir.Node) -> list[ir.Node]:
+    """Return sum(v) and -sum(v) of E v, in order."""
+    found: list[ir.Node] = []
+    last = node.inputs[1] if node.op_type == "Concat" else None
+    while last is not None and (maker := last.producer()) is not None and len(found) < 2:
+        found.insert(0, maker)
+        last = maker.inputs[0]
+    return found

@@ -1,0 +1,102 @@
+"""Deciding which streams get their last channel back: those before E v = Concat(v, -sum(v)).
+
+    A u + b gives x = E v by E A and E b, whose last row is minus the sum of the others
+
+Source: Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, section 3.2.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo, Reader, whole_axes
+from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.operators.families.transfer import Backward
+from onnxfold.passes.base import Settings
+from onnxfold.passes.centring.dataflow import CENTRABLE
+from onnxfold.passes.centring.relations import Point, Relations
+from onnxfold.passes.compression.decide import plan_of, refuse_shapes
+from onnxfold.passes.compression.plan import CompressionPlan
+from onnxfold.passes.compression.stream import Stream, StreamWalk
+from onnxfold.passes.restoring.zero_means import completed_part
+from onnxfold.refusal import Refusal, RefusalCode
+
+__all__ = ["decide", "sliced_from"]
+
+
+def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:
+    """Return the streams of CRMSNorms that can have all channels, and why others cannot."""
+    sites = find_norms(info)
+    joined: dict[ir.Node, NormSite | None] = {}
+    starts: list[tuple[NormSite, Point]] = []
+    for site in sites:
+        start = _start(info, site)
+        if start is not None and not settings.excludes(site.name):
+            starts.append((site, start))
+            joined |= {reader.node: site for reader in _completing(info, site, start)}
+    relations = Relations(info, sites)
+    streams: list[Stream] = []
+    refusals: dict[str, Refusal] = {}
+    for site, start in starts:
+        if any(site.output in stream.norms for stream in streams):
+            continue
+        walk = _Longer(info, relations, joined)
+        why = walk.run(start) or refuse_shapes(info, walk.stream)
+        if why is None:
+            streams.append(walk.stream)
+        else:
+            refusals[info.ref(site.output)] = why
+    return plan_of(info, streams, refusals, sites)
+
+
+def _start(info: ModelInfo, site: NormSite) -> Point | None:
+    """Return v of a norm of E v, and its channels."""
+    if site.kind is not NormKind.RMS_NORM or site.refusal is not None:
+        return None
+    v = completed_part(info, Point(site.input, site.fiber))
+    shape = None if v is None else info.shape(v)
+    fiber = None if shape is None else whole_axes(shape, site.fiber.axes)
+    return None if v is None or fiber is None else Point(v, fiber)
+
+
+def _completing(info: ModelInfo, site: NormSite, start: Point) -> list[Reader]:
+    """Return the readers of v that compute E v: the Concat and the sum."""
+    joined = site.input.producer()
+    negated = None if joined is None else joined.inputs[1]
+    maker = None if negated is None else negated.producer()
+    total = None if maker is None else maker.inputs[0]
+    nodes = {joined, None if total is None else total.producer()}
+    return [reader for reader in info.readers(start.value) if reader.node in nodes]
+
+
+class _Longer(StreamWalk):
+    """The walk in the other direction: weights become longer, whatever they hold."""
+
+    def refuse_weight(self, point: Point) -> Refusal | None:
+        tensor, name = self.info.tensor(point.value), point.value.name or ""
+        if tensor is not None and tensor.dtype in CENTRABLE:
+            return None
+        return Refusal(RefusalCode.UNSUPPORTED_TYPE, f"'{name}' holds no floats", (name,))
+
+    def enters(self, point: Point, pulled: Backward) -> bool:
+        """Where one Slice takes the last channel away, of which what it reads still has all."""
+        del pulled
+        return sliced_from(self.info, point) is not None
+
+    def ends(self, point: Point, site: NormSite) -> bool:
+        return completed_part(self.info, Point(site.input, site.fiber)) is point.value
+
+
+def sliced_from(info: ModelInfo, point: Point) -> ir.Value | None:
+    """Return x of a value x[:-1] along the one axis of its fiber, or None."""
+    node = point.value.producer()
+    if node is None or node.domain or node.op_type != "Slice" or len(node.inputs) != 4:
+        return None
+    numbers = [info.array(operand) for operand in node.inputs[1:]]
+    if any(array is None or array.size != 1 for array in numbers):
+        return None
+    start, end, axis = (int(array.reshape(())) for array in numbers if array is not None)
+    shape = info.shape(point.value)
+    if shape is None or start != 0 or end != -1 or (axis % len(shape),) != point.fiber.axes:
+        return None
+    return node.inputs[0]

@@ -1,0 +1,17 @@
+"""The proof of a decompression: v = E u along every stream, and equal norms."""
+
+from __future__ import annotations
+
+from onnxfold.graph import ModelInfo
+from onnxfold.passes.base import Shown
+from onnxfold.passes.compression.plan import CompressionPlan
+from onnxfold.proof import Certificate
+from onnxfold.proof import prove as prove_models
+
+__all__ = ["prove"]
+
+
+def prove(before: ModelInfo, after: ModelInfo, plan: CompressionPlan) -> Shown:
+    """Check ``after`` against ``before``; the plan only names the norms to count."""
+    shown = prove_models(before, after, Certificate(folded=plan.norms))
+    return Shown({"decompressed_norms": shown.folded_norms}, shown.failures)

@@ -1,0 +1,48 @@
+"""Deciding which RMSNorms read inputs of mean 0."""
+
+from __future__ import annotations
+
+from onnxfold.graph import ModelInfo
+from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.passes.base import Settings
+from onnxfold.passes.centring.dataflow import walk_back
+from onnxfold.passes.centring.relations import Point, Relations
+from onnxfold.passes.lower.targets import TargetLowering
+from onnxfold.passes.restoring.plan import RestoringPlan
+from onnxfold.passes.restoring.zero_means import obstacle
+from onnxfold.refusal import Refusal, RefusalCode
+
+__all__ = ["decide"]
+
+
+def decide(info: ModelInfo, settings: Settings) -> RestoringPlan:
+    """Return the RMSNorms whose inputs have mean 0 by the weights, and why the others stay."""
+    sites = find_norms(info)
+    lowering = TargetLowering(info, settings.target)
+    early = {site: _refuse_early(site, lowering, settings) for site in sites}
+    asked = [site for site in sites if early[site] is None]
+    graph = walk_back(Relations(info, sites), asked)
+    norms: list[str] = []
+    refusals: list[tuple[str, Refusal]] = []
+    known: dict[Point, bool] = {}
+    for site in sites:
+        ref = info.ref(site.output)
+        why = early[site] or obstacle(info, graph, Point(site.input, site.fiber), known)
+        if why is None:
+            norms.append(ref)
+        else:
+            refusals.append((ref, why))
+    remaining = frozenset(info.ref(site.output) for site in sites)
+    return RestoringPlan(tuple(norms), tuple(refusals), remaining)
+
+
+def _refuse_early(site: NormSite, lowering: TargetLowering, settings: Settings) -> Refusal | None:
+    if site.refusal is not None:
+        return site.refusal
+    if site.kind is NormKind.LAYER_NORM:
+        return Refusal(RefusalCode.ALREADY_LAYER, "is a LayerNorm already")
+    if site.kind is not NormKind.RMS_NORM:
+        return Refusal(RefusalCode.NOT_CENTRED_NORM, f"{site.kind.value} is no RMSNorm")
+    if settings.excludes(site.name):
+        return Refusal(RefusalCode.EXCLUDED, "excluded by name")
+    return lowering.refuse_layer(site)

@@ -1,0 +1,17 @@
+"""The proof of restored norms: equal results, from means that are 0 in the weights."""
+
+from __future__ import annotations
+
+from onnxfold.graph import ModelInfo
+from onnxfold.passes.base import Shown
+from onnxfold.passes.restoring.plan import RestoringPlan
+from onnxfold.proof import Certificate
+from onnxfold.proof import prove as prove_models
+
+__all__ = ["prove"]
+
+
+def prove(before: ModelInfo, after: ModelInfo, plan: RestoringPlan) -> Shown:
+    """Check ``after`` against ``before``; the plan only names the norms to count."""
+    shown = prove_models(before, after, Certificate(folded=plan.norms))
+    return Shown({"folded_norms": shown.folded_norms}, shown.failures)

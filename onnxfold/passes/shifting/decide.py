@@ -1,0 +1,54 @@
+"""Deciding which weights may be shifted: those whose shift ends in norms that do not see it.
+
+    LN(x + s 1) = LN(x), so A u + b before a LayerNorm may be (A + 1 c') u + b + d 1 for any c, d
+
+Source: Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, appendix C.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from onnxfold.graph import ModelInfo
+from onnxfold.norms import find_norms
+from onnxfold.passes.base import Settings
+from onnxfold.passes.centring.dataflow import ZeroMeanGraph, walk_back
+from onnxfold.passes.centring.relations import Point, Relations
+from onnxfold.passes.shifting.plan import ShiftingPlan, WeightShift
+
+__all__ = ["decide"]
+
+
+def decide(info: ModelInfo, settings: Settings) -> ShiftingPlan:
+    """Return the weights before the LayerNorms of the model of which no reader sees a shift."""
+    if settings.shift is None:
+        return ShiftingPlan()
+    sites = find_norms(info)
+    asked = [site for site in sites if site.subtracts_mean and site.refusal is None]
+    graph = walk_back(Relations(info, sites), asked)
+    seen = _seen(graph)
+    fibers = Counter(point.value for point in graph.points)
+    return ShiftingPlan(
+        tuple(
+            WeightShift(info.ref(point.value), point.fiber)
+            for point, facts in graph.points.items()
+            if facts.constant and point not in seen and fibers[point.value] == 1
+            and point.fiber.whole and point.fiber.blocks
+        ),
+        settings.shift,
+    )  # fmt: skip
+
+
+def _seen(graph: ZeroMeanGraph) -> set[Point]:
+    """Return the points whose shift a reader sees, at once or behind carriers."""
+    makes_move: dict[Point, list[Point]] = {}
+    for point, facts in graph.points.items():
+        for moved in (*facts.carries_to, *facts.siblings):
+            makes_move.setdefault(moved, []).append(point)
+    waiting = [point for point, facts in graph.points.items() if facts.exact]
+    seen = set(waiting)
+    while waiting:
+        fresh = [point for point in makes_move.get(waiting.pop(), ()) if point not in seen]
+        seen.update(fresh)
+        waiting += fresh
+    return seen

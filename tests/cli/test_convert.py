@@ -1,0 +1,132 @@
+"""`onnxfold convert`: the forms, what is refused, exit codes, and the help that teaches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from onnxfold.cli.application import main
+from tests.builders import pre_norm_model
+
+_LLAMA = Path(__file__).parents[1] / "recipes" / "llama-small.onnx"
+
+
+def _run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr("sys.argv", ["onnxfold", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    onnx.save(pre_norm_model(), path)
+    return path
+
+
+def _operators(path: Path) -> list[str]:
+    return [node.op_type for node in onnx.load(path).graph.node]
+
+
+def test_there_and_back_from_the_command_line(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rms, layer = model.with_name("rms.onnx"), model.with_name("layer.onnx")
+    assert _run(monkeypatch, "convert", model, "-o", rms, "--to", "rms") == 0
+    said = capfd.readouterr().out
+    assert "3 of 3 LayerNorms fold to RMSNorm" in said
+    assert "LayerNormalization" not in _operators(rms)
+    assert _run(monkeypatch, "convert", rms, "-o", layer, "--to", "layer", "--shift", 1) == 0
+    said = capfd.readouterr().out
+    assert "3 of 3 RMSNorms restored to LayerNorm" in said
+    assert "5 shifted weights seen by no other reader" in said
+    assert _operators(layer).count("LayerNormalization") == 3
+
+
+def test_the_json_says_what_became_of_each_norm(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rms, layer = model.with_name("rms.onnx"), model.with_name("layer.onnx")
+    assert _run(monkeypatch, "-q", "convert", model, "-o", rms, "--to", "rms") == 0
+    assert _run(monkeypatch, "convert", rms, "-o", layer, "--to", "layer", "--json") == 0
+    report: dict[str, Any] = json.loads(capfd.readouterr().out)
+    assert {norm["action"] for norm in report["inspect"]["norms"]} == {"layer_norm"}
+    assert report["inspect"]["summary"]["restored"] == 3
+    assert report["proof"]["passed"]
+    assert report["verification"]["passed"]
+
+
+def test_a_dry_run_plans_and_writes_nothing(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = set(model.parent.iterdir())
+    assert _run(monkeypatch, "convert", model, "--to", "layer", "--dry-run") == 0
+    said = capfd.readouterr().out
+    assert "0 of 0 RMSNorms restored to LayerNorm" in said
+    assert "already_layer" in said
+    assert set(model.parent.iterdir()) == before
+
+
+def test_a_stream_with_a_mean_is_left_and_every_norm_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.onnx"
+    assert _run(monkeypatch, "convert", _LLAMA, "-o", out, "--to", "layer") == 0
+    said = capfd.readouterr().out
+    assert "5 x has_mean: weight 'model.model.embed_tokens.weight' has a mean" in said
+    assert onnx.load(out).graph == onnx.load(_LLAMA).graph
+    out.unlink()
+    arguments = ("convert", _LLAMA, "-o", out, "--to", "layer", "--fail-if-unchanged")
+    assert _run(monkeypatch, *arguments) == 1
+    assert capfd.readouterr().err == (
+        "onnxfold: nothing to convert in this model, and --fail-if-unchanged is set\n"
+    )
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--to", "batch", "-o", "x"),
+            "there is no conversion to 'batch'; there are rms, crms, layer",
+        ),
+        (("--to", "rms", "--shift", 1, "-o", "x"), "--shift is for --to layer"),
+        (("--to", "rms"), "say where to write the result (-o OUT), or use --dry-run"),
+    ],
+)
+def test_bad_usage_exits_2_with_the_remedy(
+    arguments: tuple[object, ...],
+    message: str,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert _run(monkeypatch, "convert", model, *arguments) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_the_form_has_no_default(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _run(monkeypatch, "convert", model, "-o", model.with_name("o.onnx")) == 2
+
+
+def test_the_help_says_what_each_form_is_for(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert _run(monkeypatch, "convert", "--help") == 0
+    said = capfd.readouterr().out
+    for part in (
+        "--to rms",
+        "--to crms",
+        "--to layer",
+        "--shift",
+        "Llama",
+        "onnxfold convert gpt2.onnx",
+    ):
+        assert part in said

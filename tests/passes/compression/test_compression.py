@@ -1,0 +1,281 @@
+"""Streams of mean 0 lose their last channel, where every part of them can do without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, numpy_helper
+
+import onnxfold
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.edit import Editor
+from onnxfold.options import Conversion, Target, WrittenForm
+from onnxfold.passes.base import Settings, Shown
+from onnxfold.passes.compression.apply import apply
+from onnxfold.passes.compression.plan import CompressionPlan, Shortened
+from onnxfold.passes.compression.prove import prove
+from onnxfold.passes.lower.finalize import define_functions, settle_functions
+from onnxfold.passes.prepare.working_copy import prepare
+from tests.passes.centred_stream import FEEDS, B, C, CentredStream, T, activation, halved
+from tests.soundness.float64 import evaluate, relative_error
+
+_VISIBLE, _ROUNDING = (
+    1e-4,
+    1e-12,
+)  # a lost channel changes outputs of size 1; float64 rounds at 1e-16
+
+
+def _converted(model: onnx.ModelProto, **options: Any) -> onnxfold.Result:
+    return onnxfold.convert(model, to="crms", check=0, **options)
+
+
+def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    return {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+
+
+def _forced(model: onnx.ModelProto, plan: CompressionPlan) -> tuple[onnx.ModelProto, Shown]:
+    """Carry out a plan that nobody made for the model."""
+    before = prepare(ir.from_proto(model)).info
+    edit = Editor(before, copy=True)
+    apply(edit, plan, Settings(conversion=Conversion.CRMS))
+    define_functions(edit.model, Target.ONNX, WrittenForm.AUTO)
+    shown = prove(before, ModelInfo(edit.model), plan)
+    settle_functions(edit.model, 10)
+    return ir.to_proto(edit.model), shown
+
+
+_PLAN = CompressionPlan(
+    ("n",),
+    (Shortened("table", 1), Shortened("W", 1), Shortened("b", 0)),
+    tuple(Shortened(name, 2) for name in ("e", "m", "a", "h")),
+)
+
+
+def _is_wrong(model: onnx.ModelProto, plan: CompressionPlan = _PLAN) -> None:
+    result, shown = _forced(model, plan)
+    assert shown.failures
+    assert relative_error(evaluate(model, FEEDS), evaluate(result, FEEDS)) > _VISIBLE
+
+
+def _reason(model: onnx.ModelProto) -> dict[str, Any]:
+    result = _converted(model)
+    assert not result.changed
+    (norm,) = result.report["inspect"]["norms"]
+    reason: dict[str, Any] = norm["reason"]
+    return reason
+
+
+def _is_right(model: onnx.ModelProto, *shortened: str) -> onnx.ModelProto:
+    """Compress a model; ``shortened`` names the weights that must have become shorter."""
+    result = _converted(model)
+    old, new = _shapes(model), _shapes(result.model)
+    assert {name for name in old if name in new and old[name] != new[name]} == set(shortened)
+    assert result.proof is not None
+    assert result.proof.passed
+    assert result.proof.compressed_norms == 1
+    assert "left_out" not in result.report
+    expected = evaluate(model, FEEDS)
+    assert relative_error(expected, evaluate(result.model, FEEDS)) < _ROUNDING
+    converted: onnx.ModelProto = result.model
+    onnx.checker.check_model(converted, full_check=True)
+    return converted
+
+
+def test_every_writer_loses_its_last_channel_and_the_function_stays() -> None:
+    model = CentredStream().model()
+    compressed = _is_right(model, "table", "W", "b")
+    assert _shapes(compressed)["W"] == (5, C - 1)
+    old = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    for tensor in compressed.graph.initializer:
+        if tensor.name in ("table", "W", "b"):
+            assert np.array_equal(numpy_helper.to_array(tensor), old[tensor.name][..., :-1])
+
+
+def test_the_plan_of_these_tests_is_right_where_nothing_is_wrong() -> None:
+    model = CentredStream().model()
+    result, shown = _forced(model, _PLAN)
+    assert not shown.failures
+    assert relative_error(evaluate(model, FEEDS), evaluate(result, FEEDS)) < _ROUNDING
+
+
+def test_a_second_run_changes_nothing() -> None:
+    once = _is_right(CentredStream().model(), "table", "W", "b")
+    assert not _converted(once).changed
+
+
+def test_layer_norms_are_folded_first() -> None:
+    graph = CentredStream("table", "W", "b")
+    model = graph.model()
+    for node in model.graph.node:
+        node.op_type = node.op_type.replace("RMSNormalization", "LayerNormalization")
+    compressed = _is_right(model, "table", "W", "b")
+    assert "LayerNormalization" not in {node.op_type for node in compressed.graph.node}
+
+
+@pytest.mark.parametrize("weight", ["table", "W", "b"])
+def test_one_number_of_a_shorter_weight_that_is_another_fails_the_proof(weight: str) -> None:
+    before = prepare(ir.from_proto(CentredStream().model())).info
+    edit = Editor(before, copy=True)
+    apply(edit, _PLAN, Settings(conversion=Conversion.CRMS))
+    define_functions(edit.model, Target.ONNX, WrittenForm.AUTO)
+    value = edit.model.graph.initializers[weight]
+    assert value.const_value is not None
+    array = value.const_value.numpy().copy()
+    assert not prove(before, ModelInfo(edit.model), _PLAN).failures
+    array[(-1,) * array.ndim] += 1e-6
+    value.const_value = ir.tensor(array, name=weight)
+    assert prove(before, ModelInfo(edit.model), _PLAN).failures
+
+
+@pytest.mark.parametrize("weight", ["table", "W", "b"])
+def test_a_weight_with_a_mean_is_named_and_cutting_it_is_wrong(weight: str) -> None:
+    model = CentredStream(weight).model()
+    reason = _reason(model)
+    assert reason["code"] == "has_mean"
+    assert reason["nodes"] == [weight]
+    _is_wrong(model)
+
+
+def test_an_activation_in_the_stream_is_named_and_compressing_it_is_wrong() -> None:
+    model = CentredStream().model(activation)
+    reason = _reason(model)
+    assert reason["code"] == "activation"
+    assert reason["nodes"] == ["relu"]
+    _is_wrong(model, replace(_PLAN, values=(*_PLAN.values, Shortened("relu", 2))))
+
+
+def _read_in_full(graph: CentredStream) -> str:
+    graph.node("ReduceSumSquare", ["h"], "size", keepdims=0)
+    graph.outputs.append("size")
+    return "h"
+
+
+def _table_read_in_full(graph: CentredStream) -> str:
+    graph.node("ReduceSumSquare", ["table"], "size", keepdims=0)
+    graph.outputs.append("size")
+    return "h"
+
+
+@pytest.mark.parametrize(
+    ("between", "code"),
+    [(_read_in_full, "exact_reader"), (_table_read_in_full, "shared_weight")],
+)
+def test_what_another_node_reads_in_full_keeps_its_channel(
+    between: Callable[[CentredStream], str], code: str
+) -> None:
+    model = CentredStream().model(between)
+    reason = _reason(model)
+    assert reason["code"] == code
+    assert reason["nodes"] == ["size"]
+    _is_wrong(model)
+
+
+def _stream_is_an_output(graph: CentredStream) -> str:
+    graph.outputs.append("h")
+    return "h"
+
+
+def test_a_stream_that_is_an_output_keeps_its_channel() -> None:
+    model = CentredStream().model(_stream_is_an_output)
+    reason = _reason(model)
+    assert reason["code"] == "graph_output"
+    assert reason["nodes"] == ["h"]
+    _is_wrong(model)
+
+
+def _quantised(graph: CentredStream) -> str:
+    graph.weights["quantised"] = np.arange(-C * 2, C * 2, dtype=np.int8).reshape(4, C)
+    graph.weights["scale"] = np.array(0.1)
+    graph.weights["four"] = np.full((5, 4), 0.5)
+    graph.node("DequantizeLinear", ["quantised", "scale"], "Q")
+    graph.node("MatMul", ["x", "four"], "f")
+    graph.node("MatMul", ["f", "Q"], "g")
+    return graph.node("Add", ["h", "g"], "i")
+
+
+def test_a_quantised_weight_is_refused() -> None:
+    assert _reason(CentredStream().model(_quantised))["code"] == "quantised"
+
+
+def _told(shape: list[int]) -> Callable[[CentredStream], str]:
+    def between(graph: CentredStream) -> str:
+        graph.weights["shape"] = np.array(shape, np.int64)
+        return graph.node("Reshape", ["h", "shape"], "told")
+
+    return between
+
+
+def _told_in_parts(graph: CentredStream) -> str:
+    graph.weights["last"] = np.array([C], np.int64)
+    graph.node("Shape", ["ids"], "sizes")
+    graph.node("Concat", ["sizes", "last"], "shape", axis=0)
+    return graph.node("Reshape", ["h", "shape"], "told")
+
+
+def _computed(graph: CentredStream) -> str:
+    graph.node("Shape", ["h"], "shape")
+    return graph.node("Reshape", ["h", "shape"], "told")
+
+
+def test_a_reader_of_the_shape_of_the_stream_sees_its_channels() -> None:
+    reason = _reason(CentredStream().model(_computed))
+    assert reason["code"] == "exact_reader"
+    assert reason["nodes"] == ["shape"]
+
+
+@pytest.mark.parametrize(
+    "between",
+    [_told([0, 0, C]), _told([-1, T, C]), _told([0, 0, -1]), _told_in_parts],
+    ids=["constant", "inferred batch", "inferred channels", "concatenated"],
+)
+def test_a_shape_that_names_the_channels_names_one_less(
+    between: Callable[[CentredStream], str],
+) -> None:
+    _is_right(CentredStream().model(between), "table", "W", "b")
+
+
+def _joined(graph: CentredStream) -> str:
+    token = np.random.default_rng(3).standard_normal((1, 1, C))
+    graph.weights["token"] = token - token.mean()
+    graph.weights["batch"] = np.array([B, 1, 1], np.int64)
+    graph.node("Expand", ["token", "batch"], "tokens")
+    return graph.node("Concat", ["tokens", "h"], "joined", axis=1)
+
+
+def test_a_factor_and_a_class_token_go_along() -> None:
+    _is_right(CentredStream().model(halved), "table", "W", "b")
+    _is_right(CentredStream().model(_joined), "table", "W", "b", "token")
+
+
+def _centred(graph: CentredStream) -> str:
+    graph.weights["axes"] = np.array([-1], np.int64)
+    graph.node("Relu", ["h"], "r")
+    graph.node("ReduceMean", ["r", "axes"], "mean")
+    graph.node("Sub", ["r", "mean"], "c")
+    graph.weights["two"] = np.array(2.0)
+    return graph.node("Mul", ["c", "two"], "doubled")
+
+
+def test_what_is_centred_at_run_time_enters_by_one_slice() -> None:
+    compressed = _is_right(CentredStream("table", "W", "b").model(_centred))
+    assert [node.op_type for node in compressed.graph.node].count("Slice") == 1
+
+
+def test_kernels_get_calls_of_crms_norm() -> None:
+    model = CentredStream().model()
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.DOUBLE:
+            array = numpy_helper.to_array(tensor).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    for value in (*model.graph.input, *model.graph.output):
+        if value.type.tensor_type.elem_type == TensorProto.DOUBLE:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
+    result = _converted(model, target="kernels")
+    calls = [node.op_type for node in result.model.graph.node if node.domain == "onnxfold"]
+    assert calls == ["CRMSNormFullScale"]
