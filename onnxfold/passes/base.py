@@ -15,7 +15,14 @@ from typing import Generic, Protocol, Self, TypeVar
 from onnxfold.errors import UsageError
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
-from onnxfold.options import DEFAULT_RANGE_LIMIT, DEFAULT_SPLIT_BYTES, Device, Target, WrittenForm
+from onnxfold.options import (
+    DEFAULT_RANGE_LIMIT,
+    DEFAULT_SPLIT_BYTES,
+    Defer,
+    Device,
+    Target,
+    WrittenForm,
+)
 
 __all__ = ["Decision", "Pass", "Settings", "Shown", "exclusion"]
 
@@ -39,6 +46,7 @@ class Settings:
     norm_form: WrittenForm = WrittenForm.AUTO
     device: Device = Device.CPU
     fused_before: int = 0
+    defer: Defer = Defer.OFF
 
     def excludes(self, name: str) -> bool:
         """Whether a norm of this name stays as it is."""

@@ -35,7 +35,8 @@ class Findings:
     under the rules of the paper's Algorithm 1 (outputs of norms count as centred, embeddings as
     opaque), ``algorithm1_embed_centred`` the same with a centring behind every embedding.
     ``remaining`` are the norms that are still norms when folds are decided, ``in_place`` those of
-    them that stay and become one operator.  ``ranges`` names the weights whose range grows much.
+    them that stay and become one operator.  ``ranges`` names the weights whose range grows much,
+    ``deferral_refusals`` why an RMS norm, made or found, is computed where it stands.
     """
 
     description: Description
@@ -47,6 +48,7 @@ class Findings:
     remaining: frozenset[str] = frozenset()
     in_place: frozenset[str] = frozenset()
     ranges: tuple[RangeWarning, ...] = ()
+    deferral_refusals: dict[str, Refusal] = field(default_factory=dict)
 
 
 def describe(info: ModelInfo, sites: Iterable[NormSite]) -> Description:

@@ -1,6 +1,6 @@
 """The passes in order: each decides on a version of the model, makes the next one, and is proved.
 
-    prepare -> affine -> scales -> centring -> lower
+    prepare -> affine -> scales -> centring -> deferral -> lower
 
 A version that is to be proved against stays as it is, for the pass edits a copy; without a proof it
 is edited in place.  A pass whose proof fails is left out: the next one goes on from the version
@@ -30,6 +30,10 @@ from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.decide import CentringDecision
 from onnxfold.passes.centring.decide import decide as decide_centring
 from onnxfold.passes.centring.prove import prove as prove_centring
+from onnxfold.passes.deferral.apply import apply as apply_deferral
+from onnxfold.passes.deferral.decide import decide as decide_deferral
+from onnxfold.passes.deferral.plan import DeferralPlan
+from onnxfold.passes.deferral.prove import prove as prove_deferral
 from onnxfold.passes.findings import Description, Findings, describe
 from onnxfold.passes.lower.apply import apply as apply_lowering
 from onnxfold.passes.lower.decide import decide as decide_lowering
@@ -69,6 +73,7 @@ PASSES: tuple[Pass[Any], ...] = (
     Pass("affine", decide_affine, apply_affine, prove_affine),
     Pass("scales", decide_scales, apply_scales, prove_scales),
     Pass("centring", decide_centring, apply_centring, prove_centring),
+    Pass("deferral", decide_deferral, apply_deferral, prove_deferral),
 )
 # Spells the outcome of all passes for a target: always last, and proved on what will be written.
 LOWER = Pass("lower", decide_lowering, apply_lowering, prove_lowering)
@@ -112,6 +117,7 @@ class Decided:
             made.cost_ps,
             () if affine is None else affine.fusions,
             () if scales is None else scales.fusions,
+            self._deferral.norms,
         )
 
     @property
@@ -130,7 +136,13 @@ class Decided:
             centring.remaining,
             centring.in_place,
             affine.ranges + scales.ranges,
+            dict(self._deferral.refusals),
         )
+
+    @property
+    def _deferral(self) -> DeferralPlan:
+        decision: DeferralPlan = self.decisions.get("deferral", DeferralPlan())
+        return decision
 
     @property
     def _centring(self) -> CentringDecision:

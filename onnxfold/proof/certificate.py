@@ -45,12 +45,14 @@ class Certificate:
     """Hints by reference: a fiber of each centred weight or value, norms that were folded.
 
     ``centred`` pairs references of the original; ``folded`` names the results of norms.
+    ``by_name_alone``: what has a new name stands for no value of the original.
     """
 
     centred: tuple[tuple[str, Fiber], ...] = ()
     folded: tuple[str, ...] = ()
     linear: tuple[LinearLayer, ...] = ()
     scaled: tuple[ScaledWeight, ...] = ()
+    by_name_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Proof:
     failures: tuple[str, ...]
     scaled_weights: int = 0
     shifted_biases: int = 0
+    deferred_norms: int = 0
 
     def joined(self, other: Proof) -> Proof:
         """Return the proof of two steps, of which ``other`` is the first."""
@@ -73,6 +76,7 @@ class Proof:
             (*other.failures, *self.failures),
             self.scaled_weights + other.scaled_weights,
             self.shifted_biases + other.shifted_biases,
+            self.deferred_norms + other.deferred_norms,
         )
 
     def to_json(self) -> dict[str, object]:
@@ -83,5 +87,6 @@ class Proof:
             "centred_weights": self.centred_weights,
             "scaled_weights": self.scaled_weights,
             "shifted_biases": self.shifted_biases,
+            "deferred_norms": self.deferred_norms,
             "failures": list(self.failures),
         }

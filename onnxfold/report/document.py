@@ -62,6 +62,8 @@ def inspection(findings: Findings, claims: Sequence[Claim] = ()) -> dict[str, An
             "gamma_fused": sum(fusion.gamma for fusion in plan.fusions),
             "beta_fused": sum(fusion.beta for fusion in plan.fusions),
             "scales_fused": len(plan.scales),
+            "deferred": len(plan.deferred),
+            "multiplications_saved": sum(norm.multiplications_saved for norm in plan.deferred),
             "moved_by_rounding": sum(row["moves_by_rounding"] for row in norms),
         },
     }
@@ -72,6 +74,7 @@ def _norms(findings: Findings) -> list[dict[str, Any]]:
     plan = findings.plan
     folds = {fold.output: fold for fold in plan.folds}
     fusions = {fusion.output: fusion for fusion in plan.fusions}
+    deferrals = {norm.output: norm for norm in plan.deferred}
     rows = []
     for known in findings.description.norms:
         ref = known["ref"]
@@ -83,7 +86,9 @@ def _norms(findings: Findings) -> list[dict[str, Any]]:
             sentence = f"{known['kind']} does not subtract the mean"
             reason = Refusal(RefusalCode.NOT_CENTRED_NORM, sentence)
         row = {key: part for key, part in known.items() if key not in ("ref", "affine")}
+        deferral, stay = deferrals.get(ref), findings.deferral_refusals.get(ref)
         action = _action(known, folded=fold is not None, in_place=ref in findings.in_place)
+        action = action if deferral is None else "deferred"
         rows.append(
             {
                 **row,
@@ -95,6 +100,8 @@ def _norms(findings: Findings) -> list[dict[str, Any]]:
                 "gamma_fused": fusion is not None and fusion.gamma,
                 "beta_fused": fusion is not None and fusion.beta,
                 "affine_reason": stays.to_json() if stays is not None else None,
+                "deferral": deferral.to_json() if deferral is not None else None,
+                "deferral_reason": stay.to_json() if stay is not None else None,
                 "writers": list(fold.writers) if fold is not None else [],
             }
         )
@@ -125,6 +132,9 @@ def totals(summary: Mapping[str, Any]) -> str:
         line += "linear layers"
     if summary.get("scales_fused"):
         line += f"; {_moving(summary['scales_fused'], 'scale')} into the linear layers before"
+    if summary.get("deferred"):
+        line += f"; {_count(summary['deferred'], 'norm')} deferred, "
+        line += f"{_count(summary['multiplications_saved'], 'multiplication')} per row saved"
     return line
 
 
@@ -174,7 +184,12 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
     for heading in ("norm", "is", "becomes", "weights centred, or why not"):
         table.add_column(heading, overflow="fold")
     for row in document["norms"]:
-        becomes = {"rms": "RMSNorm", "fused_layer_norm": "one LayerNorm", "keep": "-"}
+        becomes = {
+            "rms": "RMSNorm",
+            "fused_layer_norm": "one LayerNorm",
+            "deferred": "deferred",
+            "keep": "-",
+        }
         style = "green" if row["foldable"] else ""
         table.add_row(
             Text(row["name"]),

@@ -24,7 +24,12 @@ _KINDS = {
     "l2_norm": "L2 norm",
     "dyt": "DyT",
 }
-_BECOMES = {"rms": "RMSNorm", "fused_layer_norm": "fused LayerNorm", "keep": "as written"}
+_BECOMES = {
+    "rms": "RMSNorm",
+    "fused_layer_norm": "fused LayerNorm",
+    "deferred": "deferred",
+    "keep": "as written",
+}
 _WIDE = 20  # characters that still fit one column of the facts
 _TRUTHS = {
     "float64": "a float64 run of the original",
