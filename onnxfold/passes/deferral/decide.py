@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, node_label, operator
@@ -26,6 +27,7 @@ from onnxfold.passes.centring.mincut import INFINITE, minimum_cut
 from onnxfold.passes.costs import costs_of, elements
 from onnxfold.passes.deferral.flow import Flow, cancels, flow_of
 from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm, Held
+from onnxfold.passes.lower.parameters import AffinePart
 from onnxfold.refusal import Refusal, RefusalCode
 
 __all__ = ["decide"]
@@ -82,14 +84,18 @@ def _deferred(
 def _refuse_site(info: ModelInfo, site: NormSite, settings: Settings) -> Refusal | None:
     if settings.excludes(site.name):
         return Refusal(RefusalCode.EXCLUDED, "excluded by --exclude", (site.name,))
-    gamma = site.gamma
-    ones = isinstance(gamma, ir.Value) and uniform(info, gamma) == 1.0
-    if site.beta is not None or not (gamma is None or ones):
+    if site.beta is not None or not _is_one(info, site.gamma):
         sentence = "its gamma or beta stays, so that it is more than one number per row"
         return Refusal(RefusalCode.VARIES_ALONG_FIBER, sentence, (site.name,))
     if site.factor <= 0 or info.shape(site.output) != info.shape(site.input):
         return Refusal(RefusalCode.UNKNOWN_SHAPE, "its shape is not known", (site.name,))
     return None
+
+
+def _is_one(info: ModelInfo, gamma: AffinePart) -> bool:
+    if gamma is None or isinstance(gamma, ir.Value):
+        return gamma is None or uniform(info, gamma) == 1.0
+    return bool(np.all(gamma == 1))
 
 
 def _first_layers(flow: Flow, start: ir.Value) -> set[ir.Value]:
