@@ -13,7 +13,7 @@ from onnxfold.graph.edit import Editor, Lowered, redirect, set_input, sweep
 from onnxfold.norms import NormSite, find_norms
 from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm, Held
-from onnxfold.passes.deferral.row_numbers import RowNumbers, mean_square, number
+from onnxfold.passes.deferral.row_numbers import RowNumbers, epsilon_of, mean_square
 from onnxfold.passes.lower.parameters import AffinePart, Parameters
 
 __all__ = ["apply"]
@@ -74,7 +74,7 @@ class _Work:
         found = self._sites[output]
         site = found.within(self._edit)
         u = site.input
-        epsilon = number(site, site.epsilon, "epsilon")
+        epsilon = epsilon_of(site)
         nodes, made = mean_square(site, u, self._edit.info.opset)
         nodes.append(ir.node("Mul", [inverse_square, epsilon]))
         nodes.append(ir.node("Add", [nodes[-2].outputs[0], nodes[-1].outputs[0]]))

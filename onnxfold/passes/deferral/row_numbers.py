@@ -10,10 +10,10 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError
 from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import Editor, Lowered
-from onnxfold.norms import NormSite
+from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.passes.deferral.row_scale import Rows, RowScale
 
-__all__ = ["RowNumbers", "mean_square", "number"]
+__all__ = ["RowNumbers", "epsilon_of", "mean_square"]
 
 _AXES_ARE_INPUTS_SINCE = 13
 _REDUCED_AXES_ARE_INPUTS_SINCE = 18
@@ -25,6 +25,12 @@ def number(site: NormSite, given: float, role: str) -> ir.Value:
         raise InvariantError(f"norm '{site.name}' has no type")
     array = np.array(given, site.input.dtype.numpy())
     return weight_value(f"{site.output.name}.{role}", array)
+
+
+def epsilon_of(site: NormSite) -> ir.Value:
+    """Return the norm's epsilon; that of an operator is an attribute, and so float32."""
+    spelled = site.form is NormForm.DECOMPOSED
+    return number(site, site.epsilon if spelled else float(np.float32(site.epsilon)), "epsilon")
 
 
 def mean_square(site: NormSite, x: ir.Value, opset: int) -> tuple[list[ir.Node], list[ir.Value]]:
@@ -62,7 +68,7 @@ class RowNumbers:
         rank = len(x.shape or ())
         self._rows: Rows = tuple(a if a not in site.fiber.axes else None for a in range(rank))
         nodes, constants = mean_square(site, x, opset)
-        constants.append(number(site, site.epsilon, "epsilon"))
+        constants.append(epsilon_of(site))
         nodes.append(ir.node("Add", [nodes[-1].outputs[0], constants[-1]]))
         self._inverse_square = self._insert(nodes, constants, "inverse_square")
 
