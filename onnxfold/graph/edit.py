@@ -127,7 +127,7 @@ class Editor:
         elif len(graph) > 0:
             graph.insert_before(graph[0], lowered.nodes)
 
-    def insert_before(self, place: ir.Node, lowered: Lowered) -> ir.Value:
+    def compute_before(self, place: ir.Node, lowered: Lowered) -> ir.Value:
         """Insert nodes that stand for nothing before another one; return what the last gives."""
         if not isinstance(place.graph, ir.Graph):
             raise InvariantError(f"node '{place.name}' is in no graph")

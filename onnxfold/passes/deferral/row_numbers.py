@@ -123,7 +123,7 @@ class RowNumbers:
             node.outputs[0].name = f"{self._site.output.name}.{role}"
             node.outputs[0].type = self._site.input.type
         lowered = Lowered(tuple(nodes), (), tuple(constants))
-        result = self._edit.insert_before(self._place, lowered)
+        result = self._edit.compute_before(self._place, lowered)
         for node in nodes:
             node.name = node.outputs[0].name  # which is unique by now
         return result
