@@ -19,7 +19,7 @@ _AXES_ARE_INPUTS_SINCE = 13
 _REDUCED_AXES_ARE_INPUTS_SINCE = 18
 
 
-def number(site: NormSite, given: float, role: str) -> ir.Value:
+def _number(site: NormSite, given: float, role: str) -> ir.Value:
     """Return a constant in the type of the norm's input."""
     if site.input.dtype is None:
         raise InvariantError(f"norm '{site.name}' has no type")
@@ -30,21 +30,21 @@ def number(site: NormSite, given: float, role: str) -> ir.Value:
 def epsilon_of(site: NormSite) -> ir.Value:
     """Return the norm's epsilon; that of an operator is an attribute, and so float32."""
     spelled = site.form is NormForm.DECOMPOSED
-    return number(site, site.epsilon if spelled else float(np.float32(site.epsilon)), "epsilon")
+    return _number(site, site.epsilon if spelled else float(np.float32(site.epsilon)), "epsilon")
 
 
 def mean_square(site: NormSite, x: ir.Value, opset: int) -> tuple[list[ir.Node], list[ir.Value]]:
     """Return the nodes and constants of factor * mean(x^2) along the norm's axes, which stay."""
     square = ir.node("Mul", [x, x])
-    mean, made = over_axes("ReduceMean", square.outputs[0], site, opset)
+    mean, made = _over_axes("ReduceMean", square.outputs[0], site, opset)
     nodes = [square, mean]
     if site.factor != 1.0:
-        made.append(number(site, site.factor, "factor"))
+        made.append(_number(site, site.factor, "factor"))
         nodes.append(ir.node("Mul", [mean.outputs[0], made[-1]]))
     return nodes, made
 
 
-def over_axes(
+def _over_axes(
     op_type: str, x: ir.Value, site: NormSite, opset: int
 ) -> tuple[ir.Node, list[ir.Value]]:
     """Return a reduction along the norm's axes, which stay with size 1."""
