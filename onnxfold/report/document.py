@@ -134,7 +134,9 @@ def totals(summary: Mapping[str, Any]) -> str:
         line += f"; {_moving(summary['scales_fused'], 'scale')} into the linear layers before"
     if summary.get("deferred"):
         line += f"; {_count(summary['deferred'], 'norm')} deferred, "
-        line += f"{_count(summary['multiplications_saved'], 'multiplication')} per row saved"
+        saved = summary["multiplications_saved"]
+        word = "fewer" if saved >= 0 else "more"
+        line += f"with {abs(saved):,} {word} multiplications per row"
     return line
 
 
