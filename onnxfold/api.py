@@ -15,6 +15,7 @@ from onnxfold.model_io.sources import open_source
 from onnxfold.options import (
     DEFAULT_SPLIT_BYTES,
     Conversion,
+    Defer,
     Device,
     Options,
     Target,
@@ -43,6 +44,7 @@ def inspect(
     allow_split: int = DEFAULT_SPLIT_BYTES,
     exclude: str | None = None,
     fuse_affine: bool = True,
+    defer: Defer | str = Defer.OFF,
 ) -> dict[str, Any]:
     """Return what every norm of a model is, whether it folds, and otherwise why not.
 
@@ -50,8 +52,10 @@ def inspect(
     Raises ModelError when it cannot be read.
     """
     source = open_source(model)
-    settings = Settings(target_named(target), allow_split, exclusion(exclude))
-    without = () if fuse_affine else AFFINE_PASSES
+    settings = Settings(target_named(target), allow_split, exclusion(exclude), defer=Defer(defer))
+    without = frozenset[str]() if fuse_affine else AFFINE_PASSES
+    if settings.defer is Defer.OFF:
+        without |= {"deferral"}
     with error_context(source):
         claims = unconfirmed_claims(source.model)
         decided = decide_all(prepare(source.model), settings, without=without)
@@ -119,6 +123,7 @@ def optimize(
     named = {
         "target": target_named(options.get("target", Target.ONNX)),
         "device": Device(options.get("device", Device.CPU)),
+        "defer": Defer(options.get("defer", Defer.OFF)),
         "norm_form": WrittenForm(options.get("norm_form", WrittenForm.AUTO)),
     }
     chosen = Options(**{**options, **named})

@@ -12,6 +12,7 @@ __all__ = [
     "DEFAULT_RANGE_LIMIT",
     "DEFAULT_SPLIT_BYTES",
     "Conversion",
+    "Defer",
     "Device",
     "Options",
     "Target",
@@ -49,6 +50,14 @@ class Device(StrEnum):
 
     CPU = "cpu"
     CUDA = "cuda"
+
+
+class Defer(StrEnum):
+    """Which RMS norms hand their scale on, to be multiplied behind linear layers or cancelled."""
+
+    OFF = "off"
+    AUTO = "auto"  # where the estimated costs of the target fall
+    ALL = "all"  # wherever it is exact
 
 
 class WrittenForm(StrEnum):
@@ -103,6 +112,7 @@ class Options:
     share_weights: bool = False
     fuse_residual: bool = True
     fuse_affine: bool = True
+    defer: Defer = Defer.OFF
     range_limit: float = DEFAULT_RANGE_LIMIT
     dry_run: bool = False
     force: bool = False

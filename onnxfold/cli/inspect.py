@@ -6,6 +6,7 @@ import typer
 
 from onnxfold.cli import terminal
 from onnxfold.cli.options import (
+    DeferOption,
     ExcludeOption,
     JsonOption,
     Model,
@@ -13,7 +14,7 @@ from onnxfold.cli.options import (
     SplitOption,
     TargetOption,
 )
-from onnxfold.options import Target
+from onnxfold.options import Defer, Target
 
 __all__ = ["inspect"]
 
@@ -26,6 +27,7 @@ def inspect(
     allow_split: SplitOption = 1 << 20,
     exclude: ExcludeOption = None,
     no_fuse_affine: NoFuseAffineOption = False,
+    defer: DeferOption = Defer.OFF,
 ) -> None:
     """Show every norm: what it is, and whether it folds or why not. Changes nothing."""
     from onnxfold import api
@@ -38,6 +40,7 @@ def inspect(
             allow_split=allow_split,
             exclude=exclude,
             fuse_affine=not no_fuse_affine,
+            defer=defer,
         )
     if as_json:
         terminal.print_json(document)

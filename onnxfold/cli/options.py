@@ -16,11 +16,12 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from onnxfold.cli.terminal import chosen_verbosity
-from onnxfold.options import Device, Target, WrittenForm, target_named
+from onnxfold.options import Defer, Device, Target, WrittenForm, target_named
 
 __all__ = [
     "AtolOption",
     "CheckedOptions",
+    "DeferOption",
     "DeviceOption",
     "DryRunOption",
     "ExcludeOption",
@@ -102,6 +103,13 @@ NoFuseAffineOption = Annotated[
     bool,
     typer.Option("--no-fuse-affine", help="Leave gamma, beta and scales where they are."),
 ]
+DeferOption = Annotated[
+    Defer,
+    typer.Option(
+        help="Let the scale of an RMS norm wait behind the linear layers that read it: **all** "
+        "wherever that is exact, **auto** where it is estimated to be cheaper on the target."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 ReportOption = Annotated[
     list[Path] | None,
@@ -165,6 +173,7 @@ class FoldOptions(CheckedOptions):
     """What every command that folds a model can be asked as well."""
 
     no_fuse_affine: NoFuseAffineOption = False
+    defer: DeferOption = Defer.OFF
     range_limit: Annotated[
         float,
         typer.Option(
@@ -191,6 +200,7 @@ class FoldOptions(CheckedOptions):
             "norm_form": self.norm_form,
             "fuse_residual": not self.no_fuse_residual,
             "fuse_affine": not self.no_fuse_affine,
+            "defer": self.defer,
             "range_limit": self.range_limit,
         }
 

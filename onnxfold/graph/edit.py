@@ -127,12 +127,29 @@ class Editor:
         elif len(graph) > 0:
             graph.insert_before(graph[0], lowered.nodes)
 
-    def put_behind(self, value: ir.Value, node: ir.Node) -> None:
-        """Insert a node that reads a value first; its result gets the name and all readers."""
+    def compute_before(self, place: ir.Node, lowered: Lowered) -> ir.Value:
+        """Insert nodes that stand for nothing before another one; return what the last gives."""
+        if not isinstance(place.graph, ir.Graph):
+            raise InvariantError(f"node '{place.name}' is in no graph")
+        self._prepare(place.graph, lowered, ())
+        place.graph.insert_before(place, lowered.nodes)
+        return lowered.nodes[-1].outputs[0]
+
+    def rename(self, value: ir.Value, role: str) -> None:
+        """Say in the name of a value that it is another than the one of that name before."""
+        value.name = self.unused(f"{value.name}.{role}")
+
+    def put_behind(
+        self, value: ir.Value, node: ir.Node, *, role: str = "bias", before: str = "product"
+    ) -> None:
+        """Insert a node that reads a value first; its result gets the name and all readers.
+
+        ``role`` names the node, ``before`` what it reads.
+        """
         producer, result = splice_behind(value, [node]), node.outputs[0]
-        node.name = f"{producer.name or value.name}.bias"
+        node.name = f"{producer.name or value.name}.{role}"
         inherit(value, result)
-        value.name = self.unused(f"{result.name}.product")
+        value.name = self.unused(f"{result.name}.{before}")
 
     def stand_in(self, lowered: Lowered, before: ir.Node, old: Iterable[ir.Node]) -> None:
         """Insert new nodes before a node; they take over the names of what they stand for.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from onnxfold.operators.row import Elements, Family, Operator, Shapes
 from onnxfold.refusal import RefusalCode
 
@@ -11,12 +13,16 @@ __all__ = [
     "cuts",
     "data_inputs",
     "decides",
+    "degree",
     "foldable",
+    "gives_alike",
     "in_a_body",
     "is_embedding",
+    "mixes_last_axis_only",
     "moves_numbers",
     "passes_scale",
     "passes_shift",
+    "positionwise",
     "positively_homogeneous",
     "quantised",
     "reads_elements",
@@ -63,6 +69,53 @@ def stands_before_a_weight(row: Operator) -> bool:
 def scales_every_output(row: Operator) -> bool:
     """Whether further outputs are of the data inputs as well, as the parts of a Split are."""
     return row.family is Family.SPLIT
+
+
+def degree(
+    row: Operator, level: Elements, degrees: Mapping[int, int], present: Collection[int]
+) -> int | None:
+    """Return k of f(c^j x) = c^k f(x) for every c > 0: input i is multiplied by c^degrees[i].
+
+    ``level`` is what the node does to its numbers, ``present`` the inputs that it has.  Degrees add
+    in products; a sum needs equal ones.  None where f is not homogeneous, as with a bias.
+    """
+    data = set(data_inputs(row, max(present, default=-1) + 1)) & set(present)
+    if level > Elements.HOMOGENEOUS or not degrees or not set(degrees) <= data:
+        return None
+    if row.alone:
+        return None if row.bias in present else sum(degrees.values())
+    powers = set(degrees.values())
+    return powers.pop() if set(degrees) == data and len(powers) == 1 else None
+
+
+def gives_alike(row: Operator, read: Collection[int]) -> bool:
+    """Whether the outputs that are read are all alike: the first alone, or parts of one input."""
+    return set(read) <= {0} or scales_every_output(row)
+
+
+_POSITIONWISE = frozenset(
+    {
+        Family.ADDITIVE,
+        Family.CAST,
+        Family.DROPOUT,
+        Family.MASKED,
+        Family.PRODUCT,
+        Family.QUOTIENT,
+    }
+)
+
+
+def positionwise(row: Operator) -> bool:
+    """Whether each number of the output depends on the inputs' numbers at its own place alone."""
+    if row.family is not None:
+        return row.family in _POSITIONWISE
+    shaped = row.shape in (Shapes.SAME, Shapes.BROADCAST)
+    return shaped and row.kernel in ("activation", "elementwise")
+
+
+def mixes_last_axis_only(row: Operator) -> bool:
+    """Whether numbers of the first input are mixed along its last axis alone."""
+    return row.op_type == "RotaryEmbedding"
 
 
 def data_inputs(row: Operator, count: int) -> tuple[int, ...]:

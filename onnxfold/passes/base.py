@@ -19,6 +19,7 @@ from onnxfold.options import (
     DEFAULT_RANGE_LIMIT,
     DEFAULT_SPLIT_BYTES,
     Conversion,
+    Defer,
     Device,
     Target,
     WrittenForm,
@@ -49,6 +50,7 @@ class Settings:
     fused_before: int = 0
     conversion: Conversion | None = None
     shift: int | None = None
+    defer: Defer = Defer.OFF
 
     def excludes(self, name: str) -> bool:
         """Whether a norm of this name stays as it is."""

@@ -9,6 +9,7 @@ from typing import Any
 from onnxfold.graph import AxisBlock, Fiber
 from onnxfold.passes.affine.plan import AffineFusion
 from onnxfold.passes.centring.plan import CentringPlan, Fold, Insertion, WeightCentring
+from onnxfold.passes.deferral.plan import DeferredNorm
 from onnxfold.passes.places import ReaderRef
 from onnxfold.passes.scales.plan import ScaleFusion
 from onnxfold.refusal import Refusal, RefusalCode
@@ -22,11 +23,12 @@ class Plan(CentringPlan):
 
     fusions: tuple[AffineFusion, ...] = ()
     scales: tuple[ScaleFusion, ...] = ()
+    deferred: tuple[DeferredNorm, ...] = ()
 
     @property
     def empty(self) -> bool:
         """Whether nothing is to be done."""
-        return not (self.folds or self.fusions or self.scales)
+        return not (self.folds or self.fusions or self.scales or self.deferred)
 
     @property
     def split_bytes(self) -> int:
@@ -82,12 +84,14 @@ class Plan(CentringPlan):
             document["cost_ps"],
             tuple(AffineFusion.from_json(row) for row in document["fusions"]),
             tuple(ScaleFusion.from_json(row) for row in document["scales"]),
+            tuple(DeferredNorm.from_json(row) for row in document["deferred"]),
         )
 
     def __str__(self) -> str:
         lines = [f"fuse      {fusion}" for fusion in self.fusions]
         lines += [f"absorb    {scale.name} into {scale.writer}" for scale in self.scales]
         lines += [f"fold      {fold.norm}" for fold in self.folds]
+        lines += [f"defer     {norm}" for norm in self.deferred]
         for weight in self.weights:
             count = len(weight.readers) + len(weight.norms)
             how = f"copy for {count} readers" if weight.split else "in place"

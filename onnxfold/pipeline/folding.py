@@ -1,6 +1,6 @@
 """The passes in order: each decides on a version of the model, makes the next one, and is proved.
 
-    prepare -> affine -> scales -> centring -> lower
+    prepare -> affine -> scales -> centring -> deferral -> lower
     prepare -> decompression -> centring             convert --to rms
     prepare -> scales -> centring -> compression     convert --to crms
     prepare -> decompression -> restoring [-> shifting]  convert --to layer
@@ -40,6 +40,10 @@ from onnxfold.passes.compression.prove import prove as prove_compression
 from onnxfold.passes.decompression.apply import apply as apply_decompression
 from onnxfold.passes.decompression.decide import decide as decide_decompression
 from onnxfold.passes.decompression.prove import prove as prove_decompression
+from onnxfold.passes.deferral.apply import apply as apply_deferral
+from onnxfold.passes.deferral.decide import decide as decide_deferral
+from onnxfold.passes.deferral.plan import DeferralPlan
+from onnxfold.passes.deferral.prove import prove as prove_deferral
 from onnxfold.passes.findings import Description, Findings, describe
 from onnxfold.passes.lower.apply import apply as apply_lowering
 from onnxfold.passes.lower.decide import decide as decide_lowering
@@ -87,6 +91,7 @@ PASSES: tuple[Pass[Any], ...] = (
     Pass("affine", decide_affine, apply_affine, prove_affine),
     Pass("scales", decide_scales, apply_scales, prove_scales),
     _CENTRING,
+    Pass("deferral", decide_deferral, apply_deferral, prove_deferral),
 )
 _DECOMPRESSION = Pass(
     "decompression", decide_decompression, apply_decompression, prove_decompression
@@ -146,6 +151,7 @@ class Decided:
             made.cost_ps,
             () if affine is None else affine.fusions,
             () if scales is None else scales.fusions,
+            self._deferral.norms,
         )
 
     @property
@@ -180,7 +186,13 @@ class Decided:
             frozenset(restoring.norms) if "restoring" in self.decisions else None,
             frozenset(compression.norms) if "compression" in self.decisions else None,
             frozenset(decompression.norms),
+            dict(self._deferral.refusals),
         )
+
+    @property
+    def _deferral(self) -> DeferralPlan:
+        decision: DeferralPlan = self.decisions.get("deferral", DeferralPlan())
+        return decision
 
     @property
     def _centring(self) -> CentringDecision:

@@ -28,7 +28,7 @@ from onnxfold.errors import (
 from onnxfold.graph import ModelInfo
 from onnxfold.model_io.sources import Source
 from onnxfold.operators.functions import RMS_NORMALIZATION_SINCE
-from onnxfold.options import Options, Target, WrittenForm
+from onnxfold.options import Defer, Options, Target, WrittenForm
 from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.centring.apply import overflowing_weights
 from onnxfold.passes.lower.installed import onnxruntime_version
@@ -117,6 +117,8 @@ def _without_weights(
 def _without(chosen: Options, attempt: _Attempt) -> frozenset[str]:
     """Return the names of the passes that this attempt leaves out."""
     unwanted = frozenset[str]() if chosen.fuse_affine else AFFINE_PASSES
+    if chosen.defer is Defer.OFF:
+        unwanted |= {"deferral"}
     return unwanted | {left.name for left in attempt.left_out}
 
 
@@ -133,6 +135,7 @@ def _settings(source: Source, chosen: Options, attempt: _Attempt) -> Settings:
         residual_calls(source.model),
         chosen.convert_to,
         chosen.shift,
+        chosen.defer,
     )
 
 
@@ -174,7 +177,8 @@ def _attempt(
         raise
     except VerificationError as error:
         plan = folded.findings.plan
-        for name, moved in (("scales", plan.scales), ("affine", plan.fusions)):
+        moves = ("deferral", plan.deferred), ("scales", plan.scales), ("affine", plan.fusions)
+        for name, moved in moves:
             if moved:
                 raise PassCheckError(str(error), name) from error
         raise

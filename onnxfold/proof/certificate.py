@@ -45,12 +45,14 @@ class Certificate:
     """Hints by reference: a fiber of each centred weight or value, norms that were folded.
 
     ``centred`` pairs references of the original; ``folded`` names the results of norms.
+    ``by_name_alone``: what has a new name stands for no value of the original.
     """
 
     centred: tuple[tuple[str, Fiber], ...] = ()
     folded: tuple[str, ...] = ()
     linear: tuple[LinearLayer, ...] = ()
     scaled: tuple[ScaledWeight, ...] = ()
+    by_name_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Proof:
     shifted_weights: int = 0
     compressed_norms: int = 0
     decompressed_norms: int = 0
+    deferred_norms: int = 0
 
     def joined(self, other: Proof) -> Proof:
         """Return the proof of two steps, of which ``other`` is the first."""
@@ -79,6 +82,7 @@ class Proof:
             self.shifted_weights + other.shifted_weights,
             self.compressed_norms + other.compressed_norms,
             self.decompressed_norms + other.decompressed_norms,
+            self.deferred_norms + other.deferred_norms,
         )
 
     def to_json(self) -> dict[str, object]:
@@ -92,5 +96,6 @@ class Proof:
             "shifted_weights": self.shifted_weights,
             "compressed_norms": self.compressed_norms,
             "decompressed_norms": self.decompressed_norms,
+            "deferred_norms": self.deferred_norms,
             "failures": list(self.failures),
         }

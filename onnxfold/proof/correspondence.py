@@ -33,14 +33,18 @@ class Correspondence:
         for ref, value in after.by_ref().items():
             if ref in known:
                 self.originals[value] = known[ref]
+        if not certificate.by_name_alone:
+            self._guess(known, {known.get(ref) for ref, _ in certificate.centred})
+        self._constants = _constants(before) | _constants(after)
+
+    def _guess(self, known: Mapping[str, ir.Value], centred: Collection[ir.Value | None]) -> None:
+        """Find out what values with new names stand for."""
         self._name_copies(known)
-        for graph in after.graphs:
+        for graph in self._after.graphs:
             for node in reversed(graph):
                 self._read_off(node)
-        centred = {known.get(ref) for ref, _ in certificate.centred}
-        for node in after.nodes():
+        for node in self._after.nodes():
             self._stand_in(node, centred)
-        self._constants = _constants(before) | _constants(after)
 
     def is_constant(self, value: ir.Value) -> bool:
         """Whether a value of either model is computed from constants alone."""

@@ -169,14 +169,17 @@ class Region:
         ends = tuple(map(_place, self.pair, cones, (numbers, numbers)))
         return (*parts, ends, tuple(leaf.key for leaf in self.leaves))
 
-    def sizes(self, numbers: tuple[int, ...]) -> Sizes:
-        """Return sizes, reduced where the tensors are large; without numbers such as broadcast."""
+    def sizes(self, numbers: tuple[int, ...], *, whole: bool = False) -> Sizes:
+        """Return sizes, reduced where the tensors are large; without numbers such as broadcast.
+
+        ``whole``: never reduced, for a Reshape may have a size that is written in a constant.
+        """
         shapes = [leaf.shape for leaf in self.leaves]
         forced = {} if numbers else broadcast_sizes(shapes)
         numbers = numbers or SAMPLINGS[0]
         full = Sizes(numbers, {}, forced)
         shapes = [leaf.shape for leaf in self.leaves if not leaf.fixed]
-        if sum(prod(full.of(shape)) for shape in shapes) <= _FEW_ELEMENTS:
+        if sum(prod(full.of(shape)) for shape in shapes) <= _FEW_ELEMENTS or whole:
             return full
         kept: set[int] = set()
         for leaf in self.leaves:

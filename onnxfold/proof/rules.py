@@ -17,7 +17,7 @@ from onnxfold.errors import OnnxfoldError
 from onnxfold.graph import AxisBlock, Fiber, Shape, follow_reshape
 from onnxfold.proof.region import Pair, Region, Unprovable
 from onnxfold.proof.relation import EQUAL, Float64, Relation, completed, means
-from onnxfold.proof.sizes import SAMPLINGS
+from onnxfold.proof.sizes import SAMPLINGS, Sizes
 
 __all__ = ["Tester", "images", "is_small", "shortened"]
 
@@ -32,9 +32,13 @@ _ERRORS = (OnnxfoldError, Unprovable, ArithmeticError, LookupError, ValueError)
 
 
 class Tester:
-    """Runs tests and remembers them, so that equal layers cost one."""
+    """Runs tests and remembers them, so that equal layers cost one.
 
-    def __init__(self) -> None:
+    ``whole``: regions that cannot be run on smaller tensors are run on those of the model.
+    """
+
+    def __init__(self, *, whole: bool = False) -> None:
+        self._whole = whole
         self._known: dict[object, object] = {}
 
     def relation(self, region: Region, fibers: tuple[Fiber, ...], slack: float) -> Relation | None:
@@ -45,7 +49,7 @@ class Tester:
         """
         key = ("relation", region.key, fibers, slack)
         if key not in self._known:
-            self._known[key] = _relation(region, fibers, slack)
+            self._known[key] = _relation(region, fibers, slack, self._whole)
         found = self._known[key]
         return found if isinstance(found, Relation) else None
 
@@ -57,10 +61,11 @@ class Tester:
         return bool(self._known[key])
 
 
-def _samples(region: Region) -> Iterator[list[Pair]]:
+def _samples(region: Region, *, whole: bool = False) -> Iterator[list[Pair]]:
     """Yield the outputs of several draws, for two choices of the symbolic sizes; some at first.
 
-    Raises Unprovable where the region cannot be computed for any.
+    ``whole``: on tensors of full size, where smaller ones do not fit.  Raises Unprovable where the
+    region cannot be computed for any.
     """
     symbolic = any(not isinstance(dim, int) for leaf in region.leaves for dim in leaf.shape)
     wanted, problem = 1 + symbolic, "no sizes fit"
@@ -69,10 +74,16 @@ def _samples(region: Region) -> Iterator[list[Pair]]:
             return
         rng, sizes = np.random.default_rng(number), region.sizes(numbers)
         try:
-            first = [region.outputs(*region.drawn(sizes, rng, 1.0)) for _ in range(_LIKE_FIRST)]
+            first = _first(region, sizes, rng)
         except _ERRORS as error:
             problem = str(error)
-            continue
+            if not (whole and sizes.reduced):
+                continue
+            sizes = region.sizes(numbers, whole=True)
+            try:
+                first = _first(region, sizes, rng)
+            except _ERRORS:
+                continue
         wanted -= 1
         yield first
         # Few elements are drawn more often: each may be cut off by a Relu, or a mask.
@@ -81,6 +92,10 @@ def _samples(region: Region) -> Iterator[list[Pair]]:
         yield [region.outputs(*region.drawn(sizes, rng, scale)) for scale in scales]
     if wanted == 1 + symbolic:
         raise Unprovable(problem)
+
+
+def _first(region: Region, sizes: Sizes, rng: np.random.Generator) -> list[Pair]:
+    return [region.outputs(*region.drawn(sizes, rng, 1.0)) for _ in range(_LIKE_FIRST)]
 
 
 @np.errstate(all="ignore")
@@ -107,11 +122,13 @@ def is_small(error: Float64, *sizes: Float64, slack: float = 0.0) -> bool:
 
 
 @np.errstate(all="ignore")
-def _relation(region: Region, fibers: tuple[Fiber, ...], slack: float) -> Relation | None:
+def _relation(
+    region: Region, fibers: tuple[Fiber, ...], slack: float, whole: bool
+) -> Relation | None:
     """Keep the relations that every sample has, of those that the first one has."""
     open_: list[Relation] | None = None
     try:
-        for draws in _samples(region):
+        for draws in _samples(region, whole=whole):
             if open_ is None:
                 open_ = list(_found(region, draws, fibers, slack))
             open_ = [found for found in open_ if all(_has(found, *pair, slack) for pair in draws)]

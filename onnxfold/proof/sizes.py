@@ -46,6 +46,11 @@ class Sizes:
         self._numbers, self._smaller = numbers, smaller
         self._symbols: dict[str, int] = dict(forced or {})
 
+    @property
+    def reduced(self) -> bool:
+        """Whether large sizes are replaced by smaller ones."""
+        return bool(self._smaller)
+
     def of(self, shape: Shape) -> tuple[int, ...]:
         """Return the shape in numbers."""
         return tuple(self._number(dim) for dim in shape)

@@ -53,7 +53,7 @@ class _Walker:
         self._match = Correspondence(before, after, certificate)
         self._related: dict[tuple[ir.Value, ir.Value], Relation] = {}
         self._near = Neighbourhood(before, after, self._match, self._related)
-        self._tester = Tester()
+        self._tester = Tester(whole=certificate.by_name_alone)
         original = self._match.originals.get
         self._means = ZeroMeans(before, after, self._tester, self._near.alone, original)
         self._absorber = Absorber(before, after, certificate)

@@ -55,6 +55,8 @@ def inspection(
             "gamma_fused": sum(fusion.gamma for fusion in plan.fusions),
             "beta_fused": sum(fusion.beta for fusion in plan.fusions),
             "scales_fused": len(plan.scales),
+            "deferred": len(plan.deferred),
+            "multiplications_saved": sum(norm.multiplications_saved for norm in plan.deferred),
             "moved_by_rounding": sum(row["moves_by_rounding"] for row in norms),
         },
     }
@@ -72,6 +74,7 @@ def _norms(findings: Findings) -> list[dict[str, Any]]:
     plan = findings.plan
     folds = {fold.output: fold for fold in plan.folds}
     fusions = {fusion.output: fusion for fusion in plan.fusions}
+    deferrals = {norm.output: norm for norm in plan.deferred}
     rows = []
     for known in findings.description.norms:
         ref = known["ref"]
@@ -83,10 +86,13 @@ def _norms(findings: Findings) -> list[dict[str, Any]]:
             sentence = f"{known['kind']} does not subtract the mean"
             reason = Refusal(RefusalCode.NOT_CENTRED_NORM, sentence)
         row = {key: part for key, part in known.items() if key not in ("ref", "affine")}
+        deferral, stay = deferrals.get(ref), findings.deferral_refusals.get(ref)
         action = _action(known, folded=fold is not None, in_place=ref in findings.in_place)
         converted = _conversion(findings, ref)
         if converted is not None:
             action, reason = converted, None
+        elif deferral is not None:
+            action = "deferred"
         rows.append(
             {
                 **row,
@@ -98,6 +104,8 @@ def _norms(findings: Findings) -> list[dict[str, Any]]:
                 "gamma_fused": fusion is not None and fusion.gamma,
                 "beta_fused": fusion is not None and fusion.beta,
                 "affine_reason": stays.to_json() if stays is not None else None,
+                "deferral": deferral.to_json() if deferral is not None else None,
+                "deferral_reason": stay.to_json() if stay is not None else None,
                 "writers": list(fold.writers) if fold is not None else [],
             }
         )

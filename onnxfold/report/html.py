@@ -21,6 +21,7 @@ _BECOMES = {
     "fused_layer_norm": "fused LayerNorm",
     "layer_norm": "LayerNorm",
     "crms": "CRMSNorm",
+    "deferred": "deferred",
     "keep": "as written",
 }
 _WIDE = 20  # characters that still fit one column of the facts

@@ -29,6 +29,7 @@ _BECOMES = {
     "fused_layer_norm": "one LayerNorm",
     "layer_norm": "LayerNorm",
     "crms": "CRMSNorm",
+    "deferred": "deferred",
     "keep": "-",
 }
 
@@ -56,6 +57,11 @@ def totals(summary: Mapping[str, Any]) -> str:
         line += "linear layers"
     if summary.get("scales_fused"):
         line += f"; {_moving(summary['scales_fused'], 'scale')} into the linear layers before"
+    if summary.get("deferred"):
+        line += f"; {_count(summary['deferred'], 'norm')} deferred, "
+        saved = summary["multiplications_saved"]
+        word = "fewer" if saved >= 0 else "more"
+        line += f"with {abs(saved):,} {word} multiplications per row"
     return line
 
 

@@ -43,6 +43,7 @@ EXPECTED = {
     "llama-small": Expected(0, 0, 0, 0, 0),
     "opt-125m": Expected(5, 5, 0, 0, 5),
     "phi-2": Expected(3, 3, 0, 0, 3),
+    "qwen3-small": Expected(0, 0, 0, 0, 0),
     "pythia-160m": Expected(5, 5, 0, 0, 5),
     "swin-t": Expected(11, 6, 0, 7, 7),
     "t5-small": Expected(0, 0, 0, 0, 0),

@@ -19,6 +19,7 @@ from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.operators.families.transfer import refuse
+from onnxfold.options import Defer
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
 from onnxfold.passes.affine.sharing import Candidate, settle
 from onnxfold.passes.affine.source import Source, source_of
@@ -27,6 +28,7 @@ from onnxfold.passes.affine.walk import Reached, Root, follow, root_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.decide import plan_of
 from onnxfold.passes.costs import costs_of, elements
+from onnxfold.passes.deferral.flow import cancels
 from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.passes.places import Place, ReaderRef
@@ -58,6 +60,8 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
         return frozenset(fold.output for fold in plan_of(info, settings).folds)
 
     def keep(site: NormSite) -> Refusal | None:
+        if settings.defer is Defer.ALL and cancels(site):
+            return None  # no norm will be left to be fused with its gamma
         why = lowering.keep_affine(site)
         if why is None or (lowering.calls_rms(site) and info.ref(site.output) in folds()):
             return None

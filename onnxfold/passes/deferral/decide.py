@@ -1,0 +1,182 @@
+"""Deciding which norms hand their scale on, and where it is multiplied: a minimum cut for each.
+
+z_v = 1 where v is computed without s, a_v = 1 where nobody needs v itself.  The cut has these edges
+(an edge from a to b of capacity k costs k when a = 1 and b = 0):
+
+    source -> z_w   infinite, for the results w of the first linear layers: what deferral is
+    z_w -> z_v      infinite, for every input v that hands s on to w
+    z_v -> a_v      the elements of v: s is multiplied there
+    a_v -> z_w      infinite, for every w that s is handed on to from v
+    a_v -> sink     infinite, where somebody needs v itself
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo, node_label, operator
+from onnxfold.norms import NormSite, find_norms
+from onnxfold.norms.algebra.canonical import uniform
+from onnxfold.operators.table import row_of
+from onnxfold.options import Defer
+from onnxfold.passes.base import Settings
+from onnxfold.passes.centring.mincut import INFINITE, minimum_cut
+from onnxfold.passes.costs import costs_of, elements
+from onnxfold.passes.deferral.flow import Flow, cancels, flow_of
+from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm, Held
+from onnxfold.passes.lower.parameters import AffinePart
+from onnxfold.refusal import Refusal, RefusalCode
+
+__all__ = ["decide"]
+
+
+def decide(info: ModelInfo, settings: Settings) -> DeferralPlan:
+    """Return which norms are deferred; a value is computed without one scale at most."""
+    sites = find_norms(info)
+    order = {node: number for number, node in enumerate(info.nodes())}
+    free = {site.input: site for site in sites if cancels(site)}
+    norms: list[DeferredNorm] = []
+    refusals: list[tuple[str, Refusal]] = []
+    taken: set[ir.Value] = set()
+    for site in sites:
+        if site.output in taken or not cancels(site):
+            continue
+        found = _deferred(info, site, settings, order, free, taken)
+        if isinstance(found, Refusal):
+            refusals.append((info.ref(site.output), found))
+            continue
+        norm, touched = found
+        norms.append(norm)
+        taken |= touched
+        free = {value: other for value, other in free.items() if other.output not in taken}
+    return DeferralPlan(tuple(norms), tuple(refusals))
+
+
+def _deferred(
+    info: ModelInfo,
+    site: NormSite,
+    settings: Settings,
+    order: dict[ir.Node, int],
+    free: dict[ir.Value, NormSite],
+    taken: set[ir.Value],
+) -> tuple[DeferredNorm, set[ir.Value]] | Refusal:
+    """Return what becomes of a norm and the values that it touches, or why it stays."""
+    refusal = _refuse_site(info, site, settings)
+    if refusal is not None:
+        return refusal
+    flow = flow_of(info, site, order, free)
+    first = _first_layers(flow, site.output)
+    refusal = _refuse_flow(info, site, flow, first, taken)
+    if refusal is not None:
+        return refusal
+    held = _cut(info, site, flow, first)
+    norm = _norm(info, site, flow, held)
+    if settings.defer is Defer.AUTO and not _pays(info, site, norm, settings):
+        sentence = "its scale would cost more behind the linear layers than the norm costs"
+        return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
+    gone = {other.output for other in flow.cancelled if other.input in held}
+    return norm, {site.output, *held, *gone}
+
+
+def _refuse_site(info: ModelInfo, site: NormSite, settings: Settings) -> Refusal | None:
+    if settings.excludes(site.name):
+        return Refusal(RefusalCode.EXCLUDED, "excluded by --exclude", (site.name,))
+    if site.beta is not None or not _is_one(info, site.gamma):
+        sentence = "its gamma or beta stays, so that it is more than one number per row"
+        return Refusal(RefusalCode.VARIES_ALONG_FIBER, sentence, (site.name,))
+    if site.factor <= 0 or info.shape(site.output) != info.shape(site.input):
+        return Refusal(RefusalCode.UNKNOWN_SHAPE, "its shape is not known", (site.name,))
+    return None
+
+
+def _is_one(info: ModelInfo, gamma: AffinePart) -> bool:
+    if gamma is None or isinstance(gamma, ir.Value):
+        return gamma is None or uniform(info, gamma) == 1.0
+    return bool(np.all(gamma == 1))
+
+
+def _first_layers(flow: Flow, start: ir.Value) -> set[ir.Value]:
+    """Return the results of the linear layers that read y, through whatever is no such layer."""
+    before, found = {start}, set[ir.Value]()
+    for node, outputs in flow.handed.items():
+        if before.isdisjoint(node.inputs):
+            continue
+        (found if row_of(node).layer is not None else before).update(outputs)
+    return found
+
+
+def _refuse_flow(
+    info: ModelInfo, site: NormSite, flow: Flow, first: set[ir.Value], taken: set[ir.Value]
+) -> Refusal | None:
+    if site.output in flow.ended:
+        blamed = [_says(use.node) for use in site.output.uses() if use.node not in flow.handed]
+        sentence = f"it must be computed for {', '.join(blamed) or 'an output of the graph'}"
+        return Refusal(RefusalCode.EXACT_READER, sentence, (site.name,))
+    if not first:
+        return Refusal(RefusalCode.NOT_WORTH, "no linear layer reads it", (site.name,))
+    if not taken.isdisjoint(flow.scales):
+        return Refusal(RefusalCode.NOT_WORTH, "its scale would meet another's", (site.name,))
+    return None
+
+
+def _says(node: ir.Node) -> str:
+    return f"'{node_label(node)}' ({operator(node)})"
+
+
+def _cut(info: ModelInfo, site: NormSite, flow: Flow, first: set[ir.Value]) -> dict[ir.Value, bool]:
+    """Return the values that are computed without s, and whether it is multiplied there."""
+    numbers = {value: 2 + 2 * number for number, value in enumerate(flow.scales)}
+    edges = [(0, numbers[value], INFINITE) for value in first]
+    edges.append((0, numbers[site.output] + 1, INFINITE))  # the norm itself is not computed
+    for value, z in numbers.items():
+        edges.append((z, z + 1, elements(info.shape(value))))
+        if value in flow.ended:
+            edges.append((z + 1, 1, INFINITE))
+    for node, outputs in flow.handed.items():
+        inputs = [value for value in node.inputs if value in flow.scales]
+        for z in (numbers[output] for output in outputs):
+            edges += ((z, numbers[value], INFINITE) for value in inputs if value is not None)
+            edges += ((numbers[v] + 1, z, INFINITE) for v in inputs if v is not None)
+            edges += ((z, numbers[other], INFINITE) for other in outputs)
+    _, ones = minimum_cut(edges, 0, 1)
+    chosen = [value for value, z in numbers.items() if z in ones and value is not site.output]
+    return {value: numbers[value] + 1 not in ones for value in chosen}
+
+
+def _norm(info: ModelInfo, site: NormSite, flow: Flow, held: dict[ir.Value, bool]) -> DeferredNorm:
+    kept = tuple(Held(info.ref(value), flow.scales[value], at) for value, at in held.items())
+    cancelled = tuple(
+        (info.ref(other.output), scale)
+        for other, scale in flow.cancelled.items()
+        if other.input in held
+    )
+    spent = sum(_per_row(info, flow, value) for value, at in held.items() if at)
+    saved = _per_row(info, flow, site.output) - spent
+    return DeferredNorm(site.name, info.ref(site.output), kept, cancelled, saved)
+
+
+def _per_row(info: ModelInfo, flow: Flow, value: ir.Value) -> int:
+    shape = info.shape(value) or ()
+    rows = flow.scales[value].rows
+    return elements(tuple(dim for dim, row in zip(shape, rows, strict=True) if row is None))
+
+
+def _pays(info: ModelInfo, site: NormSite, norm: DeferredNorm, settings: Settings) -> bool:
+    """Whether the operators that come cost less than the norms that go."""
+    costs = costs_of(settings.target)
+    count = dict(_sizes(info))
+    after = count[norm.output] * costs.mean_square
+    after += sum(count[held.value] * costs.row_product for held in norm.multiplied)
+    after += sum(
+        count[output] * (costs.mean_square + costs.row_product - costs.rms_norm)
+        for output, _ in norm.cancelled
+    )
+    return after < count[norm.output] * costs.rms_norm
+
+
+def _sizes(info: ModelInfo) -> Iterator[tuple[str, int]]:
+    for ref, value in info.by_ref().items():
+        yield ref, elements(info.shape(value))

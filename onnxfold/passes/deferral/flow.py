@@ -1,0 +1,149 @@
+"""How far the scale of a norm can be handed on, and where it must end."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.norms import NormSite
+from onnxfold.norms.site import EpsilonMode, NormKind
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
+from onnxfold.passes.deferral.row_scale import RowScale, passed_on
+
+__all__ = ["Flow", "cancels", "flow_of"]
+
+_HIGHEST_DEGREE = 2  # of a GLU; s^4 of long rows is beyond float32
+_MOST_STEPS = 4  # from a stored weight to a product: DequantizeLinear, Cast, Transpose
+_SCALE_ONLY = frozenset({NormKind.RMS_NORM, NormKind.L2_NORM})
+
+
+@dataclass(slots=True)
+class Flow:
+    """Values that can be computed without s, in order; which node hands s on to which of them.
+
+    ``ended``: the values that some reader needs as they are.  ``cancelled``: norms whose input has
+    a scale, which they take out again.
+    """
+
+    scales: dict[ir.Value, RowScale] = field(default_factory=dict)
+    handed: dict[ir.Node, tuple[ir.Value, ...]] = field(default_factory=dict)
+    ended: set[ir.Value] = field(default_factory=set)
+    cancelled: dict[NormSite, RowScale] = field(default_factory=dict)
+
+
+def cancels(site: NormSite) -> bool:
+    """Whether the norm divides by the root mean square of x, with an epsilon under the root.
+
+    RMS_e(s u) = u / sqrt(mean(u^2) + e / s^2) then, exactly.
+    """
+    return (
+        site.kind in _SCALE_ONLY
+        and site.refusal is None
+        and site.epsilon_mode is EpsilonMode.INSIDE
+        and site.epsilon > 0
+        and site.fiber.whole
+        and not site.leaks
+        and site.input.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+        and site.compute_dtype == site.input.dtype
+        and site.output.dtype == site.input.dtype
+        and site.affine_repeat == 1
+        and site.affine_axis is None
+    )
+
+
+def flow_of(
+    info: ModelInfo,
+    site: NormSite,
+    order: Mapping[ir.Node, int],
+    behind: Mapping[ir.Value, NormSite],
+) -> Flow:
+    """Follow the scale of a norm forward; ``behind`` are the norms that take one out, by input."""
+    base = info.shape(site.output) or ()
+    rows = tuple(None if axis in site.fiber.axes else axis for axis in range(len(base)))
+    flow = Flow({site.output: RowScale(1, rows)})
+    waiting: list[tuple[int, ir.Node]] = []
+    _visit(info, flow, site.output, site, order, behind, waiting)
+    met: set[ir.Node] = set()
+    while waiting:
+        _, node = heapq.heappop(waiting)
+        if node in met:
+            continue
+        met.add(node)
+        for output in _hand_on(info, flow, node, site.output.dtype):
+            _visit(info, flow, output, site, order, behind, waiting)
+    return flow
+
+
+def _visit(
+    info: ModelInfo,
+    flow: Flow,
+    value: ir.Value,
+    site: NormSite,
+    order: Mapping[ir.Node, int],
+    behind: Mapping[ir.Value, NormSite],
+    waiting: list[tuple[int, ir.Node]],
+) -> None:
+    """Let the readers of a value wait for their turn; note where it must be what it was."""
+    last = behind.get(value)
+    scale = flow.scales[value]
+    taken: tuple[ir.Node, ...] = ()
+    if last is not None and all(scale.rows[axis] is None for axis in last.fiber.axes):
+        flow.cancelled[last] = scale
+        taken = last.nodes
+    if info.is_output(value):
+        flow.ended.add(value)
+    for use in value.uses():
+        node = use.node
+        if node in taken or not facets.reads_elements(row_of(node)):
+            continue
+        if node.graph is site.last.graph:
+            heapq.heappush(waiting, (order[node], node))
+        else:
+            flow.ended.add(value)
+
+
+def _hand_on(
+    info: ModelInfo, flow: Flow, node: ir.Node, dtype: ir.DataType | None
+) -> tuple[ir.Value, ...]:
+    """Let a node hand the scale on to its outputs, or end it at its inputs."""
+    scaled = {
+        index: flow.scales[value]
+        for index, value in enumerate(node.inputs)
+        if value is not None and value in flow.scales
+    }
+    passed = None if _is_of_two(info, node) else passed_on(info, node, scaled)
+    if (
+        passed is None
+        or passed.degree > _HIGHEST_DEGREE
+        or any(output.dtype != dtype for output in node.outputs)
+    ):
+        flow.ended |= {value for value in node.inputs if value in flow.scales}
+        return ()
+    flow.handed[node] = tuple(node.outputs)
+    flow.scales.update(dict.fromkeys(node.outputs, passed))
+    return tuple(node.outputs)
+
+
+def _is_of_two(info: ModelInfo, node: ir.Node) -> bool:
+    """Whether a product is of two activations: attention scores, which grow with the rows."""
+    operands = [value for value in node.inputs[:2] if value is not None]
+    return row_of(node).layer is not None and not any(_is_weight(info, v) for v in operands)
+
+
+def _is_weight(info: ModelInfo, value: ir.Value) -> bool:
+    """Whether a value is a constant, or computed from constants by a few operators."""
+    for _ in range(_MOST_STEPS):
+        if info.tensor(value) is not None:
+            return True
+        node = value.producer()
+        if node is None or not node.inputs or node.inputs[0] is None:
+            return False
+        if any(info.tensor(other) is None for other in node.inputs[1:] if other is not None):
+            return False
+        value = node.inputs[0]
+    return False

@@ -1,0 +1,97 @@
+"""Which norms hand their scale on, where it is multiplied, and which norms behind it cancel it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from onnxfold.passes.deferral.row_scale import RowScale
+from onnxfold.refusal import Refusal, RefusalCode
+
+__all__ = ["DeferralPlan", "DeferredNorm", "Held"]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A value that is computed without its scale: value = s^degree times what is computed.
+
+    ``multiplied``: somebody needs the value itself, so that the scale is multiplied here.
+    """
+
+    value: str
+    scale: RowScale
+    multiplied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredNorm:
+    """A norm y = s x that goes: its readers read x.
+
+    ``output`` is the reference of y; ``held`` are the values behind it that are computed without s,
+    in order, ``cancelled`` the results of the norms behind them, with the scale of their input.
+    ``multiplications_saved`` counts those of the scale for one row: elements of y, less those of
+    the values that are multiplied instead.
+    """
+
+    name: str
+    output: str
+    held: tuple[Held, ...]
+    cancelled: tuple[tuple[str, RowScale], ...]
+    multiplications_saved: int
+
+    @property
+    def multiplied(self) -> tuple[Held, ...]:
+        """The values at which the scale is multiplied."""
+        return tuple(held for held in self.held if held.multiplied)
+
+    def __str__(self) -> str:
+        multiplied, cancelled = len(self.multiplied), len(self.cancelled)
+        return f"{self.name}: multiplied at {multiplied} values, cancelled by {cancelled} norms"
+
+    def to_json(self) -> dict[str, object]:
+        """Return the report's form."""
+        return {
+            "applied": [held.value for held in self.multiplied],
+            "cancelled": [output for output, _ in self.cancelled],
+            "multiplications_saved": self.multiplications_saved,
+        }
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> DeferredNorm:
+        """Read what ``dataclasses.asdict`` gave."""
+        return DeferredNorm(
+            document["name"],
+            document["output"],
+            tuple(
+                Held(row["value"], _scale(row["scale"]), row["multiplied"])
+                for row in document["held"]
+            ),
+            tuple((output, _scale(scale)) for output, scale in document["cancelled"]),
+            document["multiplications_saved"],
+        )
+
+
+def _scale(document: Mapping[str, Any]) -> RowScale:
+    return RowScale(document["degree"], tuple(document["rows"]))
+
+
+@dataclass(frozen=True, slots=True)
+class DeferralPlan:
+    """The deferred norms, in order, and why the others stay, by reference of their outputs."""
+
+    norms: tuple[DeferredNorm, ...] = ()
+    refusals: tuple[tuple[str, Refusal], ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether every norm stays."""
+        return not self.norms
+
+    def left_out(self, reason: str) -> DeferralPlan:
+        """Return the plan to defer nothing, with the reason for each norm."""
+        refusals = [
+            (norm.output, Refusal(RefusalCode.NOT_PROVED, reason, (norm.name,)))
+            for norm in self.norms
+        ]
+        return replace(self, norms=(), refusals=(*self.refusals, *refusals))

@@ -1,0 +1,177 @@
+"""One positive number per row through operators: f(s x) = s^k f(x), and which axes the rows are.
+
+An RMSNorm is y = s x with s = 1 / sqrt(mean(x^2) + eps), one s for each row of x.  Where f is
+positively homogeneous of degree k in what is scaled and keeps rows apart, s^k can be multiplied
+behind f.  Degrees add in products, so that a ReGLU or a bilinear GLU has degree 2.
+
+Source: N. Graef, M. Clapp, A. Wasielewski, "Flash normalization" (arXiv:2407.09577), sections 1-3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.dims import extent
+from onnxfold.operators import facets
+from onnxfold.operators.families.rules import elements_of
+from onnxfold.operators.row import Family
+from onnxfold.operators.table import row_of
+
+__all__ = ["RowScale", "Rows", "passed_on"]
+
+Rows = tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowScale:
+    """value = s^degree u: axis a of the value runs along axis ``rows[a]`` of s, None along none."""
+
+    degree: int
+    rows: Rows
+
+
+def passed_on(info: ModelInfo, node: ir.Node, scaled: Mapping[int, RowScale]) -> RowScale | None:
+    """Return the scale of each output where inputs have the scales ``scaled``, the others none.
+
+    None where an output is no power of s times what it would be without s.
+    """
+    row = row_of(node)
+    level, _ = elements_of(info, node)
+    present = [index for index, value in enumerate(node.inputs) if value is not None]
+    degrees = {index: scale.degree for index, scale in scaled.items()}
+    degree = facets.degree(row, level, degrees, present)
+    if degree is None or not facets.gives_alike(row, _read_outputs(node)):
+        return None
+    rows = _rows(info, node, {index: scale.rows for index, scale in scaled.items()})
+    return None if rows is None else RowScale(degree, rows)
+
+
+def _read_outputs(node: ir.Node) -> list[int]:
+    return [
+        index
+        for index, output in enumerate(node.outputs)
+        if output.uses() or output.is_graph_output()
+    ]
+
+
+def _rows(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
+    """Return where the rows are behind a node that keeps them apart, None where it may mix them."""
+    row = row_of(node)
+    if facets.positionwise(row):
+        return _positionwise(info, node, scaled)
+    if facets.mixes_last_axis_only(row):
+        (rows,) = scaled.values()
+        return rows if rows and rows[-1] is None else None
+    rule = _RULES.get(row.family) if row.family is not None else None
+    return None if rule is None else rule(info, node, scaled)
+
+
+def _positionwise(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
+    rank = info.rank(node.outputs[0])
+    if rank is None:
+        return None
+    aligned = {(None,) * (rank - len(rows)) + rows for rows in scaled.values()}
+    return aligned.pop() if len(aligned) == 1 else None
+
+
+def _matmul(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
+    """A B: the contracted axis runs along no row of s, the other one may."""
+    rank = info.rank(node.outputs[0])
+    if rank is None or len(scaled) != 1:
+        return None
+    ((index, rows),) = scaled.items()
+    other = info.rank(node.inputs[1 - index])
+    if len(rows) < 2 or other is None or other < 2 or rows[-1 if index == 0 else -2] is not None:
+        return None
+    kept = (rows[-2], None) if index == 0 else (None, rows[-1])
+    return (None,) * (rank - len(rows)) + rows[:-2] + kept
+
+
+def _gemm(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
+    del info
+    rows = scaled.get(0)
+    plain = node.attributes.get_int("transA", 0) == 0
+    if rows is None or len(scaled) != 1 or not plain or rows[1] is not None:
+        return None
+    return rows[0], None
+
+
+def _transpose(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
+    del info
+    rows = scaled[0]
+    order = node.attributes.get_ints("perm", tuple(reversed(range(len(rows)))))
+    return tuple(rows[axis] for axis in order)
+
+
+def _reshape(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
+    """An axis is found again where as many elements stand before it, and it has the same size."""
+    old, new = info.shape(node.inputs[0]), info.shape(node.outputs[0])
+    if old is None or new is None:
+        return None
+    found: list[int | None] = [None] * len(new)
+    for axis, place in enumerate(scaled[0]):
+        if place is None or old[axis] == 1:
+            continue
+        before = extent(old[:axis])
+        same = (
+            b
+            for b, dim in enumerate(new)
+            if dim == old[axis] and dim is not None and extent(new[:b]) == before
+        )
+        target = next(same, None)
+        if before is None or target is None:
+            return None
+        found[target] = place
+    return tuple(found)
+
+
+def _expand(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
+    return _positionwise(info, node, scaled) if set(scaled) == {0} else None
+
+
+def _concat(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
+    del info
+    rows = set(scaled.values())
+    axis = node.attributes.get_int("axis", 0)
+    return _unless_along(rows.pop(), (axis,)) if len(rows) == 1 else None
+
+
+def _split(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
+    del info
+    return _unless_along(scaled[0], (node.attributes.get_int("axis", 0),))
+
+
+def _slice(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
+    rows = scaled[0]
+    axes = info.axes(node, input_index=3)
+    return None if axes is None else _unless_along(rows, axes or tuple(range(len(rows))))
+
+
+def _gather(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
+    rows, indices = scaled[0], info.rank(node.inputs[1])
+    axis = node.attributes.get_int("axis", 0) % len(rows)
+    if indices is None or rows[axis] is not None:
+        return None
+    return rows[:axis] + (None,) * indices + rows[axis + 1 :]
+
+
+def _unless_along(rows: Rows, axes: tuple[int, ...]) -> Rows | None:
+    """Return the rows where an operator that keeps all other axes runs along none of them."""
+    return rows if all(rows[axis] is None for axis in axes) else None
+
+
+_RULES: Mapping[Family, Callable[[ModelInfo, ir.Node, Mapping[int, Rows]], Rows | None]] = {
+    Family.CONCAT: _concat,
+    Family.EXPAND: _expand,
+    Family.GATHER: _gather,
+    Family.GEMM: _gemm,
+    Family.MATMUL: _matmul,
+    Family.RESHAPE: _reshape,
+    Family.SLICE: _slice,
+    Family.SPLIT: _split,
+    Family.TRANSPOSE: _transpose,
+}

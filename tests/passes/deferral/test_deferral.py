@@ -1,0 +1,261 @@
+"""Deferral on small graphs in float64: where the scale goes, what cancels it, what must see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import onnxfold
+from onnxfold.check.reference import Precision, run
+from onnxfold.options import Defer
+from onnxfold.passes.base import exclusion
+from onnxfold.passes.deferral.plan import DeferralPlan
+from onnxfold.passes.plan import Plan
+from tests.passes.affine.affine_graphs import Array, error, graph, weights
+from tests.passes.deferral.deferral_graphs import ALL, Deferred, defer, forced, rms_graph, rms_norm
+
+BOUND = 1e-12  # float64 throughout
+FOUR = np.array([0, 0, 4, 4])
+
+
+def _ffn(activation: str, opset: int = 18) -> ir.Model:
+    body = f"h = MatMul(n, W) a = {activation} y = MatMul(a, V)"
+    constants = {"W": (6, 12), "V": (12, 3), "b": (12,), "U": (6, 12)}
+    used = {name: shape for name, shape in constants.items() if f"{name})" in body}
+    return rms_graph(body, opset=opset, **used)
+
+
+def _attention(opset: int = 18, **constants: float) -> ir.Model:
+    body = (
+        "q = MatMul(n, Q) k = MatMul(n, K) v = MatMul(n, V) "
+        f"q4 = Reshape(q, four) {rms_norm('q4', 'qn', opset, 'eps2')}"
+        f"k4 = Reshape(k, four) {rms_norm('k4', 'kn', opset, 'eps2')}"
+        "v4 = Reshape(v, four) qg = Mul(qn, g) qt = Transpose<perm=[0,2,1,3]>(qg) "
+        "kt = Transpose<perm=[0,2,3,1]>(kn) vt = Transpose<perm=[0,2,1,3]>(v4) "
+        "s = MatMul(qt, kt) p = Softmax<axis=-1>(s) o = MatMul(p, vt) "
+        "y = Transpose<perm=[0,2,1,3]>(o)"
+    )
+    return rms_graph(
+        body,
+        opset=opset,
+        outputs="double[B,T,4,4] y",
+        epsilon=constants.get("epsilon", 1e-5),
+        Q=(6, 16),
+        K=(6, 16),
+        V=(6, 16),
+        g=(4,),
+        four=FOUR,
+        eps2=np.array(constants.get("second", 1e-3)),
+    )
+
+
+BODIES: dict[str, tuple[Callable[[int], ir.Model], set[str], set[str]]] = {
+    "a ReLU": (lambda o: _ffn("Relu(h)", o), {"y"}, set()),
+    "a LeakyReLU": (lambda o: _ffn("LeakyRelu<alpha=0.2>(h)", o), {"y"}, set()),
+    "an Abs": (lambda o: _ffn("Abs(h)", o), {"y"}, set()),
+    "a bias": (lambda o: _ffn("Add(h, b)", o), {"h"}, set()),
+    "a sigmoid": (lambda o: _ffn("Sigmoid(h)", o), {"h"}, set()),
+    "norms of queries and keys": (_attention, {"v"}, {"qg", "kn"}),
+}
+
+
+def _glu(gate: str, opset: int) -> ir.Model:
+    body = f"h = MatMul(n, W) u = MatMul(n, U) {gate} m = Mul(g, u) y = MatMul(m, V)"
+    return rms_graph(body, opset=opset, W=(6, 12), U=(6, 12), V=(12, 3))
+
+
+BODIES |= {
+    "a ReGLU": (lambda o: _glu("g = Relu(h)", o), {"y"}, set()),
+    "a bilinear GLU": (lambda o: _glu("g = Identity(h)", o), {"y"}, set()),
+    "a SwiGLU": (lambda o: _glu("e = Sigmoid(h) g = Mul(h, e)", o), {"h", "y"}, set()),
+}
+
+
+@pytest.mark.parametrize("opset", [13, 17, 18, 23])
+@pytest.mark.parametrize("name", BODIES)
+def test_the_scale_is_multiplied_where_the_fewest_elements_pass(name: str, opset: int) -> None:
+    build, multiplied, cancelled = BODIES[name]
+    found = defer(build(opset))
+    (norm,) = found.plan.norms
+    assert {held.value for held in norm.multiplied} == multiplied
+    assert {output for output, _ in norm.cancelled} == cancelled
+    assert not found.shown.failures
+    assert error(found.before, found.after) < BOUND
+
+
+def test_degrees_add_in_products() -> None:
+    (norm,) = defer(_glu("g = Relu(h)", 18)).plan.norms
+    assert [held.scale.degree for held in norm.multiplied] == [2]
+    (norm,) = defer(_ffn("Relu(h)")).plan.norms
+    assert [held.scale.degree for held in norm.multiplied] == [1]
+
+
+@pytest.mark.parametrize("epsilon", [1e-12, 1e-2])
+@pytest.mark.parametrize("size", [0.0, 1e-6, 1.0, 1e4])
+def test_every_epsilon_and_size_of_rows_is_exact(epsilon: float, size: float) -> None:
+    """The paper's deferral holds up to epsilon; a row epsilon makes it exact."""
+    model = _attention(epsilon=epsilon, second=epsilon)
+    found = defer(model)
+    x = np.random.default_rng(0).standard_normal((2, 3, 6)) * size
+    x[0, 0] = 0  # a row of zeros
+    first, second = (
+        run(m, {"x": x}, precision=Precision.FLOAT64)["y"] for m in (found.before, found.after)
+    )
+    largest = np.abs(first).max()
+    # Where the root is that of epsilon alone, roundings are relative to it: a few of 2^-53.
+    assert np.abs(first - second).max() <= 1e-12 * largest
+
+
+@pytest.mark.parametrize(
+    ("allowed", "forbidden"),
+    [
+        ("Identity(h)", "Add(h, b)"),
+        ("Relu(h)", "Mul(h, e) e = Sigmoid(h)"),
+        ("Identity(h)", "Add(h, r) r = MatMul(x, R)"),
+    ],
+    ids=["a bias", "SiLU", "a sum"],
+)
+def test_a_forbidden_crossing_breaks_the_model_and_its_proof(allowed: str, forbidden: str) -> None:
+    right, wrong = _crossing(allowed), _crossing(forbidden)
+    plan = defer(right).plan
+    assert "a" in {held.value for held in plan.norms[0].held}
+    assert "a" not in {held.value for held in defer(wrong).plan.norms[0].held}
+    broken = forced(wrong, plan)
+    assert error(broken.before, broken.after) > 1e-3
+    assert broken.shown.failures
+
+
+def _crossing(middle: str) -> ir.Model:
+    """a = f(h) between two layers; what f reads besides is computed before it."""
+    f, _, rest = middle.partition(") ")
+    constants: dict[str, tuple[int, ...]] = {"W": (6, 12), "V": (12, 3)}
+    constants |= {"b": (12,)} if "b" in f else {}
+    constants |= {"R": (6, 12)} if rest.endswith("R)") else {}
+    body = f"h = MatMul(n, W) {rest} a = {f.removesuffix(')')}) y = MatMul(a, V)"
+    return rms_graph(body, **constants)
+
+
+def test_without_the_row_epsilon_the_model_and_the_proof_break(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A norm that keeps its epsilon behind a deferred one computes something else."""
+    found = defer(_attention(second=1e-1))
+    (norm,) = found.plan.norms
+    cancelled = tuple((output, replace(scale, degree=2)) for output, scale in norm.cancelled)
+    broken = forced(_attention(second=1e-1), DeferralPlan((replace(norm, cancelled=cancelled),)))
+    assert error(broken.before, broken.after) > 1e-6
+    assert broken.shown.failures
+
+
+def _refused(body: str, **constants: tuple[int, ...] | Array) -> Deferred:
+    outputs = str(constants.pop("outputs", "double[B,T,3] y"))
+    found = defer(rms_graph(body, outputs=outputs, **constants))
+    assert found.plan.empty
+    return found
+
+
+def test_a_norm_that_a_sum_reads_as_well_stays() -> None:
+    found = _refused(
+        "h = MatMul(n, W) z = Add(n, x) y = Add(h, z)", W=(6, 6), outputs="double[B,T,6] y"
+    )
+    assert found.reasons == {"n": "exact_reader"}
+
+
+def test_a_norm_that_is_an_output_stays() -> None:
+    found = _refused("y = MatMul(n, W)", W=(6, 3), outputs="double[B,T,3] y, double[B,T,6] n")
+    assert found.reasons == {"n": "exact_reader"}
+
+
+def test_a_norm_that_no_layer_reads_stays() -> None:
+    found = _refused("y = Relu(n)", outputs="double[B,T,6] y")
+    assert found.reasons == {"n": "not_worth"}
+
+
+def test_attention_scores_are_not_multiplied() -> None:
+    body = "t = Transpose<perm=[0,2,1]>(n) s = MatMul(n, t) y = Softmax<axis=-1>(s)"
+    found = _refused(body, outputs="double[B,T,T] y")
+    assert found.reasons == {"n": "exact_reader"}
+
+
+def test_rows_that_a_product_adds_up_keep_their_scale() -> None:
+    """From the left, a weight mixes the rows."""
+    found = _refused("y = MatMul(W, n)", W=(5, 3), outputs="double[B,5,6] y")
+    assert found.reasons == {"n": "exact_reader"}
+
+
+def test_half_precision_stays() -> None:
+    """What is not normalised may exceed the range of float16."""
+    made = {name: a.astype(np.float16) for name, a in weights(W=(6, 3)).items()}
+    made |= {"ones": np.ones(6, np.float16)}
+    body = "n = RMSNormalization<axis=-1>(x, ones) y = MatMul(n, W)"
+    model = graph(body, "float16[B,T,6] x", "float16[B,T,3] y", made, opset=23)
+    assert defer(model).plan.empty
+
+
+def test_excluded_norms_stay() -> None:
+    model = _ffn("Relu(h)")
+    settings = replace(ALL, exclude=exclusion("."))
+    found = defer(model, settings)
+    assert found.plan.empty
+    assert found.reasons == {"n": "excluded"}
+
+
+def test_a_gamma_that_stays_keeps_its_norm() -> None:
+    """No constant, so that no weight can take it."""
+    made = {**weights(W=(6, 3)), "eps": np.array(1e-5), "last": np.array([-1])}
+    body = rms_norm("x", "r", 18) + "n = Mul(r, g) y = MatMul(n, W)"
+    model = graph(body, "double[B,T,6] x, double[6] g", "double[B,T,3] y", made)
+    assert defer(model).plan.empty
+
+
+def test_a_folded_layer_norm_is_deferred() -> None:
+    made = weights(E=(4, 6), gamma=(6,), W=(6, 3), V=(3, 2))
+    body = "h = MatMul(x, E) n = LayerNormalization<axis=-1>(h, gamma) m = MatMul(n, W) y = Relu(m)"
+    model = graph(body, "double[B,T,4] x", "double[B,T,3] y", made)
+    result = onnxfold.optimize(model, defer="all")
+    assert "left_out" not in result.report
+    assert [row["action"] for row in result.report["inspect"]["norms"]] == ["deferred"]
+    assert error(model, result.model) < BOUND
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
+@pytest.mark.parametrize("name", BODIES)
+def test_a_second_run_changes_nothing(name: str, target: str) -> None:
+    model = BODIES[name][0](18)
+    once = onnxfold.optimize(model, target=target, defer="all")
+    assert "left_out" not in once.report
+    assert once.verification is not None
+    again = onnxfold.optimize(once.model, target=target, defer="all", check=0)
+    assert not again.changed
+
+
+def test_off_defers_nothing_and_auto_only_what_is_cheaper() -> None:
+    model = _ffn("Relu(h)")
+    assert onnxfold.optimize(model).report["inspect"]["summary"]["deferred"] == 0
+    settings = replace(ALL, defer=Defer.AUTO)
+    assert defer(model, settings).reasons == {"n": "not_worth"}
+
+
+def test_the_report_says_where_the_scale_went() -> None:
+    document = onnxfold.inspect(_attention(), defer="all")
+    first, second, third = document["norms"]
+    assert first["action"] == "deferred"
+    assert first["deferral"] == {
+        "applied": ["v"],
+        "cancelled": ["qg", "kn"],
+        "multiplications_saved": 6 - 16,
+    }
+    assert second["deferral"] is None
+    assert third["deferral"] is None
+    assert document["summary"]["deferred"] == 1
+
+
+def test_a_plan_is_read_back_from_json() -> None:
+    result = onnxfold.optimize(_attention(), defer="all")
+    assert result.plan.deferred
+    assert Plan.from_json(result.plan.to_json()) == result.plan
+    assert "defer" in str(result.plan)
