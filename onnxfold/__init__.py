@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnxfold.api import inspect, optimize, verify
+    from onnxfold.api import inspect, measure, optimize, verify
     from onnxfold.check import Verification
     from onnxfold.errors import (
+        DataError,
         InvariantError,
         ModelError,
         OnnxfoldError,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from onnxfold.runtime.library import get_library_path, register, session
 
 __all__ = [
+    "DataError",
     "InvariantError",
     "ModelError",
     "OnnxfoldError",
@@ -39,6 +41,7 @@ __all__ = [
     "__version__",
     "get_library_path",
     "inspect",
+    "measure",
     "optimize",
     "register",
     "session",
@@ -48,6 +51,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOME = {
+    "DataError": "errors",
     "InvariantError": "errors",
     "ModelError": "errors",
     "OnnxfoldError": "errors",
@@ -61,6 +65,7 @@ _HOME = {
     "VerificationError": "errors",
     "get_library_path": "runtime.library",
     "inspect": "api",
+    "measure": "api",
     "optimize": "api",
     "register": "runtime.library",
     "session": "runtime.library",

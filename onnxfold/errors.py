@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "DataError",
     "InvariantError",
     "ModelError",
     "OnnxfoldError",
@@ -57,6 +58,12 @@ class UsageError(OnnxfoldError):
 
 class ModelError(OnnxfoldError):
     """The model cannot be read, is invalid, is unsupported, or cannot be written."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class DataError(OnnxfoldError):
+    """Data to measure a model on cannot be read, or does not suit the model."""
 
     exit_code: ClassVar[int] = 3
 

@@ -17,6 +17,7 @@ from onnxfold.cli.bench import bench
 from onnxfold.cli.explain import explain
 from onnxfold.cli.inspect import inspect
 from onnxfold.cli.installation import doctor, lib_path
+from onnxfold.cli.measure import measure
 from onnxfold.cli.optimize import optimize
 from onnxfold.cli.options import QuietOption, VerboseOption, with_verbosity
 from onnxfold.cli.serve import serve
@@ -48,6 +49,8 @@ app = typer.Typer(
 
     `onnxfold inspect model.onnx` shows every norm: whether it folds, or why not.
 
+    `onnxfold measure model.onnx --data texts.jsonl` measures what every norm reads and writes.
+
     Exit codes: 0 done and checked, also when nothing was to do; 1 the check failed and nothing was
     written; 2 bad usage; 3 the model cannot be read or written, or is not supported.""",
 )
@@ -74,7 +77,18 @@ def _common(
     context.obj = chosen_verbosity(verbose=verbose, quiet=quiet)
 
 
-for _command in (optimize, inspect, explain, verify, bench, serve, triton, doctor, lib_path):
+for _command in (
+    optimize,
+    inspect,
+    explain,
+    measure,
+    verify,
+    bench,
+    serve,
+    triton,
+    doctor,
+    lib_path,
+):
     app.command()(with_verbosity(_command))
 
 

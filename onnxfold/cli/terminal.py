@@ -38,6 +38,7 @@ _DOINGS = {
     "prove": "proving the result from its weights",
     "save": "writing the weights",
     "verify": "comparing with a float64 run",
+    "measure": "measuring what norms read and write",
 }
 _TURNS = frozenset({"analyse", "rewrite", "prove"})
 
