@@ -8,6 +8,7 @@ vectors).
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,7 +45,7 @@ def svg(report: Mapping[str, Any], name: str) -> str:
     with _figure(report, name, _TEXT) as figure:
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    drawing = file.getvalue()
+    drawing = re.sub(r"<metadata>.*?</metadata>", "", file.getvalue(), flags=re.DOTALL)
     return drawing[drawing.index("<svg") :].replace(_TEXT, "currentColor")
 
 
