@@ -29,7 +29,7 @@ from onnxfold.geometry.instrument import MeasuredNorm
 from onnxfold.graph import Dim
 from onnxfold.runtime.library import runtime_errors
 
-__all__ = ["Bad", "InPieces", "Task", "WholeSession", "in_processes", "in_turn"]
+__all__ = ["Bad", "InPieces", "Session", "Task", "WholeSession", "in_processes", "in_turn"]
 
 _MOST_DEATHS = 3
 _FATAL = 4
