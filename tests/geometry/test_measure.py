@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ import onnxfold
 from onnxfold.cli.application import app
 from onnxfold.errors import DataError, UsageError
 from onnxfold.geometry import run
+from onnxfold.geometry.data import Batch, Data, Shard, open_data
 from onnxfold.geometry.work import in_turn
 from tests.builders import chain_model, model_of, pre_norm_model
 
@@ -95,6 +99,42 @@ def _masked_model() -> onnx.ModelProto:
         {"y": (TensorProto.FLOAT, ["batch", "tokens", 8])},
         weights,
     )
+
+
+@dataclass(frozen=True)
+class _Deadly:
+    """Data that kills the process that first reads it, unless that is the one that merges."""
+
+    inner: Data
+    mark: Path
+    merging: int
+
+    @property
+    def kind(self) -> str:
+        return self.inner.kind
+
+    def shards(self) -> list[Shard]:
+        return self.inner.shards()
+
+    def batches(self, shard: Shard) -> Iterator[Batch]:
+        if shard.start and not self.mark.exists() and os.getpid() != self.merging:
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.inner.batches(shard)
+
+
+def test_the_shards_of_a_killed_worker_are_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = _rows(tmp_path, 1000)
+    whole = onnxfold.measure(chain_model(), data)
+
+    def opened(*given: Any) -> _Deadly:
+        return _Deadly(open_data(*given), tmp_path / "killed", os.getpid())
+
+    monkeypatch.setattr(run, "open_data", opened)
+    assert onnxfold.measure(chain_model(), data, workers=2) == whole
+    assert (tmp_path / "killed").exists()
 
 
 def test_padding_by_a_mask_is_left_out(tmp_path: Path) -> None:
