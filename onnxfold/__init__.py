@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnxfold.api import convert, diff, inspect, optimize, verify
+    from onnxfold.api import convert, diff, inspect, measure, optimize, verify
     from onnxfold.check import Verification
     from onnxfold.errors import (
+        DataError,
         InvariantError,
         ModelError,
         OnnxfoldError,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Conversion",
+    "DataError",
     "InvariantError",
     "ModelError",
     "OnnxfoldError",
@@ -42,6 +44,7 @@ __all__ = [
     "diff",
     "get_library_path",
     "inspect",
+    "measure",
     "optimize",
     "register",
     "session",
@@ -52,6 +55,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Conversion": "options",
+    "DataError": "errors",
     "InvariantError": "errors",
     "ModelError": "errors",
     "OnnxfoldError": "errors",
@@ -67,6 +71,7 @@ _HOME = {
     "diff": "api",
     "get_library_path": "runtime.library",
     "inspect": "api",
+    "measure": "api",
     "optimize": "api",
     "register": "runtime.library",
     "session": "runtime.library",

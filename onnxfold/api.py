@@ -32,7 +32,7 @@ from onnxfold.report.document import inspection
 from onnxfold.report.figures import before_and_after
 from onnxfold.shapes.claims import unconfirmed_claims
 
-__all__ = ["convert", "diff", "inspect", "optimize", "verify"]
+__all__ = ["convert", "diff", "inspect", "measure", "optimize", "verify"]
 
 _SPELLINGS = (WrittenForm.OP, WrittenForm.DECOMPOSED)
 
@@ -73,6 +73,45 @@ def diff(first: Any, second: Any, *, sessions: bool = True) -> dict[str, Any]:
     both = (paths[0], paths[1]) if sessions and len(paths) == len(sources) else None
     with error_context(sources[0]):
         return before_and_after(sources[0].model, sources[1].model, both)
+
+
+def measure(  # noqa: PLR0913  # each is an option of the command line
+    model: Any,
+    data: str | os.PathLike[str] | None = None,
+    *,
+    workers: int = 1,
+    threads: int = 1,
+    providers: tuple[str, ...] = (),
+    memory: float | None = None,
+    skip_bad: bool = False,
+    resume: str | os.PathLike[str] | None = None,
+    progress: Stages | None = None,
+    **reading: Any,
+) -> dict[str, Any]:
+    """Return angles, lengths and means of what every norm of a model reads and writes over data.
+
+    ``data`` is a file or folder (docs/geometry.md), or None for made-up inputs; ``reading`` are
+    the fields of :class:`onnxfold.geometry.data.DataOptions`.  The result does not depend on
+    ``workers``.  Angles are in degrees.  Raises UsageError for options that make no sense,
+    DataError for data that cannot be read or does not suit the model, ModelError for a model that
+    cannot be run or has no norm.
+    """
+    from onnxfold.geometry import Measuring, measured
+    from onnxfold.geometry.data import DataOptions
+
+    wanted = Measuring(
+        reading=DataOptions(**reading),
+        workers=workers,
+        threads=threads,
+        providers=tuple(providers),
+        memory_bytes=bytes_of(memory),
+        skip_bad=skip_bad,
+        resume=None if resume is None else Path(resume),
+    )
+    with StageTimer(progress).stage("load"):
+        source = open_source(model)
+    with error_context(source):
+        return measured(source, None if data is None else Path(data), wanted, progress)
 
 
 def verify(

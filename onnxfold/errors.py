@@ -6,6 +6,7 @@ from typing import ClassVar
 
 __all__ = [
     "CommandInterruptedError",
+    "DataError",
     "InvariantError",
     "ModelError",
     "OnnxfoldError",
@@ -67,6 +68,12 @@ class UsageError(OnnxfoldError):
 
 class ModelError(OnnxfoldError):
     """The model cannot be read, is invalid, is unsupported, or cannot be written."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class DataError(OnnxfoldError):
+    """Data to measure a model on cannot be read, or does not suit the model."""
 
     exit_code: ClassVar[int] = 3
 

@@ -19,6 +19,7 @@ from onnxfold.cli.diff import diff
 from onnxfold.cli.explain import explain
 from onnxfold.cli.inspect import inspect
 from onnxfold.cli.installation import doctor, lib_path
+from onnxfold.cli.measure import measure
 from onnxfold.cli.optimize import optimize
 from onnxfold.cli.options import QuietOption, VerboseOption, with_verbosity
 from onnxfold.cli.serve import serve
@@ -49,6 +50,8 @@ app = typer.Typer(
     `onnxfold optimize model.onnx -o fast.onnx` folds, proves, checks and writes.
 
     `onnxfold inspect model.onnx` shows every norm: whether it folds, or why not.
+
+    `onnxfold measure model.onnx --data texts.jsonl` measures what every norm reads and writes.
 
     Exit codes: 0 done and checked, also when nothing was to do; 1 the check failed and nothing was
     written; 2 bad usage; 3 the model cannot be read or written, or is not supported.""",
@@ -82,6 +85,7 @@ for _command in (
     inspect,
     explain,
     diff,
+    measure,
     verify,
     bench,
     serve,

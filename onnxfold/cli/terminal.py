@@ -40,6 +40,7 @@ _DOINGS = {
     "save": "writing the weights",
     "verify": "comparing with a float64 run",
     "count": "counting operators before and after",
+    "measure": "measuring what norms read and write",
 }
 _TURNS = frozenset({"analyse", "rewrite", "prove"})
 

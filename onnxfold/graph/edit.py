@@ -21,6 +21,7 @@ __all__ = [
     "Editor",
     "Lowered",
     "add_initializer",
+    "add_last",
     "change_constant",
     "drop_weight",
     "inherit",
@@ -28,6 +29,7 @@ __all__ = [
     "redirect",
     "replace_node",
     "set_input",
+    "set_outputs",
     "splice_behind",
     "sweep",
 ]
@@ -40,6 +42,16 @@ class Lowered:
     nodes: tuple[ir.Node, ...]
     stands_for: tuple[tuple[ir.Value, ir.Value], ...]  # (old, new)
     initializers: tuple[ir.Value, ...] = ()
+
+
+def _register(graph: ir.Graph, tensor: ir.TensorProtocol, name: str) -> ir.Value:
+    """Give a graph a tensor under a name that is free."""
+    tensor.name = name
+    shape = ir.Shape(tensor.shape.numpy())
+    kind = ir.TensorType(tensor.dtype)
+    value = ir.Value(name=name, shape=shape, type=kind, const_value=tensor)
+    graph.register_initializer(value)
+    return value
 
 
 def change_constant(value: ir.Value, tensor: ir.TensorProtocol) -> None:
@@ -108,12 +120,11 @@ class Editor:
         graph = node.graph if node is not None else near.graph
         if not isinstance(graph, ir.Graph):
             raise InvariantError(f"'{near.name}' is in no graph")
-        tensor.name = name = self.unused(name)
-        shape = ir.Shape(tensor.shape.numpy())
-        kind = ir.TensorType(tensor.dtype)
-        value = ir.Value(name=name, shape=shape, type=kind, const_value=tensor)
-        graph.register_initializer(value)
-        return value
+        return _register(graph, tensor, self.unused(name))
+
+    def new_weight(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
+        """Add an initializer to the main graph."""
+        return _register(self.model.graph, tensor, self.unused(name))
 
     def insert_behind(self, value: ir.Value, lowered: Lowered) -> None:
         """Insert nodes behind the producer of a value, or first where the value is an input."""
@@ -241,6 +252,17 @@ def insert_before(place: ir.Node, node: ir.Node) -> None:
     if not isinstance(place.graph, ir.Graph):
         raise InvariantError(f"node '{place.name}' is in no graph")
     place.graph.insert_before(place, node)
+
+
+def add_last(graph: ir.Graph, node: ir.Node) -> None:
+    """Add a node behind all others of a graph."""
+    graph.append(node)
+
+
+def set_outputs(graph: ir.Graph, values: Sequence[ir.Value]) -> None:
+    """Let a graph give these values and nothing else."""
+    graph.outputs.clear()
+    graph.outputs.extend(values)
 
 
 def replace_node(node: ir.Node, new: Sequence[ir.Node], results: Mapping[int, ir.Value]) -> None:

@@ -34,6 +34,7 @@ _ORDER = (
     "passes",
     "report",
     "pipeline",
+    "geometry",
     "api",
     "serving",
     "cli",

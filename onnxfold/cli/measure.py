@@ -1,0 +1,164 @@
+"""onnxfold measure."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from onnxfold.cli import terminal
+from onnxfold.cli.options import JsonOption, MemoryOption, Model, ProvidersOption, ReportOption
+
+__all__ = ["measure"]
+
+_INTERRUPTED = 130
+
+
+def measure(
+    context: typer.Context,
+    source: Model,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DATA",
+            help="A .npz, .npy, .txt, .jsonl, .parquet or .arrow file, a folder of one kind, or of "
+            "images. **Without it inputs are made up**, as the check does.",
+        ),
+    ] = None,
+    report: ReportOption = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the figures as SVG and PNG.")
+    ] = None,
+    rows: Annotated[int | None, typer.Option(metavar="N", help="At most N rows of data.")] = None,
+    batch: Annotated[int, typer.Option(metavar="B", help="Rows that run together.")] = 8,
+    length: Annotated[int, typer.Option(metavar="N", help="At most N tokens of a text.")] = 128,
+    column: Annotated[
+        str, typer.Option(metavar="NAME", help="The text in JSONL and tables.")
+    ] = "text",
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="tokenizer.json; beside the model or data when left out."
+        ),
+    ] = None,
+    mask: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The input that is 0 at padding; found when left out."),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(metavar="N", help="Processes; the report is the same for any number.")
+    ] = 1,
+    threads: Annotated[int, typer.Option(metavar="N", help="Threads of each process.")] = 1,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Count shards that cannot be read, and go on.")
+    ] = False,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep what is measured in FILE, and go on from there."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the random vectors and of made-up inputs.")] = 0,
+    providers: ProvidersOption = None,
+    memory: MemoryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the geometry of what every norm reads and writes, over data.
+
+    For every row: its angle to the uniform vector 1 and to two random vectors, its length, its
+    mean, its share of energy along 1, and by how much the norm would err without subtracting the
+    mean. Only sums leave the model, so memory does not grow with the data.
+    """
+    from onnxfold import api
+
+    terminal.check_reports(report)
+    start = time.perf_counter()
+    if data is None:
+        typer.echo(
+            "no --data: the inputs are MADE UP, so these numbers say nothing about real data",
+            err=True,
+        )
+    with terminal.progress(context.obj, source, lines=not as_json) as progress:
+        document = api.measure(
+            source,
+            data,
+            workers=workers,
+            threads=threads,
+            providers=tuple(providers or ()),
+            memory=memory,
+            skip_bad=skip_bad,
+            resume=resume,
+            progress=progress,
+            batch=batch,
+            rows=rows,
+            length=length,
+            column=column,
+            tokenizer=tokenizer,
+            mask=mask,
+            seed=seed,
+        )
+    _write(document, report or [], plot)
+    if as_json:
+        terminal.print_json(document)
+    else:
+        _print(document, time.perf_counter() - start)
+    if not document["complete"]:
+        remedy = f"go on with --resume {resume}" if resume else "--resume FILE would keep it"
+        typer.echo(f"onnxfold: interrupted, measured in part; {remedy}", err=True)
+        raise typer.Exit(_INTERRUPTED)
+
+
+def _write(document: dict[str, Any], reports: list[Path], plot: Path | None) -> None:
+    for path in reports:
+        if path.suffix == ".html":
+            from onnxfold.geometry.page import page
+
+            path.write_text(page(document), encoding="utf-8")
+        else:
+            path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    if plot is not None:
+        from onnxfold.geometry.plots import write_figures
+
+        write_figures(document, plot)
+
+
+def _print(document: dict[str, Any], seconds: float) -> None:
+    from rich.table import Table
+
+    from onnxfold.geometry.page import summary
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("norm", "kind", "size"):
+        table.add_column(title, overflow="fold")
+    for title in ("vectors", "angle to 1 before", "after", "share along 1", "error without mean"):
+        table.add_column(title, justify="right")
+    for norm in document["norms"]:
+        before, after = norm["before"], norm["after"]
+        table.add_row(
+            norm["name"],
+            norm["kind"],
+            str(norm["size"]),
+            f"{before['norm']['count']:,}",
+            _spread(before["angle_uniform"], 2),
+            _spread(after["angle_uniform"], 2),
+            _spread(before["uniform_share"], 4),
+            _spread(norm["error_without_mean"], 4),
+        )
+    console = terminal.console()
+    console.print(table)
+    rate = document["rows"] / seconds
+    console.print(f"{summary(document)} ({seconds:.1f} s, {rate:,.1f} rows/s)", highlight=False)
+    for norm in document["refused"]:
+        console.print(f"not measured: {norm['name']}: {norm['reason']}", markup=False)
+    for norm in document["norms"]:
+        if norm["unmasked"]:
+            console.print(f"padding counts too: {norm['name']}", markup=False)
+    for reason in document["bad_shards"]:
+        console.print(f"left out: {reason}", markup=False)
+
+
+def _spread(statistic: dict[str, Any] | None, digits: int) -> str:
+    if statistic is None or statistic["mean"] is None:
+        return "-"
+    return f"{statistic['mean']:.{digits}f} ± {statistic['std']:.{digits}f}"

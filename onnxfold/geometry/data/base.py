@@ -1,0 +1,93 @@
+"""What all kinds of data have in common: shards, batches, and sentences about what is wrong."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxfold.errors import UsageError
+
+__all__ = ["Batch", "Data", "DataOptions", "Shard", "blocks", "optional"]
+
+Array = npt.NDArray[Any]
+# A shard is a unit of work, of what a bad row costs with --skip-bad, and of what is resumed.
+_SHARD_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Rows ``start`` to ``stop`` of a file; ``offset`` says where they begin, in its own way."""
+
+    file: str
+    start: int
+    stop: int
+    offset: int = 0
+
+    @property
+    def label(self) -> str:
+        """Name the shard to a person."""
+        return f"{self.file}, rows {self.start} to {self.stop - 1}"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Inputs by name, the number of rows, and which tokens count [rows, tokens] if padding may."""
+
+    feeds: Mapping[str, Array]
+    rows: int
+    first_row: int
+    mask: npt.NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DataOptions:
+    """How data is read.
+
+    ``rows`` limits the rows; ``length`` is the most tokens of a text; ``column`` the name of the
+    text in JSONL and tables; ``mask`` the input that is 0 at padding.
+    """
+
+    batch: int = 8
+    rows: int | None = None
+    length: int = 128
+    column: str = "text"
+    tokenizer: Path | None = None
+    mask: str | None = None
+    seed: int = 0
+
+
+class Data(Protocol):
+    """Rows of data; it goes to worker processes, so it holds nothing that cannot be pickled."""
+
+    @property
+    def kind(self) -> str:
+        """Say what the data is, for the report."""
+
+    def shards(self) -> list[Shard]:
+        """Return the shards in order; the same for the same files and options."""
+
+    def batches(self, shard: Shard) -> Iterator[Batch]:
+        """Yield the rows of a shard; raises DataError, which names the shard, row and remedy."""
+
+
+def blocks(file: str, rows: int, limit: int | None, batch: int) -> list[Shard]:
+    """Cut rows into shards of whole batches, at most ``limit`` rows in all."""
+    rows = rows if limit is None else min(rows, limit)
+    step = max(batch, _SHARD_ROWS // batch * batch)
+    return [Shard(file, start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+def optional(module: str, package: str, purpose: str) -> Any:
+    """Import what is no dependency of onnxfold; raises UsageError that says how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UsageError(
+            f"{purpose} needs {package}, which is not installed: pip install 'onnxfold[measure]'"
+        ) from error

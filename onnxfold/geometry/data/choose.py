@@ -1,0 +1,66 @@
+"""What kind of data a path is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from onnxfold.errors import UsageError
+from onnxfold.geometry.data.arrays import ArrayFiles
+from onnxfold.geometry.data.base import Data, DataOptions
+from onnxfold.geometry.data.images import SUFFIXES, ImageFolder, find_preprocessor
+from onnxfold.geometry.data.signature import Signature
+from onnxfold.geometry.data.synthetic import Synthetic
+from onnxfold.geometry.data.tables import TableFiles, column_names
+from onnxfold.geometry.data.text import TextFile, Tokens, find_tokenizer
+
+__all__ = ["open_data"]
+
+_ARRAYS = frozenset({".npz", ".npy"})
+_TABLES = frozenset({".parquet", ".arrow"})
+_TEXTS = frozenset({".txt", ".jsonl"})
+_KINDS = "a .npz, .npy, .txt, .jsonl, .parquet or .arrow file, or a folder of one kind, or images"
+
+
+def open_data(
+    data: Path | None, model: ir.Model, model_path: Path | None, options: DataOptions
+) -> Data:
+    """Return the data at a path, by the names of its files; made-up inputs where there is none.
+
+    Raises UsageError for what is no data, and for data whose helpers (a tokenizer, a file of
+    preprocessing) are missing.
+    """
+    signature = Signature.of(model)
+    if data is None:
+        return Synthetic.of(model, signature, options)
+    files, suffix = _files(data)
+    if suffix in _ARRAYS:
+        return ArrayFiles(files, signature, options)
+    if suffix in SUFFIXES:
+        return ImageFolder(files, find_preprocessor(model_path, data), signature, options)
+    if suffix in _TABLES:
+        tokens = None
+        if options.tokenizer is not None or not _has_columns(files[0], signature):
+            tokens = Tokens(find_tokenizer(options, model_path, data), signature, options)
+        return TableFiles(files, signature, options, tokens)
+    if len(files) > 1:
+        raise UsageError(f"{data}: several files of text; give one of them, or join them")
+    tokens = Tokens(find_tokenizer(options, model_path, data), signature, options)
+    return TextFile(files[0], tokens)
+
+
+def _files(data: Path) -> tuple[tuple[Path, ...], str]:
+    """Return the files of one kind at a path, sorted, and their suffix."""
+    if not data.exists():
+        raise UsageError(f"there is no data at '{data}'; give {_KINDS}")
+    found = [data] if data.is_file() else sorted(p for p in data.iterdir() if p.is_file())
+    for kind in (_ARRAYS, _TABLES, _TEXTS, SUFFIXES):
+        files = tuple(path for path in found if path.suffix.lower() in kind)
+        if files:
+            return files, files[0].suffix.lower()
+    raise UsageError(f"'{data}' holds nothing to measure on; give {_KINDS}")
+
+
+def _has_columns(file: Path, signature: Signature) -> bool:
+    return signature.inputs.keys() <= set(column_names(file))

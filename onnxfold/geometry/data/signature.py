@@ -1,0 +1,127 @@
+"""The inputs of a model as data must suit them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfold.errors import DataError, UsageError
+from onnxfold.graph import Dim
+from onnxfold.inputs.dims import symbols_of
+from onnxfold.inputs.roles import index_range, is_mask
+
+__all__ = ["Input", "Signature"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input: its numpy type, dims (None: not known), and the indices that it may hold."""
+
+    name: str
+    dtype: np.dtype[Any]
+    dims: tuple[Dim, ...] | None
+    low: int | None
+    high: int | None
+    is_mask: bool
+
+    def suited(self, array: Array, where: str, first_row: int) -> Array:
+        """Return the array in the type of the input; DataError where it does not suit it."""
+        self._check_shape(array, where)
+        if array.dtype != self.dtype:
+            if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+                raise DataError(
+                    f"{where}: input '{self.name}' is {self.dtype}, the data has {array.dtype}; "
+                    "convert the data"
+                )
+            array = array.astype(self.dtype)
+        if self.high is not None and self.low is not None and array.size:
+            self._check_range(array, where, first_row)
+        return array
+
+    def _check_shape(self, array: Array, where: str) -> None:
+        if self.dims is None:
+            return
+        fits = len(array.shape) == len(self.dims) and all(
+            not isinstance(dim, int) or dim == size
+            for dim, size in zip(self.dims, array.shape, strict=True)
+        )
+        if not fits:
+            wanted = ", ".join("?" if str(d).startswith("?") else str(d) for d in self.dims)
+            raise DataError(
+                f"{where}: input '{self.name}' is [{wanted}], the data has {list(array.shape)}; "
+                "reshape the data, or choose --batch and --length that the model takes"
+            )
+
+    def _check_range(self, array: Array, where: str, first_row: int) -> None:
+        bad = np.argwhere((array < self.low) | (array >= self.high))
+        if len(bad):
+            value = array[tuple(bad[0])]
+            raise DataError(
+                f"{where}: row {first_row + int(bad[0][0])} has {value} in input '{self.name}', "
+                f"whose table takes {self.low} to {(self.high or 0) - 1}; use the tokenizer of "
+                "this model, or leave such rows out with --skip-bad"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The inputs that a model must be given, by name."""
+
+    inputs: Mapping[str, Input]
+
+    @staticmethod
+    def of(model: ir.Model) -> Signature:
+        """Return the signature of a model; raises UsageError for inputs that are no tensors."""
+        values = [value for value in model.graph.inputs if not value.is_initializer()]
+        return Signature({str(value.name): _input(model, value) for value in values})
+
+    def mask_input(self, name: str | None) -> str | None:
+        """Return the input that is 0 at padding: the named one, or the only mask of rank 2."""
+        if name is not None:
+            if name not in self.inputs:
+                listed = ", ".join(f"'{known}'" for known in self.inputs)
+                raise UsageError(f"--mask names '{name}', but the model's inputs are {listed}")
+            if len(self.inputs[name].dims or ()) != 2:
+                raise UsageError(f"--mask '{name}' must be an input of [batch, tokens]")
+            return name
+        masks = [i.name for i in self.inputs.values() if i.is_mask and len(i.dims or ()) == 2]
+        return masks[0] if len(masks) == 1 else None
+
+    def mask_dims(self, name: str | None) -> tuple[Dim, ...]:
+        """Return the dims of the mask as the graph names them; none where there is no mask."""
+        return () if name is None else self.inputs[name].dims or ()
+
+    def suited(self, feeds: Mapping[str, Array], where: str, first_row: int) -> dict[str, Array]:
+        """Return the feeds in the types of the inputs; DataError for what does not suit."""
+        missing = [name for name in self.inputs if name not in feeds]
+        if missing:
+            listed = ", ".join(f"'{name}'" for name in feeds)
+            raise DataError(
+                f"{where}: nothing for input '{missing[0]}' of the model; the data has {listed}: "
+                "name the arrays as the inputs"
+            )
+        return {
+            name: known.suited(np.asarray(feeds[name]), where, first_row)
+            for name, known in self.inputs.items()
+        }
+
+
+def _input(model: ir.Model, value: ir.Value) -> Input:
+    if value.dtype is None or value.dtype is ir.DataType.STRING:
+        raise UsageError(f"input '{value.name}' is no tensor of numbers: it cannot be measured")
+    limits = index_range(model, value) if value.dtype.is_integer() else None
+    return Input(
+        name=str(value.name),
+        dtype=np.dtype(value.dtype.numpy()),
+        dims=symbols_of(value),
+        low=None if limits is None else limits.low,
+        high=None if limits is None else limits.high,
+        is_mask="mask" in str(value.name).lower() and is_mask(model, value),
+    )

@@ -1,0 +1,136 @@
+"""Text as tokens: lines, JSONL and columns of tables, by the tokenizers library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxfold.errors import DataError, UsageError
+from onnxfold.geometry.data.base import Batch, DataOptions, Shard, blocks, optional
+from onnxfold.geometry.data.signature import Signature
+
+__all__ = ["TextFile", "Tokens", "find_tokenizer"]
+
+Array = npt.NDArray[Any]
+_MADE: dict[str, Callable[[Any], Sequence[int]]] = {
+    "input_ids": lambda encoding: encoding.ids,
+    "attention_mask": lambda encoding: encoding.attention_mask,
+    "token_type_ids": lambda encoding: encoding.type_ids,
+    "position_ids": lambda encoding: range(len(encoding.ids)),
+}
+
+
+def find_tokenizer(options: DataOptions, model: Path | None, data: Path) -> Path:
+    """Return the tokenizer.json: the given one, or one beside the model or the data."""
+    if options.tokenizer is not None:
+        places = [options.tokenizer]
+    else:
+        folders = [path.parent for path in (model, data) if path is not None]
+        places = [folder / "tokenizer.json" for folder in folders]
+    for place in places:
+        if place.is_file():
+            return place
+    raise UsageError(f"text needs a tokenizer, and there is no {places[0]}: give --tokenizer FILE")
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Makes batches of texts: padded to the longest of a batch, or to what the model demands."""
+
+    tokenizer: Path
+    signature: Signature
+    options: DataOptions
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.signature.inputs if name not in _MADE]
+        if unknown:
+            raise UsageError(
+                f"text gives {', '.join(_MADE)}, but the model has an input '{unknown[0]}': "
+                "give its inputs as .npz"
+            )
+
+    def batches(self, texts: Sequence[str], shard: Shard) -> Iterator[Batch]:
+        """Yield batches of the texts of a shard."""
+        tokenizer = _tokenizer(self.tokenizer, self.options.length, self._fixed_length())
+        for start in range(0, len(texts), self.options.batch):
+            encoded = tokenizer.encode_batch(texts[start : start + self.options.batch])
+            row = shard.start + start
+            feeds = {
+                name: np.array([list(_MADE[name](one)) for one in encoded], dtype=np.int64)
+                for name in self.signature.inputs
+            }
+            mask = np.array([one.attention_mask for one in encoded], dtype=np.bool_)
+            if not mask.any():
+                raise DataError(f"{shard.label}: row {row} and its batch hold no token at all")
+            yield Batch(self.signature.suited(feeds, shard.label, row), len(encoded), row, mask)
+
+    def _fixed_length(self) -> int | None:
+        sizes = {dims[1] for i in self.signature.inputs.values() if len(dims := i.dims or ()) == 2}
+        fixed = [size for size in sizes if isinstance(size, int)]
+        return fixed[0] if fixed else None
+
+
+@lru_cache(maxsize=2)
+def _tokenizer(file: Path, length: int, fixed: int | None) -> Any:
+    library = optional("tokenizers", "tokenizers", "reading text")
+    try:
+        tokenizer = library.Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise UsageError(f"{file}: no tokenizer ({error}); give a tokenizer.json") from error
+    tokenizer.enable_truncation(fixed or length)
+    tokenizer.enable_padding(length=fixed)
+    return tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextFile:
+    """A .txt file with a text on each line, or a .jsonl with an object on each."""
+
+    file: Path
+    tokens: Tokens
+
+    @property
+    def kind(self) -> str:
+        return "text"
+
+    def shards(self) -> list[Shard]:
+        """Cut the file at lines, and note the byte at which each shard begins."""
+        options = self.tokens.options
+        offsets = [0]
+        with self.file.open("rb") as lines:
+            offsets += [lines.tell() for _ in iter(lines.readline, b"")]
+        found = blocks(str(self.file), len(offsets) - 1, options.rows, options.batch)
+        return [Shard(s.file, s.start, s.stop, offsets[s.start]) for s in found]
+
+    def batches(self, shard: Shard) -> Iterator[Batch]:
+        with self.file.open("rb") as lines:
+            lines.seek(shard.offset)
+            raw = [lines.readline() for _ in range(shard.start, shard.stop)]
+        texts = [
+            self._text(line, f"{shard.file}, row {shard.start + i}") for i, line in enumerate(raw)
+        ]
+        yield from self.tokens.batches(texts, shard)
+
+    def _text(self, line: bytes, where: str) -> str:
+        try:
+            text = line.decode("utf-8").rstrip("\r\n")
+            if self.file.suffix != ".jsonl":
+                return text
+            text = json.loads(text)[self.tokens.options.column]
+        except UnicodeDecodeError as error:
+            raise DataError(f"{where}: not UTF-8 ({error.reason}); convert the file") from error
+        except (ValueError, TypeError, KeyError) as error:
+            column = self.tokens.options.column
+            raise DataError(
+                f"{where}: no JSON object with a field '{column}'; name the field with --column"
+            ) from error
+        if not isinstance(text, str):
+            raise DataError(f"{where}: field '{self.tokens.options.column}' is no text")
+        return text

@@ -1,0 +1,91 @@
+"""The report of a measurement as one HTML page that loads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from onnxfold.geometry.plots import FIGURES, svg
+
+__all__ = ["page", "summary"]
+
+_TITLES = {
+    "angles": "Angle to the uniform vector, before and after each norm",
+    "angles_with_random_vectors": "The same with two random vectors",
+    "lengths": "Lengths",
+    "means": "Means",
+    "angle_histograms": "Angles to the uniform vector: first, middle and last norm",
+}
+_MADE_UP = "made-up inputs, which say nothing about real data"
+
+
+def page(report: Mapping[str, Any]) -> str:
+    """Return the page; raises UsageError where matplotlib is not installed."""
+    drawings = [
+        f"<section><h2>{_TITLES[name]}</h2><div class=scroll>{svg(report, name)}</div></section>"
+        for name in FIGURES
+    ]
+    template = Template(
+        files("onnxfold.geometry").joinpath("page.html").read_text(encoding="utf-8")
+    )
+    return template.substitute(
+        title=escape(str(report["model"] or "model")),
+        summary=escape(summary(report)),
+        body="\n".join([*drawings, _table(report), _left(report)]),
+    )
+
+
+def summary(report: Mapping[str, Any]) -> str:
+    """Return a sentence on what was measured, and how far it may be trusted."""
+    kind = report["data"]["kind"]
+    text = f"{len(report['norms'])} norms over {report['rows']:,} rows of "
+    text += _MADE_UP if kind == "synthetic" else kind
+    if report["bad_shards"]:
+        text += f"; {len(report['bad_shards'])} bad shards left out"
+    return text if report["complete"] else f"{text}; ended before all was measured"
+
+
+def _number(statistic: Mapping[str, Any] | None, digits: int) -> str:
+    if statistic is None or statistic["mean"] is None:
+        return "-"
+    return f"{statistic['mean']:.{digits}f} &plusmn; {statistic['std']:.{digits}f}"
+
+
+def _table(report: Mapping[str, Any]) -> str:
+    head = ("norm", "kind", "size", "angle to 1 before", "after", "share along 1", "without mean")
+    rows = [
+        "<tr><th>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}</tr>".format(
+            escape(norm["name"]),
+            escape(norm["kind"]),
+            norm["size"],
+            _number(norm["before"]["angle_uniform"], 2),
+            _number(norm["after"]["angle_uniform"], 2),
+            _number(norm["before"]["uniform_share"], 4),
+            _number(norm["error_without_mean"], 4),
+        )
+        for norm in report["norms"]
+    ]
+    titles = "".join(f"<th>{title}</th>" for title in head)
+    return (
+        "<section><h2>Norms</h2><div class=scroll><table><thead><tr>"
+        f"{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        "<p>Angles in degrees, mean &plusmn; standard deviation. The last column is the relative "
+        "error of the normalised vector if its mean were not subtracted.</p></section>"
+    )
+
+
+def _left(report: Mapping[str, Any]) -> str:
+    items = [f"{norm['name']}: {norm['reason']}" for norm in report["refused"]]
+    items += [
+        f"{norm['name']}: padding could not be told, so it is counted"
+        for norm in report["norms"]
+        if norm["unmasked"]
+    ]
+    items += report["bad_shards"]
+    if not items:
+        return ""
+    listed = "".join(f"<li>{escape(item)}</li>" for item in items)
+    return f"<section><h2>Left out, or to know</h2><ul>{listed}</ul></section>"

@@ -1,0 +1,193 @@
+"""A measurement from the model to the report: instrument, stage, measure, merge."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from onnxfold import model_io
+from onnxfold.check.memory import available_bytes
+from onnxfold.check.result import ModelSource
+from onnxfold.check.runners import OnnxRuntime, why_not_onnxruntime
+from onnxfold.errors import DataError, ModelError, UsageError
+from onnxfold.geometry import state
+from onnxfold.geometry.accumulate import Totals
+from onnxfold.geometry.data import Data, DataOptions, Shard, Signature, open_data
+from onnxfold.geometry.instrument import Instrumented, instrument
+from onnxfold.geometry.quantities import SIDE_QUANTITIES
+from onnxfold.geometry.state import Progress
+from onnxfold.geometry.work import Bad, InPieces, Task, WholeSession, in_processes, in_turn
+from onnxfold.model_io.sources import Source
+from onnxfold.model_io.staging import StagingFolder
+from onnxfold.passes.prepare.working_copy import prepare
+
+__all__ = ["Measuring", "measured"]
+
+Listener = Callable[[str, float], None]
+_SAVE_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """What a user can ask of a measurement; the fields are the options of the command line."""
+
+    reading: DataOptions = field(default_factory=DataOptions)
+    workers: int = 1
+    threads: int = 1
+    providers: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+    skip_bad: bool = False
+    resume: Path | None = None
+
+    def check(self) -> None:
+        """Raises UsageError for numbers that make no sense."""
+        numbers = {
+            "--batch": self.reading.batch,
+            "--length": self.reading.length,
+            "--rows": self.reading.rows,
+            "--workers": self.workers,
+            "--threads": self.threads,
+        }
+        for name, number in numbers.items():
+            if number is not None and number < 1:
+                raise UsageError(f"{name} must be 1 or more, not {number}")
+        if self.resume is not None and not self.resume.absolute().parent.is_dir():
+            raise UsageError(f"--resume {self.resume}: there is no folder to keep it in")
+
+
+def measured(
+    source: Source, data: Path | None, wanted: Measuring, listener: Listener | None = None
+) -> dict[str, Any]:
+    """Return the report on what every norm of a model reads and writes over data.
+
+    An interrupt ends the measurement early: the report then says so by ``complete`` being False.
+    """
+    wanted.check()
+    reading = wanted.reading
+    opened = open_data(data, source.model, source.path, reading)
+    mask = Signature.of(source.model).mask_input(reading.mask)
+    instrumented = _instrumented(source, reading.seed)
+    shards = opened.shards()
+    if not shards:
+        raise DataError(f"{data}: no rows to measure on; give data that holds some")
+    task = Task(
+        norms=instrumented.norms,
+        data=opened,
+        mask_dims=Signature.of(source.model).mask_dims(mask),
+        seed=reading.seed,
+        model=None,
+        providers=wanted.providers or ("CPUExecutionProvider",),
+        threads=wanted.threads,
+    )
+    mark = state.fingerprint([asdict(reading), shards, task.norms, wanted.threads])
+    progress = Progress(0, Totals.none(task.norms))
+    if wanted.resume is not None:
+        progress = state.load(wanted.resume, mark) or progress
+    with ExitStack() as stack:
+        results = _results(stack, instrumented, task, shards[progress.done :], wanted)
+        progress = _merged(results, progress, len(shards), wanted, mark, listener)
+    return _report(source, opened, instrumented, progress, len(shards), reading)
+
+
+def _instrumented(source: Source, seed: int) -> Instrumented:
+    label = "the model" if source.path is None else model_io.show(source.path)
+    reason = why_not_onnxruntime(source.model)
+    if reason is not None:
+        raise ModelError(f"{label}: cannot be measured: {reason}")
+    instrumented = instrument(prepare(source.model).info, seed)
+    if not instrumented.norms:
+        told = "; ".join(f"'{name}': {reason}" for name, reason in instrumented.refused)
+        raise ModelError(f"{label}: there is no norm to measure{': ' + told if told else ''}")
+    return instrumented
+
+
+def _results(
+    stack: ExitStack, instrumented: Instrumented, task: Task, shards: list[Shard], wanted: Measuring
+) -> Iterator[Totals | Bad]:
+    """Yield the results of shards, by one session, by processes, or piece by piece."""
+    memory = available_bytes() if wanted.memory_bytes is None else wanted.memory_bytes
+    engine = OnnxRuntime.of(task.providers, memory)
+    if not engine.fits(instrumented.model):
+        return in_turn(task, InPieces(engine, ModelSource(instrumented.model)), shards)
+    folder = stack.enter_context(closing(StagingFolder(Path(tempfile.gettempdir()))))
+    path = folder.path / "model.onnx"
+    staged = stack.enter_context(model_io.stage(instrumented.model, path, external_data=True))
+    task = replace(task, model=Path(staged.path))
+    if wanted.workers == 1:
+        return in_turn(task, WholeSession(task), shards)
+    results = in_processes(task, shards, wanted.workers)
+    stack.callback(results.close)
+    return results
+
+
+def _merged(
+    results: Iterator[Totals | Bad],
+    progress: Progress,
+    count: int,
+    wanted: Measuring,
+    mark: str,
+    listener: Listener | None,
+) -> Progress:
+    """Merge results in the order of shards, and keep them where that is asked."""
+    saved = time.monotonic()
+    try:
+        for result in results:
+            if isinstance(result, Bad) and not wanted.skip_bad:
+                raise DataError(result.reason)
+            progress = progress.after(result)
+            if listener is not None:
+                listener("measure", progress.done / count)
+            if wanted.resume is not None and time.monotonic() - saved > _SAVE_EVERY_S:
+                state.save(wanted.resume, mark, progress)
+                saved = time.monotonic()
+    except KeyboardInterrupt:
+        if not progress.done:
+            raise
+    finally:
+        if wanted.resume is not None and progress.done:
+            state.save(wanted.resume, mark, progress)
+    return progress
+
+
+def _report(
+    source: Source,
+    data: Data,
+    instrumented: Instrumented,
+    progress: Progress,
+    count: int,
+    reading: DataOptions,
+) -> dict[str, Any]:
+    totals = progress.totals
+    norms = [
+        {
+            "name": norm.name,
+            "kind": norm.kind,
+            "size": norm.size,
+            **{
+                side: {name: found[f"{side}.{name}"].to_json() for name in SIDE_QUANTITIES}
+                for side in ("before", "after")
+            },
+            "error_without_mean": found["error_without_mean"].to_json()
+            if norm.subtracts_mean
+            else None,
+            "unmasked": unmasked,
+        }
+        for norm, found, unmasked in zip(
+            instrumented.norms, totals.norms, totals.unmasked, strict=True
+        )
+    ]
+    return {
+        "schema": 1,
+        "model": None if source.path is None else source.path.name,
+        "data": {"kind": data.kind, "batch": reading.batch, "seed": reading.seed},
+        "rows": totals.rows,
+        "complete": progress.done == count,
+        "norms": norms,
+        "refused": [{"name": name, "reason": why} for name, why in instrumented.refused],
+        "bad_shards": list(progress.bad),
+    }

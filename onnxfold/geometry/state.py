@@ -1,0 +1,70 @@
+"""What is kept for --resume: the totals of the shards that are done, and what they are of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onnxfold.errors import UsageError
+from onnxfold.geometry.accumulate import Totals
+from onnxfold.geometry.work import Bad
+
+__all__ = ["Progress", "fingerprint", "load", "save"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How many shards are done, what they gave together, and which of them were bad."""
+
+    done: int
+    totals: Totals
+    bad: tuple[str, ...] = ()
+
+    def after(self, result: Totals | Bad) -> Progress:
+        """Return the progress with one more shard."""
+        if isinstance(result, Bad):
+            return Progress(self.done + 1, self.totals, (*self.bad, result.reason))
+        return Progress(self.done + 1, self.totals.merged(result), self.bad)
+
+
+def fingerprint(parts: Sequence[Any]) -> str:
+    """Return a digest of what a result depends on."""
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
+
+
+def save(path: Path, mark: str, progress: Progress) -> None:
+    """Write the progress, all of it or nothing."""
+    state = {
+        "schema": 1,
+        "fingerprint": mark,
+        "done": progress.done,
+        "bad": progress.bad,
+        "totals": progress.totals.to_state(),
+    }
+    staged = path.with_name(f"{path.name}.new")
+    staged.write_text(json.dumps(state), encoding="utf-8")
+    staged.replace(path)
+
+
+def load(path: Path, mark: str) -> Progress | None:
+    """Return what a file holds, or None where there is none yet.
+
+    Raises UsageError where the file is of another model, data or options.
+    """
+    if not path.exists():
+        return None
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        if state["fingerprint"] == mark:
+            return Progress(state["done"], Totals.from_state(state["totals"]), tuple(state["bad"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"--resume {path}: no state of a measurement; name another file"
+        ) from error
+    raise UsageError(
+        f"--resume {path} is of another model, data or options; remove it to begin anew"
+    )

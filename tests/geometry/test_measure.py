@@ -1,0 +1,348 @@
+"""onnxfold.measure from data to report: the same for any workers, resumed, masked, refused."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from typer.testing import CliRunner
+
+import onnxfold
+from onnxfold.cli.application import app
+from onnxfold.errors import DataError, UsageError
+from onnxfold.geometry import run
+from onnxfold.geometry.data import Batch, Data, Shard, open_data
+from onnxfold.geometry.work import in_turn
+from tests.builders import chain_model, model_of, pre_norm_model
+
+ROOT = Path(__file__).resolve().parents[2]
+DIGITS = ROOT / "models" / "digits_vit" / "digits_vit.onnx"
+HELD_OUT = ROOT / "models" / "digits_vit" / "heldout.npz"
+
+
+def _rows(folder: Path, count: int, name: str = "x.npz", **arrays: Any) -> Path:
+    rng = np.random.default_rng(0)
+    given = arrays or {"x": rng.standard_normal((count, 16)).astype(np.float32)}
+    np.savez(folder / name, **given)
+    return folder / name
+
+
+def test_the_report_is_the_same_for_any_number_of_workers() -> None:
+    reports = {
+        json.dumps(onnxfold.measure(DIGITS, HELD_OUT, workers=workers, batch=16))
+        for workers in (1, 2, 4)
+    }
+    (report,) = reports
+    found = json.loads(report)
+    assert found["schema"] == 1
+    assert found["rows"] == 360
+    assert found["complete"]
+    assert len(found["norms"]) == 9
+    assert found["norms"][0]["before"]["angle_uniform"]["count"] == 360 * 17
+
+
+def test_an_interrupted_run_goes_on_to_the_same_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = _rows(tmp_path, 1000)
+    whole = onnxfold.measure(chain_model(), data)
+
+    def interrupted(*given: Any) -> Iterator[Any]:
+        results = in_turn(*given)
+        yield next(results)
+        raise KeyboardInterrupt
+
+    state = tmp_path / "state.json"
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "in_turn", interrupted)
+        part = onnxfold.measure(chain_model(), data, resume=state)
+    assert not part["complete"]
+    assert part["rows"] == 256
+    assert onnxfold.measure(chain_model(), data, resume=state) == whole
+    with pytest.raises(UsageError, match="of another model, data or options"):
+        onnxfold.measure(chain_model(), data, resume=state, seed=1)
+    state.write_text("{}", encoding="utf-8")
+    with pytest.raises(UsageError, match="no state of a measurement"):
+        onnxfold.measure(chain_model(), data, resume=state)
+
+
+def _masked_model() -> onnx.ModelProto:
+    """ids [batch, tokens] -> Gather -> LayerNormalization -> * mask."""
+    rng = np.random.default_rng(4)
+    weights = {
+        "table": rng.standard_normal((9, 8)).astype(np.float32),
+        "gamma": rng.standard_normal(8).astype(np.float32),
+        "axis": np.array([2], np.int64),
+    }
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["x"], name="embed"),
+        helper.make_node("LayerNormalization", ["x", "gamma"], ["n"], name="norm"),
+        helper.make_node("Cast", ["attention_mask"], ["wide"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["wide", "axis"], ["column"]),
+        helper.make_node("Mul", ["n", "column"], ["y"]),
+    ]
+    kind = (TensorProto.INT64, ["batch", "tokens"])
+    return model_of(
+        nodes,
+        {"ids": kind, "attention_mask": kind},
+        {"y": (TensorProto.FLOAT, ["batch", "tokens", 8])},
+        weights,
+    )
+
+
+@dataclass(frozen=True)
+class _Deadly:
+    """Data that kills the process that first reads it, unless that is the one that merges."""
+
+    inner: Data
+    mark: Path
+    merging: int
+
+    @property
+    def kind(self) -> str:
+        return self.inner.kind
+
+    def shards(self) -> list[Shard]:
+        return self.inner.shards()
+
+    def batches(self, shard: Shard) -> Iterator[Batch]:
+        if shard.start and not self.mark.exists() and os.getpid() != self.merging:
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.inner.batches(shard)
+
+
+def test_the_shards_of_a_killed_worker_are_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = _rows(tmp_path, 1000)
+    whole = onnxfold.measure(chain_model(), data)
+
+    def opened(*given: Any) -> _Deadly:
+        return _Deadly(open_data(*given), tmp_path / "killed", os.getpid())
+
+    monkeypatch.setattr(run, "open_data", opened)
+    assert onnxfold.measure(chain_model(), data, workers=2) == whole
+    assert (tmp_path / "killed").exists()
+
+
+def test_padding_by_a_mask_is_left_out(tmp_path: Path) -> None:
+    ids = np.array([[1, 2, 3, 8], [4, 5, 8, 8]])
+    mask = np.array([[1, 1, 1, 0], [1, 1, 0, 0]])
+    padded = _rows(tmp_path, 0, "padded.npz", ids=ids, attention_mask=mask)
+    alone = _rows(
+        tmp_path,
+        0,
+        "alone.npz",
+        ids=np.array([[1, 2, 3, 4, 5]]),
+        attention_mask=np.ones((1, 5), np.int64),
+    )
+    found, expected, counted = (
+        onnxfold.measure(_masked_model(), data, mask=name)["norms"][0]
+        for data, name in ((padded, "attention_mask"), (alone, "attention_mask"), (padded, "ids"))
+    )
+    assert found == expected
+    assert found["unmasked"] == 0
+    assert found["before"]["norm"]["count"] == 5
+    assert counted["before"]["norm"]["count"] == 8  # forced: no id is 0, so padding counts
+
+
+def test_a_mask_that_fits_no_rows_is_told(tmp_path: Path) -> None:
+    model = _masked_model()
+    model.graph.input[1].type.tensor_type.shape.dim[1].dim_param = "others"
+    del model.graph.node[2:]
+    model.graph.output[0].name = "n"
+    data = _rows(
+        tmp_path,
+        0,
+        ids=np.array([[1, 2, 3]]),
+        attention_mask=np.array([[1, 1]]),
+    )
+    (norm,) = onnxfold.measure(model, data, mask="attention_mask")["norms"]
+    assert norm["unmasked"] == norm["before"]["norm"]["count"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arrays", "sentence"),
+    [
+        ({"x": np.zeros((4, 15), np.float32)}, r"x\.npz, rows 0 to 3: input 'x' is \[batch, 16\]"),
+        ({"x": np.zeros((4, 16), np.complex64)}, "input 'x' is float32, the data has complex64"),
+        ({"other": np.zeros((4, 16), np.float32)}, "nothing for input 'x'.*name the arrays"),
+    ],
+    ids=["shape", "type", "name"],
+)
+def test_what_does_not_suit_is_one_sentence(
+    tmp_path: Path, arrays: dict[str, Any], sentence: str
+) -> None:
+    data = _rows(tmp_path, 0, **arrays)
+    with pytest.raises(DataError, match=sentence) as caught:
+        onnxfold.measure(chain_model(), data)
+    assert "\n" not in str(caught.value)
+
+
+def test_ids_beyond_the_table_are_named_with_their_row(tmp_path: Path) -> None:
+    ids = np.ones((12, 3), np.int64)
+    ids[10, 1] = 99
+    data = _rows(tmp_path, 0, ids=ids)
+    with pytest.raises(DataError, match="row 10 has 99 in input 'ids', whose table takes 0 to 31"):
+        onnxfold.measure(pre_norm_model(), data)
+
+
+def test_bad_shards_are_counted_and_skipped(tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    _rows(folder, 10, "a.npz")
+    (folder / "b.npz").write_bytes(b"damaged")
+    _rows(folder, 7, "c.npz")
+    with pytest.raises(DataError, match=r"b\.npz: cannot be read as arrays"):
+        onnxfold.measure(chain_model(), folder)
+    report = onnxfold.measure(chain_model(), folder, skip_bad=True)
+    assert report["rows"] == 17
+    assert report["complete"]
+    (bad,) = report["bad_shards"]
+    assert "b.npz" in bad
+
+
+def test_rows_limits_the_rows_of_all_files(tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for name in ("a.npz", "b.npz"):
+        _rows(folder, 10, name)
+    assert onnxfold.measure(chain_model(), folder, rows=13)["rows"] == 13
+
+
+def test_an_array_alone_is_for_a_model_with_one_input(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((5, 16), np.float32))
+    report = onnxfold.measure(chain_model(), tmp_path / "x.npy")
+    assert report["rows"] == 5
+
+
+def test_a_model_larger_than_memory_gives_the_same_numbers(tmp_path: Path) -> None:
+    """In pieces other fusions happen, so values differ by rounding of float32, 1e-5 at most."""
+    data = _rows(tmp_path, 20)
+    whole = onnxfold.measure(chain_model(), data)["norms"][0]
+    pieces = onnxfold.measure(chain_model(), data, memory=2e-6)["norms"][0]
+    for side in ("before", "after"):
+        for quantity, statistic in whole[side].items():
+            assert statistic["count"] == pieces[side][quantity]["count"] == 20
+            assert pieces[side][quantity]["mean"] == pytest.approx(
+                statistic["mean"], rel=1e-5, abs=1e-6
+            )
+
+
+def test_made_up_inputs_are_said_to_be() -> None:
+    report = onnxfold.measure(chain_model(), rows=6)
+    assert report["data"]["kind"] == "synthetic"
+    assert report["rows"] == 6
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    tokenizers = importlib.import_module("tokenizers")
+    words = {word: number for number, word in enumerate(("[UNK]", "a", "b", "c"))}
+    model = tokenizers.models.WordLevel(words, unk_token="[UNK]")  # noqa: S106
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path / "tokenizer.json"
+
+
+def _text_model() -> onnx.ModelProto:
+    model = pre_norm_model()
+    for node in model.graph.node:
+        node.input[:] = ["input_ids" if name == "ids" else name for name in node.input]
+    model.graph.input[0].name = "input_ids"
+    return model
+
+
+TEXTS = ("a b c", "a", "b b b b b", "c a")
+
+
+def _text_file(folder: Path, kind: str) -> Path:
+    file = folder / f"texts.{kind}"
+    if kind == "txt":
+        file.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    elif kind == "jsonl":
+        lines = [json.dumps({"id": i, "text": text}) for i, text in enumerate(TEXTS)]
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    else:
+        arrow = pytest.importorskip("pyarrow")
+        table = arrow.table({"text": list(TEXTS)})
+        if kind == "parquet":
+            parquet = importlib.import_module("pyarrow.parquet")
+            parquet.write_table(table, file, row_group_size=3)
+        else:
+            with arrow.ipc.new_stream(str(file), table.schema) as stream:
+                stream.write_table(table)
+    return file
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "parquet", "arrow"])
+def test_text_counts_every_token_and_no_padding(tmp_path: Path, tokenizer: Path, kind: str) -> None:
+    report = onnxfold.measure(_text_model(), _text_file(tmp_path, kind))
+    assert report["rows"] == 4
+    assert {n["before"]["norm"]["count"] for n in report["norms"]} == {3 + 1 + 5 + 2}
+    assert {n["unmasked"] for n in report["norms"]} == {0}
+
+
+def test_text_that_cannot_be_read_names_row_and_remedy(tmp_path: Path, tokenizer: Path) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text('{"text": "a"}\n{"body": "b"}\n', encoding="utf-8")
+    with pytest.raises(DataError, match=r"bad\.jsonl, row 1: .*'text'; name the field with --col"):
+        onnxfold.measure(_text_model(), file)
+    with pytest.raises(UsageError, match="give --tokenizer FILE"):
+        onnxfold.measure(_text_model(), file, tokenizer=tmp_path / "none.json")
+
+
+def test_images_are_prepared_as_their_file_says(tmp_path: Path) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    norm = helper.make_node("LayerNormalization", ["pixels", "g"], ["y"], axis=1, name="norm")
+    kind = (TensorProto.FLOAT, ["n", 3, 2, 2])
+    weights = {"g": np.ones((3, 2, 2), np.float32)}
+    model = model_of([norm], {"pixels": kind}, {"y": kind}, weights)
+    for name, colour in (("a.png", (255, 0, 0)), ("b.png", (0, 255, 255))):
+        pillow.new("RGB", (8, 4), colour).save(tmp_path / name)
+    with pytest.raises(UsageError, match="preprocessor_config"):
+        onnxfold.measure(model, tmp_path)
+    config = {"size": {"height": 2, "width": 2}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config), encoding="utf-8")
+    before = onnxfold.measure(model, tmp_path)["norms"][0]["before"]
+    # Pixels are 1 and -1: of red a third is 1, so its mean is -1/3; of cyan 1/3.
+    assert before["mean"]["max"] == pytest.approx(1 / 3, rel=1e-6)
+    assert before["mean"]["min"] == pytest.approx(-1 / 3, rel=1e-6)
+    assert before["norm"]["mean"] == pytest.approx(np.sqrt(12), rel=1e-6)
+
+
+def test_the_command_writes_reports_and_figures(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    arguments = ["measure", str(DIGITS), "--data", str(HELD_OUT), "--rows", "20"]
+    arguments += ["--report", str(tmp_path / "r.json"), "--report", str(tmp_path / "r.html")]
+    done = CliRunner().invoke(app, [*arguments, "--plot", str(tmp_path / "figures")])
+    assert done.exit_code == 0, done.output
+    assert "9 norms over 20 rows of arrays" in done.output
+    assert json.loads((tmp_path / "r.json").read_text("utf-8"))["rows"] == 20
+    page = (tmp_path / "r.html").read_text("utf-8")
+    assert page.count("<svg") == 5
+    assert not re.findall(r"(?:src|href)=.https?:", page)
+    assert "light-dark(" in page
+    assert "viewport" in page
+    assert len(list((tmp_path / "figures").glob("*.svg"))) == 5
+    assert len(list((tmp_path / "figures").glob("*.png"))) == 5
+
+
+def test_the_command_says_loudly_that_inputs_are_made_up(tmp_path: Path) -> None:
+    onnx.save(chain_model(), tmp_path / "m.onnx")
+    done = CliRunner().invoke(app, ["measure", str(tmp_path / "m.onnx"), "--rows", "4"])
+    assert done.exit_code == 0
+    assert "MADE UP" in done.stderr
