@@ -1,4 +1,4 @@
-"""The Python interface: optimize, inspect and verify, for every kind of model that it takes."""
+"""The Python interface: a function for each command, for every kind of model that it takes."""
 
 from __future__ import annotations
 

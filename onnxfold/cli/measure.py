@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -79,7 +83,7 @@ def measure(
             "no --data: the inputs are MADE UP, so these numbers say nothing about real data",
             err=True,
         )
-    with terminal.progress(context.obj, source, lines=not as_json) as progress:
+    with _interrupted_once(), terminal.progress(context.obj, source, lines=not as_json) as progress:
         document = api.measure(
             source,
             data,
@@ -107,6 +111,25 @@ def measure(
         remedy = f"go on with --resume {resume}" if resume else "--resume FILE would keep it"
         typer.echo(f"onnxfold: interrupted, measured in part; {remedy}", err=True)
         raise typer.Exit(_INTERRUPTED)
+
+
+@contextmanager
+def _interrupted_once() -> Iterator[None]:
+    """Let an interrupt end the measurement, and no second one what keeps and reports it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # no other thread may set a handler, and none is interrupted
+        return
+
+    def interrupt(*_: object) -> NoReturn:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    usual = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, usual)
 
 
 def _write(document: dict[str, Any], reports: list[Path], plot: Path | None) -> None:
