@@ -77,6 +77,10 @@ def measure(
     from onnxfold import api
 
     terminal.check_reports(report)
+    if plot is not None or any(path.suffix == ".html" for path in report or ()):
+        from onnxfold.geometry.plots import demand_matplotlib
+
+        demand_matplotlib()
     start = time.perf_counter()
     if data is None:
         typer.echo(

@@ -16,7 +16,7 @@ from typing import Any
 
 from onnxfold.geometry.data.base import optional
 
-__all__ = ["FIGURES", "svg", "write_figures"]
+__all__ = ["FIGURES", "demand_matplotlib", "svg", "write_figures"]
 
 Norms = Sequence[Mapping[str, Any]]
 _TEXT = "#123457"  # stands for the colour of the page's text
@@ -24,6 +24,11 @@ _BEFORE, _AFTER, _RANDOM_A, _RANDOM_B = "#2f80d0", "#dd7b1f", "#8a8f98", "#3f9c6
 _SIDES = (("before", _BEFORE), ("after", _AFTER))
 _PRINTED = "#222222"
 _DOTS_PER_INCH = 150
+
+
+def demand_matplotlib() -> None:
+    """Raise UsageError where figures could not be drawn at the end of the work."""
+    optional("matplotlib", "matplotlib", "drawing")
 
 
 def write_figures(report: Mapping[str, Any], folder: Path) -> list[Path]:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -346,3 +347,14 @@ def test_the_command_says_loudly_that_inputs_are_made_up(tmp_path: Path) -> None
     done = CliRunner().invoke(app, ["measure", str(tmp_path / "m.onnx"), "--rows", "4"])
     assert done.exit_code == 0
     assert "MADE UP" in done.stderr
+
+
+def test_a_missing_library_is_told_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    arguments = ["measure", str(DIGITS), "--data", str(HELD_OUT), "--plot", str(tmp_path / "f")]
+    done = CliRunner().invoke(app, arguments)
+    assert isinstance(done.exception, UsageError)
+    assert "pip install 'onnxfold[measure]'" in str(done.exception)
+    assert "norms over" not in done.output
