@@ -72,9 +72,8 @@ def _spelled_out(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _add(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add the row, and the kernel that a module of check/reference/kernels would register."""
-    kernels: dict[tuple[str, str], Kernel] = {ROW.key: Kernel(lambda _, x: x[..., ::-1])}
     monkeypatch.setitem(ROWS, ROW.key, ROW)
-    monkeypatch.setattr(kernel, "_KERNELS", kernel._KERNELS | kernels)
+    monkeypatch.setitem(kernel._KERNELS, ROW.key, Kernel(lambda _, x: x[..., ::-1]))
 
 
 def _folded() -> Folded:
