@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +16,7 @@ import onnx_ir as ir
 from onnxfold.check.reference import is_stochastic, run_nodes
 from onnxfold.graph import Fiber, ModelInfo, Shape, node_label, operator
 from onnxfold.graph.traversal import bodies
+from onnxfold.proof.coverage import partly_read
 from onnxfold.proof.relation import Drawn, Float64, Relation, means
 from onnxfold.proof.sizes import SAMPLINGS, Sizes, broadcast_sizes, reduced
 
@@ -123,14 +125,19 @@ class Leaf:
         return not self.fixed and self.dtype is not None and self.dtype.is_integer()
 
     @property
-    def is_unrelated(self) -> bool:
-        """Whether it stands for numbers of one model of which nothing is known but that they fit.
+    def differs_along(self) -> frozenset[int]:
+        """The axes along which its elements differ in how the models' numbers are related.
 
-        A test shows something of those alone that it reads.
+        A test shows something of those elements alone that it reads.
         """
         array = self.given if self.array is None else self.array
-        related = self.u is not None and self.v is not None and self.relation.known
-        return array is not None and array.dtype.kind in "fV" and array.size > 1 and not related
+        r = self.relation.r
+        if r is None and self.u is not None and self.v is not None and self.relation.known:
+            return frozenset()
+        if r is None and (array is None or array.dtype.kind not in "fV"):
+            return frozenset()
+        shape = r.shape if array is None and r is not None else self.shape
+        return frozenset(axis for axis, dim in enumerate(shape) if dim != 1)
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -195,14 +202,8 @@ class Region:
     ) -> tuple[dict[ir.Value, Drawn], dict[ir.Value, Drawn]]:
         """Return random values of the leaves in both models.
 
-        Raises Unprovable where one value would have to stand in two relations at once, or where
-        indices would reach only some elements of constants that are not known to be alike.
+        Raises Unprovable where one value would have to stand in two relations at once.
         """
-        if any(leaf.is_index for leaf in self.leaves):
-            for leaf in self.leaves:
-                if leaf.is_unrelated:
-                    name = "" if leaf.v is None else leaf.v.name
-                    raise Unprovable(f"indices may reach a part of '{name}' alone")
         old: dict[ir.Value, Drawn] = {}
         new: dict[ir.Value, Drawn] = {}
         # Integers may be indices: none beyond the smallest axis that they may be of.
@@ -220,12 +221,27 @@ class Region:
         return old, new
 
     def outputs(self, old: dict[ir.Value, Drawn], new: dict[ir.Value, Drawn]) -> Pair:
-        """Return u and v for values of the leaves."""
+        """Return u and v for values of the leaves.
+
+        Raises Unprovable where drawn indices reach only some elements of what differs.
+        """
         u, v = self.pair
-        second = run_nodes(self.after, self.new.nodes, new)[v]
+        second = self._run(self.after, self.new, new)[v]
         if u is None:
             return second, second
-        return run_nodes(self.before, self.old.nodes, old)[u], second
+        return self._run(self.before, self.old, old)[u], second
+
+    def _run(
+        self, model: ir.Model, cone: Cone, given: Mapping[ir.Value, Drawn]
+    ) -> dict[ir.Value, Any]:
+        computed = run_nodes(model, cone.nodes, given)
+        ends = [(value, leaf) for leaf in self.leaves for value in (leaf.u, leaf.v) if value]
+        differing = {value: leaf.differs_along for value, leaf in ends}
+        indices = {value for value, leaf in ends if leaf.is_index}
+        node = partly_read(model, cone.nodes, computed, differing, indices)
+        if node is not None:
+            raise Unprovable(f"node '{node_label(node)}' may read a part of a constant alone")
+        return computed
 
 
 def _pair(

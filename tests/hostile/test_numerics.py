@@ -149,7 +149,7 @@ def test_an_output_of_which_nothing_was_compared_is_named() -> None:
     assert checked["outputs"][0]["compared"] == 0
     console = Console(record=True, width=500)
     print_result(console, result.report, verbose=False)
-    assert "nothing was compared for output 'y'" in console.export_text()
+    assert "nothing was compared for 'y'" in console.export_text()
 
 
 def test_an_output_that_was_compared_is_not_named() -> None:

@@ -9,6 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxfold.check.reference import kernel
 from onnxfold.check.reference.kernel import Kernel, find_kernel
+from onnxfold.operators.functions import DOMAIN
 from onnxfold.operators.row import Elements, Family, Operator, Shapes
 from onnxfold.operators.table import ROWS
 from onnxfold.options import Target
@@ -102,8 +103,11 @@ def test_without_its_row_it_does_not_and_the_refusal_says_so() -> None:
 
 
 def test_the_proof_can_compute_every_operator_that_a_fiber_is_followed_through() -> None:
-    """It trusts no row: without a kernel a right fold would be left out, with all others."""
-    claiming = [row for row in ROWS.values() if row.family is not None]
+    """It trusts no row: without a kernel a right fold would be left out, with all others.
+
+    Those of our own domain have bodies.
+    """
+    claiming = [row for row in ROWS.values() if row.family is not None and row.domain != DOMAIN]
     assert len(claiming) > 40
     missing = [row.key for row in claiming if find_kernel(*row.key) is None]
     assert not missing

@@ -403,3 +403,19 @@ def test_a_call_of_another_body_is_not_equal() -> None:
     ]
     assert prove_models(views[0], views[2], Certificate()).passed
     assert not prove_models(views[0], views[1], Certificate()).passed
+
+
+@pytest.mark.parametrize("channel", [0, C - 1])
+def test_what_indices_choose_from_a_product_is_not_proved_by_the_part_that_they_reach(
+    channel: int,
+) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (double[batch, 6] x, int64[n] ids) => (double[batch, n] y)
+    <double[6] scale = {1, 2, 3, 4, 5, 6}> { s = Mul(x, scale) y = Gather<axis = 1>(s, ids) }"""
+    models = [onnx.parser.parse_model(text) for _ in range(3)]
+    numbers = np.arange(1.0, 7.0)
+    numbers[channel] += 1
+    models[2].graph.initializer[0].CopyFrom(numpy_helper.from_array(numbers, "scale"))
+    views = [infer(ir.from_proto(model)) for model in models]
+    assert prove_models(views[0], views[1], Certificate()).passed
+    assert not prove_models(views[0], views[2], Certificate()).passed
