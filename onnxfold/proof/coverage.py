@@ -1,0 +1,67 @@
+"""Whether a test reads all elements of what differs between the models, where indices choose them.
+
+Random indices reach a few rows of a table; rows that no test reads may be anything.  Which operator
+chooses is asked of no table: every node that reads integers which come of drawn ones is run on
+positions instead of numbers, and all positions along an axis must come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.check.reference import run_nodes
+from onnxfold.proof.relation import Drawn
+
+__all__ = ["partly_read"]
+
+_READ_NO_NUMBERS = frozenset({"Shape", "Size"})
+
+
+def partly_read(
+    model: ir.Model,
+    nodes: Sequence[ir.Node],
+    computed: Mapping[ir.Value, Drawn],
+    differing: Mapping[ir.Value, Collection[int]],
+    indices: Collection[ir.Value],
+) -> ir.Node | None:
+    """Return a node that leaves out elements along an axis of what differs, None for none.
+
+    ``differing``: axes along which values differ; ``indices``: integers that were drawn.  Raises
+    as ``run_nodes`` does.
+    """
+    axes = {value: found for value, found in differing.items() if found}
+    chosen = set(indices)
+    for node in nodes if axes and chosen else ():
+        read = [value for value in node.inputs if value is not None]
+        chooses = any(value in chosen for value in read)
+        for value in read:
+            for axis in axes.get(value, ()) if chooses else ():
+                if not _reads_all(model, node, computed, value, axis):
+                    return node
+        if any(value in axes for value in read):
+            axes.update({v: range(np.ndim(computed[v])) for v in node.outputs if v in computed})
+        if chooses and node.op_type not in _READ_NO_NUMBERS:
+            chosen.update(v for v in node.outputs if v.dtype is None or not _is_float(v.dtype))
+    return None
+
+
+def _is_float(dtype: ir.DataType) -> bool:
+    return dtype.is_floating_point()
+
+
+def _reads_all(
+    model: ir.Model, node: ir.Node, computed: Mapping[ir.Value, Drawn], value: ir.Value, axis: int
+) -> bool:
+    """Whether every position along an axis of an operand comes out, among the first outputs."""
+    array = computed[value]
+    size = array.shape[axis]
+    if size == 1:
+        return True
+    column = np.arange(1.0, size + 1).reshape(size, *(1,) * (array.ndim - 1 - axis))
+    given = {each: computed[each] for each in node.inputs if each is not None}
+    given[value] = np.ascontiguousarray(np.broadcast_to(column, array.shape))
+    found = run_nodes(model, [node], given)[node.outputs[0]]
+    return bool(np.isin(column, found).all())
