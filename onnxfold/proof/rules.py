@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
+import numpy.typing as npt
 
 from onnxfold.errors import OnnxfoldError
 from onnxfold.graph import AxisBlock, Fiber, Shape, follow_reshape
@@ -28,6 +29,8 @@ _LIKE_FIRST = 4
 _FEW = 256
 _MORE = 40
 _MOST_IMAGES = 24
+_MOSTLY = 0.75
+_Bools = npt.NDArray[np.bool_]
 _ERRORS = (OnnxfoldError, Unprovable, ArithmeticError, LookupError, ValueError)
 
 
@@ -127,8 +130,12 @@ def _relation(
 ) -> Relation | None:
     """Keep the relations that every sample has, of those that the first one has."""
     open_: list[Relation] | None = None
+    numbers: dict[tuple[int, ...], _Bools] = {}
     try:
         for draws in _samples(region, whole=whole):
+            for _, v in draws:
+                shown = np.ones(v.shape, np.bool_) if v.dtype.kind != "f" else ~np.isnan(v)
+                numbers[v.shape] = numbers.get(v.shape, np.False_) | shown
             if open_ is None:
                 open_ = list(_found(region, draws, fibers, slack))
             open_ = [found for found in open_ if all(_has(found, *pair, slack) for pair in draws)]
@@ -136,7 +143,15 @@ def _relation(
                 return None
     except _ERRORS:
         return None
-    return open_[0] if open_ else None
+    return open_[0] if open_ and all(map(_shows_enough, numbers.values())) else None
+
+
+def _shows_enough(shown: _Bools) -> bool:
+    """Whether elements were numbers in some draw: two NaN, roots of what is negative, show nothing.
+
+    All where few elements are drawn often; of many, drawn few times, some never are.
+    """
+    return bool(shown.all()) if shown.size <= _FEW else bool(shown.mean() > _MOSTLY)
 
 
 def _found(

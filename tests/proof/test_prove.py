@@ -419,3 +419,16 @@ def test_what_indices_choose_from_a_product_is_not_proved_by_the_part_that_they_
     views = [infer(ir.from_proto(model)) for model in models]
     assert prove_models(views[0], views[1], Certificate()).passed
     assert not prove_models(views[0], views[2], Certificate()).passed
+
+
+def test_that_both_are_no_numbers_shows_nothing() -> None:
+    """A constant that is always negative has no root, whatever is added behind it."""
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (double[2, 3] x) => (double[2, 3] y) {{
+        a = Abs(x) b = Neg(a) c = Sub(b, one) r = Sqrt(c) y = {}(r, x)
+    }}"""
+    models = [onnx.parser.parse_model(text.format(op_type)) for op_type in ("Add", "Sub")]
+    for model in models:
+        model.graph.initializer.append(numpy_helper.from_array(np.array(1.0), "one"))
+    views = [infer(ir.from_proto(model)) for model in models]
+    assert not prove_models(views[0], views[1], Certificate()).passed
