@@ -27,6 +27,8 @@ def means(array: Float64, fiber: Fiber) -> Float64:
     Raises InvariantError where the fiber does not fit the shape.
     """
     digits, members = split_digits(array.shape, fiber)
+    if array.size == 0:
+        return array
     shown = array.reshape(digits).mean(axis=members, keepdims=True)
     return np.broadcast_to(shown, digits).reshape(array.shape)
 

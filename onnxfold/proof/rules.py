@@ -161,7 +161,10 @@ def _found(
     u, v = draws[0]
     yield from (Relation(short=axis) for axis in shortened(u.shape, v.shape))
     yield from (Relation(short=axis, reverse=True) for axis in shortened(v.shape, u.shape))
-    if any(u.shape != v.shape or u.dtype.kind != "f" or v.dtype.kind != "f" for u, v in draws):
+    if any(
+        u.size == 0 or u.shape != v.shape or u.dtype.kind != "f" or v.dtype.kind != "f"
+        for u, v in draws
+    ):
         return
     yield from (Relation(fiber=fiber) for fiber in fibers)
     for reverse in (False, True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -77,7 +78,8 @@ def run_nodes(
     interpreter = _Interpreter(model, Precision.FLOAT64, None)
     frame = _Frame(model.graph.opset_imports, {})
     frame.values.update(given)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)  # it is NaN
         for node in nodes:
             interpreter.run_node(node, frame)
     return {value: item for value, item in frame.values.items() if isinstance(item, np.ndarray)}
