@@ -60,7 +60,7 @@ def is_skeleton(path: Path) -> bool:
 def fill(source: Path, destination: Path, seed: int = 0) -> None:
     """Write a model with random weights, in a second file beside it.
 
-    Raises ModelError where ``source`` is no skeleton.
+    Raises ModelError where ``source`` is not a skeleton.
     """
     model = ir.load(source)
     if _KEY not in model.metadata_props:

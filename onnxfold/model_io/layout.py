@@ -2,7 +2,7 @@
 
 A model whose weights lie in several data files is written with as many: a tensor that is changed
 goes where the tensor that it is computed from lay, a new one to the file of the tensor before it.
-Where every tensor has a file of its own (as PyTorch's old exporter writes), that is no sharding,
+Where every tensor has a file of its own (as PyTorch's old exporter writes), that is not sharding,
 and one file is written.
 """
 

@@ -128,7 +128,7 @@ def _parse(path: Path, label: str) -> tuple[onnx.ModelProto, os.stat_result]:
 
 
 def _foreign_format(path: Path, head: bytes) -> str | None:
-    """Say what a file is by its first bytes, where that is no ONNX model."""
+    """Say what a file is by its first bytes, where it is not an ONNX model."""
     if head.startswith(b"PK\x03\x04"):
         return _archive(path)
     text = head.lstrip()

@@ -173,7 +173,7 @@ def _parts(source: Source) -> tuple[ir.Node | None, ir.Node | None]:
 
 
 def _data_input(view: ModelInfo, node: ir.Node) -> ir.Value:
-    """Return the operand of a Mul or Add that is no constant."""
+    """Return the operand of a Mul or Add that is not a constant."""
     for operand in node.inputs:
         if operand is not None and view.array(operand) is None:
             return operand

@@ -1,4 +1,4 @@
-"""RMSNorms in operators, for what no operator takes: an epsilon that is no float32."""
+"""RMSNorms in operators, for what no operator takes: an epsilon that float32 cannot hold."""
 
 from __future__ import annotations
 
