@@ -115,6 +115,10 @@ class Leaf:
         """Whether its numbers are those of a constant."""
         return self.array is not None or self.given is not None
 
+    def without_nan(self) -> Leaf:
+        """Return the leaf with 1 where its constant has no number."""
+        return replace(self, array=_numbers(self.array), given=_numbers(self.given))
+
     def with_zero(self, fiber: Fiber) -> Leaf:
         """Return the leaf with v of mean 0 along a fiber; a constant is then drawn as well."""
         return replace(self, zero=fiber, array=None, given=None)
@@ -175,6 +179,12 @@ class Region:
         parts = [_signature(cone, numbers) for cone in cones]
         ends = tuple(map(_place, self.pair, cones, (numbers, numbers)))
         return (*parts, ends, tuple(leaf.key for leaf in self.leaves))
+
+    def without_nan(self) -> Region | None:
+        """Return the region with 1 where its constants have no number; None where each has one."""
+        leaves = tuple(leaf.without_nan() for leaf in self.leaves)
+        same = all(a.key == b.key for a, b in zip(leaves, self.leaves, strict=True))
+        return None if same else replace(self, leaves=leaves)
 
     def sizes(self, numbers: tuple[int, ...], *, whole: bool = False) -> Sizes:
         """Return sizes, reduced where the tensors are large; without numbers such as broadcast.
@@ -242,6 +252,12 @@ class Region:
         if node is not None:
             raise Unprovable(f"node '{node_label(node)}' may read a part of a constant alone")
         return computed
+
+
+def _numbers(array: Drawn | None) -> Drawn | None:
+    if array is None or array.dtype.kind != "f":
+        return array
+    return np.where(np.isnan(array), array.dtype.type(1), array)
 
 
 def _pair(

@@ -31,6 +31,7 @@ _MORE = 40
 _MOST_IMAGES = 24
 _MOSTLY = 0.75
 _Bools = npt.NDArray[np.bool_]
+_Shown = dict[tuple[int, ...], _Bools]  # by shape, whether an element was a number in a draw
 _ERRORS = (OnnxfoldError, Unprovable, ArithmeticError, LookupError, ValueError)
 
 
@@ -130,28 +131,45 @@ def _relation(
 ) -> Relation | None:
     """Keep the relations that every sample has, of those that the first one has."""
     open_: list[Relation] | None = None
-    numbers: dict[tuple[int, ...], _Bools] = {}
+    shown: _Shown = {}
     try:
         for draws in _samples(region, whole=whole):
-            for _, v in draws:
-                shown = np.ones(v.shape, np.bool_) if v.dtype.kind != "f" else ~np.isnan(v)
-                numbers[v.shape] = numbers.get(v.shape, np.False_) | shown
+            _show(shown, draws)
             if open_ is None:
                 open_ = list(_found(region, draws, fibers, slack))
             open_ = [found for found in open_ if all(_has(found, *pair, slack) for pair in draws)]
             if not open_:
                 return None
+        if open_ and not _shows_enough(shown):
+            # NaN in both is shown where a constant alone makes it: without that, both are numbers.
+            plain = region.without_nan()
+            for draws in _samples(plain, whole=whole) if plain else ():
+                _show(shown, draws)
     except _ERRORS:
         return None
-    return open_[0] if open_ and all(map(_shows_enough, numbers.values())) else None
+    return open_[0] if open_ and _shows_enough(shown) else None
 
 
-def _shows_enough(shown: _Bools) -> bool:
+def _show(shown: _Shown, draws: list[Pair]) -> None:
+    """Add the elements that were numbers in both models in some draw."""
+    for u, v in draws:
+        numbers = ~_is_nan(v) if u.shape != v.shape else ~(_is_nan(u) | _is_nan(v))
+        shown[v.shape] = shown.get(v.shape, np.False_) | numbers
+
+
+def _is_nan(array: Float64) -> _Bools:
+    return np.isnan(array) if array.dtype.kind == "f" else np.zeros(array.shape, np.bool_)
+
+
+def _shows_enough(shown: _Shown) -> bool:
     """Whether elements were numbers in some draw: two NaN, roots of what is negative, show nothing.
 
     All where few elements are drawn often; of many, drawn few times, some never are.
     """
-    return bool(shown.all()) if shown.size <= _FEW else bool(shown.mean() > _MOSTLY)
+    return all(
+        bool(each.all()) if each.size <= _FEW else bool(each.mean() > _MOSTLY)
+        for each in shown.values()
+    )
 
 
 def _found(

@@ -432,3 +432,24 @@ def test_that_both_are_no_numbers_shows_nothing() -> None:
         model.graph.initializer.append(numpy_helper.from_array(np.array(1.0), "one"))
     views = [infer(ir.from_proto(model)) for model in models]
     assert not prove_models(views[0], views[1], Certificate()).passed
+
+
+@pytest.mark.parametrize(
+    ("body", "other", "proved"),
+    [
+        ("s = Mul(x, scale) y = Relu(s)", "r = Relu(x) y = Mul(r, scale)", True),
+        ("s = Mul(x, scale) y = Relu(s)", "r = Neg(x) y = Mul(r, scale)", False),
+        ("s = Mul(x, scale) y = Sqrt(low)", "s = Mul(x, scale) y = Add(s, low)", False),
+    ],
+)
+def test_what_a_constant_without_a_number_makes_is_compared_as_if_it_had_one(
+    body: str, other: str, proved: bool
+) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (double[2, 3] x) => (double[2, 3] y) {{ a = Abs(x) b = Neg(a) low = Sub(b, one) {} }}"""
+    models = [onnx.parser.parse_model(text.format(nodes)) for nodes in (body, other)]
+    for model in models:
+        for name, array in (("scale", np.array([1.0, np.nan, 2.0])), ("one", np.array(1.0))):
+            model.graph.initializer.append(numpy_helper.from_array(array, name))
+    views = [infer(ir.from_proto(model)) for model in models]
+    assert prove_models(views[0], views[1], Certificate()).passed is proved
