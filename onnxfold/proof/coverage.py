@@ -1,7 +1,7 @@
 """Whether a test reads all elements of what differs between the models, where indices choose them.
 
 Random indices reach a few rows of a table; rows that no test reads may be anything.  Which operator
-chooses is asked of no table: every node that reads integers which come of drawn ones is run on
+chooses is asked of no table: every node that reads integers which come of drawn numbers is run on
 positions instead of numbers, and all positions along an axis must come out.
 """
 
@@ -25,31 +25,32 @@ def partly_read(
     nodes: Sequence[ir.Node],
     computed: Mapping[ir.Value, Drawn],
     differing: Mapping[ir.Value, Collection[int]],
-    indices: Collection[ir.Value],
+    drawn: Collection[ir.Value],
 ) -> ir.Node | None:
     """Return a node that leaves out elements along an axis of what differs, None for none.
 
-    ``differing``: axes along which values differ; ``indices``: integers that were drawn.  Raises
+    ``differing``: axes along which values differ; ``drawn``: what random numbers stand for.  Raises
     as ``run_nodes`` does.
     """
     axes = {value: found for value, found in differing.items() if found}
-    chosen = set(indices)
-    for node in nodes if axes and chosen else ():
+    random = set(drawn)
+    for node in nodes if axes else ():
         read = [value for value in node.inputs if value is not None]
-        chooses = any(value in chosen for value in read)
+        chooses = any(value in random and _is_index(value, computed[value]) for value in read)
         for value in read:
             for axis in axes.get(value, ()) if chooses else ():
                 if not _reads_all(model, node, computed, value, axis):
                     return node
         if any(value in axes for value in read):
             axes.update({v: range(np.ndim(computed[v])) for v in node.outputs if v in computed})
-        if chooses and node.op_type not in _READ_NO_NUMBERS:
-            chosen.update(v for v in node.outputs if v.dtype is None or not _is_float(v.dtype))
+        if node.op_type not in _READ_NO_NUMBERS and any(value in random for value in read):
+            random.update(v for v in node.outputs if v in computed)
     return None
 
 
-def _is_float(dtype: ir.DataType) -> bool:
-    return dtype.is_floating_point()
+def _is_index(value: ir.Value, array: Drawn) -> bool:
+    """Whether a value may say which elements are read."""
+    return value.dtype.is_integer() if value.dtype is not None else array.dtype.kind in "iu"
 
 
 def _reads_all(

@@ -115,18 +115,13 @@ class Leaf:
         """Whether its numbers are those of a constant."""
         return self.array is not None or self.given is not None
 
-    def without_nan(self) -> Leaf:
-        """Return the leaf with 1 where its constant has no number."""
-        return replace(self, array=_numbers(self.array), given=_numbers(self.given))
+    def all_finite(self) -> Leaf:
+        """Return the leaf with 1 where its constant is NaN or infinite."""
+        return replace(self, array=_finite(self.array), given=_finite(self.given))
 
     def with_zero(self, fiber: Fiber) -> Leaf:
         """Return the leaf with v of mean 0 along a fiber; a constant is then drawn as well."""
         return replace(self, zero=fiber, array=None, given=None)
-
-    @property
-    def is_index(self) -> bool:
-        """Whether it is drawn and may say which elements of another leaf are read."""
-        return not self.fixed and self.dtype is not None and self.dtype.is_integer()
 
     @property
     def differs_along(self) -> frozenset[int]:
@@ -180,9 +175,9 @@ class Region:
         ends = tuple(map(_place, self.pair, cones, (numbers, numbers)))
         return (*parts, ends, tuple(leaf.key for leaf in self.leaves))
 
-    def without_nan(self) -> Region | None:
-        """Return the region with 1 where its constants have no number; None where each has one."""
-        leaves = tuple(leaf.without_nan() for leaf in self.leaves)
+    def all_finite(self) -> Region | None:
+        """Return the region with 1 for what is not finite in its constants; None where all is."""
+        leaves = tuple(leaf.all_finite() for leaf in self.leaves)
         same = all(a.key == b.key for a, b in zip(leaves, self.leaves, strict=True))
         return None if same else replace(self, leaves=leaves)
 
@@ -247,17 +242,17 @@ class Region:
         computed = run_nodes(model, cone.nodes, given)
         ends = [(value, leaf) for leaf in self.leaves for value in (leaf.u, leaf.v) if value]
         differing = {value: leaf.differs_along for value, leaf in ends}
-        indices = {value for value, leaf in ends if leaf.is_index}
-        node = partly_read(model, cone.nodes, computed, differing, indices)
+        drawn = {value for value, leaf in ends if not leaf.fixed}
+        node = partly_read(model, cone.nodes, computed, differing, drawn)
         if node is not None:
             raise Unprovable(f"node '{node_label(node)}' may read a part of a constant alone")
         return computed
 
 
-def _numbers(array: Drawn | None) -> Drawn | None:
+def _finite(array: Drawn | None) -> Drawn | None:
     if array is None or array.dtype.kind != "f":
         return array
-    return np.where(np.isnan(array), array.dtype.type(1), array)
+    return np.where(np.isfinite(array), array, array.dtype.type(1))
 
 
 def _pair(

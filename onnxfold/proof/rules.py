@@ -31,7 +31,7 @@ _MORE = 40
 _MOST_IMAGES = 24
 _MOSTLY = 0.75
 _Bools = npt.NDArray[np.bool_]
-_Shown = dict[tuple[int, ...], _Bools]  # by shape, whether an element was a number in a draw
+_Shown = dict[tuple[int, ...], _Bools]  # by shape, whether an element was finite in a draw
 _ERRORS = (OnnxfoldError, Unprovable, ArithmeticError, LookupError, ValueError)
 
 
@@ -141,8 +141,8 @@ def _relation(
             if not open_:
                 return None
         if open_ and not _shows_enough(shown):
-            # NaN in both is shown where a constant alone makes it: without that, both are numbers.
-            plain = region.without_nan()
+            # What is not finite is shown where a constant alone makes it so in both models.
+            plain = region.all_finite()
             for draws in _samples(plain, whole=whole) if plain else ():
                 _show(shown, draws)
     except _ERRORS:
@@ -151,18 +151,14 @@ def _relation(
 
 
 def _show(shown: _Shown, draws: list[Pair]) -> None:
-    """Add the elements that were numbers in both models in some draw."""
+    """Add the elements that were finite in both models in some draw."""
     for u, v in draws:
-        numbers = ~_is_nan(v) if u.shape != v.shape else ~(_is_nan(u) | _is_nan(v))
-        shown[v.shape] = shown.get(v.shape, np.False_) | numbers
-
-
-def _is_nan(array: Float64) -> _Bools:
-    return np.isnan(array) if array.dtype.kind == "f" else np.zeros(array.shape, np.bool_)
+        finite = np.isfinite(v) & (np.isfinite(u) if u.shape == v.shape else np.True_)
+        shown[v.shape] = shown.get(v.shape, np.False_) | finite
 
 
 def _shows_enough(shown: _Shown) -> bool:
-    """Whether elements were numbers in some draw: two NaN, roots of what is negative, show nothing.
+    """Whether elements were finite in some draw: two NaN, roots of what is negative, show nothing.
 
     All where few elements are drawn often; of many, drawn few times, some never are.
     """

@@ -421,12 +421,28 @@ def test_what_indices_choose_from_a_product_is_not_proved_by_the_part_that_they_
     assert not prove_models(views[0], views[2], Certificate()).passed
 
 
-def test_that_both_are_no_numbers_shows_nothing() -> None:
-    """A constant that is always negative has no root, whatever is added behind it."""
+def test_what_computed_indices_choose_is_not_proved_by_the_part_that_they_reach() -> None:
+    """Of many rows, the places of a few extremes reach a few."""
     text = """<ir_version: 8, opset_import: ["" : 17]>
-    g (double[2, 3] x) => (double[2, 3] y) {{
-        a = Abs(x) b = Neg(a) c = Sub(b, one) r = Sqrt(c) y = {}(r, x)
-    }}"""
+    g (double[1, 900] x) => (double[1] y) {
+        at = ArgMax<axis = 1, keepdims = 0>(x) y = Gather<axis = 0>(table, at)
+    }"""
+    models = [onnx.parser.parse_model(text) for _ in range(3)]
+    for model, last in zip(models, (900.0, 900.0, 901.0), strict=True):
+        table = np.append(np.arange(1.0, 900.0), last)
+        model.graph.initializer.append(numpy_helper.from_array(table, "table"))
+    views = [infer(ir.from_proto(model)) for model in models]
+    assert prove_models(views[0], views[1], Certificate()).passed
+    assert not prove_models(views[0], views[2], Certificate()).passed
+
+
+@pytest.mark.parametrize("root", ["r = Sqrt(c)", "z = Sub(c, c) r = Div(one, z)"])
+def test_that_both_are_not_finite_shows_nothing(root: str) -> None:
+    """A number that is always negative has no root, whatever is added behind it."""
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+    g (double[2, 3] x) => (double[2, 3] y) {{{{
+        a = Abs(x) b = Neg(a) c = Sub(b, one) {root} y = {{}}(r, x)
+    }}}}"""
     models = [onnx.parser.parse_model(text.format(op_type)) for op_type in ("Add", "Sub")]
     for model in models:
         model.graph.initializer.append(numpy_helper.from_array(np.array(1.0), "one"))
