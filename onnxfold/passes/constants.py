@@ -31,7 +31,7 @@ class PlaceEditor:
         if ref not in self._before:
             tensor = constant_tensor(self.values[ref])
             if tensor is None:
-                raise InvariantError(f"the plan changes '{ref}', which is no constant")
+                raise InvariantError(f"the plan changes '{ref}', which is not a constant")
             self._before[ref] = tensor
         return self._before[ref]
 
@@ -65,7 +65,7 @@ class PlaceEditor:
             return
         tensor = constant_tensor(value)
         if tensor is None:
-            raise InvariantError(f"the plan changes '{value.name}', which is no constant")
+            raise InvariantError(f"the plan changes '{value.name}', which is not a constant")
         if place.copy and (node, index) not in self._copied:
             self._copied.add((node, index))
             name = f"{value.name}.fused"

@@ -9,6 +9,7 @@ while a wrong rule is off by the order of the numbers themselves.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -35,6 +36,16 @@ _Shown = dict[tuple[int, ...], _Bools]  # by shape, whether an element was finit
 _ERRORS = (OnnxfoldError, Unprovable, ArithmeticError, LookupError, ValueError)
 
 
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """Which relation a region has; of those without parameters alone where there are no fibers."""
+
+    region: Region
+    slack: float
+    whole: bool
+    fibers: tuple[Fiber, ...] | None = None
+
+
 class Tester:
     """Runs tests and remembers them, so that equal layers cost one.
 
@@ -51,9 +62,23 @@ class Tester:
         ``fibers``: candidates for what a shift is constant along; ``slack``: what the roundings of
         stored constants may move the outputs by.
         """
-        key = ("relation", region.key, fibers, slack)
+        return self._remembered(_Question(region, slack, self._whole, fibers))
+
+    def exact(self, region: Region, slack: float) -> Relation | None:
+        """Return whether the outputs are equal, or one is the other without an element, or None."""
+        return self._remembered(_Question(region, slack, self._whole))
+
+    def may_be_exact(self, region: Region, slack: float) -> bool:
+        """Whether one draw leaves it open that ``exact`` finds something."""
+        key = ("first", region.key, slack)
         if key not in self._known:
-            self._known[key] = _relation(region, fibers, slack, self._whole)
+            self._known[key] = _first_leaves_open(_Question(region, slack, self._whole))
+        return bool(self._known[key])
+
+    def _remembered(self, asked: _Question) -> Relation | None:
+        key = ("relation", asked.region.key, asked.fibers, asked.slack)
+        if key not in self._known:
+            self._known[key] = _relation(asked)
         found = self._known[key]
         return found if isinstance(found, Relation) else None
 
@@ -65,7 +90,9 @@ class Tester:
         return bool(self._known[key])
 
 
-def _samples(region: Region, *, whole: bool = False) -> Iterator[list[Pair]]:
+def _samples(
+    region: Region, *, whole: bool = False, at_first: int = _LIKE_FIRST
+) -> Iterator[list[Pair]]:
     """Yield the outputs of several draws, for two choices of the symbolic sizes; some at first.
 
     ``whole``: on tensors of full size, where smaller ones do not fit.  Raises Unprovable where the
@@ -78,28 +105,28 @@ def _samples(region: Region, *, whole: bool = False) -> Iterator[list[Pair]]:
             return
         rng, sizes = np.random.default_rng(number), region.sizes(numbers)
         try:
-            first = _first(region, sizes, rng)
+            first = _alike(region, sizes, rng, at_first)
         except _ERRORS as error:
             problem = str(error)
             if not (whole and sizes.reduced):
                 continue
             sizes = region.sizes(numbers, whole=True)
             try:
-                first = _first(region, sizes, rng)
+                first = _alike(region, sizes, rng, at_first)
             except _ERRORS:
                 continue
         wanted -= 1
         yield first
         # Few elements are drawn more often: each may be cut off by a Relu, or a mask.
         more = min(_MORE, _FEW // max(1, first[0][1].size))
-        scales = [*_SCALES, *[1.0] * more]
+        scales = [*_SCALES, *[1.0] * (more + _LIKE_FIRST - at_first)]
         yield [region.outputs(*region.drawn(sizes, rng, scale)) for scale in scales]
     if wanted == 1 + symbolic:
         raise Unprovable(problem)
 
 
-def _first(region: Region, sizes: Sizes, rng: np.random.Generator) -> list[Pair]:
-    return [region.outputs(*region.drawn(sizes, rng, 1.0)) for _ in range(_LIKE_FIRST)]
+def _alike(region: Region, sizes: Sizes, rng: np.random.Generator, count: int) -> list[Pair]:
+    return [region.outputs(*region.drawn(sizes, rng, 1.0)) for _ in range(count)]
 
 
 @np.errstate(all="ignore")
@@ -126,28 +153,38 @@ def is_small(error: Float64, *sizes: Float64, slack: float = 0.0) -> bool:
 
 
 @np.errstate(all="ignore")
-def _relation(
-    region: Region, fibers: tuple[Fiber, ...], slack: float, whole: bool
-) -> Relation | None:
-    """Keep the relations that every sample has, of those that the first one has."""
+def _relation(asked: _Question) -> Relation | None:
+    """Keep the relations that every sample has, of those that the first ones have."""
     open_: list[Relation] | None = None
     shown: _Shown = {}
+    at_first = 1 if asked.fibers is None else _LIKE_FIRST
     try:
-        for draws in _samples(region, whole=whole):
+        for draws in _samples(asked.region, whole=asked.whole, at_first=at_first):
             _show(shown, draws)
             if open_ is None:
-                open_ = list(_found(region, draws, fibers, slack))
-            open_ = [found for found in open_ if all(_has(found, *pair, slack) for pair in draws)]
+                open_ = list(_found(asked, draws))
+            open_ = [
+                found for found in open_ if all(_has(found, *pair, asked.slack) for pair in draws)
+            ]
             if not open_:
                 return None
         if open_ and not _shows_enough(shown):
             # What is not finite is shown where a constant alone makes it so in both models.
-            plain = region.all_finite()
-            for draws in _samples(plain, whole=whole) if plain else ():
+            plain = asked.region.all_finite()
+            for draws in _samples(plain, whole=asked.whole) if plain else ():
                 _show(shown, draws)
     except _ERRORS:
         return None
     return open_[0] if open_ and _shows_enough(shown) else None
+
+
+@np.errstate(all="ignore")
+def _first_leaves_open(asked: _Question) -> bool:
+    try:
+        draws = next(_samples(asked.region, whole=asked.whole, at_first=1))
+        return any(_has(found, *draws[0], asked.slack) for found in _found(asked, draws))
+    except _ERRORS:
+        return False
 
 
 def _show(shown: _Shown, draws: list[Pair]) -> None:
@@ -168,21 +205,19 @@ def _shows_enough(shown: _Shown) -> bool:
     )
 
 
-def _found(
-    region: Region, draws: list[Pair], fibers: tuple[Fiber, ...], slack: float
-) -> Iterator[Relation]:
+def _found(asked: _Question, draws: list[Pair]) -> Iterator[Relation]:
     yield EQUAL
     u, v = draws[0]
     yield from (Relation(short=axis) for axis in shortened(u.shape, v.shape))
     yield from (Relation(short=axis, reverse=True) for axis in shortened(v.shape, u.shape))
-    if any(
+    if asked.fibers is None or any(
         u.size == 0 or u.shape != v.shape or u.dtype.kind != "f" or v.dtype.kind != "f"
         for u, v in draws
     ):
         return
-    yield from (Relation(fiber=fiber) for fiber in fibers)
+    yield from (Relation(fiber=fiber) for fiber in asked.fibers)
     for reverse in (False, True):
-        line = _line([(v, u) if reverse else (u, v) for u, v in draws], slack)
+        line = _line([(v, u) if reverse else (u, v) for u, v in draws], asked.slack)
         if line is not None:
             yield Relation(*line, reverse)
 

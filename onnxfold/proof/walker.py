@@ -296,15 +296,13 @@ class _Walker:
         if (weaker is not None and weaker.equal) or _is_alike(region):
             return weaker
         for choice in self._zeros(region):
-            found = self._tester.relation(with_zeros(region, choice), fibers, slack)
-            if (
-                found is not None
-                and (found.equal or found.short is not None)
-                and all(
-                    leaf.v is not None and self._means.holds(leaf.v, zero) for leaf, zero in choice
-                )
+            centred = with_zeros(region, choice)
+            if self._tester.may_be_exact(centred, slack) and all(
+                leaf.v is not None and self._means.holds(leaf.v, zero) for leaf, zero in choice
             ):
-                return found
+                found = self._tester.exact(centred, slack)
+                if found is not None:
+                    return found
         return weaker
 
     def _candidates(self, region: Region) -> tuple[Fiber, ...]:

@@ -138,7 +138,7 @@ def kernel(
 
 
 def find_kernel(domain: str, name: str) -> Kernel | None:
-    """The kernel of an operator; its module (which needs scipy) is imported by the first call."""
+    """The kernel of an operator; its module is imported by the first call."""
     module = find(domain, name).kernel
     if module:
         import_module(f"onnxfold.check.reference.kernels.{module}")

@@ -77,7 +77,7 @@ def _of_operands(view: ModelInfo, site: NormSite) -> Source | Refusal | None:
             continue
         array = view.array(part) if isinstance(part, ir.Value) else part
         if array is None:
-            return _unknown(site, "has a gamma or beta that is no constant")
+            return _unknown(site, "has a gamma or beta that is not a constant")
         parts[index] = array
     shape = view.shape(site.input)
     if shape is None:

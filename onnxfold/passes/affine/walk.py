@@ -141,4 +141,4 @@ def root_of(view: ModelInfo, reader: Reader, channels: Channels, outer: Channels
     producer = None if value is None else value.producer()
     if producer is not None and facets.quantised(row_of(producer)):
         return refuse(RefusalCode.QUANTISED, reader.node, "has a quantised weight; fuse before")
-    return refuse(RefusalCode.DYNAMIC_WEIGHT, reader.node, "has a weight that is no constant")
+    return refuse(RefusalCode.DYNAMIC_WEIGHT, reader.node, "has a weight that is not a constant")

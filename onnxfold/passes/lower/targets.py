@@ -107,7 +107,7 @@ class TargetLowering:
                 label,
             )
         if site.affine_repeat > 1 and not all(map(self._is_known, (site.gamma, site.beta))):
-            sentence = "its gamma or beta stands for several channels and is no constant"
+            sentence = "its gamma or beta stands for several channels and is not a constant"
             return Refusal(RefusalCode.DYNAMIC_WEIGHT, sentence, label)
         if not all(self._fits(part, dtype) for part in (site.gamma, site.beta)):
             return Refusal(

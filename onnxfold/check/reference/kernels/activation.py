@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import erf, expit
 
 from onnxfold.check.reference.kernel import Call, kernel
+from onnxfold.check.reference.kernels.special import erf, expit
 from onnxfold.check.reference.precision import Array
 
 __all__ = ["gelu_erf", "gelu_tanh", "quick_gelu", "softmax"]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import reduce
 
 import numpy as np
-from scipy.special import erf
 
 from onnxfold.check.reference.kernel import Call, ResourceLimitError, kernel
+from onnxfold.check.reference.kernels.special import erf
 from onnxfold.check.reference.precision import Array, is_floating
 from onnxfold.graph import node_label
 

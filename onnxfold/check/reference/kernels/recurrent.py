@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit
 
 from onnxfold.check.reference.kernel import Call, kernel
+from onnxfold.check.reference.kernels.special import expit
 from onnxfold.check.reference.precision import Array
 
 __all__: list[str] = []
