@@ -33,6 +33,7 @@ class Correspondence:
         for ref, value in after.by_ref().items():
             if ref in known:
                 self.originals[value] = known[ref]
+        self._named = frozenset(self.originals)
         if not certificate.by_name_alone:
             self._guess(known, {known.get(ref) for ref, _ in certificate.centred})
         self._constants = _constants(before) | _constants(after)
@@ -45,6 +46,10 @@ class Correspondence:
                 self._read_off(node)
         for node in self._after.nodes():
             self._stand_in(node, centred)
+
+    def is_guess(self, value: ir.Value) -> bool:
+        """Whether a value has another name than what it may stand for."""
+        return value not in self._named
 
     def is_constant(self, value: ir.Value) -> bool:
         """Whether a value of either model is computed from constants alone."""

@@ -17,6 +17,7 @@ from onnxfold.weights.means import split_digits
 
 __all__ = ["ANY", "EQUAL", "Drawn", "Float64", "Relation", "completed", "means"]
 
+_FAR = 2.0**-10  # from u = v, of numbers of the order of 1; no rounding of stored numbers is
 Float64 = npt.NDArray[np.float64]
 Drawn = npt.NDArray[np.generic]
 
@@ -57,6 +58,19 @@ class Relation:
     def equal(self) -> bool:
         """Whether u = v."""
         return self.known and self.r is None and self.fiber is None and self.short is None
+
+    @property
+    def final(self) -> bool:
+        """Whether no wider test can show more: u = v, or u = r * v + s far from it.
+
+        Both would make v one number per channel, s / (1 - r).
+        """
+        if self.r is None or self.s is None:
+            return self.equal
+        far = float(np.max(np.abs(self.r - 1), initial=0)) + float(
+            np.max(np.abs(self.s), initial=0)
+        )
+        return far > _FAR
 
     @property
     def key(self) -> tuple[object, ...]:

@@ -36,6 +36,7 @@ _MOST_UNKNOWN = 6
 # original is followed to what stands for the leaves of the other (True) or to any related value.
 _REACHES = ((0, 1, True), (1, 0, True), (1, 1, False), (1, 1, True), (2, 2, False), (2, 2, True),
             (3, 3, True), (5, 5, True), (8, 8, True))  # fmt: skip
+_GUESS_REACHES = _REACHES[:4]  # a wrong guess has no relation, however far one looks
 
 
 def prove(before: ModelInfo, after: ModelInfo, certificate: Certificate) -> Proof:
@@ -116,7 +117,7 @@ class _Walker:
                         continue
                     relation = self.relation(u, value)
                     constant = self._match.is_constant(value)
-                    if not (relation.known or constant):
+                    if not (relation.known or constant or self._match.is_guess(value)):
                         self._unknown += 1
                         self._origin = self._origin or self._reason(node)
 
@@ -248,7 +249,7 @@ class _Walker:
         """Return the relation that a region near the pair shows; equality counts for more."""
         tried: set[object] = set()
         weaker: Relation | None = None
-        for reach in _REACHES:
+        for reach in _GUESS_REACHES if self._match.is_guess(v) else _REACHES:
             for actual in (False, True):
                 drawn: set[ir.Value] = set()
                 try:
@@ -261,7 +262,7 @@ class _Walker:
                 if key not in tried:
                     tried.add(key)
                     found = self._test(region)
-                    if found is not None and (found.equal or self._is_plain(region)):
+                    if found is not None and (found.final or self._is_plain(region)):
                         self._note_biases(region)
                         return found
                     weaker = weaker or found
