@@ -21,12 +21,13 @@ DEMO   := build/demo
 DIGITS := models/digits_vit/digits_vit.onnx
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-serve test-examples test-image test-compilers test-compatibility test-compatibility-fast cuda lint format types docs site bench bench-models mutants image clean
+.PHONY: help demo test test-slow test-training test-serve test-examples test-image test-compilers test-compatibility test-compatibility-fast cuda lint format types docs site bench bench-models mutants image clean
 
 help:
 	@echo 'make demo       fold the shipped model and compare its accuracy before and after'
 	@echo 'make test       run the tests (about ten minutes on two cores)'
 	@echo 'make test-slow  run the long tests too; installs torch and transformers'
+	@echo 'make test-training test training and checkpoints; installs torch and transformers'
 	@echo 'make test-serve test the server; installs MLServer and tritonclient (Python 3.11 or 3.12)'
 	@echo 'make test-examples run the examples; installs torch, optimum and onnxruntime-genai'
 	@echo 'make test-image build the container image and fold the shipped model in it'
@@ -59,6 +60,9 @@ test: $(VENV)/.test
 
 test-slow: $(VENV)/.slow
 	@$(BIN)/python -m pytest -q -n 2 -m 'slow or not slow'
+
+test-training: $(VENV)/.slow
+	@$(BIN)/python -m pytest -q -rs -m 'slow or not slow' tests/training tests/checkpoint
 
 test-serve: $(VENV)/.serve
 	@$(BIN)/python -m pytest -q -rs tests/serving/server

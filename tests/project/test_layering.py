@@ -36,6 +36,7 @@ _ORDER = (
     "pipeline",
     "geometry",
     "api",
+    "torch",
     "serving",
     "cli",
     "__main__",

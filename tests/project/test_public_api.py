@@ -11,8 +11,8 @@ import pytest
 
 import onnxfold
 
-# onnxfold.serving.host imports a package of an extra when it is loaded (test_host.py).
-_APART = ("onnxfold.__main__", "onnxfold.serving.host")
+# These import a package of an extra when they are loaded (test_host.py, tests/training).
+_APART = ("onnxfold.__main__", "onnxfold.serving.host", "onnxfold.torch")
 _NAMES = sorted(
     info.name
     for info in pkgutil.walk_packages(onnxfold.__path__, "onnxfold.")

@@ -1,0 +1,12 @@
+"""Training with centred weights in PyTorch; importing this needs the extra ``onnxfold[torch]``."""
+
+try:
+    import torch as _torch  # noqa: F401  # whether it is there
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "onnxfold.torch needs PyTorch: pip install 'onnxfold[torch]'", name="torch"
+    ) from error
+
+from onnxfold.torch.parametrization import CentredWeight, cbwc, centred
+
+__all__ = ["CentredWeight", "cbwc", "centred"]
