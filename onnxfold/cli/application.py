@@ -14,6 +14,7 @@ import typer
 
 from onnxfold import __version__
 from onnxfold.cli.bench import bench
+from onnxfold.cli.checkpoint import checkpoint
 from onnxfold.cli.convert import convert
 from onnxfold.cli.diff import diff
 from onnxfold.cli.explain import explain
@@ -53,6 +54,8 @@ app = typer.Typer(
 
     `onnxfold measure model.onnx --data texts.jsonl` measures what every norm reads and writes.
 
+    `onnxfold checkpoint DIR -o OUT` folds a Hugging Face checkpoint in place of an ONNX model.
+
     Exit codes: 0 done and checked, also when nothing was to do; 1 the check failed and nothing was
     written; 2 bad usage; 3 the model cannot be read or written, or is not supported.""",
 )
@@ -88,6 +91,7 @@ for _command in (
     measure,
     verify,
     bench,
+    checkpoint,
     serve,
     triton,
     doctor,

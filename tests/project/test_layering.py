@@ -36,6 +36,7 @@ _ORDER = (
     "pipeline",
     "geometry",
     "api",
+    "checkpoint",
     "torch",
     "serving",
     "cli",
