@@ -7,6 +7,18 @@ except ModuleNotFoundError as error:
         "onnxfold.torch needs PyTorch: pip install 'onnxfold[torch]'", name="torch"
     ) from error
 
+from onnxfold.torch.folding import DropoutChoice, FoldReport, bake, fold, unfold
+from onnxfold.torch.modules import RMSNorm
 from onnxfold.torch.parametrization import CentredWeight, cbwc, centred
 
-__all__ = ["CentredWeight", "cbwc", "centred"]
+__all__ = [
+    "CentredWeight",
+    "DropoutChoice",
+    "FoldReport",
+    "RMSNorm",
+    "bake",
+    "cbwc",
+    "centred",
+    "fold",
+    "unfold",
+]

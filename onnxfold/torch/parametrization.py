@@ -40,11 +40,20 @@ def centred(W: Tensor, dim: int, groups: int = 1, dtype: torch.dtype | None = No
 
 
 class CentredWeight(nn.Module):
-    """The parametrization W -> P W along ``dim``; what is assigned to the weight becomes W."""
+    """The parametrization W -> P W along ``dim``; what is assigned to the weight becomes W.
 
-    def __init__(self, dim: int, groups: int = 1, dtype: torch.dtype | None = None):
+    ``order``: the names of the parameters of the layer as it was, for when that is undone.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        groups: int = 1,
+        dtype: torch.dtype | None = None,
+        order: tuple[str, ...] = (),
+    ):
         super().__init__()
-        self.dim, self.groups, self.dtype = dim, groups, dtype
+        self.dim, self.groups, self.dtype, self.order = dim, groups, dtype, order
 
     def forward(self, W: Tensor) -> Tensor:
         return centred(W, self.dim, self.groups, self.dtype)
@@ -96,10 +105,11 @@ def cbwc(
         within = _groups_of_weight(module, name, groups)
     _check_blocks(module, name, weight.shape[axis], within)
     _check_gates(module, name, groups)
-    targets = [(name, CentredWeight(axis, within, dtype))]
+    order = tuple(module._parameters)
+    targets = [(name, CentredWeight(axis, within, dtype, order))]
     bias = _bias(module, name, weight.shape[axis] // within * groups)
     if bias is not None and usual in (None, axis):
-        targets.append((bias, CentredWeight(0, groups, dtype)))
+        targets.append((bias, CentredWeight(0, groups, dtype, order)))
     for tensor, parametrization in targets:
         parametrize.register_parametrization(module, tensor, parametrization)
     return module

@@ -1,0 +1,283 @@
+"""Which norms of a PyTorch model fold, by the analysis of its export, in the model's own names.
+
+The model is exported as it is traced, without optimization: an initializer is then a parameter in
+its own layout and under its own name, and every node knows the module that it comes from.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from onnxfold.errors import ModelError
+from onnxfold.graph import Fiber
+from onnxfold.model_io import one_line
+from onnxfold.norms import NormSite, find_norms
+from onnxfold.passes.centring.decide import Demand, cheapest_plan
+from onnxfold.passes.centring.plan import CentringPlan, WeightCentring
+from onnxfold.passes.centring.relations import Relations
+from onnxfold.passes.costs import Costs
+from onnxfold.passes.prepare.working_copy import prepare
+
+__all__ = ["Analysis", "Arguments", "Changes", "Writer", "analyse"]
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_GAIN_PS = 1000
+# No centring is inserted: in a model that is trained, what is centred is a weight.
+_COSTS = Costs(layer_norm=0, rms_norm=0, bias=0, centring=1 << 40)
+_ALWAYS_SPLIT = 1 << 62
+_INSERTED = "; an inserted centring would cost more than it saves"
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What a model is called with."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def call(self, model: nn.Module) -> Any:
+        return model(*self.args, **self.kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """A parameter or buffer ``name`` of the module ``module``, to be centred along ``dim``."""
+
+    module: str
+    name: str
+    dim: int
+    groups: int
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}" if self.module else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The norms that become RMSNorms, what is centred for them, and why the others stay.
+
+    ``tables``: embeddings whose output is centred, since their table has other readers.
+    """
+
+    norms: tuple[str, ...]
+    writers: tuple[Writer, ...]
+    tables: tuple[str, ...]
+    left: Mapping[str, str]
+
+
+class Analysis:
+    """The export of a model, which is planned on as often as some of its norms must stay."""
+
+    def __init__(self, model: nn.Module, program: ir.Model):
+        self._modules = dict(model.named_modules(remove_duplicate=False))
+        self._norms = {
+            name for name, m in self._modules.items() if isinstance(m, nn.LayerNorm | nn.GroupNorm)
+        }
+        _name_nodes(program)
+        self._info = prepare(program).info
+        self._sites = find_norms(self._info)
+        self._module_of = {
+            self._info.ref(site.output): self._site_module(site) for site in self._sites
+        }
+
+    def changes(self, excluded: Mapping[str, str]) -> Changes:
+        """Return what folds without the norms ``excluded``, each with the reason."""
+        unmapped: dict[str, str] = {}
+        forbidden = dict(excluded)
+        while True:
+            plan = self._plan(forbidden, unmapped)
+            partly = self._partly_folded(plan)
+            if partly - forbidden.keys():
+                again = "it is called more than once, and not every call folds"
+                forbidden |= dict.fromkeys(partly, again)
+                continue
+            found, more = self._mapped(plan.weights)
+            if not more.keys() - unmapped.keys():
+                return self._result(plan, found, forbidden, unmapped)
+            unmapped |= more
+
+    def _plan(self, forbidden: Mapping[str, str], unmapped: Mapping[str, str]) -> CentringPlan:
+        demands = [
+            Demand(site, _GAIN_PS)
+            for site in self._sites
+            if site.refusal is None
+            and site.subtracts_mean
+            and self._module_of[self._info.ref(site.output)] not in {None, *forbidden}
+        ]
+        return cheapest_plan(
+            Relations(self._info, self._sites),
+            demands,
+            _COSTS,
+            allow_split_bytes=_ALWAYS_SPLIT,
+            overflowing=frozenset(unmapped),
+        )
+
+    def _site_module(self, site: NormSite) -> str | None:
+        """Return the norm of the model that a norm of the graph is, if it is one."""
+        name = _module(site.last)
+        return name if name in self._norms else None
+
+    def _partly_folded(self, plan: CentringPlan) -> set[str]:
+        calls = Counter(name for name in self._module_of.values() if name is not None)
+        folds = Counter(self._module_of[fold.output] for fold in plan.folds)
+        return {name for name, count in folds.items() if name and count < calls[name]}
+
+    def _mapped(
+        self, weights: tuple[WeightCentring, ...]
+    ) -> tuple[tuple[list[Writer], list[str]], dict[str, str]]:
+        """Return the writers and tables of a plan, and the weights that are none, with reasons."""
+        writers: dict[Writer, None] = {}
+        tables: dict[str, None] = {}
+        unmapped: dict[str, str] = {}
+        values = self._info.by_ref()
+        for weight in weights:
+            value = values[weight.value]
+            owners = self._owners(value)
+            place = _dim_and_groups(weight.fiber)
+            if not owners or place is None:
+                label = one_line(value.name or weight.value)
+                unmapped[weight.value] = f"'{label}', which writes the stream, is no parameter"
+            elif weight.split:
+                table = self._table(weight, values)
+                if table is None:
+                    unmapped[weight.value] = f"'{value.name}' is read where it must keep its mean"
+                else:
+                    tables[table] = None
+            else:
+                for module, name in owners:
+                    writers[Writer(module, name, *place)] = None
+        return (list(writers), list(tables)), unmapped
+
+    def _owners(self, value: ir.Value) -> list[tuple[str, str]]:
+        """Return every (module, attribute) that holds the parameter of an initializer."""
+        module, _, name = (value.name or "").rpartition(".")
+        held = getattr(self._modules.get(module), name, None)
+        if value.producer() is not None or not isinstance(held, torch.Tensor):
+            return []
+        if value.shape is None or tuple(value.shape.numpy()) != tuple(held.shape):
+            return []
+        found: dict[tuple[int, str], tuple[str, str]] = {}
+        for owner, each in self._modules.items():
+            for attribute, tensor in (*each._parameters.items(), *each._buffers.items()):
+                if tensor is held:
+                    found.setdefault((id(each), attribute), (owner, attribute))
+        return list(found.values())
+
+    def _table(self, weight: WeightCentring, values: Mapping[str, ir.Value]) -> str | None:
+        """Return the embedding whose rows alone are to be centred, or None."""
+        names = set()
+        for reader in weight.readers:
+            node = values[reader.node].producer()
+            names.add(None if node is None or node.op_type != "Gather" else _module(node))
+        name = names.pop() if len(names) == 1 and not weight.norms else None
+        return name if isinstance(self._modules.get(name or ""), nn.Embedding) else None
+
+    def _result(
+        self,
+        plan: CentringPlan,
+        found: tuple[list[Writer], list[str]],
+        forbidden: Mapping[str, str],
+        unmapped: Mapping[str, str],
+    ) -> Changes:
+        folded = dict.fromkeys(
+            name for fold in plan.folds if (name := self._module_of[fold.output]) is not None
+        )
+        left: dict[str, str] = {}
+        for output, refusal in plan.refusals:
+            name = self._module_of[output]
+            if name is not None:
+                left[name] = refusal.sentence.removesuffix(_INSERTED)
+        if unmapped:
+            left = {name: _with_cause(why, unmapped) for name, why in left.items()}
+        for site in self._sites:
+            name = self._module_of[self._info.ref(site.output)]
+            if name is not None and site.refusal is not None:
+                left[name] = site.refusal.sentence
+        left |= forbidden
+        unseen = "it was not found in the export: not called, or not as a norm"
+        reasons = {
+            name: left.get(name, unseen)
+            for name in self._modules
+            if name in self._norms and name not in folded
+        }
+        return Changes(tuple(folded), tuple(found[0]), tuple(found[1]), reasons)
+
+
+def _with_cause(why: str, unmapped: Mapping[str, str]) -> str:
+    """Say in the model's words why a weight is not centred, where that is the reason."""
+    for ref, reason in unmapped.items():
+        if f"'{ref}'" in why:
+            return reason
+    return why
+
+
+def _module(node: ir.Node) -> str:
+    """Return the innermost module that a node comes from."""
+    scopes = node.metadata_props.get(_SCOPES, "[]")
+    names = [part.strip().strip("'\"") for part in scopes.strip("[]").split(",")]
+    return names[-2] if len(names) > 1 else ""
+
+
+def _name_nodes(program: ir.Model) -> None:
+    """Name nodes after their modules, so that reasons say where in the model something stands."""
+    seen: Counter[str] = Counter()
+    for node in program.graph:
+        name = f"{_module(node) or 'model'}/{node.op_type}"
+        seen[name] += 1
+        node.name = name if seen[name] == 1 else f"{name}_{seen[name]}"
+
+
+def _dim_and_groups(fiber: Fiber) -> tuple[int, int] | None:
+    if len(fiber.blocks) != 1:
+        return None
+    (block,) = fiber.blocks
+    return (block.axis, block.outer) if block.inner == 1 and block.outer is not None else None
+
+
+def analyse(model: nn.Module, arguments: Arguments) -> Analysis:
+    """Export a model in evaluation mode and find its norms.
+
+    Raises ModelError where it cannot be exported.
+    """
+    with _quiet(), torch.no_grad():  # with gradients attention has strides that it cannot export
+        try:
+            program = torch.onnx.export(
+                model.eval(),
+                arguments.args,
+                kwargs=arguments.kwargs,
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+            )
+        except Exception as error:  # whatever a model's own code may raise
+            cause = error.__cause__ or error
+            text = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
+            raise ModelError(
+                f"{type(model).__name__} cannot be exported to ONNX, which the analysis needs: "
+                f"{one_line(text)}"
+            ) from error
+    return Analysis(model, program.model)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's remarks on its own work back."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

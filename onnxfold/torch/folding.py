@@ -1,0 +1,276 @@
+"""LayerNorm models that compute with RMSNorm while they are trained, and back."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+from onnxfold.errors import UsageError, VerificationError
+from onnxfold.torch.analysis import Analysis, Arguments, Changes, analyse
+from onnxfold.torch.modules import CentredOutput, RMSNorm
+from onnxfold.torch.parametrization import CentredWeight
+from onnxfold.torch.verification import (
+    check_equal,
+    double,
+    dropouts,
+    means_in_training,
+    needed_centrings,
+    probe,
+    shift_invariant,
+)
+
+__all__ = ["DropoutChoice", "FoldReport", "bake", "fold", "unfold"]
+
+M = TypeVar("M", bound=nn.Module)
+_BEFORE_DROPOUT = (
+    "weights that are centred for it stand before a dropout, which in training would give the "
+    "stream another mean"
+)
+
+
+class DropoutChoice(StrEnum):
+    """What is done where a dropout stands between a linear layer and a norm."""
+
+    REFUSE = "refuse"  # the norm stays
+    KEEP = "keep"  # the norm folds: exact in evaluation, another function in training
+    RECENTRE = "recentre"  # the output of the dropout is centred, in place of the weights
+
+
+@dataclass(frozen=True, slots=True)
+class FoldReport:
+    """What a fold did, in names of modules.
+
+    ``folded``: norms that are RMSNorms now.  ``left``: those that are not, with the reason.
+    ``centred``: parameters that are centred.  ``recentred``: modules whose output is centred: tied
+    embeddings and, where asked, dropouts.  ``exact_in_training``: whether outputs and gradients in
+    training are those of the model as it was; None where that was not asked.
+    """
+
+    folded: tuple[str, ...]
+    left: Mapping[str, str]
+    centred: tuple[str, ...]
+    recentred: tuple[str, ...]
+    exact_in_training: bool | None
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.folded)} of {len(self.folded) + len(self.left)} norms are RMSNorms"]
+        lines += [f"left: {name}: {reason}" for name, reason in self.left.items()]
+        return "\n".join(lines)
+
+
+def fold(
+    model: nn.Module,
+    example_args: tuple[Any, ...] | Mapping[str, Any],
+    *,
+    training: bool = True,
+    dropout: DropoutChoice | str = DropoutChoice.REFUSE,
+) -> FoldReport:
+    """Let a model compute with RMSNorm wherever that is exactly its LayerNorm, and train on.
+
+    The analysis of the exported graph finds the norms; what writes their stream gets the
+    parametrization of :func:`cbwc`, and nn.LayerNorm (nn.GroupNorm over vectors) becomes an RMSNorm
+    with the same gamma and beta.  Every parameter stays the same object, so optimizers go on.
+
+    ``example_args``: what the model is called with, a tuple or a mapping of names.  ``training``:
+    outputs and gradients in training mode must stay too.  ``dropout`` decides where a dropout
+    behind a linear layer makes a mean in training: "refuse" leaves such norms, "keep" folds them,
+    which is exact in evaluation alone, and "recentre" takes the mean out of the dropout's output.
+
+    Outputs and gradients are compared in float64 with random parameters before anything changes.
+    Raises ModelError where the model cannot be exported or run so, VerificationError where the
+    folded one differs, UsageError for an option that there is not; the model is then as it was.
+
+    Source: "Enjoy your Layer Normalization ...", sections 3.1, 3.2, Proposition 2.
+    """
+    choice = _choice(dropout)
+    given = Arguments((), dict(example_args)) if isinstance(example_args, Mapping) else None
+    arguments = given or Arguments(tuple(example_args), {})
+    exported = probe(model)
+    original, wide = copy.deepcopy(exported).double(), double(arguments)
+    recentred: list[str] = []
+    if training and choice is DropoutChoice.RECENTRE:
+        recentred = shift_invariant(original, list(dropouts(original)), wide)
+    _centre_outputs(exported, recentred)
+    analysis = analyse(exported, arguments)
+    strict = training and choice is not DropoutChoice.KEEP
+    changes, recentred = _settle(original, analysis, wide, recentred, strict=strict)
+    inexact = _inexact(original, changes, wide) if training and not strict else {}
+    if inexact:
+        warnings.warn(_loudly(inexact), stacklevel=2)
+    _apply(model, changes, recentred)
+    return FoldReport(
+        changes.norms,
+        changes.left,
+        tuple(str(writer) for writer in changes.writers),
+        (*changes.tables, *recentred),
+        not inexact if training else None,
+    )
+
+
+def _choice(name: DropoutChoice | str) -> DropoutChoice:
+    try:
+        return DropoutChoice(name)
+    except ValueError as error:
+        names = ", ".join(DropoutChoice)
+        raise UsageError(f"there is no dropout={name!r}; there are {names}") from error
+
+
+def _settle(
+    original: nn.Module,
+    analysis: Analysis,
+    arguments: Arguments,
+    recentred: list[str],
+    *,
+    strict: bool,
+) -> tuple[Changes, list[str]]:
+    """Return the changes that hold, in training too where ``strict``, and the needed centrings."""
+    excluded: dict[str, str] = {}
+    while True:
+        changes = analysis.changes(excluded)
+        trial = copy.deepcopy(original)
+        parameters = dict(trial.named_parameters())
+        _apply(trial, changes, recentred)
+        needed = needed_centrings(trial, arguments) if recentred else []
+        for name in set(recentred).difference(needed):
+            CentredOutput.remove(trial.get_submodule(name))
+        reading, making = means_in_training(trial, arguments) if strict else (set(), {})
+        excluded |= dict.fromkeys(reading, _why(making))
+        if reading:
+            continue
+        check_equal(original, trial, parameters, arguments, training=False)
+        if strict:
+            try:
+                check_equal(original, trial, parameters, arguments, training=True)
+            except VerificationError:
+                if not changes.norms:
+                    raise
+                excluded |= dict.fromkeys(changes.norms, _BEFORE_DROPOUT)
+                continue
+        return changes, [name for name in recentred if name in needed]
+
+
+def _why(making: Mapping[str, float]) -> str:
+    if not making:
+        return (
+            "its input has a mean in training: a random function that is no dropout module, such "
+            "as torch.nn.functional.dropout, stands behind a centred layer"
+        )
+    names = ", ".join(f"'{name}' (p={p:g})" for name, p in list(making.items())[:3])
+    more = f" and {len(making) - 3} more" if len(making) > 3 else ""
+    return (
+        f"its input has a mean in training, which {names}{more} behind a centred layer makes: "
+        "dropout='recentre' takes it out, dropout='keep' does not mind"
+    )
+
+
+def _inexact(
+    original: nn.Module, changes: Changes, arguments: Arguments
+) -> dict[str, float | None]:
+    """Return the norms that are another function in training, or nothing."""
+    trial = copy.deepcopy(original)
+    _apply(trial, changes, [])
+    reading, _ = means_in_training(trial, arguments)
+    return dict.fromkeys(sorted(reading))
+
+
+def _loudly(inexact: Mapping[str, object]) -> str:
+    return (
+        f"dropout='keep': {len(inexact)} norms ({next(iter(inexact))} first) see a mean in "
+        "training that LayerNorm would remove; outputs and gradients in training are not those of "
+        "the model as it was, in evaluation they are"
+    )
+
+
+def _centre_outputs(model: nn.Module, names: list[str] | tuple[str, ...]) -> None:
+    for name in names:
+        CentredOutput.put(model.get_submodule(name))
+
+
+def _apply(model: nn.Module, changes: Changes, recentred: list[str]) -> None:
+    """Carry changes out, in a model that they were made for."""
+    for writer in changes.writers:
+        module = model.get_submodule(writer.module)
+        parametrize.register_parametrization(
+            module,
+            writer.name,
+            CentredWeight(writer.dim, writer.groups, order=tuple(module._parameters)),
+        )
+    _centre_outputs(model, (*changes.tables, *recentred))
+    for name in changes.norms:
+        _replace(model, model.get_submodule(name), RMSNorm.of(model.get_submodule(name)))
+
+
+def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put a module in the place of another, wherever that stands."""
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is old:
+                parent._modules[name] = new
+
+
+def bake(model: M) -> M:
+    """Write the centred weights into the parameters, end their parametrization, return the model.
+
+    It computes the same and trains as a model with RMSNorms from then on.  Outputs that are centred
+    (of tied embeddings, of dropouts) stay so: their weights must keep their mean.
+    """
+    _remove(model, keep_centred=True)
+    return model
+
+
+def unfold(model: M) -> M:
+    """Undo :func:`fold`: the norms of before, with what their parameters have become.
+
+    The weights are the ones that were trained, W; of a baked model, V, with which the norms compute
+    the same.
+    """
+    _remove(model, keep_centred=False)
+    for module in CentredOutput.within(model).values():
+        CentredOutput.remove(module)
+    for norm in [module for module in model.modules() if isinstance(module, RMSNorm)]:
+        norm.original.train(norm.training)
+        _replace(model, norm, norm.original)
+    return model
+
+
+def _remove(model: nn.Module, *, keep_centred: bool) -> None:
+    for module in list(model.modules()):
+        if not parametrize.is_parametrized(module):
+            continue
+        made = {
+            name: list(parametrizations)
+            for name, parametrizations in module.parametrizations.items()
+            if any(isinstance(each, CentredWeight) for each in parametrizations)
+        }
+        _check_alone(module, made)
+        if made:
+            # Copies of a model share the class that torch made, and removing changes the class.
+            kind = type(module)
+            module.__class__ = type(kind.__name__, kind.__bases__, dict(kind.__dict__))
+        for name in made:
+            parametrize.remove_parametrizations(module, name, leave_parametrized=keep_centred)
+        _reorder(module, max((each[0].order for each in made.values()), key=len, default=()))
+
+
+def _check_alone(module: nn.Module, made: Mapping[str, list[nn.Module]]) -> None:
+    for name, parametrizations in made.items():
+        if len(parametrizations) > 1:
+            raise UsageError(
+                f"'{name}' of {type(module).__name__} has another parametrization too: remove them "
+                "with torch.nn.utils.parametrize.remove_parametrizations"
+            )
+
+
+def _reorder(module: nn.Module, order: tuple[str, ...]) -> None:
+    """Give parameters their order again, by which optimizers know them."""
+    held = module._parameters
+    names = [name for name in order if name in held]
+    for name in (*names, *(name for name in held if name not in names)):
+        held[name] = held.pop(name)

@@ -1,0 +1,299 @@
+"""Models with LayerNorms that train and run with RMSNorm: the same outputs and gradients."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is missing: make test-training installs it")
+for _package in ("transformers", "onnxscript"):
+    pytest.importorskip(_package, reason=f"{_package} is missing: make test-training installs it")
+from torch import nn
+from torch.nn import functional as F
+
+from onnxfold.errors import ModelError, UsageError, VerificationError
+from onnxfold.torch import FoldReport, RMSNorm, bake, fold, unfold
+from onnxfold.torch.analysis import Analysis, Changes
+from tests.training.models import EXPECTED, MODELS, Tied, encoder, gpt2, opt
+
+# Sums of at most 100 terms in some hundred layers of operations, divided by deviations that are not
+# small: 1e5 units of 1e-16, of the largest number.
+TOLERANCE = 1e-10
+
+pytestmark = pytest.mark.filterwarnings("default")  # the exporter's, on its own code
+
+
+@pytest.fixture(autouse=True)
+def _quiet_and_seeded() -> None:
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    torch.manual_seed(0)
+
+
+def called(model: nn.Module, inputs: Any) -> torch.Tensor:
+    output = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+    return output if isinstance(output, torch.Tensor) else output[0]
+
+
+def varied(model: nn.Module) -> nn.Module:
+    """The model with gammas, betas and biases that are not 1 and 0."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model
+
+
+def wide(inputs: Any) -> Any:
+    if isinstance(inputs, dict):
+        return {key: wide(value) for key, value in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(wide(value) for value in inputs)
+    floating = isinstance(inputs, torch.Tensor) and inputs.is_floating_point()
+    return inputs.double() if floating else inputs
+
+
+def outcome(
+    model: nn.Module, parameters: dict[str, nn.Parameter], inputs: Any, training: bool
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The output and the gradient of every parameter, in float64 from one seed."""
+    model.train(training)
+    torch.manual_seed(7)
+    output = called(model, inputs)
+    torch.manual_seed(8)
+    (output * torch.randn_like(output)).sum().backward()
+    grads = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    for parameter in parameters.values():
+        parameter.grad = None
+    return output.detach(), grads
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).abs().max()) if a.numel() else 0.0
+
+
+def assert_same(
+    first: tuple[torch.Tensor, dict[str, torch.Tensor]],
+    second: tuple[torch.Tensor, dict[str, torch.Tensor]],
+) -> None:
+    assert distance(first[0], second[0]) <= TOLERANCE * float(first[0].abs().max())
+    largest = max(float(grad.abs().max()) for grad in first[1].values())
+    for name, grad in first[1].items():
+        assert distance(grad, second[1][name]) <= TOLERANCE * largest, name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_and_gradients_stay(name: str) -> None:
+    model, inputs = MODELS[name]()
+    varied(model)
+    original = copy.deepcopy(model).double()
+    parameters = dict(model.named_parameters())
+    report = fold(model, inputs)
+    folded, norms = EXPECTED[name]
+    assert len(report.folded) == folded, str(report)
+    assert len(report.folded) + len(report.left) == norms
+    assert report.exact_in_training
+    model.double()
+    assert sum(isinstance(module, RMSNorm) for module in model.modules()) == folded
+    for training in (False, True):
+        assert_same(
+            outcome(original, dict(original.named_parameters()), wide(inputs), training),
+            outcome(model, parameters, wide(inputs), training),
+        )
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vit", "encoder"])
+def test_baked_and_unfolded_models_compute_the_same(name: str) -> None:
+    model, inputs = MODELS[name]()
+    varied(model).double()
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    report = fold(model, inputs if name == "gpt2" else wide(inputs))
+    with torch.no_grad():
+        truth = called(model.eval(), wide(inputs))
+        baked = bake(copy.deepcopy(model))
+        assert distance(called(baked, wide(inputs)), truth) <= TOLERANCE * float(truth.abs().max())
+        assert list(baked.state_dict()) == list(state)
+        again = unfold(copy.deepcopy(baked))
+        assert distance(called(again, wide(inputs)), truth) <= TOLERANCE * float(truth.abs().max())
+    unfold(model)
+    assert not any(isinstance(module, RMSNorm) for module in model.modules())
+    assert list(model.state_dict()) == list(state)
+    assert all(torch.equal(model.state_dict()[key], value) for key, value in state.items())
+    assert report.folded
+
+
+def test_optimizers_that_were_made_before_go_on() -> None:
+    model, inputs = encoder()
+    plain = copy.deepcopy(varied(model)).double()
+    model.double()
+    parameters = list(model.parameters())
+    optimizers = [torch.optim.SGD(p, lr=0.01) for p in (plain.parameters(), parameters)]
+    fold(model, wide(inputs))
+    for _ in range(3):
+        for each, optimizer in zip((plain, model), optimizers, strict=True):
+            optimizer.zero_grad()
+            called(each.train(), wide(inputs)).square().mean().backward()
+            optimizer.step()
+    unfold(model)
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert any(mine is parameter for parameter in parameters)
+        # Three steps, each with a gradient that errs by rounding.
+        assert distance(mine.detach(), theirs.detach()) <= 3 * TOLERANCE
+
+
+@pytest.mark.parametrize("make", [encoder, gpt2], ids=["encoder", "gpt2"])
+def test_dropout_is_refused_kept_or_recentred(make: Any) -> None:
+    model, inputs = make(0.2)
+    varied(model).double()
+    data = wide(inputs)
+    refused, kept, recentred = (copy.deepcopy(model) for _ in range(3))
+    first = fold(refused, data)
+    assert not first.folded
+    assert any("dropout='recentre'" in reason for reason in first.left.values())
+    with pytest.warns(UserWarning, match="see a mean in training"):
+        second = fold(kept, data, dropout="keep")
+    parameters = dict(recentred.named_parameters())
+    third = fold(recentred, data, dropout="recentre")
+    assert len(second.folded) == len(third.folded) == 5
+    assert (second.exact_in_training, third.exact_in_training) == (False, True)
+    truth = called(model.eval(), data)
+    for each in (refused, kept, recentred):
+        output = called(each.eval(), data)
+        assert distance(output.detach(), truth.detach()) <= TOLERANCE * float(
+            truth.detach().abs().max()
+        )
+    in_training = outcome(model, dict(model.named_parameters()), data, True)
+    assert_same(in_training, outcome(recentred, parameters, data, True))
+    wrong = outcome(kept, dict(kept.named_parameters()), data, True)
+    assert distance(wrong[0], in_training[0]) > 1e-3 * float(in_training[0].abs().max())
+
+
+def test_dropout_that_is_no_module_is_seen() -> None:
+    model, inputs = opt(0.2)
+    report = fold(varied(model), inputs, dropout="recentre")
+    assert not report.folded
+    assert any("functional.dropout" in reason for reason in report.left.values())
+    other, inputs = opt(0.2)
+    assert len(fold(other, inputs, training=False).folded) == 5
+
+
+def test_what_holds_at_initialisation_alone_is_not_relied_on() -> None:
+    """With gamma 1 and beta 0 the first norm gives vectors of mean 0; after a step it does not."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.LayerNorm(8), nn.Linear(8, 2))
+    report = fold(model, (torch.randn(3, 4),))
+    assert report.folded == ("1",)
+    assert "with gamma and beta, which has a mean" in report.left["2"]
+
+
+def test_a_norm_that_two_places_share_folds_where_both_do() -> None:
+    class Shared(nn.Module):
+        def __init__(self, both: bool) -> None:
+            super().__init__()
+            self.a, self.b, self.norm = nn.Linear(4, 8), nn.Linear(8, 8), nn.LayerNorm(8)
+            self.both = both
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.b(self.norm(self.a(x)))
+            return self.norm(y if self.both else F.gelu(y))
+
+    x = torch.randn(3, 4)
+    both, one = Shared(True), Shared(False)
+    assert fold(both, (x,)).folded == ("norm",)
+    assert "not every call folds" in fold(one, (x,)).left["norm"]
+
+
+class ReadTwice(nn.Module):
+    """A weight that writes a stream, and is multiplied with again where its mean is seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(8, 8, bias=False), nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(self.norm(self.layer(x)) @ self.layer.weight)
+
+
+def test_a_parameter_that_is_used_twice_stays() -> None:
+    model = ReadTwice()
+    report = fold(model, (torch.randn(3, 8),))
+    assert not report.folded
+    assert "'layer.weight' is read where it must keep its mean" in report.left["norm"]
+    assert set(model.state_dict()) == {"layer.weight", "norm.weight", "norm.bias"}
+
+
+def test_a_tied_embedding_is_centred_at_its_output() -> None:
+    model = Tied()
+    report = fold(model, (torch.randint(0, 20, (2, 5)),))
+    assert report.recentred == ("table",)
+    assert not report.centred
+
+
+class DataDependent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return self.norm(y) if float(y.sum()) > 0 else y
+
+
+def test_a_model_that_cannot_be_exported_is_named_and_stays() -> None:
+    model = DataDependent()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ModelError, match="DataDependent cannot be exported") as caught:
+        fold(model, (torch.randn(2, 4),))
+    assert "\n" not in str(caught.value)
+    assert isinstance(model.norm, nn.LayerNorm)
+    assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
+
+
+def test_a_fold_that_does_not_hold_is_refused_and_nothing_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, inputs = encoder()
+    right = Analysis.changes
+
+    def without_one(self: Analysis, excluded: dict[str, str]) -> Changes:
+        changes = right(self, excluded)
+        return Changes(changes.norms, changes.writers[1:], changes.tables, changes.left)
+
+    monkeypatch.setattr(Analysis, "changes", without_one)
+    state = set(model.state_dict())
+    with pytest.raises(VerificationError, match="outputs of the folded model differ in evaluation"):
+        fold(model, inputs, training=False)
+    assert set(model.state_dict()) == state
+    assert not any(isinstance(module, RMSNorm) for module in model.modules())
+
+
+def test_norms_over_groups_take_vectors_alone() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.GroupNorm(2, 6))
+    assert fold(model, (torch.randn(3, 4),)).folded == ("1",)
+    with pytest.raises(UsageError, match=r"takes \[N, C\]"):
+        model[1](torch.randn(2, 6, 5))
+
+
+def test_folding_twice_changes_nothing() -> None:
+    model, inputs = encoder()
+    fold(model, inputs)
+    state = set(model.state_dict())
+    report = fold(model, inputs)
+    assert report == FoldReport((), {}, (), (), True)
+    assert set(model.state_dict()) == state
+
+
+def test_options_that_there_are_not_are_refused() -> None:
+    with pytest.raises(UsageError, match="refuse, keep, recentre"):
+        fold(nn.Linear(2, 2), (torch.randn(1, 2),), dropout="drop")
+
+
+def test_without_torch_the_import_says_what_to_install() -> None:
+    code = "import sys; sys.modules['torch'] = None; import onnxfold.torch"
+    done = subprocess.run(  # our own code
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "pip install 'onnxfold[torch]'" in done.stderr
