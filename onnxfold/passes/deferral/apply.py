@@ -9,8 +9,11 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from onnxfold.errors import InvariantError
 from onnxfold.graph.edit import Editor, Lowered, redirect, set_input, sweep
 from onnxfold.norms import NormSite, find_norms
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm, Held
 from onnxfold.passes.deferral.row_numbers import RowNumbers, epsilon_of, mean_square
@@ -56,11 +59,26 @@ class _Work:
             self._edit.rename(value, "deferred")
             return
         readers = [(use.node, use.idx) for use in value.uses() if self._reads_held(norm, use.node)]
+        bias = self._without_bias(value) if held.biased else None
         product = ir.node("Mul", [value, rows.scale(held.scale)])
         self._edit.put_behind(value, product, role="row_scale", before="deferred")
         self._now[value] = product.outputs[0]
+        if bias is not None:
+            addition = ir.node("Add", [product.outputs[0], bias])
+            self._edit.put_behind(product.outputs[0], addition, before="scaled")
+            self._now[value] = addition.outputs[0]
         for node, index in readers:
             set_input(node, index, value)
+
+    def _without_bias(self, value: ir.Value) -> ir.Value | None:
+        """Take the bias of the layer that gives a value away; return it."""
+        node = value.producer()
+        index = None if node is None else facets.bias_behind(row_of(node))
+        if node is None or index is None:
+            raise InvariantError(f"no layer adds a bias to '{value.name}'")
+        bias = node.inputs[index]
+        set_input(node, index, None)
+        return bias
 
     def _reads_held(self, norm: DeferredNorm, node: ir.Node) -> bool:
         """Whether a node hands the scale on, or belongs to a norm that cancels it."""

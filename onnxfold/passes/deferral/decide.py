@@ -136,10 +136,10 @@ def _cut(info: ModelInfo, site: NormSite, flow: Flow, first: set[ir.Value]) -> d
         if value in flow.ended:
             edges.append((z + 1, 1, INFINITE))
     for node, outputs in flow.handed.items():
-        inputs = [value for value in node.inputs if value in flow.scales]
+        inputs = [v for v in node.inputs if v is not None and flow.hands_on(v)]
         for z in (numbers[output] for output in outputs):
-            edges += ((z, numbers[value], INFINITE) for value in inputs if value is not None)
-            edges += ((numbers[v] + 1, z, INFINITE) for v in inputs if v is not None)
+            edges += ((z, numbers[value], INFINITE) for value in inputs)
+            edges += ((numbers[value] + 1, z, INFINITE) for value in inputs)
             edges += ((z, numbers[other], INFINITE) for other in outputs)
     _, ones = minimum_cut(edges, 0, 1)
     chosen = [value for value, z in numbers.items() if z in ones and value is not site.output]
@@ -147,7 +147,10 @@ def _cut(info: ModelInfo, site: NormSite, flow: Flow, first: set[ir.Value]) -> d
 
 
 def _norm(info: ModelInfo, site: NormSite, flow: Flow, held: dict[ir.Value, bool]) -> DeferredNorm:
-    kept = tuple(Held(info.ref(value), flow.scales[value], at) for value, at in held.items())
+    kept = tuple(
+        Held(info.ref(value), flow.scales[value], at, value in flow.biased)
+        for value, at in held.items()
+    )
     cancelled = tuple(
         (info.ref(other.output), scale)
         for other, scale in flow.cancelled.items()
@@ -161,7 +164,7 @@ def _norm(info: ModelInfo, site: NormSite, flow: Flow, held: dict[ir.Value, bool
 def _per_row(info: ModelInfo, flow: Flow, value: ir.Value) -> int:
     shape = info.shape(value) or ()
     rows = flow.scales[value].rows
-    return elements(tuple(dim for dim, row in zip(shape, rows, strict=True) if row is None))
+    return elements(tuple(dim for dim, row in zip(shape, rows, strict=True) if not row))
 
 
 def _pays(info: ModelInfo, site: NormSite, norm: DeferredNorm, settings: Settings) -> bool:

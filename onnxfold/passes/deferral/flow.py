@@ -26,14 +26,20 @@ _SCALE_ONLY = frozenset({NormKind.RMS_NORM, NormKind.L2_NORM})
 class Flow:
     """Values that can be computed without s, in order; which node hands s on to which of them.
 
-    ``ended``: the values that some reader needs as they are.  ``cancelled``: norms whose input has
-    a scale, which they take out again.
+    ``ended``: the values that some reader needs as they are.  ``biased``: those of them to which a
+    layer adds a bias, s being multiplied before it.  ``cancelled``: norms whose input has a scale,
+    which they take out again.
     """
 
     scales: dict[ir.Value, RowScale] = field(default_factory=dict)
     handed: dict[ir.Node, tuple[ir.Value, ...]] = field(default_factory=dict)
     ended: set[ir.Value] = field(default_factory=set)
+    biased: set[ir.Value] = field(default_factory=set)
     cancelled: dict[NormSite, RowScale] = field(default_factory=dict)
+
+    def hands_on(self, value: ir.Value) -> bool:
+        """Whether readers of a value may compute without s as well."""
+        return value in self.scales and value not in self.biased
 
 
 def cancels(site: NormSite) -> bool:
@@ -64,7 +70,7 @@ def flow_of(
 ) -> Flow:
     """Follow the scale of a norm forward; ``behind`` are the norms that take one out, by input."""
     base = info.shape(site.output) or ()
-    rows = tuple(None if axis in site.fiber.axes else axis for axis in range(len(base)))
+    rows = tuple(() if axis in site.fiber.axes else (axis,) for axis in range(len(base)))
     flow = Flow({site.output: RowScale(1, rows)})
     waiting: list[tuple[int, ir.Node]] = []
     _visit(info, flow, site.output, site, order, behind, waiting)
@@ -92,7 +98,7 @@ def _visit(
     last = behind.get(value)
     scale = flow.scales[value]
     taken: tuple[ir.Node, ...] = ()
-    if last is not None and all(scale.rows[axis] is None for axis in last.fiber.axes):
+    if last is not None and not any(scale.rows[axis] for axis in last.fiber.axes):
         flow.cancelled[last] = scale
         taken = last.nodes
     if info.is_output(value):
@@ -110,13 +116,14 @@ def _visit(
 def _hand_on(
     info: ModelInfo, flow: Flow, node: ir.Node, dtype: ir.DataType | None
 ) -> tuple[ir.Value, ...]:
-    """Let a node hand the scale on to its outputs, or end it at its inputs."""
+    """Let a node hand the scale on to its outputs, which are returned, or end it at its inputs."""
     scaled = {
         index: flow.scales[value]
         for index, value in enumerate(node.inputs)
-        if value is not None and value in flow.scales
+        if value is not None and flow.hands_on(value)
     }
-    passed = None if _is_of_two(info, node) else passed_on(info, node, scaled)
+    bias = _bias_behind(node)
+    passed = None if _is_of_two(info, node) else passed_on(info, node, scaled, without=bias)
     if (
         passed is None
         or passed.degree > _HIGHEST_DEGREE
@@ -126,7 +133,19 @@ def _hand_on(
         return ()
     flow.handed[node] = tuple(node.outputs)
     flow.scales.update(dict.fromkeys(node.outputs, passed))
-    return tuple(node.outputs)
+    if bias is None:
+        return tuple(node.outputs)
+    flow.biased.update(node.outputs)
+    flow.ended.update(node.outputs)
+    return ()
+
+
+def _bias_behind(node: ir.Node) -> int | None:
+    """Return the input that a layer adds to its product as an Add would, where it has one."""
+    index = facets.bias_behind(row_of(node))
+    if index is None or index >= len(node.inputs) or node.inputs[index] is None:
+        return None
+    return index if node.attributes.get_float("beta", 1.0) == 1.0 else None
 
 
 def _is_of_two(info: ModelInfo, node: ir.Node) -> bool:

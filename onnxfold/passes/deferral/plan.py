@@ -16,12 +16,14 @@ __all__ = ["DeferralPlan", "DeferredNorm", "Held"]
 class Held:
     """A value that is computed without its scale: value = s^degree times what is computed.
 
-    ``multiplied``: somebody needs the value itself, so that the scale is multiplied here.
+    ``multiplied``: somebody needs the value itself, so that the scale is multiplied here;
+    ``biased``: before the bias of the layer that gives it, which becomes a sum of its own.
     """
 
     value: str
     scale: RowScale
     multiplied: bool
+    biased: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class DeferredNorm:
             document["name"],
             document["output"],
             tuple(
-                Held(row["value"], _scale(row["scale"]), row["multiplied"])
+                Held(row["value"], _scale(row["scale"]), row["multiplied"], row["biased"])
                 for row in document["held"]
             ),
             tuple((output, _scale(scale)) for output, scale in document["cancelled"]),
@@ -73,7 +75,7 @@ class DeferredNorm:
 
 
 def _scale(document: Mapping[str, Any]) -> RowScale:
-    return RowScale(document["degree"], tuple(document["rows"]))
+    return RowScale(document["degree"], tuple(tuple(merged) for merged in document["rows"]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class RowNumbers:
         self._opset = opset = edit.info.opset
         self._made: dict[tuple[str, int, Rows], ir.Value] = {}
         rank = len(x.shape or ())
-        self._rows: Rows = tuple(a if a not in site.fiber.axes else None for a in range(rank))
+        self._rows: Rows = tuple((a,) if a not in site.fiber.axes else () for a in range(rank))
         nodes, constants = mean_square(site, x, opset)
         constants.append(epsilon_of(site))
         nodes.append(ir.node("Add", [nodes[-1].outputs[0], constants[-1]]))
@@ -98,18 +98,23 @@ class RowNumbers:
         """Return numbers of the rows as a tensor that broadcasts to a value with other axes."""
         key = (role, wanted.degree, wanted.rows)
         if wanted.rows != self._rows and key not in self._made:
-            kept = [row for row in wanted.rows if row is not None]
-            gone = [axis for axis in range(len(self._rows)) if axis not in kept]
-            if gone:
-                value = self._axes("Squeeze", value, gone)
-            if kept != sorted(kept):
-                order = [sorted(kept).index(row) for row in kept]
-                value = self._insert([ir.node("Transpose", [value], {"perm": order})], [], role)
-            repeated = [axis for axis, row in enumerate(wanted.rows) if row is None]
-            if repeated:
-                value = self._axes("Unsqueeze", value, repeated)
-            self._made[key] = value
+            self._made[key] = self._moved(value, role, wanted.rows)
         return self._made.get(key, value)
+
+    def _moved(self, value: ir.Value, role: str, rows: Rows) -> ir.Value:
+        if any(len(merged) > 1 for merged in rows):  # all of them
+            sizes = np.array([-1 if merged else 1 for merged in rows], np.int64)
+            constant = weight_value(f"{self._site.output.name}.sizes", sizes)
+            return self._insert([ir.node("Reshape", [value, constant])], [constant], role)
+        kept = [row for merged in rows for row in merged]
+        gone = [axis for axis in range(len(self._rows)) if axis not in kept]
+        if gone:
+            value = self._axes("Squeeze", value, gone)
+        if kept != sorted(kept):
+            order = [sorted(kept).index(row) for row in kept]
+            value = self._insert([ir.node("Transpose", [value], {"perm": order})], [], role)
+        repeated = [axis for axis, merged in enumerate(rows) if not merged]
+        return self._axes("Unsqueeze", value, repeated) if repeated else value
 
     def _axes(self, op_type: str, value: ir.Value, axes: Sequence[int]) -> ir.Value:
         if self._opset < _AXES_ARE_INPUTS_SINCE:
