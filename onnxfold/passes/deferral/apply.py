@@ -16,7 +16,7 @@ from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm, Held
-from onnxfold.passes.deferral.row_numbers import RowNumbers, epsilon_of, mean_square
+from onnxfold.passes.deferral.row_numbers import RowNumbers, as_type, with_row_epsilon
 from onnxfold.passes.lower.parameters import AffinePart, Parameters
 
 __all__ = ["apply"]
@@ -60,15 +60,24 @@ class _Work:
             return
         readers = [(use.node, use.idx) for use in value.uses() if self._reads_held(norm, use.node)]
         bias = self._without_bias(value) if held.biased else None
-        product = ir.node("Mul", [value, rows.scale(held.scale)])
-        self._edit.put_behind(value, product, role="row_scale", before="deferred")
-        self._now[value] = product.outputs[0]
+        product = self._multiplied(value, rows.scale(held.scale))
         if bias is not None:
-            addition = ir.node("Add", [product.outputs[0], bias])
-            self._edit.put_behind(product.outputs[0], addition, before="scaled")
-            self._now[value] = addition.outputs[0]
+            addition = ir.node("Add", [product, bias])
+            self._edit.put_behind(product, [addition], before="scaled")
+            product = addition.outputs[0]
+        self._now[value] = product
         for node, index in readers:
             set_input(node, index, value)
+
+    def _multiplied(self, value: ir.Value, scale: ir.Value) -> ir.Value:
+        """Multiply a value in the type of its scale, and round the product once."""
+        dtype = value.dtype
+        nodes = as_type(value, scale.dtype)
+        nodes.append(ir.node("Mul", [nodes[-1].outputs[0] if nodes else value, scale]))
+        nodes[-1].outputs[0].type = scale.type
+        nodes += as_type(nodes[-1].outputs[0], dtype)
+        self._edit.put_behind(value, nodes, role="row_scale", before="deferred")
+        return nodes[-1].outputs[0]
 
     def _without_bias(self, value: ir.Value) -> ir.Value | None:
         """Take the bias of the layer that gives a value away; return it."""
@@ -91,27 +100,20 @@ class _Work:
         """Spell a norm with an epsilon for each row."""
         found = self._sites[output]
         site = found.within(self._edit)
-        u = site.input
-        epsilon = epsilon_of(site)
-        nodes, made = mean_square(site, u, self._edit.info.opset)
-        nodes.append(ir.node("Mul", [inverse_square, epsilon]))
-        nodes.append(ir.node("Add", [nodes[-2].outputs[0], nodes[-1].outputs[0]]))
-        nodes.append(ir.node("Sqrt", [nodes[-1].outputs[0]]))
-        nodes.append(ir.node("Div", [u, nodes[-1].outputs[0]]))
-        made.append(epsilon)
+        nodes, made = with_row_epsilon(site, inverse_square, self._edit.info.opset)
         for op_type, role, part in (("Mul", "gamma", found.gamma), ("Add", "beta", found.beta)):
             operand = self._operand(found, part, role, made)
             if operand is not None:
+                nodes += as_type(nodes[-1].outputs[0], operand.dtype)
                 nodes.append(ir.node(op_type, [nodes[-1].outputs[0], operand]))
+                nodes[-1].outputs[0].type = operand.type
+        nodes += as_type(nodes[-1].outputs[0], site.output.dtype)
         for place, node in enumerate(nodes):
-            node.outputs[0].type = u.type
             node.name = f"{site.name}.row_epsilon{place}"
             node.outputs[0].name = f"{site.output.name}.row_epsilon"
-        heir = nodes[-1].outputs[0]
-        old = site.output
-        self._edit.stand_in(
-            Lowered(tuple(nodes), ((old, heir),), tuple(made)), site.last, reversed(site.nodes)
-        )
+        old, heir = site.output, nodes[-1].outputs[0]
+        lowered = Lowered(tuple(nodes), ((old, heir),), tuple(made))
+        self._edit.stand_in(lowered, site.last, reversed(site.nodes))
         self._now[old] = heir
 
     def _operand(

@@ -20,12 +20,14 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.norms import NormSite, find_norms
 from onnxfold.norms.algebra.canonical import uniform
+from onnxfold.norms.site import NormKind
+from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.options import Defer
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.mincut import INFINITE, minimum_cut
 from onnxfold.passes.costs import costs_of, elements
-from onnxfold.passes.deferral.flow import Flow, cancels, flow_of
+from onnxfold.passes.deferral.flow import Flow, cancels, flow_of, refuse_form
 from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm, Held
 from onnxfold.passes.lower.parameters import AffinePart
 from onnxfold.refusal import Refusal, RefusalCode
@@ -42,7 +44,7 @@ def decide(info: ModelInfo, settings: Settings) -> DeferralPlan:
     refusals: list[tuple[str, Refusal]] = []
     taken: set[ir.Value] = set()
     for site in sites:
-        if site.output in taken or not cancels(site):
+        if site.output in taken or site.subtracts_mean or site.kind is NormKind.DYT:
             continue
         found = _deferred(info, site, settings, order, free, taken)
         if isinstance(found, Refusal):
@@ -84,6 +86,9 @@ def _deferred(
 def _refuse_site(info: ModelInfo, site: NormSite, settings: Settings) -> Refusal | None:
     if settings.excludes(site.name):
         return Refusal(RefusalCode.EXCLUDED, "excluded by --exclude", (site.name,))
+    refusal = refuse_form(site)
+    if refusal is not None:
+        return refusal
     if site.beta is not None or not _is_one(info, site.gamma):
         sentence = "its gamma or beta stays, so that it is more than one number per row"
         return Refusal(RefusalCode.VARIES_ALONG_FIBER, sentence, (site.name,))
@@ -112,7 +117,8 @@ def _refuse_flow(
     info: ModelInfo, site: NormSite, flow: Flow, first: set[ir.Value], taken: set[ir.Value]
 ) -> Refusal | None:
     if site.output in flow.ended:
-        blamed = [_says(use.node) for use in site.output.uses() if use.node not in flow.handed]
+        ends = (node for node in site.output.consumers() if node not in flow.handed)
+        blamed = [_says(node) for node in ends if facets.reads_elements(row_of(node))]
         sentence = f"it must be computed for {', '.join(blamed) or 'an output of the graph'}"
         return Refusal(RefusalCode.EXACT_READER, sentence, (site.name,))
     if not first:
@@ -132,7 +138,7 @@ def _cut(info: ModelInfo, site: NormSite, flow: Flow, first: set[ir.Value]) -> d
     edges = [(0, numbers[value], INFINITE) for value in first]
     edges.append((0, numbers[site.output] + 1, INFINITE))  # the norm itself is not computed
     for value, z in numbers.items():
-        edges.append((z, z + 1, elements(info.shape(value))))
+        edges.append((z, z + 1, flow.widths[value]))
         if value in flow.ended:
             edges.append((z + 1, 1, INFINITE))
     for node, outputs in flow.handed.items():
@@ -156,15 +162,9 @@ def _norm(info: ModelInfo, site: NormSite, flow: Flow, held: dict[ir.Value, bool
         for other, scale in flow.cancelled.items()
         if other.input in held
     )
-    spent = sum(_per_row(info, flow, value) for value, at in held.items() if at)
-    saved = _per_row(info, flow, site.output) - spent
+    spent = sum(flow.widths[value] for value, at in held.items() if at)
+    saved = flow.widths[site.output] - spent
     return DeferredNorm(site.name, info.ref(site.output), kept, cancelled, saved)
-
-
-def _per_row(info: ModelInfo, flow: Flow, value: ir.Value) -> int:
-    shape = info.shape(value) or ()
-    rows = flow.scales[value].rows
-    return elements(tuple(dim for dim, row in zip(shape, rows, strict=True) if not row))
 
 
 def _pays(info: ModelInfo, site: NormSite, norm: DeferredNorm, settings: Settings) -> bool:

@@ -7,40 +7,71 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.errors import InvariantError
 from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import Editor, Lowered
 from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.passes.deferral.row_scale import Rows, RowScale
 
-__all__ = ["RowNumbers", "epsilon_of", "mean_square"]
+__all__ = ["RowNumbers", "as_type", "with_row_epsilon"]
 
 _AXES_ARE_INPUTS_SINCE = 13
 _REDUCED_AXES_ARE_INPUTS_SINCE = 18
 
 
 def _number(site: NormSite, given: float, role: str) -> ir.Value:
-    """Return a constant in the type of the norm's input."""
-    if site.input.dtype is None:
-        raise InvariantError(f"norm '{site.name}' has no type")
-    array = np.array(given, site.input.dtype.numpy())
+    """Return a constant in the type that the norm is computed in."""
+    array = np.array(given, site.compute_dtype.numpy())
     return weight_value(f"{site.output.name}.{role}", array)
 
 
-def epsilon_of(site: NormSite) -> ir.Value:
+def _epsilon(site: NormSite) -> ir.Value:
     """Return the norm's epsilon; that of an operator is an attribute, and so float32."""
     spelled = site.form is NormForm.DECOMPOSED
     return _number(site, site.epsilon if spelled else float(np.float32(site.epsilon)), "epsilon")
 
 
-def mean_square(site: NormSite, x: ir.Value, opset: int) -> tuple[list[ir.Node], list[ir.Value]]:
-    """Return the nodes and constants of factor * mean(x^2) along the norm's axes, which stay."""
-    square = ir.node("Mul", [x, x])
-    mean, made = _over_axes("ReduceMean", square.outputs[0], site, opset)
-    nodes = [square, mean]
+def as_type(x: ir.Value, dtype: ir.DataType | None) -> list[ir.Node]:
+    """Return the Cast of a value to a type, none where it has it."""
+    if dtype is None or x.dtype == dtype:
+        return []
+    node = ir.node("Cast", [x], {"to": dtype.value})
+    node.outputs[0].type = ir.TensorType(dtype)
+    return [node]
+
+
+def _mean_square(site: NormSite, x: ir.Value, opset: int) -> tuple[list[ir.Node], list[ir.Value]]:
+    """Return the nodes and constants of factor * mean(x^2) along the norm's axes, which stay.
+
+    The first node reads x in the type that the norm is computed in.
+    """
+    nodes = as_type(x, site.compute_dtype)
+    exact = nodes[-1].outputs[0] if nodes else x
+    nodes.append(ir.node("Mul", [exact, exact]))
+    mean, made = _over_axes("ReduceMean", nodes[-1].outputs[0], site, opset)
+    nodes.append(mean)
     if site.factor != 1.0:
         made.append(_number(site, site.factor, "factor"))
         nodes.append(ir.node("Mul", [mean.outputs[0], made[-1]]))
+    return nodes, made
+
+
+def with_row_epsilon(
+    site: NormSite, inverse_square: ir.Value, opset: int
+) -> tuple[list[ir.Node], list[ir.Value]]:
+    """Return the nodes and constants of u / sqrt(factor * mean(u^2) + e / s^2).
+
+    u is what the norm reads, e its epsilon and 1 / s^2 one number for each row.
+    """
+    nodes, made = _mean_square(site, site.input, opset)
+    exact = nodes[0].outputs[0] if nodes[0].op_type == "Cast" else site.input
+    made.append(_epsilon(site))
+    mean = nodes[-1].outputs[0]
+    nodes.append(ir.node("Mul", [inverse_square, made[-1]]))
+    nodes.append(ir.node("Add", [mean, nodes[-1].outputs[0]]))
+    nodes.append(ir.node("Sqrt", [nodes[-1].outputs[0]]))
+    nodes.append(ir.node("Div", [exact, nodes[-1].outputs[0]]))
+    for node in nodes:
+        node.outputs[0].type = ir.TensorType(site.compute_dtype)
     return nodes, made
 
 
@@ -58,7 +89,7 @@ def _over_axes(
 class RowNumbers:
     """1 / s^2 = factor * mean(x^2) + epsilon of one norm and what follows from it, each made once.
 
-    All of it is computed before the norm's last node, in the type of x.
+    All of it is computed before the norm's last node, in the type that the norm is computed in.
     """
 
     def __init__(self, edit: Editor, site: NormSite, x: ir.Value):
@@ -67,8 +98,8 @@ class RowNumbers:
         self._made: dict[tuple[str, int, Rows], ir.Value] = {}
         rank = len(x.shape or ())
         self._rows: Rows = tuple((a,) if a not in site.fiber.axes else () for a in range(rank))
-        nodes, constants = mean_square(site, x, opset)
-        constants.append(epsilon_of(site))
+        nodes, constants = _mean_square(site, x, opset)
+        constants.append(_epsilon(site))
         nodes.append(ir.node("Add", [nodes[-1].outputs[0], constants[-1]]))
         self._inverse_square = self._insert(nodes, constants, "inverse_square")
 
@@ -126,7 +157,7 @@ class RowNumbers:
         """Put nodes before the norm's last one; return what the last of them gives."""
         for node in nodes:
             node.outputs[0].name = f"{self._site.output.name}.{role}"
-            node.outputs[0].type = self._site.input.type
+            node.outputs[0].type = ir.TensorType(self._site.compute_dtype)
         lowered = Lowered(tuple(nodes), (), tuple(constants))
         result = self._edit.compute_before(self._place, lowered)
         for node in nodes:

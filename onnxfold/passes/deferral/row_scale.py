@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import onnx_ir as ir
 
@@ -145,13 +146,20 @@ def _reshape(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows
 
 
 def _first_group(old: Sequence[Dim], new: Sequence[Dim]) -> tuple[int, int] | None:
-    """Return how many of the first dimensions, at least, have equal products; None where none."""
+    """Return how many of the first dimensions, at least, have equal products; None where none.
+
+    The products of all are equal: so are those before what both end with.
+    """
     sizes = [
         (first, second)
         for first in range(1, len(old) + 1)
         for second in range(1, len(new) + 1)
         if extent(old[:first]) is not None and extent(old[:first]) == extent(new[:second])
     ]
+    ends = zip(reversed(old), reversed(new), strict=False)
+    same = sum(1 for _ in takewhile(lambda dims: dims[0] == dims[1] is not None, ends))
+    if 0 < same < len(old) and len(new) == same + 1:
+        sizes.append((len(old) - same, 1))
     return min(sizes, key=sum, default=None)
 
 
