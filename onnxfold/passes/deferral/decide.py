@@ -122,7 +122,8 @@ def _refuse_flow(
         sentence = f"it must be computed for {', '.join(blamed) or 'an output of the graph'}"
         return Refusal(RefusalCode.EXACT_READER, sentence, (site.name,))
     if not first:
-        return Refusal(RefusalCode.NOT_WORTH, "no linear layer reads it", (site.name,))
+        sentence = "no linear layer behind it can do without its scale"
+        return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
     if not taken.isdisjoint(flow.scales):
         return Refusal(RefusalCode.NOT_WORTH, "its scale would meet another's", (site.name,))
     return None

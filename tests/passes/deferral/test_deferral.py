@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 import pytest
 
@@ -187,13 +189,77 @@ def test_rows_that_a_product_adds_up_keep_their_scale() -> None:
     assert found.reasons == {"n": "exact_reader"}
 
 
-def test_half_precision_stays() -> None:
-    """What is not normalised may exceed the range of float16."""
-    made = {name: a.astype(np.float16) for name, a in weights(W=(6, 3)).items()}
-    made |= {"ones": np.ones(6, np.float16)}
-    body = "n = RMSNormalization<axis=-1>(x, ones) y = MatMul(n, W)"
-    model = graph(body, "float16[B,T,6] x", "float16[B,T,3] y", made, opset=23)
-    assert defer(model).plan.empty
+def _layer(dtype: str, numbers: npt.DTypeLike) -> ir.Model:
+    made = {name: a.astype(numbers) for name, a in weights(W=(6, 12), V=(12, 3)).items()}
+    made |= {"ones": np.ones(6, numbers)}
+    body = "n = RMSNormalization<axis=-1>(x, ones) h = MatMul(n, W) a = Relu(h) y = MatMul(a, V)"
+    return graph(body, f"{dtype}[B,T,6] x", f"{dtype}[B,T,3] y", made, opset=23)
+
+
+def test_float16_stays() -> None:
+    """What is not normalised may exceed its range."""
+    assert defer(_layer("float16", np.float16)).reasons == {"n": "unsupported_type"}
+
+
+def test_bfloat16_is_rounded_once_where_the_scale_is_multiplied() -> None:
+    """Range of float32: s and the product are float32, and the product is rounded as y was."""
+    found = defer(_layer("bfloat16", ml_dtypes.bfloat16))
+    assert len(found.plan.norms) == 1
+    assert not found.shown.failures
+    x = np.random.default_rng(0).standard_normal((2, 5, 6)) * 1e4
+    fed = {"x": x.astype(ml_dtypes.bfloat16)}
+    truth, exact = (
+        run(m, fed, precision=Precision.FLOAT64)["y"] for m in (found.before, found.after)
+    )
+    assert np.abs(truth - exact).max() <= 1e-12 * np.abs(truth).max()
+    rounded = run(found.after, fed, precision=Precision.NATIVE)["y"].astype(np.float64)
+    # Roundings to the nearest of 8 bits: of h, which V takes on, of a V and of the product.
+    x, layers = fed["x"].astype(np.float64), weights(W=(6, 12), V=(12, 3))
+    n = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True))
+    inner, outer = (layers[k].astype(ml_dtypes.bfloat16).astype(np.float64) for k in "WV")
+    bound = 2**-9 * (np.maximum(n @ inner, 0) @ np.abs(outer) + 2 * np.abs(truth))
+    assert np.all(np.abs(rounded - truth) <= 1.02 * bound + 1e-6 * np.abs(truth).max())
+
+
+def test_a_layer_with_a_bias_is_taken_apart() -> None:
+    body = "f = Reshape(n, flat) h = Gemm(f, W, c) a = Relu(h) y = Gemm(a, V)"
+    constants = {"W": (6, 12), "c": (12,), "V": (12, 3)}
+    model = rms_graph(body, outputs="double[N,3] y", flat=np.array([-1, 6]), **constants)
+    found = defer(model)
+    ((held,),) = (norm.held[1:] for norm in found.plan.norms)
+    assert (held.value, held.biased, held.scale.rows) == ("h", True, ((0, 1), ()))
+    assert not found.shown.failures
+    assert error(found.before, found.after) < BOUND
+    # With the bias multiplied as well, both the model and its proof break.
+    (norm,) = found.plan.norms
+    wrong = tuple(replace(each, biased=False) for each in norm.held)
+    broken = forced(model, DeferralPlan((replace(norm, held=wrong),)))
+    assert error(broken.before, broken.after) > 1e-3
+    assert broken.shown.failures
+
+
+def test_a_bias_with_a_factor_keeps_the_norm() -> None:
+    body = "f = Reshape(n, flat) y = Gemm<beta=0.5>(f, W, c)"
+    flat = np.array([-1, 6])
+    found = _refused(body, outputs="double[N,3] y", W=(6, 3), c=(3,), flat=flat)
+    assert found.reasons == {"n": "not_worth"}
+
+
+def test_rows_are_followed_through_merged_axes_alone() -> None:
+    """[B, T, 6] as [B T, 6] keeps rows together; as [B, 6 T] it does not."""
+    kept = rms_graph(
+        "f = Reshape(n, flat) y = MatMul(f, W)",
+        outputs="double[N,3] y",
+        flat=np.array([-1, 6]),
+        W=(6, 3),
+    )
+    found = defer(kept)
+    assert len(found.plan.norms) == 1
+    assert error(found.before, found.after) < BOUND
+    body = "t = Transpose<perm=[0,2,1]>(n) f = Reshape(t, flat) y = MatMul(f, W)"
+    flat = np.array([-1, 3])
+    mixed = _refused(body, outputs="double[N,4] y", flat=flat, W=(3, 4))
+    assert mixed.reasons == {"n": "not_worth"}
 
 
 def test_excluded_norms_stay() -> None:

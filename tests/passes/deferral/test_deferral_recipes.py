@@ -34,6 +34,13 @@ EXPECTED = {
     "qwen3-small": Expected(5, 4, 2 * 24 - 2 * 96 + 48 - 160),
     # Behind the ReLU the scale passes where the norm's width does.
     "t5-small": Expected(4, 0, -2 * 96),
+    # Norms on both sides of a branch: that behind the feed-forward layers cancels the one before,
+    # but for the gate.
+    "gemma2-small": Expected(5, 2, -2 * 48 - 2 * 48 + 48 - 160),
+    # Folded LayerNorms, whose layers have biases: q, k, v (144 of 48), the hidden layer (192, 96).
+    "gpt2": Expected(4, 0, -2 * 96 - 2 * 144),
+    "opt-125m": Expected(4, 0, -2 * 96 - 2 * 48),
+    "vit-b16": Expected(4, 0, -2 * 96 - 2 * 48),
 }
 
 
