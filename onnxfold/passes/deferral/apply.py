@@ -10,14 +10,16 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
+from onnxfold.graph import constant_tensor
 from onnxfold.graph.edit import Editor, Lowered, redirect, set_input, sweep
 from onnxfold.norms import NormSite, find_norms
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.passes.base import Settings
-from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm, Held
+from onnxfold.passes.deferral.plan import CentredReader, DeferralPlan, DeferredNorm, Held
 from onnxfold.passes.deferral.row_numbers import RowNumbers, as_type, with_row_epsilon
 from onnxfold.passes.lower.parameters import AffinePart, Parameters
+from onnxfold.weights.centre import centred_tensor
 
 __all__ = ["apply"]
 
@@ -46,12 +48,26 @@ class _Work:
         site = self._sites[norm.output].within(self._edit)
         x = self._now.get(site.input, site.input)
         rows = RowNumbers(self._edit, site, x)
+        for reader in norm.centred:
+            self._centre(reader)
         for held in norm.held:
             self._hold(norm, held, rows)
         for output, scale in norm.cancelled:
             self._cancel(output, rows.inverse_square(scale))
         redirect(site.output, x)
         sweep(reversed(site.nodes))
+
+    def _centre(self, centred: CentredReader) -> None:
+        """Give a layer a weight whose mean along the channels of its input is 0."""
+        node, index = self._values[centred.reader.node].producer(), centred.reader.index
+        weight = None if node is None else node.inputs[index]
+        tensor = None if weight is None else constant_tensor(weight)
+        if node is None or weight is None or tensor is None:
+            raise InvariantError(f"'{centred.reader.node}' reads no weight")
+        name = f"{weight.name}.centred"
+        copy = self._edit.new_constant(weight, centred_tensor(tensor, centred.fiber, name), name)
+        set_input(node, index, copy)
+        self._edit.drop_if_unread(weight)
 
     def _hold(self, norm: DeferredNorm, held: Held, rows: RowNumbers) -> None:
         value = self._values[held.value]

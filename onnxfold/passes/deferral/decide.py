@@ -13,6 +13,7 @@ z_v = 1 where v is computed without s, a_v = 1 where nobody needs v itself.  The
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -29,10 +30,14 @@ from onnxfold.passes.centring.mincut import INFINITE, minimum_cut
 from onnxfold.passes.costs import costs_of, elements
 from onnxfold.passes.deferral.flow import Flow, cancels, flow_of, refuse_form
 from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm, Held
+from onnxfold.passes.deferral.readers import centred_readers
 from onnxfold.passes.lower.parameters import AffinePart
 from onnxfold.refusal import Refusal, RefusalCode
 
 __all__ = ["decide"]
+
+
+_DEFERRED = (NormKind.RMS_NORM, NormKind.L2_NORM, NormKind.LAYER_NORM)
 
 
 def decide(info: ModelInfo, settings: Settings) -> DeferralPlan:
@@ -44,7 +49,7 @@ def decide(info: ModelInfo, settings: Settings) -> DeferralPlan:
     refusals: list[tuple[str, Refusal]] = []
     taken: set[ir.Value] = set()
     for site in sites:
-        if site.output in taken or site.subtracts_mean or site.kind is NormKind.DYT:
+        if site.output in taken or site.kind not in _DEFERRED:
             continue
         found = _deferred(info, site, settings, order, free, taken)
         if isinstance(found, Refusal):
@@ -74,8 +79,11 @@ def _deferred(
     refusal = _refuse_flow(info, site, flow, first, taken)
     if refusal is not None:
         return refusal
+    centred = centred_readers(info, site, flow, settings) if site.subtracts_mean else ()
+    if isinstance(centred, Refusal):
+        return centred
     held = _cut(info, site, flow, first)
-    norm = _norm(info, site, flow, held)
+    norm = replace(_norm(info, site, flow, held), centred=centred)
     if settings.defer is Defer.AUTO and not _pays(info, site, norm, settings):
         sentence = "its scale would cost more behind the linear layers than the norm costs"
         return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from onnxfold.graph import Fiber
 from onnxfold.passes.deferral.row_scale import RowScale
+from onnxfold.passes.places import ReaderRef, fiber_from_json
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["DeferralPlan", "DeferredNorm", "Held"]
+__all__ = ["CentredReader", "DeferralPlan", "DeferredNorm", "Held"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +29,25 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
+class CentredReader:
+    """The weight at a node's input that is centred along ``fiber``, for this node alone.
+
+    ``nbytes``: its size where others read it, so that it is stored twice, else 0.
+    """
+
+    reader: ReaderRef
+    fiber: Fiber
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class DeferredNorm:
-    """A norm y = s x that goes: its readers read x.
+    """A norm y = s x that goes: its readers read x; of a LayerNorm, y = s P x, and they centre it.
 
     ``output`` is the reference of y; ``held`` are the values behind it that are computed without s,
     in order, ``cancelled`` the results of the norms behind them, with the scale of their input.
     ``multiplications_saved`` counts those of the scale for one row: elements of y, less those of
-    the values that are multiplied instead.
+    the values that are multiplied instead.  ``centred`` are weights of a LayerNorm's readers.
     """
 
     name: str
@@ -41,6 +55,7 @@ class DeferredNorm:
     held: tuple[Held, ...]
     cancelled: tuple[tuple[str, RowScale], ...]
     multiplications_saved: int
+    centred: tuple[CentredReader, ...] = ()
 
     @property
     def multiplied(self) -> tuple[Held, ...]:
@@ -57,6 +72,7 @@ class DeferredNorm:
             "applied": [held.value for held in self.multiplied],
             "cancelled": [output for output, _ in self.cancelled],
             "multiplications_saved": self.multiplications_saved,
+            "centred": [reader.reader.node for reader in self.centred],
         }
 
     @staticmethod
@@ -71,6 +87,12 @@ class DeferredNorm:
             ),
             tuple((output, _scale(scale)) for output, scale in document["cancelled"]),
             document["multiplications_saved"],
+            tuple(
+                CentredReader(
+                    ReaderRef(**row["reader"]), fiber_from_json(row["fiber"]), row["nbytes"]
+                )
+                for row in document["centred"]
+            ),
         )
 
 

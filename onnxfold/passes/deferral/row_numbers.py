@@ -42,16 +42,21 @@ def as_type(x: ir.Value, dtype: ir.DataType | None) -> list[ir.Node]:
 def _mean_square(site: NormSite, x: ir.Value, opset: int) -> tuple[list[ir.Node], list[ir.Value]]:
     """Return the nodes and constants of factor * mean(x^2) along the norm's axes, which stay.
 
-    The first node reads x in the type that the norm is computed in.
+    x without its mean for a LayerNorm.  The first node reads x in the type that the norm is
+    computed in.
     """
+    made: list[ir.Value] = []
     nodes = as_type(x, site.compute_dtype)
     exact = nodes[-1].outputs[0] if nodes else x
+    if site.subtracts_mean:
+        nodes.append(_over_axes("ReduceMean", exact, site, opset, made))
+        nodes.append(ir.node("Sub", [exact, nodes[-1].outputs[0]]))
+        exact = nodes[-1].outputs[0]
     nodes.append(ir.node("Mul", [exact, exact]))
-    mean, made = _over_axes("ReduceMean", nodes[-1].outputs[0], site, opset)
-    nodes.append(mean)
+    nodes.append(_over_axes("ReduceMean", nodes[-1].outputs[0], site, opset, made))
     if site.factor != 1.0:
         made.append(_number(site, site.factor, "factor"))
-        nodes.append(ir.node("Mul", [mean.outputs[0], made[-1]]))
+        nodes.append(ir.node("Mul", [nodes[-1].outputs[0], made[-1]]))
     return nodes, made
 
 
@@ -76,14 +81,14 @@ def with_row_epsilon(
 
 
 def _over_axes(
-    op_type: str, x: ir.Value, site: NormSite, opset: int
-) -> tuple[ir.Node, list[ir.Value]]:
-    """Return a reduction along the norm's axes, which stay with size 1."""
+    op_type: str, x: ir.Value, site: NormSite, opset: int, made: list[ir.Value]
+) -> ir.Node:
+    """Return a reduction along the norm's axes, which stay with size 1; ``made``: its constants."""
     axes = list(site.fiber.axes)
     if opset < _REDUCED_AXES_ARE_INPUTS_SINCE:
-        return ir.node(op_type, [x], {"axes": axes, "keepdims": 1}), []
-    constant = weight_value(f"{site.output.name}.axes", np.array(axes, np.int64))
-    return ir.node(op_type, [x, constant], {"keepdims": 1}), [constant]
+        return ir.node(op_type, [x], {"axes": axes, "keepdims": 1})
+    made.append(weight_value(f"{site.output.name}.axes", np.array(axes, np.int64)))
+    return ir.node(op_type, [x, made[-1]], {"keepdims": 1})
 
 
 class RowNumbers:
