@@ -41,6 +41,10 @@ EXPECTED = {
     "gpt2": Expected(4, 0, -2 * 96 - 2 * 144),
     "opt-125m": Expected(4, 0, -2 * 96 - 2 * 48),
     "vit-b16": Expected(4, 0, -2 * 96 - 2 * 48),
+    # LayerNorms that keep their mean, before the first layer of each block and the last of all.
+    "convnext-t": Expected(5, 0, -2 * 48 - 2 * 96 + 22),
+    # Before feed-forward layers, two of them with their mean; windows mix rows before q, k and v.
+    "swin-t": Expected(4, 0, -2 * 48 - 2 * 96),
 }
 
 
@@ -57,6 +61,8 @@ def test_deferred_recipes_compute_the_same(name: str) -> None:
     first, second = (
         run(m, feeds, precision=Precision.FLOAT64) for m in (found.before, found.after)
     )
+    # Centred weights are rounded to float32, once for each of the few layers.
+    bound = 1e-9 + 2**-24 * sum(bool(norm.centred) for norm in norms)
     for output, before in first.items():
         size = float(np.abs(before).max())
-        assert np.abs(before - second[output]).max() <= 1e-9 * size
+        assert np.abs(before - second[output]).max() <= bound * size
