@@ -4,11 +4,11 @@
 
 One attention input and feed-forward block with random weights: `llama` (RMS norm before q, k, v and
 a SwiGLU), `qwen3` (q and k normalised again, per head) and `relu` (a ReLU instead).  Decode is one
-token, prefill 128 and 512; one thread and two; float32, and int8 as ONNX Runtime quantises weights.
-`operator` compares what a plan trades: one RMSNorm of rows of 1024 with the square mean of a row, a
-product by one number per row, and a norm with a row epsilon, each as it is spelled.
+token, prefill 128 and 512; one thread and two; float32, and for `--target ort` int8 as ONNX Runtime
+quantises weights.
 
-Every round runs all variants in turn; a ratio is the median over the rounds of the time without
+`auto` defers nothing so far: its rows show what the same file differs by from run to run.  Every
+round runs all variants in turn; a ratio is the median over the rounds of the time without
 deferral over the time with it, with quartiles: above 1 where deferral is faster.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -105,14 +106,15 @@ def block(kind: str) -> onnx.ModelProto:
 def measure(folder: Path, kind: str, target: Target, rounds: int) -> list[DeferRow]:
     """Return a row for each setting, type, number of threads and number of tokens."""
     settings = (Defer.OFF, Defer.AUTO, Defer.ALL)
-    results, paths = [], dict[str, list[Path]](fp32=[], int8=[])
+    results, paths = [], defaultdict[str, list[Path]](list)
     for setting in settings:
         result = onnxfold.optimize(block(kind), target=target, defer=setting, check=None)
         path = folder / f"{kind}.{target}.{setting}.onnx"
         onnx.save(result.model, path)
         paths["fp32"].append(path)
-        paths["int8"].append(path.with_suffix(".int8.onnx"))
-        quantize_dynamic(path, paths["int8"][-1])
+        if target is Target.ORT:
+            paths["int8"].append(path.with_suffix(".int8.onnx"))
+            quantize_dynamic(path, paths["int8"][-1])
         results.append(result.report["inspect"]["summary"])
     rows = []
     for dtype, threads, tokens in product(paths, THREADS, TOKENS):
@@ -155,49 +157,6 @@ def _ratios(paths: list[Path], threads: int, tokens: int, rounds: int) -> list[d
     return found
 
 
-_SQUARE_MEAN = "q = Mul(x, x) m = ReduceMean<keepdims=1>(q, last) e = Add(m, eps) "
-OPERATORS = {
-    "rms_norm": _SQUARE_MEAN + "r = Sqrt(e) y = Div(x, r)",
-    "mean_square": _SQUARE_MEAN + "r = Sqrt(e) y = Reciprocal(r)",
-    "row_product": "y = Mul(x, s)",
-    "row_epsilon": "q = Mul(x, x) m = ReduceMean<keepdims=1>(q, last) p = Mul(s, eps) "
-    "e = Add(m, p) r = Sqrt(e) y = Div(x, r)",
-}
-
-
-def measure_operators(folder: Path, rounds: int) -> list[DeferRow]:
-    """Return a row for each operator, its ratio that of an RMSNorm's time to its own."""
-    paths = []
-    for name, body in OPERATORS.items():
-        wanted = "float[1,T,1] y" if name == "mean_square" else f"float[1,T,{WIDTH}] y"
-        text = f"""<ir_version: 8, opset_import: ["": 18]> {name}
-        (float[1,T,{WIDTH}] x) => ({wanted})
-        <float eps = {{1e-6}}, int64[1] last = {{-1}}, int64[1] start = {{0}}, int64[1] end = {{1}}>
-        {{ s = Slice(x, start, end, last) {body} }}"""
-        paths.append(folder / f"{name}.onnx")
-        onnx.save(onnx.parser.parse_model(text), paths[-1])
-    rows = []
-    for threads, tokens in product(THREADS, TOKENS):
-        ratios = _ratios(paths, threads, tokens, rounds)
-        for name, ratio in zip(OPERATORS, ratios, strict=True):
-            rows.append(
-                DeferRow(
-                    **conditions(),
-                    onnxruntime=ort.__version__,
-                    model="operator",
-                    target="onnx",
-                    dtype="fp32",
-                    threads=threads,
-                    defer=name,
-                    tokens=tokens,
-                    deferred=0,
-                    multiplications_saved=0,
-                    **ratio,
-                )
-            )
-    return rows
-
-
 def _run(session: ort.InferenceSession, x: npt.NDArray[np.float32]) -> None:
     session.run(None, {"x": x})
 
@@ -211,7 +170,6 @@ def main() -> None:
     rows: list[DeferRow] = []
     with tempfile.TemporaryDirectory() as given:
         folder = Path(given)
-        rows += _told(measure_operators(folder, options.rounds))
         for kind, target in product(KINDS, (Target.ONNX, Target.ORT)):
             rows += _told(measure(folder, kind, target, options.rounds))
     if options.out is not None:

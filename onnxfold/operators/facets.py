@@ -15,6 +15,7 @@ __all__ = [
     "data_inputs",
     "decides",
     "degree",
+    "factors",
     "foldable",
     "gives_alike",
     "in_a_body",
@@ -132,6 +133,11 @@ def adds_first(row: Operator, index: int) -> bool:
 def bias_behind(row: Operator) -> int | None:
     """Return the input that is added, broadcast, to the product that a linear layer gives."""
     return row.bias if row.family is Family.GEMM else None
+
+
+def factors(row: Operator) -> tuple[int, ...]:
+    """Return the inputs that are multiplied element by element, broadcast."""
+    return (0, 1) if row.family is Family.PRODUCT else ()
 
 
 def takes_scale(row: Operator) -> bool:

@@ -16,8 +16,15 @@ from onnxfold.norms import NormSite, find_norms
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.passes.base import Settings
-from onnxfold.passes.deferral.plan import CentredReader, DeferralPlan, DeferredNorm, Held
+from onnxfold.passes.deferral.plan import (
+    CentredReader,
+    DeferralPlan,
+    DeferredNorm,
+    Held,
+    ScaledTable,
+)
 from onnxfold.passes.deferral.row_numbers import RowNumbers, as_type, with_row_epsilon
+from onnxfold.passes.deferral.row_scale import RowScale
 from onnxfold.passes.lower.parameters import AffinePart, Parameters
 from onnxfold.weights.centre import centred_tensor
 
@@ -52,10 +59,13 @@ class _Work:
             self._centre(reader)
         for held in norm.held:
             self._hold(norm, held, rows)
+        scaled: dict[tuple[ir.Value, RowScale], ir.Value] = {}
+        for table in norm.tables:
+            self._scale_table(table, rows, scaled)
         for output, scale in norm.cancelled:
             self._cancel(output, rows.inverse_square(scale))
         redirect(site.output, x)
-        sweep(reversed(site.nodes))
+        sweep(site.nodes)
 
     def _centre(self, centred: CentredReader) -> None:
         """Give a layer a weight whose mean along the channels of its input is 0."""
@@ -86,14 +96,29 @@ class _Work:
             set_input(node, index, value)
 
     def _multiplied(self, value: ir.Value, scale: ir.Value) -> ir.Value:
-        """Multiply a value in the type of its scale, and round the product once."""
-        dtype = value.dtype
-        nodes = as_type(value, scale.dtype)
-        nodes.append(ir.node("Mul", [nodes[-1].outputs[0] if nodes else value, scale]))
-        nodes[-1].outputs[0].type = scale.type
-        nodes += as_type(nodes[-1].outputs[0], dtype)
+        """Multiply a value, and let all readers have the product; return it."""
+        nodes = _product(value, scale)
         self._edit.put_behind(value, nodes, role="row_scale", before="deferred")
         return nodes[-1].outputs[0]
+
+    def _scale_table(
+        self,
+        table: ScaledTable,
+        rows: RowNumbers,
+        scaled: dict[tuple[ir.Value, RowScale], ir.Value],
+    ) -> None:
+        """Let a product read a factor times the scale; products in order may share it."""
+        node, index = self._values[table.reader.node].producer(), table.reader.index
+        factor = None if node is None else node.inputs[index]
+        if node is None or factor is None:
+            raise InvariantError(f"'{table.reader.node}' is no product")
+        if (factor, table.scale) not in scaled:
+            nodes = _product(factor, rows.scale(table.scale))
+            for each in nodes:
+                each.name = each.outputs[0].name = f"{factor.name}.scaled"
+            made = self._edit.compute_before(node, Lowered(tuple(nodes), ()))
+            scaled[factor, table.scale] = made
+        set_input(node, index, scaled[factor, table.scale])
 
     def _without_bias(self, value: ir.Value) -> ir.Value | None:
         """Take the bias of the layer that gives a value away; return it."""
@@ -129,7 +154,7 @@ class _Work:
             node.outputs[0].name = f"{site.output.name}.row_epsilon"
         old, heir = site.output, nodes[-1].outputs[0]
         lowered = Lowered(tuple(nodes), ((old, heir),), tuple(made))
-        self._edit.stand_in(lowered, site.last, reversed(site.nodes))
+        self._edit.stand_in(lowered, site.last, site.nodes)
         self._now[old] = heir
 
     def _operand(
@@ -139,3 +164,11 @@ class _Work:
             return None
         value = self._parameters.per_channel(site, part, role, made)
         return self._edit.value(value)
+
+
+def _product(value: ir.Value, scale: ir.Value) -> list[ir.Node]:
+    """Return the nodes that multiply a value in the type of its scale and round the product."""
+    nodes = as_type(value, scale.dtype)
+    nodes.append(ir.node("Mul", [nodes[-1].outputs[0] if nodes else value, scale]))
+    nodes[-1].outputs[0].type = scale.type
+    return nodes + as_type(nodes[-1].outputs[0], value.dtype)

@@ -11,7 +11,7 @@ from onnxfold.passes.deferral.row_scale import RowScale
 from onnxfold.passes.places import ReaderRef, fiber_from_json
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["CentredReader", "DeferralPlan", "DeferredNorm", "Held"]
+__all__ = ["CentredReader", "DeferralPlan", "DeferredNorm", "Held", "ScaledTable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,17 @@ class Held:
     scale: RowScale
     multiplied: bool
     biased: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledTable:
+    """The factor at a node's input that the scale of the other one is multiplied to.
+
+    ``scale`` is that of the product.
+    """
+
+    reader: ReaderRef
+    scale: RowScale
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +58,8 @@ class DeferredNorm:
     ``output`` is the reference of y; ``held`` are the values behind it that are computed without s,
     in order, ``cancelled`` the results of the norms behind them, with the scale of their input.
     ``multiplications_saved`` counts those of the scale for one row: elements of y, less those of
-    the values that are multiplied instead.  ``centred`` are weights of a LayerNorm's readers.
+    the values that are multiplied instead.  ``centred`` are weights of a LayerNorm's readers,
+    ``tables`` factors (cos and sin) that are multiplied in place of values.
     """
 
     name: str
@@ -56,6 +68,7 @@ class DeferredNorm:
     cancelled: tuple[tuple[str, RowScale], ...]
     multiplications_saved: int
     centred: tuple[CentredReader, ...] = ()
+    tables: tuple[ScaledTable, ...] = ()
 
     @property
     def multiplied(self) -> tuple[Held, ...]:
@@ -72,6 +85,7 @@ class DeferredNorm:
             "applied": [held.value for held in self.multiplied],
             "cancelled": [output for output, _ in self.cancelled],
             "multiplications_saved": self.multiplications_saved,
+            "tables": [table.reader.node for table in self.tables],
             "centred": [reader.reader.node for reader in self.centred],
         }
 
@@ -92,6 +106,10 @@ class DeferredNorm:
                     ReaderRef(**row["reader"]), fiber_from_json(row["fiber"]), row["nbytes"]
                 )
                 for row in document["centred"]
+            ),
+            tuple(
+                ScaledTable(ReaderRef(**row["reader"]), _scale(row["scale"]))
+                for row in document["tables"]
             ),
         )
 

@@ -128,3 +128,12 @@ def test_a_mean_that_costs_too_much_keeps_the_norm(tmp_path: Path) -> None:
     assert row["action"] == "deferred"
     assert not row["foldable"]
     assert row["deferral"]["centred"] == ["y"]
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
+def test_a_second_run_changes_nothing(target: str) -> None:
+    once = onnxfold.optimize(_model(), target=target, defer="all")
+    assert "left_out" not in once.report
+    assert once.changed
+    again = onnxfold.optimize(once.model, target=target, defer="all", check=0)
+    assert not again.changed
