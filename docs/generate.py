@@ -492,7 +492,7 @@ def _times(rows: Sequence[Row]) -> str:
     by_setting = {(*_case(row), row["defer"]): row for row in rows}
     cases = dict.fromkeys(_case(row) for row in rows if row["threads"] == "1")
     lines = [
-        (*case, *(cell(by_setting[*case, name]) for name in ("all", "auto"))) for case in cases
+        (*case[:-1], *(cell(by_setting[*case, name]) for name in ("all", "auto"))) for case in cases
     ]
     headings = ("block", "target", "type", "tokens", "`all`", "`auto` (the same file)")
     return _table(headings, lines)
