@@ -76,6 +76,18 @@ def test_a_weight_that_others_read_is_copied_or_left() -> None:
     assert kept.reasons == {"n": "shared_weight"}
 
 
+def test_a_centred_copy_for_a_reader_of_something_else_breaks_the_model_and_its_proof() -> None:
+    """x has a mean, which x K sees."""
+    body = NORM.replace("gamma, beta", "ones") + "h = MatMul(n, K) z = MatMul(x, K) y = Add(h, z)"
+    model = _model(body, ones=np.ones(6), **weights(K=(6, 3)))
+    (norm,) = defer(model).plan.norms
+    (reader,) = norm.centred
+    other = replace(reader, reader=replace(reader.reader, node="z"))
+    broken = forced(model, DeferralPlan((replace(norm, centred=(reader, other)),)))
+    assert broken.shown.failures
+    assert error(broken.before, broken.after) > 1e-3
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
