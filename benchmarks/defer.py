@@ -4,22 +4,31 @@
 
 One attention input and feed-forward block with random weights: `llama` (RMS norm before q, k, v and
 a SwiGLU), `qwen3` (q and k normalised again, per head) and `relu` (a ReLU instead).  Decode is one
-token, prefill 128; one thread; the ratio of the medians, above 1 where deferral is faster.
+token, prefill 128 and 512; one thread and two; float32, and for `--target ort` int8 as ONNX Runtime
+quantises weights.
+
+`auto` defers nothing so far: its rows show what the same file differs by from run to run.  Every
+round runs all variants in turn; a ratio is the median over the rounds of the time without
+deferral over the time with it, with quartiles: above 1 where deferral is faster.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import quantize_dynamic
 
 import onnxfold
 from benchmarks.rows import Conditions, conditions, write
@@ -28,20 +37,27 @@ from onnxfold.runtime.interleaved_timing import Turns, Variant, take_turns
 
 WIDTH, HIDDEN, HEADS, KEYS, SIZE = 1024, 2816, 16, 8, 64
 KINDS = ("llama", "qwen3", "relu")
-TOKENS = (1, 128)
+TOKENS = (1, 128, 512)
+THREADS = (1, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeferRow(Conditions):
     """Time without deferral over the time with it; multiplications saved per token by the plan."""
 
+    onnxruntime: str
     model: str
     target: str
+    dtype: str
+    threads: int
     defer: str
     tokens: int
     deferred: int
     multiplications_saved: int
+    rounds: int
     ratio: float
+    ratio_q1: float
+    ratio_q3: float
 
 
 def block(kind: str) -> onnx.ModelProto:
@@ -88,33 +104,57 @@ def block(kind: str) -> onnx.ModelProto:
 
 
 def measure(folder: Path, kind: str, target: Target, rounds: int) -> list[DeferRow]:
-    """Return a row for each setting and number of tokens."""
+    """Return a row for each setting, type, number of threads and number of tokens."""
     settings = (Defer.OFF, Defer.AUTO, Defer.ALL)
-    paths = [folder / f"{kind}.{target}.{setting}.onnx" for setting in settings]
-    results = []
-    for path, setting in zip(paths, settings, strict=True):
+    results, paths = [], defaultdict[str, list[Path]](list)
+    for setting in settings:
         result = onnxfold.optimize(block(kind), target=target, defer=setting, check=None)
+        path = folder / f"{kind}.{target}.{setting}.onnx"
         onnx.save(result.model, path)
+        paths["fp32"].append(path)
+        if target is Target.ORT:
+            paths["int8"].append(path.with_suffix(".int8.onnx"))
+            quantize_dynamic(path, paths["int8"][-1])
         results.append(result.report["inspect"]["summary"])
     rows = []
-    for tokens in TOKENS:
-        x = np.random.default_rng(1).standard_normal((1, tokens, WIDTH)).astype(np.float32)
-        runs = [Variant(path).session(1, ["CPUExecutionProvider"]) for path in paths]
-        spent = np.median(take_turns([partial(_run, s, x) for s in runs], Turns(rounds)), axis=1)
-        for setting, summary, seconds in zip(settings, results, spent, strict=True):
+    for dtype, threads, tokens in product(paths, THREADS, TOKENS):
+        ratios = _ratios(paths[dtype], threads, tokens, rounds)
+        for setting, summary, ratio in zip(settings, results, ratios, strict=True):
             rows.append(
                 DeferRow(
                     **conditions(),
+                    onnxruntime=ort.__version__,
                     model=kind,
                     target=target.value,
+                    dtype=dtype,
+                    threads=threads,
                     defer=setting.value,
                     tokens=tokens,
                     deferred=summary["deferred"],
                     multiplications_saved=summary["multiplications_saved"],
-                    ratio=round(float(spent[0] / seconds), 3),
+                    **ratio,
                 )
             )
     return rows
+
+
+def _ratios(paths: list[Path], threads: int, tokens: int, rounds: int) -> list[dict[str, Any]]:
+    """Return median and quartiles of the paired ratios of the first model's time to each one's."""
+    x = np.random.default_rng(1).standard_normal((1, tokens, WIDTH)).astype(np.float32)
+    runs = [Variant(path).session(threads, ["CPUExecutionProvider"]) for path in paths]
+    spent = take_turns([partial(_run, session, x) for session in runs], Turns(rounds))
+    found = []
+    for seconds in spent:
+        low, middle, high = np.quantile(spent[0] / seconds, (0.25, 0.5, 0.75))
+        found.append(
+            {
+                "rounds": spent.shape[1],
+                "ratio": round(float(middle), 3),
+                "ratio_q1": round(float(low), 3),
+                "ratio_q3": round(float(high), 3),
+            }
+        )
+    return found
 
 
 def _run(session: ort.InferenceSession, x: npt.NDArray[np.float32]) -> None:
@@ -128,14 +168,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows: list[DeferRow] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for kind in KINDS:
-            for target in (Target.ONNX, Target.ORT):
-                rows += measure(Path(folder), kind, target, options.rounds)
-                for row in rows[-6:]:
-                    print(row.model, row.target, row.defer, row.tokens, row.ratio, flush=True)
+    with tempfile.TemporaryDirectory() as given:
+        folder = Path(given)
+        for kind, target in product(KINDS, (Target.ONNX, Target.ORT)):
+            rows += _told(measure(folder, kind, target, options.rounds))
     if options.out is not None:
         write(options.out, rows)
+
+
+def _told(rows: list[DeferRow]) -> list[DeferRow]:
+    for row in rows:
+        where = f"{row.model:9} {row.target:5} {row.dtype:5} {row.threads} {row.tokens:4}"
+        spread = f"{row.ratio_q1:.3f} to {row.ratio_q3:.3f}"
+        print(f"{where} {row.defer:12} {row.ratio:.3f} ({spread})", flush=True)
+    return rows
 
 
 if __name__ == "__main__":

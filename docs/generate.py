@@ -2,8 +2,8 @@
 
     python docs/generate.py
 
-writes laws.md, parity.md, recipes.md and the table of recipes in README.md; a test fails when one
-is stale.
+writes laws.md, parity.md, recipes.md, the tables of deferral in theory.md and that of recipes in
+README.md; a test fails when one is stale.
 """
 
 from __future__ import annotations
@@ -26,6 +26,14 @@ ROOT = Path(__file__).resolve().parent.parent
 _RESULTS = ROOT / "benchmarks" / "results"
 _PARITY = ROOT / "tests" / "parity"
 _BEGIN, _END = "<!-- recipes: written by docs/generate.py -->\n", "<!-- end of recipes -->"
+_BEGIN_COUNTS, _END_COUNTS = (
+    "<!-- deferral counts: written by docs/generate.py -->\n",
+    "<!-- end of deferral counts -->",
+)
+_BEGIN_DEFER, _END_DEFER = (
+    "<!-- deferral times: written by docs/generate.py -->\n",
+    "<!-- end of deferral times -->",
+)
 _BEGIN_GAINS, _END_GAINS = "<!-- gains: written by docs/generate.py -->\n", "<!-- end of gains -->"
 # Subject, axis and size of the rows of models.csv that README shows.
 _README_GAINS = (
@@ -57,12 +65,13 @@ def pages() -> dict[Path, str]:
     """Return the text of every generated page."""
     rows, left = _rows("recipes.csv"), _rows("recipes_left.csv")
     affine, timed = _rows("recipes_affine.csv"), _rows("models.csv")
-    readme = ROOT / "README.md"
+    readme, theory = ROOT / "README.md", ROOT / "docs" / "theory.md"
     return {
         ROOT / "docs" / "laws.md": _laws(),
         ROOT / "docs" / "parity.md": _parity(),
         ROOT / "docs" / "recipes.md": _recipes(rows, left, affine, timed),
         ROOT / "docs" / "refusals.md": _refusals(),
+        theory: _with_deferral(theory.read_text(encoding="utf-8")),
         readme: _with_tables(readme.read_text(encoding="utf-8"), rows, timed),
     }
 
@@ -453,12 +462,52 @@ def _with_tables(readme: str, rows: Sequence[Row], timed: Sequence[Row]) -> str:
     return _between(with_gains, _BEGIN, _END, _folds(rows))
 
 
+def _with_deferral(theory: str) -> str:
+    """Replace what is generated in theory.md."""
+    counts = _table(
+        (
+            "block",
+            "sizes of",
+            "the norm",
+            "s behind every layer",
+            "deferred",
+            "saved behind layers",
+        ),
+        [
+            (row["block"], row["model"], row["norm"], row["behind"], row["deferred"], row["saved"])
+            for row in _rows("deferral_counts.csv")
+        ],
+    )
+    theory = _between(theory, _BEGIN_COUNTS, _END_COUNTS, counts)
+    return _between(theory, _BEGIN_DEFER, _END_DEFER, _times(_rows("defer.csv")))
+
+
+def _times(rows: Sequence[Row]) -> str:
+    """Ratios of one thread: of --defer all, and of the same file again, which auto is so far."""
+
+    def cell(row: Row) -> str:
+        low, middle, high = (float(row[name]) for name in ("ratio_q1", "ratio", "ratio_q3"))
+        return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+    by_setting = {(*_case(row), row["defer"]): row for row in rows}
+    cases = dict.fromkeys(_case(row) for row in rows if row["threads"] == "1")
+    lines = [
+        (*case[:-1], *(cell(by_setting[*case, name]) for name in ("all", "auto"))) for case in cases
+    ]
+    headings = ("block", "target", "type", "tokens", "`all`", "`auto` (the same file)")
+    return _table(headings, lines)
+
+
+def _case(row: Row) -> tuple[str, ...]:
+    return tuple(row[name] for name in ("model", "target", "dtype", "tokens", "threads"))
+
+
 def _between(text: str, begin: str, end: str, table: str) -> str:
-    """Replace what is between two marks; ValueError where README.md lacks them."""
+    """Replace what is between two marks; ValueError where it lacks them."""
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
     if not rest or not after:
-        raise ValueError(f"README.md lacks the marks around the table of {begin}")
+        raise ValueError(f"a page lacks the marks around the table of {begin}")
     return before + begin + table + end + after
 
 

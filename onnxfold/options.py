@@ -53,10 +53,10 @@ class Device(StrEnum):
 
 
 class Defer(StrEnum):
-    """Which RMS norms hand their scale on, to be multiplied behind linear layers or cancelled."""
+    """Which norms hand their scale on, to be multiplied behind linear layers or cancelled."""
 
     OFF = "off"
-    AUTO = "auto"  # where the estimated costs of the target fall
+    AUTO = "auto"  # with targets that were measured to gain by it
     ALL = "all"  # wherever it is exact
 
 

@@ -106,8 +106,8 @@ NoFuseAffineOption = Annotated[
 DeferOption = Annotated[
     Defer,
     typer.Option(
-        help="Let the scale of an RMS norm wait behind the linear layers that read it: **all** "
-        "wherever that is exact, **auto** where it is estimated to be cheaper on the target."
+        help="Let the scale of a norm wait behind the linear layers that read it: **all** wherever "
+        "that is exact, **auto** with targets that were measured to gain by it (none so far)."
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]

@@ -151,16 +151,24 @@ class Editor:
         value.name = self.unused(f"{value.name}.{role}")
 
     def put_behind(
-        self, value: ir.Value, node: ir.Node, *, role: str = "bias", before: str = "product"
+        self,
+        value: ir.Value,
+        nodes: Sequence[ir.Node],
+        *,
+        role: str = "bias",
+        before: str = "product",
     ) -> None:
-        """Insert a node that reads a value first; its result gets the name and all readers.
+        """Insert nodes of which the first reads a value; the last result gets name and readers.
 
-        ``role`` names the node, ``before`` what it reads.
+        ``role`` names the nodes, ``before`` what the first reads.
         """
-        producer, result = splice_behind(value, [node]), node.outputs[0]
-        node.name = f"{producer.name or value.name}.{role}"
+        producer, result = splice_behind(value, nodes), nodes[-1].outputs[0]
         inherit(value, result)
         value.name = self.unused(f"{result.name}.{before}")
+        for node in nodes:
+            node.name = f"{producer.name or result.name}.{role}"
+            if node is not nodes[-1]:
+                node.outputs[0].name = self.unused(f"{result.name}.{role}")
 
     def stand_in(self, lowered: Lowered, before: ir.Node, old: Iterable[ir.Node]) -> None:
         """Insert new nodes before a node; they take over the names of what they stand for.

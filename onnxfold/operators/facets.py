@@ -9,11 +9,13 @@ from onnxfold.refusal import RefusalCode
 
 __all__ = [
     "adds_first",
+    "bias_behind",
     "broadcasts",
     "cuts",
     "data_inputs",
     "decides",
     "degree",
+    "factors",
     "foldable",
     "gives_alike",
     "in_a_body",
@@ -126,6 +128,16 @@ def data_inputs(row: Operator, count: int) -> tuple[int, ...]:
 def adds_first(row: Operator, index: int) -> bool:
     """Whether the other of two inputs is added to input ``index`` before whatever else is done."""
     return index in row.adds_first
+
+
+def bias_behind(row: Operator) -> int | None:
+    """Return the input that is added, broadcast, to the product that a linear layer gives."""
+    return row.bias if row.family is Family.GEMM else None
+
+
+def factors(row: Operator) -> tuple[int, ...]:
+    """Return the inputs that are multiplied element by element, broadcast."""
+    return (0, 1) if row.family is Family.PRODUCT else ()
 
 
 def takes_scale(row: Operator) -> bool:

@@ -36,6 +36,7 @@ class Settings:
     matches anywhere stay as they are.  A weight whose range grows more than ``range_limit`` times
     is named.  ``overflowing`` are references of weights that must not be centred.
     ``fused_before`` counts the calls of ours that the model came with and that add a residual.
+    ``defer_layer_norms``: whether their means may stay in what layers behind them read.
     ``conversion``: the one form that the norms get; ``shift``: a seed of shifts, for LAYER alone.
     """
 
@@ -51,6 +52,7 @@ class Settings:
     conversion: Conversion | None = None
     shift: int | None = None
     defer: Defer = Defer.OFF
+    defer_layer_norms: bool = True
 
     def excludes(self, name: str) -> bool:
         """Whether a norm of this name stays as it is."""

@@ -88,7 +88,7 @@ class PlaceEditor:
             raise InvariantError(f"'{product.name}' is of unknown rank")
         shape = (place.channels.size, *(1,) * (len(dims) - 1 - axis))
         bias = self._new_bias(node, shape, Shift(place.channels.renamed({axis: 0}), edit.vector))
-        self.edit.put_behind(product, ir.node("Add", [product, bias]))
+        self.edit.put_behind(product, [ir.node("Add", [product, bias])])
 
     def _new_bias(self, node: ir.Node, shape: tuple[int, ...], edit: Edit) -> ir.Value:
         # Not the type of the stored weight, which a Cast may follow.

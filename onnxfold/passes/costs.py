@@ -25,8 +25,6 @@ class Costs:
     bias: int  # what beta costs an RMS norm: an addition, 0 where the norm itself adds it
     centring: int
     addition: int = 100  # an Add of a vector as an operator of its own, the same on any target
-    row_product: int = 100  # a Mul by one number per row
-    mean_square: int = 190  # taken as that of an RMS norm, which is one operator; not measured
     split: int = 1  # a copied weight costs storage, not time; 1 keeps "in place" the first choice
 
     def gain(self, count: int, has_bias: bool) -> int:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from onnxfold.graph import AxisBlock
+from onnxfold.graph import AxisBlock, Fiber
 from onnxfold.graph.channels import Channels
 
-__all__ = ["Place", "ReaderRef", "channels_from_json"]
+__all__ = ["Place", "ReaderRef", "channels_from_json", "fiber_from_json"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -55,3 +55,8 @@ class Place:
 def channels_from_json(document: Mapping[str, Any]) -> Channels:
     """Read what ``dataclasses.asdict`` gave."""
     return Channels(tuple(AxisBlock(**digit) for digit in document["digits"]))
+
+
+def fiber_from_json(document: Mapping[str, Any]) -> Fiber:
+    """Read what ``dataclasses.asdict`` gave."""
+    return Fiber(tuple(AxisBlock(**block) for block in document["blocks"]))

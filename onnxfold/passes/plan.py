@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from onnxfold.graph import AxisBlock, Fiber
 from onnxfold.passes.affine.plan import AffineFusion
 from onnxfold.passes.centring.plan import CentringPlan, Fold, Insertion, WeightCentring
 from onnxfold.passes.deferral.plan import DeferredNorm
-from onnxfold.passes.places import ReaderRef
+from onnxfold.passes.places import ReaderRef, fiber_from_json
 from onnxfold.passes.scales.plan import ScaleFusion
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -36,6 +35,8 @@ class Plan(CentringPlan):
         centred = sum(weight.nbytes for weight in self.weights if weight.split)
         places = [place for fusion in self.fusions for place in fusion.places]
         places += [place for scale in self.scales for place in scale.places]
+        read = [reader for norm in self.deferred for reader in norm.centred]
+        centred += sum(reader.nbytes for reader in read)
         return centred + sum(place.nbytes for place in places if place.copy)
 
     def to_json(self) -> dict[str, object]:
@@ -57,7 +58,7 @@ class Plan(CentringPlan):
             tuple(
                 WeightCentring(
                     weight["value"],
-                    _fiber(weight["fiber"]),
+                    fiber_from_json(weight["fiber"]),
                     weight["nbytes"],
                     _readers(weight["readers"]),
                     tuple(weight["norms"]),
@@ -67,7 +68,7 @@ class Plan(CentringPlan):
             tuple(
                 Insertion(
                     insertion["value"],
-                    _fiber(insertion["fiber"]),
+                    fiber_from_json(insertion["fiber"]),
                     _readers(insertion["readers"]),
                     tuple(insertion["norms"]),
                 )
@@ -101,10 +102,6 @@ class Plan(CentringPlan):
             lines.append(f"insert    centring of {insertion.value} for {readers} readers")
         lines += [f"leave     {norm}: {refusal.sentence}" for norm, refusal in self.refusals]
         return "\n".join(lines) or "nothing to do"
-
-
-def _fiber(document: Mapping[str, Any]) -> Fiber:
-    return Fiber(tuple(AxisBlock(**block) for block in document["blocks"]))
 
 
 def _readers(rows: Any) -> tuple[ReaderRef, ...]:

@@ -45,7 +45,8 @@ class Certificate:
     """Hints by reference: a fiber of each centred weight or value, norms that were folded.
 
     ``centred`` pairs references of the original; ``folded`` names the results of norms.
-    ``by_name_alone``: what has a new name stands for no value of the original.
+    ``by_name_alone``: what has a new name stands for no value of the original, but for the copy of
+    a constant, and only what is ``centred`` may have mean 0.
     """
 
     centred: tuple[tuple[str, Fiber], ...] = ()

@@ -335,6 +335,9 @@ class _Walker:
     def _zeros(self, region: Region) -> Iterator[list[tuple[Leaf, Fiber]]]:
         """Yield leaves and fibers along which their means may be 0: of one, of all that fit."""
         leaves = [leaf for leaf in region.leaves if leaf.v is not None and _may_be_centred(leaf)]
+        if self._hints.by_name_alone:
+            named = self._fibers.keys()
+            leaves = [leaf for leaf in leaves if leaf.u and self._before.ref(leaf.u) in named]
         for first in leaves:
             for fiber in self._axes(first):
                 joint = []

@@ -38,6 +38,7 @@ EXPECTED = {
     "dinov2-small": Expected(5, 5, 0, 5, 5),
     "dyt-vit": Expected(0, 0, 0, 0, 0),
     "gemma-small": Expected(0, 0, 0, 0, 0),
+    "gemma2-small": Expected(0, 0, 0, 0, 0),
     "gpt2": Expected(5, 5, 0, 0, 5),
     "gptj": Expected(3, 3, 0, 0, 3),
     "llama-small": Expected(0, 0, 0, 0, 0),

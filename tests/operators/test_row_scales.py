@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from itertools import combinations
@@ -35,7 +36,7 @@ _HANDING_ON = frozenset(
 def _layout(draw: Draw, rank: int) -> Rows:
     """Some axes of a value, in any order, are the rows."""
     places = draw.shuffled(range(rank))
-    return tuple(place if draw.chance(0.6) else None for place in places)
+    return tuple((place,) if draw.chance(0.6) else () for place in places)
 
 
 def _scaled(draw: Draw, sample: Sample, shared: Rows) -> dict[int, RowScale]:
@@ -64,23 +65,23 @@ def _sizes(sample: Sample, scaled: dict[int, RowScale]) -> dict[int, int] | None
     for index, scale in scaled.items():
         operand = sample.operands[index]
         assert operand is not None
-        for dim, row in zip(operand.array.shape, scale.rows, strict=True):
-            if row is not None and sizes.setdefault(row, dim) != dim:
+        for dim, merged in zip(operand.array.shape, scale.rows, strict=True):
+            if merged and sizes.setdefault(merged[0], dim) != dim:
                 return None
     return sizes
 
 
 def _spread(s: Array, axes: list[int], rows: Rows) -> Array:
     """s with its axes where ``rows`` says, and size 1 elsewhere."""
-    wanted = [row for row in rows if row is not None]
+    wanted = [row for merged in rows for row in merged]
     gone = tuple(axes.index(axis) for axis in axes if axis not in wanted)
     if any(s.shape[axis] != 1 for axis in gone):
         raise AssertionError("a row of several elements is gone")
     kept = [axis for axis in axes if axis in wanted]
     moved = s.reshape([s.shape[axes.index(axis)] for axis in kept])
     moved = moved.transpose([kept.index(row) for row in wanted])
-    sizes = iter(moved.shape)
-    return moved.reshape([1 if row is None else next(sizes) for row in rows])
+    sizes = [math.prod(s.shape[axes.index(row)] for row in merged) for merged in rows]
+    return moved.reshape(sizes)
 
 
 def _check(sample: Sample, draw: Draw) -> bool:

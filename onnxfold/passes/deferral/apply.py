@@ -9,12 +9,24 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from onnxfold.errors import InvariantError
+from onnxfold.graph import constant_tensor
 from onnxfold.graph.edit import Editor, Lowered, redirect, set_input, sweep
 from onnxfold.norms import NormSite, find_norms
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
 from onnxfold.passes.base import Settings
-from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm, Held
-from onnxfold.passes.deferral.row_numbers import RowNumbers, epsilon_of, mean_square
+from onnxfold.passes.deferral.plan import (
+    CentredReader,
+    DeferralPlan,
+    DeferredNorm,
+    Held,
+    ScaledTable,
+)
+from onnxfold.passes.deferral.row_numbers import RowNumbers, as_type, with_row_epsilon
+from onnxfold.passes.deferral.row_scale import RowScale
 from onnxfold.passes.lower.parameters import AffinePart, Parameters
+from onnxfold.weights.centre import centred_tensor
 
 __all__ = ["apply"]
 
@@ -43,12 +55,29 @@ class _Work:
         site = self._sites[norm.output].within(self._edit)
         x = self._now.get(site.input, site.input)
         rows = RowNumbers(self._edit, site, x)
+        for reader in norm.centred:
+            self._centre(reader)
         for held in norm.held:
             self._hold(norm, held, rows)
+        scaled: dict[tuple[ir.Value, RowScale], ir.Value] = {}
+        for table in norm.tables:
+            self._scale_table(table, rows, scaled)
         for output, scale in norm.cancelled:
             self._cancel(output, rows.inverse_square(scale))
         redirect(site.output, x)
-        sweep(reversed(site.nodes))
+        sweep(site.nodes)
+
+    def _centre(self, centred: CentredReader) -> None:
+        """Give a layer a weight whose mean along the channels of its input is 0."""
+        node, index = self._values[centred.reader.node].producer(), centred.reader.index
+        weight = None if node is None else node.inputs[index]
+        tensor = None if weight is None else constant_tensor(weight)
+        if node is None or weight is None or tensor is None:
+            raise InvariantError(f"'{centred.reader.node}' reads no weight")
+        name = f"{weight.name}.centred"
+        copy = self._edit.new_constant(weight, centred_tensor(tensor, centred.fiber, name), name)
+        set_input(node, index, copy)
+        self._edit.drop_if_unread(weight)
 
     def _hold(self, norm: DeferredNorm, held: Held, rows: RowNumbers) -> None:
         value = self._values[held.value]
@@ -56,11 +85,50 @@ class _Work:
             self._edit.rename(value, "deferred")
             return
         readers = [(use.node, use.idx) for use in value.uses() if self._reads_held(norm, use.node)]
-        product = ir.node("Mul", [value, rows.scale(held.scale)])
-        self._edit.put_behind(value, product, role="row_scale", before="deferred")
-        self._now[value] = product.outputs[0]
+        bias = self._without_bias(value) if held.biased else None
+        product = self._multiplied(value, rows.scale(held.scale))
+        if bias is not None:
+            addition = ir.node("Add", [product, bias])
+            self._edit.put_behind(product, [addition], before="scaled")
+            product = addition.outputs[0]
+        self._now[value] = product
         for node, index in readers:
             set_input(node, index, value)
+
+    def _multiplied(self, value: ir.Value, scale: ir.Value) -> ir.Value:
+        """Multiply a value, and let all readers have the product; return it."""
+        nodes = _product(value, scale)
+        self._edit.put_behind(value, nodes, role="row_scale", before="deferred")
+        return nodes[-1].outputs[0]
+
+    def _scale_table(
+        self,
+        table: ScaledTable,
+        rows: RowNumbers,
+        scaled: dict[tuple[ir.Value, RowScale], ir.Value],
+    ) -> None:
+        """Let a product read a factor times the scale; products in order may share it."""
+        node, index = self._values[table.reader.node].producer(), table.reader.index
+        factor = None if node is None else node.inputs[index]
+        if node is None or factor is None:
+            raise InvariantError(f"'{table.reader.node}' is no product")
+        if (factor, table.scale) not in scaled:
+            nodes = _product(factor, rows.scale(table.scale))
+            for each in nodes:
+                each.name = each.outputs[0].name = f"{factor.name}.scaled"
+            made = self._edit.compute_before(node, Lowered(tuple(nodes), ()))
+            scaled[factor, table.scale] = made
+        set_input(node, index, scaled[factor, table.scale])
+
+    def _without_bias(self, value: ir.Value) -> ir.Value | None:
+        """Take the bias of the layer that gives a value away; return it."""
+        node = value.producer()
+        index = None if node is None else facets.bias_behind(row_of(node))
+        if node is None or index is None:
+            raise InvariantError(f"no layer adds a bias to '{value.name}'")
+        bias = node.inputs[index]
+        set_input(node, index, None)
+        return bias
 
     def _reads_held(self, norm: DeferredNorm, node: ir.Node) -> bool:
         """Whether a node hands the scale on, or belongs to a norm that cancels it."""
@@ -73,27 +141,20 @@ class _Work:
         """Spell a norm with an epsilon for each row."""
         found = self._sites[output]
         site = found.within(self._edit)
-        u = site.input
-        epsilon = epsilon_of(site)
-        nodes, made = mean_square(site, u, self._edit.info.opset)
-        nodes.append(ir.node("Mul", [inverse_square, epsilon]))
-        nodes.append(ir.node("Add", [nodes[-2].outputs[0], nodes[-1].outputs[0]]))
-        nodes.append(ir.node("Sqrt", [nodes[-1].outputs[0]]))
-        nodes.append(ir.node("Div", [u, nodes[-1].outputs[0]]))
-        made.append(epsilon)
+        nodes, made = with_row_epsilon(site, inverse_square, self._edit.info.opset)
         for op_type, role, part in (("Mul", "gamma", found.gamma), ("Add", "beta", found.beta)):
             operand = self._operand(found, part, role, made)
             if operand is not None:
+                nodes += as_type(nodes[-1].outputs[0], operand.dtype)
                 nodes.append(ir.node(op_type, [nodes[-1].outputs[0], operand]))
+                nodes[-1].outputs[0].type = operand.type
+        nodes += as_type(nodes[-1].outputs[0], site.output.dtype)
         for place, node in enumerate(nodes):
-            node.outputs[0].type = u.type
             node.name = f"{site.name}.row_epsilon{place}"
             node.outputs[0].name = f"{site.output.name}.row_epsilon"
-        heir = nodes[-1].outputs[0]
-        old = site.output
-        self._edit.stand_in(
-            Lowered(tuple(nodes), ((old, heir),), tuple(made)), site.last, reversed(site.nodes)
-        )
+        old, heir = site.output, nodes[-1].outputs[0]
+        lowered = Lowered(tuple(nodes), ((old, heir),), tuple(made))
+        self._edit.stand_in(lowered, site.last, site.nodes)
         self._now[old] = heir
 
     def _operand(
@@ -103,3 +164,11 @@ class _Work:
             return None
         value = self._parameters.per_channel(site, part, role, made)
         return self._edit.value(value)
+
+
+def _product(value: ir.Value, scale: ir.Value) -> list[ir.Node]:
+    """Return the nodes that multiply a value in the type of its scale and round the product."""
+    nodes = as_type(value, scale.dtype)
+    nodes.append(ir.node("Mul", [nodes[-1].outputs[0] if nodes else value, scale]))
+    nodes[-1].outputs[0].type = scale.type
+    return nodes + as_type(nodes[-1].outputs[0], value.dtype)

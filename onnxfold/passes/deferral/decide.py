@@ -7,12 +7,14 @@ z_v = 1 where v is computed without s, a_v = 1 where nobody needs v itself.  The
     z_w -> z_v      infinite, for every input v that hands s on to w
     z_v -> a_v      the elements of v: s is multiplied there
     a_v -> z_w      infinite, for every w that s is handed on to from v
+    a_v -> b_t, c_t -> z_w     infinite, in place of that where w is a product of v and a factor t
+    b_t -> c_t      the elements of t: s is multiplied to it, once for all such products
     a_v -> sink     infinite, where somebody needs v itself
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -20,17 +22,26 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.norms import NormSite, find_norms
 from onnxfold.norms.algebra.canonical import uniform
+from onnxfold.norms.site import NormKind
+from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
-from onnxfold.options import Defer
+from onnxfold.options import Defer, Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.mincut import INFINITE, minimum_cut
-from onnxfold.passes.costs import costs_of, elements
-from onnxfold.passes.deferral.flow import Flow, cancels, flow_of
-from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm, Held
+from onnxfold.passes.deferral.flow import Flow, Table, cancels, flow_of, refuse_form
+from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm, Held, ScaledTable
+from onnxfold.passes.deferral.readers import centred_readers
+from onnxfold.passes.deferral.row_scale import RowScale
 from onnxfold.passes.lower.parameters import AffinePart
+from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["decide"]
+__all__ = ["MEASURED_CHEAPER", "decide"]
+
+
+# Targets with which benchmarks/results/defer.csv has no median under 0.99 and some above 1.
+MEASURED_CHEAPER: frozenset[Target] = frozenset()
+_DEFERRED = (NormKind.RMS_NORM, NormKind.L2_NORM, NormKind.LAYER_NORM)
 
 
 def decide(info: ModelInfo, settings: Settings) -> DeferralPlan:
@@ -42,7 +53,7 @@ def decide(info: ModelInfo, settings: Settings) -> DeferralPlan:
     refusals: list[tuple[str, Refusal]] = []
     taken: set[ir.Value] = set()
     for site in sites:
-        if site.output in taken or not cancels(site):
+        if site.output in taken or site.kind not in _DEFERRED:
             continue
         found = _deferred(info, site, settings, order, free, taken)
         if isinstance(found, Refusal):
@@ -72,18 +83,25 @@ def _deferred(
     refusal = _refuse_flow(info, site, flow, first, taken)
     if refusal is not None:
         return refusal
+    centred = centred_readers(info, site, flow, settings) if site.subtracts_mean else ()
+    if isinstance(centred, Refusal):
+        return centred
     held = _cut(info, site, flow, first)
-    norm = _norm(info, site, flow, held)
-    if settings.defer is Defer.AUTO and not _pays(info, site, norm, settings):
-        sentence = "its scale would cost more behind the linear layers than the norm costs"
+    norm = replace(_norm(info, site, flow, held), centred=centred)
+    if settings.defer is Defer.AUTO and settings.target not in MEASURED_CHEAPER:
+        sentence = f"nothing was measured to be gained with the target {settings.target}"
         return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
     gone = {other.output for other in flow.cancelled if other.input in held}
-    return norm, {site.output, *held, *gone}
+    read = {node.outputs[0] for node in _tables(flow, held)}
+    return norm, {site.output, *held, *gone, *read}
 
 
 def _refuse_site(info: ModelInfo, site: NormSite, settings: Settings) -> Refusal | None:
     if settings.excludes(site.name):
         return Refusal(RefusalCode.EXCLUDED, "excluded by --exclude", (site.name,))
+    refusal = refuse_form(site)
+    if refusal is not None:
+        return refusal
     if site.beta is not None or not _is_one(info, site.gamma):
         sentence = "its gamma or beta stays, so that it is more than one number per row"
         return Refusal(RefusalCode.VARIES_ALONG_FIBER, sentence, (site.name,))
@@ -112,11 +130,13 @@ def _refuse_flow(
     info: ModelInfo, site: NormSite, flow: Flow, first: set[ir.Value], taken: set[ir.Value]
 ) -> Refusal | None:
     if site.output in flow.ended:
-        blamed = [_says(use.node) for use in site.output.uses() if use.node not in flow.handed]
+        ends = (node for node in site.output.consumers() if node not in flow.handed)
+        blamed = [_says(node) for node in ends if facets.reads_elements(row_of(node))]
         sentence = f"it must be computed for {', '.join(blamed) or 'an output of the graph'}"
         return Refusal(RefusalCode.EXACT_READER, sentence, (site.name,))
     if not first:
-        return Refusal(RefusalCode.NOT_WORTH, "no linear layer reads it", (site.name,))
+        sentence = "no linear layer behind it can do without its scale"
+        return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
     if not taken.isdisjoint(flow.scales):
         return Refusal(RefusalCode.NOT_WORTH, "its scale would meet another's", (site.name,))
     return None
@@ -132,51 +152,69 @@ def _cut(info: ModelInfo, site: NormSite, flow: Flow, first: set[ir.Value]) -> d
     edges = [(0, numbers[value], INFINITE) for value in first]
     edges.append((0, numbers[site.output] + 1, INFINITE))  # the norm itself is not computed
     for value, z in numbers.items():
-        edges.append((z, z + 1, elements(info.shape(value))))
+        edges.append((z, z + 1, flow.widths[value]))
         if value in flow.ended:
             edges.append((z + 1, 1, INFINITE))
+    before = _table_edges(flow, numbers, edges)
     for node, outputs in flow.handed.items():
-        inputs = [value for value in node.inputs if value in flow.scales]
+        inputs = [v for v in node.inputs if v is not None and flow.hands_on(v)]
         for z in (numbers[output] for output in outputs):
-            edges += ((z, numbers[value], INFINITE) for value in inputs if value is not None)
-            edges += ((numbers[v] + 1, z, INFINITE) for v in inputs if v is not None)
+            edges += ((z, numbers[value], INFINITE) for value in inputs)
+            edges += ((numbers[value] + 1, before.get(node, z), INFINITE) for value in inputs)
             edges += ((z, numbers[other], INFINITE) for other in outputs)
     _, ones = minimum_cut(edges, 0, 1)
     chosen = [value for value, z in numbers.items() if z in ones and value is not site.output]
     return {value: numbers[value] + 1 not in ones for value in chosen}
 
 
+def _table_edges(
+    flow: Flow, numbers: dict[ir.Value, int], edges: list[tuple[int, int, int]]
+) -> dict[ir.Node, int]:
+    """Add b_t -> c_t and c_t -> z_w; return b_t for each product w, in place of z_w behind a_v."""
+    first = 2 + 2 * len(numbers)
+    known: dict[tuple[ir.Value | None, RowScale], int] = {}
+    for node, table in flow.tables.items():
+        factor = _factor(flow, node, table)
+        if factor not in known:
+            known[factor] = first + 2 * len(known)
+            edges.append((known[factor], known[factor] + 1, table.width))
+        edges.append((known[factor] + 1, numbers[node.outputs[0]], INFINITE))
+    return {node: known[_factor(flow, node, table)] for node, table in flow.tables.items()}
+
+
 def _norm(info: ModelInfo, site: NormSite, flow: Flow, held: dict[ir.Value, bool]) -> DeferredNorm:
-    kept = tuple(Held(info.ref(value), flow.scales[value], at) for value, at in held.items())
+    kept = tuple(
+        Held(info.ref(value), flow.scales[value], at, value in flow.biased)
+        for value, at in held.items()
+    )
     cancelled = tuple(
         (info.ref(other.output), scale)
         for other, scale in flow.cancelled.items()
         if other.input in held
     )
-    spent = sum(_per_row(info, flow, value) for value, at in held.items() if at)
-    saved = _per_row(info, flow, site.output) - spent
-    return DeferredNorm(site.name, info.ref(site.output), kept, cancelled, saved)
-
-
-def _per_row(info: ModelInfo, flow: Flow, value: ir.Value) -> int:
-    shape = info.shape(value) or ()
-    rows = flow.scales[value].rows
-    return elements(tuple(dim for dim, row in zip(shape, rows, strict=True) if row is None))
-
-
-def _pays(info: ModelInfo, site: NormSite, norm: DeferredNorm, settings: Settings) -> bool:
-    """Whether the operators that come cost less than the norms that go."""
-    costs = costs_of(settings.target)
-    count = dict(_sizes(info))
-    after = count[norm.output] * costs.mean_square
-    after += sum(count[held.value] * costs.row_product for held in norm.multiplied)
-    after += sum(
-        count[output] * (costs.mean_square + costs.row_product - costs.rms_norm)
-        for output, _ in norm.cancelled
+    tables = _tables(flow, held)
+    scaled = tuple(
+        ScaledTable(ReaderRef(info.ref(node.outputs[0]), table.index), flow.scales[node.outputs[0]])
+        for node, table in tables.items()
     )
-    return after < count[norm.output] * costs.rms_norm
+    spent = sum(flow.widths[value] for value, at in held.items() if at)
+    spent += sum(
+        {_factor(flow, node, table): table.width for node, table in tables.items()}.values()
+    )
+    saved = flow.widths[site.output] - spent
+    ref = info.ref(site.output)
+    return DeferredNorm(site.name, ref, kept, cancelled, saved, tables=scaled)
 
 
-def _sizes(info: ModelInfo) -> Iterator[tuple[str, int]]:
-    for ref, value in info.by_ref().items():
-        yield ref, elements(info.shape(value))
+def _tables(flow: Flow, held: dict[ir.Value, bool]) -> dict[ir.Node, Table]:
+    """Return the products that get s from their other factor."""
+    return {
+        node: table
+        for node, table in flow.tables.items()
+        if node.outputs[0] not in held and any(held.get(v) is False for v in node.inputs if v)
+    }
+
+
+def _factor(flow: Flow, node: ir.Node, table: Table) -> tuple[ir.Value | None, RowScale]:
+    """Return what is multiplied, which several products may read."""
+    return node.inputs[table.index], flow.scales[node.outputs[0]]

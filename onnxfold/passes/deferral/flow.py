@@ -13,27 +13,50 @@ from onnxfold.norms import NormSite
 from onnxfold.norms.site import EpsilonMode, NormKind
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
+from onnxfold.passes.costs import elements
 from onnxfold.passes.deferral.row_scale import RowScale, passed_on
+from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["Flow", "cancels", "flow_of"]
+__all__ = ["Flow", "Table", "cancels", "flow_of", "refuse_form"]
 
 _HIGHEST_DEGREE = 2  # of a GLU; s^4 of long rows is beyond float32
 _MOST_STEPS = 4  # from a stored weight to a product: DequantizeLinear, Cast, Transpose
+_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)  # whose range is float32's
 _SCALE_ONLY = frozenset({NormKind.RMS_NORM, NormKind.L2_NORM})
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A factor without a scale, input ``index`` of a product: s may be multiplied to it instead.
+
+    Heads share cos and sin, so that ``width``, its elements for one row, may be few.
+    """
+
+    index: int
+    width: int
 
 
 @dataclass(slots=True)
 class Flow:
     """Values that can be computed without s, in order; which node hands s on to which of them.
 
-    ``ended``: the values that some reader needs as they are.  ``cancelled``: norms whose input has
-    a scale, which they take out again.
+    ``widths``: their elements for one row.  ``ended``: the values that some reader needs as they
+    are.  ``biased``: those of them to which a layer adds a bias, s being multiplied before it.
+    ``tables``: where s may be multiplied to the other factor of a product.  ``cancelled``: norms
+    whose input has a scale, which they take out again.
     """
 
     scales: dict[ir.Value, RowScale] = field(default_factory=dict)
+    widths: dict[ir.Value, int] = field(default_factory=dict)
     handed: dict[ir.Node, tuple[ir.Value, ...]] = field(default_factory=dict)
     ended: set[ir.Value] = field(default_factory=set)
+    biased: set[ir.Value] = field(default_factory=set)
+    tables: dict[ir.Node, Table] = field(default_factory=dict)
     cancelled: dict[NormSite, RowScale] = field(default_factory=dict)
+
+    def hands_on(self, value: ir.Value) -> bool:
+        """Whether readers of a value may compute without s as well."""
+        return value in self.scales and value not in self.biased
 
 
 def cancels(site: NormSite) -> bool:
@@ -41,19 +64,27 @@ def cancels(site: NormSite) -> bool:
 
     RMS_e(s u) = u / sqrt(mean(u^2) + e / s^2) then, exactly.
     """
-    return (
-        site.kind in _SCALE_ONLY
-        and site.refusal is None
-        and site.epsilon_mode is EpsilonMode.INSIDE
-        and site.epsilon > 0
-        and site.fiber.whole
-        and not site.leaks
-        and site.input.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-        and site.compute_dtype == site.input.dtype
-        and site.output.dtype == site.input.dtype
-        and site.affine_repeat == 1
-        and site.affine_axis is None
-    )
+    return site.kind in _SCALE_ONLY and refuse_form(site) is None
+
+
+def refuse_form(site: NormSite) -> Refusal | None:
+    """Return why the quotient of a norm cannot be taken apart, None where it can."""
+    if site.refusal is not None:
+        return site.refusal
+    if site.input.dtype not in _TYPES or site.output.dtype != site.input.dtype:
+        sentence = f"what is not normalised may leave the range of {site.output.dtype}"
+        return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (site.name,))
+    if site.epsilon_mode is not EpsilonMode.INSIDE or site.epsilon <= 0:
+        sentence = "no positive epsilon stands under its root"
+        return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
+    if site.leaks:
+        blamed = tuple(sorted(value.name or "" for value in site.leaks))
+        sentence = f"'{blamed[0]}' in it is read by others"
+        return Refusal(RefusalCode.STATISTICS_READ, sentence, blamed)
+    if not site.fiber.whole or site.affine_repeat != 1 or site.affine_axis is not None:
+        sentence = "it runs over groups of channels"
+        return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
+    return None
 
 
 def flow_of(
@@ -64,8 +95,8 @@ def flow_of(
 ) -> Flow:
     """Follow the scale of a norm forward; ``behind`` are the norms that take one out, by input."""
     base = info.shape(site.output) or ()
-    rows = tuple(None if axis in site.fiber.axes else axis for axis in range(len(base)))
-    flow = Flow({site.output: RowScale(1, rows)})
+    rows = tuple(() if axis in site.fiber.axes else (axis,) for axis in range(len(base)))
+    flow = Flow({site.output: RowScale(1, rows)}, {site.output: site.size})
     waiting: list[tuple[int, ir.Node]] = []
     _visit(info, flow, site.output, site, order, behind, waiting)
     met: set[ir.Node] = set()
@@ -92,7 +123,7 @@ def _visit(
     last = behind.get(value)
     scale = flow.scales[value]
     taken: tuple[ir.Node, ...] = ()
-    if last is not None and all(scale.rows[axis] is None for axis in last.fiber.axes):
+    if last is not None and not any(scale.rows[axis] for axis in last.fiber.axes):
         flow.cancelled[last] = scale
         taken = last.nodes
     if info.is_output(value):
@@ -110,13 +141,14 @@ def _visit(
 def _hand_on(
     info: ModelInfo, flow: Flow, node: ir.Node, dtype: ir.DataType | None
 ) -> tuple[ir.Value, ...]:
-    """Let a node hand the scale on to its outputs, or end it at its inputs."""
+    """Let a node hand the scale on to its outputs, which are returned, or end it at its inputs."""
     scaled = {
         index: flow.scales[value]
         for index, value in enumerate(node.inputs)
-        if value is not None and value in flow.scales
+        if value is not None and flow.hands_on(value)
     }
-    passed = None if _is_of_two(info, node) else passed_on(info, node, scaled)
+    bias = _bias_behind(node)
+    passed = None if _is_of_two(info, node) else passed_on(info, node, scaled, without=bias)
     if (
         passed is None
         or passed.degree > _HIGHEST_DEGREE
@@ -125,8 +157,48 @@ def _hand_on(
         flow.ended |= {value for value in node.inputs if value in flow.scales}
         return ()
     flow.handed[node] = tuple(node.outputs)
-    flow.scales.update(dict.fromkeys(node.outputs, passed))
-    return tuple(node.outputs)
+    for output in node.outputs:
+        flow.scales[output] = passed
+        flow.widths[output] = _width(info, flow, node, output)
+    table = _table(info, node, scaled, passed)
+    if table is not None and table.width < flow.widths[node.outputs[0]]:
+        flow.tables[node] = table
+    if bias is None:
+        return tuple(node.outputs)
+    flow.biased.update(node.outputs)
+    flow.ended.update(node.outputs)
+    return ()
+
+
+def _width(info: ModelInfo, flow: Flow, node: ir.Node, value: ir.Value) -> int:
+    """Return the elements of a value for one row; those of an input where they are not known."""
+    shape, rows = info.shape(value), flow.scales[value].rows
+    if shape is not None:
+        inner = tuple(dim for dim, row in zip(shape, rows, strict=True) if not row)
+        if all(isinstance(dim, int) for dim in inner):
+            return elements(inner)
+    return max(flow.widths[operand] for operand in node.inputs if operand in flow.widths)
+
+
+def _table(
+    info: ModelInfo, node: ir.Node, scaled: Mapping[int, RowScale], passed: RowScale
+) -> Table | None:
+    """Return the factor of a product that has no scale, where its size is known."""
+    others = [index for index in facets.factors(row_of(node)) if index not in scaled]
+    value = node.inputs[others[0]] if len(others) == len(scaled) == 1 else None
+    shape = None if value is None else info.shape(value)
+    if shape is None:
+        return None
+    inner = [dim for dim, row in zip(shape[::-1], passed.rows[::-1], strict=False) if not row]
+    return Table(others[0], elements(tuple(inner))) if all(type(d) is int for d in inner) else None
+
+
+def _bias_behind(node: ir.Node) -> int | None:
+    """Return the input that a layer adds to its product as an Add would, where it has one."""
+    index = facets.bias_behind(row_of(node))
+    if index is None or index >= len(node.inputs) or node.inputs[index] is None:
+        return None
+    return index if node.attributes.get_float("beta", 1.0) == 1.0 else None
 
 
 def _is_of_two(info: ModelInfo, node: ir.Node) -> bool:

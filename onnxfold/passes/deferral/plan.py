@@ -6,32 +6,60 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from onnxfold.graph import Fiber
 from onnxfold.passes.deferral.row_scale import RowScale
+from onnxfold.passes.places import ReaderRef, fiber_from_json
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["DeferralPlan", "DeferredNorm", "Held"]
+__all__ = ["CentredReader", "DeferralPlan", "DeferredNorm", "Held", "ScaledTable"]
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """A value that is computed without its scale: value = s^degree times what is computed.
 
-    ``multiplied``: somebody needs the value itself, so that the scale is multiplied here.
+    ``multiplied``: somebody needs the value itself, so that the scale is multiplied here;
+    ``biased``: before the bias of the layer that gives it, which becomes a sum of its own.
     """
 
     value: str
     scale: RowScale
     multiplied: bool
+    biased: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledTable:
+    """The factor at a node's input that the scale of the other one is multiplied to.
+
+    ``scale`` is that of the product.
+    """
+
+    reader: ReaderRef
+    scale: RowScale
+
+
+@dataclass(frozen=True, slots=True)
+class CentredReader:
+    """The weight at a node's input that is centred along ``fiber``, for this node alone.
+
+    ``nbytes``: its size where others read it, so that it is stored twice, else 0.
+    """
+
+    reader: ReaderRef
+    fiber: Fiber
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DeferredNorm:
-    """A norm y = s x that goes: its readers read x.
+    """A norm y = s x that goes: its readers read x; of a LayerNorm, y = s P x, and they centre it.
 
     ``output`` is the reference of y; ``held`` are the values behind it that are computed without s,
     in order, ``cancelled`` the results of the norms behind them, with the scale of their input.
     ``multiplications_saved`` counts those of the scale for one row: elements of y, less those of
-    the values that are multiplied instead.
+    the values that are multiplied instead.  ``centred`` are weights of a LayerNorm's readers,
+    ``tables`` factors (cos and sin) that are multiplied in place of values.
     """
 
     name: str
@@ -39,6 +67,8 @@ class DeferredNorm:
     held: tuple[Held, ...]
     cancelled: tuple[tuple[str, RowScale], ...]
     multiplications_saved: int
+    centred: tuple[CentredReader, ...] = ()
+    tables: tuple[ScaledTable, ...] = ()
 
     @property
     def multiplied(self) -> tuple[Held, ...]:
@@ -55,6 +85,8 @@ class DeferredNorm:
             "applied": [held.value for held in self.multiplied],
             "cancelled": [output for output, _ in self.cancelled],
             "multiplications_saved": self.multiplications_saved,
+            "tables": [table.reader.node for table in self.tables],
+            "centred": [reader.reader.node for reader in self.centred],
         }
 
     @staticmethod
@@ -64,16 +96,26 @@ class DeferredNorm:
             document["name"],
             document["output"],
             tuple(
-                Held(row["value"], _scale(row["scale"]), row["multiplied"])
+                Held(row["value"], _scale(row["scale"]), row["multiplied"], row["biased"])
                 for row in document["held"]
             ),
             tuple((output, _scale(scale)) for output, scale in document["cancelled"]),
             document["multiplications_saved"],
+            tuple(
+                CentredReader(
+                    ReaderRef(**row["reader"]), fiber_from_json(row["fiber"]), row["nbytes"]
+                )
+                for row in document["centred"]
+            ),
+            tuple(
+                ScaledTable(ReaderRef(**row["reader"]), _scale(row["scale"]))
+                for row in document["tables"]
+            ),
         )
 
 
 def _scale(document: Mapping[str, Any]) -> RowScale:
-    return RowScale(document["degree"], tuple(document["rows"]))
+    return RowScale(document["degree"], tuple(tuple(merged) for merged in document["rows"]))
 
 
 @dataclass(frozen=True, slots=True)

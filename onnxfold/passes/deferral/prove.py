@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
 from onnxfold.graph import ModelInfo
 from onnxfold.passes.base import Shown
 from onnxfold.passes.deferral.plan import DeferralPlan
@@ -13,5 +15,17 @@ __all__ = ["prove"]
 
 def prove(before: ModelInfo, after: ModelInfo, plan: DeferralPlan) -> Shown:
     """Check ``after`` against ``before``: regions reach from each product back to the norm's x."""
-    shown = prove_models(before, after, Certificate(by_name_alone=True))
+    values = before.by_ref()
+    centred = tuple(
+        (before.ref(weight), each.fiber)
+        for norm in plan.norms
+        for each in norm.centred
+        if (weight := _read(values[each.reader.node], each.reader.index)) is not None
+    )
+    shown = prove_models(before, after, Certificate(centred, by_name_alone=True))
     return Shown({"deferred_norms": len(plan.norms)}, shown.failures)
+
+
+def _read(output: ir.Value, index: int) -> ir.Value | None:
+    node = output.producer()
+    return None if node is None else node.inputs[index]

@@ -7,58 +7,94 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.errors import InvariantError
 from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import Editor, Lowered
 from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.passes.deferral.row_scale import Rows, RowScale
 
-__all__ = ["RowNumbers", "epsilon_of", "mean_square"]
+__all__ = ["RowNumbers", "as_type", "with_row_epsilon"]
 
 _AXES_ARE_INPUTS_SINCE = 13
 _REDUCED_AXES_ARE_INPUTS_SINCE = 18
 
 
 def _number(site: NormSite, given: float, role: str) -> ir.Value:
-    """Return a constant in the type of the norm's input."""
-    if site.input.dtype is None:
-        raise InvariantError(f"norm '{site.name}' has no type")
-    array = np.array(given, site.input.dtype.numpy())
+    """Return a constant in the type that the norm is computed in."""
+    array = np.array(given, site.compute_dtype.numpy())
     return weight_value(f"{site.output.name}.{role}", array)
 
 
-def epsilon_of(site: NormSite) -> ir.Value:
+def _epsilon(site: NormSite) -> ir.Value:
     """Return the norm's epsilon; that of an operator is an attribute, and so float32."""
     spelled = site.form is NormForm.DECOMPOSED
     return _number(site, site.epsilon if spelled else float(np.float32(site.epsilon)), "epsilon")
 
 
-def mean_square(site: NormSite, x: ir.Value, opset: int) -> tuple[list[ir.Node], list[ir.Value]]:
-    """Return the nodes and constants of factor * mean(x^2) along the norm's axes, which stay."""
-    square = ir.node("Mul", [x, x])
-    mean, made = _over_axes("ReduceMean", square.outputs[0], site, opset)
-    nodes = [square, mean]
+def as_type(x: ir.Value, dtype: ir.DataType | None) -> list[ir.Node]:
+    """Return the Cast of a value to a type, none where it has it."""
+    if dtype is None or x.dtype == dtype:
+        return []
+    node = ir.node("Cast", [x], {"to": dtype.value})
+    node.outputs[0].type = ir.TensorType(dtype)
+    return [node]
+
+
+def _mean_square(site: NormSite, x: ir.Value, opset: int) -> tuple[list[ir.Node], list[ir.Value]]:
+    """Return the nodes and constants of factor * mean(x^2) along the norm's axes, which stay.
+
+    x without its mean for a LayerNorm.  The first node reads x in the type that the norm is
+    computed in.
+    """
+    made: list[ir.Value] = []
+    nodes = as_type(x, site.compute_dtype)
+    exact = nodes[-1].outputs[0] if nodes else x
+    if site.subtracts_mean:
+        nodes.append(_over_axes("ReduceMean", exact, site, opset, made))
+        nodes.append(ir.node("Sub", [exact, nodes[-1].outputs[0]]))
+        exact = nodes[-1].outputs[0]
+    nodes.append(ir.node("Mul", [exact, exact]))
+    nodes.append(_over_axes("ReduceMean", nodes[-1].outputs[0], site, opset, made))
     if site.factor != 1.0:
         made.append(_number(site, site.factor, "factor"))
-        nodes.append(ir.node("Mul", [mean.outputs[0], made[-1]]))
+        nodes.append(ir.node("Mul", [nodes[-1].outputs[0], made[-1]]))
+    return nodes, made
+
+
+def with_row_epsilon(
+    site: NormSite, inverse_square: ir.Value, opset: int
+) -> tuple[list[ir.Node], list[ir.Value]]:
+    """Return the nodes and constants of u / sqrt(factor * mean(u^2) + e / s^2).
+
+    u is what the norm reads, e its epsilon and 1 / s^2 one number for each row.
+    """
+    nodes, made = _mean_square(site, site.input, opset)
+    exact = nodes[0].outputs[0] if nodes[0].op_type == "Cast" else site.input
+    made.append(_epsilon(site))
+    mean = nodes[-1].outputs[0]
+    nodes.append(ir.node("Mul", [inverse_square, made[-1]]))
+    nodes.append(ir.node("Add", [mean, nodes[-1].outputs[0]]))
+    nodes.append(ir.node("Sqrt", [nodes[-1].outputs[0]]))
+    nodes.append(ir.node("Div", [exact, nodes[-1].outputs[0]]))
+    for node in nodes:
+        node.outputs[0].type = ir.TensorType(site.compute_dtype)
     return nodes, made
 
 
 def _over_axes(
-    op_type: str, x: ir.Value, site: NormSite, opset: int
-) -> tuple[ir.Node, list[ir.Value]]:
-    """Return a reduction along the norm's axes, which stay with size 1."""
+    op_type: str, x: ir.Value, site: NormSite, opset: int, made: list[ir.Value]
+) -> ir.Node:
+    """Return a reduction along the norm's axes, which stay with size 1; ``made``: its constants."""
     axes = list(site.fiber.axes)
     if opset < _REDUCED_AXES_ARE_INPUTS_SINCE:
-        return ir.node(op_type, [x], {"axes": axes, "keepdims": 1}), []
-    constant = weight_value(f"{site.output.name}.axes", np.array(axes, np.int64))
-    return ir.node(op_type, [x, constant], {"keepdims": 1}), [constant]
+        return ir.node(op_type, [x], {"axes": axes, "keepdims": 1})
+    made.append(weight_value(f"{site.output.name}.axes", np.array(axes, np.int64)))
+    return ir.node(op_type, [x, made[-1]], {"keepdims": 1})
 
 
 class RowNumbers:
     """1 / s^2 = factor * mean(x^2) + epsilon of one norm and what follows from it, each made once.
 
-    All of it is computed before the norm's last node, in the type of x.
+    All of it is computed before the norm's last node, in the type that the norm is computed in.
     """
 
     def __init__(self, edit: Editor, site: NormSite, x: ir.Value):
@@ -66,9 +102,9 @@ class RowNumbers:
         self._opset = opset = edit.info.opset
         self._made: dict[tuple[str, int, Rows], ir.Value] = {}
         rank = len(x.shape or ())
-        self._rows: Rows = tuple(a if a not in site.fiber.axes else None for a in range(rank))
-        nodes, constants = mean_square(site, x, opset)
-        constants.append(epsilon_of(site))
+        self._rows: Rows = tuple((a,) if a not in site.fiber.axes else () for a in range(rank))
+        nodes, constants = _mean_square(site, x, opset)
+        constants.append(_epsilon(site))
         nodes.append(ir.node("Add", [nodes[-1].outputs[0], constants[-1]]))
         self._inverse_square = self._insert(nodes, constants, "inverse_square")
 
@@ -98,18 +134,23 @@ class RowNumbers:
         """Return numbers of the rows as a tensor that broadcasts to a value with other axes."""
         key = (role, wanted.degree, wanted.rows)
         if wanted.rows != self._rows and key not in self._made:
-            kept = [row for row in wanted.rows if row is not None]
-            gone = [axis for axis in range(len(self._rows)) if axis not in kept]
-            if gone:
-                value = self._axes("Squeeze", value, gone)
-            if kept != sorted(kept):
-                order = [sorted(kept).index(row) for row in kept]
-                value = self._insert([ir.node("Transpose", [value], {"perm": order})], [], role)
-            repeated = [axis for axis, row in enumerate(wanted.rows) if row is None]
-            if repeated:
-                value = self._axes("Unsqueeze", value, repeated)
-            self._made[key] = value
+            self._made[key] = self._moved(value, role, wanted.rows)
         return self._made.get(key, value)
+
+    def _moved(self, value: ir.Value, role: str, rows: Rows) -> ir.Value:
+        if any(len(merged) > 1 for merged in rows):  # all of them
+            sizes = np.array([-1 if merged else 1 for merged in rows], np.int64)
+            constant = weight_value(f"{self._site.output.name}.sizes", sizes)
+            return self._insert([ir.node("Reshape", [value, constant])], [constant], role)
+        kept = [row for merged in rows for row in merged]
+        gone = [axis for axis in range(len(self._rows)) if axis not in kept]
+        if gone:
+            value = self._axes("Squeeze", value, gone)
+        if kept != sorted(kept):
+            order = [sorted(kept).index(row) for row in kept]
+            value = self._insert([ir.node("Transpose", [value], {"perm": order})], [], role)
+        repeated = [axis for axis, merged in enumerate(rows) if not merged]
+        return self._axes("Unsqueeze", value, repeated) if repeated else value
 
     def _axes(self, op_type: str, value: ir.Value, axes: Sequence[int]) -> ir.Value:
         if self._opset < _AXES_ARE_INPUTS_SINCE:
@@ -121,7 +162,7 @@ class RowNumbers:
         """Put nodes before the norm's last one; return what the last of them gives."""
         for node in nodes:
             node.outputs[0].name = f"{self._site.output.name}.{role}"
-            node.outputs[0].type = self._site.input.type
+            node.outputs[0].type = ir.TensorType(self._site.compute_dtype)
         lowered = Lowered(tuple(nodes), (), tuple(constants))
         result = self._edit.compute_before(self._place, lowered)
         for node in nodes:

@@ -9,13 +9,14 @@ Source: N. Graef, M. Clapp, A. Wasielewski, "Flash normalization" (arXiv:2407.09
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.dims import extent
+from onnxfold.graph.dims import Dim, extent
 from onnxfold.operators import facets
 from onnxfold.operators.families.rules import elements_of
 from onnxfold.operators.row import Family
@@ -23,25 +24,36 @@ from onnxfold.operators.table import row_of
 
 __all__ = ["RowScale", "Rows", "passed_on"]
 
-Rows = tuple[int | None, ...]
+Rows = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RowScale:
-    """value = s^degree u: axis a of the value runs along axis ``rows[a]`` of s, None along none."""
+    """value = s^degree u: axis a of the value runs along the axes ``rows[a]`` of s, in order.
+
+    None or one of them, or several where a Reshape has merged all rows into one axis.
+    """
 
     degree: int
     rows: Rows
 
 
-def passed_on(info: ModelInfo, node: ir.Node, scaled: Mapping[int, RowScale]) -> RowScale | None:
+def passed_on(
+    info: ModelInfo,
+    node: ir.Node,
+    scaled: Mapping[int, RowScale],
+    *,
+    without: int | None = None,
+) -> RowScale | None:
     """Return the scale of each output where inputs have the scales ``scaled``, the others none.
 
-    None where an output is no power of s times what it would be without s.
+    None where an output is no power of s times what it would be without s; ``without`` is an input
+    that is taken away before.
     """
     row = row_of(node)
     level, _ = elements_of(info, node)
-    present = [index for index, value in enumerate(node.inputs) if value is not None]
+    given = (index for index, value in enumerate(node.inputs) if value is not None)
+    present = [index for index in given if index != without]
     degrees = {index: scale.degree for index, scale in scaled.items()}
     degree = facets.degree(row, level, degrees, present)
     if degree is None or not facets.gives_alike(row, _read_outputs(node)):
@@ -65,7 +77,7 @@ def _rows(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | 
         return _positionwise(info, node, scaled)
     if facets.mixes_last_axis_only(row):
         (rows,) = scaled.values()
-        return rows if rows and rows[-1] is None else None
+        return rows if rows and not rows[-1] else None
     rule = _RULES.get(row.family) if row.family is not None else None
     return None if rule is None else rule(info, node, scaled)
 
@@ -74,7 +86,7 @@ def _positionwise(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) ->
     rank = info.rank(node.outputs[0])
     if rank is None:
         return None
-    aligned = {(None,) * (rank - len(rows)) + rows for rows in scaled.values()}
+    aligned = {((),) * (rank - len(rows)) + rows for rows in scaled.values()}
     return aligned.pop() if len(aligned) == 1 else None
 
 
@@ -85,19 +97,19 @@ def _matmul(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows 
         return None
     ((index, rows),) = scaled.items()
     other = info.rank(node.inputs[1 - index])
-    if len(rows) < 2 or other is None or other < 2 or rows[-1 if index == 0 else -2] is not None:
+    if len(rows) < 2 or other is None or other < 2 or rows[-1 if index == 0 else -2]:
         return None
-    kept = (rows[-2], None) if index == 0 else (None, rows[-1])
-    return (None,) * (rank - len(rows)) + rows[:-2] + kept
+    kept: Rows = (rows[-2], ()) if index == 0 else ((), rows[-1])
+    return ((),) * (rank - len(rows)) + rows[:-2] + kept
 
 
 def _gemm(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
     del info
     rows = scaled.get(0)
     plain = node.attributes.get_int("transA", 0) == 0
-    if rows is None or len(scaled) != 1 or not plain or rows[1] is not None:
+    if rows is None or len(scaled) != 1 or not plain or rows[1]:
         return None
-    return rows[0], None
+    return rows[0], ()
 
 
 def _transpose(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
@@ -108,25 +120,47 @@ def _transpose(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Ro
 
 
 def _reshape(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
-    """An axis is found again where as many elements stand before it, and it has the same size."""
+    """Axes before and behind go together where their products are equal, as few as can be."""
     old, new = info.shape(node.inputs[0]), info.shape(node.outputs[0])
     if old is None or new is None:
         return None
-    found: list[int | None] = [None] * len(new)
-    for axis, place in enumerate(scaled[0]):
-        if place is None or old[axis] == 1:
-            continue
-        before = extent(old[:axis])
-        same = (
-            b
-            for b, dim in enumerate(new)
-            if dim == old[axis] and dim is not None and extent(new[:b]) == before
-        )
-        target = next(same, None)
-        if before is None or target is None:
+    rows = scaled[0]
+    sources = [axis for axis, dim in enumerate(old) if dim != 1]
+    targets = [axis for axis, dim in enumerate(new) if dim != 1]
+    found: list[tuple[int, ...]] = [()] * len(new)
+    while any(rows[axis] for axis in sources):
+        size = _first_group([old[a] for a in sources], [new[a] for a in targets])
+        if size is None:
             return None
-        found[target] = place
-    return tuple(found)
+        (group, sources), (into, targets) = (
+            (axes[:count], axes[count:])
+            for axes, count in zip((sources, targets), size, strict=True)
+        )
+        merged = tuple(row for axis in group for row in rows[axis])
+        if merged and (len(into) != 1 or not all(rows[axis] for axis in group)):
+            return None
+        if merged:
+            found[into[0]] = merged
+    several = any(len(merged) > 1 for merged in found)
+    return None if several and sum(map(bool, found)) > 1 else tuple(found)
+
+
+def _first_group(old: Sequence[Dim], new: Sequence[Dim]) -> tuple[int, int] | None:
+    """Return how many of the first dimensions, at least, have equal products; None where none.
+
+    The products of all are equal: so are those before what both end with.
+    """
+    sizes = [
+        (first, second)
+        for first in range(1, len(old) + 1)
+        for second in range(1, len(new) + 1)
+        if extent(old[:first]) is not None and extent(old[:first]) == extent(new[:second])
+    ]
+    ends = zip(reversed(old), reversed(new), strict=False)
+    same = sum(1 for _ in takewhile(lambda dims: dims[0] == dims[1] is not None, ends))
+    if 0 < same < len(old) and len(new) == same + 1:
+        sizes.append((len(old) - same, 1))
+    return min(sizes, key=sum, default=None)
 
 
 def _expand(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
@@ -154,14 +188,14 @@ def _slice(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows |
 def _gather(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
     rows, indices = scaled[0], info.rank(node.inputs[1])
     axis = node.attributes.get_int("axis", 0) % len(rows)
-    if indices is None or rows[axis] is not None:
+    if indices is None or rows[axis]:
         return None
-    return rows[:axis] + (None,) * indices + rows[axis + 1 :]
+    return rows[:axis] + ((),) * indices + rows[axis + 1 :]
 
 
 def _unless_along(rows: Rows, axes: tuple[int, ...]) -> Rows | None:
     """Return the rows where an operator that keeps all other axes runs along none of them."""
-    return rows if all(rows[axis] is None for axis in axes) else None
+    return None if any(rows[axis] for axis in axes) else rows
 
 
 _RULES: Mapping[Family, Callable[[ModelInfo, ir.Node, Mapping[int, Rows]], Rows | None]] = {

@@ -36,6 +36,7 @@ MOVED = {
     "dinov2-small": Moved(5, 4, 5, 4, 6),
     "dyt-vit": Moved(5, 5, 5, 5, 2),
     "gemma-small": Moved(5, 5, 0, 0, 2),
+    "gemma2-small": Moved(9, 5, 0, 0, 5),
     "gpt2": Moved(5, 4, 5, 4, 2),
     "gptj": Moved(3, 0, 3, 0, 2),
     "llama-small": Moved(5, 5, 0, 0, 2),

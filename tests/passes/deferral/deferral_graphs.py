@@ -15,6 +15,7 @@ from onnxfold.passes.deferral.apply import apply
 from onnxfold.passes.deferral.decide import decide
 from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.deferral.prove import prove
+from onnxfold.passes.lower.finalize import define_functions
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import PASSES
 from tests.passes.affine.affine_graphs import Array, graph, weights
@@ -58,6 +59,9 @@ def forced(model: ir.Model, plan: DeferralPlan) -> Deferred:
 def _carried_out(info: ModelInfo, plan: DeferralPlan) -> Deferred:
     edit = Editor(info, copy=True)
     apply(edit, plan, ALL)
+    for model in (info.model, edit.model):  # which folded norms call
+        define_functions(model, ALL.target, ALL.norm_form)
+    info = ModelInfo(info.model)
     return Deferred(info.model, edit.model, plan, prove(info, ModelInfo(edit.model), plan))
 
 

@@ -1,0 +1,167 @@
+"""Multiplications by the scale of an RMSNorm for one token, in blocks of the sizes of known models.
+
+    python -m benchmarks.deferral_counts
+
+writes benchmarks/results/deferral_counts.csv, of which ``python docs/generate.py`` makes a table of
+docs/theory.md.  The counts are those of the plan that ``--defer all`` decides on for the block; no
+weight is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from benchmarks.rows import RESULTS, write
+from onnxfold.options import Defer
+from onnxfold.passes.base import Settings
+from onnxfold.passes.deferral.decide import decide
+from onnxfold.passes.prepare.working_copy import prepare
+
+__all__ = ["BLOCKS", "CountRow", "count"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Width n of the stream, f of the hidden layer; heads, those of keys, and the size of each."""
+
+    model: str
+    n: int
+    f: int
+    heads: int
+    keys: int
+    h: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountRow(Sizes):
+    """Multiplications by s for one token.
+
+    ``norm``: by the norm itself; ``behind``: by s behind every layer that reads it; ``deferred``:
+    by the plan, which saves ``saved`` of those behind the layers.
+    """
+
+    block: str
+    norm: int
+    behind: int
+    deferred: int
+    saved: int
+
+
+LLAMA = Sizes(model="Llama 3.1 8B", n=4096, f=14336, heads=32, keys=8, h=128)
+QWEN = Sizes(model="Qwen3 8B", n=4096, f=12288, heads=32, keys=8, h=128)
+T5 = Sizes(model="T5 large", n=1024, f=4096, heads=16, keys=16, h=64)
+
+_NORM = "n = RMSNormalization<axis=-1>(x, ones) "
+_GLU = "g = MatMul(n, W) u = MatMul(n, U) "
+_TAIL = "y = MatMul(m, V)"
+
+
+def _heads(name: str, layer: str, heads: str) -> str:
+    return (
+        f"{name} = MatMul(n, {layer}) {name}4 = Reshape({name}, {heads}) "
+        f"{name}t = Transpose<perm=[0,2,1,3]>({name}4) "
+    )
+
+
+def _rotated(name: str, given: str) -> str:
+    return (
+        f"{name}c = Mul({given}, cos) {name}a, {name}b = Split<axis=3, num_outputs=2>({given}) "
+        f"{name}m = Neg({name}b) {name}r = Concat<axis=3>({name}m, {name}a) "
+        f"{name}s = Mul({name}r, sin) {name}y = Add({name}c, {name}s) "
+    )
+
+
+_QKV = _heads("q", "Q", "many") + _heads("k", "K", "few") + _heads("v", "L", "few")
+_NORMED = "".join(f"{x}n = RMSNormalization<axis=-1>({x}t, one) " for x in "qk")
+BLOCKS = (
+    ("linear, ReLU, linear", T5, _NORM + "g = MatMul(n, W) m = Relu(g) " + _TAIL),
+    ("SwiGLU", LLAMA, _NORM + _GLU + "e = Sigmoid(g) i = Mul(g, e) m = Mul(i, u) " + _TAIL),
+    ("ReGLU", LLAMA, _NORM + _GLU + "i = Relu(g) m = Mul(i, u) " + _TAIL),
+    ("bilinear GLU", LLAMA, _NORM + _GLU + "m = Mul(g, u) " + _TAIL),
+    ("q, k, v", T5, _NORM + _QKV),
+    ("q, k, v, with RoPE", LLAMA, _NORM + _QKV + _rotated("q", "qt") + _rotated("k", "kt")),
+    (
+        "q, k, v, with norms of q and k and RoPE",
+        QWEN,
+        _NORM + _QKV + _NORMED + _rotated("q", "qn") + _rotated("k", "kn"),
+    ),
+)
+
+
+def count(block: str, sizes: Sizes, body: str) -> CountRow:
+    """Return the counts of one block."""
+    info = prepare(_model(sizes, body)).info
+    plan = decide(info, Settings(defer=Defer.ALL))
+    (norm,) = plan.norms
+    readers = info.by_ref()[norm.output].consumers()
+    widths = [(info.shape(node.outputs[0]) or ())[-1] for node in readers]
+    behind = sum(width for width in widths if isinstance(width, int))
+    deferred = sizes.n - norm.multiplications_saved
+    return CountRow(
+        model=sizes.model,
+        n=sizes.n,
+        f=sizes.f,
+        heads=sizes.heads,
+        keys=sizes.keys,
+        h=sizes.h,
+        block=block,
+        norm=sizes.n,
+        behind=behind,
+        deferred=deferred,
+        saved=behind - deferred,
+    )
+
+
+def _model(sizes: Sizes, body: str) -> ir.Model:
+    """Return a block that reads x: [B, T, n], and tables of [B, 1, T, h] for RoPE."""
+    ends = [name for name in ("y", "qy", "ky", "vt") if f" {name} =" in body]
+    ends = ends if "y" in ends or "qy" in ends else ["qt", "kt", "vt"]
+    outputs = ", ".join(f"float[{'B,T,N' if name == 'y' else 'B,H,T,D'}] {name}" for name in ends)
+    tensors = {k: t for k, t in _tensors(sizes).items() if f"{k})" in body or f"{k}," in body}
+    inputs = [f"float[B,T,{sizes.n}] x", *(f"float[B,1,T,{sizes.h}] {x}" for x in ("cos", "sin"))]
+    for name, tensor in tensors.items():
+        kind = "int64" if tensor.dtype is ir.DataType.INT64 else "float"
+        inputs.append(f"{kind}{list(tensor.shape.numpy())} {name}")
+    text = f"""<ir_version: 10, opset_import: ["": 23]>
+    block ({", ".join(inputs)}) => ({outputs}) {{ {body} }}"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    for value in list(model.graph.inputs):
+        if value.name in tensors:
+            model.graph.inputs.remove(value)
+            value.const_value = tensors[value.name]
+            model.graph.register_initializer(value)
+    return model
+
+
+def _tensors(sizes: Sizes) -> dict[str, ir.TensorProtocol]:
+    n, f, h = sizes.n, sizes.f, sizes.h
+    layers = {"W": (n, f), "U": (n, f), "V": (f, n), "Q": (n, sizes.heads * h)}
+    layers |= {"K": (n, sizes.keys * h), "L": (n, sizes.keys * h)}
+    made: dict[str, ir.TensorProtocol] = {
+        name: ir.LazyTensor(
+            partial(_zeros, shape), dtype=ir.DataType.FLOAT, shape=ir.Shape(shape), name=name
+        )
+        for name, shape in layers.items()
+    }
+    made |= {name: ir.tensor(np.ones(size, np.float32)) for name, size in (("ones", n), ("one", h))}
+    for name, heads in (("many", sizes.heads), ("few", sizes.keys)):
+        made[name] = ir.tensor(np.array([0, 0, heads, h], np.int64))
+    return made
+
+
+def _zeros(shape: tuple[int, ...]) -> ir.Tensor:
+    return ir.Tensor(np.zeros(shape, np.float32))
+
+
+def main() -> None:
+    """Count all blocks and write the file."""
+    write(RESULTS / "deferral_counts.csv", [count(*block) for block in BLOCKS])
+
+
+if __name__ == "__main__":
+    main()

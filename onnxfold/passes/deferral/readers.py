@@ -1,0 +1,95 @@
+"""The layers that take the centring of a LayerNorm which keeps its mean: LN(x) W = s (x (P W)).
+
+P = I - 11^T/d is symmetric and P x is what LN divides, so that P may stand in the weight behind as
+well as before.  x keeps its mean then, in a product with columns of mean 0.  With unit roundoff u,
+
+    |s (x W')_computed - s x P W|  <=  (d + 4) u s |x| |P W|  + O(u^2),    W' = P W rounded,
+
+element by element, d roundings for the sum and one each for W', s and the product.  The norm has
+the same with |P x| for |x|, which is sqrt(1 + mean(x)^2 / var(x)) times shorter, and the rounding
+of its own mean, which is of the order of u s |mean(x)| as well unless the mean is exact.
+
+Source of the bound: N. Higham, Accuracy and Stability of Numerical Algorithms, section 3.1.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxfold.graph import Fiber, ModelInfo, follow_reshape, node_label, whole_axes
+from onnxfold.graph.channels import Channels
+from onnxfold.norms import NormSite
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
+from onnxfold.passes.affine.absorb import LAYERS
+from onnxfold.passes.base import Settings
+from onnxfold.passes.deferral.flow import Flow
+from onnxfold.passes.deferral.plan import CentredReader
+from onnxfold.passes.places import ReaderRef
+from onnxfold.refusal import Refusal, RefusalCode
+
+__all__ = ["centred_readers"]
+
+
+def centred_readers(
+    info: ModelInfo, site: NormSite, flow: Flow, settings: Settings
+) -> tuple[CentredReader, ...] | Refusal:
+    """Return the weights of all first layers behind a LayerNorm, or why one cannot be centred."""
+    if not settings.defer_layer_norms:
+        sentence = "the mean that it takes out costs a product with it more than the check allows"
+        return Refusal(RefusalCode.NOT_PROVED, sentence, (site.name,))
+    fibers = {site.output: site.fiber}
+    found: list[CentredReader] = []
+    for node, outputs in flow.handed.items():
+        source = next((value for value in node.inputs if value in fibers), None)
+        if source is None:
+            continue
+        if row_of(node).layer is not None:
+            reader = _reader(info, node, source, fibers[source], settings)
+            if isinstance(reader, Refusal):
+                return reader
+            found.append(reader)
+            continue
+        image = _through(info, node, source, fibers[source])
+        if image is None:
+            sentence = "does not keep the channels of its mean"
+            return _refusal(RefusalCode.EXACT_READER, node, sentence)
+        fibers.update(dict.fromkeys(outputs, image))
+    ended = fibers.keys() & flow.ended
+    if ended:
+        sentence = f"'{next(iter(ended)).name}' is read by what is no linear layer"
+        return Refusal(RefusalCode.EXACT_READER, sentence, (site.name,))
+    return tuple(found)
+
+
+def _through(info: ModelInfo, node: ir.Node, source: ir.Value, fiber: Fiber) -> Fiber | None:
+    old, new = info.shape(source), info.shape(node.outputs[0])
+    if not facets.reshapes(row_of(node)) or old is None or new is None:
+        return None
+    return follow_reshape(fiber, old, new)
+
+
+def _reader(
+    info: ModelInfo, node: ir.Node, source: ir.Value, fiber: Fiber, settings: Settings
+) -> CentredReader | Refusal:
+    layer, index = row_of(node).layer, list(node.inputs).index(source)
+    place = LAYERS[layer](info, node, index, Channels(fiber.blocks)) if layer in LAYERS else None
+    if place is None or isinstance(place, Refusal):
+        return place or _refusal(RefusalCode.UNKNOWN_OP, node, "is no layer that is followed")
+    weight = node.inputs[place.weight]
+    tensor = None if weight is None else info.tensor(weight)
+    if weight is None or tensor is None or not tensor.dtype.is_floating_point():
+        sentence = "its weight is no stored constant of floats"
+        return _refusal(RefusalCode.DYNAMIC_WEIGHT, node, sentence)
+    inside = whole_axes(tuple(tensor.shape.numpy()), place.channels.axes)
+    if inside is None or inside.size != fiber.size:
+        return _refusal(RefusalCode.FIBER_BROKEN, node, "cuts the channels of the norm")
+    shared = len(weight.uses()) > 1 or weight.is_graph_output() or weight.is_graph_input()
+    if shared and tensor.nbytes > settings.allow_split_bytes:
+        return _refusal(RefusalCode.SHARED_WEIGHT, node, "its weight is read by others as well")
+    reader = ReaderRef(info.ref(node.outputs[0]), place.weight)
+    return CentredReader(reader, inside, tensor.nbytes if shared else 0)
+
+
+def _refusal(code: RefusalCode, node: ir.Node, sentence: str) -> Refusal:
+    return Refusal(code, f"'{node_label(node)}' {sentence}", (node_label(node),))

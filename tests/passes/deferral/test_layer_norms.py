@@ -1,0 +1,151 @@
+"""LayerNorms that do not fold, deferred: their readers are centred, and the mean stays in x."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import onnxfold
+from onnxfold.check.reference import Precision, run
+from onnxfold.passes.deferral.plan import DeferralPlan
+from tests.passes.affine.affine_graphs import Array, error, graph, weights
+from tests.passes.deferral.deferral_graphs import ALL, defer, forced
+
+BOUND = 1e-12  # float64 throughout
+NORM = "n = LayerNormalization<axis=-1>(x, gamma, beta) "
+FEED_FORWARD = NORM + "h = MatMul(n, W) c = Add(h, b) a = Relu(c) y = MatMul(a, V)"
+MADE = weights(gamma=(6,), beta=(6,), W=(6, 12), b=(12,), V=(12, 3))
+FLAT = {"flat": np.array([-1, 6])}
+
+
+def _model(body: str = FEED_FORWARD, dtype: str = "double", **more: Array) -> ir.Model:
+    made = {
+        name: a for name, a in (MADE | more).items() if f" {name})" in body or f" {name}," in body
+    }
+    if dtype == "float":
+        made = {n: a.astype(np.float32) if a.dtype.kind == "f" else a for n, a in made.items()}
+    wide = "M" if "flat" in more else "B,T"
+    return graph(body, f"{dtype}[B,T,6] x", f"{dtype}[{wide},3] y", made)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        FEED_FORWARD,
+        NORM.replace(", beta", "") + "y = MatMul(n, K)",
+        NORM + "f = Reshape(n, flat) y = Gemm<transB=1>(f, L, k)",
+    ],
+    ids=["a bias behind", "no bias", "merged rows"],
+)
+def test_its_readers_are_centred(body: str) -> None:
+    more = weights(K=(6, 3), L=(3, 6), k=(3,)) | (FLAT if "flat" in body else {})
+    found = defer(_model(body, **more))
+    (norm,) = found.plan.norms
+    assert len(norm.centred) == 1
+    assert not found.shown.failures
+    assert error(found.before, found.after) < BOUND
+    weight = next(value for name, value in found.after.graph.initializers.items()
+                  if name.endswith(".centred"))  # fmt: skip
+    assert weight.const_value is not None
+    means = weight.const_value.numpy().mean(axis=1 if "L" in (weight.name or "") else 0)
+    assert np.abs(means).max() <= 1e-15
+
+
+def test_without_the_centring_the_model_and_its_proof_break() -> None:
+    model = _model()
+    (norm,) = defer(model).plan.norms
+    broken = forced(model, DeferralPlan((replace(norm, centred=()),)))
+    assert broken.shown.failures
+    assert error(broken.before, broken.after) > 1e-3
+
+
+def test_a_weight_that_others_read_is_copied_or_left() -> None:
+    body = NORM + "h = MatMul(n, K) z = MatMul(x, K) y = Add(h, z)"
+    plain = body.replace("x, gamma, beta", "x, ones")
+    more = weights(K=(6, 3)) | {"ones": np.ones(6)}
+    found = defer(_model(plain, **more))
+    ((reader,),) = (norm.centred for norm in found.plan.norms)
+    assert reader.nbytes == 6 * 3 * 8
+    assert not found.shown.failures
+    assert error(found.before, found.after) < BOUND
+    kept = defer(_model(plain, **more), replace(ALL, allow_split_bytes=0))
+    assert kept.reasons == {"n": "shared_weight"}
+
+
+def test_a_centred_copy_for_a_reader_of_something_else_breaks_the_model_and_its_proof() -> None:
+    """x has a mean, which x K sees."""
+    body = NORM.replace("gamma, beta", "ones") + "h = MatMul(n, K) z = MatMul(x, K) y = Add(h, z)"
+    model = _model(body, ones=np.ones(6), **weights(K=(6, 3)))
+    (norm,) = defer(model).plan.norms
+    (reader,) = norm.centred
+    other = replace(reader, reader=replace(reader.reader, node="z"))
+    broken = forced(model, DeferralPlan((replace(norm, centred=(reader, other)),)))
+    assert broken.shown.failures
+    assert error(broken.before, broken.after) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (NORM.replace(", beta", "") + "r = Relu(n) y = MatMul(r, K)", "varies_along_fiber"),
+        (NORM.replace("gamma, beta", "ones") + "r = Relu(n) y = MatMul(r, K)", "exact_reader"),
+        (NORM.replace("gamma, beta", "ones") + "k = Add(x, x) y = MatMul(n, k)", "exact_reader"),
+    ],
+    ids=["a gamma that stays", "a ReLU", "a weight that is computed"],
+)
+def test_other_readers_keep_it(body: str, reason: str) -> None:
+    model = _model(body, **weights(K=(6, 3)), ones=np.ones(6))
+    if "k = Add" in body:
+        model = graph(body, "double[6,6] x", "double[6,6] y", {"ones": np.ones(6)})
+    assert defer(model).reasons == {"n": reason}
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.0, 1e3])
+def test_the_rounding_that_a_mean_costs_has_the_bound_that_is_given(mean: float) -> None:
+    body = NORM.replace("gamma, beta", "ones") + "y = MatMul(n, K)"
+    found = defer(_model(body, "float", ones=np.ones(6), **weights(K=(6, 3))))
+    x = (np.random.default_rng(0).standard_normal((4, 50, 6)) + mean).astype(np.float32)
+    truth = run(found.before, {"x": x}, precision=Precision.FLOAT64)["y"]
+    rounded = run(found.after, {"x": x}, precision=Precision.NATIVE)["y"]
+    K = weights(K=(6, 3))["K"].astype(np.float32).astype(np.float64)
+    exact = x.astype(np.float64)
+    s = 1 / np.sqrt(exact.var(axis=-1, keepdims=True) + 1e-5)
+    bound = (6 + 4) * 2**-24 * s * (np.abs(exact) @ np.abs(K - K.mean(axis=0)))
+    # s itself: the mean of d numbers, d squares and a root, of what is exact but for the mean.
+    kappa = np.sqrt(1 + exact.mean(axis=-1, keepdims=True) ** 2 / exact.var(axis=-1, keepdims=True))
+    bound += 2**-24 * (6 + 4 + 6 * kappa) * np.abs(truth)
+    assert np.all(np.abs(rounded - truth) <= bound)
+
+
+def test_a_mean_that_costs_too_much_keeps_the_norm(tmp_path: Path) -> None:
+    body = NORM.replace("gamma, beta", "ones") + "y = MatMul(n, K)"
+    model = _model(body, "float", ones=np.ones(6), **weights(K=(6, 3)))
+    # Integers whose mean 2^20 is exact in the norm and rounded in a product: four times the noise
+    # of ONNX Runtime, which takes squares of x.
+    half = np.random.default_rng(0).integers(1, 9, (2, 5, 3))
+    x = 2.0**20 + np.concatenate([half, -half], axis=-1)
+    np.save(tmp_path / "x.npy", x.astype(np.float32))
+    given = (f"x:{tmp_path / 'x.npy'}",)
+    fed = onnxfold.optimize(model, defer="all", inputs=given, noise_limit=1.5)
+    assert [left["name"] for left in fed.report["left_out"]] == ["deferral of LayerNorms"]
+    (row,) = fed.report["inspect"]["norms"]
+    assert row["deferral_reason"]["code"] == "not_proved"
+    usual = onnxfold.optimize(model, defer="all", noise_limit=1.5)
+    assert "left_out" not in usual.report
+    (row,) = usual.report["inspect"]["norms"]
+    assert row["action"] == "deferred"
+    assert not row["foldable"]
+    assert row["deferral"]["centred"] == ["y"]
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
+def test_a_second_run_changes_nothing(target: str) -> None:
+    once = onnxfold.optimize(_model(), target=target, defer="all")
+    assert "left_out" not in once.report
+    assert once.changed
+    again = onnxfold.optimize(once.model, target=target, defer="all", check=0)
+    assert not again.changed
