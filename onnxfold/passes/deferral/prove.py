@@ -1,4 +1,4 @@
-"""The certificate of deferral: what has a new name stands for no value of the model before."""
+"""The certificate of deferral: what has a new name is new, but for copies of weights."""
 
 from __future__ import annotations
 
