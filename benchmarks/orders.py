@@ -107,8 +107,12 @@ def exported(name: str) -> Subject:
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
     class Plain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module  # whose weights are then initializers, which quantizers look for
+
         def forward(self, *arrays: Any) -> Any:
-            return module(**dict(zip(inputs, arrays, strict=True))).last_hidden_state
+            return self.module(**dict(zip(inputs, arrays, strict=True))).last_hidden_state
 
     target = io.BytesIO()
     torch.onnx.export(
@@ -219,21 +223,28 @@ ORDERS: Final[tuple[tuple[str, ...], ...]] = (
     ("onnxslim",),
     ("onnxslim", "onnxfold"),
     ("onnxfold", "onnxslim"),
+    ("onnxsim",),
     ("onnxsim", "onnxfold"),
     ("onnxfold", "onnxsim"),
+    ("onnxscript",),
     ("onnxscript", "onnxfold"),
     ("onnxfold", "onnxscript"),
     ("transformers",),
     ("transformers", "onnxfold"),
     ("onnxfold", "transformers"),
     ("onnxfold ort", "transformers"),
+    ("transformers", "onnxfold ort"),
     ("float16",),
     ("float16", "onnxfold"),
     ("onnxfold", "float16"),
     ("onnxfold", "transformers", "float16"),
+    ("transformers", "onnxfold ort", "float16"),
     ("int8 dynamic",),
     ("int8 dynamic", "onnxfold"),
     ("onnxfold", "int8 dynamic"),
+    ("onnxfold ort", "int8 dynamic"),
+    ("transformers", "onnxfold ort", "int8 dynamic"),
+    ("transformers", "int8 dynamic", "onnxfold ort"),
     ("int8 static",),
     ("int8 static", "onnxfold"),
     ("onnxfold", "int8 static"),
