@@ -365,7 +365,9 @@ def _advice(options: Options, embedded: int) -> str:
     if options.target is Target.KERNELS:
         return "for ONNX Runtime with onnxfold's library; --target onnx is for other runtimes"
     if options.target is Target.ONNX:
-        others = "in ONNX Runtime, --target ort may be faster, and --target kernels with the library"
+        others = (
+            "in ONNX Runtime, --target ort may be faster, and --target kernels with the library"
+        )
         return f"{others}; {_NO_EMBEDDING}" if embedded else others
     oldest, newest = MEASURED
     version = onnxruntime_version() or newest

@@ -135,6 +135,20 @@ def test_a_file_survives_the_conversion_to_float16(target: str) -> None:
     np.testing.assert_allclose(found, exact, rtol=0, atol=20 * 2**-11 * 5)
 
 
+@pytest.mark.parametrize("target", ["onnx", "ort"])
+def test_a_file_can_be_quantised_as_the_original(target: str, tmp_path: Path) -> None:
+    """onnx infers nothing behind SimplifiedLayerNormalization, of which it has no schema."""
+    from onnxruntime.quantization import quantize_dynamic
+
+    products = []
+    for model in (pre_norm_model(), onnxfold.optimize(pre_norm_model(), target=target).model):
+        onnx.save(model, tmp_path / "float.onnx")
+        quantize_dynamic(tmp_path / "float.onnx", tmp_path / "int8.onnx")
+        nodes = onnx.load(tmp_path / "int8.onnx").graph.node
+        products.append(sum(node.op_type == "MatMulInteger" for node in nodes))
+    assert products == [5, 5]
+
+
 def test_initializers_are_inputs_of_a_model_of_ir_version_3() -> None:
     original = chain_model()
     original.ir_version = 3

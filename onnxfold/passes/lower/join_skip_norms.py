@@ -160,4 +160,3 @@ def _join(
         inherit(value, node.outputs[index])
         redirect(value, node.outputs[index], outputs=True)
     sweep(nodes)
-

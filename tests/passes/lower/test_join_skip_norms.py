@@ -126,7 +126,8 @@ OTHERS = {
 def test_every_skip_norm_is_joined(kind: str) -> None:
     head = (
         f"h = MatMul(x, W0)\n a = LayerNormalization<axis=-1>(h, G0, B0)\n t = Tanh(a)\n"
-        f"to = Constant<value_ints=[2,3,1,{WIDTH}]>()\n back = Constant<value_ints=[2,3,{WIDTH}]>()\n"
+        f"to = Constant<value_ints=[2,3,1,{WIDTH}]>()\n"
+        f"back = Constant<value_ints=[2,3,{WIDTH}]>()\n"
     )
     stream = f"float[2,3,{WIDTH}]"
     original = fused(head + OTHERS[kind], f"{stream} x", f"{stream} y, {stream} w")
