@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.rows import RESULTS, Conditions, append, conditions
-from benchmarks.subjects import File, geometric_mean, prepare
+from benchmarks.subjects import File, geometric_mean, prepare, run_optimizer
 from models import skeleton
 from onnxfold import model_io
 from onnxfold.errors import OnnxfoldError
@@ -202,22 +202,12 @@ def _files(given: Path, scratch: Path, subject: GpuSubject) -> dict[str, File]:
     files = prepare(source, scratch, {_STOCK: None, "folded": {}})
     optimized = scratch / "optimizer.onnx"
     try:
-        _optimize(source, optimized, subject)
+        run_optimizer(source, optimized, subject.family, gpu=True)
     except ImportError as error:
         _console.print(f"without ONNX Runtime's transformers optimizer: {error}")
         return files
     forms = prepare(optimized, scratch, {"optimizer": None, "optimizer, folded": {}})
     return {**files, **forms}
-
-
-def _optimize(source: Path, output: Path, subject: GpuSubject) -> None:
-    from onnxruntime.transformers import optimizer
-
-    made = optimizer.optimize_model(
-        str(source), model_type=subject.family, num_heads=0, hidden_size=0, opt_level=0,
-        use_gpu=True,
-    )  # fmt: skip
-    made.save_model_to_file(str(output), use_external_data_format=True)
 
 
 def _about(provider: str, name: str, dtype: str, batch: int, sequence: int) -> dict[str, Any]:

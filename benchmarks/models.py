@@ -43,6 +43,7 @@ from benchmarks.subjects import (
     export_of,
     geometric_mean,
     prepare,
+    run_optimizer,
 )
 from onnxfold.runtime.interleaved_timing import Operator, Turns, Variant, operators, take_turns
 
@@ -52,13 +53,20 @@ _PROVIDERS = ("CPUExecutionProvider",)
 _LEAST_ROUNDS, _MOST_ROUNDS = 5, 101
 _CLOCKS = {"wall": time.perf_counter, "processor": time.thread_time}
 STOCK, NO_SKIP, FOLDED, PORTABLE = "stock", "no SkipLN fusion", "onnxfold", "without library"
+ONNX, ORT, OPTIMIZER, BOTH = "target onnx", "target ort", "optimizer", "optimizer, target ort"
 
 # Forms of a model: options of onnxfold.optimize, None for the original.
 _FORMS: Final[Mapping[str, Mapping[str, Any] | None]] = {
     "original": None,
     "folded": {},
     "affine-kept": {"fuse_affine": False},
+    "target-onnx": {"target": "onnx"},
     "target-ort": {"target": "ort"},
+}
+# What ONNX Runtime's transformers optimizer makes of a model, and what onnxfold makes of that.
+_OPTIMIZED: Final[Mapping[str, Mapping[str, Any] | None]] = {
+    "optimizer": None,
+    "optimizer-ort": {"target": "ort"},
 }
 
 
@@ -82,7 +90,10 @@ METHODS: Final = (
     Method(FOLDED, "folded", kernels=True),
     Method(PORTABLE, "folded"),
     Method("affine kept", "affine-kept", kernels=True),
-    Method("target ort", "target-ort"),
+    Method(ONNX, "target-onnx"),
+    Method(ORT, "target-ort"),
+    Method(OPTIMIZER, "optimizer"),
+    Method(BOTH, "optimizer-ort"),
 )
 _BASELINES: Final = (STOCK, NO_SKIP)
 
@@ -114,6 +125,17 @@ _BARS: Final = (
     _Bar("all over the better baseline, mean", FOLDED, "to_better", 1.0),
     _Bar("all over the better baseline, worst", FOLDED, "to_better", 0.99, worst=True),
     _Bar("without library over stock, worst", PORTABLE, "to_stock", 0.97, worst=True),
+    *(
+        _Bar(f"{subject} for ort over stock, mean", ORT, "to_stock", least, (subject,))
+        for subject, least in (
+            ("bert-base-int8", 1.10),
+            ("minilm-int8", 1.20),
+            ("minilm", 1.08),
+            ("bert-base", 1.03),
+        )
+    ),
+    _Bar("for ort over stock, worst", ORT, "to_stock", 0.99, worst=True),
+    _Bar("for onnx over stock, worst", ONNX, "to_stock", 0.99, worst=True),
 )
 
 
@@ -165,14 +187,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sizes = [size for other, size in cases if other is subject]
         with tempfile.TemporaryDirectory() as folder:
             source = export_of(subject.recipe, options.exports)
-            files = prepare(source, Path(folder), _FORMS, int8=subject.int8)
-            left = len(cases) - len(rows) // len(METHODS)
+            files = _files(subject, source, Path(folder))
+            left = len(cases) - len({(row.subject, row.size) for row in rows})
             share = max(0.0, end - time.perf_counter()) * len(sizes) / left
             measured = _measure(subject, sizes, files, share, options)
         append(options.out, measured)
         rows += measured
     _console.print(_summary(rows))
     return 0
+
+
+def _files(subject: Subject, source: Path, folder: Path) -> dict[str, File]:
+    files = prepare(source, folder, _FORMS, int8=subject.int8)
+    if subject.family is None:
+        return files
+    optimized = folder / "optimizer.onnx"
+    run_optimizer(source, optimized, subject.family)
+    return {**files, **prepare(optimized, folder, _OPTIMIZED, int8=subject.int8)}
+
+
+def _methods(files: Mapping[str, File]) -> list[Method]:
+    return [method for method in METHODS if method.form in files]
 
 
 def _measure(
@@ -197,7 +232,9 @@ def _measure(
         clock=_CLOCKS[options.clock],
     )
     for _ in range(options.sessions):
-        sessions = [m.variant(files).session(options.threads, _PROVIDERS) for m in METHODS]
+        sessions = [
+            method.variant(files).session(options.threads, _PROVIDERS) for method in _methods(files)
+        ]
         for size in sizes:
             runs = [partial(session.run, None, feeds[size]) for session in sessions]
             seconds[size].append(take_turns(runs, turns))
@@ -238,7 +275,10 @@ def _sizes(subject: Subject, options: argparse.Namespace) -> tuple[int, ...]:
 def _profiles(
     files: Mapping[str, File], threads: int, feeds: Mapping[str, npt.NDArray[Any]]
 ) -> list[tuple[Operator, ...]]:
-    return [operators(m.variant(files), threads, _PROVIDERS, dict(feeds)) for m in METHODS]
+    return [
+        operators(method.variant(files), threads, _PROVIDERS, dict(feeds))
+        for method in _methods(files)
+    ]
 
 
 def _about(
@@ -263,10 +303,11 @@ def rows_of(
     seconds: npt.NDArray[np.float64],
 ) -> Iterator[ModelRow]:
     """Yield the rows of one case from seconds: [method, round]."""
-    names = [method.name for method in METHODS]
+    methods = _methods(files)
+    names = [method.name for method in methods]
     stock = seconds[names.index(STOCK)]
     better = min((seconds[names.index(name)] for name in _BASELINES), key=np.median)
-    for index, method in enumerate(METHODS):
+    for index, method in enumerate(methods):
         file, own = files[method.form], seconds[index]
         p10, median, p90 = np.percentile(1e3 * own, (10, 50, 90))
         low, ratio, high = np.percentile(stock / own, (10, 50, 90))

@@ -17,7 +17,16 @@ from onnxfold import model_io
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.operators.functions import SIGNATURES
 
-__all__ = ["NORMS", "SUBJECTS", "File", "Subject", "export_of", "geometric_mean", "prepare"]
+__all__ = [
+    "NORMS",
+    "SUBJECTS",
+    "File",
+    "Subject",
+    "export_of",
+    "geometric_mean",
+    "prepare",
+    "run_optimizer",
+]
 
 # Operators that are a norm, with or without an addition in it.
 NORMS: Final = frozenset(
@@ -47,6 +56,7 @@ class Subject:
     inputs: tuple[str, ...]
     sizes: tuple[int, ...]
     int8: bool = False
+    family: str | None = None  # what the transformers optimizer of ONNX Runtime calls it
 
     def feeds(self, model: Path, size: int) -> dict[str, npt.NDArray[Any]]:
         """Make seeded inputs of a size."""
@@ -66,8 +76,8 @@ class File:
     scales_fused: int = 0
 
 
-def _text(name: str, recipe: str, *, int8: bool = False) -> Subject:
-    return Subject(name, recipe, "sequence", ("input_ids:1,{}",), _SEQUENCES, int8)
+def _text(name: str, recipe: str, family: str | None, *, int8: bool = False) -> Subject:
+    return Subject(name, recipe, "sequence", ("input_ids:1,{}",), _SEQUENCES, int8, family)
 
 
 def _vision(name: str, recipe: str) -> Subject:
@@ -77,11 +87,12 @@ def _vision(name: str, recipe: str) -> Subject:
 SUBJECTS: Final[Mapping[str, Subject]] = {
     subject.name: subject
     for subject in (
-        _text("minilm", "minilm"),
-        _text("minilm-int8", "minilm", int8=True),
-        _text("bert-base", "bert-base"),
-        _text("gpt2", "gpt2"),
-        _text("opt-125m", "opt-125m"),
+        _text("minilm", "minilm", "bert"),
+        _text("minilm-int8", "minilm", "bert", int8=True),
+        _text("bert-base", "bert-base", "bert"),
+        _text("bert-base-int8", "bert-base", "bert", int8=True),
+        _text("gpt2", "gpt2", "gpt2"),
+        _text("opt-125m", "opt-125m", None),
         _vision("vit-s16", "vit-s16"),
         _vision("vit-b16", "vit-b16"),
         _vision("swin-t", "swin-t"),
@@ -139,6 +150,20 @@ def prepare(
             scales_fused=counts.get("scales_fused", 0),
         )
     return files
+
+
+def run_optimizer(source: Path, output: Path, family: str, *, gpu: bool = False) -> None:
+    """Write what the transformers optimizer of ONNX Runtime makes of a model, for its defaults.
+
+    On GPUs it fuses alone, for a session on one would place the model there.
+    """
+    from onnxruntime.transformers import optimizer
+
+    made = optimizer.optimize_model(
+        str(source), model_type=family, num_heads=0, hidden_size=0,
+        opt_level=0 if gpu else None, use_gpu=gpu,
+    )  # fmt: skip
+    made.save_model_to_file(str(output), use_external_data_format=gpu)
 
 
 def _quantised(path: Path, output: Path) -> Path:

@@ -35,6 +35,8 @@ _BEGIN_DEFER, _END_DEFER = (
     "<!-- end of deferral times -->",
 )
 _BEGIN_GAINS, _END_GAINS = "<!-- gains: written by docs/generate.py -->\n", "<!-- end of gains -->"
+_BEGIN_ORDERS = "<!-- orders: written by docs/generate.py -->\n"
+_END_ORDERS = "<!-- end of orders -->"
 # Subject, axis and size of the rows of models.csv that README shows.
 _README_GAINS = (
     ("minilm", "sequence", "128"),
@@ -65,8 +67,14 @@ def pages() -> dict[Path, str]:
     """Return the text of every generated page."""
     rows, left = _rows("recipes.csv"), _rows("recipes_left.csv")
     affine, timed = _rows("recipes_affine.csv"), _rows("models.csv")
-    readme, theory = ROOT / "README.md", ROOT / "docs" / "theory.md"
+    readme, theory, pipeline = (
+        ROOT / name for name in ("README.md", "docs/theory.md", "docs/pipeline.md")
+    )
+    orders = _orders(_rows("orders.csv"))
     return {
+        pipeline: _between(
+            pipeline.read_text(encoding="utf-8"), _BEGIN_ORDERS, _END_ORDERS, orders
+        ),
         ROOT / "docs" / "laws.md": _laws(),
         ROOT / "docs" / "parity.md": _parity(),
         ROOT / "docs" / "recipes.md": _recipes(rows, left, affine, timed),
@@ -502,8 +510,24 @@ def _case(row: Row) -> tuple[str, ...]:
     return tuple(row[name] for name in ("model", "target", "dtype", "tokens", "threads"))
 
 
+def _orders(rows: Sequence[Row]) -> str:
+    """What every order of tools leaves of folds and fusions."""
+    lines = [
+        (
+            row["architecture"],
+            row["order"].replace(", ", " → "),
+            f"{row['folds']} of {row['norms']}" if "onnxfold" in row["order"] else "-",
+            row["nodes"],
+            row["fusions"].replace(":", " "),
+            row["error"],
+        )
+        for row in rows
+    ]
+    return _table(("model", "order", "folds", "nodes", "norms and fusions", "error"), lines)
+
+
 def _between(text: str, begin: str, end: str, table: str) -> str:
-    """Replace what is between two marks; ValueError where it lacks them."""
+    """Replace what is between two marks; ValueError where the page lacks them."""
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
     if not rest or not after:

@@ -18,7 +18,7 @@ from onnxfold.errors import ModelError
 from onnxfold.model_io.calls import check_calls
 from onnxfold.model_io.messages import one_line
 
-__all__ = ["check_model", "packed_nbytes"]
+__all__ = ["ALWAYS_IMPORTED", "check_model", "packed_nbytes"]
 
 # Before operator set 7, Add and its like broadcast by attributes; no rule here covers that.
 _OLDEST_OPSET = 7
@@ -43,6 +43,8 @@ _TYPE_ATTRIBUTES = frozenset({"dtype", "output_dtype", "stash_type", "to"})
 # Runtime keeps many in 32 bits, where 2**40 heads become none and the process dies of dividing.
 _WIDE_ATTRIBUTES = frozenset({"end", "ends", "start", "starts", "value_int", "value_ints"})
 _NARROW_DOMAINS = frozenset({"", "com.microsoft"})
+# ONNX Runtime runs its operators in models that do not import them, as its optimizer leaves some.
+ALWAYS_IMPORTED = "com.microsoft"
 _NARROW = range(-(2**31), 2**31)
 # Protobuf reads messages that are at most 100 deep; a body adds three, a type in it some more.
 _MOST_BODIES = 25
@@ -174,7 +176,7 @@ def _check_nodes(nodes: Iterable[onnx.NodeProto], context: _Context) -> None:
         where = f"node '{node.name}' ({node.op_type})" if node.name else f"node {index}"
         if not node.op_type:
             raise ModelError(f"{where} has no operator; the file is damaged")
-        if _domain(node.domain) not in context.imports:
+        if _domain(node.domain) not in {*context.imports, ALWAYS_IMPORTED}:
             raise ModelError(f"{where} is of domain '{node.domain}', which is not imported")
         for name in node.input:
             if name and not any(name in scope for scope in context.scopes):

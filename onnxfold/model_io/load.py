@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped] 
 
 from onnxfold.errors import ModelError
 from onnxfold.model_io import wire
-from onnxfold.model_io.check import check_model
+from onnxfold.model_io.check import ALWAYS_IMPORTED, check_model
 from onnxfold.model_io.external import attach, model_folders, remember, resolve
 from onnxfold.model_io.messages import first_cause, show
 from onnxfold.model_io.tensors import tensor_protos
@@ -162,6 +162,8 @@ def _deserialize(proto: onnx.ModelProto, label: str) -> ir.Model:
         if "ai.onnx" in imports:
             # The other name of the default domain; onnx-ir gives its nodes the domain "".
             imports[""] = imports.pop("ai.onnx")
+    if any(node.domain == ALWAYS_IMPORTED for node in model.graph.all_nodes()):
+        model.graph.opset_imports.setdefault(ALWAYS_IMPORTED, 1)
     graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for graph in graphs:
         _sort(graph, label)

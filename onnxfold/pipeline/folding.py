@@ -54,6 +54,7 @@ from onnxfold.passes.lower.finalize import (
     settle_functions,
 )
 from onnxfold.passes.lower.installed import onnxruntime_version
+from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.lower.prove import prove as prove_lowering
 from onnxfold.passes.lower.sums import MEASURED, SLOW_SINCE, fused_additions, replace_by_sums
 from onnxfold.passes.plan import Plan
@@ -299,6 +300,7 @@ def _spelled(
         decision = state.decisions[LOWER.name] = LOWER.decide(state.info, settings)
         edit = Editor(state.info, copy=prove)
         differs = LOWER.apply(edit, decision, settings)
+        join_skip_norms(edit.model, original, settings)
         slow = _slow_additions(edit.model, settings)
         if not (differs or slow or state.changed):
             return original

@@ -18,5 +18,4 @@ def infer(model: ir.Model) -> ModelInfo:
     """
     fill_types(model)
     info = ModelInfo(model)
-    complete(info)
-    return info
+    return ModelInfo(model) if complete(info) else info

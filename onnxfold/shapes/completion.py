@@ -1,7 +1,8 @@
 """Shapes that onnx's inference does not find: behind a Reshape to computed sizes.
 
-onnx (1.23) gives such a result not even a rank, and nothing behind it a shape.  Exporters that
-write no value_info, such as paddle2onnx before 2, leave whole transformers so.  Here the sizes are
+onnx (1.23) gives such a result not even a rank, and nothing behind it a shape, or made-up symbols
+for sizes that are numbers.  Exporters that write no value_info, such as paddle2onnx before 2, leave
+whole transformers so, and simplifiers leave Reshape to [batch, channels, -1].  Here the sizes are
 followed as :class:`SymbolicShapes` does, and operators that it has no rule for are inferred by
 onnx one by one.
 """
@@ -34,12 +35,19 @@ _NO_SHAPE = (
 )
 
 
-def complete(view: ModelInfo) -> None:
-    """Find the shapes of results whose rank is unknown, and fill them in."""
+def complete(view: ModelInfo) -> bool:
+    """Find the shapes of results whose rank is unknown, and numbers behind a Reshape.
+
+    Return whether a shape that ``view`` may have told before is another one now.
+    """
     tokens: SymbolicShapes | None = None
+    numbered: set[ir.Value | None] = set()
     for graph in view.graphs:
         for node in graph:
             if all(not output.name or output.shape is not None for output in node.outputs):
+                if node.op_type == "Reshape" or not numbered.isdisjoint(node.inputs):
+                    tokens = tokens or SymbolicShapes(view)
+                    numbered.update(_numbered(view, tokens, node.outputs[0]))
                 continue
             tokens = tokens or SymbolicShapes(view)
             for value, dims in _found(view, tokens, node):
@@ -48,6 +56,22 @@ def complete(view: ModelInfo) -> None:
                 value.shape = ir.Shape(dims)
                 known = enumerate(dims)
                 tokens.learn(value, tuple(_token(value, axis, dim) for axis, dim in known))
+    return bool(numbered)
+
+
+def _numbered(view: ModelInfo, tokens: SymbolicShapes, value: ir.Value) -> list[ir.Value]:
+    """Put the numbers that are known in the place of symbols; return the value where there are."""
+    shape = view.shape(value)
+    if shape is None or all(isinstance(dim, int) for dim in shape):
+        return []
+    dims = tokens.dims(value) or shape
+    found = tuple(
+        known if isinstance(known, int) else dim for dim, known in zip(shape, dims, strict=True)
+    )
+    if found == shape:
+        return []
+    value.shape = ir.Shape(found)
+    return [value]
 
 
 def _token(value: ir.Value, axis: int, dim: Token | None) -> Token:

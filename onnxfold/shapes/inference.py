@@ -80,15 +80,17 @@ def strip_types(model: ir.Model, like: ir.Model) -> None:
     """Take away again what :func:`fill_types` added: keep what ``like`` declares by name.
 
     Outputs keep their types and sizes, but no symbol that onnx made up: it might make up the same
-    one for another size when it reads the result.
+    one for another size when it reads the result.  So does what a node computes that onnx knows
+    nothing of, as those of ONNX Runtime in the default domain: tools that quantise ask for types.
     """
     declared = {v.name: v for graph in all_graphs(like) for v in graph_values(graph) if _is_told(v)}
     symbols = {dim for value in declared.values() for dim in declared_shape(value) or ()}
     for graph in all_graphs(model):
         kept = set(graph.outputs)
         for node in graph:
+            unknown = not node.domain and not onnx.defs.has(node.op_type)
             for value in node.outputs:
-                if value in kept:
+                if value in kept or unknown:
                     told = declared.get(value.name)
                     if told is None or told.shape is None:
                         value.shape = _without_others(value, symbols)

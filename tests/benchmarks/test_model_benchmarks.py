@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 
 import onnxfold
-from benchmarks.models import METHODS, bars, per_norm_us, rows_of
+from benchmarks.models import bars, per_norm_us, rows_of
 from benchmarks.subjects import File, prepare
 from models import skeleton
 from onnxfold.runtime.interleaved_timing import Operator, Turns, Variant, operators, take_turns
@@ -42,7 +42,7 @@ def _seconds() -> np.ndarray:
 
 
 def test_ratios_are_taken_round_by_round_against_stock_and_the_better_baseline() -> None:
-    profiles = [[Operator("Add", 4, 1.0), Operator("LayerNormalization", 2, 0.5)]] * len(METHODS)
+    profiles = [[Operator("Add", 4, 1.0), Operator("LayerNormalization", 2, 0.5)]] * 6
     rows = {row.method: row for row in rows_of(_ABOUT, _FILES, profiles, _seconds())}
     folded = rows["onnxfold"]
     assert (folded.to_stock, folded.to_stock_p10, folded.to_stock_p90) == (4.0, 4.0, 4.0)

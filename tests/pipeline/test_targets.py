@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +20,7 @@ from onnxfold.pipeline import folding
 from tests.builders import chain_model, pre_norm_model
 
 RECIPES = Path(__file__).parents[1] / "recipes"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 DIGITS = Path(__file__).parents[2] / "models" / "digits_vit" / "digits_vit.onnx"
 MODELS = [
     DIGITS,
@@ -135,6 +137,20 @@ def test_a_file_survives_the_conversion_to_float16(target: str) -> None:
     np.testing.assert_allclose(found, exact, rtol=0, atol=20 * 2**-11 * 5)
 
 
+@pytest.mark.parametrize("target", ["onnx", "ort"])
+def test_a_file_can_be_quantised_as_the_original(target: str, tmp_path: Path) -> None:
+    """onnx infers nothing behind SimplifiedLayerNormalization, of which it has no schema."""
+    from onnxruntime.quantization import quantize_dynamic
+
+    products = []
+    for model in (pre_norm_model(), onnxfold.optimize(pre_norm_model(), target=target).model):
+        onnx.save(model, tmp_path / "float.onnx")
+        quantize_dynamic(tmp_path / "float.onnx", tmp_path / "int8.onnx")
+        nodes = onnx.load(tmp_path / "int8.onnx").graph.node
+        products.append(sum(node.op_type == "MatMulInteger" for node in nodes))
+    assert products == [5, 5]
+
+
 def test_initializers_are_inputs_of_a_model_of_ir_version_3() -> None:
     original = chain_model()
     original.ir_version = 3
@@ -208,6 +224,32 @@ def test_a_version_that_was_not_measured_is_named(
         monkeypatch.setattr(module, "onnxruntime_version", lambda found=version: found)
         report = onnxfold.optimize(DIGITS, tmp_path / "o.onnx", target="ort", check=0).report
         assert ("was not measured" in report["output"]["advice"]) == unknown
+
+
+def test_the_advice_names_what_was_measured(tmp_path: Path) -> None:
+    measured: dict[str, list[float]] = {"target ort": [], "onnxfold": []}
+    with (RESULTS / "models.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            named = row["subject"].startswith(("bert-base", "minilm"))
+            if named and row["onnxruntime"] == "1.32.0" and row["method"] in measured:
+                measured[row["method"]].append(float(row["to_stock"]))
+    report = onnxfold.optimize(DIGITS, tmp_path / "out.onnx", check=None).report
+    advice = report["output"]["advice"]
+    for gains in measured.values():
+        assert f"{min(gains):.2f} to {max(gains):.2f}" in advice
+
+
+def test_the_report_names_the_fusions_that_it_excludes(tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    for path, target, named in (
+        (RECIPES / "bert-base.onnx", "onnx", True),
+        (RECIPES / "vit-b16.onnx", "onnx", False),
+        (RECIPES / "bert-base.onnx", "kernels", False),
+    ):
+        report = onnxfold.optimize(path, out, target=target, check=None, force=True).report
+        assert ("EmbedLayerNormalization" in report["output"]["advice"]) == named
+    report = onnxfold.optimize(DIGITS, out, target="ort", check=None, force=True).report
+    assert "Sum" in report["output"]["advice"]
 
 
 @pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])

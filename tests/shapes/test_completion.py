@@ -57,6 +57,21 @@ def test_sizes_are_followed_through_shape_slice_and_concat(opset: int) -> None:
     assert shapes["rows"] == (shapes["flat"][0], shapes["flat"][2], 8)
 
 
+def test_numbers_take_the_place_of_symbols_that_onnx_made_up() -> None:
+    """[n, channels, -1], which simplifiers leave of the patches of an image model."""
+    proto = _model("y = Neg(rows)", opset=17)
+    for axis, size in ((2, 4), (3, 6)):
+        proto.graph.input[0].type.tensor_type.shape.dim[axis].dim_value = size
+    (made_up,) = (
+        info.type.tensor_type.shape.dim
+        for info in onnx.shape_inference.infer_shapes(proto, data_prop=True).graph.value_info
+        if info.name == "flat"
+    )
+    assert [dim.dim_value for dim in made_up][1:] == [8, 0]
+    shapes = _shapes(proto)
+    assert [shapes[name][1:] for name in ("flat", "rows") if shapes[name]] == [(8, 24), (24, 8)]
+
+
 def test_what_is_behind_is_inferred_operator_by_operator() -> None:
     body = """
         p = MatMul(rows, W)

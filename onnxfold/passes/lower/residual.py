@@ -21,7 +21,7 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Lowered
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Signature, call, op_name
 
-__all__ = ["ResidualFusion", "residual_fusions"]
+__all__ = ["ResidualFusion", "ready", "residual_fusions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def _fusion(
     if (
         dtype in (None, ir.DataType.DOUBLE)
         or not _same_shape(view, addition)
-        or not _ready(others, place)
+        or not ready(others, place)
     ):
         return None
     additions, operands = _operands(view, norm, addition, taken)
@@ -187,7 +187,7 @@ def _same_shape(view: ModelInfo, addition: ir.Node) -> bool:
     return known is not None and None not in known and all(shape == known for shape in shapes)
 
 
-def _ready(others: Sequence[ir.Value | None], place: ir.Node) -> bool:
+def ready(others: Sequence[ir.Value | None], place: ir.Node) -> bool:
     """Whether what else is read exists before the place where the call will stand."""
     if all(value is None or value.producer() is None for value in others):
         return True

@@ -58,12 +58,13 @@ class Builder:
 
 
 class Call:
-    """One node that is being replaced: its operands, and the new nodes so far."""
+    """One node that is being replaced: its operands, the new nodes so far, and their results."""
 
     def __init__(self, builder: Builder, node: ir.Node):
         self.builder = builder
         self.node = node
         self.nodes: list[ir.Node] = []
+        self.results: dict[int, ir.Value] = {}
         self._stem = node.name or node.outputs[0].name or node.op_type
 
     @property
@@ -129,6 +130,7 @@ class Call:
 
     def finish(self, results: dict[int, ir.Value]) -> None:
         """Put the new nodes in the place of the old one; ``results`` by output index."""
+        self.results = results
         replace_node(self.node, self.nodes, results)
 
 

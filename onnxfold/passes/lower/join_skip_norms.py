@@ -1,0 +1,162 @@
+"""Skip norms that were split for the analysis are one operator again where the norm stays.
+
+A model that an optimizer has fused keeps its fusions but for those that a fold took the place of.
+The original is split once more, and what that gives is looked for in the result: the same nodes
+between the same values, or others in their place, such as a gamma that has moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from onnxfold.graph.edit import inherit, insert_before, redirect, sweep
+from onnxfold.graph.traversal import all_graphs, graph_values
+from onnxfold.options import Device, Target
+from onnxfold.passes.base import Settings
+from onnxfold.passes.lower.installed import onnxruntime_version
+from onnxfold.passes.lower.residual import ready
+from onnxfold.passes.lower.sums import MEASURED, SLOW_SINCE
+from onnxfold.passes.prepare.split_skip_norms import SPLITTERS, Builder
+from onnxfold.shapes import fill_types
+
+__all__ = ["join_skip_norms"]
+
+_DOMAIN = "com.microsoft"
+_EMBEDDING = (_DOMAIN, "EmbedLayerNormalization")
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """A skip norm of the original, and the nodes that stand for it when it is split."""
+
+    node: ir.Node
+    inputs: tuple[ir.Value | None, ...]
+    outputs: tuple[str, ...]
+    parts: tuple[ir.Node, ...]
+    results: Mapping[int, ir.Value]
+
+
+@dataclass(slots=True)
+class _Match:
+    """Nodes of the result that are parts, and its values that they read instead."""
+
+    nodes: dict[ir.Node, ir.Node] = field(default_factory=dict)
+    values: dict[ir.Value, ir.Value] = field(default_factory=dict)
+
+
+def join_skip_norms(model: ir.Model, original: ir.Model, settings: Settings) -> None:
+    """Join what ``model`` still has in parts of the skip norms of ``original``.
+
+    On CPUs, ONNX Runtime from 1.30 on takes longer for a skip norm than for its parts, but not for
+    an embedding with its norm; our kernels have the sums within them.
+    """
+    kinds = _kinds(settings)
+    splits = list(_splits(original, kinds)) if kinds else []
+    if not splits:
+        return
+    model.graph.opset_imports.setdefault(_DOMAIN, 1)
+    values = {value.name: value for graph in all_graphs(model) for value in graph_values(graph)}
+    for split in splits:
+        match = _Match()
+        found = {index: values.get(split.outputs[index]) for index in split.results}
+        if all(_matches(split, part, found[i], match) for i, part in split.results.items()):
+            _join(split, match, found, values)
+
+
+def _kinds(settings: Settings) -> Collection[tuple[str, str]]:
+    if settings.target is Target.KERNELS:
+        return ()
+    on_cpu = settings.target is Target.ORT and settings.device is Device.CPU
+    if on_cpu and (onnxruntime_version() or MEASURED[1]) >= SLOW_SINCE:
+        return (_EMBEDDING,)
+    return tuple(kind for kind in SPLITTERS if kind[0] == _DOMAIN)
+
+
+def _splits(original: ir.Model, kinds: Collection[tuple[str, str]]) -> Iterator[_Split]:
+    if not any((node.domain, node.op_type) in kinds for node in _nodes(original)):
+        return
+    copy = original.clone()
+    if any(node.op_type == "SkipGroupNorm" for node in _nodes(copy)):
+        fill_types(copy)  # which it is split by
+    builder = Builder(copy)
+    for node in list(_nodes(copy)):
+        if (node.domain, node.op_type) not in SPLITTERS:
+            continue
+        inputs, outputs = tuple(node.inputs), tuple(value.name or "" for value in node.outputs)
+        call = builder.at(node)
+        left = SPLITTERS[node.domain, node.op_type](call)
+        if left is None and (node.domain, node.op_type) in kinds:
+            yield _Split(node, inputs, outputs, tuple(call.nodes), call.results)
+
+
+def _nodes(model: ir.Model) -> Iterator[ir.Node]:
+    for graph in all_graphs(model):
+        yield from graph
+
+
+def _matches(split: _Split, part: ir.Value | None, value: ir.Value | None, match: _Match) -> bool:
+    """Whether a value is computed as the split computes its part of it."""
+    if part is None or value is None:
+        return part is value
+    expected, node = part.producer(), value.producer()
+    if expected is None or expected not in split.parts:
+        return match.values.setdefault(part, value) is value
+    if node is None or match.nodes.setdefault(expected, node) is not node:
+        return False
+    same = (
+        node.op_identifier() == expected.op_identifier()
+        and len(node.inputs) == len(expected.inputs)
+        and part.index() == value.index()
+        and _settings_of(node) == _settings_of(expected)
+    )
+    return same and all(
+        _matches(split, inner, operand, match)
+        for inner, operand in zip(expected.inputs, node.inputs, strict=True)
+    )
+
+
+def _settings_of(node: ir.Node) -> dict[str, object]:
+    return {
+        name: attribute.value.numpy().tolist()
+        if attribute.type is ir.AttributeType.TENSOR
+        else attribute.value
+        for name, attribute in node.attributes.items()
+    }
+
+
+def _join(
+    split: _Split,
+    match: _Match,
+    found: Mapping[int, ir.Value | None],
+    values: Mapping[str | None, ir.Value],
+) -> None:
+    """Put the skip norm in the place of its parts; what else reads one of these keeps it."""
+    results = {index: value for index, value in found.items() if value is not None}
+    nodes = [match.nodes[part] for part in split.parts if part in match.nodes]
+    made = {value.producer() for value in results.values()}
+    place = next(node for node in nodes if node in made)
+    inputs = [
+        None if value is None else match.values.get(value, values.get(value.name))
+        for value in split.inputs
+    ]
+    if not ready(inputs, place):
+        return
+    node = ir.node(
+        split.node.op_type,
+        inputs,
+        dict(split.node.attributes),
+        domain=_DOMAIN,
+        num_outputs=len(split.outputs),
+        name=split.node.name,
+        metadata_props=dict(split.node.metadata_props),
+    )
+    for name, value in zip(split.outputs, node.outputs, strict=True):
+        value.name = name
+    insert_before(place, node)
+    for index, value in results.items():
+        inherit(value, node.outputs[index])
+        redirect(value, node.outputs[index], outputs=True)
+    sweep(nodes)
