@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from onnxfold.graph.constants import attribute_tensor
 from onnxfold.graph.stored_rows import paired_rows, stored_rows
 
 __all__ = ["pairs", "same_attributes", "same_default", "same_numbers", "same_tensor"]
@@ -70,7 +71,7 @@ def _same_attribute(a: ir.Attr, b: ir.Attr, *, any_tensor: bool) -> bool:
     if a.type in _GRAPHS:
         return True
     if a.type is ir.AttributeType.TENSOR:
-        return any_tensor or same_tensor(a.as_tensor(), b.as_tensor())
+        return any_tensor or same_tensor(attribute_tensor(a), attribute_tensor(b))
     if a.type in (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS):
         return same_numbers(a.value, b.value)
     return bool(a.value == b.value)

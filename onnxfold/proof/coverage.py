@@ -15,9 +15,9 @@ import onnx_ir as ir
 from onnxfold.check.reference import run_nodes
 from onnxfold.proof.relation import Drawn
 
-__all__ = ["partly_read"]
+__all__ = ["READ_NO_NUMBERS", "partly_read"]
 
-_READ_NO_NUMBERS = frozenset({"Shape", "Size"})
+READ_NO_NUMBERS = frozenset({"Shape", "Size"})
 
 
 def partly_read(
@@ -43,7 +43,7 @@ def partly_read(
                     return node
         if any(value in axes for value in read):
             axes.update({v: range(np.ndim(computed[v])) for v in node.outputs if v in computed})
-        if node.op_type not in _READ_NO_NUMBERS and any(value in random for value in read):
+        if node.op_type not in READ_NO_NUMBERS and any(value in random for value in read):
             random.update(v for v in node.outputs if v in computed)
     return None
 

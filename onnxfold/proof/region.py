@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxfold.check.reference import is_stochastic, run_nodes
 from onnxfold.graph import Fiber, ModelInfo, Shape, node_label, operator
 from onnxfold.graph.traversal import bodies
-from onnxfold.proof.coverage import partly_read
+from onnxfold.proof.coverage import READ_NO_NUMBERS, partly_read
 from onnxfold.proof.relation import Drawn, Float64, Relation, means
 from onnxfold.proof.sizes import SAMPLINGS, Sizes, broadcast_sizes, reduced
 
@@ -24,6 +24,7 @@ __all__ = ["Cone", "Leaf", "Pair", "Region", "Unprovable", "cone_of"]
 
 _MOST_NODES = 96
 _FEW_ELEMENTS = 1 << 18
+_MOST_ELEMENTS = 1 << 22  # of a leaf; smaller sizes are tried then
 _MOST_INDEX = 3
 _FLOATS = frozenset(
     {
@@ -118,6 +119,11 @@ class Leaf:
     def all_finite(self) -> Leaf:
         """Return the leaf with 1 where its constant is NaN or infinite."""
         return replace(self, array=_finite(self.array), given=_finite(self.given))
+
+    @property
+    def random(self) -> bool:
+        """Whether it is drawn, in one shape for both models, as floating-point numbers."""
+        return not self.fixed and self.relation.short is None and self.dtype in _FLOATS
 
     def with_zero(self, fiber: Fiber) -> Leaf:
         """Return the leaf with v of mean 0 along a fiber; a constant is then drawn as well."""
@@ -214,9 +220,15 @@ class Region:
         # Integers may be indices: none beyond the smallest axis that they may be of.
         lengths = (n for leaf in self.leaves for n in sizes.of(leaf.shape) if n > 1)
         most = min((_MOST_INDEX, *lengths))
+        if any(prod(sizes.of(leaf.shape)) > _MOST_ELEMENTS for leaf in self.leaves if leaf.random):
+            raise Unprovable("these sizes make tensors too large to draw")
+        read = self._read()
         for leaf in self.leaves:
             try:
-                first, second = _pair(leaf, sizes, rng, scale, old, new, most)
+                if leaf.random and leaf.u not in read and leaf.v not in read:
+                    first = second = np.broadcast_to(0.0, sizes.of(leaf.shape))
+                else:
+                    first, second = _pair(leaf, sizes, rng, scale, old, new, most)
             except ArithmeticError as error:
                 raise Unprovable(f"reads a value twice: {error}") from error
             if leaf.u is not None:
@@ -224,6 +236,14 @@ class Region:
             if leaf.v is not None:
                 new[leaf.v] = second
         return old, new
+
+    def _read(self) -> set[ir.Value | None]:
+        """Return the values of which a node reads more than the shape."""
+        nodes = (*self.old.nodes, *self.new.nodes)
+        return {
+            *self.pair,
+            *(v for node in nodes if node.op_type not in READ_NO_NUMBERS for v in node.inputs),
+        }
 
     def outputs(self, old: dict[ir.Value, Drawn], new: dict[ir.Value, Drawn]) -> Pair:
         """Return u and v for values of the leaves.

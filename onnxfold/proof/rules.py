@@ -29,6 +29,7 @@ _SCALES = (2.0**-10, 2.0**5)
 _LIKE_FIRST = 4
 _FEW = 256
 _MORE = 40
+_MANY = 1 << 14  # elements of which one draw at each magnitude is enough
 _MOST_IMAGES = 24
 _MOSTLY = 0.75
 _Bools = npt.NDArray[np.bool_]
@@ -38,12 +39,13 @@ _ERRORS = (OnnxfoldError, Unprovable, ArithmeticError, LookupError, ValueError)
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """Which relation a region has; of those without parameters alone where there are no fibers."""
+    """Which relation a region has, of those whose parameters are named; and of lines, if asked."""
 
     region: Region
     slack: float
     whole: bool
-    fibers: tuple[Fiber, ...] | None = None
+    fibers: tuple[Fiber, ...] = ()
+    lines: bool = False
 
 
 class Tester:
@@ -62,7 +64,8 @@ class Tester:
         ``fibers``: candidates for what a shift is constant along; ``slack``: what the roundings of
         stored constants may move the outputs by.
         """
-        return self._remembered(_Question(region, slack, self._whole, fibers))
+        named = self._remembered(_Question(region, slack, self._whole, fibers))
+        return named or self._remembered(_Question(region, slack, self._whole, lines=True))
 
     def exact(self, region: Region, slack: float) -> Relation | None:
         """Return whether the outputs are equal, or one is the other without an element, or None."""
@@ -76,7 +79,7 @@ class Tester:
         return bool(self._known[key])
 
     def _remembered(self, asked: _Question) -> Relation | None:
-        key = ("relation", asked.region.key, asked.fibers, asked.slack)
+        key = ("relation", asked.region.key, asked.fibers, asked.slack, asked.lines)
         if key not in self._known:
             self._known[key] = _relation(asked)
         found = self._known[key]
@@ -118,8 +121,9 @@ def _samples(
         wanted -= 1
         yield first
         # Few elements are drawn more often: each may be cut off by a Relu, or a mask.
-        more = min(_MORE, _FEW // max(1, first[0][1].size))
-        scales = [*_SCALES, *[1.0] * (more + _LIKE_FIRST - at_first)]
+        size = first[0][1].size
+        more = min(_MORE, _FEW // max(1, size)) + (size < _MANY) * (_LIKE_FIRST - at_first)
+        scales = [*_SCALES, *[1.0] * more]
         yield [region.outputs(*region.drawn(sizes, rng, scale)) for scale in scales]
     if wanted == 1 + symbolic:
         raise Unprovable(problem)
@@ -132,7 +136,8 @@ def _alike(region: Region, sizes: Sizes, rng: np.random.Generator, count: int) -
 @np.errstate(all="ignore")
 def _zero_mean(region: Region, fiber: Fiber) -> bool:
     try:
-        return all(is_small(means(v, fiber), v) for draws in _samples(region) for _, v in draws)
+        draws = _samples(region, at_first=1)
+        return all(is_small(means(v, fiber), v) for pairs in draws for _, v in pairs)
     except _ERRORS:
         return False
 
@@ -157,7 +162,7 @@ def _relation(asked: _Question) -> Relation | None:
     """Keep the relations that every sample has, of those that the first ones have."""
     open_: list[Relation] | None = None
     shown: _Shown = {}
-    at_first = 1 if asked.fibers is None else _LIKE_FIRST
+    at_first = _LIKE_FIRST if asked.lines else 1
     try:
         for draws in _samples(asked.region, whole=asked.whole, at_first=at_first):
             _show(shown, draws)
@@ -206,17 +211,18 @@ def _shows_enough(shown: _Shown) -> bool:
 
 
 def _found(asked: _Question, draws: list[Pair]) -> Iterator[Relation]:
-    yield EQUAL
     u, v = draws[0]
-    yield from (Relation(short=axis) for axis in shortened(u.shape, v.shape))
-    yield from (Relation(short=axis, reverse=True) for axis in shortened(v.shape, u.shape))
-    if asked.fibers is None or any(
+    if not asked.lines:
+        yield EQUAL
+        yield from (Relation(short=axis) for axis in shortened(u.shape, v.shape))
+        yield from (Relation(short=axis, reverse=True) for axis in shortened(v.shape, u.shape))
+    if any(
         u.size == 0 or u.shape != v.shape or u.dtype.kind != "f" or v.dtype.kind != "f"
         for u, v in draws
     ):
         return
     yield from (Relation(fiber=fiber) for fiber in asked.fibers)
-    for reverse in (False, True):
+    for reverse in (False, True) if asked.lines else ():
         line = _line([(v, u) if reverse else (u, v) for u, v in draws], asked.slack)
         if line is not None:
             yield Relation(*line, reverse)

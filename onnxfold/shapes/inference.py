@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError
-from onnxfold.graph.constants import in_memory
+from onnxfold.graph.constants import attribute_tensor, in_memory
 from onnxfold.graph.dims import Dim, Shape
 from onnxfold.graph.traversal import (
     all_graphs,
@@ -149,7 +149,7 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
     for node in graph:
         _check_size(node)
         proto.node.append(_node(node, proto))
-        large = [a.as_tensor() for a in attributes(node) if _is_large(a)]
+        large = [attribute_tensor(a) for a in attributes(node) if _is_large(a)]
         if large and node.op_type == "Constant":
             name, tensor = node.outputs[0].name or "", large[0]
             info = onnx.helper.make_tensor_value_info(
@@ -296,7 +296,7 @@ def _node(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto:
                     graph,
                 )
         elif isinstance(attribute.value, _NOT_READ) and not _is_large(attribute):
-            inside = ir.AttrTensor(name, in_memory(attribute.as_tensor()))
+            inside = ir.AttrTensor(name, in_memory(attribute_tensor(attribute)))
             proto.attribute.append(ir.serde.serialize_attribute(inside))
         elif not _is_large(attribute):
             proto.attribute.append(ir.serde.serialize_attribute(attribute))
@@ -310,7 +310,7 @@ def _is_large(attribute: ir.Attr) -> bool:
     """Whether the attribute is a large tensor, whose node's output declares the shape instead."""
     if attribute.type != ir.AttributeType.TENSOR or attribute.is_ref():
         return False
-    return attribute.as_tensor().nbytes > _LARGE_TENSOR_BYTES
+    return attribute_tensor(attribute).nbytes > _LARGE_TENSOR_BYTES
 
 
 def _fill_graph(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
