@@ -61,16 +61,14 @@ class Relation:
 
     @property
     def final(self) -> bool:
-        """Whether no wider test can show more: u = v, or u = r * v + s far from it.
+        """Whether no wider test can show more: u = v, or u = r * v + s far from it, r not 0.
 
         Both would make v one number per channel, s / (1 - r).
         """
         if self.r is None or self.s is None:
             return self.equal
-        far = float(np.max(np.abs(self.r - 1), initial=0)) + float(
-            np.max(np.abs(self.s), initial=0)
-        )
-        return far > _FAR
+        off = [float(np.max(np.abs(array), initial=0)) for array in (self.r - 1, self.s)]
+        return bool(np.all(self.r != 0)) and sum(off) > _FAR
 
     @property
     def key(self) -> tuple[object, ...]:

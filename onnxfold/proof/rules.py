@@ -8,9 +8,9 @@ while a wrong rule is off by the order of the numbers themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import numpy.typing as npt
@@ -310,13 +310,14 @@ def images(fiber: Fiber, source: Shape, target: Shape) -> Iterator[Fiber]:
     """Yield fibers of another tensor that may be the same partition: by digits, places, sizes."""
     found: dict[Fiber, None] = {}
     whole = follow_reshape(fiber, source, target) if None not in (source, target) else None
-    if whole is not None:
+    if whole is not None and _are_digits(whole.blocks):  # not so where it is no reshape
         found[whole] = None
     places = [list(_places(block, source, target)) for block in fiber.blocks]
     for number, blocks in enumerate(product(*places)):
         if number > _MOST_IMAGES:
             break
-        if len({block.axis for block in blocks}) == len({block.axis for block in fiber.blocks}):
+        axes = {block.axis for block in blocks}
+        if len(axes) == len(fiber.axes) and _are_digits(blocks):
             found[Fiber.of(blocks)] = None
     for axis, dim in enumerate(target):
         if dim == fiber.size:
@@ -328,6 +329,15 @@ def images(fiber: Fiber, source: Shape, target: Shape) -> Iterator[Fiber]:
     # What is repeated along an axis is constant there, whatever it is.
     repeated = list(images(Fiber(kept), source, target)) if missing or single else []
     yield from dict.fromkeys((*repeated, *found) if single else (*found, *repeated))
+
+
+def _are_digits(blocks: Iterable[AxisBlock]) -> bool:
+    """Whether the blocks of each axis are digits of one number, none within another."""
+    ordered = sorted(blocks, key=lambda block: (block.axis, block.inner))
+    return all(
+        first.axis != second.axis or second.inner % (first.inner * first.size) == 0
+        for first, second in pairwise(ordered)
+    )
 
 
 def _places(block: AxisBlock, source: Shape, target: Shape) -> Iterator[AxisBlock]:
