@@ -189,7 +189,7 @@ def takes_name(path: Path) -> bool:
 def demand_name(path: Path) -> None:
     """Raise ModelError where ONNX Runtime cannot open a file because of its name."""
     if not takes_name(path):
-        raise ModelError(f"'{path}': ONNX Runtime takes no such name; rename the file")
+        raise ModelError(f"'{path}': ONNX Runtime cannot open a file of this name; rename it")
 
 
 def runtime_errors() -> tuple[type[Exception], ...]:

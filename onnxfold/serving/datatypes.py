@@ -14,7 +14,7 @@ __all__ = ["BY_NAME", "BY_ONNX", "DATATYPES", "Datatype"]
 class Datatype:
     """One row: the name in the protocol and in ONNX Runtime, the arrays, the typed gRPC field.
 
-    ``dtype`` is None where ONNX Runtime takes no such arrays from Python; strings are objects.
+    ``dtype`` is None where ONNX Runtime takes no arrays of it from Python; strings are objects.
     ``contents`` is the field of InferTensorContents, None where elements must be sent raw.
     """
 

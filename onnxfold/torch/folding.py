@@ -159,7 +159,7 @@ def _settle(
 def _why(making: Mapping[str, float]) -> str:
     if not making:
         return (
-            "its input has a mean in training: a random function that is no dropout module, such "
+            "its input has a mean in training: a random function outside a dropout module, such "
             "as torch.nn.functional.dropout, stands behind a centred layer"
         )
     names = ", ".join(f"'{name}' (p={p:g})" for name, p in list(making.items())[:3])

@@ -59,5 +59,5 @@ def test_a_name_that_is_no_text_is_one_line(pair: tuple[Path, Path]) -> None:
         pair[0].rename(odd)
     except OSError:
         pytest.skip("this file system has no such names")
-    with pytest.raises(ModelError, match="takes no such name; rename the file"):
+    with pytest.raises(ModelError, match="cannot open a file of this name; rename it"):
         bench([odd], rounds=1)

@@ -85,7 +85,7 @@ class Intake:
         if token is None or path in OPEN_PATHS:
             return
         if not hmac.compare_digest(headers.get("authorization", b""), b"Bearer " + token.encode()):
-            raise _RefusedError(401, "the request has not the token of this server")
+            raise _RefusedError(401, "the request does not have this server's token")
 
     async def _body(self, headers: Mapping[str, bytes], receive: Receive) -> bytes:
         encoding = headers.get("content-encoding", b"identity").decode("latin-1").lower()

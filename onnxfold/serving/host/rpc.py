@@ -182,7 +182,7 @@ class _Token(aio.ServerInterceptor):
 
 async def _unauthenticated(_: object, context: aio.ServicerContext) -> None:
     await context.abort(
-        grpc.StatusCode.UNAUTHENTICATED, "the call has not the token of this server"
+        grpc.StatusCode.UNAUTHENTICATED, "the call does not have this server's token"
     )
 
 

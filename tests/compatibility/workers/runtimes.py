@@ -87,7 +87,7 @@ def iree(path: str, inputs: Inputs) -> Loaded:
             folder / "model.vmfb",
         )
         module = rt.load_vm_flatbuffer((folder / "model.vmfb").read_bytes(), driver="local-sync")
-    # The one function of the module that is no copy for asynchronous calls.
+    # The one function of the module that is not a copy for asynchronous calls.
     (entry,) = (f for f in module.vm_module.function_names if not f.endswith(("$async", "init")))
     function = module[entry]
 

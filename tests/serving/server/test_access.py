@@ -68,7 +68,7 @@ def test_only_who_has_the_token_is_answered(secure: Server, files: dict[str, Pat
     for token in (None, "", "only-for-friend", TOKEN + "s"):
         status, said = asked(files, url, token=token, body={"inputs": [one]})
         assert status == 401
-        assert json.loads(said)["error"] == "the request has not the token of this server"
+        assert json.loads(said)["error"] == "the request does not have this server's token"
     status, said = asked(files, url, token=TOKEN, body={"inputs": [one]})
     assert status == 200
     assert json.loads(said)["outputs"][0]["data"] == [2, 4, 6, 8]
