@@ -59,7 +59,7 @@ __all__ = ["Result", "bytes_of", "run"]
 _MOST_SESSION_BYTES = 1 << 30
 _LAYER_NORMS = "deferral of LayerNorms"  # a part of a pass that a check may fail with
 # The method `target ort`, and `onnxfold` for kernels, in benchmarks/results/models.csv.
-_GAINS = {Target.ORT: (1.05, 1.26), Target.KERNELS: (1.06, 1.25)}
+_GAINS = {Target.ORT: (1.02, 1.23), Target.KERNELS: (1.05, 1.27)}
 _OTHERS = (
     "in ONNX Runtime 1.32 on a CPU, BERT and MiniLM, float32 and int8, ran {:g} to {:g} times as "
     "fast with --target ort, {:g} to {:g} with --target kernels and its library"
