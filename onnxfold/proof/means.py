@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 
 import onnx_ir as ir
@@ -135,4 +136,4 @@ def with_zeros(region: Region, choice: Iterable[tuple[Leaf, Fiber]]) -> Region:
     leaves = [leaf.with_zero(zeros[id(leaf)]) if id(leaf) in zeros else leaf
               for leaf in region.leaves]  # fmt: skip
     leaves.sort(key=lambda leaf: leaf.zero is None)
-    return Region(region.before, region.after, region.old, region.new, tuple(leaves), region.pair)
+    return replace(region, leaves=tuple(leaves))

@@ -49,7 +49,8 @@ class Neighbourhood:
             array, _ = self._numbers(self._after, leaf, actual=False)
             leaves.append(self._leaf(None, leaf, EQUAL, None, array))
         model = self._after.model
-        return Region(model, model, Cone((), ()), cone, tuple(leaves), (None, value))
+        shapes = _shapes(self._after, cone)
+        return Region(model, model, Cone((), ()), cone, tuple(leaves), (None, value), shapes)
 
     def region(
         self,
@@ -83,7 +84,8 @@ class Neighbourhood:
                  else at >= deep and value in standing and value is not u),
         )  # fmt: skip
         leaves = self._leaves(old, new, drawn, actual)
-        return Region(self._before.model, self._after.model, old, new, leaves, (u, v))
+        shapes = (*_shapes(self._before, old), *_shapes(self._after, new))
+        return Region(self._before.model, self._after.model, old, new, leaves, (u, v), shapes)
 
     def _related_to(self, v: ir.Value) -> list[ir.Value]:
         """Return the originals that a value is known to stand for."""
@@ -175,3 +177,9 @@ class Neighbourhood:
 def _shape(view: ModelInfo, value: ir.Value) -> Shape | None:
     tensor = view.tensor(value)
     return view.shape(value) if tensor is None else tuple(tensor.shape.numpy())
+
+
+def _shapes(view: ModelInfo, cone: Cone) -> tuple[Shape, ...]:
+    values = (*cone.leaves, *(value for node in cone.nodes for value in node.outputs))
+    shapes = (_shape(view, value) for value in values)
+    return tuple(shape for shape in shapes if shape is not None)

@@ -5,7 +5,7 @@ It is run by the float64 interpreter on random values that satisfy the relations
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -17,8 +17,9 @@ from onnxfold.check.reference import is_stochastic, run_nodes
 from onnxfold.graph import Fiber, ModelInfo, Shape, node_label, operator
 from onnxfold.graph.traversal import bodies
 from onnxfold.proof.coverage import READ_NO_NUMBERS, partly_read
+from onnxfold.proof.positions import positions
 from onnxfold.proof.relation import Drawn, Float64, Relation, means
-from onnxfold.proof.sizes import SAMPLINGS, Sizes, broadcast_sizes, reduced
+from onnxfold.proof.sizes import SAMPLINGS, Sizes, broadcast_sizes, reduced, symbols
 
 __all__ = ["Cone", "Leaf", "Pair", "Region", "Unprovable", "cone_of"]
 
@@ -111,6 +112,26 @@ class Leaf:
     zero: Fiber | None = None
     slack: float = 0.0
 
+    def of(self, sizes: Sizes) -> Leaf:
+        """Return the leaf of smaller tensors."""
+        arrays = [None if a is None else sizes.constant(a) for a in (self.array, self.given)]
+        zero = None if self.zero is None else sizes.fiber(self.zero)
+        relation = self.relation.of(sizes)
+        return replace(self, relation=relation, array=arrays[0], given=arrays[1], zero=zero)
+
+    @property
+    def fibers(self) -> tuple[Fiber, ...]:
+        """The fibers along which something is claimed."""
+        return tuple(fiber for fiber in (self.relation.fiber, self.zero) if fiber is not None)
+
+    @property
+    def kept(self) -> set[int]:
+        """The sizes of axes along which it has numbers that a smaller tensor would leave out."""
+        known = tuple(dim if isinstance(dim, int) else 0 for dim in self.shape)
+        return self.relation.kept(known).union(
+            *(a.shape for a in (self.array, self.given) if a is not None)
+        )
+
     @property
     def fixed(self) -> bool:
         """Whether its numbers are those of a constant."""
@@ -159,7 +180,10 @@ Pair = tuple[Float64, Float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """Both cones, the leaves of both, and the pair (u, v) that they compute."""
+    """Both cones, the leaves of both, and the pair (u, v) that they compute.
+
+    ``shapes``: of all values of both, as far as they are known.
+    """
 
     before: ir.Model
     after: ir.Model
@@ -167,6 +191,7 @@ class Region:
     new: Cone
     leaves: tuple[Leaf, ...]
     pair: tuple[ir.Value | None, ir.Value]
+    shapes: tuple[Shape, ...]
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -187,26 +212,90 @@ class Region:
         same = all(a.key == b.key for a, b in zip(leaves, self.leaves, strict=True))
         return None if same else replace(self, leaves=leaves)
 
-    def sizes(self, numbers: tuple[int, ...], *, whole: bool = False) -> Sizes:
+    @property
+    def dims(self) -> frozenset[int]:
+        """The sizes that are known of its values."""
+        return frozenset(dim for shape in self.shapes for dim in shape if isinstance(dim, int))
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The names of the sizes that are not known of its leaves."""
+        return symbols(leaf.shape for leaf in self.leaves)
+
+    @property
+    def far(self) -> int:
+        """The last position that may be counted along a symbolic axis; 0 for none.
+
+        An integer that is a known size of an axis of these values is taken for that.
+        """
+        return max(positions(self.nodes, self.constants) - self.dims, default=0)
+
+    def far_sizes(self, fibers: Iterable[Fiber] = ()) -> Iterator[list[Sizes]]:
+        """Yield choices of sizes in which all symbols, or each in turn, are behind ``far``.
+
+        Raises Unprovable where tensors of these sizes are too large to draw.
+        """
+        least = 2 * self.far + 3
+        together = (tuple(range(least, least + len(SAMPLINGS[0]))), (least,))
+        choices = [[self.sizes(numbers, fibers)] for numbers in together]
+        one = [self.sizes(SAMPLINGS[0], fibers, {name: least}) for name in self.symbols]
+        fitting = [each for each in (*choices, one) if all(map(self._may_be_run, each))]
+        if not fitting:
+            raise Unprovable(f"position {self.far} is further than tensors that can be drawn")
+        yield from fitting
+
+    def _may_be_run(self, sizes: Sizes) -> bool:
+        return sum(prod(sizes.of(shape)) for shape in self.shapes) <= _MOST_ELEMENTS
+
+    def sizes(
+        self,
+        numbers: tuple[int, ...],
+        fibers: Iterable[Fiber] = (),
+        forced: Mapping[str, int] | None = None,
+        *,
+        whole: bool = False,
+    ) -> Sizes:
         """Return sizes, reduced where the tensors are large; without numbers such as broadcast.
 
-        ``whole``: never reduced, for a Reshape may have a size that is written in a constant.
+        ``fibers``: those that a test asks for; ``whole``: never reduced, for some operators fit
+        tensors of the model's sizes alone.
         """
         shapes = [leaf.shape for leaf in self.leaves]
-        forced = {} if numbers else broadcast_sizes(shapes)
+        forced = forced or ({} if numbers else broadcast_sizes(shapes))
         numbers = numbers or SAMPLINGS[0]
         full = Sizes(numbers, {}, forced)
-        shapes = [leaf.shape for leaf in self.leaves if not leaf.fixed]
-        if sum(prod(full.of(shape)) for shape in shapes) <= _FEW_ELEMENTS or whole:
+        drawn = [leaf.shape for leaf in self.leaves if not leaf.fixed]
+        if sum(prod(full.of(shape)) for shape in drawn) <= _FEW_ELEMENTS or whole:
             return full
-        kept: set[int] = set()
-        for leaf in self.leaves:
-            shape = full.of(leaf.shape)
-            kept |= leaf.relation.kept(shape)
-            kept |= {shape[axis] for axis in (leaf.zero.axes if leaf.zero else ())}
-            for array in (leaf.array, leaf.given):
-                kept |= set() if array is None else set(array.shape)
-        return Sizes(numbers, reduced(shapes, kept), forced)
+        own = (fiber for leaf in self.leaves for fiber in leaf.fibers)
+        return Sizes(numbers, self._smaller((*fibers, *own)), forced)
+
+    def _smaller(self, fibers: Collection[Fiber]) -> dict[int, int]:
+        """Return smaller sizes, for axes along which no constant and no relation has numbers."""
+        kept = {size for leaf in self.leaves for size in leaf.kept}
+        digits = {n for fiber in fibers for b in fiber.blocks for n in (b.inner, b.size, b.outer)}
+        dims = self.dims | {n for n in digits if n is not None}
+        integers = positions(self.nodes, self.constants, floats=True)
+        while True:
+            smaller = reduced(dims, integers, kept)
+            sizes = Sizes((), smaller)
+            unfit = [block for fiber in fibers if not sizes.fits(fiber) for block in fiber.blocks]
+            if not unfit:
+                return smaller
+            for block in unfit:
+                known = (block.inner, block.size, block.outer or 1)
+                kept |= {*known, prod(known)}
+
+    @property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """The nodes of both models."""
+        return (*self.old.nodes, *self.new.nodes)
+
+    @property
+    def constants(self) -> tuple[Drawn, ...]:
+        """The numbers of the leaves that are fixed."""
+        both = [array for leaf in self.leaves for array in (leaf.array, leaf.given)]
+        return tuple(array for array in both if array is not None)
 
     def drawn(
         self, sizes: Sizes, rng: np.random.Generator, scale: float
@@ -223,7 +312,7 @@ class Region:
         if any(prod(sizes.of(leaf.shape)) > _MOST_ELEMENTS for leaf in self.leaves if leaf.random):
             raise Unprovable("these sizes make tensors too large to draw")
         read = self._read()
-        for leaf in self.leaves:
+        for leaf in (leaf.of(sizes) for leaf in self.leaves):
             try:
                 if leaf.random and leaf.u not in read and leaf.v not in read:
                     first = second = np.broadcast_to(0.0, sizes.of(leaf.shape))
@@ -239,19 +328,21 @@ class Region:
 
     def _read(self) -> set[ir.Value | None]:
         """Return the values of which a node reads more than the shape."""
-        nodes = (*self.old.nodes, *self.new.nodes)
         return {
             *self.pair,
-            *(v for node in nodes if node.op_type not in READ_NO_NUMBERS for v in node.inputs),
+            *(v for node in self.nodes if node.op_type not in READ_NO_NUMBERS for v in node.inputs),
         }
 
     def outputs(self, old: dict[ir.Value, Drawn], new: dict[ir.Value, Drawn]) -> Pair:
         """Return u and v for values of the leaves.
 
-        Raises Unprovable where drawn indices reach only some elements of what differs.
+        Raises Unprovable where they are empty, though no axis of the model's is, or where drawn
+        indices reach only some elements of what differs.
         """
         u, v = self.pair
         second = self._run(self.after, self.new, new)[v]
+        if second.size == 0 and 0 not in self.dims:
+            raise Unprovable("at these sizes nothing comes out")
         if u is None:
             return second, second
         return self._run(self.before, self.old, old)[u], second

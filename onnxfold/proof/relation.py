@@ -7,19 +7,19 @@ makes the mean along an axis 0: v is u, of mean 0, without the last element ther
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from onnxfold.graph import Fiber
+from onnxfold.proof.sizes import Drawn, Sizes
 from onnxfold.weights.means import split_digits
 
 __all__ = ["ANY", "EQUAL", "Drawn", "Float64", "Relation", "completed", "means"]
 
 _FAR = 2.0**-10  # from u = v, of numbers of the order of 1; no rounding of stored numbers is
 Float64 = npt.NDArray[np.float64]
-Drawn = npt.NDArray[np.generic]
 
 
 def means(array: Float64, fiber: Fiber) -> Float64:
@@ -78,15 +78,17 @@ class Relation:
         return (*numbers, self.reverse, self.fiber, self.known, self.short)
 
     def kept(self, shape: tuple[int, ...]) -> set[int]:
-        """Return the sizes of the axes along which the relation says something."""
-        axes = {block.axis for block in self.fiber.blocks} if self.fiber else set()
-        for array in (self.r, self.s):
-            if array is not None:
-                axes |= {axis for axis, size in enumerate(array.shape) if size > 1}
+        """Return the sizes of the axes along which the relation has numbers."""
+        arrays = [array for array in (self.r, self.s) if array is not None]
+        axes = {axis for array in arrays for axis, size in enumerate(array.shape) if size > 1}
         sizes = {shape[axis] for axis in axes if axis < len(shape)}
         if self.short is not None:
             sizes |= {shape[self.short], shape[self.short] + self._more}
         return sizes
+
+    def of(self, sizes: Sizes) -> Relation:
+        """Return the relation of smaller tensors."""
+        return self if self.fiber is None else replace(self, fiber=sizes.fiber(self.fiber))
 
     def shape_of_counterpart(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of v for one of u."""

@@ -93,51 +93,90 @@ class Tester:
         return bool(self._known[key])
 
 
+@dataclass(frozen=True, slots=True)
+class _Draws:
+    """Outputs of a region for random inputs of one choice of sizes."""
+
+    sizes: Sizes
+    pairs: list[Pair]
+
+
 def _samples(
-    region: Region, *, whole: bool = False, at_first: int = _LIKE_FIRST
-) -> Iterator[list[Pair]]:
+    region: Region,
+    fibers: tuple[Fiber, ...] = (),
+    *,
+    whole: bool = False,
+    at_first: int = _LIKE_FIRST,
+) -> Iterator[_Draws]:
     """Yield the outputs of several draws, for two choices of the symbolic sizes; some at first.
 
-    ``whole``: on tensors of full size, where smaller ones do not fit.  Raises Unprovable where the
-    region cannot be computed for any.
+    A third choice lies behind the positions that the region may count.  ``whole``: on tensors of
+    full size, where smaller ones do not fit.  Raises Unprovable where the region cannot be
+    computed for any.
     """
-    symbolic = any(not isinstance(dim, int) for leaf in region.leaves for dim in leaf.shape)
+    symbolic = bool(region.symbols)
     wanted, problem = 1 + symbolic, "no sizes fit"
     for number, numbers in enumerate((*SAMPLINGS, ()) if symbolic else SAMPLINGS[:1]):
         if not wanted:
-            return
-        rng, sizes = np.random.default_rng(number), region.sizes(numbers)
+            break
+        rng, sizes = np.random.default_rng(number), region.sizes(numbers, fibers)
         try:
-            first = _alike(region, sizes, rng, at_first)
+            first = _first(region, sizes, rng, at_first)
         except _ERRORS as error:
             problem = str(error)
             if not (whole and sizes.reduced):
                 continue
-            sizes = region.sizes(numbers, whole=True)
             try:
-                first = _alike(region, sizes, rng, at_first)
+                first = _first(region, region.sizes(numbers, whole=True), rng, at_first)
             except _ERRORS:
                 continue
         wanted -= 1
-        yield first
-        # Few elements are drawn more often: each may be cut off by a Relu, or a mask.
-        size = first[0][1].size
-        more = min(_MORE, _FEW // max(1, size)) + (size < _MANY) * (_LIKE_FIRST - at_first)
-        scales = [*_SCALES, *[1.0] * more]
-        yield [region.outputs(*region.drawn(sizes, rng, scale)) for scale in scales]
+        yield from _with_more(region, first, rng, at_first)
     if wanted == 1 + symbolic:
         raise Unprovable(problem)
+    if symbolic and region.far:
+        for first in _far(region, fibers):
+            yield from _with_more(region, first, np.random.default_rng(0), at_first)
 
 
-def _alike(region: Region, sizes: Sizes, rng: np.random.Generator, count: int) -> list[Pair]:
-    return [region.outputs(*region.drawn(sizes, rng, 1.0)) for _ in range(count)]
+def _far(region: Region, fibers: tuple[Fiber, ...]) -> list[_Draws]:
+    """Return draws in which symbolic axes reach behind what may be a position along them.
+
+    All do, or one at a time.  Raises Unprovable where the region cannot be computed for such.
+    """
+    problem = ""
+    for choices in region.far_sizes(fibers):
+        rng = np.random.default_rng(len(SAMPLINGS))
+        try:
+            return [_first(region, sizes, rng, 1) for sizes in choices]
+        except _ERRORS as error:
+            problem = str(error)
+    raise Unprovable(problem)
+
+
+def _first(region: Region, sizes: Sizes, rng: np.random.Generator, count: int) -> _Draws:
+    return _Draws(sizes, [region.outputs(*region.drawn(sizes, rng, 1.0)) for _ in range(count)])
+
+
+def _with_more(
+    region: Region, first: _Draws, rng: np.random.Generator, at_first: int
+) -> Iterator[_Draws]:
+    yield first
+    # Few elements are drawn more often: each may be cut off by a Relu, or a mask.
+    size = first.pairs[0][1].size
+    more = min(_MORE, _FEW // max(1, size)) + (size < _MANY) * (_LIKE_FIRST - at_first)
+    drawn = (region.drawn(first.sizes, rng, scale) for scale in (*_SCALES, *[1.0] * more))
+    yield _Draws(first.sizes, [region.outputs(*values) for values in drawn])
 
 
 @np.errstate(all="ignore")
 def _zero_mean(region: Region, fiber: Fiber) -> bool:
     try:
-        draws = _samples(region, at_first=1)
-        return all(is_small(means(v, fiber), v) for pairs in draws for _, v in pairs)
+        return all(
+            is_small(means(v, draws.sizes.fiber(fiber)), v)
+            for draws in _samples(region, (fiber,), at_first=1)
+            for _, v in draws.pairs
+        )
     except _ERRORS:
         return False
 
@@ -164,19 +203,18 @@ def _relation(asked: _Question) -> Relation | None:
     shown: _Shown = {}
     at_first = _LIKE_FIRST if asked.lines else 1
     try:
-        for draws in _samples(asked.region, whole=asked.whole, at_first=at_first):
+        fibers, whole = asked.fibers, asked.whole
+        for draws in _samples(asked.region, fibers, whole=whole, at_first=at_first):
             _show(shown, draws)
             if open_ is None:
-                open_ = list(_found(asked, draws))
-            open_ = [
-                found for found in open_ if all(_has(found, *pair, asked.slack) for pair in draws)
-            ]
+                open_ = list(_found(asked, draws.pairs))
+            open_ = [found for found in open_ if _all_have(found, draws, asked.slack)]
             if not open_:
                 return None
         if open_ and not _shows_enough(shown):
             # What is not finite is shown where a constant alone makes it so in both models.
             plain = asked.region.all_finite()
-            for draws in _samples(plain, whole=asked.whole) if plain else ():
+            for draws in _samples(plain, fibers, whole=whole) if plain else ():
                 _show(shown, draws)
     except _ERRORS:
         return None
@@ -187,14 +225,15 @@ def _relation(asked: _Question) -> Relation | None:
 def _first_leaves_open(asked: _Question) -> bool:
     try:
         draws = next(_samples(asked.region, whole=asked.whole, at_first=1))
-        return any(_has(found, *draws[0], asked.slack) for found in _found(asked, draws))
+        found = _found(asked, draws.pairs)
+        return any(_all_have(relation, draws, asked.slack) for relation in found)
     except _ERRORS:
         return False
 
 
-def _show(shown: _Shown, draws: list[Pair]) -> None:
+def _show(shown: _Shown, draws: _Draws) -> None:
     """Add the elements that were finite in both models in some draw."""
-    for u, v in draws:
+    for u, v in draws.pairs:
         finite = np.isfinite(v) & (np.isfinite(u) if u.shape == v.shape else np.True_)
         shown[v.shape] = shown.get(v.shape, np.False_) | finite
 
@@ -226,6 +265,11 @@ def _found(asked: _Question, draws: list[Pair]) -> Iterator[Relation]:
         line = _line([(v, u) if reverse else (u, v) for u, v in draws], asked.slack)
         if line is not None:
             yield Relation(*line, reverse)
+
+
+def _all_have(relation: Relation, draws: _Draws, slack: float) -> bool:
+    there = relation.of(draws.sizes)
+    return all(_has(there, *pair, slack) for pair in draws.pairs)
 
 
 def _has(relation: Relation, u: Float64, v: Float64, slack: float) -> bool:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import count
 
-from onnxfold.graph import Dim, Shape
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["SAMPLINGS", "Sizes", "broadcast_sizes", "reduced"]
+from onnxfold.graph import AxisBlock, Dim, Fiber, Shape
 
+__all__ = ["SAMPLINGS", "Drawn", "Sizes", "broadcast_sizes", "reduced", "symbols"]
+
+Drawn = npt.NDArray[np.generic]
 # Sizes of the symbols in order of their first use: distinct ones first, then such as a model may
 # demand that divides them or sets them equal.  Two samplings must agree.
 SAMPLINGS: tuple[tuple[int, ...], ...] = (
@@ -24,7 +29,7 @@ SAMPLINGS: tuple[tuple[int, ...], ...] = (
     (2,),
 )
 _LARGE = 16
-_SMALL = (5, 7, 6, 9, 10, 11, 13, 14, 15, 8)
+_SMALL = 5
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -35,7 +40,10 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 class Sizes:
-    """One choice of a number for every symbol; what is unknown gets one number as well."""
+    """One choice of a number for every symbol; what is unknown gets one number as well.
+
+    ``smaller``: numbers in the place of large sizes, of integers that name them too.
+    """
 
     def __init__(
         self,
@@ -54,6 +62,32 @@ class Sizes:
     def of(self, shape: Shape) -> tuple[int, ...]:
         """Return the shape in numbers."""
         return tuple(self._number(dim) for dim in shape)
+
+    def fiber(self, fiber: Fiber) -> Fiber:
+        """Return the fiber of the smaller tensors."""
+        return Fiber(tuple(map(self._block, fiber.blocks)))
+
+    def _block(self, block: AxisBlock) -> AxisBlock:
+        inner, size = (self._smaller.get(n, n) for n in (block.inner, block.size))
+        outer = None if block.outer is None else self._smaller.get(block.outer, block.outer)
+        return AxisBlock(block.axis, inner, size, outer)
+
+    def fits(self, fiber: Fiber) -> bool:
+        """Whether the digits of the smaller axes are those of the fiber."""
+        return all(map(self._has_digits, fiber.blocks))
+
+    def _has_digits(self, block: AxisBlock) -> bool:
+        if block.outer is None:
+            return not {block.inner, block.size} & self._smaller.keys()
+        dim, own = block.inner * block.size * block.outer, self._block(block)
+        return own.inner * own.size * (own.outer or 1) == self._smaller.get(dim, dim)
+
+    def constant(self, array: Drawn) -> Drawn:
+        """Return the numbers of a constant, sizes among its integers replaced."""
+        if array.dtype.kind not in "iu" or not self._smaller:
+            return array
+        flat = [self._smaller.get(int(item), int(item)) for item in array.reshape(-1)]
+        return np.array(flat, array.dtype).reshape(array.shape)
 
     def _number(self, dim: Dim) -> int:
         if isinstance(dim, int):
@@ -76,7 +110,7 @@ class Sizes:
 
     def _value(self, node: ast.expr) -> int:
         if isinstance(node, ast.Constant) and isinstance(node.value, int):
-            return node.value
+            return self._smaller.get(node.value, node.value)
         if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
             return _OPERATORS[type(node.op)](self._value(node.left), self._value(node.right))
         if isinstance(node, ast.Name):
@@ -86,13 +120,35 @@ class Sizes:
         raise ValueError("an expression of another kind")
 
 
-def reduced(shapes: Iterable[Shape], keep: Collection[int]) -> dict[int, int]:
+def reduced(
+    sizes: Collection[int], integers: Collection[int], keep: Collection[int]
+) -> dict[int, int]:
     """Return smaller numbers for the large sizes that nothing is claimed along.
 
-    Equal sizes stay equal and different ones different.
+    Different ones stay different, a multiple of another stays one, and each stays above what may
+    be a position along it: an integer of the region, or twice that.
     """
-    dims = {dim for shape in shapes for dim in shape if isinstance(dim, int) and dim > _LARGE}
-    return dict(zip(sorted(dims - set(keep)), _SMALL, strict=False))
+    smaller: dict[int, int] = {}
+    used: set[int] = set()
+    for size in sorted(sizes):
+        found = size
+        if size > _LARGE and size not in keep:
+            below = [smaller.get(n, n) for n in integers if n < size]
+            least = max((2 * n + 3 for n in below), default=_SMALL)
+            multiples = [n for n in _multiples(size, smaller) if n >= least and n not in used]
+            found = min(multiples, default=next(n for n in count(least) if n not in used))
+        if found < size:
+            smaller[size] = found
+        used.add(smaller.get(size, size))
+    return smaller
+
+
+def _multiples(size: int, smaller: Mapping[int, int]) -> Iterator[int]:
+    """Yield what a size is as a multiple of sizes that are smaller now."""
+    for factor, small in smaller.items():
+        rest, remainder = divmod(size, factor)
+        if not remainder:
+            yield small * smaller.get(rest, rest)
 
 
 def broadcast_sizes(shapes: Iterable[Shape]) -> dict[str, int]:
@@ -105,3 +161,11 @@ def broadcast_sizes(shapes: Iterable[Shape]) -> dict[str, int]:
         if len(numbers) == 1:
             forced.update({dim: numbers[0] for dim in dims if isinstance(dim, str)})
     return forced
+
+
+def symbols(shapes: Iterable[Shape]) -> tuple[str, ...]:
+    """Return the names of unknown sizes, those in expressions too."""
+    texts = ("?" if dim is None else dim for shape in shapes for dim in shape
+             if not isinstance(dim, int))  # fmt: skip
+    names = (name for text in texts for name in re.findall(r"[A-Za-z_?][\w.?]*", text))
+    return tuple(dict.fromkeys(name for name in names if name not in ("floor", "ceil")))

@@ -1,0 +1,49 @@
+"""Integers of a region that may be positions along an axis.
+
+A test on tensors that end before them shows nothing of what lies behind.
+Which operator counts positions is asked of no table: every number of an attribute and of a constant
+may be one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.proof.relation import Drawn
+
+__all__ = ["positions"]
+
+_LEAST = 5  # every test reaches the positions before it
+_BEYOND = 2**31 - 1  # as far as there is, and no position
+_FEW = 64
+_NUMBERS = frozenset({ir.AttributeType.INT, ir.AttributeType.FLOAT})
+_LISTS = frozenset({ir.AttributeType.INTS, ir.AttributeType.FLOATS})
+
+
+def positions(
+    nodes: Iterable[ir.Node], constants: Iterable[Drawn], *, floats: bool = False
+) -> frozenset[int]:
+    """Return what may be a position; of floating-point numbers only where asked."""
+    attributes = (array for node in nodes for array in _attributes(node))
+    arrays = [array for array in (*attributes, *constants) if array.dtype.kind in "iuf"]
+    read = [array for array in arrays if array.dtype.kind != "f" or (floats and array.size <= _FEW)]
+    return frozenset(number for array in read for number in _whole(array))
+
+
+def _attributes(node: ir.Node) -> Iterator[Drawn]:
+    for attribute in node.attributes.values():
+        if attribute.type in _NUMBERS:
+            yield np.array([attribute.value])
+        elif attribute.type in _LISTS:
+            yield np.array(attribute.value)
+        elif attribute.type is ir.AttributeType.TENSOR:
+            yield attribute.as_tensor().numpy()
+
+
+def _whole(array: Drawn) -> Iterator[int]:
+    sizes = np.unique(np.abs(array.astype(np.float64)))
+    sizes = sizes[(sizes >= _LEAST) & (sizes < _BEYOND) & (sizes == np.floor(sizes))]
+    return map(int, sizes)
