@@ -16,6 +16,7 @@ from onnxfold.proof.rules import Tester, images
 __all__ = ["ZeroMeans", "with_zeros"]
 
 Point = tuple[ir.Value, Fiber]
+_Choice = list[tuple[Leaf, Fiber]]
 _MOST_CHOICES = 12
 
 
@@ -65,43 +66,58 @@ class ZeroMeans:
             return () if self._is_centred(value, tensor, fiber) else None
         if value.producer() is None:
             return None
-        regions = []
-        for depth in (1, 2, 3):
-            try:
-                regions.append(self._region_of(value, depth))
-            except Unprovable:
-                continue
-            if self._tester.zero_mean(regions[-1], fiber):
-                return ()
-        for region in regions:
-            for choice in islice(self._choices(region, fiber), _MOST_CHOICES):
-                if self._tester.zero_mean(with_zeros(region, choice), fiber):
-                    return tuple((leaf.v, zero) for leaf, zero in choice if leaf.v is not None)
+        regions = list(self._regions(value))
+        for region, choice in self._trials(regions, fiber):
+            if self._tester.zero_mean(with_zeros(region, choice), fiber):
+                return tuple((leaf.v, zero) for leaf, zero in choice if leaf.v is not None)
         return None
 
-    def _choices(self, region: Region, fiber: Fiber) -> Iterator[list[tuple[Leaf, Fiber]]]:
+    def _regions(self, value: ir.Value) -> Iterator[Region]:
+        for depth in (1, 2, 3):
+            try:
+                yield self._region_of(value, depth)
+            except Unprovable:
+                continue
+
+    def _trials(self, regions: list[Region], fiber: Fiber) -> Iterator[tuple[Region, _Choice]]:
+        """Yield regions with leaves whose mean may be 0: stored ones, none, then any."""
+        places = [(region, self._places(region, fiber)) for region in regions]
+        for region, found in places:  # of a layer that is large, small tensors suffice then
+            stored = [choices[0] for choices in found if self._is_stored(choices[0][0])]
+            if stored:
+                yield region, stored
+        yield from ((region, []) for region in regions)
+        for region, found in places:
+            for choice in islice(self._choices(found), _MOST_CHOICES):
+                yield region, choice
+
+    def _choices(self, found: list[_Choice]) -> Iterator[_Choice]:
         """Yield leaves that may have mean 0: one, constants first, all constants, then all."""
+        yield from ([choice] for places in found for choice in places)
+        stored = [places for places in found if self._is_stored(places[0][0])]
+        if 1 < len(stored) < len(found):  # a weight and its bias, of whatever the layer reads
+            yield [places[0] for places in stored]
+        if len(found) > 1:
+            yield [places[0] for places in found]
+
+    def _places(self, region: Region, fiber: Fiber) -> list[_Choice]:
+        """Return along which fibers each leaf may have mean 0, constants first."""
         target = self._after.shape(region.pair[1])
-        if target is None:
-            return
-        found: list[list[tuple[Leaf, Fiber]]] = []
-        for leaf in region.leaves:
+        found: list[_Choice] = []
+        for leaf in region.leaves if target is not None else ():
             if leaf.v is None or (leaf.dtype is not None and not leaf.dtype.is_floating_point()):
                 continue
-            places = [(leaf, place) for place in images(fiber, target, leaf.shape)]
+            places = [(leaf, place) for place in images(fiber, target or (), leaf.shape)]
             places.sort(key=lambda place: place[1].size == 1)  # where only 0 has mean 0
             tensor = self._after.tensor(leaf.v)
             if tensor is not None:
                 places = [p for p in places if self._is_centred(leaf.v, tensor, p[1])]
             if places:
                 found.append(places)
-        found.sort(key=lambda places: self._after.tensor(places[0][0].v) is None)
-        yield from ([choice] for places in found for choice in places)
-        stored = [places for places in found if self._after.tensor(places[0][0].v) is not None]
-        if 1 < len(stored) < len(found):  # a weight and its bias, of whatever the layer reads
-            yield [places[0] for places in stored]
-        if len(found) > 1:
-            yield [places[0] for places in found]
+        return sorted(found, key=lambda places: not self._is_stored(places[0][0]))
+
+    def _is_stored(self, leaf: Leaf) -> bool:
+        return self._after.tensor(leaf.v) is not None
 
     def _is_centred(self, value: ir.Value, tensor: ir.TensorProtocol, fiber: Fiber) -> bool:
         if (value, fiber) not in self._known:

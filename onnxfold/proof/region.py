@@ -24,7 +24,8 @@ from onnxfold.proof.sizes import SAMPLINGS, Sizes, broadcast_sizes, reduced, sym
 __all__ = ["Cone", "Leaf", "Pair", "Region", "Unprovable", "cone_of"]
 
 _MOST_NODES = 96
-_FEW_ELEMENTS = 1 << 18
+_FEW_ELEMENTS = 1 << 15
+_QUICK_ELEMENTS = 1 << 23  # of all values
 _MOST_ELEMENTS = 1 << 22  # of a leaf; smaller sizes are tried then
 _MOST_INDEX = 3
 _FLOATS = frozenset(
@@ -244,6 +245,10 @@ class Region:
             raise Unprovable(f"position {self.far} is further than tensors that can be drawn")
         yield from fitting
 
+    def is_quick(self, sizes: Sizes) -> bool:
+        """Whether a wrong guess about tensors of these sizes costs little time."""
+        return sum(prod(sizes.of(shape)) for shape in self.shapes) <= _QUICK_ELEMENTS
+
     def _may_be_run(self, sizes: Sizes) -> bool:
         return sum(prod(sizes.of(shape)) for shape in self.shapes) <= _MOST_ELEMENTS
 
@@ -395,6 +400,8 @@ def _pair(
     if v is None:
         v = rng.standard_normal(leaf.relation.shape_of_counterpart(shape)) * scale
         v = v if leaf.zero is None else v - means(v, leaf.zero)
+    if leaf.u is None:
+        return v, v
     return leaf.relation.original(v.astype(np.float64), rng, scale), v
 
 

@@ -25,6 +25,7 @@ __all__ = ["Tester", "images", "is_small", "shortened"]
 
 _TOLERANCE = 2.0**-38  # 2^15 roundings
 _SNAP = 2.0**-42
+_ALIKE = 2.0**-30
 _SCALES = (2.0**-10, 2.0**5)
 _LIKE_FIRST = 4
 _FEW = 256
@@ -124,10 +125,11 @@ def _samples(
             first = _first(region, sizes, rng, at_first)
         except _ERRORS as error:
             problem = str(error)
-            if not (whole and sizes.reduced):
+            sizes_of_the_model = region.sizes(numbers, whole=True)
+            if not sizes.reduced or not (whole or region.is_quick(sizes_of_the_model)):
                 continue
             try:
-                first = _first(region, region.sizes(numbers, whole=True), rng, at_first)
+                first = _first(region, sizes_of_the_model, rng, at_first)
             except _ERRORS:
                 continue
         wanted -= 1
@@ -322,13 +324,34 @@ def _line(draws: list[Pair], slack: float) -> tuple[Float64, Float64] | None:
     What the roundings of stored constants may make of 1 and 0 is taken for these.
     """
     u, v = (np.stack([pair[side] for pair in draws]) for side in (0, 1))
-    axes: tuple[int, ...] = (0,)
+    each = _slope(u, v, (0,), slack)
+    axes = (0, *(axis for axis in range(1, u.ndim) if _is_constant(each, axis - 1)))
     r, s = _slope(u, v, axes, slack)
+    if len(axes) == 1 or not _is_line(u, v, r, s):
+        r, s = _widest(u, v, each, slack)
+    return (r, s) if np.isfinite(r).all() and np.isfinite(s).all() else None
+
+
+def _widest(
+    u: Float64, v: Float64, each: tuple[Float64, Float64], slack: float
+) -> tuple[Float64, Float64]:
+    """Return r and s with the axes joined along which one line fits; elements may be still."""
+    axes: tuple[int, ...] = (0,)
+    found = each
     for axis in range(1, u.ndim):
         wider = _slope(u, v, (*axes, axis), slack)
         if _is_line(u, v, *wider):
-            axes, (r, s) = (*axes, axis), wider
-    return (r, s) if np.isfinite(r).all() and np.isfinite(s).all() else None
+            axes, found = (*axes, axis), wider
+    return found
+
+
+def _is_constant(parameters: tuple[Float64, Float64], axis: int) -> bool:
+    """Whether r and s seem to be one number along an axis: a guess, at which one looks again."""
+    first = (a.take([0], axis=axis) for a in parameters)
+    return all(
+        bool(np.all(np.abs(a - b) <= _ALIKE * (1 + np.abs(b))))
+        for a, b in zip(parameters, first, strict=True)
+    )
 
 
 def _is_line(u: Float64, v: Float64, r: Float64, s: Float64) -> bool:
