@@ -23,10 +23,11 @@ from onnxfold.errors import OnnxfoldError
 from onnxfold.graph import AxisBlock, ModelInfo
 from onnxfold.graph.channels import Channels
 from onnxfold.proof.certificate import Certificate, LinearLayer
+from onnxfold.proof.cone import Unprovable
 from onnxfold.proof.constants import exact_numbers, is_product
-from onnxfold.proof.region import Leaf, Region, Unprovable
-from onnxfold.proof.relation import EQUAL, Drawn, Float64, Relation
-from onnxfold.proof.rules import is_small
+from onnxfold.proof.leaf import Leaf
+from onnxfold.proof.region import Region
+from onnxfold.proof.relation import EQUAL, Drawn, Float64, Relation, is_small
 from onnxfold.proof.sizes import SAMPLINGS, Sizes
 from onnxfold.weights.affine import weighted_sum
 from onnxfold.weights.edited import evaluated

@@ -15,8 +15,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import Fiber, whole_axes
 from onnxfold.graph.stored_rows import paired_rows, stored_rows
-from onnxfold.proof.relation import Drawn, Float64
-from onnxfold.proof.rules import shortened
+from onnxfold.proof.relation import Drawn, Float64, shortened
 from onnxfold.weights.edited import EditedTensor, float64_chunks, unrounded
 from onnxfold.weights.means import (
     is_centred,

@@ -9,9 +9,12 @@ from itertools import islice
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo
+from onnxfold.proof.cone import Unprovable
 from onnxfold.proof.constants import has_zero_mean, largest
-from onnxfold.proof.region import Leaf, Region, Unprovable
-from onnxfold.proof.rules import Tester, images
+from onnxfold.proof.images import images
+from onnxfold.proof.leaf import Leaf
+from onnxfold.proof.region import Region
+from onnxfold.proof.rules import Tester
 
 __all__ = ["ZeroMeans", "with_zeros"]
 

@@ -8,9 +8,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Shape
+from onnxfold.proof.cone import Cone, Unprovable, cone_of
 from onnxfold.proof.constants import exact_numbers
 from onnxfold.proof.correspondence import Correspondence
-from onnxfold.proof.region import Cone, Leaf, Region, Unprovable, cone_of
+from onnxfold.proof.leaf import Leaf
+from onnxfold.proof.region import Region
 from onnxfold.proof.relation import ANY, EQUAL, Drawn, Relation
 
 __all__ = ["Neighbourhood"]

@@ -5,7 +5,7 @@ It is run by the float64 interpreter on random values that satisfy the relations
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -13,167 +13,21 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.check.reference import is_stochastic, run_nodes
-from onnxfold.graph import Fiber, ModelInfo, Shape, node_label, operator
-from onnxfold.graph.traversal import bodies
+from onnxfold.check.reference import run_nodes
+from onnxfold.graph import Fiber, Shape, node_label
+from onnxfold.proof.cone import Cone, Unprovable
 from onnxfold.proof.coverage import READ_NO_NUMBERS, partly_read
+from onnxfold.proof.leaf import Leaf, drawn_pair
 from onnxfold.proof.positions import positions
-from onnxfold.proof.relation import Drawn, Float64, Relation, means
+from onnxfold.proof.relation import Drawn, Float64
 from onnxfold.proof.sizes import SAMPLINGS, Sizes, broadcast_sizes, reduced, symbols
 
-__all__ = ["Cone", "Leaf", "Pair", "Region", "Unprovable", "cone_of"]
+__all__ = ["Pair", "Region"]
 
-_MOST_NODES = 96
 _FEW_ELEMENTS = 1 << 15
 _QUICK_ELEMENTS = 1 << 23  # of all values
 _MOST_ELEMENTS = 1 << 22  # of a leaf; smaller sizes are tried then
 _MOST_INDEX = 3
-_FLOATS = frozenset(
-    {
-        None,
-        ir.DataType.FLOAT,
-        ir.DataType.FLOAT16,
-        ir.DataType.BFLOAT16,
-        ir.DataType.DOUBLE,
-    }
-)
-
-
-class Unprovable(Exception):  # noqa: N818  # ends the test of one region
-    """Why a region cannot be tested."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cone:
-    """Nodes in order, and the values that they start from."""
-
-    nodes: tuple[ir.Node, ...]
-    leaves: tuple[ir.Value, ...]
-
-
-def cone_of(
-    view: ModelInfo,
-    order: Mapping[ir.Node, int],
-    value: ir.Value,
-    stops: Callable[[ir.Value, int], bool],
-) -> Cone:
-    """Return what computes a value from values that are a stop at their depth, or computed by none.
-
-    Integers are followed to where they come from: sizes must fit the tensors that are drawn.
-    Raises Unprovable where a node has bodies or draws numbers, or where there are too many nodes.
-    """
-    nodes: dict[ir.Node, None] = {}
-    leaves: dict[ir.Value, None] = {}
-    waiting, seen = [(value, 0)], {value}
-    while waiting:
-        current, depth = waiting.pop(0)
-        node = current.producer()
-        constant = view.tensor(current) is not None
-        if constant or node is None or (stops(current, depth) and not _follows(current)):
-            leaves[current] = None
-            continue
-        if bodies(node) or is_stochastic(node) or len(nodes) > _MOST_NODES:
-            raise Unprovable(f"node '{node_label(node)}' ({operator(node)}) cannot be tested")
-        nodes[node] = None
-        for operand in node.inputs:
-            if operand is not None and operand not in seen:
-                seen.add(operand)
-                waiting.append((operand, depth + 1))
-    return Cone(tuple(sorted(nodes, key=order.__getitem__)), tuple(leaves))
-
-
-def _follows(value: ir.Value) -> bool:
-    """Whether a value may be sizes, or decide between sizes: a mask has more axes."""
-    node = value.producer()
-    if node is None or value.dtype is None:
-        return False
-    decides = value.dtype is ir.DataType.BOOL and value.shape is not None and len(value.shape) < 2
-    return value.dtype.is_integer() or (decides and not any(map(_is_float, node.inputs)))
-
-
-def _is_float(value: ir.Value | None) -> bool:
-    return value is not None and value.dtype in _FLOATS
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Leaf:
-    """A value of one model or of both that a region starts from.
-
-    ``array`` or ``given`` fix it (the original's and the other's numbers), else it is drawn;
-    ``zero``: v has mean 0 along it.  ``shape``: symbolic.
-    """
-
-    u: ir.Value | None
-    v: ir.Value | None
-    relation: Relation
-    shape: Shape
-    dtype: ir.DataType | None
-    array: Drawn | None = None
-    given: Drawn | None = None
-    zero: Fiber | None = None
-    slack: float = 0.0
-
-    def of(self, sizes: Sizes) -> Leaf:
-        """Return the leaf of smaller tensors."""
-        arrays = [None if a is None else sizes.constant(a) for a in (self.array, self.given)]
-        zero = None if self.zero is None else sizes.fiber(self.zero)
-        relation = self.relation.of(sizes)
-        return replace(self, relation=relation, array=arrays[0], given=arrays[1], zero=zero)
-
-    @property
-    def fibers(self) -> tuple[Fiber, ...]:
-        """The fibers along which something is claimed."""
-        return tuple(fiber for fiber in (self.relation.fiber, self.zero) if fiber is not None)
-
-    @property
-    def kept(self) -> set[int]:
-        """The sizes of axes along which it has numbers that a smaller tensor would leave out."""
-        known = tuple(dim if isinstance(dim, int) else 0 for dim in self.shape)
-        return self.relation.kept(known).union(
-            *(a.shape for a in (self.array, self.given) if a is not None)
-        )
-
-    @property
-    def fixed(self) -> bool:
-        """Whether its numbers are those of a constant."""
-        return self.array is not None or self.given is not None
-
-    def all_finite(self) -> Leaf:
-        """Return the leaf with 1 where its constant is NaN or infinite."""
-        return replace(self, array=_finite(self.array), given=_finite(self.given))
-
-    @property
-    def random(self) -> bool:
-        """Whether it is drawn, in one shape for both models, as floating-point numbers."""
-        return not self.fixed and self.relation.short is None and self.dtype in _FLOATS
-
-    def with_zero(self, fiber: Fiber) -> Leaf:
-        """Return the leaf with v of mean 0 along a fiber; a constant is then drawn as well."""
-        return replace(self, zero=fiber, array=None, given=None)
-
-    @property
-    def differs_along(self) -> frozenset[int]:
-        """The axes along which its elements differ in how the models' numbers are related.
-
-        A test shows something of those elements alone that it reads.
-        """
-        array = self.given if self.array is None else self.array
-        r = self.relation.r
-        if r is None and self.u is not None and self.v is not None and self.relation.known:
-            return frozenset()
-        if r is None and (array is None or array.dtype.kind not in "fV"):
-            return frozenset()
-        shape = r.shape if array is None and r is not None else self.shape
-        return frozenset(axis for axis, dim in enumerate(shape) if dim != 1)
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What two leaves have in common that are drawn alike."""
-        arrays = tuple(
-            None if a is None else (a.shape, str(a.dtype), a.tobytes())
-            for a in (self.array, self.given)
-        )
-        return (self.shape, self.dtype, self.zero, self.relation.key, *arrays)
 
 
 Pair = tuple[Float64, Float64]
@@ -322,7 +176,7 @@ class Region:
                 if leaf.random and leaf.u not in read and leaf.v not in read:
                     first = second = np.broadcast_to(0.0, sizes.of(leaf.shape))
                 else:
-                    first, second = _pair(leaf, sizes, rng, scale, old, new, most)
+                    first, second = drawn_pair(leaf, sizes, rng, scale, old, new, most)
             except ArithmeticError as error:
                 raise Unprovable(f"reads a value twice: {error}") from error
             if leaf.u is not None:
@@ -363,74 +217,6 @@ class Region:
         if node is not None:
             raise Unprovable(f"node '{node_label(node)}' may read a part of a constant alone")
         return computed
-
-
-def _finite(array: Drawn | None) -> Drawn | None:
-    if array is None or array.dtype.kind != "f":
-        return array
-    return np.where(np.isfinite(array), array, array.dtype.type(1))
-
-
-def _pair(
-    leaf: Leaf,
-    sizes: Sizes,
-    rng: np.random.Generator,
-    scale: float,
-    old: Mapping[ir.Value, Drawn],
-    new: Mapping[ir.Value, Drawn],
-    most: int,
-) -> tuple[Drawn, Drawn]:
-    if leaf.fixed:
-        return _fixed(leaf)
-    u = None if leaf.u is None else old.get(leaf.u)
-    v = None if leaf.v is None else new.get(leaf.v)
-    shape = sizes.of(leaf.shape)
-    if leaf.dtype not in _FLOATS:
-        if not leaf.relation.equal:
-            raise ArithmeticError("integers are equal or unknown")
-        made = next((a for a in (u, v) if a is not None), None)
-        made = _discrete(leaf.dtype, shape, rng, most) if made is None else made
-        return made, made
-    if u is not None and v is not None:
-        raise ArithmeticError("both are known")
-    if u is None and v is None and leaf.relation.reverse and leaf.zero is None:
-        u = rng.standard_normal(shape) * scale
-    if u is not None:
-        return u, _of_original(leaf, u.astype(np.float64), rng, scale)
-    if v is None:
-        v = rng.standard_normal(leaf.relation.shape_of_counterpart(shape)) * scale
-        v = v if leaf.zero is None else v - means(v, leaf.zero)
-    if leaf.u is None:
-        return v, v
-    return leaf.relation.original(v.astype(np.float64), rng, scale), v
-
-
-def _fixed(leaf: Leaf) -> tuple[Drawn, Drawn]:
-    """Return the numbers of a constant in both models."""
-    first = leaf.given if leaf.array is None else leaf.array
-    second = leaf.array if leaf.given is None else leaf.given
-    if first is None or second is None:
-        raise ArithmeticError("a constant has no numbers")
-    return first, second
-
-
-def _of_original(leaf: Leaf, u: Float64, rng: np.random.Generator, scale: float) -> Float64:
-    if leaf.zero is None:
-        return leaf.relation.counterpart(u, rng, scale)
-    if leaf.relation.fiber != leaf.zero:
-        raise ArithmeticError("its mean is 0")
-    return u - means(u, leaf.zero)
-
-
-def _discrete(
-    dtype: ir.DataType | None, shape: tuple[int, ...], rng: np.random.Generator, most: int
-) -> Drawn:
-    kind = np.dtype(bool) if dtype is None else dtype.numpy()
-    if kind.kind == "b":
-        return rng.integers(0, 2, shape).astype(bool)
-    if kind.kind not in "iu":
-        raise ArithmeticError(f"no numbers of type {kind}")
-    return rng.integers(0, most, shape).astype(kind)
 
 
 def _place(

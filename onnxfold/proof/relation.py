@@ -16,8 +16,11 @@ from onnxfold.graph import Fiber
 from onnxfold.proof.sizes import Drawn, Sizes
 from onnxfold.weights.means import split_digits
 
-__all__ = ["ANY", "EQUAL", "Drawn", "Float64", "Relation", "completed", "means"]
+__all__ = [
+    "ANY", "EQUAL", "Drawn", "Float64", "Relation", "completed", "is_small", "means", "shortened",
+]  # fmt: skip
 
+_TOLERANCE = 2.0**-38  # 2^15 roundings
 _FAR = 2.0**-10  # from u = v, of numbers of the order of 1; no rounding of stored numbers is
 Float64 = npt.NDArray[np.float64]
 
@@ -37,6 +40,22 @@ def means(array: Float64, fiber: Fiber) -> Float64:
 def completed(v: Float64, axis: int) -> Float64:
     """Return E v: one more element along an axis, with which the mean is 0."""
     return np.concatenate([v, -v.sum(axis=axis, keepdims=True)], axis=axis)
+
+
+def is_small(error: Float64, *sizes: Float64, slack: float = 0.0) -> bool:
+    """Whether an error is of the order of float64 roundings of numbers of these sizes."""
+    if error.size == 0:
+        return True
+    bound = _TOLERANCE * max(float(np.max(np.abs(size), initial=0)) for size in sizes) + slack
+    return bool(np.all(np.abs(error) <= bound))  # NaN and inf are not
+
+
+def shortened(long: tuple[int, ...], short: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the axis along which alone a shape is longer, by one element; () where none is."""
+    if len(long) != len(short):
+        return ()
+    axes = tuple(axis for axis, size in enumerate(short) if long[axis] != size)
+    return axes if len(axes) == 1 and long[axes[0]] == short[axes[0]] + 1 else ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,13 +21,16 @@ from onnxfold.graph.compare import pairs, same_attributes, same_default, same_te
 from onnxfold.graph.traversal import bodies
 from onnxfold.proof.absorb import Absorber
 from onnxfold.proof.certificate import Certificate, Proof
+from onnxfold.proof.cone import Unprovable
 from onnxfold.proof.constants import compared, is_product, shortened_axis
 from onnxfold.proof.correspondence import Correspondence
+from onnxfold.proof.images import images
+from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.means import ZeroMeans, with_zeros
 from onnxfold.proof.neighbourhood import Neighbourhood
-from onnxfold.proof.region import Leaf, Region, Unprovable
+from onnxfold.proof.region import Region
 from onnxfold.proof.relation import ANY, EQUAL, Float64, Relation
-from onnxfold.proof.rules import Tester, images
+from onnxfold.proof.rules import Tester
 
 __all__ = ["prove"]
 

@@ -1,0 +1,73 @@
+"""The nodes of one model before a value, down to values that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxfold.check.reference import is_stochastic
+from onnxfold.graph import ModelInfo, node_label, operator
+from onnxfold.graph.traversal import bodies
+from onnxfold.proof.leaf import FLOATS
+
+__all__ = ["Cone", "Unprovable", "cone_of"]
+
+_MOST_NODES = 96
+
+
+class Unprovable(Exception):  # noqa: N818  # ends the test of one region
+    """Why a region cannot be tested."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cone:
+    """Nodes in order, and the values that they start from."""
+
+    nodes: tuple[ir.Node, ...]
+    leaves: tuple[ir.Value, ...]
+
+
+def cone_of(
+    view: ModelInfo,
+    order: Mapping[ir.Node, int],
+    value: ir.Value,
+    stops: Callable[[ir.Value, int], bool],
+) -> Cone:
+    """Return what computes a value from values that are a stop at their depth, or computed by none.
+
+    Integers are followed to where they come from: sizes must fit the tensors that are drawn.
+    Raises Unprovable where a node has bodies or draws numbers, or where there are too many nodes.
+    """
+    nodes: dict[ir.Node, None] = {}
+    leaves: dict[ir.Value, None] = {}
+    waiting, seen = [(value, 0)], {value}
+    while waiting:
+        current, depth = waiting.pop(0)
+        node = current.producer()
+        constant = view.tensor(current) is not None
+        if constant or node is None or (stops(current, depth) and not _follows(current)):
+            leaves[current] = None
+            continue
+        if bodies(node) or is_stochastic(node) or len(nodes) > _MOST_NODES:
+            raise Unprovable(f"node '{node_label(node)}' ({operator(node)}) cannot be tested")
+        nodes[node] = None
+        for operand in node.inputs:
+            if operand is not None and operand not in seen:
+                seen.add(operand)
+                waiting.append((operand, depth + 1))
+    return Cone(tuple(sorted(nodes, key=order.__getitem__)), tuple(leaves))
+
+
+def _follows(value: ir.Value) -> bool:
+    """Whether a value may be sizes, or decide between sizes: a mask has more axes."""
+    node = value.producer()
+    if node is None or value.dtype is None:
+        return False
+    decides = value.dtype is ir.DataType.BOOL and value.shape is not None and len(value.shape) < 2
+    return value.dtype.is_integer() or (decides and not any(map(_is_float, node.inputs)))
+
+
+def _is_float(value: ir.Value | None) -> bool:
+    return value is not None and value.dtype in FLOATS

@@ -1,0 +1,62 @@
+"""Where the sets of a fiber may lie in another tensor: guesses, each of which is tested."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise, product
+
+from onnxfold.graph import AxisBlock, Fiber, Shape, follow_reshape
+
+__all__ = ["images"]
+
+_MOST_IMAGES = 24
+
+
+def images(fiber: Fiber, source: Shape, target: Shape) -> Iterator[Fiber]:
+    """Yield fibers of another tensor that may be the same partition: by digits, places, sizes."""
+    found: dict[Fiber, None] = {}
+    whole = follow_reshape(fiber, source, target) if None not in (source, target) else None
+    if whole is not None and _are_digits(whole.blocks):  # not so where it is no reshape
+        found[whole] = None
+    places = [list(_places(block, source, target)) for block in fiber.blocks]
+    for number, blocks in enumerate(product(*places)):
+        if number > _MOST_IMAGES:
+            break
+        axes = {block.axis for block in blocks}
+        if len(axes) == len(fiber.axes) and _are_digits(blocks):
+            found[Fiber.of(blocks)] = None
+    for axis, dim in enumerate(target):
+        if dim == fiber.size:
+            found[Fiber((AxisBlock(axis, 1, fiber.size, 1),))] = None
+    offset = len(source) - len(target)
+    missing = [b for b in fiber.blocks if b.axis < offset]
+    single = [b for b in fiber.blocks if b.axis >= offset and target[b.axis - offset] == 1]
+    kept = tuple(b for b in fiber.blocks if b not in missing and b not in single)
+    # What is repeated along an axis is constant there, whatever it is.
+    repeated = list(images(Fiber(kept), source, target)) if missing or single else []
+    yield from dict.fromkeys((*repeated, *found) if single else (*found, *repeated))
+
+
+def _are_digits(blocks: Iterable[AxisBlock]) -> bool:
+    """Whether the blocks of each axis are digits of one number, none within another."""
+    ordered = sorted(blocks, key=lambda block: (block.axis, block.inner))
+    return all(
+        first.axis != second.axis or second.inner % (first.inner * first.size) == 0
+        for first, second in pairwise(ordered)
+    )
+
+
+def _places(block: AxisBlock, source: Shape, target: Shape) -> Iterator[AxisBlock]:
+    """Yield where a digit may be: on the same axis from the right, then on axes of its size."""
+    own = source[block.axis]
+    aligned = block.axis + len(target) - len(source)
+    order = sorted(range(len(target)), key=lambda axis: (axis != aligned, axis != block.axis, axis))
+    run = block.inner * block.size
+    for axis in order:
+        dim = target[axis]
+        if dim == own and own is not None:
+            yield AxisBlock(axis, block.inner, block.size, block.outer)
+        elif isinstance(dim, int) and dim and dim % run == 0:
+            yield AxisBlock(axis, block.inner, block.size, dim // run)
+        elif dim == block.size:
+            yield AxisBlock(axis, 1, block.size, 1)

@@ -1,0 +1,174 @@
+"""A value that a region starts from, and random numbers for it in both models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.graph import Fiber, Shape
+from onnxfold.proof.relation import Drawn, Float64, Relation, means
+from onnxfold.proof.sizes import Sizes
+
+__all__ = ["FLOATS", "Leaf", "drawn_pair"]
+
+FLOATS = frozenset(
+    {
+        None,
+        ir.DataType.FLOAT,
+        ir.DataType.FLOAT16,
+        ir.DataType.BFLOAT16,
+        ir.DataType.DOUBLE,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaf:
+    """A value of one model or of both that a region starts from.
+
+    ``array`` or ``given`` fix it (the original's and the other's numbers), else it is drawn;
+    ``zero``: v has mean 0 along it.  ``shape``: symbolic.
+    """
+
+    u: ir.Value | None
+    v: ir.Value | None
+    relation: Relation
+    shape: Shape
+    dtype: ir.DataType | None
+    array: Drawn | None = None
+    given: Drawn | None = None
+    zero: Fiber | None = None
+    slack: float = 0.0
+
+    def of(self, sizes: Sizes) -> Leaf:
+        """Return the leaf of smaller tensors."""
+        arrays = [None if a is None else sizes.constant(a) for a in (self.array, self.given)]
+        zero = None if self.zero is None else sizes.fiber(self.zero)
+        relation = self.relation.of(sizes)
+        return replace(self, relation=relation, array=arrays[0], given=arrays[1], zero=zero)
+
+    @property
+    def fibers(self) -> tuple[Fiber, ...]:
+        """The fibers along which something is claimed."""
+        return tuple(fiber for fiber in (self.relation.fiber, self.zero) if fiber is not None)
+
+    @property
+    def kept(self) -> set[int]:
+        """The sizes of axes along which it has numbers that a smaller tensor would leave out."""
+        known = tuple(dim if isinstance(dim, int) else 0 for dim in self.shape)
+        return self.relation.kept(known).union(
+            *(a.shape for a in (self.array, self.given) if a is not None)
+        )
+
+    @property
+    def fixed(self) -> bool:
+        """Whether its numbers are those of a constant."""
+        return self.array is not None or self.given is not None
+
+    def all_finite(self) -> Leaf:
+        """Return the leaf with 1 where its constant is NaN or infinite."""
+        return replace(self, array=_finite(self.array), given=_finite(self.given))
+
+    @property
+    def random(self) -> bool:
+        """Whether it is drawn, in one shape for both models, as floating-point numbers."""
+        return not self.fixed and self.relation.short is None and self.dtype in FLOATS
+
+    def with_zero(self, fiber: Fiber) -> Leaf:
+        """Return the leaf with v of mean 0 along a fiber; a constant is then drawn as well."""
+        return replace(self, zero=fiber, array=None, given=None)
+
+    @property
+    def differs_along(self) -> frozenset[int]:
+        """The axes along which its elements differ in how the models' numbers are related.
+
+        A test shows something of those elements alone that it reads.
+        """
+        array = self.given if self.array is None else self.array
+        r = self.relation.r
+        if r is None and self.u is not None and self.v is not None and self.relation.known:
+            return frozenset()
+        if r is None and (array is None or array.dtype.kind not in "fV"):
+            return frozenset()
+        shape = r.shape if array is None and r is not None else self.shape
+        return frozenset(axis for axis, dim in enumerate(shape) if dim != 1)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What two leaves have in common that are drawn alike."""
+        arrays = tuple(
+            None if a is None else (a.shape, str(a.dtype), a.tobytes())
+            for a in (self.array, self.given)
+        )
+        return (self.shape, self.dtype, self.zero, self.relation.key, *arrays)
+
+
+def _finite(array: Drawn | None) -> Drawn | None:
+    if array is None or array.dtype.kind != "f":
+        return array
+    return np.where(np.isfinite(array), array, array.dtype.type(1))
+
+
+def drawn_pair(
+    leaf: Leaf,
+    sizes: Sizes,
+    rng: np.random.Generator,
+    scale: float,
+    old: Mapping[ir.Value, Drawn],
+    new: Mapping[ir.Value, Drawn],
+    most: int,
+) -> tuple[Drawn, Drawn]:
+    if leaf.fixed:
+        return _fixed(leaf)
+    u = None if leaf.u is None else old.get(leaf.u)
+    v = None if leaf.v is None else new.get(leaf.v)
+    shape = sizes.of(leaf.shape)
+    if leaf.dtype not in FLOATS:
+        if not leaf.relation.equal:
+            raise ArithmeticError("integers are equal or unknown")
+        made = next((a for a in (u, v) if a is not None), None)
+        made = _discrete(leaf.dtype, shape, rng, most) if made is None else made
+        return made, made
+    if u is not None and v is not None:
+        raise ArithmeticError("both are known")
+    if u is None and v is None and leaf.relation.reverse and leaf.zero is None:
+        u = rng.standard_normal(shape) * scale
+    if u is not None:
+        return u, _of_original(leaf, u.astype(np.float64), rng, scale)
+    if v is None:
+        v = rng.standard_normal(leaf.relation.shape_of_counterpart(shape)) * scale
+        v = v if leaf.zero is None else v - means(v, leaf.zero)
+    if leaf.u is None:
+        return v, v
+    return leaf.relation.original(v.astype(np.float64), rng, scale), v
+
+
+def _fixed(leaf: Leaf) -> tuple[Drawn, Drawn]:
+    """Return the numbers of a constant in both models."""
+    first = leaf.given if leaf.array is None else leaf.array
+    second = leaf.array if leaf.given is None else leaf.given
+    if first is None or second is None:
+        raise ArithmeticError("a constant has no numbers")
+    return first, second
+
+
+def _of_original(leaf: Leaf, u: Float64, rng: np.random.Generator, scale: float) -> Float64:
+    if leaf.zero is None:
+        return leaf.relation.counterpart(u, rng, scale)
+    if leaf.relation.fiber != leaf.zero:
+        raise ArithmeticError("its mean is 0")
+    return u - means(u, leaf.zero)
+
+
+def _discrete(
+    dtype: ir.DataType | None, shape: tuple[int, ...], rng: np.random.Generator, most: int
+) -> Drawn:
+    kind = np.dtype(bool) if dtype is None else dtype.numpy()
+    if kind.kind == "b":
+        return rng.integers(0, 2, shape).astype(bool)
+    if kind.kind not in "iu":
+        raise ArithmeticError(f"no numbers of type {kind}")
+    return rng.integers(0, most, shape).astype(kind)

@@ -1,0 +1,68 @@
+"""Lines u = r * v + s through draws of two values, with one r and s for as many axes as fit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxfold.proof.region import Pair
+from onnxfold.proof.relation import Float64, is_small
+
+__all__ = ["line"]
+
+_SNAP = 2.0**-42
+_ALIKE = 2.0**-30
+
+
+def line(draws: list[Pair], slack: float) -> tuple[Float64, Float64] | None:
+    """Return r and s of u = r * v + s by least squares for every element; axes alike are one.
+
+    What the roundings of stored constants may make of 1 and 0 is taken for these.
+    """
+    u, v = (np.stack([pair[side] for pair in draws]) for side in (0, 1))
+    each = _slope(u, v, (0,), slack)
+    axes = (0, *(axis for axis in range(1, u.ndim) if _is_constant(each, axis - 1)))
+    r, s = _slope(u, v, axes, slack)
+    if len(axes) == 1 or not _is_line(u, v, r, s):
+        r, s = _widest(u, v, each, slack)
+    return (r, s) if np.isfinite(r).all() and np.isfinite(s).all() else None
+
+
+def _widest(
+    u: Float64, v: Float64, each: tuple[Float64, Float64], slack: float
+) -> tuple[Float64, Float64]:
+    """Return r and s with the axes joined along which one line fits; elements may be still."""
+    axes: tuple[int, ...] = (0,)
+    found = each
+    for axis in range(1, u.ndim):
+        wider = _slope(u, v, (*axes, axis), slack)
+        if _is_line(u, v, *wider):
+            axes, found = (*axes, axis), wider
+    return found
+
+
+def _is_constant(parameters: tuple[Float64, Float64], axis: int) -> bool:
+    """Whether r and s seem to be one number along an axis: a guess, at which one looks again."""
+    first = (a.take([0], axis=axis) for a in parameters)
+    return all(
+        bool(np.all(np.abs(a - b) <= _ALIKE * (1 + np.abs(b))))
+        for a, b in zip(parameters, first, strict=True)
+    )
+
+
+def _is_line(u: Float64, v: Float64, r: Float64, s: Float64) -> bool:
+    return is_small(u - r * v - s, u, r * v, s)
+
+
+def _slope(u: Float64, v: Float64, axes: tuple[int, ...], slack: float) -> tuple[Float64, Float64]:
+    mean_u, mean_v = (a.mean(axis=axes, keepdims=True) for a in (u, v))
+    moved = v - mean_v
+    spread = (moved * moved).sum(axis=axes, keepdims=True)
+    still = spread <= 2.0**-80 * float(np.max(v * v, initial=0))
+    with np.errstate(all="ignore"):
+        r = (moved * (u - mean_u)).sum(axis=axes, keepdims=True) / spread
+    r = np.where(still, 1.0, r)
+    r = np.where(np.abs(r - 1) <= _SNAP + slack, 1.0, r)
+    s = mean_u - r * mean_v
+    least = _SNAP * float(np.max(np.abs(u), initial=0)) + slack
+    s = np.where(np.abs(s) <= least, 0.0, s)
+    return r[0], s[0]

@@ -1,0 +1,100 @@
+"""Runs of a region on random inputs: of several sizes, several magnitudes, several times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxfold.errors import OnnxfoldError
+from onnxfold.graph import Fiber
+from onnxfold.proof.cone import Unprovable
+from onnxfold.proof.region import Pair, Region
+from onnxfold.proof.sizes import SAMPLINGS, Sizes
+
+__all__ = ["ERRORS", "FEW", "LIKE_FIRST", "Draws", "samples"]
+
+ERRORS = (OnnxfoldError, Unprovable, ArithmeticError, LookupError, ValueError)
+LIKE_FIRST = 4
+FEW = 256
+_MORE = 40
+_MANY = 1 << 14  # elements of which one draw at each magnitude is enough
+_SCALES = (2.0**-10, 2.0**5)
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Outputs of a region for random inputs of one choice of sizes."""
+
+    sizes: Sizes
+    pairs: list[Pair]
+
+
+def samples(
+    region: Region,
+    fibers: tuple[Fiber, ...] = (),
+    *,
+    whole: bool = False,
+    at_first: int = LIKE_FIRST,
+) -> Iterator[Draws]:
+    """Yield the outputs of several draws, for two choices of the symbolic sizes; some at first.
+
+    A third choice lies behind the positions that the region may count.  ``whole``: on tensors of
+    full size, where smaller ones do not fit.  Raises Unprovable where the region cannot be
+    computed for any.
+    """
+    symbolic = bool(region.symbols)
+    wanted, problem = 1 + symbolic, "no sizes fit"
+    for number, numbers in enumerate((*SAMPLINGS, ()) if symbolic else SAMPLINGS[:1]):
+        if not wanted:
+            break
+        rng, sizes = np.random.default_rng(number), region.sizes(numbers, fibers)
+        try:
+            first = _first(region, sizes, rng, at_first)
+        except ERRORS as error:
+            problem = str(error)
+            sizes_of_the_model = region.sizes(numbers, whole=True)
+            if not sizes.reduced or not (whole or region.is_quick(sizes_of_the_model)):
+                continue
+            try:
+                first = _first(region, sizes_of_the_model, rng, at_first)
+            except ERRORS:
+                continue
+        wanted -= 1
+        yield from _with_more(region, first, rng, at_first)
+    if wanted == 1 + symbolic:
+        raise Unprovable(problem)
+    if symbolic and region.far:
+        for first in _far(region, fibers):
+            yield from _with_more(region, first, np.random.default_rng(0), at_first)
+
+
+def _far(region: Region, fibers: tuple[Fiber, ...]) -> list[Draws]:
+    """Return draws in which symbolic axes reach behind what may be a position along them.
+
+    All do, or one at a time.  Raises Unprovable where the region cannot be computed for such.
+    """
+    problem = ""
+    for choices in region.far_sizes(fibers):
+        rng = np.random.default_rng(len(SAMPLINGS))
+        try:
+            return [_first(region, sizes, rng, 1) for sizes in choices]
+        except ERRORS as error:
+            problem = str(error)
+    raise Unprovable(problem)
+
+
+def _first(region: Region, sizes: Sizes, rng: np.random.Generator, count: int) -> Draws:
+    return Draws(sizes, [region.outputs(*region.drawn(sizes, rng, 1.0)) for _ in range(count)])
+
+
+def _with_more(
+    region: Region, first: Draws, rng: np.random.Generator, at_first: int
+) -> Iterator[Draws]:
+    yield first
+    # Few elements are drawn more often: each may be cut off by a Relu, or a mask.
+    size = first.pairs[0][1].size
+    more = min(_MORE, FEW // max(1, size)) + (size < _MANY) * (LIKE_FIRST - at_first)
+    drawn = (region.drawn(first.sizes, rng, scale) for scale in (*_SCALES, *[1.0] * more))
+    yield Draws(first.sizes, [region.outputs(*values) for values in drawn])
