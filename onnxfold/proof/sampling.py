@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,9 +41,9 @@ def samples(
 ) -> Iterator[Draws]:
     """Yield the outputs of several draws, for two choices of the symbolic sizes; some at first.
 
-    A third choice lies behind the positions that the region may count.  ``whole``: on tensors of
-    full size, where smaller ones do not fit.  Raises Unprovable where the region cannot be
-    computed for any.
+    A third choice, where it fits, lies behind the positions that the region may count.
+    ``whole``: on tensors of full size, where smaller ones do not fit.  Raises Unprovable where the
+    region cannot be computed for any.
     """
     symbolic = bool(region.symbols)
     wanted, problem = 1 + symbolic, "no sizes fit"
@@ -66,23 +67,22 @@ def samples(
     if wanted == 1 + symbolic:
         raise Unprovable(problem)
     if symbolic and region.far:
-        for first in _far(region, fibers):
-            yield from _with_more(region, first, np.random.default_rng(0), at_first)
+        yield from _far(region, fibers)
 
 
 def _far(region: Region, fibers: tuple[Fiber, ...]) -> list[Draws]:
     """Return draws in which symbolic axes reach behind what may be a position along them.
 
-    All do, or one at a time.  Raises Unprovable where the region cannot be computed for such.
+    All do, or one at a time; none where no such sizes fit the region, or can be drawn.
     """
-    problem = ""
     for choices in region.far_sizes(fibers):
-        rng = np.random.default_rng(len(SAMPLINGS))
-        try:
-            return [_first(region, sizes, rng, 1) for sizes in choices]
-        except ERRORS as error:
-            problem = str(error)
-    raise Unprovable(problem)
+        found: list[Draws] = []
+        for sizes in choices:
+            with suppress(*ERRORS):  # these sizes do not fit one another
+                found.append(_first(region, sizes, np.random.default_rng(0), 2))
+        if found:
+            return found
+    return []
 
 
 def _first(region: Region, sizes: Sizes, rng: np.random.Generator, count: int) -> Draws:
