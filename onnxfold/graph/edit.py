@@ -146,9 +146,9 @@ class Editor:
         place.graph.insert_before(place, lowered.nodes)
         return lowered.nodes[-1].outputs[0]
 
-    def rename(self, value: ir.Value, role: str) -> None:
-        """Say in the name of a value that it is another than the one of that name before."""
-        value.name = self.unused(f"{value.name}.{role}")
+    def rename(self, value: ir.Value, name: str) -> None:
+        """Give a value that is another than the one of its name before a new one."""
+        value.name = self.unused(name)
 
     def put_behind(
         self,

@@ -62,6 +62,8 @@ def totals(summary: Mapping[str, Any]) -> str:
         saved = summary["multiplications_saved"]
         word = "fewer" if saved >= 0 else "more"
         line += f"with {abs(saved):,} {word} multiplications per row"
+    if summary.get("reinstated"):
+        line += f"; {_count(summary['reinstated'], 'deferred norm')} computed in place again"
     return line
 
 

@@ -23,7 +23,7 @@ from onnxfold.passes.deferral.plan import (
     Held,
     ScaledTable,
 )
-from onnxfold.passes.deferral.row_numbers import RowNumbers, as_type, with_row_epsilon
+from onnxfold.passes.deferral.row_numbers import RowNumbers, as_type, quotient
 from onnxfold.passes.deferral.row_scale import RowScale
 from onnxfold.passes.lower.parameters import AffinePart, Parameters
 from onnxfold.weights.centre import centred_tensor
@@ -82,7 +82,7 @@ class _Work:
     def _hold(self, norm: DeferredNorm, held: Held, rows: RowNumbers) -> None:
         value = self._values[held.value]
         if not held.multiplied:
-            self._edit.rename(value, "deferred")
+            self._edit.rename(value, f"{value.name}.deferred")
             return
         readers = [(use.node, use.idx) for use in value.uses() if self._reads_held(norm, use.node)]
         bias = self._without_bias(value) if held.biased else None
@@ -141,7 +141,7 @@ class _Work:
         """Spell a norm with an epsilon for each row."""
         found = self._sites[output]
         site = found.within(self._edit)
-        nodes, made = with_row_epsilon(site, inverse_square, self._edit.info.opset)
+        nodes, made = quotient(site, site.input, self._edit.info.opset, inverse_square)
         for op_type, role, part in (("Mul", "gamma", found.gamma), ("Add", "beta", found.beta)):
             operand = self._operand(found, part, role, made)
             if operand is not None:

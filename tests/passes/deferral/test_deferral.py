@@ -93,7 +93,7 @@ def test_the_scale_is_multiplied_where_the_fewest_elements_pass(name: str, opset
     assert error(found.before, found.after) < BOUND
 
 
-def _rotary(opset: int = 18, heads: int = 4) -> ir.Model:
+def rotary(opset: int = 18, heads: int = 4) -> ir.Model:
     """Queries and keys of heads of 4, rotated with tables that the heads share."""
 
     def rotated(x: str, layer: str, shape: str) -> str:
@@ -120,7 +120,7 @@ def _rotary(opset: int = 18, heads: int = 4) -> ir.Model:
 @pytest.mark.parametrize("opset", [18, 23])
 def test_tables_that_heads_share_take_the_scale(opset: int) -> None:
     """2 h multiplications for cos and sin in place of (H + K) h, for queries and keys together."""
-    found = defer(_rotary(opset))
+    found = defer(rotary(opset))
     (norm,) = found.plan.norms
     assert norm.multiplied == ()
     assert {table.reader.node for table in norm.tables} == {"qc", "qs", "kc", "ks"}
@@ -132,7 +132,7 @@ def test_tables_that_heads_share_take_the_scale(opset: int) -> None:
 
 
 def test_a_table_that_keeps_its_numbers_breaks_the_model_and_its_proof() -> None:
-    model = _rotary()
+    model = rotary()
     (norm,) = defer(model).plan.norms
     broken = forced(model, DeferralPlan((replace(norm, tables=norm.tables[1:]),)))
     assert error(broken.before, broken.after) > 1e-3
@@ -369,7 +369,7 @@ def test_auto_is_what_was_measured() -> None:
 
 @pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
 def test_a_second_run_changes_no_tables(target: str) -> None:
-    once = onnxfold.optimize(_rotary(), target=target, defer="all")
+    once = onnxfold.optimize(rotary(), target=target, defer="all")
     assert "left_out" not in once.report
     assert once.changed
     again = onnxfold.optimize(once.model, target=target, defer="all", check=0)
