@@ -21,10 +21,9 @@ from onnxfold.passes.deferral.plan import (
     DeferralPlan,
     DeferredNorm,
     Held,
-    ScaledTable,
 )
 from onnxfold.passes.deferral.row_numbers import RowNumbers, as_type, quotient
-from onnxfold.passes.deferral.row_scale import RowScale
+from onnxfold.passes.deferral.scaled_tables import TableEditor, product
 from onnxfold.passes.lower.parameters import AffinePart, Parameters
 from onnxfold.weights.centre import centred_tensor
 
@@ -59,9 +58,12 @@ class _Work:
             self._centre(reader)
         for held in norm.held:
             self._hold(norm, held, rows)
-        scaled: dict[tuple[ir.Value, RowScale], ir.Value] = {}
+        tables = TableEditor(self._edit, rows)
         for table in norm.tables:
-            self._scale_table(table, rows, scaled)
+            node = self._values[table.node].producer()
+            if node is None:
+                raise InvariantError(f"'{table.node}' is computed by no node")
+            tables.scale(node, table)
         for output, scale in norm.cancelled:
             self._cancel(output, rows.inverse_square(scale))
         redirect(site.output, x)
@@ -97,28 +99,9 @@ class _Work:
 
     def _multiplied(self, value: ir.Value, scale: ir.Value) -> ir.Value:
         """Multiply a value, and let all readers have the product; return it."""
-        nodes = _product(value, scale)
+        nodes = product(value, scale)
         self._edit.put_behind(value, nodes, role="row_scale", before="deferred")
         return nodes[-1].outputs[0]
-
-    def _scale_table(
-        self,
-        table: ScaledTable,
-        rows: RowNumbers,
-        scaled: dict[tuple[ir.Value, RowScale], ir.Value],
-    ) -> None:
-        """Let a product read a factor times the scale; products in order may share it."""
-        node, index = self._values[table.reader.node].producer(), table.reader.index
-        factor = None if node is None else node.inputs[index]
-        if node is None or factor is None:
-            raise InvariantError(f"'{table.reader.node}' is no product")
-        if (factor, table.scale) not in scaled:
-            nodes = _product(factor, rows.scale(table.scale))
-            for each in nodes:
-                each.name = each.outputs[0].name = f"{factor.name}.scaled"
-            made = self._edit.compute_before(node, Lowered(tuple(nodes), ()))
-            scaled[factor, table.scale] = made
-        set_input(node, index, scaled[factor, table.scale])
 
     def _without_bias(self, value: ir.Value) -> ir.Value | None:
         """Take the bias of the layer that gives a value away; return it."""
@@ -164,11 +147,3 @@ class _Work:
             return None
         value = self._parameters.per_channel(site, part, role, made)
         return self._edit.value(value)
-
-
-def _product(value: ir.Value, scale: ir.Value) -> list[ir.Node]:
-    """Return the nodes that multiply a value in the type of its scale and round the product."""
-    nodes = as_type(value, scale.dtype)
-    nodes.append(ir.node("Mul", [nodes[-1].outputs[0] if nodes else value, scale]))
-    nodes[-1].outputs[0].type = scale.type
-    return nodes + as_type(nodes[-1].outputs[0], value.dtype)

@@ -30,12 +30,13 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class ScaledTable:
-    """The factor at a node's input that the scale of the other one is multiplied to.
+    """The factors at inputs of a node that are multiplied by ``scale`` in place of another input.
 
-    ``scale`` is that of the product.
+    ``node`` is the reference of its first output.
     """
 
-    reader: ReaderRef
+    node: str
+    indices: tuple[int, ...]
     scale: RowScale
 
 
@@ -85,7 +86,7 @@ class DeferredNorm:
             "applied": [held.value for held in self.multiplied],
             "cancelled": [output for output, _ in self.cancelled],
             "multiplications_saved": self.multiplications_saved,
-            "tables": [table.reader.node for table in self.tables],
+            "tables": [table.node for table in self.tables],
             "centred": [reader.reader.node for reader in self.centred],
         }
 
@@ -108,7 +109,7 @@ class DeferredNorm:
                 for row in document["centred"]
             ),
             tuple(
-                ScaledTable(ReaderRef(**row["reader"]), _scale(row["scale"]))
+                ScaledTable(row["node"], tuple(row["indices"]), _scale(row["scale"]))
                 for row in document["tables"]
             ),
         )

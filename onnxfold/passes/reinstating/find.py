@@ -21,6 +21,7 @@ from onnxfold.norms.algebra.forms import Statistic
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.passes.deferral.row_scale import RowScale, passed_on
+from onnxfold.passes.deferral.tables import tables_of
 from onnxfold.passes.reinstating.row_powers import RowPower, row_powers
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -158,40 +159,58 @@ class _Walk:
 
     def _ends_at(self, node: ir.Node, scaled: Mapping[int, RowScale]) -> bool:
         """Whether a node takes s out of its one scaled input; remember how."""
-        rank, divides = self._info.rank(node.outputs[0]), operator(node) == "Div"
-        if rank is None or len(scaled) != 1 or not (divides or facets.factors(row_of(node))):
+        if len(scaled) != 1:
             return False
         ((index, scale),) = scaled.items()
+        value = node.inputs[index]
+        if value is None or not (
+            self._takes_from_operand(node, index, scale) or self._takes_from_tables(node, scaled)
+        ):
+            return False
+        self.ends[value].add(node)
+        return True
+
+    def _takes_from_operand(self, node: ir.Node, index: int, scale: RowScale) -> bool:
+        """Whether a node multiplies by s^k, or divides by a root with e / s^2k."""
+        rank, divides = self._info.rank(node.outputs[0]), operator(node) == "Div"
+        if rank is None or not (divides or facets.factors(row_of(node))) or (divides and index):
+            return False
         value, other = node.inputs[index], node.inputs[1 - index]
-        if value is None or other is None or (divides and index == 1):
+        if value is None or other is None:
             return False
         power = self._powers.get(other)
         if power is not None and divides:
             power = RowPower(-power.exponent, power.rows)
         if power is not None and power.is_scale(scale, rank):
             self._found.products.append((node, index))
-        elif not divides and self._takes_from_table(node, 1 - index, other, scale, rank):
-            pass
-        elif not self._cancels(node, value, other, scale, inverted=not divides):
+            return True
+        return self._cancels(node, value, other, scale, inverted=not divides)
+
+    def _takes_from_tables(self, node: ir.Node, scaled: Mapping[int, RowScale]) -> bool:
+        """Whether the other factors are t s^k, with t that have no scale."""
+        passed = passed_on(self._info, node, scaled)
+        table = None if passed is None else tables_of(self._info, node, scaled, passed)
+        if table is None:
             return False
-        self.ends[value].add(node)
+        parts = [self._without_power(node.inputs[index], table.scale) for index in table.indices]
+        found = [(node, i, t) for i, t in zip(table.indices, parts, strict=True) if t is not None]
+        if len(found) < len(parts):
+            return False
+        self._found.tables += found
         return True
 
-    def _takes_from_table(
-        self, node: ir.Node, index: int, other: ir.Value, scale: RowScale, rank: int
-    ) -> bool:
-        """Whether the other factor is t s^k, with a t that has no scale."""
-        product = other.producer()
+    def _without_power(self, value: ir.Value | None, scale: RowScale) -> ir.Value | None:
+        """Return t of a product t s^k."""
+        product = None if value is None else value.producer()
         if product is None or not facets.factors(row_of(product)):
-            return False
+            return None
         for s, t in (product.inputs, product.inputs[::-1]):
             power = None if s is None else self._powers.get(s)
-            if power is None or t is None or t in self._scales or t in self._powers:
+            if power is None or t in self._scales or t in self._powers:
                 continue
-            if power.is_scale(scale, rank):
-                self._found.tables.append((node, index, t))
-                return True
-        return False
+            if power.is_scale(scale, len(scale.rows)):
+                return t
+        return None
 
     def _cancels(
         self, node: ir.Node, value: ir.Value, other: ir.Value, scale: RowScale, *, inverted: bool
