@@ -29,6 +29,7 @@ from onnxfold.options import Defer, Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.mincut import INFINITE, minimum_cut
 from onnxfold.passes.deferral.flow import Flow, cancels, flow_of, refuse_form
+from onnxfold.passes.deferral.gammas import gamma_tables
 from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm, Held, ScaledTable
 from onnxfold.passes.deferral.readers import centred_readers
 from onnxfold.passes.deferral.row_scale import RowScale
@@ -89,6 +90,7 @@ def _deferred(
         return centred
     held = _cut(info, site, flow, first)
     norm = replace(_norm(info, site, flow, held), centred=centred)
+    norm = _with_gammas(info, norm, flow, held, order)
     if settings.defer is Defer.AUTO and settings.target not in MEASURED_CHEAPER:
         sentence = f"nothing was measured to be gained with the target {settings.target}"
         return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
@@ -207,6 +209,23 @@ def _norm(info: ModelInfo, site: NormSite, flow: Flow, held: dict[ir.Value, bool
     saved = flow.widths[site.output] - spent
     ref = info.ref(site.output)
     return DeferredNorm(site.name, ref, kept, cancelled, saved, tables=scaled)
+
+
+def _with_gammas(
+    info: ModelInfo,
+    norm: DeferredNorm,
+    flow: Flow,
+    held: dict[ir.Value, bool],
+    order: dict[ir.Node, int],
+) -> DeferredNorm:
+    """Let gammas of norms that cancel the scale go into tables, where that is less to multiply."""
+    gammas, saved = [], norm.multiplications_saved
+    for other, scale in flow.cancelled.items():
+        found = gamma_tables(info, other, scale.rows, order) if other.input in held else None
+        if found is not None:
+            gammas.append(info.ref(other.output))
+            saved += flow.widths[other.input] - found.width
+    return replace(norm, gammas=tuple(gammas), multiplications_saved=saved)
 
 
 def _tables(flow: Flow, held: dict[ir.Value, bool]) -> dict[ir.Node, Table]:

@@ -392,6 +392,7 @@ def test_the_report_says_where_the_scale_went() -> None:
         "cancelled": ["qg", "kn"],
         "multiplications_saved": 6 - 16,
         "tables": [],
+        "gammas": [],
         "centred": [],
     }
     assert second["deferral"] is None

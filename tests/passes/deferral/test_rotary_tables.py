@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 
 import onnxfold
+from onnxfold.passes.deferral import apply
+from onnxfold.passes.deferral.gammas import GammaTables
 from onnxfold.passes.deferral.plan import DeferralPlan
 from tests.passes.affine.affine_graphs import Array, error, graph, weights
 from tests.passes.deferral.deferral_graphs import defer, forced, rms_norm
@@ -56,9 +59,22 @@ CASES: dict[str, tuple[str, str, int, int]] = {
 }
 
 
-def _model(tables: str, turn: str, width: int, opset: int, *, packed: bool = False) -> ir.Model:
+def _model(
+    tables: str,
+    turn: str,
+    width: int,
+    opset: int,
+    *,
+    packed: bool = False,
+    gammas: tuple[int, ...] = (),
+) -> ir.Model:
+    """Turned queries and keys; of a norm with gammas of this shape first, where that is given."""
     layer = "{x} = MatMul(n, {w}) "
     heads = "{x}4 = Reshape({x}, {x}n) {x}t = Transpose<perm=[0,2,1,3]>({x}4) "
+    if gammas:
+        again = rms_norm("{x}4", "{x}i", opset).replace("{{", "{").replace("}}", "}")
+        heads = f"{{x}}4 = Reshape({{x}}, {{x}}n) {again}{{x}}h = Mul({{x}}i, {{x}}gamma) "
+        heads += "{x}t = Transpose<perm=[0,2,1,3]>({x}h) "
     body = tables
     for x, w in (("q", "Q"), ("k", "K")):
         body += (layer + ("{x}t = Identity({x}) " if packed else heads) + turn).format(x=x, w=w)
@@ -70,6 +86,7 @@ def _model(tables: str, turn: str, width: int, opset: int, *, packed: bool = Fal
     made |= {"halves": np.array([2, 2]), "ones": np.array([1, 1]), "zero": np.array([0])}
     made |= {"two": np.array([2]), "many": np.array([2**31]), "pairs": np.array([0, 0, 0, -1])}
     text = rms_norm("x", "n", opset) + body
+    made |= weights(qgamma=gammas, kgamma=gammas) if gammas else {}
     used = {n: a for n, a in made.items() if any(f"{n}{end}" in text for end in ",)")}
     inner = "{h},T,4" if not packed else "T,{w}"
     outputs = ", ".join(
@@ -136,5 +153,59 @@ def test_a_table_that_keeps_its_numbers_breaks_the_model_and_its_proof(case: str
     first, *others = norm.tables
     cos = replace(first, indices=first.indices[:1])
     broken = forced(model, DeferralPlan((replace(norm, tables=(cos, *others)),)))
+    assert error(broken.before, broken.after) > 1e-3
+    assert broken.shown.failures
+
+
+@pytest.mark.parametrize("case", list(CASES)[:4])
+def test_gammas_of_queries_go_into_tables_that_more_heads_share(case: str) -> None:
+    """4 heads against two tables of a head; for 2 heads that is no gain."""
+    tables, turn, width, opset = CASES[case]
+    model = _model(tables, turn, width, opset, gammas=(SIZE,))
+    found = defer(model)
+    (norm,) = found.plan.norms
+    assert norm.gammas == ("qh",)
+    assert {output for output, _ in norm.cancelled} == {"qh", "kh"}
+    assert norm.multiplications_saved == WIDTH + HEADS * SIZE - 2 * SIZE
+    assert not found.shown.failures
+    assert error(found.before, found.after) < BOUND
+    result = onnxfold.optimize(model, defer="all", check=0)
+    assert "left_out" not in result.report
+    assert not onnxfold.optimize(result.model, defer="all", check=0).changed
+    back = onnxfold.optimize(result.model, check=0)
+    assert back.report["inspect"]["summary"]["reinstated"] == 1
+    assert error(model, back.model) < BOUND
+
+
+@pytest.mark.parametrize("case", ["com.microsoft, halves", "opset 23, neighbours"])
+def test_operators_that_hold_each_number_once_take_no_gamma(case: str) -> None:
+    """A number of cos multiplies two channels, of different gammas."""
+    tables, turn, width, opset = CASES[case]
+    found = defer(_model(tables, turn, width, opset, gammas=(SIZE,)))
+    (norm,) = found.plan.norms
+    assert norm.gammas == ()
+    assert len(norm.cancelled) == 2
+    assert not found.shown.failures
+    assert error(found.before, found.after) < BOUND
+
+
+def test_a_gamma_that_is_not_permuted_breaks_the_model_and_its_proof(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With g in place of rotate|g| for sin."""
+    tables, turn, width, opset = CASES["halves, cached"]
+    model = _model(tables, turn, width, opset, gammas=(SIZE,))
+    plan = defer(model).plan
+    real = apply.gamma_tables
+
+    def unpermuted(*arguments: Any) -> GammaTables | None:
+        found = real(*arguments)
+        if found is not None:
+            (_, _, gamma), *_ = found.factors
+            found.factors = [(node, index, gamma) for node, index, _ in found.factors]
+        return found
+
+    monkeypatch.setattr(apply, "gamma_tables", unpermuted)
+    broken = forced(model, plan)
     assert error(broken.before, broken.after) > 1e-3
     assert broken.shown.failures
