@@ -72,7 +72,10 @@ def quotient(
     mean, epsilon = nodes[-1].outputs[0], _epsilon(site)
     made.append(epsilon)
     if inverse_square is not None:
-        nodes.append(ir.node("Mul", [inverse_square, epsilon]))
+        cast = as_type(inverse_square, site.compute_dtype)
+        nodes += cast
+        known = cast[0].outputs[0] if cast else inverse_square
+        nodes.append(ir.node("Mul", [known, epsilon]))
         epsilon = nodes[-1].outputs[0]
     nodes.append(ir.node("Add", [mean, epsilon]))
     nodes.append(ir.node("Sqrt", [nodes[-1].outputs[0]]))
