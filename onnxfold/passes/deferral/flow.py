@@ -18,7 +18,7 @@ from onnxfold.passes.deferral.row_scale import RowScale, passed_on
 from onnxfold.passes.deferral.tables import Table, tables_of
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["Flow", "cancels", "flow_of", "refuse_form"]
+__all__ = ["Flow", "cancels", "flow_of", "may_wait", "refuse_form"]
 
 _HIGHEST_DEGREE = 2  # of a GLU; s^4 of long rows is beyond float32
 _MOST_STEPS = 4  # from a stored weight to a product: DequantizeLinear, Cast, Transpose
@@ -55,6 +55,12 @@ def cancels(site: NormSite) -> bool:
     RMS_e(s u) = u / sqrt(mean(u^2) + e / s^2) then, exactly.
     """
     return site.kind in _SCALE_ONLY and refuse_form(site) is None
+
+
+def may_wait(site: NormSite) -> bool:
+    """Whether the scale of a norm can be apart from it; a LayerNorm's mean goes another way."""
+    kinds = _SCALE_ONLY | {NormKind.LAYER_NORM}
+    return site.kind in kinds and refuse_form(site) is None
 
 
 def refuse_form(site: NormSite) -> Refusal | None:

@@ -174,8 +174,12 @@ def test_every_epsilon_and_size_of_rows_is_exact(epsilon: float, size: float) ->
         ("Identity(h)", "Add(h, b)"),
         ("Relu(h)", "Mul(h, e) e = Sigmoid(h)"),
         ("Identity(h)", "Add(h, r) r = MatMul(x, R)"),
+        ("Relu(h)", "Mul(h, e) d = Erf(h) e = Add(d, eps)"),
+        ("Relu(h)", "Softmax<axis=-1>(h)"),
+        ("Relu(h)", "Tanh(h)"),
+        ("Identity(h)", "Add(h, d) d = Mul(h, h)"),
     ],
-    ids=["a bias", "SiLU", "a sum"],
+    ids=["a bias", "SiLU", "a sum", "GELU", "Softmax", "Tanh", "a sum with another degree"],
 )
 def test_a_forbidden_crossing_breaks_the_model_and_its_proof(allowed: str, forbidden: str) -> None:
     right, wrong = _crossing(allowed), _crossing(forbidden)
