@@ -57,6 +57,7 @@ def inspection(
             "beta_fused": sum(fusion.beta for fusion in plan.fusions),
             "scales_fused": len(plan.scales),
             "deferred": len(plan.deferred),
+            "deferred_layer_norms": sum(bool(norm.centred) for norm in plan.deferred),
             "reinstated": sum(norm.reinstated for norm in findings.deferred_before),
             "multiplications_saved": sum(norm.multiplications_saved for norm in plan.deferred),
             "moved_by_rounding": sum(row["moves_by_rounding"] for row in norms),

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 import pytest
+from rich.console import Console
 
 import onnxfold
 from onnxfold.check.reference import Precision, run
@@ -20,6 +21,7 @@ from onnxfold.passes.base import exclusion
 from onnxfold.passes.deferral.decide import MEASURED_CHEAPER
 from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.plan import Plan
+from onnxfold.report.text import print_norms
 from tests.passes.affine.affine_graphs import Array, error, graph, weights
 from tests.passes.deferral.deferral_graphs import ALL, Deferred, defer, forced, rms_graph, rms_norm
 
@@ -402,6 +404,12 @@ def test_the_report_says_where_the_scale_went() -> None:
     assert second["deferral"] is None
     assert third["deferral"] is None
     assert document["summary"]["deferred"] == 1
+
+
+def test_the_command_says_where_the_scale_went(capsys: pytest.CaptureFixture[str]) -> None:
+    print_norms(Console(width=300), onnxfold.inspect(_attention(), defer="all"))
+    printed = capsys.readouterr().out
+    assert "multiplied at v; cancelled by qg, kn; 10 more multiplications per row" in printed
 
 
 def test_a_plan_is_read_back_from_json() -> None:

@@ -140,6 +140,8 @@ def test_a_mean_that_costs_too_much_keeps_the_norm(tmp_path: Path) -> None:
     assert row["action"] == "deferred"
     assert not row["foldable"]
     assert row["deferral"]["centred"] == ["y"]
+    summary = usual.report["inspect"]["summary"]
+    assert (summary["deferred"], summary["deferred_layer_norms"], summary["foldable"]) == (1, 1, 0)
 
 
 @pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
