@@ -5,10 +5,10 @@ z_v = 1 where v is computed without s, a_v = 1 where nobody needs v itself.  The
 
     source -> z_w   infinite, for the results w of the first linear layers: what deferral is
     z_w -> z_v      infinite, for every input v that hands s on to w
-    z_v -> a_v      the elements of v: s is multiplied there
+    z_v -> a_v      the elements of v, then one operator: s is multiplied there
     a_v -> z_w      infinite, for every w that s is handed on to from v
     a_v -> b_t, c_t -> z_w     infinite, in place of that where w is linear in factors t too
-    b_t -> c_t      the elements of t: s is multiplied to it, once for all such products
+    b_t -> c_t      the elements of t, then one operator: s is multiplied to it, once for all w
     a_v -> sink     infinite, where somebody needs v itself
 """
 
@@ -42,6 +42,7 @@ __all__ = ["MEASURED_CHEAPER", "decide"]
 
 # Targets with which benchmarks/results/defer.csv has no median under 0.99 and some above 1.
 MEASURED_CHEAPER: frozenset[Target] = frozenset()
+_MOST_PRODUCTS = 1 << 12  # by the scale of one norm
 _Factor = tuple[ir.Value | None, ir.Value | None, RowScale]
 _DEFERRED = (NormKind.RMS_NORM, NormKind.L2_NORM, NormKind.LAYER_NORM)
 
@@ -149,13 +150,18 @@ def _says(node: ir.Node) -> str:
     return f"'{node_label(node)}' ({operator(node)})"
 
 
+def _price(width: int) -> int:
+    """Return the price of a product: of equally many elements, the fewest operators are cheaper."""
+    return width * _MOST_PRODUCTS + 1
+
+
 def _cut(info: ModelInfo, site: NormSite, flow: Flow, first: set[ir.Value]) -> dict[ir.Value, bool]:
     """Return the values that are computed without s, and whether it is multiplied there."""
     numbers = {value: 2 + 2 * number for number, value in enumerate(flow.scales)}
     edges = [(0, numbers[value], INFINITE) for value in first]
     edges.append((0, numbers[site.output] + 1, INFINITE))  # the norm itself is not computed
     for value, z in numbers.items():
-        edges.append((z, z + 1, flow.widths[value]))
+        edges.append((z, z + 1, _price(flow.widths[value])))
         if value in flow.ended:
             edges.append((z + 1, 1, INFINITE))
     before = _table_edges(flow, numbers, edges)
@@ -182,7 +188,7 @@ def _table_edges(
         for factor in _factors(node, table):
             if factor not in known:
                 known[factor] = first + 2 * len(known)
-                edges.append((known[factor], known[factor] + 1, table.width))
+                edges.append((known[factor], known[factor] + 1, _price(table.width)))
             edges.append((known[factor] + 1, numbers[node.outputs[0]], INFINITE))
             before.setdefault(node, []).append(known[factor])
     return before

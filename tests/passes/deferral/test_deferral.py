@@ -147,6 +147,16 @@ def test_a_scale_that_no_head_shares_is_no_table() -> None:
     assert norm.tables == ()
 
 
+def test_one_product_of_all_parts_is_less_than_one_of_each() -> None:
+    """As many elements, in one operator."""
+    body = "j = MatMul(n, J) a, b, c = Split<axis=2, num_outputs=3>(j) y = Relu(a)"
+    outputs = "double[B,T,4] y, double[B,T,4] b, double[B,T,4] c"
+    found = defer(rms_graph(body, outputs=outputs, J=(6, 12)))
+    (norm,) = found.plan.norms
+    assert [held.value for held in norm.multiplied] == ["j"]
+    assert error(found.before, found.after) < BOUND
+
+
 def test_degrees_add_in_products() -> None:
     (norm,) = defer(_glu("g = Relu(h)", 18)).plan.norms
     assert [held.scale.degree for held in norm.multiplied] == [2]
