@@ -146,7 +146,7 @@ class _Work:
             if key not in scaled:
                 name, used = f"{factor.name}.gamma", gamma.squeeze() if gamma.size == 1 else gamma
                 part = weight_value(name, used.astype(factor.dtype.numpy()))
-                product = ir.node("Mul", [factor, part], name=name)
+                product = ir.node("Mul", [factor, part])
                 product.outputs[0].name, product.outputs[0].type = f"{name}.scaled", factor.type
                 lowered = Lowered((product,), (), (part,))
                 scaled[key] = self._edit.compute_before(node, lowered)

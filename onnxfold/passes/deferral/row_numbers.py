@@ -169,7 +169,4 @@ class RowNumbers:
             node.outputs[0].name = f"{self._site.output.name}.{role}"
             node.outputs[0].type = ir.TensorType(self._site.compute_dtype)
         lowered = Lowered(tuple(nodes), (), tuple(constants))
-        result = self._edit.compute_before(self._place, lowered)
-        for node in nodes:
-            node.name = node.outputs[0].name  # which is unique by now
-        return result
+        return self._edit.compute_before(self._place, lowered)

@@ -84,6 +84,6 @@ class TableEditor:
     ) -> ir.Value:
         """Put nodes, of integers unless they have a type, before another; return their result."""
         for each in nodes:
-            each.name = each.outputs[0].name = name
+            each.outputs[0].name = name
             each.outputs[0].type = each.outputs[0].type or ir.TensorType(ir.DataType.INT64)
         return self._edit.compute_before(place, Lowered(tuple(nodes), (), constants))

@@ -67,6 +67,8 @@ def test_recipes_get_all_their_norms_back(name: str) -> None:
     assert summary["reinstated"] == deferred.report["inspect"]["summary"]["deferred"] > 0
     kinds = [row["kind"] for row in onnxfold.inspect(back.model)["norms"]]
     assert Counter(kinds) == Counter(row["kind"] for row in plain["norms"])
+    names = [node.name for node in back.model.graph if node.name]
+    assert len(set(names)) == len(names)
     (feeds,) = make_inputs(model, InputSpec(), count=1, seed=0)
     first, second = (run(m, feeds, precision=Precision.FLOAT64) for m in (model, back.model))
     # Weights are rounded to float32 wherever gammas have moved or a mean was taken out.
