@@ -1,6 +1,7 @@
 """Times deferred norms in ONNX Runtime against the same model without deferral.
 
     python -m benchmarks.defer [--rounds 15] [--out benchmarks/results/defer.csv]
+    python -m benchmarks.defer --models llama --targets ort --out benchmarks/results/defer.csv
 
 One attention input and feed-forward block with random weights: `llama` (RMS norm before q, k, v and
 a SwiGLU), `qwen3` (q and k normalised again, per head) and `relu` (a ReLU instead).  Decode is one
@@ -31,7 +32,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 
 import onnxfold
-from benchmarks.rows import Conditions, conditions, write
+from benchmarks.rows import Conditions, conditions, replace
 from onnxfold.options import Defer, Target
 from onnxfold.runtime.interleaved_timing import Turns, Variant, take_turns
 
@@ -39,6 +40,7 @@ WIDTH, HIDDEN, HEADS, KEYS, SIZE = 1024, 2816, 16, 8, 64
 KINDS = ("llama", "qwen3", "relu")
 TOKENS = (1, 128, 512)
 THREADS = (1, 2)
+TARGETS = (Target.ONNX, Target.ORT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,23 +167,31 @@ def main() -> None:
     """Measure, print and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--models", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--targets", nargs="+", type=Target, default=TARGETS)
+    parser.add_argument("--out", type=Path, help="rows of other settings stay in it")
     options = parser.parse_args()
-    rows: list[DeferRow] = []
-    with tempfile.TemporaryDirectory() as given:
-        folder = Path(given)
-        for kind, target in product(KINDS, (Target.ONNX, Target.ORT)):
-            rows += _told(measure(folder, kind, target, options.rounds))
-    if options.out is not None:
-        write(options.out, rows)
+    for kind, target in product(options.models, options.targets):
+        with tempfile.TemporaryDirectory() as folder:
+            for row in measure(Path(folder), kind, target, options.rounds):
+                _tell(row)
+                if options.out is not None:
+                    replace(options.out, row, _setting)
 
 
-def _told(rows: list[DeferRow]) -> list[DeferRow]:
-    for row in rows:
-        where = f"{row.model:9} {row.target:5} {row.dtype:5} {row.threads} {row.tokens:4}"
-        spread = f"{row.ratio_q1:.3f} to {row.ratio_q3:.3f}"
-        print(f"{where} {row.defer:12} {row.ratio:.3f} ({spread})", flush=True)
-    return rows
+def _setting(row: dict[str, str]) -> tuple[object, ...]:
+    names = ("model", "target", "dtype", "threads")
+    return (
+        *(row[name] for name in names),
+        int(row["tokens"]),
+        list(Defer).index(Defer(row["defer"])),
+    )
+
+
+def _tell(row: DeferRow) -> None:
+    where = f"{row.model:9} {row.target:5} {row.dtype:5} {row.threads} {row.tokens:4}"
+    spread = f"{row.ratio_q1:.3f} to {row.ratio_q3:.3f}"
+    print(f"{where} {row.defer:12} {row.ratio:.3f} ({spread})", flush=True)
 
 
 if __name__ == "__main__":

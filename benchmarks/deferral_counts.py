@@ -39,12 +39,13 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountRow(Sizes):
-    """Multiplications by s for one token.
+    """Multiplications by s, and by gammas of queries and keys, for one token.
 
-    ``norm``: by the norm itself; ``behind``: by s behind every layer that reads it; ``deferred``:
-    by the plan, which saves ``saved`` of those behind the layers.
+    ``figure``: the paper's.  ``norm``: by the norm itself; ``behind``: by s behind every layer that
+    reads it, and by gammas; ``deferred``: by the plan, which saves ``saved`` of those.
     """
 
+    figure: int
     block: str
     norm: int
     behind: int
@@ -53,6 +54,7 @@ class CountRow(Sizes):
 
 
 LLAMA = Sizes(model="Llama 3.1 8B", n=4096, f=14336, heads=32, keys=8, h=128)
+LLAMA2 = Sizes(model="Llama 2 7B", n=4096, f=11008, heads=32, keys=32, h=128)
 QWEN = Sizes(model="Qwen3 8B", n=4096, f=12288, heads=32, keys=8, h=128)
 T5 = Sizes(model="T5 large", n=1024, f=4096, heads=16, keys=16, h=64)
 
@@ -76,32 +78,42 @@ def _rotated(name: str, given: str) -> str:
     )
 
 
+def _again(name: str, gamma: str) -> str:
+    return f"{name}n = RMSNormalization<axis=-1>({name}t, {gamma}) "
+
+
 _QKV = _heads("q", "Q", "many") + _heads("k", "K", "few") + _heads("v", "L", "few")
-_NORMED = "".join(f"{x}n = RMSNormalization<axis=-1>({x}t, one) " for x in "qk")
+_NORMED = _again("q", "one") + _again("k", "one")
+_SCALED = _again("q", "qgamma") + _again("k", "kgamma")
+_SPELLED = _rotated("q", "qt") + _rotated("k", "kt")
+_CALLED = "".join(f"{x}y = RotaryEmbedding({x}t, c3, s3) " for x in "qk")
+_AGAIN = _rotated("q", "qn") + _rotated("k", "kn")
 BLOCKS = (
-    ("linear, ReLU, linear", T5, _NORM + "g = MatMul(n, W) m = Relu(g) " + _TAIL),
-    ("SwiGLU", LLAMA, _NORM + _GLU + "e = Sigmoid(g) i = Mul(g, e) m = Mul(i, u) " + _TAIL),
-    ("ReGLU", LLAMA, _NORM + _GLU + "i = Relu(g) m = Mul(i, u) " + _TAIL),
-    ("bilinear GLU", LLAMA, _NORM + _GLU + "m = Mul(g, u) " + _TAIL),
-    ("q, k, v", T5, _NORM + _QKV),
-    ("q, k, v, with RoPE", LLAMA, _NORM + _QKV + _rotated("q", "qt") + _rotated("k", "kt")),
-    (
-        "q, k, v, with norms of q and k and RoPE",
-        QWEN,
-        _NORM + _QKV + _NORMED + _rotated("q", "qn") + _rotated("k", "kn"),
-    ),
+    (1, "linear", T5, _NORM + "y = MatMul(n, W)"),
+    (4, "linear, ReLU, linear", T5, _NORM + "g = MatMul(n, W) m = Relu(g) " + _TAIL),
+    (5, "SwiGLU", LLAMA, _NORM + _GLU + "e = Sigmoid(g) i = Mul(g, e) m = Mul(i, u) " + _TAIL),
+    (6, "ReGLU", LLAMA, _NORM + _GLU + "i = Relu(g) m = Mul(i, u) " + _TAIL),
+    (6, "bilinear GLU", LLAMA, _NORM + _GLU + "m = Mul(g, u) " + _TAIL),
+    (7, "q, k, v, without RoPE", T5, _NORM + _QKV),
+    (7, "q, k, v, with RoPE", LLAMA, _NORM + _QKV + _SPELLED),
+    (7, "q, k, v, with RotaryEmbedding", LLAMA, _NORM + _QKV + _CALLED),
+    (7, "q, k, v, with RotaryEmbedding", LLAMA2, _NORM + _QKV + _CALLED),
+    (8, "linear, norm", QWEN, _NORM + _heads("q", "Q", "many") + _again("q", "one")),
+    (9, "q, k, v, with norms of q and k", QWEN, _NORM + _QKV + _NORMED + _AGAIN),
+    (9, "q, k, v, with norms of q and k, and gammas", QWEN, _NORM + _QKV + _SCALED + _AGAIN),
 )
 
 
-def count(block: str, sizes: Sizes, body: str) -> CountRow:
+def count(figure: int, block: str, sizes: Sizes, body: str) -> CountRow:
     """Return the counts of one block."""
     info = prepare(_model(sizes, body)).info
     plan = decide(info, Settings(defer=Defer.ALL))
     (norm,) = plan.norms
     readers = info.by_ref()[norm.output].consumers()
     widths = [(info.shape(node.outputs[0]) or ())[-1] for node in readers]
-    behind = sum(width for width in widths if isinstance(width, int))
-    deferred = sizes.n - norm.multiplications_saved
+    gammas = sum(sizes.heads if x == "q" else sizes.keys for x in "qk" if f"{x}gamma" in body)
+    behind = sum(width for width in widths if isinstance(width, int)) + gammas * sizes.h
+    deferred = sizes.n + gammas * sizes.h - norm.multiplications_saved
     return CountRow(
         model=sizes.model,
         n=sizes.n,
@@ -109,6 +121,7 @@ def count(block: str, sizes: Sizes, body: str) -> CountRow:
         heads=sizes.heads,
         keys=sizes.keys,
         h=sizes.h,
+        figure=figure,
         block=block,
         norm=sizes.n,
         behind=behind,
@@ -119,11 +132,13 @@ def count(block: str, sizes: Sizes, body: str) -> CountRow:
 
 def _model(sizes: Sizes, body: str) -> ir.Model:
     """Return a block that reads x: [B, T, n], and tables of [B, 1, T, h] for RoPE."""
-    ends = [name for name in ("y", "qy", "ky", "vt") if f" {name} =" in body]
-    ends = ends if "y" in ends or "qy" in ends else ["qt", "kt", "vt"]
+    made = [name for name in ("y", "qy", "ky", "qn", "qt", "kt", "vt") if f" {name} =" in body]
+    read = [name for name in made if f"({name}," in body or f" {name})" in body]
+    ends = [name for name in made if name not in read]
     outputs = ", ".join(f"float[{'B,T,N' if name == 'y' else 'B,H,T,D'}] {name}" for name in ends)
     tensors = {k: t for k, t in _tensors(sizes).items() if f"{k})" in body or f"{k}," in body}
     inputs = [f"float[B,T,{sizes.n}] x", *(f"float[B,1,T,{sizes.h}] {x}" for x in ("cos", "sin"))]
+    inputs += [f"float[B,T,{sizes.h // 2}] {x}" for x in ("c3", "s3")]
     for name, tensor in tensors.items():
         kind = "int64" if tensor.dtype is ir.DataType.INT64 else "float"
         inputs.append(f"{kind}{list(tensor.shape.numpy())} {name}")
@@ -149,6 +164,8 @@ def _tensors(sizes: Sizes) -> dict[str, ir.TensorProtocol]:
         for name, shape in layers.items()
     }
     made |= {name: ir.tensor(np.ones(size, np.float32)) for name, size in (("ones", n), ("one", h))}
+    for name in ("qgamma", "kgamma"):
+        made[name] = ir.tensor(np.arange(1, h + 1, dtype=np.float32))
     for name, heads in (("many", sizes.heads), ("few", sizes.keys)):
         made[name] = ir.tensor(np.array([0, 0, heads, h], np.int64))
     return made

@@ -472,8 +472,10 @@ def _with_tables(readme: str, rows: Sequence[Row], timed: Sequence[Row]) -> str:
 
 def _with_deferral(theory: str) -> str:
     """Replace what is generated in theory.md."""
+    counted = ("norm", "behind", "deferred", "saved")
     counts = _table(
         (
+            "figure",
             "block",
             "sizes of",
             "the norm",
@@ -482,7 +484,7 @@ def _with_deferral(theory: str) -> str:
             "saved behind layers",
         ),
         [
-            (row["block"], row["model"], row["norm"], row["behind"], row["deferred"], row["saved"])
+            tuple(row[name] for name in ("figure", "block", "model", *counted))
             for row in _rows("deferral_counts.csv")
         ],
     )

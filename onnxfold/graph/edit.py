@@ -139,16 +139,21 @@ class Editor:
             graph.insert_before(graph[0], lowered.nodes)
 
     def compute_before(self, place: ir.Node, lowered: Lowered) -> ir.Value:
-        """Insert nodes that stand for nothing before another one; return what the last gives."""
+        """Insert nodes that stand for nothing before another one; return what the last gives.
+
+        They get the names of their results, which nothing else has.
+        """
         if not isinstance(place.graph, ir.Graph):
             raise InvariantError(f"node '{place.name}' is in no graph")
         self._prepare(place.graph, lowered, ())
+        for node in lowered.nodes:
+            node.name = node.outputs[0].name
         place.graph.insert_before(place, lowered.nodes)
         return lowered.nodes[-1].outputs[0]
 
-    def rename(self, value: ir.Value, role: str) -> None:
-        """Say in the name of a value that it is another than the one of that name before."""
-        value.name = self.unused(f"{value.name}.{role}")
+    def rename(self, value: ir.Value, name: str) -> None:
+        """Give a value that is another than the one of its name before a new one."""
+        value.name = self.unused(name)
 
     def put_behind(
         self,

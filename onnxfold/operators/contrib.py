@@ -76,7 +76,14 @@ _ROWS = (
     Operator("FusedConv", opaque=_ACTIVATES, layer=Layer.CONVOLUTION, bias=2, kernel="contrib"),
     Operator("FusedGemm", opaque=_ACTIVATES, layer=Layer.GEMM, bias=2, kernel="contrib"),
     *each("FusedMatMulActivation GemmFastGelu", Operator("", opaque=_ACTIVATES)),
-    Operator("RotaryEmbedding", opaque=ROTATES, elements=Elements.LINEAR, shape=Shapes.SAME),
+    Operator(
+        "RotaryEmbedding",
+        opaque=ROTATES,
+        elements=Elements.LINEAR,
+        shape=Shapes.SAME,
+        rotates=(2, 3, 1),
+        kernel="attention",
+    ),
     Operator("GemmaRotaryEmbedding", opaque=ROTATES),
     # Norms: the recogniser (norms/) knows what they do to a mean.
     *each(

@@ -30,6 +30,7 @@ __all__ = [
     "reads_elements",
     "reduces",
     "reshapes",
+    "rotary_tables",
     "same_shape",
     "scales_every_output",
     "stands_before_a_weight",
@@ -117,7 +118,12 @@ def positionwise(row: Operator) -> bool:
 
 def mixes_last_axis_only(row: Operator) -> bool:
     """Whether numbers of the first input are mixed along its last axis alone."""
-    return row.op_type == "RotaryEmbedding"
+    return row.rotates is not None
+
+
+def rotary_tables(row: Operator) -> tuple[int, int, int] | None:
+    """Return the inputs of cos, sin and positions of a rotary embedding, None for others."""
+    return row.rotates
 
 
 def data_inputs(row: Operator, count: int) -> tuple[int, ...]:

@@ -137,7 +137,13 @@ _OTHERS = (
         "DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul QuantizeLinear",
         Operator("", opaque=QUANTISED, kernel="quantization"),
     ),
-    Operator("RotaryEmbedding", opaque=ROTATES, elements=Elements.LINEAR, kernel="delegated"),
+    Operator(
+        "RotaryEmbedding",
+        opaque=ROTATES,
+        elements=Elements.LINEAR,
+        rotates=(1, 2, 3),
+        kernel="delegated",
+    ),
     *each("If Loop Scan", Operator("", opaque=_IN_A_BODY, kernel="control")),
     Operator("SequenceMap", opaque=_IN_A_BODY),
     *each(

@@ -132,6 +132,7 @@ class Operator:
     ``adds_first``: the inputs of which it adds the other to either before whatever else it does.
     ``shape``: the shape of the first output.  ``foldable``: onnx's evaluator gives its exact result
     for small constants.  ``random``: it draws numbers.  ``decides``: it gives booleans.
+    ``rotates``: inputs of cos, sin and positions, which turn pairs of channels of the first input.
     ``tables``: (input of indices, input they address); ``masks``: inputs of ones and zeros.
     ``kernel``: the module of its float64 kernel in check/reference/kernels.
     """
@@ -153,6 +154,7 @@ class Operator:
     foldable: bool = False
     random: bool = False
     decides: bool = False
+    rotates: tuple[int, int, int] | None = None
     tables: tuple[tuple[int, int], ...] = ()
     masks: tuple[int, ...] = ()
     kernel: str = ""

@@ -11,6 +11,7 @@ from onnxfold.graph import ModelInfo
 from onnxfold.norms import NormKind, NormSite, streams
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.ranges import RangeWarning
+from onnxfold.passes.reinstating.plan import FoundDeferred
 from onnxfold.refusal import Refusal
 
 __all__ = ["Description", "Findings", "describe", "embeddings"]
@@ -39,6 +40,7 @@ class Findings:
     ``deferral_refusals`` why an RMS norm, made or found, is computed where it stands.
     ``restored`` are the RMSNorms that become LayerNorms, None where that was not asked.
     ``compressed`` likewise are the norms that become CRMSNorms, ``decompressed`` those that were.
+    ``deferred_before`` are the norms that the model came with deferred, none of ``description``.
     """
 
     description: Description
@@ -54,6 +56,7 @@ class Findings:
     compressed: frozenset[str] | None = None
     decompressed: frozenset[str] = frozenset()
     deferral_refusals: dict[str, Refusal] = field(default_factory=dict)
+    deferred_before: tuple[FoundDeferred, ...] = ()
 
 
 def embeddings(findings: Findings) -> int:

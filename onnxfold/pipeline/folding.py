@@ -1,6 +1,6 @@
 """The passes in order: each decides on a version of the model, makes the next one, and is proved.
 
-    prepare -> affine -> scales -> centring -> deferral -> lower
+    prepare -> reinstating -> affine -> scales -> centring -> deferral -> lower
     prepare -> decompression -> centring             convert --to rms
     prepare -> scales -> centring -> compression     convert --to crms
     prepare -> decompression -> restoring [-> shifting]  convert --to layer
@@ -59,6 +59,10 @@ from onnxfold.passes.lower.prove import prove as prove_lowering
 from onnxfold.passes.lower.sums import MEASURED, SLOW_SINCE, fused_additions, replace_by_sums
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
+from onnxfold.passes.reinstating.apply import apply as apply_reinstating
+from onnxfold.passes.reinstating.decide import decide as decide_reinstating
+from onnxfold.passes.reinstating.plan import ReinstatingPlan
+from onnxfold.passes.reinstating.prove import prove as prove_reinstating
 from onnxfold.passes.restoring.apply import apply as apply_restoring
 from onnxfold.passes.restoring.decide import decide as decide_restoring
 from onnxfold.passes.restoring.plan import RestoringPlan
@@ -89,6 +93,7 @@ __all__ = [
 
 _CENTRING = Pass("centring", decide_centring, apply_centring, prove_centring)
 PASSES: tuple[Pass[Any], ...] = (
+    Pass("reinstating", decide_reinstating, apply_reinstating, prove_reinstating),
     Pass("affine", decide_affine, apply_affine, prove_affine),
     Pass("scales", decide_scales, apply_scales, prove_scales),
     _CENTRING,
@@ -188,6 +193,7 @@ class Decided:
             frozenset(compression.norms) if "compression" in self.decisions else None,
             frozenset(decompression.norms),
             dict(self._deferral.refusals),
+            self.decisions.get("reinstating", ReinstatingPlan()).found,
         )
 
     @property

@@ -199,6 +199,7 @@ def _attempt(
             ("deferral", plan.deferred),
             ("scales", plan.scales),
             ("affine", plan.fusions),
+            ("reinstating", [n for n in folded.findings.deferred_before if n.reinstated]),
         )
         for name, moved in moves:
             if moved:

@@ -70,6 +70,7 @@ class Proof:
     compressed_norms: int = 0
     decompressed_norms: int = 0
     deferred_norms: int = 0
+    reinstated_norms: int = 0
 
     def joined(self, other: Proof) -> Proof:
         """Return the proof of two steps, of which ``other`` is the first."""
@@ -84,6 +85,7 @@ class Proof:
             self.compressed_norms + other.compressed_norms,
             self.decompressed_norms + other.decompressed_norms,
             self.deferred_norms + other.deferred_norms,
+            self.reinstated_norms + other.reinstated_norms,
         )
 
     def to_json(self) -> dict[str, object]:
@@ -98,5 +100,6 @@ class Proof:
             "compressed_norms": self.compressed_norms,
             "decompressed_norms": self.decompressed_norms,
             "deferred_norms": self.deferred_norms,
+            "reinstated_norms": self.reinstated_norms,
             "failures": list(self.failures),
         }

@@ -34,6 +34,7 @@ def inspection(
         "schema": SCHEMA,
         "model": {"opset": found.opset, "nodes": found.nodes, "parameters": found.parameters},
         "norms": norms,
+        "deferred_before": [norm.to_json() for norm in findings.deferred_before],
         "unmatched_exclude": _unmatched(norms, exclude),
         "range_warnings": [warning.to_json() for warning in findings.ranges],
         "claimed_shapes": {
@@ -56,6 +57,8 @@ def inspection(
             "beta_fused": sum(fusion.beta for fusion in plan.fusions),
             "scales_fused": len(plan.scales),
             "deferred": len(plan.deferred),
+            "deferred_layer_norms": sum(bool(norm.centred) for norm in plan.deferred),
+            "reinstated": sum(norm.reinstated for norm in findings.deferred_before),
             "multiplications_saved": sum(norm.multiplications_saved for norm in plan.deferred),
             "moved_by_rounding": sum(row["moves_by_rounding"] for row in norms),
         },

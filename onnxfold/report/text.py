@@ -62,6 +62,10 @@ def totals(summary: Mapping[str, Any]) -> str:
         saved = summary["multiplications_saved"]
         word = "fewer" if saved >= 0 else "more"
         line += f"with {abs(saved):,} {word} multiplications per row"
+    if summary.get("deferred_layer_norms"):
+        line += f" ({_count(summary['deferred_layer_norms'], 'LayerNorm')} with their mean)"
+    if summary.get("reinstated"):
+        line += f"; {_count(summary['reinstated'], 'deferred norm')} computed in place again"
     return line
 
 
@@ -352,11 +356,32 @@ def print_benchmark(console: Console, document: Mapping[str, Any]) -> None:
 
 
 def _because(row: Mapping[str, Any]) -> str:
+    if row["deferral"]:
+        return _scale_went(row["deferral"])
     if row["foldable"] and not row["reason"]:
         writers: Sequence[str] = row["writers"]
         shown = ", ".join(writers[:2])
         return f"{shown} and {len(writers) - 2} more" if len(writers) > 2 else shown
     return row["reason"]["code"] if row["reason"] else ""
+
+
+_PLACES = {
+    "applied": "multiplied at",
+    "tables": "in the tables of",
+    "cancelled": "cancelled by",
+    "centred": "mean taken out by",
+    "gammas": "tables take the gammas of",
+}
+
+
+def _scale_went(deferral: Mapping[str, Any]) -> str:
+    """Say where the scale of a deferred norm went, and what that saves."""
+    places = [
+        f"{said} {', '.join(deferral[key])}" for key, said in _PLACES.items() if deferral[key]
+    ]
+    saved = deferral["multiplications_saved"]
+    word = "fewer" if saved >= 0 else "more"
+    return "; ".join([*places, f"{abs(saved):,} {word} multiplications per row"])
 
 
 def tallied(norms: Sequence[Mapping[str, Any]]) -> list[str]:

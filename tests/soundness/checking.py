@@ -54,6 +54,7 @@ class Settings:
     fuse: bool
     fuse_affine: bool
     exclude: str | None
+    defer: bool = True
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -77,6 +78,7 @@ def settings_of(seed: int) -> Settings:
         rng.random() < 0.4,
         rng.random() < 0.6,
         _EXCLUDED if rng.random() < 0.04 else None,
+        rng.random() < 0.6,
     )
 
 
@@ -95,6 +97,7 @@ def check(graph: RandomGraph, settings: Settings, *, count_roles: bool = False) 
             fuse_affine=settings.fuse_affine,
             exclude=settings.exclude,
             count_roles=count_roles,
+            defer=settings.defer,
         )
     except (OnnxfoldError, *_ERRORS) as error:
         return Outcome(f"crash: {_line(error)}", None)

@@ -13,7 +13,7 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.model_io.sources import open_source
 from onnxfold.norms import find_norms
-from onnxfold.options import Target
+from onnxfold.options import Defer, Target
 from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.dataflow import walk_back
@@ -56,14 +56,20 @@ def fold(
     fuse_affine: bool = False,
     exclude: str | None = None,
     count_roles: bool = False,
+    defer: bool = False,
 ) -> Folded:
     """Fold everything that the plan finds worth it; ``fuse`` residual additions too.
 
-    ``count_roles``: find out which laws the plan rests on.
+    ``defer`` norms wherever that is exact, or else take deferrals back; ``count_roles``: find out
+    which laws the plan rests on.
     """
     original = open_source(ir.from_proto(model)).model
-    settings = Settings(target, allow_split_bytes, exclusion(exclude), fuse_residual=fuse)
-    without = () if fuse_affine else AFFINE_PASSES
+    deferral = Defer.ALL if defer else Defer.OFF
+    settings = Settings(
+        target, allow_split_bytes, exclusion(exclude), fuse_residual=fuse, defer=deferral
+    )
+    without = frozenset[str]() if fuse_affine else AFFINE_PASSES
+    without |= frozenset[str]() if defer else {"deferral"}
     roles: Counter[str] = Counter()
     if count_roles:
         roles = _roles(decide_all(prepare(original), settings, without=without))

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from onnx import TensorProto
 
 from onnxfold.operators.row import Operator
 from onnxfold.refusal import RefusalCode
@@ -14,6 +15,8 @@ from tests.operators.rows import LAWS, name_of
 from tests.soundness.checking import Outcome, check, settings_of
 from tests.soundness.random_graphs import (
     carriers,
+    chain_graph,
+    chains,
     projection_graph,
     projections,
     random_graph,
@@ -101,6 +104,7 @@ def test_the_graphs_hold_everything_that_they_are_meant_to_hold() -> None:
     wanted = {f"writer {kind}" for kind in _WRITERS} | {f"norm {kind}" for kind in _NORMS} | _OTHERS
     wanted |= {f"carrier {kind}" for kind in carriers.KINDS}
     wanted |= {f"part with {step}" for step in projections.STEPS}
+    wanted |= {f"chain {kind}" for kind in chains.CROSSINGS}
     wanted |= {f"sampled {'.'.join(filter(None, law.key))}" for law in LAWS}
     assert not {kind for kind in wanted if not made[kind]}
     assert all(types[kind] >= 50 for kind in (1, 10, 11, 16)), types
@@ -186,6 +190,31 @@ def test_what_is_behind_parts_of_joined_projections_moves() -> None:
             done["betas"] += any(reader.parts for reader in fusion.readers)
     assert all(done[kind] for kind in ("scales", "shifts", "betas")), done
     assert unproved <= 3
+
+
+def test_scales_wait_behind_chains_of_every_kind_and_come_back() -> None:
+    done: Counter[str] = Counter()
+    for seed in range(80):
+        graph = chain_graph(random.Random(seed))  # noqa: S311 # no secret
+        settings = replace(settings_of(seed), fuse_affine=True, defer=True)
+        outcome = check(graph, settings)
+        assert outcome.failure is None, f"seed {seed}: {outcome.failure}"
+        assert outcome.folded is not None
+        norms = outcome.folded.plan.deferred
+        done["deferred"] += len(norms)
+        done["in a body"] += sum("@" in norm.output for norm in norms)
+        for norm in norms:
+            done["cancelled"] += len(norm.cancelled)
+            done["centred readers"] += len(norm.centred)
+            done["before a bias"] += any(held.biased for held in norm.held)
+            done["squared"] += any(held.scale.degree == 2 for held in norm.held)
+        if norms and graph.model.graph.input[0].type.tensor_type.elem_type == TensorProto.DOUBLE:
+            back = check(replace(graph, model=outcome.folded.model), replace(settings, defer=False))
+            assert back.failure is None, f"seed {seed}, taken back: {back.failure}"
+            assert back.folded is not None
+            done["back"] += sum(norm.reinstated for norm in back.folded.findings.deferred_before)
+    kinds = "deferred|in a body|cancelled|centred readers|before a bias|squared|back"
+    assert all(done[kind] for kind in kinds.split("|")), done
 
 
 def test_a_norm_that_is_a_constant_keeps_its_gamma_and_beta() -> None:

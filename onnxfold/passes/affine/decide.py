@@ -28,7 +28,7 @@ from onnxfold.passes.affine.walk import Reached, Root, follow, root_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.decide import plan_of
 from onnxfold.passes.costs import costs_of, elements
-from onnxfold.passes.deferral.flow import cancels
+from onnxfold.passes.deferral.flow import may_wait
 from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.passes.places import Place, ReaderRef
@@ -60,7 +60,7 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
         return frozenset(fold.output for fold in plan_of(info, settings).folds)
 
     def keep(site: NormSite) -> Refusal | None:
-        if settings.defer is Defer.ALL and cancels(site):
+        if settings.defer is Defer.ALL and may_wait(site):
             return None  # no norm will be left to be fused with its gamma
         why = lowering.keep_affine(site)
         if why is None or (lowering.calls_rms(site) and info.ref(site.output) in folds()):

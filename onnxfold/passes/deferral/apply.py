@@ -11,20 +11,22 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import constant_tensor
+from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import Editor, Lowered, redirect, set_input, sweep
 from onnxfold.norms import NormSite, find_norms
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.passes.base import Settings
+from onnxfold.passes.deferral.gammas import GammaTables, gamma_tables
 from onnxfold.passes.deferral.plan import (
     CentredReader,
     DeferralPlan,
     DeferredNorm,
     Held,
-    ScaledTable,
 )
-from onnxfold.passes.deferral.row_numbers import RowNumbers, as_type, with_row_epsilon
-from onnxfold.passes.deferral.row_scale import RowScale
+from onnxfold.passes.deferral.row_numbers import RowNumbers, as_type, quotient
+from onnxfold.passes.deferral.row_scale import Rows
+from onnxfold.passes.deferral.scaled_tables import TableEditor, product
 from onnxfold.passes.lower.parameters import AffinePart, Parameters
 from onnxfold.weights.centre import centred_tensor
 
@@ -48,6 +50,7 @@ class _Work:
         self._values: Mapping[str, ir.Value] = edit.by_ref()
         self._sites = {edit.info.ref(site.output): site for site in find_norms(edit.info)}
         self._parameters = Parameters(edit.info)
+        self._order = {node: number for number, node in enumerate(edit.info.nodes())}
         self._now: dict[ir.Value, ir.Value] = {}
 
     def defer(self, norm: DeferredNorm) -> None:
@@ -59,11 +62,17 @@ class _Work:
             self._centre(reader)
         for held in norm.held:
             self._hold(norm, held, rows)
-        scaled: dict[tuple[ir.Value, RowScale], ir.Value] = {}
+        tables = TableEditor(self._edit, rows)
         for table in norm.tables:
-            self._scale_table(table, rows, scaled)
+            node = self._values[table.node].producer()
+            if node is None:
+                raise InvariantError(f"'{table.node}' is computed by no node")
+            tables.scale(node, table)
         for output, scale in norm.cancelled:
-            self._cancel(output, rows.inverse_square(scale))
+            gammas = self._gammas(output, scale.rows) if output in norm.gammas else None
+            self._cancel(output, rows.inverse_square(scale), weightless=gammas is not None)
+            if gammas is not None:
+                self._scale_factors(gammas)
         redirect(site.output, x)
         sweep(site.nodes)
 
@@ -82,7 +91,7 @@ class _Work:
     def _hold(self, norm: DeferredNorm, held: Held, rows: RowNumbers) -> None:
         value = self._values[held.value]
         if not held.multiplied:
-            self._edit.rename(value, "deferred")
+            self._edit.rename(value, f"{value.name}.deferred")
             return
         readers = [(use.node, use.idx) for use in value.uses() if self._reads_held(norm, use.node)]
         bias = self._without_bias(value) if held.biased else None
@@ -97,28 +106,9 @@ class _Work:
 
     def _multiplied(self, value: ir.Value, scale: ir.Value) -> ir.Value:
         """Multiply a value, and let all readers have the product; return it."""
-        nodes = _product(value, scale)
+        nodes = product(value, scale)
         self._edit.put_behind(value, nodes, role="row_scale", before="deferred")
         return nodes[-1].outputs[0]
-
-    def _scale_table(
-        self,
-        table: ScaledTable,
-        rows: RowNumbers,
-        scaled: dict[tuple[ir.Value, RowScale], ir.Value],
-    ) -> None:
-        """Let a product read a factor times the scale; products in order may share it."""
-        node, index = self._values[table.reader.node].producer(), table.reader.index
-        factor = None if node is None else node.inputs[index]
-        if node is None or factor is None:
-            raise InvariantError(f"'{table.reader.node}' is no product")
-        if (factor, table.scale) not in scaled:
-            nodes = _product(factor, rows.scale(table.scale))
-            for each in nodes:
-                each.name = each.outputs[0].name = f"{factor.name}.scaled"
-            made = self._edit.compute_before(node, Lowered(tuple(nodes), ()))
-            scaled[factor, table.scale] = made
-        set_input(node, index, scaled[factor, table.scale])
 
     def _without_bias(self, value: ir.Value) -> ir.Value | None:
         """Take the bias of the layer that gives a value away; return it."""
@@ -137,12 +127,42 @@ class _Work:
         inside = {self._edit.node(inner) for site in gone for inner in site.nodes}
         return node in inside or not results.isdisjoint(node.outputs)
 
-    def _cancel(self, output: str, inverse_square: ir.Value) -> None:
+    def _gammas(self, output: str, rows: Rows) -> GammaTables:
+        """Return where the gamma of a norm goes."""
+        found = gamma_tables(self._edit.info, self._sites[output], rows, self._order)
+        if found is None:
+            raise InvariantError(f"no tables take the gamma of '{output}'")
+        return found
+
+    def _scale_factors(self, gammas: GammaTables) -> None:
+        """Multiply tables by a gamma that has been taken away from what they are multiplied to."""
+        scaled: dict[tuple[ir.Value, bytes], ir.Value] = {}
+        for known, index, gamma in gammas.factors:
+            node = self._edit.node(known)
+            factor = node.inputs[index]
+            if factor is None or factor.dtype is None:
+                raise InvariantError(f"'{node.name}' is no product")
+            key = factor, gamma.tobytes()
+            if key not in scaled:
+                name, used = f"{factor.name}.gamma", gamma.squeeze() if gamma.size == 1 else gamma
+                part = weight_value(name, used.astype(factor.dtype.numpy()))
+                product = ir.node("Mul", [factor, part])
+                product.outputs[0].name, product.outputs[0].type = f"{name}.scaled", factor.type
+                lowered = Lowered((product,), (), (part,))
+                scaled[key] = self._edit.compute_before(node, lowered)
+            set_input(node, index, scaled[key])
+        for value in gammas.held:
+            now = self._edit.value(value)
+            now = self._now.get(now, now)
+            self._edit.rename(now, f"{now.name}.weightless")
+
+    def _cancel(self, output: str, inverse_square: ir.Value, *, weightless: bool) -> None:
         """Spell a norm with an epsilon for each row."""
         found = self._sites[output]
         site = found.within(self._edit)
-        nodes, made = with_row_epsilon(site, inverse_square, self._edit.info.opset)
-        for op_type, role, part in (("Mul", "gamma", found.gamma), ("Add", "beta", found.beta)):
+        nodes, made = quotient(site, site.input, self._edit.info.opset, inverse_square)
+        gamma = None if weightless else found.gamma
+        for op_type, role, part in (("Mul", "gamma", gamma), ("Add", "beta", found.beta)):
             operand = self._operand(found, part, role, made)
             if operand is not None:
                 nodes += as_type(nodes[-1].outputs[0], operand.dtype)
@@ -164,11 +184,3 @@ class _Work:
             return None
         value = self._parameters.per_channel(site, part, role, made)
         return self._edit.value(value)
-
-
-def _product(value: ir.Value, scale: ir.Value) -> list[ir.Node]:
-    """Return the nodes that multiply a value in the type of its scale and round the product."""
-    nodes = as_type(value, scale.dtype)
-    nodes.append(ir.node("Mul", [nodes[-1].outputs[0] if nodes else value, scale]))
-    nodes[-1].outputs[0].type = scale.type
-    return nodes + as_type(nodes[-1].outputs[0], value.dtype)

@@ -5,10 +5,10 @@ z_v = 1 where v is computed without s, a_v = 1 where nobody needs v itself.  The
 
     source -> z_w   infinite, for the results w of the first linear layers: what deferral is
     z_w -> z_v      infinite, for every input v that hands s on to w
-    z_v -> a_v      the elements of v: s is multiplied there
+    z_v -> a_v      the elements of v, then one operator: s is multiplied there
     a_v -> z_w      infinite, for every w that s is handed on to from v
-    a_v -> b_t, c_t -> z_w     infinite, in place of that where w is a product of v and a factor t
-    b_t -> c_t      the elements of t: s is multiplied to it, once for all such products
+    a_v -> b_t, c_t -> z_w     infinite, in place of that where w is linear in factors t too
+    b_t -> c_t      the elements of t, then one operator: s is multiplied to it, once for all w
     a_v -> sink     infinite, where somebody needs v itself
 """
 
@@ -28,12 +28,13 @@ from onnxfold.operators.table import row_of
 from onnxfold.options import Defer, Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.mincut import INFINITE, minimum_cut
-from onnxfold.passes.deferral.flow import Flow, Table, cancels, flow_of, refuse_form
+from onnxfold.passes.deferral.flow import Flow, cancels, flow_of, refuse_form
+from onnxfold.passes.deferral.gammas import gamma_tables
 from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm, Held, ScaledTable
 from onnxfold.passes.deferral.readers import centred_readers
 from onnxfold.passes.deferral.row_scale import RowScale
+from onnxfold.passes.deferral.tables import Table
 from onnxfold.passes.lower.parameters import AffinePart
-from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 
 __all__ = ["MEASURED_CHEAPER", "decide"]
@@ -41,6 +42,8 @@ __all__ = ["MEASURED_CHEAPER", "decide"]
 
 # Targets with which benchmarks/results/defer.csv has no median under 0.99 and some above 1.
 MEASURED_CHEAPER: frozenset[Target] = frozenset()
+_MOST_PRODUCTS = 1 << 12  # by the scale of one norm
+_Factor = tuple[ir.Value | None, ir.Value | None, RowScale]
 _DEFERRED = (NormKind.RMS_NORM, NormKind.L2_NORM, NormKind.LAYER_NORM)
 
 
@@ -88,6 +91,7 @@ def _deferred(
         return centred
     held = _cut(info, site, flow, first)
     norm = replace(_norm(info, site, flow, held), centred=centred)
+    norm = _with_gammas(info, norm, flow, held, order)
     if settings.defer is Defer.AUTO and settings.target not in MEASURED_CHEAPER:
         sentence = f"nothing was measured to be gained with the target {settings.target}"
         return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
@@ -146,13 +150,18 @@ def _says(node: ir.Node) -> str:
     return f"'{node_label(node)}' ({operator(node)})"
 
 
+def _price(width: int) -> int:
+    """Return the price of a product: of equally many elements, the fewest operators are cheaper."""
+    return width * _MOST_PRODUCTS + 1
+
+
 def _cut(info: ModelInfo, site: NormSite, flow: Flow, first: set[ir.Value]) -> dict[ir.Value, bool]:
     """Return the values that are computed without s, and whether it is multiplied there."""
     numbers = {value: 2 + 2 * number for number, value in enumerate(flow.scales)}
     edges = [(0, numbers[value], INFINITE) for value in first]
     edges.append((0, numbers[site.output] + 1, INFINITE))  # the norm itself is not computed
     for value, z in numbers.items():
-        edges.append((z, z + 1, flow.widths[value]))
+        edges.append((z, z + 1, _price(flow.widths[value])))
         if value in flow.ended:
             edges.append((z + 1, 1, INFINITE))
     before = _table_edges(flow, numbers, edges)
@@ -160,7 +169,8 @@ def _cut(info: ModelInfo, site: NormSite, flow: Flow, first: set[ir.Value]) -> d
         inputs = [v for v in node.inputs if v is not None and flow.hands_on(v)]
         for z in (numbers[output] for output in outputs):
             edges += ((z, numbers[value], INFINITE) for value in inputs)
-            edges += ((numbers[value] + 1, before.get(node, z), INFINITE) for value in inputs)
+            behind = before.get(node, [z])
+            edges += ((numbers[value] + 1, b, INFINITE) for value in inputs for b in behind)
             edges += ((z, numbers[other], INFINITE) for other in outputs)
     _, ones = minimum_cut(edges, 0, 1)
     chosen = [value for value, z in numbers.items() if z in ones and value is not site.output]
@@ -169,17 +179,19 @@ def _cut(info: ModelInfo, site: NormSite, flow: Flow, first: set[ir.Value]) -> d
 
 def _table_edges(
     flow: Flow, numbers: dict[ir.Value, int], edges: list[tuple[int, int, int]]
-) -> dict[ir.Node, int]:
-    """Add b_t -> c_t and c_t -> z_w; return b_t for each product w, in place of z_w behind a_v."""
+) -> dict[ir.Node, list[int]]:
+    """Add b_t -> c_t and c_t -> z_w; return b_t for each node of w, in place of z_w behind a_v."""
     first = 2 + 2 * len(numbers)
-    known: dict[tuple[ir.Value | None, RowScale], int] = {}
+    known: dict[_Factor, int] = {}
+    before: dict[ir.Node, list[int]] = {}
     for node, table in flow.tables.items():
-        factor = _factor(flow, node, table)
-        if factor not in known:
-            known[factor] = first + 2 * len(known)
-            edges.append((known[factor], known[factor] + 1, table.width))
-        edges.append((known[factor] + 1, numbers[node.outputs[0]], INFINITE))
-    return {node: known[_factor(flow, node, table)] for node, table in flow.tables.items()}
+        for factor in _factors(node, table):
+            if factor not in known:
+                known[factor] = first + 2 * len(known)
+                edges.append((known[factor], known[factor] + 1, _price(table.width)))
+            edges.append((known[factor] + 1, numbers[node.outputs[0]], INFINITE))
+            before.setdefault(node, []).append(known[factor])
+    return before
 
 
 def _norm(info: ModelInfo, site: NormSite, flow: Flow, held: dict[ir.Value, bool]) -> DeferredNorm:
@@ -194,16 +206,32 @@ def _norm(info: ModelInfo, site: NormSite, flow: Flow, held: dict[ir.Value, bool
     )
     tables = _tables(flow, held)
     scaled = tuple(
-        ScaledTable(ReaderRef(info.ref(node.outputs[0]), table.index), flow.scales[node.outputs[0]])
+        ScaledTable(info.ref(node.outputs[0]), table.indices, table.scale)
         for node, table in tables.items()
     )
     spent = sum(flow.widths[value] for value, at in held.items() if at)
-    spent += sum(
-        {_factor(flow, node, table): table.width for node, table in tables.items()}.values()
-    )
+    each = ((f, table.width) for node, table in tables.items() for f in _factors(node, table))
+    spent += sum(dict(each).values())
     saved = flow.widths[site.output] - spent
     ref = info.ref(site.output)
     return DeferredNorm(site.name, ref, kept, cancelled, saved, tables=scaled)
+
+
+def _with_gammas(
+    info: ModelInfo,
+    norm: DeferredNorm,
+    flow: Flow,
+    held: dict[ir.Value, bool],
+    order: dict[ir.Node, int],
+) -> DeferredNorm:
+    """Let gammas of norms that cancel the scale go into tables, where that is less to multiply."""
+    gammas, saved = [], norm.multiplications_saved
+    for other, scale in flow.cancelled.items():
+        found = gamma_tables(info, other, scale.rows, order) if other.input in held else None
+        if found is not None:
+            gammas.append(info.ref(other.output))
+            saved += flow.widths[other.input] - found.width
+    return replace(norm, gammas=tuple(gammas), multiplications_saved=saved)
 
 
 def _tables(flow: Flow, held: dict[ir.Value, bool]) -> dict[ir.Node, Table]:
@@ -215,6 +243,8 @@ def _tables(flow: Flow, held: dict[ir.Value, bool]) -> dict[ir.Node, Table]:
     }
 
 
-def _factor(flow: Flow, node: ir.Node, table: Table) -> tuple[ir.Value | None, RowScale]:
-    """Return what is multiplied, which several products may read."""
-    return node.inputs[table.index], flow.scales[node.outputs[0]]
+def _factors(node: ir.Node, table: Table) -> list[_Factor]:
+    """Return what is multiplied, which several nodes may read: at which positions, by what."""
+    rotary = facets.rotary_tables(row_of(node))
+    positions = None if rotary is None else [*node.inputs, None][rotary[2]]
+    return [(node.inputs[index], positions, table.scale) for index in table.indices]

@@ -15,25 +15,15 @@ from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.passes.costs import elements
 from onnxfold.passes.deferral.row_scale import RowScale, passed_on
+from onnxfold.passes.deferral.tables import Table, tables_of
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["Flow", "Table", "cancels", "flow_of", "refuse_form"]
+__all__ = ["Flow", "cancels", "flow_of", "may_wait", "refuse_form"]
 
 _HIGHEST_DEGREE = 2  # of a GLU; s^4 of long rows is beyond float32
 _MOST_STEPS = 4  # from a stored weight to a product: DequantizeLinear, Cast, Transpose
 _TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)  # whose range is float32's
 _SCALE_ONLY = frozenset({NormKind.RMS_NORM, NormKind.L2_NORM})
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A factor without a scale, input ``index`` of a product: s may be multiplied to it instead.
-
-    Heads share cos and sin, so that ``width``, its elements for one row, may be few.
-    """
-
-    index: int
-    width: int
 
 
 @dataclass(slots=True)
@@ -42,7 +32,7 @@ class Flow:
 
     ``widths``: their elements for one row.  ``ended``: the values that some reader needs as they
     are.  ``biased``: those of them to which a layer adds a bias, s being multiplied before it.
-    ``tables``: where s may be multiplied to the other factor of a product.  ``cancelled``: norms
+    ``tables``: where s may be multiplied to other inputs of a node.  ``cancelled``: norms
     whose input has a scale, which they take out again.
     """
 
@@ -65,6 +55,12 @@ def cancels(site: NormSite) -> bool:
     RMS_e(s u) = u / sqrt(mean(u^2) + e / s^2) then, exactly.
     """
     return site.kind in _SCALE_ONLY and refuse_form(site) is None
+
+
+def may_wait(site: NormSite) -> bool:
+    """Whether the scale of a norm can be apart from it; a LayerNorm's mean goes another way."""
+    kinds = _SCALE_ONLY | {NormKind.LAYER_NORM}
+    return site.kind in kinds and refuse_form(site) is None
 
 
 def refuse_form(site: NormSite) -> Refusal | None:
@@ -160,8 +156,8 @@ def _hand_on(
     for output in node.outputs:
         flow.scales[output] = passed
         flow.widths[output] = _width(info, flow, node, output)
-    table = _table(info, node, scaled, passed)
-    if table is not None and table.width < flow.widths[node.outputs[0]]:
+    table = tables_of(info, node, scaled, passed)
+    if table is not None and len(table.indices) * table.width < flow.widths[node.outputs[0]]:
         flow.tables[node] = table
     if bias is None:
         return tuple(node.outputs)
@@ -178,19 +174,6 @@ def _width(info: ModelInfo, flow: Flow, node: ir.Node, value: ir.Value) -> int:
         if all(isinstance(dim, int) for dim in inner):
             return elements(inner)
     return max(flow.widths[operand] for operand in node.inputs if operand in flow.widths)
-
-
-def _table(
-    info: ModelInfo, node: ir.Node, scaled: Mapping[int, RowScale], passed: RowScale
-) -> Table | None:
-    """Return the factor of a product that has no scale, where its size is known."""
-    others = [index for index in facets.factors(row_of(node)) if index not in scaled]
-    value = node.inputs[others[0]] if len(others) == len(scaled) == 1 else None
-    shape = None if value is None else info.shape(value)
-    if shape is None:
-        return None
-    inner = [dim for dim, row in zip(shape[::-1], passed.rows[::-1], strict=False) if not row]
-    return Table(others[0], elements(tuple(inner))) if all(type(d) is int for d in inner) else None
 
 
 def _bias_behind(node: ir.Node) -> int | None:

@@ -30,12 +30,13 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class ScaledTable:
-    """The factor at a node's input that the scale of the other one is multiplied to.
+    """The factors at inputs of a node that are multiplied by ``scale`` in place of another input.
 
-    ``scale`` is that of the product.
+    ``node`` is the reference of its first output.
     """
 
-    reader: ReaderRef
+    node: str
+    indices: tuple[int, ...]
     scale: RowScale
 
 
@@ -57,9 +58,10 @@ class DeferredNorm:
 
     ``output`` is the reference of y; ``held`` are the values behind it that are computed without s,
     in order, ``cancelled`` the results of the norms behind them, with the scale of their input.
-    ``multiplications_saved`` counts those of the scale for one row: elements of y, less those of
-    the values that are multiplied instead.  ``centred`` are weights of a LayerNorm's readers,
-    ``tables`` factors (cos and sin) that are multiplied in place of values.
+    ``multiplications_saved`` counts those of the scale, and of gammas that move, for one row:
+    elements of y, less those of the values that are multiplied instead.  ``centred`` are weights of
+    a LayerNorm's readers, ``tables`` factors (cos and sin) that are multiplied in place of values,
+    ``gammas`` results of cancelling norms whose gammas are multiplied to such factors.
     """
 
     name: str
@@ -69,6 +71,7 @@ class DeferredNorm:
     multiplications_saved: int
     centred: tuple[CentredReader, ...] = ()
     tables: tuple[ScaledTable, ...] = ()
+    gammas: tuple[str, ...] = ()
 
     @property
     def multiplied(self) -> tuple[Held, ...]:
@@ -85,7 +88,8 @@ class DeferredNorm:
             "applied": [held.value for held in self.multiplied],
             "cancelled": [output for output, _ in self.cancelled],
             "multiplications_saved": self.multiplications_saved,
-            "tables": [table.reader.node for table in self.tables],
+            "tables": [table.node for table in self.tables],
+            "gammas": list(self.gammas),
             "centred": [reader.reader.node for reader in self.centred],
         }
 
@@ -108,9 +112,10 @@ class DeferredNorm:
                 for row in document["centred"]
             ),
             tuple(
-                ScaledTable(ReaderRef(**row["reader"]), _scale(row["scale"]))
+                ScaledTable(row["node"], tuple(row["indices"]), _scale(row["scale"]))
                 for row in document["tables"]
             ),
+            tuple(document["gammas"]),
         )
 
 

@@ -12,7 +12,7 @@ from onnxfold.graph.edit import Editor, Lowered
 from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.passes.deferral.row_scale import Rows, RowScale
 
-__all__ = ["RowNumbers", "as_type", "with_row_epsilon"]
+__all__ = ["RowNumbers", "as_type", "quotient"]
 
 _AXES_ARE_INPUTS_SINCE = 13
 _REDUCED_AXES_ARE_INPUTS_SINCE = 18
@@ -60,21 +60,26 @@ def _mean_square(site: NormSite, x: ir.Value, opset: int) -> tuple[list[ir.Node]
     return nodes, made
 
 
-def with_row_epsilon(
-    site: NormSite, inverse_square: ir.Value, opset: int
+def quotient(
+    site: NormSite, x: ir.Value, opset: int, inverse_square: ir.Value | None = None
 ) -> tuple[list[ir.Node], list[ir.Value]]:
-    """Return the nodes and constants of u / sqrt(factor * mean(u^2) + e / s^2).
+    """Return the nodes and constants of x / sqrt(factor * mean(x^2) + e), e the norm's epsilon.
 
-    u is what the norm reads, e its epsilon and 1 / s^2 one number for each row.
+    Of u / sqrt(factor * mean(u^2) + e / s^2) where 1 / s^2, one number for each row, is given.
     """
-    nodes, made = _mean_square(site, site.input, opset)
-    exact = nodes[0].outputs[0] if nodes[0].op_type == "Cast" else site.input
-    made.append(_epsilon(site))
-    mean = nodes[-1].outputs[0]
-    nodes.append(ir.node("Mul", [inverse_square, made[-1]]))
-    nodes.append(ir.node("Add", [mean, nodes[-1].outputs[0]]))
+    nodes, made = _mean_square(site, x, opset)
+    numerator = next(node for node in nodes if node.op_type == "Mul").inputs[0]
+    mean, epsilon = nodes[-1].outputs[0], _epsilon(site)
+    made.append(epsilon)
+    if inverse_square is not None:
+        cast = as_type(inverse_square, site.compute_dtype)
+        nodes += cast
+        known = cast[0].outputs[0] if cast else inverse_square
+        nodes.append(ir.node("Mul", [known, epsilon]))
+        epsilon = nodes[-1].outputs[0]
+    nodes.append(ir.node("Add", [mean, epsilon]))
     nodes.append(ir.node("Sqrt", [nodes[-1].outputs[0]]))
-    nodes.append(ir.node("Div", [exact, nodes[-1].outputs[0]]))
+    nodes.append(ir.node("Div", [numerator, nodes[-1].outputs[0]]))
     for node in nodes:
         node.outputs[0].type = ir.TensorType(site.compute_dtype)
     return nodes, made
@@ -164,7 +169,4 @@ class RowNumbers:
             node.outputs[0].name = f"{self._site.output.name}.{role}"
             node.outputs[0].type = ir.TensorType(self._site.compute_dtype)
         lowered = Lowered(tuple(nodes), (), tuple(constants))
-        result = self._edit.compute_before(self._place, lowered)
-        for node in nodes:
-            node.name = node.outputs[0].name  # which is unique by now
-        return result
+        return self._edit.compute_before(self._place, lowered)

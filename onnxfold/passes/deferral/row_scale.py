@@ -158,7 +158,7 @@ def _first_group(old: Sequence[Dim], new: Sequence[Dim]) -> tuple[int, int] | No
     ]
     ends = zip(reversed(old), reversed(new), strict=False)
     same = sum(1 for _ in takewhile(lambda dims: dims[0] == dims[1] is not None, ends))
-    if 0 < same < len(old) and len(new) == same + 1:
+    if same < len(old) and len(new) == same + 1:
         sizes.append((len(old) - same, 1))
     return min(sizes, key=sum, default=None)
 

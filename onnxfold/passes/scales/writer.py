@@ -1,6 +1,7 @@
 """Backward from z = c * y + d per channel to the linear layer that computes y.
 
-A diagonal behind W x + b is part of W and b: c * (W x + b) + d = (diag(c) W) x + (c * b + d).
+A diagonal behind W x + b is part of W and b: c * (W x + b) + d = (diag(c) W) x + (c * b + d).  One
+number goes into the gamma of a norm that stays in between as well: c (g x) = (c g) x.
 Between the two may stand what moves elements without another reader, the Add of a bias, and for
 one number c also a rotary embedding and the product with another activation (attention scores).
 Behind one part of a joined projection, c and d are those of the part, and 1 and 0 elsewhere.
@@ -172,7 +173,8 @@ def writer_of(
             continue
         step = _back(view, node, channels, biases, passed)
         if isinstance(step, Refusal):
-            return step
+            gamma = None if channels.digits or op.shift is not None else _gamma(view, node, biases)
+            return step if gamma is None else replace(gamma, part=part)
         value, channels = step
     return refuse(RefusalCode.ACTIVATION, op.node, "does not follow a linear layer")
 
@@ -275,6 +277,18 @@ def _bias_root(
         return None
     placed = channels.renamed({axis: axis - offset for axis in channels.axes})
     return Root(operand, reader, placed, SCALAR)
+
+
+def _gamma(view: ModelInfo, node: ir.Node, biases: list[Root]) -> Writer | None:
+    """Return the product by a constant that takes one number: c (g x) = (c g) x."""
+    for index in facets.factors(row_of(node)):
+        tensor = view.tensor(node.inputs[index])
+        if tensor is None or not tensor.dtype.is_floating_point() or tensor.size == 1:
+            continue
+        root = root_of(view, Reader(node, index), SCALAR, SCALAR)
+        if isinstance(root, Root):
+            return Writer(node, SCALAR, root, tuple(biases), None)
+    return None
 
 
 def _writer(

@@ -354,6 +354,19 @@ CONTRIB = [
         )
         for interleaved in (0, 1)
     ),
+    *(
+        Case("RotaryEmbedding", [x, positions, *tables], attributes, 17, (F32,), MS)
+        for x, positions, tables, attributes in (
+            (f(2, 3, 16), np.int64([2]), (f(8, 4), f(8, 4, seed=1)), {"interleaved": 1}),
+            (f(2, 2, 3, 8), np.int64([[1, 0, 7], [2, 2, 5]]), (f(8, 4), f(8, 4, seed=1)), {}),
+            (
+                f(2, 3, 16),
+                np.int64([[1, 0, 7], [2, 2, 5]]),
+                (f(8, 2), f(8, 2, seed=1)),
+                {"num_heads": 2, "rotary_embedding_dim": 4},
+            ),
+        )
+    ),
     Case(
         "DynamicQuantizeMatMul",
         [f(3, 8), np.int8(40 * f(8, 5)), np.float32([0.01] * 5), np.int8([0] * 5), f(5)],

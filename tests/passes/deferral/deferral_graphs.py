@@ -62,6 +62,8 @@ def _carried_out(info: ModelInfo, plan: DeferralPlan) -> Deferred:
     for model in (info.model, edit.model):  # which folded norms call
         define_functions(model, ALL.target, ALL.norm_form)
     info = ModelInfo(info.model)
+    names = [node.name for node in edit.model.graph if node.name]
+    assert len(set(names)) == len(names)  # or ONNX Runtime takes no such model
     return Deferred(info.model, edit.model, plan, prove(info, ModelInfo(edit.model), plan))
 
 

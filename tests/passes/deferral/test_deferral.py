@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 import pytest
+from rich.console import Console
 
 import onnxfold
 from onnxfold.check.reference import Precision, run
@@ -20,6 +21,7 @@ from onnxfold.passes.base import exclusion
 from onnxfold.passes.deferral.decide import MEASURED_CHEAPER
 from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.plan import Plan
+from onnxfold.report.text import print_norms
 from tests.passes.affine.affine_graphs import Array, error, graph, weights
 from tests.passes.deferral.deferral_graphs import ALL, Deferred, defer, forced, rms_graph, rms_norm
 
@@ -93,7 +95,7 @@ def test_the_scale_is_multiplied_where_the_fewest_elements_pass(name: str, opset
     assert error(found.before, found.after) < BOUND
 
 
-def _rotary(opset: int = 18, heads: int = 4) -> ir.Model:
+def rotary(opset: int = 18, heads: int = 4) -> ir.Model:
     """Queries and keys of heads of 4, rotated with tables that the heads share."""
 
     def rotated(x: str, layer: str, shape: str) -> str:
@@ -120,10 +122,10 @@ def _rotary(opset: int = 18, heads: int = 4) -> ir.Model:
 @pytest.mark.parametrize("opset", [18, 23])
 def test_tables_that_heads_share_take_the_scale(opset: int) -> None:
     """2 h multiplications for cos and sin in place of (H + K) h, for queries and keys together."""
-    found = defer(_rotary(opset))
+    found = defer(rotary(opset))
     (norm,) = found.plan.norms
     assert norm.multiplied == ()
-    assert {table.reader.node for table in norm.tables} == {"qc", "qs", "kc", "ks"}
+    assert {table.node for table in norm.tables} == {"qc", "qs", "kc", "ks"}
     assert norm.multiplications_saved == 6 - 2 * 4
     products = sum(node.op_type == "Mul" for node in found.after.graph)
     assert products == sum(node.op_type == "Mul" for node in found.before.graph) + 2
@@ -132,7 +134,7 @@ def test_tables_that_heads_share_take_the_scale(opset: int) -> None:
 
 
 def test_a_table_that_keeps_its_numbers_breaks_the_model_and_its_proof() -> None:
-    model = _rotary()
+    model = rotary()
     (norm,) = defer(model).plan.norms
     broken = forced(model, DeferralPlan((replace(norm, tables=norm.tables[1:]),)))
     assert error(broken.before, broken.after) > 1e-3
@@ -143,6 +145,16 @@ def test_a_scale_that_no_head_shares_is_no_table() -> None:
     """A gate of the hidden layer has as many elements as what it is multiplied by."""
     (norm,) = defer(_glu("e = Sigmoid(h) g = Mul(h, e)", 18)).plan.norms
     assert norm.tables == ()
+
+
+def test_one_product_of_all_parts_is_less_than_one_of_each() -> None:
+    """As many elements, in one operator."""
+    body = "j = MatMul(n, J) a, b, c = Split<axis=2, num_outputs=3>(j) y = Relu(a)"
+    outputs = "double[B,T,4] y, double[B,T,4] b, double[B,T,4] c"
+    found = defer(rms_graph(body, outputs=outputs, J=(6, 12)))
+    (norm,) = found.plan.norms
+    assert [held.value for held in norm.multiplied] == ["j"]
+    assert error(found.before, found.after) < BOUND
 
 
 def test_degrees_add_in_products() -> None:
@@ -174,8 +186,12 @@ def test_every_epsilon_and_size_of_rows_is_exact(epsilon: float, size: float) ->
         ("Identity(h)", "Add(h, b)"),
         ("Relu(h)", "Mul(h, e) e = Sigmoid(h)"),
         ("Identity(h)", "Add(h, r) r = MatMul(x, R)"),
+        ("Relu(h)", "Mul(h, e) d = Erf(h) e = Add(d, eps)"),
+        ("Relu(h)", "Softmax<axis=-1>(h)"),
+        ("Relu(h)", "Tanh(h)"),
+        ("Identity(h)", "Add(h, d) d = Mul(h, h)"),
     ],
-    ids=["a bias", "SiLU", "a sum"],
+    ids=["a bias", "SiLU", "a sum", "GELU", "Softmax", "Tanh", "a sum with another degree"],
 )
 def test_a_forbidden_crossing_breaks_the_model_and_its_proof(allowed: str, forbidden: str) -> None:
     right, wrong = _crossing(allowed), _crossing(forbidden)
@@ -369,7 +385,7 @@ def test_auto_is_what_was_measured() -> None:
 
 @pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
 def test_a_second_run_changes_no_tables(target: str) -> None:
-    once = onnxfold.optimize(_rotary(), target=target, defer="all")
+    once = onnxfold.optimize(rotary(), target=target, defer="all")
     assert "left_out" not in once.report
     assert once.changed
     again = onnxfold.optimize(once.model, target=target, defer="all", check=0)
@@ -392,11 +408,18 @@ def test_the_report_says_where_the_scale_went() -> None:
         "cancelled": ["qg", "kn"],
         "multiplications_saved": 6 - 16,
         "tables": [],
+        "gammas": [],
         "centred": [],
     }
     assert second["deferral"] is None
     assert third["deferral"] is None
     assert document["summary"]["deferred"] == 1
+
+
+def test_the_command_says_where_the_scale_went(capsys: pytest.CaptureFixture[str]) -> None:
+    print_norms(Console(width=300), onnxfold.inspect(_attention(), defer="all"))
+    printed = capsys.readouterr().out
+    assert "multiplied at v; cancelled by qg, kn; 10 more multiplications per row" in printed
 
 
 def test_a_plan_is_read_back_from_json() -> None:

@@ -22,7 +22,7 @@ MADE = weights(gamma=(6,), beta=(6,), W=(6, 12), b=(12,), V=(12, 3))
 FLAT = {"flat": np.array([-1, 6])}
 
 
-def _model(body: str = FEED_FORWARD, dtype: str = "double", **more: Array) -> ir.Model:
+def layer_norm_model(body: str = FEED_FORWARD, dtype: str = "double", **more: Array) -> ir.Model:
     made = {
         name: a for name, a in (MADE | more).items() if f" {name})" in body or f" {name}," in body
     }
@@ -43,7 +43,7 @@ def _model(body: str = FEED_FORWARD, dtype: str = "double", **more: Array) -> ir
 )
 def test_its_readers_are_centred(body: str) -> None:
     more = weights(K=(6, 3), L=(3, 6), k=(3,)) | (FLAT if "flat" in body else {})
-    found = defer(_model(body, **more))
+    found = defer(layer_norm_model(body, **more))
     (norm,) = found.plan.norms
     assert len(norm.centred) == 1
     assert not found.shown.failures
@@ -56,7 +56,7 @@ def test_its_readers_are_centred(body: str) -> None:
 
 
 def test_without_the_centring_the_model_and_its_proof_break() -> None:
-    model = _model()
+    model = layer_norm_model()
     (norm,) = defer(model).plan.norms
     broken = forced(model, DeferralPlan((replace(norm, centred=()),)))
     assert broken.shown.failures
@@ -67,19 +67,19 @@ def test_a_weight_that_others_read_is_copied_or_left() -> None:
     body = NORM + "h = MatMul(n, K) z = MatMul(x, K) y = Add(h, z)"
     plain = body.replace("x, gamma, beta", "x, ones")
     more = weights(K=(6, 3)) | {"ones": np.ones(6)}
-    found = defer(_model(plain, **more))
+    found = defer(layer_norm_model(plain, **more))
     ((reader,),) = (norm.centred for norm in found.plan.norms)
     assert reader.nbytes == 6 * 3 * 8
     assert not found.shown.failures
     assert error(found.before, found.after) < BOUND
-    kept = defer(_model(plain, **more), replace(ALL, allow_split_bytes=0))
+    kept = defer(layer_norm_model(plain, **more), replace(ALL, allow_split_bytes=0))
     assert kept.reasons == {"n": "shared_weight"}
 
 
 def test_a_centred_copy_for_a_reader_of_something_else_breaks_the_model_and_its_proof() -> None:
     """x has a mean, which x K sees."""
     body = NORM.replace("gamma, beta", "ones") + "h = MatMul(n, K) z = MatMul(x, K) y = Add(h, z)"
-    model = _model(body, ones=np.ones(6), **weights(K=(6, 3)))
+    model = layer_norm_model(body, ones=np.ones(6), **weights(K=(6, 3)))
     (norm,) = defer(model).plan.norms
     (reader,) = norm.centred
     other = replace(reader, reader=replace(reader.reader, node="z"))
@@ -98,7 +98,7 @@ def test_a_centred_copy_for_a_reader_of_something_else_breaks_the_model_and_its_
     ids=["a gamma that stays", "a ReLU", "a weight that is computed"],
 )
 def test_other_readers_keep_it(body: str, reason: str) -> None:
-    model = _model(body, **weights(K=(6, 3)), ones=np.ones(6))
+    model = layer_norm_model(body, **weights(K=(6, 3)), ones=np.ones(6))
     if "k = Add" in body:
         model = graph(body, "double[6,6] x", "double[6,6] y", {"ones": np.ones(6)})
     assert defer(model).reasons == {"n": reason}
@@ -107,7 +107,7 @@ def test_other_readers_keep_it(body: str, reason: str) -> None:
 @pytest.mark.parametrize("mean", [0.0, 1.0, 1e3])
 def test_the_rounding_that_a_mean_costs_has_the_bound_that_is_given(mean: float) -> None:
     body = NORM.replace("gamma, beta", "ones") + "y = MatMul(n, K)"
-    found = defer(_model(body, "float", ones=np.ones(6), **weights(K=(6, 3))))
+    found = defer(layer_norm_model(body, "float", ones=np.ones(6), **weights(K=(6, 3))))
     x = (np.random.default_rng(0).standard_normal((4, 50, 6)) + mean).astype(np.float32)
     truth = run(found.before, {"x": x}, precision=Precision.FLOAT64)["y"]
     rounded = run(found.after, {"x": x}, precision=Precision.NATIVE)["y"]
@@ -123,7 +123,7 @@ def test_the_rounding_that_a_mean_costs_has_the_bound_that_is_given(mean: float)
 
 def test_a_mean_that_costs_too_much_keeps_the_norm(tmp_path: Path) -> None:
     body = NORM.replace("gamma, beta", "ones") + "y = MatMul(n, K)"
-    model = _model(body, "float", ones=np.ones(6), **weights(K=(6, 3)))
+    model = layer_norm_model(body, "float", ones=np.ones(6), **weights(K=(6, 3)))
     # Integers whose mean 2^20 is exact in the norm and rounded in a product: four times the noise
     # of ONNX Runtime, which takes squares of x.
     half = np.random.default_rng(0).integers(1, 9, (2, 5, 3))
@@ -140,11 +140,13 @@ def test_a_mean_that_costs_too_much_keeps_the_norm(tmp_path: Path) -> None:
     assert row["action"] == "deferred"
     assert not row["foldable"]
     assert row["deferral"]["centred"] == ["y"]
+    summary = usual.report["inspect"]["summary"]
+    assert (summary["deferred"], summary["deferred_layer_norms"], summary["foldable"]) == (1, 1, 0)
 
 
 @pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
 def test_a_second_run_changes_nothing(target: str) -> None:
-    once = onnxfold.optimize(_model(), target=target, defer="all")
+    once = onnxfold.optimize(layer_norm_model(), target=target, defer="all")
     assert "left_out" not in once.report
     assert once.changed
     again = onnxfold.optimize(once.model, target=target, defer="all", check=0)

@@ -42,6 +42,7 @@ MORE: dict[str, Array] = {
     "sin2": np.random.default_rng(3).standard_normal((4, 2)),
     "pairs": np.array([0, 0, 0, -1]),
     "of_elements": np.arange(1.0, 5.0),
+    "hg": np.arange(1.0, 13.0),
 }
 ROTARY = {
     "halves": QUERIES + TURNED + "y = Mul(q, eight)",
@@ -51,6 +52,11 @@ ROTARY = {
     "the angles are activations": QUERIES
     + "g0 = Sigmoid(x) g1 = ReduceMean(g0) "
     + TURNED.replace("sin)", "g1)")
+    + "y = Mul(q, eight)",
+    "queries are normalised": QUERIES.replace("a = ", "a0 = ").replace(
+        "r = ", "nn = LpNormalization<axis=-1, p=2>(a0) a = Mul(nn, hg) r = "
+    )
+    + TURNED
     + "y = Mul(q, eight)",
     "q is a slice": SLICES + TURNED + "p = Mul(q, eight) o = Softmax(key) y = Add(p, o)",
 }

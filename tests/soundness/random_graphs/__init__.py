@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import random
 
+from tests.soundness.random_graphs.chains import chain_graph
 from tests.soundness.random_graphs.draft import B, RandomGraph
 from tests.soundness.random_graphs.projections import projection_graph
 from tests.soundness.random_graphs.sampled import sampled_graph
 from tests.soundness.random_graphs.streams import stream_graph
 
-__all__ = ["B", "RandomGraph", "projection_graph", "random_graph", "sampled_graph", "stream_graph"]
+__all__ = [
+    "B",
+    "RandomGraph",
+    "chain_graph",
+    "projection_graph",
+    "random_graph",
+    "sampled_graph",
+    "stream_graph",
+]
 
 
 def random_graph(seed: int) -> RandomGraph:
@@ -17,4 +26,6 @@ def random_graph(seed: int) -> RandomGraph:
     rng = random.Random(seed)  # noqa: S311 # no secret
     if seed % 8 == 5:
         return projection_graph(rng)
+    if seed % 8 == 3:
+        return chain_graph(rng)
     return stream_graph(rng) if rng.random() < 0.5 else sampled_graph(rng)

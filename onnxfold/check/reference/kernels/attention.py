@@ -1,4 +1,4 @@
-"""Attention, MultiHeadAttention and GroupQueryAttention of the domain com.microsoft."""
+"""Attention, its forms and RotaryEmbedding of the domain com.microsoft."""
 
 # ruff: noqa: PLR0913, PLR0917  (the inputs of an operator are the arguments of its kernel)
 
@@ -186,3 +186,28 @@ def group_query_attention(
     y: Array = np.matmul(softmax(scores, -1), np.repeat(values, groups, axis=1))
     y = y.transpose(0, 2, 1, 3)
     return y.reshape(y.shape[0], rows, -1), keys, values
+
+
+@kernel("RotaryEmbedding", domain=_DOMAIN)
+def rotary_embedding(call: Call, x: Array, positions: Array, cos: Array, sin: Array) -> Array:
+    """Turn pairs of channels of x: [B, S, N*H] or [B, N, S, H]; positions: [1] or [B, S]."""
+    turned, heads = call.integer("rotary_embedding_dim", 0), call.integer("num_heads", 0)
+    if call.integer("is_packed_batching", 0):
+        raise call.unsupported("packed batches")
+    packed = x.ndim == 3
+    if packed:
+        size = x.shape[2] // heads if turned else 2 * cos.shape[1]
+        parts = x.reshape(*x.shape[:2], -1, size)
+    else:
+        parts = x.transpose(0, 2, 1, 3)
+    turned = turned or parts.shape[-1]
+    if positions.size == 1:
+        positions = positions.reshape(1, 1) + np.arange(parts.shape[1])
+    c, s = (table[positions][:, :, None, : turned // 2] for table in (cos, sin))
+    y = parts.copy()
+    near = call.integer("interleaved", 0)
+    first = slice(0, turned, 2) if near else slice(0, turned // 2)
+    second = slice(1, turned, 2) if near else slice(turned // 2, turned)
+    a, b = parts[..., first], parts[..., second]
+    y[..., first], y[..., second] = c * a - s * b, s * a + c * b
+    return y.reshape(x.shape) if packed else y.transpose(0, 2, 1, 3)

@@ -1,0 +1,184 @@
+"""gammas of queries and keys in the tables of RoPE: factors per channel, moved as channels are.
+
+With x g for x, x cos + rotate(x) sin becomes x (g cos) + rotate(x) (rotate|g| sin): what moves
+channels moves those of g alike, and a sign stays with x.  The tables are few where heads share
+them.  An operator of a norm multiplies by gamma for nothing; a norm that cancels a scale is spelled
+out, and its gamma is a product of its own.
+
+Source: N. Graef, M. Clapp, A. Wasielewski, "Flash normalization" (arXiv:2407.09577), section 4.2.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfold.check.reference import run_nodes
+from onnxfold.errors import ModelError
+from onnxfold.graph import ModelInfo
+from onnxfold.norms import NormSite
+from onnxfold.operators import facets
+from onnxfold.operators.row import Elements
+from onnxfold.operators.table import row_of
+from onnxfold.passes.costs import elements
+from onnxfold.passes.deferral.row_scale import Rows
+
+__all__ = ["GammaTables", "gamma_tables"]
+
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class GammaTables:
+    """``held``: the values that lose gamma, and gamma along their axes that are no rows.
+
+    ``factors``: inputs of products, and what they take.  ``width``: how many elements of them are
+    multiplied for one row.
+    """
+
+    held: dict[ir.Value, Float64]
+    factors: list[tuple[ir.Node, int, Float64]] = field(default_factory=list)
+    widths: dict[tuple[ir.Value, bytes], int] = field(default_factory=dict)
+
+    @property
+    def width(self) -> int:
+        """The elements of factors that are multiplied for one row."""
+        return sum(self.widths.values())
+
+
+def gamma_tables(
+    info: ModelInfo, site: NormSite, rows: Rows, order: Mapping[ir.Node, int]
+) -> GammaTables | None:
+    """Return where a norm's gamma can go in place of its product; None where that is no gain.
+
+    ``rows`` are those of its result, axis by axis.
+    """
+    gamma = _gamma(info, site, rows)
+    if gamma is None:
+        return None
+    found = GammaTables({site.output: gamma})
+    waiting: list[tuple[int, ir.Node]] = []
+    if not _push(info, site.output, site, order, waiting):
+        return None
+    met: set[ir.Node] = set()
+    while waiting:
+        _, node = heapq.heappop(waiting)
+        if node in met:
+            continue
+        met.add(node)
+        if _takes(info, node, found):
+            continue
+        outputs = _moved(info, node, found.held)
+        if outputs is None:
+            return None
+        found.held |= outputs
+        if not all(_push(info, output, site, order, waiting) for output in outputs):
+            return None
+    return found if found.factors and found.width < gamma.size else None
+
+
+def _gamma(info: ModelInfo, site: NormSite, rows: Rows) -> Float64 | None:
+    """Return gamma in all axes of the result that are no rows, of size 1 in the others."""
+    part = info.array(site.gamma) if isinstance(site.gamma, ir.Value) else site.gamma
+    shape = info.shape(site.output)
+    if part is None or shape is None or site.beta is not None or site.affine_axis is not None:
+        return None
+    inner = [1 if row else dim for dim, row in zip(shape, rows, strict=True)]
+    if part.ndim > len(inner) or not all(isinstance(dim, int) for dim in inner):
+        return None
+    sizes = tuple(dim for dim in inner if isinstance(dim, int))
+    aligned = (1,) * (len(sizes) - part.ndim) + part.shape
+    if any(size not in (1, dim) for size, dim in zip(aligned, sizes, strict=True)):
+        return None
+    return np.broadcast_to(np.asarray(part, np.float64).reshape(aligned), sizes)
+
+
+def _push(
+    info: ModelInfo,
+    value: ir.Value,
+    site: NormSite,
+    order: Mapping[ir.Node, int],
+    waiting: list[tuple[int, ir.Node]],
+) -> bool:
+    """Let the readers of a value wait; whether all of them can be followed."""
+    if info.is_output(value):
+        return False
+    for use in value.uses():
+        if facets.reads_elements(row_of(use.node)):
+            if use.node.graph is not site.last.graph:
+                return False
+            heapq.heappush(waiting, (order[use.node], use.node))
+    return True
+
+
+def _takes(info: ModelInfo, node: ir.Node, found: GammaTables) -> bool:
+    """Whether a node multiplies by a factor that can take gamma without growing."""
+    inside = [index for index in facets.factors(row_of(node)) if node.inputs[index] in found.held]
+    value = node.inputs[inside[0]] if len(inside) == 1 else None
+    if value is None:
+        return False
+    index, gamma = 1 - inside[0], _shared(found.held[value])
+    factor = node.inputs[index]
+    shape = None if factor is None else info.shape(factor)
+    if factor is None or shape is None or not _covers(shape, gamma):
+        return False
+    axes = zip(shape[::-1], found.held[value].shape[::-1], strict=False)
+    inner = tuple(dim for dim, size in axes if size > 1)
+    found.factors.append((node, index, gamma))
+    found.widths[factor, gamma.tobytes()] = elements(inner)
+    return True
+
+
+def _shared(gamma: Float64) -> Float64:
+    """Return a gamma with size 1 along every axis on which it is the same."""
+    for axis in range(gamma.ndim):
+        first = gamma.take([0], axis)
+        gamma = first if np.all(gamma == first) else gamma
+    return gamma
+
+
+def _covers(shape: tuple[object, ...], gamma: Float64) -> bool:
+    """Whether a tensor has every axis along which gamma varies."""
+    pairs = zip(gamma.shape[::-1], (*shape[::-1], *(1 for _ in gamma.shape)), strict=False)
+    return all(size in (1, dim) for size, dim in pairs)
+
+
+def _moved(
+    info: ModelInfo, node: ir.Node, held: Mapping[ir.Value, Float64]
+) -> dict[ir.Value, Float64] | None:
+    """Return the gammas of what a node makes by moving channels, or by taking their negatives."""
+    row, values = row_of(node), [value for value in node.inputs if value is not None]
+    data = [node.inputs[index] for index in facets.data_inputs(row, len(node.inputs))]
+    negated = row.elements <= Elements.LINEAR and len(values) == 1 and facets.positionwise(row)
+    if not all(value in held for value in data) or _casts(node):
+        return None
+    if negated:
+        return {node.outputs[0]: held[values[0]]}
+    if not facets.moves_numbers(row):
+        return None
+    given = {value: held[value] if value in held else info.array(value) for value in values}
+    known = {value: array for value, array in given.items() if array is not None}
+    if len(known) < len(given):
+        return None
+    try:
+        computed = run_nodes(info.model, [node], known)
+    except ModelError:  # sizes that only whole tensors have
+        return None
+    found = {output: computed[output] for output in node.outputs if output in computed}
+    return found if all(_fits(info, output, gamma) for output, gamma in found.items()) else None
+
+
+def _casts(node: ir.Node) -> bool:
+    """Whether a result has another type than the first input."""
+    first = node.inputs[0]
+    return any(first is None or output.dtype != first.dtype for output in node.outputs)
+
+
+def _fits(info: ModelInfo, value: ir.Value, gamma: Float64) -> bool:
+    shape = info.shape(value)
+    return shape is not None and len(shape) == gamma.ndim and _covers(shape, gamma)
