@@ -170,8 +170,10 @@ class Editor:
         producer, result = splice_behind(value, nodes), nodes[-1].outputs[0]
         inherit(value, result)
         value.name = self.unused(f"{result.name}.{before}")
-        for node in nodes:
-            node.name = f"{producer.name or result.name}.{role}"
+        alone = len(producer.outputs) == 1 and producer.name
+        name = f"{producer.name if alone else result.name}.{role}"
+        for place, node in enumerate(nodes):
+            node.name = name if node is nodes[-1] else f"{name}{place}"
             if node is not nodes[-1]:
                 node.outputs[0].name = self.unused(f"{result.name}.{role}")
 

@@ -147,6 +147,19 @@ def test_a_scale_that_no_head_shares_is_no_table() -> None:
     assert norm.tables == ()
 
 
+def test_products_behind_several_results_of_a_node_have_names_of_their_own() -> None:
+    body = (
+        "j = MatMul(n, J) a, b, c = Split<axis=2>(j, sizes) d = Relu(a) y = MatMul(d, V) "
+        "e = Sigmoid(b) f = Sigmoid(c) "
+    )
+    outputs = "double[B,T,3] y, double[B,T,2] e, double[B,T,1] f"
+    sizes = np.array([12, 2, 1])
+    found = defer(rms_graph(body, outputs=outputs, J=(6, 15), V=(12, 3), sizes=sizes))
+    (norm,) = found.plan.norms
+    assert {held.value for held in norm.multiplied} == {"y", "b", "c"}
+    assert error(found.before, found.after) < BOUND
+
+
 def test_one_product_of_all_parts_is_less_than_one_of_each() -> None:
     """As many elements, in one operator."""
     body = "j = MatMul(n, J) a, b, c = Split<axis=2, num_outputs=3>(j) y = Relu(a)"
