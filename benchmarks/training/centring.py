@@ -24,9 +24,9 @@ from benchmarks.training.figures import draw
 from benchmarks.training.together import LAYER_NORM, RMS_NORM, options, with_rms
 from onnxfold.torch import StreamStatistics
 
-HELD_OUT, RATE, BATCH = 360, 0.05, 128
+HELD_OUT, RATE, BATCH = 360, 0.01, 128
 NETS = ((6, False), (15, False), (35, False), (65, True), (100, True))
-EPOCHS = {"tiny": 1, "small": 6, "full": 60}
+EPOCHS = {"tiny": 1, "small": 10, "full": 60}
 WIDTHS = {"tiny": 16, "small": 64, "full": 256}
 
 
