@@ -32,14 +32,14 @@ from onnxfold.torch import AnglesCallback
 
 TOKENS, BATCH, RATE, WORDS = 64, 16, 1e-3, 128
 TUNED = "science_fiction"
-STEPS = {"tiny": 2, "small": 250, "full": 20000}
-TUNING = {"tiny": 2, "small": 80, "full": 2000}
-ANGLE_STEPS = {"tiny": 2, "small": 160, "full": 20000}
-SHAPES = {"tiny": (16, 1), "small": (64, 3), "full": (768, 12)}
+STEPS = {"tiny": 2, "small": 120, "full": 20000}
+TUNING = {"tiny": 2, "small": 40, "full": 2000}
+ANGLE_STEPS = {"tiny": 2, "small": 80, "full": 20000}
+SHAPES = {"tiny": (16, 1), "small": (48, 2), "full": (768, 12)}
 # Width and layers of the four sizes.
 SIZES = {
     "tiny": ((8, 1),),
-    "small": ((16, 1), (32, 2), (48, 3), (64, 4)),
+    "small": ((16, 1), (24, 2), (32, 3), (48, 4)),
     "full": ((256, 4), (512, 8), (768, 12), (1024, 24)),
 }
 _HELD_OUT = 64

@@ -28,8 +28,8 @@ from benchmarks.training.together import Run, options, train, variants
 from benchmarks.training.transformer import Shape, Transformer
 
 TOKENS, BATCH, RATE, DROPOUT, PAD = 64, 16, 1e-3, 0.1, 0
-STEPS = {"tiny": 2, "small": 120, "full": 5000}
-WIDTHS = {"tiny": 16, "small": 64, "full": 512}
+STEPS = {"tiny": 2, "small": 50, "full": 5000}
+WIDTHS = {"tiny": 16, "small": 48, "full": 512}
 LAYERS = {"tiny": 1, "small": 2, "full": 6}
 WORDS = {"tiny": 200, "small": 1500, "full": 10000}
 HELD_OUT = {"tiny": 4, "small": 60, "full": 400}
