@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.rows import RESULTS, Conditions, conditions, write
+from benchmarks.training.figures import draw
 from onnxfold.torch import cbwc
 
 DEPTH, WIDTH, CLASSES, PIXELS = 6, 256, 10, 64
@@ -139,6 +140,18 @@ def _row(
     )
 
 
+def _draw(rows: list[ProxyRow], path: Path) -> None:
+    panels = []
+    for dtype in dict.fromkeys(row.dtype for row in rows):
+        lines = {}
+        for variant in dict.fromkeys(row.variant for row in rows if row.variant != "layer_norm"):
+            key = (dtype, variant, 0)
+            chosen = [row for row in rows if (row.dtype, row.variant, row.seed) == key]
+            lines[variant] = ([row.epoch for row in chosen], [row.difference for row in chosen])
+        panels.append((f"max |W - W'|, {dtype}, seed 0", lines))
+    draw(path, "epoch", panels, log=True)
+
+
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--epochs", type=int, default=40)
@@ -153,6 +166,7 @@ def main(words: list[str] | None = None) -> int:
             for row in rows[-4:]:
                 print(f"{row.dtype} seed {seed} {row.variant}: {row.difference:.1e} {row.accuracy}")
     write(given.out, rows)
+    _draw(rows, given.out.with_suffix(".svg"))
     return 0
 
 

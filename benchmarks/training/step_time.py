@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from benchmarks.rows import RESULTS, Conditions, conditions, write
+from benchmarks.training.figures import draw
 from onnxfold.runtime.interleaved_timing import Turns, take_turns
 from onnxfold.torch import cbwc
 
@@ -88,6 +89,17 @@ def measured(width: int, rows: int, device: str, rounds: int) -> list[StepRow]:
     ]
 
 
+def _draw(rows: list[StepRow], path: Path) -> None:
+    panels = []
+    for width in dict.fromkeys(row.width for row in rows):
+        lines = {}
+        for variant in dict.fromkeys(row.variant for row in rows if row.variant != "layer_norm"):
+            chosen = [row for row in rows if (row.width, row.variant) == (width, variant)]
+            lines[variant] = ([row.rows for row in chosen], [row.ratio for row in chosen])
+        panels.append((f"width {width}: time of LayerNorm / time", lines))
+    draw(path, "rows (batch times sequence)", panels)
+
+
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=15)
@@ -105,6 +117,7 @@ def main(words: list[str] | None = None) -> int:
             for row in rows[-3:]:
                 print(f"{width} {count} {row.variant}: {row.milliseconds} ms, {row.ratio}")
     write(given.out, rows)
+    _draw(rows, given.out.with_suffix(".svg"))
     return 0
 
 

@@ -56,6 +56,23 @@ class Totals:
         norms = [{name: s.state() for name, s in norm.items()} for norm in self.norms]
         return {"rows": self.rows, "norms": norms, "unmasked": list(self.unmasked)}
 
+    def report(self, norms: Sequence[MeasuredNorm]) -> list[dict[str, Any]]:
+        """Return what a report says of each norm."""
+        return [
+            {
+                "name": norm.name,
+                "kind": norm.kind,
+                "size": norm.size,
+                **{
+                    side: {name: found[f"{side}.{name}"].to_json() for name in SIDE_QUANTITIES}
+                    for side in _SIDES
+                },
+                _ERROR: found[_ERROR].to_json() if norm.subtracts_mean else None,
+                "unmasked": unmasked,
+            }
+            for norm, found, unmasked in zip(norms, self.norms, self.unmasked, strict=True)
+        ]
+
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> Totals:
         """Return the totals of :meth:`to_state`."""

@@ -19,7 +19,6 @@ from onnxfold.geometry import state
 from onnxfold.geometry.accumulate import Totals
 from onnxfold.geometry.data import Data, DataOptions, Shard, Signature, open_data
 from onnxfold.geometry.instrument import Instrumented, instrument
-from onnxfold.geometry.quantities import SIDE_QUANTITIES
 from onnxfold.geometry.state import Progress
 from onnxfold.geometry.work import Bad, InPieces, Task, WholeSession, in_processes, in_turn
 from onnxfold.model_io.sources import Source
@@ -163,31 +162,13 @@ def _report(
     reading: DataOptions,
 ) -> dict[str, Any]:
     totals = progress.totals
-    norms = [
-        {
-            "name": norm.name,
-            "kind": norm.kind,
-            "size": norm.size,
-            **{
-                side: {name: found[f"{side}.{name}"].to_json() for name in SIDE_QUANTITIES}
-                for side in ("before", "after")
-            },
-            "error_without_mean": found["error_without_mean"].to_json()
-            if norm.subtracts_mean
-            else None,
-            "unmasked": unmasked,
-        }
-        for norm, found, unmasked in zip(
-            instrumented.norms, totals.norms, totals.unmasked, strict=True
-        )
-    ]
     return {
         "schema": 1,
         "model": None if source.path is None else source.path.name,
         "data": {"kind": data.kind, "batch": reading.batch, "seed": reading.seed},
         "rows": totals.rows,
         "complete": progress.done == count,
-        "norms": norms,
+        "norms": totals.report(instrumented.norms),
         "refused": [{"name": name, "reason": why} for name, why in instrumented.refused],
         "bad_shards": list(progress.bad),
     }

@@ -10,12 +10,15 @@ except ModuleNotFoundError as error:
 from onnxfold.torch.folding import DropoutChoice, FoldReport, bake, fold, unfold
 from onnxfold.torch.modules import RMSNorm
 from onnxfold.torch.parametrization import CentredWeight, cbwc, centred
+from onnxfold.torch.streams import AnglesCallback, StreamStatistics
 
 __all__ = [
+    "AnglesCallback",
     "CentredWeight",
     "DropoutChoice",
     "FoldReport",
     "RMSNorm",
+    "StreamStatistics",
     "bake",
     "cbwc",
     "centred",

@@ -27,6 +27,7 @@ from onnxfold.passes.centring.plan import CentringPlan, WeightCentring
 from onnxfold.passes.centring.relations import Relations
 from onnxfold.passes.costs import Costs
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.torch.modules import Written
 
 __all__ = ["Analysis", "Arguments", "Changes", "Writer", "analyse"]
 
@@ -67,12 +68,14 @@ class Changes:
     """The norms that become RMSNorms, what is centred for them, and why the others stay.
 
     ``tables``: embeddings whose output is centred, since their table has other readers.
+    ``written``: what is known of the norms that are modules written by hand.
     """
 
     norms: tuple[str, ...]
     writers: tuple[Writer, ...]
     tables: tuple[str, ...]
     left: Mapping[str, str]
+    written: Mapping[str, Written]
 
 
 class Analysis:
@@ -86,6 +89,8 @@ class Analysis:
         _name_nodes(program)
         self._info = prepare(program).info
         self._sites = find_norms(self._info)
+        self._written = self._written_by_hand()
+        self._norms |= self._written.keys()
         self._module_of = {
             self._info.ref(site.output): self._site_module(site) for site in self._sites
         }
@@ -126,6 +131,52 @@ class Analysis:
         """Return the norm of the model that a norm of the graph is, if it is one."""
         name = _module(site.last)
         return name if name in self._norms else None
+
+    def _written_by_hand(self) -> dict[str, Written]:
+        """Return the modules that are norms over the last axis and nothing else."""
+        sites: dict[str, list[NormSite]] = {}
+        for site in self._sites:
+            sites.setdefault(_module(site.last), []).append(site)
+        found = {}
+        for name, mine in sites.items():
+            module = self._modules.get(name)
+            forms = {self._form(name, site) for site in mine}
+            form = forms.pop() if len(forms) == 1 and self._alone(name, mine) else None
+            if module is None or name in self._norms or form is None:
+                continue
+            own = {*module._parameters, *module._buffers, *module._modules}
+            if own == {each for each in form.names if each is not None}:
+                found[name] = form
+        return found
+
+    def _alone(self, name: str, sites: list[NormSite]) -> bool:
+        """Whether norms are all that a module gives to others, and none is read within it."""
+        results = {site.output for site in sites}
+        for node in self._info.model.graph:
+            if _module(node) != name or node.op_type == "Constant":  # which modules share
+                continue
+            for value in node.outputs:
+                readers = {_module(user) for user, _ in value.uses()}
+                leaves = value.is_graph_output() or bool(readers - {name})
+                if (name in readers) if value in results else leaves:
+                    return False
+        return True
+
+    def _form(self, name: str, site: NormSite) -> Written | None:
+        """Return how a norm of the graph computes, where it is over the last axis of all."""
+        shape = self._info.shape(site.input)
+        last = [block.axis for block in site.fiber.blocks if block.whole]
+        if not site.subtracts_mean or not site.size or shape is None or last != [len(shape) - 1]:
+            return None
+        names: list[str | None] = []
+        for part in (site.gamma, site.beta):
+            label = part.name or "" if isinstance(part, ir.Value) else ""
+            if part is not None and label.rpartition(".")[0] != name:
+                return None
+            names.append(None if part is None else label.rpartition(".")[2])
+        return Written(
+            site.size, site.epsilon, site.epsilon_mode, site.factor, (names[0], names[1])
+        )
 
     def _partly_folded(self, plan: CentringPlan) -> set[str]:
         calls = Counter(name for name in self._module_of.values() if name is not None)
@@ -210,7 +261,7 @@ class Analysis:
             for name in self._modules
             if name in self._norms and name not in folded
         }
-        return Changes(tuple(folded), tuple(found[0]), tuple(found[1]), reasons)
+        return Changes(tuple(folded), tuple(found[0]), tuple(found[1]), reasons, self._written)
 
 
 def _with_cause(why: str, unmapped: Mapping[str, str]) -> str:

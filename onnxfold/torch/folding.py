@@ -75,8 +75,9 @@ def fold(
     """Let a model compute with RMSNorm wherever that is exactly its LayerNorm, and train on.
 
     The analysis of the exported graph finds the norms; what writes their stream gets the
-    parametrization of :func:`cbwc`, and nn.LayerNorm (nn.GroupNorm over vectors) becomes an RMSNorm
-    with the same gamma and beta.  Every parameter stays the same object, so optimizers go on.
+    parametrization of :func:`cbwc`, and nn.LayerNorm (nn.GroupNorm over vectors, a norm written by
+    hand) becomes an RMSNorm with the same gamma and beta.  Every parameter stays the same object,
+    so optimizers go on.
 
     ``example_args``: what the model is called with, a tuple or a mapping of names.  ``training``:
     outputs and gradients in training mode must stay too.  ``dropout`` decides where a dropout
@@ -204,7 +205,8 @@ def _apply(model: nn.Module, changes: Changes, recentred: list[str]) -> None:
         )
     _centre_outputs(model, (*changes.tables, *recentred))
     for name in changes.norms:
-        _replace(model, model.get_submodule(name), RMSNorm.of(model.get_submodule(name)))
+        norm = model.get_submodule(name)
+        _replace(model, norm, RMSNorm.of(norm, changes.written.get(name)))
 
 
 def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:

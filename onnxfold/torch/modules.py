@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from onnxfold.errors import UsageError
+from onnxfold.errors import InvariantError, UsageError
+from onnxfold.norms import EpsilonMode
 from onnxfold.torch.parametrization import centred
 
-__all__ = ["CentredOutput", "RMSNorm"]
+__all__ = ["CentredOutput", "RMSNorm", "Written"]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A norm over the last axis that a model wrote by hand, as the graph of its export tells.
+
+    y = (x - mean) / D * gamma + beta with D by ``mode`` of ``factor`` times the variance and
+    ``eps``; ``names`` are those of its gamma and beta in the module, None for what it has not.
+    """
+
+    size: int
+    eps: float
+    mode: EpsilonMode
+    factor: float
+    names: tuple[str | None, str | None]
+
+
+_DENOMINATORS: Mapping[EpsilonMode, Callable[[Tensor, float], Tensor]] = {
+    EpsilonMode.INSIDE: lambda v, e: (v + e).sqrt(),
+    EpsilonMode.OUTSIDE: lambda v, e: v.sqrt() + e,
+    EpsilonMode.MAX_INSIDE: lambda v, e: v.clamp_min(e).sqrt(),
+    EpsilonMode.MAX_OUTSIDE: lambda v, e: v.sqrt().clamp_min(e),
+}
 
 
 class RMSNorm(nn.Module):
     """y = x / sqrt(mean(x^2) + eps) * weight + bias, with the parameters of the norm it replaces.
 
     For x of mean 0 over the normalized axes that is LayerNorm; with ``groups``, for x: [N, C] and
-    each of so many blocks of C, GroupNorm.  ``original`` is the norm itself, which shares them.
+    each of so many blocks of C, GroupNorm; of a norm written by hand it has the denominator and the
+    names of the parameters too.  ``original`` is the norm itself, which shares them.
     """
 
     def __init__(
@@ -25,40 +52,52 @@ class RMSNorm(nn.Module):
         original: nn.Module,
         shape: tuple[int, ...],
         eps: float,
-        weight: nn.Parameter | None,
-        bias: nn.Parameter | None,
+        names: tuple[str | None, str | None] = ("weight", "bias"),
         groups: int = 1,
+        written: Written | None = None,
     ):
         super().__init__()
         self.normalized_shape, self.eps, self.groups = shape, eps, groups
-        self.register_parameter("weight", weight)
-        self.register_parameter("bias", bias)
+        self._names, self._written = names, written
+        for name, parameter in original._parameters.items():
+            self.register_parameter(name, parameter)  # in their order
         self.__dict__["original"] = original  # not a module of this one: its state is here
         self.train(original.training)
 
     @staticmethod
-    def of(norm: nn.LayerNorm | nn.GroupNorm) -> RMSNorm:
+    def of(norm: nn.Module, written: Written | None = None) -> RMSNorm:
         """Return what takes the place of a norm."""
+        if written is not None:
+            return RMSNorm(norm, (written.size,), written.eps, written.names, written=written)
         if isinstance(norm, nn.GroupNorm):
-            shape, groups = (norm.num_channels // norm.num_groups,), norm.num_groups
-        else:
-            shape, groups = tuple(norm.normalized_shape), 1
-        return RMSNorm(norm, shape, norm.eps, norm.weight, norm.bias, groups)
+            shape: tuple[int, ...] = (norm.num_channels // norm.num_groups,)
+            return RMSNorm(norm, shape, norm.eps, groups=norm.num_groups)
+        if not isinstance(norm, nn.LayerNorm):
+            raise InvariantError(f"{type(norm).__name__} is no norm")
+        return RMSNorm(norm, tuple(norm.normalized_shape), norm.eps)
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # as nn.LayerNorm has it
-        x = input
-        if isinstance(self.original, nn.GroupNorm):
-            if x.dim() != 2:
-                raise UsageError(
-                    f"a GroupNorm that became RMSNorm takes [N, C], not {tuple(x.shape)}: over "
-                    "further axes its mean is not that of the channels"
-                )
-            blocks = x.unflatten(1, (self.groups, -1))
-            y = functional.rms_norm(blocks, self.normalized_shape, None, self.eps).flatten(1)
-            y = y if self.weight is None else y * self.weight
+    def forward(self, *given: Tensor, **named: Tensor) -> Tensor:
+        (x,) = (*given, *named.values())  # under whatever name the norm had for it
+        weight, bias = (None if name is None else getattr(self, name) for name in self._names)
+        if isinstance(self.original, nn.LayerNorm):
+            y = functional.rms_norm(x, self.normalized_shape, weight, self.eps)
         else:
-            y = functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
-        return y if self.bias is None else y + self.bias
+            y = self._normalised(x)
+            y = y if weight is None else y * weight
+        return y if bias is None else y + bias
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        """Return a group norm's or a hand-written norm's result before gamma."""
+        if self._written is not None:
+            variance = self._written.factor * x.square().mean(-1, keepdim=True)
+            return x / _DENOMINATORS[self._written.mode](variance, self.eps)
+        if x.dim() != 2:
+            raise UsageError(
+                f"a GroupNorm that became RMSNorm takes [N, C], not {tuple(x.shape)}: over "
+                "further axes its mean is not that of the channels"
+            )
+        blocks = x.unflatten(1, (self.groups, -1))
+        return functional.rms_norm(blocks, self.normalized_shape, None, self.eps).flatten(1)
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, groups={self.groups}"

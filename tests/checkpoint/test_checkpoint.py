@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import ml_dtypes
@@ -17,6 +19,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from onnxfold import cli
 from onnxfold.checkpoint import fold_checkpoint
 from onnxfold.checkpoint.families import FAMILIES
 from onnxfold.errors import ModelError, OnnxfoldError, UsageError
@@ -382,14 +385,35 @@ print((status("VmHWM") - before) // 1024)
     assert float(bias[0]) == width + 1
 
 
-def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "onnxfold", "checkpoint", *map(str, words)]
-    unbroken = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
-    # Our own code.
-    return subprocess.run(line, capture_output=True, text=True, check=False, env=unbroken)
+@dataclass(frozen=True)
+class Done:
+    """What a command gave."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def test_the_command_writes_and_tells(tmp_path: Path) -> None:
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
+    """The command line in this process."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def run(*words: str | Path) -> Done:
+        monkeypatch.setattr(sys, "argv", ["onnxfold", "checkpoint", *map(str, words)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stopped:
+            code = int(stopped.code or 0)
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+def test_the_command_writes_and_tells(tmp_path: Path, command: Callable[..., Done]) -> None:
     source = save(tmp_path / "in", neox())
     report = tmp_path / "report.json"
     done = command(source, "-o", tmp_path / "out", "--report", report, "-v")
@@ -406,7 +430,7 @@ def test_the_command_writes_and_tells(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "report.json"]
 
 
-def test_the_command_fails_in_one_line(tmp_path: Path) -> None:
+def test_the_command_fails_in_one_line(tmp_path: Path, command: Callable[..., Done]) -> None:
     source = save(tmp_path / "in", neox())
     cases = {
         (source,): (2, "say where to write"),

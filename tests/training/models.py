@@ -20,9 +20,9 @@ def ids() -> torch.Tensor:
     return torch.randint(3, 40, TOKENS)
 
 
-def gpt2(p: float = 0.0) -> Example:
+def gpt2(p: float = 0.0, layers: int = 2) -> Example:
     config = transformers.GPT2Config(
-        n_layer=2,
+        n_layer=layers,
         n_head=2,
         n_embd=16,
         vocab_size=40,

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("torch", reason="torch is missing: make test-training installs it")
 pytest.importorskip("sklearn", reason="scikit-learn is missing: make test-training installs it")
 
-from benchmarks.rows import read
-from benchmarks.training import proposition2, step_time
+from benchmarks.rows import RESULTS, read
+from benchmarks.training import centring, data, language, proposition2, step_time
 
 
 def test_centred_weights_train_as_layer_norm_does(
@@ -36,3 +36,40 @@ def test_a_step_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "rms_norm",
     ]
     assert "16 8 rms_norm" in capsys.readouterr().out
+
+
+def test_angles_and_fine_tuning_write_rows_and_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {
+        name: ["a small text to learn from, again " * 200] for name in ("news", language.TUNED)
+    }
+    monkeypatch.setattr(data, "brown", lambda _: texts)
+    out = tmp_path / "language.csv"
+    assert language.main(["--scale", "tiny", "--seeds", "1", "--out", str(out)]) == 0
+    rows = {row["setting"]: row for row in read(out)}
+    assert len(rows) == 6
+    losses = [
+        float(rows[f"{name}, after fine-tuning"]["loss"])
+        for name in ("layer_norm", "centred weights")
+    ]
+    # Two steps of Adam with length 1e-4 in float32: some 1e3 roundings of 6e-8, and of 5 digits.
+    assert abs(losses[0] - losses[1]) <= 1e-4
+    assert rows["layer_norm, after fine-tuning"]["folded_norms"] == "3"
+    angles = read(tmp_path / "angles.csv")
+    assert {row["variant"] for row in angles} == {"layer_norm", "rms_norm"}
+    assert all(0 <= float(row["angle_uniform"]) <= 180 for row in angles)
+    assert (tmp_path / "angles.svg").read_text().startswith("<?xml")
+
+
+def test_depths_write_a_row_for_every_norm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(centring, "NETS", ((3, False), (4, True)))
+    out = tmp_path / "rows.csv"
+    assert centring.main(["--scale", "tiny", "--seeds", "1", "--out", str(out)]) == 0
+    assert [int(row["at"]) for row in read(out)] == [*range(3), *range(3), *range(4), *range(4)]
+
+
+@pytest.mark.parametrize("name", ["proposition2", "step_time"])
+def test_the_kept_rows_have_their_figure(name: str) -> None:
+    assert read(RESULTS / f"training_{name}.csv")
+    assert (RESULTS / f"training_{name}.svg").read_text().startswith("<?xml")

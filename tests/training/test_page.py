@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,23 +14,29 @@ pytest.importorskip("torch", reason="torch is missing: make test-training instal
 pytest.importorskip(
     "transformers", reason="transformers is missing: make test-training installs it"
 )
+from onnxfold import cli
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+pytestmark = pytest.mark.filterwarnings("default")  # the exporter's, on its own code
 BLOCKS = re.findall(r"^```(python|sh)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def test_the_page_runs_as_printed(tmp_path: Path) -> None:
+def test_the_page_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each block of Python by itself, each command by the command line's own entry."""
+    monkeypatch.chdir(tmp_path)
     ran = 0
-    for language, block in BLOCKS:
-        commands = [[sys.executable, "-c", block]]
-        if language == "sh":
-            lines = (shlex.split(line, comments=True) for line in block.splitlines())
-            commands = [[sys.executable, "-m", *words] for words in lines if words]
-        for command in commands:
-            done = subprocess.run(
-                command, cwd=tmp_path, capture_output=True, text=True, check=False
-            )
-            assert done.returncode == 0, f"{command}\n{done.stderr}"
+    for number, (language, block) in enumerate(BLOCKS):
+        if language == "python":
+            program = tmp_path / f"block{number}.py"
+            program.write_text(block, encoding="utf-8")
+            runpy.run_path(str(program))
+            ran += 1
+            continue
+        for line in filter(None, block.splitlines()):
+            monkeypatch.setattr(sys, "argv", shlex.split(line, comments=True))
+            with pytest.raises(SystemExit) as stopped:
+                cli.main()
+            assert not stopped.value.code, line
             ran += 1
     assert ran >= 5
     assert (tmp_path / "small-both" / "model.safetensors").exists()

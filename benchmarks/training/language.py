@@ -1,0 +1,228 @@
+"""GPT pretraining and fine-tuning in three settings, and angles while GPTs of four sizes train.
+
+    python -m benchmarks.training.language [--scale small|full] [--seeds 2] [--out ...csv]
+
+The first is the shape of Table 2 of "Enjoy your Layer Normalization ...": a model with LayerNorm is
+pretrained, then fine-tuned with LayerNorm, with RMSNorm in its place, and with centred weights and
+RMSNorm (onnxfold.torch.fold).  The second is section 3.3 of "Geometric interpretation of layer
+normalization ...": four sizes with LayerNorm and with RMSNorm, and at some steps the angle of what
+every norm reads to the uniform vector and to two random ones (``training_angles.csv``).  The data
+are the characters of the Brown corpus; fine-tuning is on its science fiction, a held-out category.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.rows import Conditions, conditions, write
+from benchmarks.training import data
+from benchmarks.training.figures import draw
+from benchmarks.training.together import LAYER_NORM, RMS_NORM, options, train, variants, with_rms
+from benchmarks.training.transformer import Shape, Transformer
+from onnxfold.torch import AnglesCallback
+
+TOKENS, BATCH, RATE, WORDS = 64, 16, 1e-3, 128
+TUNED = "science_fiction"
+STEPS = {"tiny": 2, "small": 120, "full": 20000}
+TUNING = {"tiny": 2, "small": 40, "full": 2000}
+ANGLE_STEPS = {"tiny": 2, "small": 80, "full": 20000}
+SHAPES = {"tiny": (16, 1), "small": (48, 2), "full": (768, 12)}
+# Width and layers of the four sizes.
+SIZES = {
+    "tiny": ((8, 1),),
+    "small": ((16, 1), (24, 2), (32, 3), (48, 4)),
+    "full": ((256, 4), (512, 8), (768, 12), (1024, 24)),
+}
+_HELD_OUT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageRow(Conditions):
+    """A model before or after fine-tuning, on held-out text of the category."""
+
+    torch: str
+    setting: str
+    seed: int
+    steps: int
+    folded_norms: int
+    loss: float
+    perplexity: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AngleRow(Conditions):
+    """What a norm of a model reads at a step: angles in degrees over all vectors of a batch."""
+
+    torch: str
+    width: int
+    layers: int
+    variant: str
+    step: int
+    norm: str
+    angle_uniform: float
+    angle_uniform_std: float
+    angle_a: float
+    angle_a_std: float
+    angle_b: float
+    length: float
+    mean: float
+
+
+def characters(texts: list[str]) -> torch.Tensor:
+    joined = "\n".join(texts).encode("ascii", "replace")
+    return torch.tensor(list(joined), dtype=torch.long)
+
+
+def batches(text: torch.Tensor, steps: int) -> Iterator[torch.Tensor]:
+    for _ in range(steps):
+        starts = torch.randint(0, len(text) - TOKENS - 1, (BATCH,))
+        yield torch.stack([text[at : at + TOKENS + 1] for at in starts.tolist()])
+
+
+def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+
+
+def shape(width: int, layers: int) -> Shape:
+    return Shape(WORDS, WORDS, TOKENS, width, layers)
+
+
+@torch.no_grad()
+def held_out(model: nn.Module, text: torch.Tensor, device: str) -> float:
+    rows = text[: _HELD_OUT * (TOKENS + 1)].reshape(_HELD_OUT, TOKENS + 1)
+    return float(loss(model.eval(), rows.to(device)))
+
+
+def tuned(texts: dict[str, list[str]], seed: int, given: Any) -> list[LanguageRow]:
+    """Pretrain one model, fine-tune it in three settings, and measure it before and after."""
+    torch.manual_seed(seed)
+    model = Transformer(shape(*SHAPES[given.scale]))
+    rest = characters([text for name, part in texts.items() if name != TUNED for text in part])
+    own = characters(texts[TUNED])
+    kept, trained_on = own[: _HELD_OUT * (TOKENS + 1)], own[_HELD_OUT * (TOKENS + 1) :]
+    steps = STEPS[given.scale]
+    train({LAYER_NORM: model}, batches(rest, steps), loss, RATE, given.device)
+    models, folded = variants(copy.deepcopy(model).cpu(), (rest[None, :TOKENS],))
+    _with_gammas(models[RMS_NORM], model)
+    rows = []
+    for stage in ("before", "after"):
+        if stage == "after":
+            steps = TUNING[given.scale]
+            train(models, batches(trained_on, steps), loss, RATE / 10, given.device)
+        for name, each in models.items():
+            value = held_out(each.to(given.device), kept, given.device)
+            rows.append(
+                LanguageRow(
+                    **conditions(),
+                    torch=torch.__version__,
+                    setting=f"{name}, {stage} fine-tuning",
+                    seed=seed,
+                    steps=steps,
+                    folded_norms=folded,
+                    loss=round(value, 5),
+                    perplexity=round(math.exp(value), 4),
+                )
+            )
+    return rows
+
+
+def _with_gammas(rms: nn.Module, model: nn.Module) -> None:
+    """Give RMSNorms the gammas of the LayerNorms that they stand for; they have no beta."""
+    state = rms.state_dict()
+    own = model.state_dict()
+    rms.load_state_dict({name: own[name] for name in state})
+
+
+def angles(texts: dict[str, list[str]], given: Any) -> list[AngleRow]:
+    """Train four sizes with both norms, and measure ten times while they train."""
+    text = characters([text for part in texts.values() for text in part])
+    rows: list[AngleRow] = []
+    steps = ANGLE_STEPS[given.scale]
+    for width, layers in SIZES[given.scale]:
+        for variant in (LAYER_NORM, RMS_NORM):
+            torch.manual_seed(0)
+            model: nn.Module = Transformer(shape(width, layers))
+            model = (model if variant == LAYER_NORM else with_rms(model)).to(given.device)
+            watch = AnglesCallback(model, every=max(steps // 10, 1))
+            optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+            for step, batch in enumerate(batches(text, steps + 1)):
+                optimizer.zero_grad()
+                with watch.step(step):
+                    value = loss(model, batch.to(given.device))
+                value.backward()
+                optimizer.step()
+            rows += _angle_rows(watch, (width, layers), variant)
+            end = rows[-1]
+            print(f"{width} x {layers} {variant}: last norm at {end.angle_uniform} degrees")
+    return rows
+
+
+def _angle_rows(watch: AnglesCallback, size: tuple[int, int], variant: str) -> Iterator[AngleRow]:
+    for report in watch.reports:
+        for norm in report["norms"]:
+            before = norm["before"]
+            uniform, a = before["angle_uniform"], before["angle_a"]
+            yield AngleRow(
+                **conditions(),
+                torch=torch.__version__,
+                width=size[0],
+                layers=size[1],
+                variant=variant,
+                step=report["step"],
+                norm=norm["name"],
+                angle_uniform=round(uniform["mean"], 3),
+                angle_uniform_std=round(uniform["std"], 3),
+                angle_a=round(a["mean"], 3),
+                angle_a_std=round(a["std"], 3),
+                angle_b=round(before["angle_b"]["mean"], 3),
+                length=round(before["norm"]["mean"], 4),
+                mean=round(before["mean"]["mean"], 5),
+            )
+
+
+def _draw(rows: list[AngleRow], path: Path) -> None:
+    panels = []
+    for width, layers in dict.fromkeys((row.width, row.layers) for row in rows):
+        lines = {}
+        for variant in (LAYER_NORM, RMS_NORM):
+            chosen = [
+                row
+                for row in rows
+                if (row.width, row.layers, row.variant, row.norm)
+                == (width, layers, variant, "norm")
+            ]
+            steps = [row.step for row in chosen]
+            lines[f"{variant}, 1"] = (steps, [row.angle_uniform for row in chosen])
+            lines[f"{variant}, a"] = (steps, [row.angle_a for row in chosen])
+        panels.append((f"{width} wide, {layers} layers: last norm", lines))
+    draw(path, "step", panels)
+
+
+def main(words: list[str] | None = None) -> int:
+    given = options("language", __doc__, 2).parse_args(words)
+    torch.set_num_threads(1)
+    texts = data.brown(given.data or data.CACHE)
+    rows: list[LanguageRow] = []
+    for seed in range(given.seeds):
+        rows += tuned(texts, seed, given)
+        for row in rows[-6:]:
+            print(f"seed {seed} {row.setting}: loss {row.loss}, perplexity {row.perplexity}")
+    write(given.out, rows)
+    found = angles(texts, given)
+    out = given.out.with_name(given.out.name.replace("language", "angles"))
+    write(out, found)
+    _draw(found, out.with_suffix(".svg"))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
