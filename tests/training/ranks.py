@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -57,7 +58,9 @@ def main(rank: int, folder: Path) -> None:
     whole = {name: part.full_tensor() for name, part in sharded.state_dict().items()}
     torch.save(whole, folder / f"fsdp{rank}.pt")
     (folder / f"reports{rank}.json").write_text(json.dumps(angles.reports))
-    distributed.destroy_process_group()
+    distributed.barrier()  # neither leaves while the other still reads
+    # Gloo's threads may abort the end of an interpreter that still holds groups (those of a mesh).
+    os._exit(0)
 
 
 if __name__ == "__main__":
