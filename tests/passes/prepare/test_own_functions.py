@@ -7,7 +7,8 @@ import onnx
 import pytest
 
 import onnxfold
-from onnxfold.operators.functions import SIGNATURES, Setting, call, function
+from onnxfold.operators.bodies import Setting, function
+from onnxfold.operators.functions import SIGNATURES, call
 from onnxfold.passes.prepare.own_functions import is_ours
 from tests.builders import pre_norm_model
 
