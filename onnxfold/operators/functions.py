@@ -248,7 +248,7 @@ def _table() -> Mapping[str, Signature]:
     rows += [
         _signature(prefix, statistics, affine, with_sum, output=output)
         for output in (Output.QUANTIZED, Output.QUANTIZED_ROWS)
-        for prefix, with_sum in (("", False), ("Add", True))
+        for prefix, with_sum in (("", False), ("Add", True), ("AddBias", True))
         for statistics in _ADDABLE
         for affine in _NORM_AFFINE
     ]

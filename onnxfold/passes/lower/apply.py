@@ -7,6 +7,7 @@ from onnxfold.graph.edit import Editor
 from onnxfold.norms import find_norms
 from onnxfold.passes.base import Settings
 from onnxfold.passes.lower.decide import LoweringPlan
+from onnxfold.passes.lower.quantized import quantize_fusions
 from onnxfold.passes.lower.residual import residual_fusions
 from onnxfold.passes.lower.targets import TargetLowering
 
@@ -21,7 +22,10 @@ def apply(edit: Editor, plan: LoweringPlan, settings: Settings) -> bool:
     fusions = residual_fusions(ModelInfo(edit.model))
     for fusion in fusions:
         edit.stand_in(fusion.lower(), fusion.place, fusion.replaced)
-    return bool(plan.respelled) or len(fusions) != settings.fused_before
+    quantized = quantize_fusions(ModelInfo(edit.model))
+    for codes in quantized:
+        edit.stand_in(codes.lower(), codes.norm, codes.replaced)
+    return bool(plan.respelled or quantized) or len(fusions) != settings.fused_before
 
 
 def _respell(edit: Editor, plan: LoweringPlan, settings: Settings) -> None:

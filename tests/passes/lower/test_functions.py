@@ -231,7 +231,7 @@ def test_names_are_composed_of_their_parts() -> None:
             output=row.output,
         )
         assert composed == name.replace("RowEpsilon", "")
-    assert len(SIGNATURES) == 91
+    assert len(SIGNATURES) == 103
     assert (
         op_name(statistics=Statistics.LAYER, residual=True, linear_bias=True, affine=Affine.AFFINE)
         == "AddBiasLayerNormAffine"
