@@ -35,6 +35,7 @@ __all__ = ["Setting", "function", "setting_of", "type_of"]
 
 _AttributeValue: TypeAlias = ir.Attr | ir.TensorProtocol | int | float | list[int]
 _CASTLIKE_SINCE = 15
+_GELU_SINCE = 20
 _TYPES = {
     ir.DataType.FLOAT: 7,
     ir.DataType.DOUBLE: 7,
@@ -219,6 +220,9 @@ def _activated(body: _Body, activation: Activation, x: ir.Value) -> ir.Value:
         return x
     if activation is Activation.RELU:
         return body.op("Relu", x)
+    if activation is not Activation.SILU and body.opset >= _GELU_SINCE:
+        approximate = "tanh" if activation is Activation.GELU_TANH else "none"
+        return body.op("Gelu", x, approximate=ir.AttrString("approximate", approximate))
     wide = body.wide(x)
     if activation is Activation.SILU:
         return body.narrow(body.op("Mul", wide, body.op("Sigmoid", wide)), x)
