@@ -6,8 +6,6 @@
 // elements of its neighbours too: these are read, ignored, and never written.
 #pragma once
 
-#include <type_traits>
-
 #include "algorithm.h"
 
 namespace onnxfold {
@@ -31,7 +29,6 @@ class RowThread {
     const unsigned place = static_cast<unsigned>(row), size = static_cast<unsigned>(a.size);
     size_ = place < static_cast<unsigned>(a.rows) ? static_cast<int>(size) : 0;
     start_ = static_cast<int64_t>(uint64_t{place} * size);
-    bytes_ = static_cast<int64_t>(uint64_t{place} * (size * static_cast<unsigned>(sizeof(T))));
     const int shift = Shifted ? static_cast<int>(start_) & (kWidth - 1) : 0;
     first_ = rank * kWidth - shift;
     step_ = threads * kWidth;
@@ -120,11 +117,9 @@ class RowThread {
   // The second pass of LayerNorm leaves no room for them at 4 vectors, on compute capability 8.0.
   static constexpr int kEarly = S == Statistics::LAYER && Vectors > 2 ? 0 : kAhead;
 
-  // A row has fewer than 2^31 bytes here: one product of 32 bits each gives its place in bytes.
   template <class Pointer>
   ONNXFOLD_THREAD Pointer row_of(Pointer tensor) const {
-    using Bytes = std::conditional_t<std::is_const_v<std::remove_pointer_t<Pointer>>, const char, char>;
-    return as_base(reinterpret_cast<Pointer>(reinterpret_cast<Bytes*>(tensor) + bytes_));
+    return as_base(tensor + start_);
   }
 
   // The place in the row of the first element of the thread's vector k.
@@ -294,7 +289,6 @@ class RowThread {
   Packed scale_[Vectors];
   Packed bias_[Vectors];
   int64_t start_;  // the row's first element in the tensor
-  int64_t bytes_;  // and its place in bytes
   int size_, first_, step_;
 };
 
