@@ -126,7 +126,8 @@ def _of_tensor(view: ModelInfo, norm: ir.Node, signature: Signature) -> Quantize
     if name is None or reader is None or not _quantizes(reader, y):
         return None
     scale = reader.inputs[1]
-    if scale is None or _elements(view, scale) != 1 or scale.dtype != norm.inputs[0].dtype:
+    x = norm.inputs[0]
+    if scale is None or x is None or _elements(view, scale) != 1 or scale.dtype != x.dtype:
         return None
     zero_point = _zero_point(view, reader, f"{y.name}.zero_point")
     if zero_point is None or not ready((scale, zero_point), norm):
@@ -141,7 +142,8 @@ def _quantizes(node: ir.Node, y: ir.Value) -> bool:
     plain = node.attributes.get_int("saturate", 1) == 1 and not node.attributes.get_int(
         "precision", 0
     )
-    return plain and node.graph is y.producer().graph
+    producer = y.producer()
+    return plain and producer is not None and node.graph is producer.graph
 
 
 def _zero_point(view: ModelInfo, node: ir.Node, name: str) -> ir.Value | None:

@@ -91,8 +91,9 @@ def _of_rows(view: ModelInfo, numbers: ir.Value | None, like: ir.Value | None) -
         return False
     shape, full = _shape(view, numbers), _shape(view, like)
     both = numbers.dtype is like.dtype is ir.DataType.FLOAT
-    known = full is not None and len(full) > 0 and None not in full
-    return both and known and shape == (*full[:-1], 1)
+    if full is None or not full or None in full:
+        return False
+    return both and shape == (*full[:-1], 1)
 
 
 def _shape(view: ModelInfo, value: ir.Value | None) -> tuple[int | str | None, ...] | None:
@@ -189,12 +190,17 @@ def _only_reader(value: ir.Value) -> ir.Node | None:
     return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
 
 
+def _graph_of(value: ir.Value) -> object:
+    producer = value.producer()
+    return None if producer is None else producer.graph
+
+
 def _follower(
     view: ModelInfo, value: ir.Value, op_type: str
 ) -> tuple[ir.Node | None, ir.Value | None]:
     """Return what alone reads a value and joins it with a constant vector of its last axis."""
     node, width = _only_reader(value), view.dim(value, -1)
-    if node is None or not _is(node, op_type) or node.graph is not value.producer().graph:
+    if node is None or not _is(node, op_type) or _graph_of(value) is not node.graph:
         return None, None
     others = [operand for operand in node.inputs if operand is not value]
     if len(others) != 1 or others[0] is None or view.tensor(others[0]) is None:
@@ -280,7 +286,8 @@ def _row_scale_of_sum(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
     if addition.graph is not node.graph:
         return
     products = [value.producer() for value in (x, residual)]
-    inputs, name, nodes = (x, residual), "AddRowScaleWithSum", (addition, node)
+    inputs: tuple[ir.Value, ...] = (x, residual)
+    name, nodes = "AddRowScaleWithSum", [addition, node]
     for product, other in zip(products, (residual, x), strict=True):
         found = None if product is None else _scaled(view, product)
         if (
@@ -289,10 +296,10 @@ def _row_scale_of_sum(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
             and _only_reader(product.outputs[0]) is addition
         ):
             inputs, name = (found[0], other, found[1]), "AddScaledRowScaleWithSum"
-            nodes = (product, addition, node)
+            nodes = [product, addition, node]
             break
     epsilon = node.attributes.get_float("epsilon", 0.0)
-    yield RowFusion(nodes, name, inputs, (node.outputs[0], total), epsilon)
+    yield RowFusion(tuple(nodes), name, inputs, (node.outputs[0], total), epsilon)
 
 
 def _scaled_residual(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
