@@ -7,7 +7,8 @@ and timed by events. `cold`: the calls go round buffers that are together four t
 level cache. `warm`: one set of buffers. Methods take turns within each shape. Bytes are those of
 the tensors that have to be read and written, so that bytes/s compare with the copy's. A method
 whose result is wrong is not timed. What is not installed is left out: quack-kernels, liger-kernel,
-onnxruntime-gpu (with the library of `make cuda`).
+flashinfer-python, onnxruntime-gpu (with the library of `make cuda`). One operation for each call
+(--operations) stays within ten minutes.
 """
 
 from __future__ import annotations

@@ -171,16 +171,19 @@ def triton(driver: Path, operation: Operation, tensors: Tensors) -> Call:
 
 
 def quack(driver: Path, operation: Operation, tensors: Tensors) -> Call:
-    """quack-kernels: RMSNorm."""
+    """quack-kernels: RMSNorm with and without residual, LayerNorm without."""
     del driver
-    if not operation.plain or operation.layer or operation.bias:
+    if not operation.plain or (operation.layer and operation.residual):
         raise UnavailableError
     try:
-        from quack.rmsnorm import rmsnorm_fwd
+        from quack.rmsnorm import layernorm_fwd, rmsnorm_fwd
     except ImportError as error:
         raise UnavailableError from error
+    wide = [None if v is None else v.float() for v in (tensors.scale, tensors.bias)]
 
     def call(i: int) -> tuple[Any, ...]:
+        if operation.layer:
+            return (layernorm_fwd(tensors.x[i], wide[0], wide[1], EPSILON),)
         residual = tensors.residual[i]
         return tuple(rmsnorm_fwd(tensors.x[i], tensors.scale, residual=residual, eps=EPSILON))
 
@@ -205,6 +208,42 @@ def liger(driver: Path, operation: Operation, tensors: Tensors) -> Call:
     return call
 
 
+def flashinfer(driver: Path, operation: Operation, tensors: Tensors) -> Call:
+    """FlashInfer: RMSNorm; with a residual in place, on tensors of its own."""
+    del driver
+    half = tensors.x[0].dtype in (torch.float16, torch.bfloat16)
+    if not operation.plain or operation.layer or not operation.scale or not half:
+        raise UnavailableError
+    try:
+        from flashinfer.norm import fused_add_rmsnorm, rmsnorm
+    except ImportError as error:
+        raise UnavailableError from error
+    if not operation.residual:
+
+        def call(i: int) -> tuple[Any, ...]:
+            return (rmsnorm(tensors.x[i], tensors.scale, EPSILON, out=tensors.y[i]),)
+
+        return call
+    own = [
+        (x.clone(), r.clone())
+        for x, r in zip(tensors.x, tensors.residual, strict=True)
+        if r is not None
+    ]
+
+    def call_in_place(i: int) -> tuple[Any, ...]:
+        fused_add_rmsnorm(*own[i], tensors.scale, EPSILON)
+        return own[i]
+
+    return call_in_place
+
+
 METHODS: Mapping[str, Callable[[Path, Operation, Tensors], Call]] = MappingProxyType(
-    {OURS: onnxfold, "torch": pytorch, "triton": triton, "quack": quack, "liger": liger}
+    {
+        OURS: onnxfold,
+        "torch": pytorch,
+        "triton": triton,
+        "quack": quack,
+        "liger": liger,
+        "flashinfer": flashinfer,
+    }
 )

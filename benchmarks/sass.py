@@ -3,12 +3,13 @@
     python -m benchmarks.sass [--sm 90] [--out benchmarks/results/sass.csv] [--cubins build/sass]
 
 Compiles the kernels as custom_ops/cuda/cuda.cmake does, for one architecture, disassembles them by
-nvdisasm and walks each kernel as a warp does whose threads all have their vectors: operands that
-the op lacks are null, and branches on them go where null sends them. Both ways of any other branch
-are walked, and the longest counts that loads and stores what the op does; of LayerNorm, the way
-that sums least, and the way that sums most. Every instruction counts once, also where its predicate
-is false: it takes an issue slot all the same. Needs no GPU: nvcc, and nvdisasm of a CUDA toolkit or
-of PyPI's nvidia-cuda-nvdisasm. Exits 1 where an op is above its bar, or registers are spilled.
+nvdisasm, lists every one in sass_kernels.csv, and walks those of CASES as a warp does whose threads
+all have their vectors: operands that the op lacks are null, and branches on them go where null
+sends them. Both ways of any other branch are walked, and the longest counts that loads and stores
+what the op does; of LayerNorm, the way that sums least, and the way that sums most. Every
+instruction counts once, also where its predicate is false: it takes an issue slot all the same.
+Needs no GPU: nvcc, and nvdisasm of a CUDA toolkit or of PyPI's nvidia-cuda-nvdisasm. Exits 1 where
+an op is above its bar, or registers are spilled.
 """
 
 from __future__ import annotations
@@ -38,25 +39,25 @@ class Case:
 
     op: str
     size: int
-    kernel: str  # name, statistics, residual, and width and vectors, or vectors
+    kernel: str  # name, statistics, residual, width of short rows, vectors, shifted, extended
     operands: tuple[str, ...] = ()
     bar: int | None = None  # of fewest, in float16
 
 
 CASES = (
-    Case("RMSNormScale", 64, "short_rows_kernel RMS 0 8 1 0", ("scale",), 100),
-    Case("RMSNormScale", 1024, "short_rows_kernel RMS 0 32 4 0", ("scale",)),
-    Case("RMSNorm", 4096, "row_kernel RMS 0 4 0"),
-    Case("RMSNormScale", 4096, "row_kernel RMS 0 4 0", ("scale",), 340),
-    Case("LayerNormAffine", 64, "short_rows_kernel LAYER 0 8 1 0", ("scale", "bias")),
-    Case("LayerNorm", 4096, "row_kernel LAYER 0 4 0"),
-    Case("LayerNormScale", 4096, "row_kernel LAYER 0 4 0", ("scale",), 480),
-    Case("LayerNormAffine", 4096, "row_kernel LAYER 0 4 0", ("scale", "bias")),
-    Case("AddRMSNormScale", 4096, "row_kernel RMS 1 4 0", ("scale",)),
-    Case("AddRMSNormScaleWithSum", 4096, "row_kernel RMS 1 4 0", ("scale", "sum"), 530),
-    Case("AddBiasLayerNormAffineWithSum", 4096, "row_kernel LAYER 1 4 0", tuple(OPERANDS)),
+    Case("RMSNormScale", 64, "short_rows_kernel RMS 0 8 1 0 0", ("scale",), 100),
+    Case("RMSNormScale", 1024, "short_rows_kernel RMS 0 32 4 0 0", ("scale",)),
+    Case("RMSNorm", 4096, "row_kernel RMS 0 4 0 0"),
+    Case("RMSNormScale", 4096, "row_kernel RMS 0 4 0 0", ("scale",), 340),
+    Case("LayerNormAffine", 64, "short_rows_kernel LAYER 0 8 1 0 0", ("scale", "bias")),
+    Case("LayerNorm", 4096, "row_kernel LAYER 0 4 0 0"),
+    Case("LayerNormScale", 4096, "row_kernel LAYER 0 4 0 0", ("scale",), 480),
+    Case("LayerNormAffine", 4096, "row_kernel LAYER 0 4 0 0", ("scale", "bias")),
+    Case("AddRMSNormScale", 4096, "row_kernel RMS 1 4 0 0", ("scale",)),
+    Case("AddRMSNormScaleWithSum", 4096, "row_kernel RMS 1 4 0 0", ("scale", "sum"), 530),
+    Case("AddBiasLayerNormAffineWithSum", 4096, "row_kernel LAYER 1 4 0 0", tuple(OPERANDS)),
 )
-STATISTICS = ("RMS", "LAYER", "CENTER", "CRMS", "CRMS_FULL")  # kernels.h
+STATISTICS = ("RMS", "LAYER", "CENTER", "CRMS", "CRMS_FULL", "ROW")  # kernels.h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +278,7 @@ def counted(name: str, traffic: Traffic) -> Traffic:
 def instructions(kernel: Kernel, case: Case, base: int) -> tuple[int, int]:
     """Of a warp whose threads have all their vectors: where it shuffles least, and most."""
     words = case.kernel.split()
-    vectors, residual = int(words[-2]), words[2] == "1"
+    vectors, residual = int(words[-3]), words[2] == "1"
     ends = Walk(kernel, parameters(case.operands, base)).ends
     constants = vectors * len({"linear_bias", "scale", "bias"} & set(case.operands))
     stores = vectors * (1 + ("sum" in case.operands))
@@ -311,16 +312,53 @@ def compiled(folder: Path, dtype: str, sm: int) -> tuple[Path, dict[str, tuple[i
     return cubin, facts
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRow:
+    """One kernel: its registers, the bytes it spills, its instructions on all ways together."""
+
+    nvcc: str
+    sm: int
+    dtype: str
+    kernel: str
+    registers: int
+    spilled_bytes: int
+    instructions: int
+
+
 def nvcc_version() -> str:
     told = subprocess.run(["nvcc", "--version"], check=True, capture_output=True, text=True)  # noqa: S607
     found = re.search(r"release [\d.]+, V([\d.]+)", told.stdout)
     return found[1] if found else ""
 
 
-def rows_of(dtype: str, sm: int, folder: Path, nvdisasm: str) -> Iterator[SassRow]:
+Listing = tuple[dict[str, Kernel], dict[str, tuple[int, int]]]
+
+
+def listed(dtype: str, sm: int, folder: Path, nvdisasm: str) -> Listing:
+    """The kernels of one element type, and the registers and spilled bytes of each."""
     cubin, facts = compiled(folder, dtype, sm)
     listing = subprocess.run([nvdisasm, "-c", cubin], check=True, capture_output=True, text=True)
-    kernels = disassembled(listing.stdout)
+    return disassembled(listing.stdout), facts
+
+
+def every_kernel(dtype: str, sm: int, listing: Listing) -> Iterator[KernelRow]:
+    kernels, facts = listing
+    version = nvcc_version()
+    for name in sorted(facts):
+        padding = sum(1 for line in kernels[name].code if line.name == "NOP")
+        yield KernelRow(
+            nvcc=version,
+            sm=sm,
+            dtype=dtype,
+            kernel=name,
+            registers=facts[name][0],
+            spilled_bytes=facts[name][1],
+            instructions=len(kernels[name].code) - padding,
+        )
+
+
+def rows_of(dtype: str, sm: int, listing: Listing) -> Iterator[SassRow]:
+    kernels, facts = listing
     base = 0x210 if sm >= 90 else 0x160  # where the parameters begin in constant bank 0
     version = nvcc_version()
     for case in CASES:
@@ -353,22 +391,29 @@ def main() -> int:
     if options.nvdisasm is None:
         raise SystemExit("needs nvdisasm: pip install nvidia-cuda-nvdisasm, and --nvdisasm PATH")
     options.cubins.mkdir(parents=True, exist_ok=True)
-    rows = [
-        row
+    listings = {
+        dtype: listed(dtype, options.sm, options.cubins, options.nvdisasm)
         for dtype in options.types
-        for row in rows_of(dtype, options.sm, options.cubins, options.nvdisasm)
+    }
+    rows = [row for dtype in listings for row in rows_of(dtype, options.sm, listings[dtype])]
+    kernels = [
+        row for dtype in listings for row in every_kernel(dtype, options.sm, listings[dtype])
     ]
     write(options.out, rows)
+    write(options.out.with_stem(f"{options.out.stem}_kernels"), kernels)
     for row in rows:
         print(
             f"{row.dtype:6} {row.op:30} {row.size:5} {row.registers:4} registers "
             f"{row.spilled_bytes} spilled {row.fewest:5} to {row.most:5} instructions"
             f"{f', bar {row.bar}' if row.bar else ''}"
         )
-    missed = [row for row in rows if row.spilled_bytes or row.fewest > (row.bar or row.fewest)]
+    spilling = [row for row in kernels if row.spilled_bytes]
+    for kernel in spilling:
+        print(f"{kernel.dtype} {kernel.kernel} spills {kernel.spilled_bytes} bytes")
+    missed = [row for row in rows if row.fewest > (row.bar or row.fewest)]
     for row in missed:
         print(f"missed: {row.dtype} {row.op} {row.size}")
-    return int(bool(missed))
+    return int(bool(missed or spilling))
 
 
 if __name__ == "__main__":

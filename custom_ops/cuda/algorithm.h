@@ -33,6 +33,11 @@ constexpr bool kCentred = S == Statistics::LAYER || S == Statistics::CENTER;
 template <Statistics S>
 constexpr bool kShortened = S == Statistics::CRMS || S == Statistics::CRMS_FULL;
 
+// Of a row beyond the last, 0.
+ONNXFOLD_THREAD float number_of(const float* rows, const Arguments& a, int64_t row) {
+  return row < a.rows ? rows[row] : 0.0f;
+}
+
 // Adds the values of one vector; of the moments, those that are asked for: the instructions of the
 // others would be issued.
 template <bool Sum, bool Squares, int Count>
@@ -50,6 +55,37 @@ ONNXFOLD_THREAD float apply(const Coefficients& c, float v) {
   return S == Statistics::CENTER ? v : v * c.factor;
 }
 
+// What an op gives that is no plain norm: the scales of rows alone, or codes.
+template <class Group>
+ONNXFOLD_THREAD bool finish_other(Group& group, const Arguments& a, int64_t row,
+                                  const Coefficients& c) {
+  using Thread = typename Group::Thread;
+  using T = typename Thread::Element;
+  if (a.row_scales != nullptr) {
+    group.each([&](Thread&, int rank, int) {
+      if (rank == 0 && row < a.rows) a.row_scales[row] = c.factor;
+    });
+    return true;
+  }
+  if (a.code == Code::NONE) return false;
+  float size = 0.0f;
+  if (a.y_scales == nullptr) {
+    size = widen(load_constant(static_cast<const T*>(a.y_scale)));
+  } else {
+    const float most =
+        group.template largest<2>([&](const Thread& thread) { return thread.largest(a, c); });
+    const float wanted = most / a.levels;
+    const T rounded = narrow<T>(wanted > a.least ? wanted : a.least);
+    group.each([&](Thread&, int rank, int) {
+      if (rank == 0 && row < a.rows) static_cast<T*>(a.y_scales)[row] = rounded;
+    });
+    size = widen(rounded);
+  }
+  const Steps steps = steps_of(a, size);
+  group.each([&](Thread& thread, int, int) { thread.write_codes(a, c, steps); });
+  return true;
+}
+
 // inverse: 1 / n, or 1 / (n + 1) where an element of the row is not stored.
 template <class Group>
 ONNXFOLD_THREAD void normalise(Group& group, const Arguments& arguments, int64_t row,
@@ -62,8 +98,13 @@ ONNXFOLD_THREAD void normalise(Group& group, const Arguments& arguments, int64_t
   });
   constexpr bool kSquares = kStatistics != Statistics::CENTER;
   constexpr bool kLayer = kStatistics == Statistics::LAYER;
-  const Moments first = group.template sum<0, kSum, kSquares>(
-      [&](Thread& thread) { return thread.template first<kSum, kSquares>(); });
+  float epsilon = arguments.epsilon;
+  if constexpr (Thread::kExtended)
+    if (arguments.row_epsilon != nullptr) epsilon = number_of(arguments.row_epsilon, arguments, row);
+  Moments first = {0.0f, 0.0f};
+  if constexpr (kStatistics != Statistics::ROW)
+    first = group.template sum<0, kSum, kSquares>(
+        [&](Thread& thread) { return thread.template first<kSum, kSquares>(); });
   Coefficients c = {0.0f, 0.0f, 1.0f, 0.0f};
   if constexpr (kCentred<kStatistics>) {
     const float mean = first.sum * inverse;
@@ -82,14 +123,18 @@ ONNXFOLD_THREAD void normalise(Group& group, const Arguments& arguments, int64_t
       }
     }
     // Not fmaxf, which would turn a NaN into 0.
-    if (kLayer) c.factor = reciprocal_root((variance < 0.0f ? 0.0f : variance) + arguments.epsilon);
+    if (kLayer) c.factor = reciprocal_root((variance < 0.0f ? 0.0f : variance) + epsilon);
   } else if constexpr (kShortened<kStatistics>) {
     const float squares = first.squares + first.sum * first.sum;
-    c.factor = reciprocal_root(squares * inverse + arguments.epsilon);
+    c.factor = reciprocal_root(squares * inverse + epsilon);
     c.missing = -first.sum * c.factor;
+  } else if constexpr (kStatistics == Statistics::ROW) {
+    c.factor = number_of(arguments.row_scale, arguments, row);
   } else {
-    c.factor = reciprocal_root(first.squares * inverse + arguments.epsilon);
+    c.factor = reciprocal_root(first.squares * inverse + epsilon);
   }
+  if constexpr (Thread::kExtended)
+    if (finish_other(group, arguments, row, c)) return;
   group.each([&](Thread& thread, int, int) { thread.write(arguments, c); });
 }
 

@@ -8,13 +8,13 @@ if(NOT result EQUAL 0)
 endif()
 
 # The name of a kernel with its template arguments, from its mangled name: .._kernelI<arguments>EEv..
-set(statistics RMS LAYER CENTER CRMS CRMS_FULL)  # kernels.h
+set(statistics RMS LAYER CENTER CRMS CRMS_FULL ROW)  # kernels.h
 function(readable mangled result)
   string(REGEX MATCH "[a-z_]+_kernelI.*EEv" name "${mangled}")
   string(REGEX REPLACE "_kernelIf" " float" name "${name}")
   string(REGEX REPLACE "_kernelINS0_4HalfE" " half" name "${name}")
   string(REGEX REPLACE "_kernelINS0_5BrainE" " brain" name "${name}")
-  foreach(index RANGE 4)
+  foreach(index RANGE 5)
     list(GET statistics ${index} word)
     string(REPLACE "LNS_10StatisticsE${index}E" " ${word}" name "${name}")
   endforeach()

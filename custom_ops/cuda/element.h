@@ -204,5 +204,59 @@ ONNXFOLD_THREAD float load_constant<float>(const float* from) {
 #endif
 }
 
+// The code of a number in units of a step, in the low byte; codes.inc of the CPU's kernels has the same
+// rules. Kernels are compiled for 8.0, which has no instruction for float8.
+ONNXFOLD_THREAD uint32_t float8_code(float v) {
+  const uint32_t bits = bits_as<uint32_t>(v);
+  const float magnitude = fminf(bits_as<float>(bits & 0x7fffffff), 448.0f);  // of NaN, too
+  const uint32_t m = bits_as<uint32_t>(magnitude);
+  const uint32_t normal = ((m + 0x7ffff + ((m >> 20) & 1)) >> 20) - (120u << 3);
+  const uint32_t subnormal = bits_as<uint32_t>(magnitude + 16384.0f) - 0x46800000u;
+  const uint32_t code = v != v ? 0x7f : m < (121u << 23) ? subnormal : normal;
+  return code | (bits >> 24 & 0x80);
+}
+ONNXFOLD_THREAD uint32_t integer_code(float v, int low, int zero) {
+  const float least = static_cast<float>(low - zero);
+  const float inside = fminf(fmaxf(v, least), least + 255.0f);
+  return static_cast<uint32_t>(static_cast<int>(rintf(inside)) + zero) & 0xff;
+}
+
+// How a number becomes a code.
+struct Steps {
+  Code code;
+  float size;
+  float inverse;  // of size; the largest number where size is too small
+  int zero;       // the code of 0
+};
+
+ONNXFOLD_THREAD Steps steps_of(const Arguments& a, float size) {
+  int zero = 0;
+  if (a.code == Code::INT8) zero = *static_cast<const int8_t*>(a.zero_point);
+  if (a.code == Code::UINT8) zero = *static_cast<const uint8_t*>(a.zero_point);
+  const float exact = 1.0f / size, largest = 0x1.fffffep127f;
+  return {a.code, size, exact < largest ? exact : largest, zero};
+}
+
+// v / size, rounded as a division is: a product, and one more with what it lost.
+ONNXFOLD_THREAD uint32_t code_of(const Steps& steps, float v) {
+  const float q = v * steps.inverse;
+  const float closer = fmaf(fmaf(-q, steps.size, v), steps.inverse, q);
+  const float scaled = fabsf(q) < 0x1p60f ? closer : q;
+  if (steps.code == Code::FLOAT8) return float8_code(scaled);
+  return integer_code(scaled, steps.code == Code::INT8 ? -128 : 0, steps.zero);
+}
+
+ONNXFOLD_THREAD float activated(float v, Activation activation) {
+  switch (activation) {
+    case Activation::NONE: return v;
+    case Activation::RELU: return v < 0.0f ? 0.0f : v;
+    case Activation::GELU: return 0.5f * v * erfcf(v * -0.70710678f);
+    case Activation::GELU_TANH:
+      return v / (1.0f + expf(-1.5957691216f * (v + 0.044715f * (v * v * v))));
+    case Activation::SILU: return v / (1.0f + expf(-v));
+  }
+  return v;
+}
+
 }  // namespace cuda
 }  // namespace onnxfold

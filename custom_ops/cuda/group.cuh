@@ -15,6 +15,14 @@ ONNXFOLD_THREAD float shuffled_sum(float v) {
   return v;
 }
 
+template <int Width>
+ONNXFOLD_THREAD float shuffled_most(float v) {
+  ONNXFOLD_UNROLL
+  for (int distance = Width / 2; distance > 0; distance /= 2)
+    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, distance));
+  return v;
+}
+
 template <int Width, bool Sum, bool Squares>
 ONNXFOLD_THREAD Moments shuffled_sum(Moments m) {
   if constexpr (Sum) m.sum = shuffled_sum<Width>(m.sum);
@@ -36,6 +44,11 @@ class WarpGroup {
   template <int Slot, bool Sum, bool Squares, class Step>
   ONNXFOLD_THREAD Moments sum(Step step) {
     return shuffled_sum<Width, Sum, Squares>(step(thread_));
+  }
+
+  template <int Slot, class Step>
+  ONNXFOLD_THREAD float largest(Step step) {
+    return shuffled_most<Width>(step(thread_));
   }
 
   // Whether it holds for a row of the warp.
@@ -74,6 +87,15 @@ class BlockGroup {
     if (lane < warps && Sum) all.sum = slots_[Slot][lane].sum;
     if (lane < warps && Squares) all.squares = slots_[Slot][lane].squares;
     return shuffled_sum<32, Sum, Squares>(all);
+  }
+
+  template <int Slot, class Step>
+  ONNXFOLD_THREAD float largest(Step step) {
+    const unsigned lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    const float own = shuffled_most<32>(step(thread_));
+    if (lane == 0) slots_[Slot][threadIdx.x / 32].sum = own;
+    __syncthreads();
+    return shuffled_most<32>(lane < warps ? slots_[Slot][lane].sum : 0.0f);
   }
 
   // Every thread has the row's sums, bit for bit: butterflies add the same pairs in each lane.

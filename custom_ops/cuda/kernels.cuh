@@ -20,78 +20,94 @@ ONNXFOLD_THREAD void begin() {
 #endif
 }
 
+// Each sum and each maximum of a row has a slot of its own.
+template <bool Extended>
+constexpr int kSlots = Extended ? 3 : 2;
+
 // One block for each multiprocessor is all that is asked for: without the 1, ptxas spills a register
 // or two to make room for one block more.
-template <class T, Statistics S, bool Residual, int Width, int Vectors, bool Shifted>
+template <class T, Statistics S, bool Residual, int Width, int Vectors, bool Shifted, bool Extended>
 __global__ void __launch_bounds__(kShortRowThreads, 1)
     short_rows_kernel(const Arguments arguments, float inverse) {
   begin();
   constexpr int kRows = kShortRowThreads / Width;
-  WarpGroup<RowThread<T, S, Residual, Vectors, Shifted>, Width> group;
+  WarpGroup<RowThread<T, S, Residual, Vectors, Shifted, Extended>, Width> group;
   const unsigned row = blockIdx.x * kRows + threadIdx.x / Width;
   normalise(group, arguments, row, inverse);
 }
 
-template <class T, Statistics S, bool Residual, int Vectors, bool Shifted>
+template <class T, Statistics S, bool Residual, int Vectors, bool Shifted, bool Extended>
 __global__ void __launch_bounds__(kMostThreads<Vectors, Shifted>, 1)
     row_kernel(const Arguments arguments, float inverse) {
   begin();
-  __shared__ Moments slots[2][32];
-  BlockGroup<RowThread<T, S, Residual, Vectors, Shifted>> group(slots);
+  __shared__ Moments slots[kSlots<Extended>][32];
+  BlockGroup<RowThread<T, S, Residual, Vectors, Shifted, Extended>> group(slots);
   normalise(group, arguments, blockIdx.x, inverse);
 }
 
-template <class T, Statistics S, bool Residual, bool Wide>
+template <class T, Statistics S, bool Residual, bool Wide, bool Extended>
 __global__ void __launch_bounds__(kMostThreads<0, false>, 1)
     loop_kernel(const Arguments arguments, float inverse) {
   begin();
-  __shared__ Moments slots[2][32];
+  __shared__ Moments slots[kSlots<Extended>][32];
   for (int64_t row = blockIdx.x; row < arguments.rows; row += gridDim.x) {
-    BlockGroup<LoopThread<T, S, Residual, Wide>> group(slots);
+    BlockGroup<LoopThread<T, S, Residual, Wide, Extended>> group(slots);
     normalise(group, arguments, row, inverse);
     __syncthreads();  // the next row uses the same slots
   }
 }
 
-template <class T, Statistics S, bool Residual, bool Shifted>
+template <class T, Statistics S, bool Residual, bool Shifted, bool Extended>
 KernelFunction in_registers(const Plan& plan) {
   if (plan.threads_per_row == 8) {
-    return plan.vectors == 1 ? short_rows_kernel<T, S, Residual, 8, 1, Shifted>
-                             : short_rows_kernel<T, S, Residual, 8, 2, Shifted>;
+    return plan.vectors == 1 ? short_rows_kernel<T, S, Residual, 8, 1, Shifted, Extended>
+                             : short_rows_kernel<T, S, Residual, 8, 2, Shifted, Extended>;
   }
   if (plan.threads_per_row == 32) {
     if constexpr (!Shifted) {
-      if (plan.vectors == 4) return short_rows_kernel<T, S, Residual, 32, 4, false>;
-      if (plan.vectors == 8) return short_rows_kernel<T, S, Residual, 32, 8, false>;
+      if (plan.vectors == 4) return short_rows_kernel<T, S, Residual, 32, 4, false, Extended>;
+      if constexpr (!Extended)
+        if (plan.vectors == 8) return short_rows_kernel<T, S, Residual, 32, 8, false, false>;
     }
-    return plan.vectors == 1 ? short_rows_kernel<T, S, Residual, 32, 1, Shifted>
-                             : short_rows_kernel<T, S, Residual, 32, 2, Shifted>;
+    return plan.vectors == 1 ? short_rows_kernel<T, S, Residual, 32, 1, Shifted, Extended>
+                             : short_rows_kernel<T, S, Residual, 32, 2, Shifted, Extended>;
   }
-  if (plan.vectors == 1) return row_kernel<T, S, Residual, 1, Shifted>;
-  if (plan.vectors == 2) return row_kernel<T, S, Residual, 2, Shifted>;
-  return row_kernel<T, S, Residual, 4, Shifted>;
+  if (plan.vectors == 1) return row_kernel<T, S, Residual, 1, Shifted, Extended>;
+  if (plan.vectors == 2) return row_kernel<T, S, Residual, 2, Shifted, Extended>;
+  return row_kernel<T, S, Residual, 4, Shifted, Extended>;
+}
+
+template <class T, Statistics S, bool Residual>
+KernelFunction extended_by_plan(const Plan& plan) {
+  if (plan.vectors == 0) return loop_kernel<T, S, Residual, false, true>;
+  return in_registers<T, S, Residual, false, true>(plan);
 }
 
 template <class T, Statistics S, bool Residual>
 KernelFunction by_plan(const Plan& plan) {
   if (plan.vectors == 0)
-    return plan.wide ? loop_kernel<T, S, Residual, true> : loop_kernel<T, S, Residual, false>;
-  return plan.shifted ? in_registers<T, S, Residual, true>(plan)
-                      : in_registers<T, S, Residual, false>(plan);
+    return plan.wide ? loop_kernel<T, S, Residual, true, false>
+                     : loop_kernel<T, S, Residual, false, false>;
+  return plan.shifted ? in_registers<T, S, Residual, true, false>(plan)
+                      : in_registers<T, S, Residual, false, false>(plan);
+}
+
+template <class T, Statistics S>
+KernelFunction by_residual(const Op& op, const Plan& plan) {
+  if (extended(op))
+    return op.residual ? extended_by_plan<T, S, true>(plan) : extended_by_plan<T, S, false>(plan);
+  return op.residual ? by_plan<T, S, true>(plan) : by_plan<T, S, false>(plan);
 }
 
 template <class T>
 KernelFunction find_kernel(const Op& op, const Plan& plan) {
   switch (op.statistics) {
-    case Statistics::RMS:
-      return op.residual ? by_plan<T, Statistics::RMS, true>(plan)
-                         : by_plan<T, Statistics::RMS, false>(plan);
-    case Statistics::LAYER:
-      return op.residual ? by_plan<T, Statistics::LAYER, true>(plan)
-                         : by_plan<T, Statistics::LAYER, false>(plan);
+    case Statistics::RMS: return by_residual<T, Statistics::RMS>(op, plan);
+    case Statistics::LAYER: return by_residual<T, Statistics::LAYER>(op, plan);
     case Statistics::CENTER: return by_plan<T, Statistics::CENTER, false>(plan);
     case Statistics::CRMS: return by_plan<T, Statistics::CRMS, false>(plan);
-    case Statistics::CRMS_FULL: return loop_kernel<T, Statistics::CRMS_FULL, false, false>;
+    case Statistics::CRMS_FULL: return loop_kernel<T, Statistics::CRMS_FULL, false, false, false>;
+    case Statistics::ROW: return extended_by_plan<T, Statistics::ROW, false>(plan);
   }
   return nullptr;
 }

@@ -8,10 +8,14 @@
 namespace onnxfold {
 namespace cuda {
 
-template <class T, Statistics S, bool Residual, bool Wide>
+// `Extended`: see RowThread.
+template <class T, Statistics S, bool Residual, bool Wide, bool Extended>
 class LoopThread {
  public:
+  using Element = T;
   static constexpr Statistics kStatistics = S;
+  static constexpr bool kExtended = Extended;
+  static_assert(!Wide || !Extended, "codes are written one by one");
 
   ONNXFOLD_THREAD void load(const Arguments& a, int64_t row, int rank, int threads) {
     constexpr int64_t kExtra = S == Statistics::CRMS_FULL ? 1 : 0;
@@ -21,7 +25,9 @@ class LoopThread {
     x_ = static_cast<const T*>(a.x) + row * size_;
     residual_ = Residual ? static_cast<const T*>(a.residual) + row * size_ : nullptr;
     linear_bias_ = static_cast<const T*>(a.linear_bias);
-    y_ = static_cast<T*>(a.y) + row * (size_ + kExtra);
+    start_ = row * (size_ + kExtra);
+    y_ = static_cast<T*>(a.y) + start_;  // unless y has codes
+    factor_ = Extended && Residual && a.row_scale != nullptr ? number_of(a.row_scale, a, row) : 1.0f;
     // The rounded sum waits in y where it is no output: a thread reads what it wrote itself.
     stash_ = a.sum != nullptr ? static_cast<T*>(a.sum) + row * size_ : y_;
   }
@@ -50,8 +56,7 @@ class LoopThread {
     const T* bias = static_cast<const T*>(a.bias);
     batches(first_, size_, [&](int64_t i, auto& v) {
       get(from, i, v);
-      for_each(v, [&](float& element) { element = apply<S>(c, element); });
-      affine(v, scale, bias, i);
+      finish(v, c, scale, bias, i, a.activation);
       put(y_, i, v);
     });
     if constexpr (S == Statistics::CRMS_FULL) {
@@ -60,6 +65,18 @@ class LoopThread {
       affine(last, scale, bias, size_);
       put(y_, size_, last);
     }
+  }
+
+  ONNXFOLD_THREAD float largest(const Arguments& a, const Coefficients& c) const {
+    float most = 0.0f;
+    finished(a, c, [&](int64_t, float y) { most = fmaxf(most, fabsf(y)); });
+    return most;
+  }
+
+  ONNXFOLD_THREAD void write_codes(const Arguments& a, const Coefficients& c,
+                                   const Steps& steps) const {
+    uint8_t* to = static_cast<uint8_t*>(a.y) + start_;
+    finished(a, c, [&](int64_t i, float y) { to[i] = static_cast<uint8_t>(code_of(steps, y)); });
   }
 
  private:
@@ -100,6 +117,29 @@ class LoopThread {
       ONNXFOLD_UNROLL
       for (int e = 0; e < kWidth; ++e) change(v.chunk[k].v[e]);
     }
+  }
+
+  template <int Count>
+  ONNXFOLD_THREAD void finish(Batch<Count>& v, const Coefficients& c, const T* scale, const T* bias,
+                              int64_t i, Activation activation) const {
+    for_each(v, [&](float& element) { element = apply<S>(c, element); });
+    affine(v, scale, bias, i);
+    if constexpr (S == Statistics::ROW)
+      for_each(v, [&](float& element) { element = activated(element, activation); });
+  }
+
+  // Calls use(i, y) for each element of y that is the thread's own, rounded to T.
+  template <class Use>
+  ONNXFOLD_THREAD void finished(const Arguments& a, const Coefficients& c, Use use) const {
+    batches(first_, size_, [&](int64_t i, auto& v) {
+      get(Residual ? stash_ : x_, i, v);
+      finish(v, c, static_cast<const T*>(a.scale), static_cast<const T*>(a.bias), i, a.activation);
+      int64_t at = i;
+      for (const Chunk& chunk : v.chunk) {
+        use(at, widen(narrow<T>(chunk.v[0])));
+        at += step_;
+      }
+    });
   }
 
   ONNXFOLD_THREAD static Chunk get_one(const T* from) {
@@ -162,6 +202,7 @@ class LoopThread {
     Batch<Count> r;
     get(x_, i, v);
     get(residual_, i, r);
+    if constexpr (Extended) for_each(v, [&](float& element) { element *= factor_; });
     if (linear_bias_ != nullptr) add_constants(v, linear_bias_, i);
     ONNXFOLD_UNROLL
     for (int k = 0; k < Count; ++k) {
@@ -194,7 +235,8 @@ class LoopThread {
   const T* linear_bias_;
   T* y_;
   T* stash_;
-  int64_t size_, first_, step_;
+  float factor_;  // of x, before anything is added
+  int64_t start_, size_, first_, step_;
 };
 
 }  // namespace cuda

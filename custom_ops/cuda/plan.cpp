@@ -43,7 +43,8 @@ int resident(const Plan& plan, bool shifted) {
 // some vectors each before they wait: 4 are 64 KB at 1024 threads. And one row takes as long as its
 // chain of loads, conversions, additions and shuffles, which is all that counts where an SM has
 // a row or two and cannot hide it behind others: there more threads with fewer vectors win.
-Plan in_registers(int64_t row_vectors, bool shifted, int64_t rows, int multiprocessors) {
+Plan in_registers(int64_t row_vectors, bool shifted, bool eight, int64_t rows,
+                  int multiprocessors) {
   // Eight threads: three shuffles for each sum, and 16 rows in a block; a whole warp would leave at
   // least half of its lanes without a vector.
   if (row_vectors <= 8) return short_rows(8, 1);
@@ -56,7 +57,7 @@ Plan in_registers(int64_t row_vectors, bool shifted, int64_t rows, int multiproc
   const int64_t sms = multiprocessors;
   if (row_vectors <= 256) {
     // 8 warps of 8 vectors are 32 KB under way; with fewer rows than that, four warps share a row.
-    return rows >= 8 * sms && !shifted ? short_rows(32, 8) : row_in_block(row_vectors, 2);
+    return rows >= 8 * sms && eight ? short_rows(32, 8) : row_in_block(row_vectors, 2);
   }
   // Up to two rows on each multiprocessor are too few to hide one behind the other: they are to be
   // quick, and all at once.
@@ -78,6 +79,11 @@ Plan loop(int64_t rows, int64_t steps, bool wide) {
 
 }  // namespace
 
+bool extended(const Op& op) {
+  return op.statistics == Statistics::ROW || op.row_scale || op.row_epsilon ||
+         op.output != Output::NORM;
+}
+
 Plan plan_rows(const Op& op, ElementType type, const Arguments& a, int multiprocessors) {
   const bool full = op.statistics == Statistics::CRMS_FULL;
   const int64_t width = kVectorBytes / (type == ElementType::FLOAT ? 4 : 2);
@@ -87,17 +93,20 @@ Plan plan_rows(const Op& op, ElementType type, const Arguments& a, int multiproc
   const bool whole = a.size % width == 0;
   // A row of CRMS_FULL is written at another alignment than it is read: neighbouring threads write
   // neighbouring elements, where a thread's vector would be as many strided stores.
-  if (!tensors_aligned || full) return loop(a.rows, a.size, false);
   const bool shifted = !whole || !constants_aligned;
+  if (!tensors_aligned || full || (shifted && extended(op))) return loop(a.rows, a.size, false);
   // A shifted row begins up to width - 1 elements into its first vector.
   const int64_t vectors = (a.size + (shifted ? 2 * width - 2 : 0)) / width;
-  Plan plan = in_registers(vectors, shifted, a.rows, multiprocessors);
+  // Eight vectors leave no registers for shifted ones, nor for what extended kernels do.
+  const bool eight = !shifted && !extended(op);
+  Plan plan = in_registers(vectors, shifted, eight, a.rows, multiprocessors);
   const int64_t rows_per_block =
       plan.threads_per_row > 0 ? plan.threads / plan.threads_per_row : 1;
   plan.blocks = divided_up(a.rows, rows_per_block);
   plan.shifted = shifted;
   if (plan.vectors == 0 || a.rows > kMostRows)
-    return loop(a.rows, shifted ? a.size : vectors, !shifted);
+    return extended(op) ? loop(a.rows, a.size, false)
+                        : loop(a.rows, shifted ? a.size : vectors, !shifted);
   return plan;
 }
 

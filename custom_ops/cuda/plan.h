@@ -32,6 +32,9 @@ constexpr int kMostThreads =
         : 1024;
 constexpr int kShortRowThreads = 128;  // of a block that holds several rows
 
+// Whether an op needs the kernels that have more than norms (row_thread.h).
+bool extended(const Op& op);
+
 Plan plan_rows(const Op& op, ElementType type, const Arguments& arguments, int multiprocessors);
 
 // What the sums of a row are multiplied by.

@@ -11,10 +11,16 @@
 namespace onnxfold {
 namespace cuda {
 
-template <class T, Statistics S, bool Residual, int Vectors, bool Shifted>
+//
+// `Extended` has what few ops need: a scale or an epsilon for each row, activations, codes. It is never
+// shifted: rows of whole vectors are what is quantised.
+template <class T, Statistics S, bool Residual, int Vectors, bool Shifted, bool Extended>
 class RowThread {
  public:
+  using Element = T;
   static constexpr Statistics kStatistics = S;
+  static constexpr bool kExtended = Extended;
+  static_assert(!Shifted || !Extended, "rows of whole vectors");
 
   // row: one past the last, too, for a thread that has none but takes part in the sums.
   // All of x and residual is read before anything is written, which may be over them.
@@ -30,8 +36,8 @@ class RowThread {
     const T* x = row_of(static_cast<const T*>(a.x));
     ONNXFOLD_UNROLL
     for (int k = 0; k < Vectors; ++k) v_[k] = read(x, k, end);
-    if constexpr (Residual) add(a, end);
-    read_affine(a);
+    if constexpr (Residual) add(a, row, end);
+    if constexpr (!Extended) read_affine(a);
   }
 
   template <bool Sum, bool Squares>
@@ -64,13 +70,45 @@ class RowThread {
   // What the op has is asked once for the row: asked for each vector, the instructions for operands
   // that it lacks are issued all the same, with a false predicate. A bias comes with a scale.
   ONNXFOLD_THREAD void write(const Arguments& a, const Coefficients& c) {
+    if constexpr (Extended) return write_extended(a, c);
     if (a.scale == nullptr) return write_as<false, false>(a, c);
     if (a.bias == nullptr) return write_as<true, false>(a, c);
     write_as<true, true>(a, c);
   }
 
+  // Of y, rounded to T; NaN is passed over.
+  ONNXFOLD_THREAD float largest(const Arguments& a, const Coefficients& c) const {
+    float most = 0.0f;
+    ONNXFOLD_UNROLL
+    for (int k = 0; k < Vectors; ++k) {
+      if (!touches(k)) continue;
+      const Values<T> y = unpack<T>(finished(a, c, k));
+      ONNXFOLD_UNROLL
+      for (int e = 0; e < kWidth; ++e) most = fmaxf(most, fabsf(y.v[e]));
+    }
+    return most;
+  }
+
+  ONNXFOLD_THREAD void write_codes(const Arguments& a, const Coefficients& c,
+                                   const Steps& steps) const {
+    uint8_t* to = as_base(static_cast<uint8_t*>(a.y) + start_);
+    ONNXFOLD_UNROLL
+    for (int k = 0; k < Vectors; ++k) {
+      if (!touches(k)) continue;
+      const Values<T> y = unpack<T>(finished(a, c, k));
+      CodeWords words = {};
+      ONNXFOLD_UNROLL
+      for (int e = 0; e < kWidth; ++e) words.word[e / 4] |= code_of(steps, y.v[e]) << (e % 4 * 8);
+      *reinterpret_cast<CodeWords*>(to + at(k)) = words;
+    }
+  }
+
  private:
   static constexpr int kWidth = kPerVector<T>;
+  // The codes of a vector.
+  struct alignas(kWidth) CodeWords {
+    uint32_t word[kWidth / 4];
+  };
   // So many vectors of scale and bias are under way before the reduction, so that latencies pass
   // together, and as many ahead of the one that is written. All of them do not fit: at 4 vectors x,
   // scale and bias are 48 registers of the 64 that a thread of a block of 1024 has. Shifted vectors
@@ -167,15 +205,47 @@ class RowThread {
     }
   }
 
-  ONNXFOLD_THREAD void add(const Arguments& a, int64_t end) {
+  // y, as the op would write it.
+  ONNXFOLD_THREAD Packed finished(const Arguments& a, const Coefficients& c, int k) const {
+    Values<T> y = unpack<T>(v_[k]);
+    ONNXFOLD_UNROLL
+    for (int e = 0; e < kWidth; ++e) y.v[e] = apply<S>(c, y.v[e]);
+    if (a.scale != nullptr) {
+      const Values<T> scale = unpack<T>(constants(a.scale, k));
+      ONNXFOLD_UNROLL
+      for (int e = 0; e < kWidth; ++e) y.v[e] *= scale.v[e];
+    }
+    if (a.bias != nullptr) {
+      const Values<T> bias = unpack<T>(constants(a.bias, k));
+      ONNXFOLD_UNROLL
+      for (int e = 0; e < kWidth; ++e) y.v[e] += bias.v[e];
+    }
+    if constexpr (S == Statistics::ROW) {
+      ONNXFOLD_UNROLL
+      for (int e = 0; e < kWidth; ++e) y.v[e] = activated(y.v[e], a.activation);
+    }
+    return pack<T>(y);
+  }
+
+  ONNXFOLD_THREAD void write_extended(const Arguments& a, const Coefficients& c) const {
+    T* to = row_of(static_cast<T*>(a.y));
+    ONNXFOLD_UNROLL
+    for (int k = 0; k < Vectors; ++k)
+      if (touches(k)) put(to, k, finished(a, c, k));
+  }
+
+  ONNXFOLD_THREAD void add(const Arguments& a, int64_t row, int64_t end) {
+    float factor = 1.0f;
+    if constexpr (Extended)
+      if (a.row_scale != nullptr) factor = number_of(a.row_scale, a, row);
     const T* from = row_of(static_cast<const T*>(a.residual));
     Packed residual[Vectors];
     ONNXFOLD_UNROLL
     for (int k = 0; k < Vectors; ++k) residual[k] = read(from, k, end);
     if (a.linear_bias == nullptr)
-      add_as<false>(a, residual);
+      add_as<false>(a, residual, factor);
     else
-      add_as<true>(a, residual);
+      add_as<true>(a, residual, factor);
     if (a.sum == nullptr) return;
     T* to = row_of(static_cast<T*>(a.sum));
     ONNXFOLD_UNROLL
@@ -185,11 +255,15 @@ class RowThread {
 
   // The sum in float32, rounded once; what is normalised is what is stored.
   template <bool LinearBias>
-  ONNXFOLD_THREAD void add_as(const Arguments& a, const Packed (&residual)[Vectors]) {
+  ONNXFOLD_THREAD void add_as(const Arguments& a, const Packed (&residual)[Vectors], float factor) {
     ONNXFOLD_UNROLL
     for (int k = 0; k < Vectors; ++k) {
       if (!touches(k)) continue;
       Values<T> s = unpack<T>(v_[k]);
+      if constexpr (Extended) {
+        ONNXFOLD_UNROLL
+        for (int e = 0; e < kWidth; ++e) s.v[e] *= factor;
+      }
       if constexpr (LinearBias) {
         const Values<T> b = unpack<T>(constants(a.linear_bias, k));
         ONNXFOLD_UNROLL

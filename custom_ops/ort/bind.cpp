@@ -10,11 +10,6 @@
 
 namespace onnxfold {
 
-size_t input_count(const Op& op) {
-  const size_t affine = op.affine == Affine::NONE ? 0 : op.affine == Affine::SCALE ? 1 : 2;
-  return 1 + (op.residual ? 1 : 0) + (op.linear_bias ? 1 : 0) + affine;
-}
-
 namespace {
 
 constexpr uint32_t kOldestMinor = 17;  // ParallelFor, shape inference
@@ -29,16 +24,39 @@ const Backend* const backends[] = {
 #endif
 };
 constexpr ElementType types[] = {ElementType::FLOAT, ElementType::FLOAT16, ElementType::BFLOAT16};
+constexpr Code codes[] = {Code::INT8, Code::UINT8, Code::FLOAT8};
 
 const BoundOp& bound(const OrtCustomOp* op) { return *static_cast<const BoundOp*>(op); }
 
-int element_type(const OrtCustomOp* op, size_t) {
-  switch (bound(op).type) {
+int element_type(ElementType type) {
+  switch (type) {
     case ElementType::FLOAT: return ORT_ELEMENT_FLOAT;
     case ElementType::FLOAT16: return ORT_ELEMENT_FLOAT16;
     case ElementType::BFLOAT16: return ORT_ELEMENT_BFLOAT16;
   }
   return ORT_ELEMENT_FLOAT;
+}
+
+int code_type(Code code) {
+  return code == Code::INT8    ? ORT_ELEMENT_INT8
+         : code == Code::UINT8 ? ORT_ELEMENT_UINT8
+                               : ORT_ELEMENT_FLOAT8E4M3FN;
+}
+
+int input_type(const OrtCustomOp* op, size_t index) {
+  switch (inputs_of(*bound(op).op).at[index]) {
+    case Input::ROW_SCALE:
+    case Input::ROW_EPSILON: return ORT_ELEMENT_FLOAT;
+    case Input::Y_ZERO_POINT: return code_type(bound(op).code);
+    default: return element_type(bound(op).type);
+  }
+}
+
+int output_type(const OrtCustomOp* op, size_t index) {
+  const BoundOp& b = bound(op);
+  if (index == 0 && quantised(*b.op)) return code_type(b.code);
+  if (index == 0 && b.op->output == Output::SCALE) return ORT_ELEMENT_FLOAT;
+  return element_type(b.type);
 }
 
 // Pairs (input, output) that may share memory. No input stands in two pairs: ONNX Runtime might
@@ -52,6 +70,16 @@ size_t inplace_pairs(int** inputs, int** outputs) {
   return SecondOutput < 0 ? 1 : 2;
 }
 
+// A Sum may take the place of X where Y is another type or shape.
+template <int Sum>
+size_t sum_in_place(int** inputs, int** outputs) {
+  static int from[] = {0};
+  static int to[] = {Sum};
+  *inputs = from;
+  *outputs = to;
+  return 1;
+}
+
 size_t no_pairs(int** inputs, int** outputs) {
   *inputs = *outputs = nullptr;
   return 0;
@@ -59,25 +87,34 @@ size_t no_pairs(int** inputs, int** outputs) {
 
 void nothing_to_release(int*, int*) {}
 
+size_t (*pairs_of(const Op& op))(int**, int**) {
+  if (op.output == Output::SCALE || op.output == Output::QUANTIZED)
+    return op.with_sum ? sum_in_place<1> : no_pairs;
+  if (op.output == Output::QUANTIZED_ROWS) return op.with_sum ? sum_in_place<2> : no_pairs;
+  if (op.statistics == Statistics::CRMS_FULL) return no_pairs;
+  if (op.with_sum) return inplace_pairs<0, 1>;
+  return op.residual ? inplace_pairs<0, 0> : inplace_pairs<0, -1>;
+}
+
 // ONNX Runtime calls every callback that the version implies, so none is left null but the two
 // that the V2 forms replace.
 BoundOp bind(const OrtApi* api, uint32_t version, const Op& op, const Backend& backend,
-             ElementType type) {
+             ElementType type, Code code) {
   BoundOp b = {};
   b.version = version;
   b.api = api;
   b.op = &op;
   b.backend = &backend;
   b.type = type;
+  b.code = code;
   b.GetName = [](const OrtCustomOp* self) { return bound(self).op->name; };
   b.GetExecutionProviderType = [](const OrtCustomOp* self) {
     return bound(self).backend->provider;
   };
-  b.GetInputType = b.GetOutputType = element_type;
-  b.GetInputTypeCount = [](const OrtCustomOp* self) { return input_count(*bound(self).op); };
-  b.GetOutputTypeCount = [](const OrtCustomOp* self) -> size_t {
-    return bound(self).op->with_sum ? 2 : 1;
-  };
+  b.GetInputType = input_type;
+  b.GetOutputType = output_type;
+  b.GetInputTypeCount = [](const OrtCustomOp* self) { return inputs_of(*bound(self).op).count; };
+  b.GetOutputTypeCount = [](const OrtCustomOp* self) { return output_count(*bound(self).op); };
   b.KernelDestroy = destroy_kernel;
   b.GetInputCharacteristic = b.GetOutputCharacteristic =
       [](const OrtCustomOp*, size_t) -> int { return ORT_CHARACTERISTIC_REQUIRED; };
@@ -89,10 +126,7 @@ BoundOp bind(const OrtApi* api, uint32_t version, const Op& op, const Backend& b
   b.KernelComputeV2 = compute;
   b.InferOutputShape = infer_shapes;
   b.GetStartVersion = b.GetEndVersion = [](const OrtCustomOp*) { return 1; };
-  b.GetMayInplace = op.statistics == Statistics::CRMS_FULL ? no_pairs
-                    : op.with_sum                          ? inplace_pairs<0, 1>
-                    : op.residual                          ? inplace_pairs<0, 0>
-                                                           : inplace_pairs<0, -1>;
+  b.GetMayInplace = pairs_of(op);
   b.GetAliasMap = no_pairs;
   b.ReleaseMayInplace = b.ReleaseAliasMap = nothing_to_release;
   return b;
@@ -105,13 +139,23 @@ struct Registration {
   Registration* next;
 };
 
+OrtStatus* add_op(const OrtApi* api, uint32_t version, OrtCustomOpDomain* domain, const Op& op,
+                  const Backend& backend, ElementType type) {
+  const size_t count = quantised(op) ? sizeof(codes) / sizeof(codes[0]) : 1;
+  for (size_t i = 0; i < count; ++i) {
+    const Code code = quantised(op) ? codes[i] : Code::NONE;
+    BoundOp* made = new (std::nothrow) BoundOp(bind(api, version, op, backend, type, code));
+    if (made == nullptr) return api->CreateStatus(ORT_FAIL, "onnxfold: out of memory");
+    if (OrtStatus* status = api->CustomOpDomain_Add(domain, made)) return status;
+  }
+  return nullptr;
+}
+
 OrtStatus* add_ops(const OrtApi* api, uint32_t version, OrtCustomOpDomain* domain) {
   for (const Backend* backend : backends) {
     for (size_t i = 0; i < op_count; ++i) {
       for (ElementType type : types) {
-        BoundOp* op = new (std::nothrow) BoundOp(bind(api, version, ops[i], *backend, type));
-        if (op == nullptr) return api->CreateStatus(ORT_FAIL, "onnxfold: out of memory");
-        if (OrtStatus* status = api->CustomOpDomain_Add(domain, op)) return status;
+        if (OrtStatus* status = add_op(api, version, domain, ops[i], *backend, type)) return status;
       }
     }
   }

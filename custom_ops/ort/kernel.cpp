@@ -16,12 +16,10 @@ namespace onnxfold {
 
 namespace {
 
-constexpr size_t kMaxInputs = 5;
-
 struct Kernel {
   const BoundOp* bound;
   int64_t axis;
-  float epsilon;
+  Arguments attributes;  // the rest of it is empty
   // Elements of the inputs that are constants of the model, else -1: ONNX Runtime allocates memory
   // to tell a shape, which for a small tensor takes as long as the norm.
   int64_t constant_counts[kMaxInputs];
@@ -95,30 +93,47 @@ struct Inputs {
   }
 };
 
+// How an operand of so many elements fits the arguments, and where its address goes.
+struct Place {
+  const void** data;
+  const char* why;  // it does not fit, or null
+};
+
+Place place(const Op& op, Input input, Arguments& a, size_t count) {
+  switch (input) {
+    case Input::LINEAR_BIAS: return {&a.linear_bias, check_linear_bias(a, count)};
+    case Input::ROW_SCALE:
+      return {reinterpret_cast<const void**>(&a.row_scale), check_rows(a, count)};
+    case Input::ROW_EPSILON:
+      return {reinterpret_cast<const void**>(&a.row_epsilon), check_rows(a, count)};
+    case Input::SCALE: return {&a.scale, check_scale(op, a, count)};
+    case Input::BIAS: return {&a.bias, check_bias(op, a, count)};
+    case Input::Y_SCALE: return {&a.y_scale, check_single(count)};
+    default: return {&a.zero_point, check_single(count)};
+  }
+}
+
 OrtStatus* read_inputs(const Kernel& kernel, OrtKernelContext* context, Shape& x,
                        Arguments& arguments) {
   const Op& op = *kernel.bound->op;
   const OrtApi* api = kernel.bound->api;
   Inputs inputs = {kernel, context, 0};
-  size_t count = 0;
   ONNXFOLD_TRY(inputs.tensor(&arguments.x, x));
   ONNXFOLD_TRY(refuse(api, op, check_input(kernel.axis, x, arguments)));
-  if (op.residual) {
-    Shape residual;
-    ONNXFOLD_TRY(inputs.tensor(&arguments.residual, residual));
-    ONNXFOLD_TRY(refuse(api, op, check_residual(x, residual)));
-  }
-  if (op.linear_bias) {
-    ONNXFOLD_TRY(inputs.vector(&arguments.linear_bias, &count));
-    ONNXFOLD_TRY(refuse(api, op, check_linear_bias(arguments, count)));
-  }
-  if (op.affine != Affine::NONE) {
-    ONNXFOLD_TRY(inputs.vector(&arguments.scale, &count));
-    ONNXFOLD_TRY(refuse(api, op, check_scale(op, arguments, count)));
-  }
-  if (op.affine == Affine::AFFINE) {
-    ONNXFOLD_TRY(inputs.vector(&arguments.bias, &count));
-    ONNXFOLD_TRY(refuse(api, op, check_bias(op, arguments, count)));
+  const InputList list = inputs_of(op);
+  for (size_t i = 1; i < list.count; ++i) {
+    if (list.at[i] == Input::RESIDUAL) {
+      Shape residual;
+      ONNXFOLD_TRY(inputs.tensor(&arguments.residual, residual));
+      ONNXFOLD_TRY(refuse(api, op, check_residual(x, residual)));
+      continue;
+    }
+    const void* data = nullptr;
+    size_t count = 0;
+    ONNXFOLD_TRY(inputs.vector(&data, &count));
+    const Place found = place(op, list.at[i], arguments, count);
+    ONNXFOLD_TRY(refuse(api, op, found.why));
+    *found.data = data;
   }
   return nullptr;
 }
@@ -130,28 +145,34 @@ OrtStatus* open_output(const OrtApi* api, OrtKernelContext* context, size_t inde
   return api->GetTensorMutableData(value, data);
 }
 
-// Writes the type and dimensions of Y, and of Sum, which no op has whose Y is longer than X.
+// What an output has of X, and what of its own.
+struct Described {
+  int type;      // 0: that of X
+  int64_t axis;  // from which on dimensions are 1, counted from the end; 0: none are
+  bool longer;   // by the element that a row of X lacks
+};
+
+// Writes the type and dimensions of an output.
 // ONNX Runtime takes an unknown dimension without a name for the number -1 and then refuses models
 // that reshape by it: such a dimension gets a name, of its own since equal names mean equal sizes.
 OrtStatus* describe_output(const OrtApi* api, const Op& op, const OrtTensorTypeAndShapeInfo* x,
-                           OrtTensorTypeAndShapeInfo* y) {
+                           const Described& described, OrtTensorTypeAndShapeInfo* y) {
   static std::atomic<uint64_t> named{0};
   Shape shape;
   const char* names[Shape::kMaxRank];
   char own_names[Shape::kMaxRank][40];
   // The type is that of X: ONNX Runtime asks the first op of a name, whatever its type, for all.
-  int type = 0;
-  ONNXFOLD_TRY(api->GetTensorElementType(x, &type));
+  int type = described.type;
+  if (type == 0) ONNXFOLD_TRY(api->GetTensorElementType(x, &type));
   ONNXFOLD_TRY(read_shape(api, op, x, shape));
   for (const char*& name : names) name = "";
   ONNXFOLD_TRY(api->GetSymbolicDimensions(x, names, shape.rank));
+  rows_shape(described.axis, shape);
   const bool unknown_size = shape.rank > 0 && shape.dims[shape.rank - 1] < 0;
-  if (!unknown_size) {
-    output_shape(op, shape);
-  } else if (op.statistics == Statistics::CRMS_FULL) {
-    names[shape.rank - 1] = "";
-  }
+  if (described.longer && unknown_size) names[shape.rank - 1] = "";
+  if (described.longer) output_shape(op, shape);
   for (size_t axis = 0; axis < shape.rank; ++axis) {
+    if (shape.dims[axis] >= 0) names[axis] = "";
     if (shape.dims[axis] >= 0 || names[axis][0] != '\0') continue;
     snprintf(own_names[axis], sizeof(own_names[axis]), "onnxfold_%llu",
              static_cast<unsigned long long>(named.fetch_add(1)));
@@ -160,6 +181,31 @@ OrtStatus* describe_output(const OrtApi* api, const Op& op, const OrtTensorTypeA
   ONNXFOLD_TRY(api->SetTensorElementType(y, type));
   ONNXFOLD_TRY(api->SetDimensions(y, shape.dims, shape.rank));
   return api->SetSymbolicDimensions(y, names, shape.rank);
+}
+
+OrtStatus* set_output(const OrtApi* api, const Op& op, OrtShapeInferContext* context, size_t index,
+                      const OrtTensorTypeAndShapeInfo* x, const Described& described) {
+  OrtTensorTypeAndShapeInfo* y = nullptr;
+  ONNXFOLD_TRY(api->CreateTensorTypeAndShapeInfo(&y));
+  OrtStatus* status = describe_output(api, op, x, described, y);
+  if (status == nullptr) status = api->ShapeInferContext_SetOutputTypeShape(context, index, y);
+  api->ReleaseTensorTypeAndShapeInfo(y);
+  return status;
+}
+
+OrtStatus* inferred_axis(const OrtApi* api, const OrtShapeInferContext* context, int64_t* axis) {
+  const OrtOpAttr* attribute = nullptr;
+  size_t size = 0;
+  ONNXFOLD_TRY(api->ShapeInferContext_GetAttribute(context, "axis", &attribute));
+  return api->ReadOpAttr(attribute, ORT_OP_ATTR_INT, axis, sizeof(*axis), &size);
+}
+
+OrtStatus* type_of_codes(const OrtApi* api, const Op& op, const OrtShapeInferContext* context,
+                         int* type) {
+  OrtTensorTypeAndShapeInfo* zero_point = nullptr;
+  const size_t last = inputs_of(op).count - 1;
+  ONNXFOLD_TRY(api->ShapeInferContext_GetInputTypeShape(context, last, &zero_point));
+  return api->GetTensorElementType(zero_point, type);
 }
 
 OrtStatus* count_constant(const OrtApi* api, const OrtKernelInfo* info, size_t input,
@@ -213,23 +259,57 @@ Failure* fail(void* context, const char* why) {
 
 }  // namespace
 
+InputList inputs_of(const Op& op) {
+  const bool scale = op.affine == Affine::SCALE || op.affine == Affine::AFFINE;
+  const bool bias = op.affine == Affine::AFFINE || op.affine == Affine::BIAS;
+  const bool present[kMaxInputs] = {
+      true, op.residual, op.linear_bias, op.row_scale, op.row_epsilon, scale, bias,
+      op.output == Output::QUANTIZED, quantised(op)};
+  InputList list = {};
+  for (size_t i = 0; i < kMaxInputs; ++i)
+    if (present[i]) list.at[list.count++] = static_cast<Input>(i);
+  return list;
+}
+
+bool quantised(const Op& op) {
+  return op.output == Output::QUANTIZED || op.output == Output::QUANTIZED_ROWS;
+}
+
+size_t output_count(const Op& op) {
+  return 1 + (op.output == Output::QUANTIZED_ROWS ? 1 : 0) + (op.with_sum ? 1 : 0);
+}
+
 OrtStatus* create_kernel(const OrtCustomOp* self, const OrtApi* api, const OrtKernelInfo* info,
                          void** kernel) {
   const BoundOp* bound = static_cast<const BoundOp*>(self);
   const Op& op = *bound->op;
   const bool last_only =
       op.statistics == Statistics::CRMS || op.statistics == Statistics::CRMS_FULL;
-  Kernel read = {bound, -1, 0.0f, {-1, -1, -1, -1, -1}};
+  const bool no_epsilon = op.statistics == Statistics::CENTER ||
+                          op.statistics == Statistics::ROW || op.row_epsilon;
+  const bool rows = op.output == Output::QUANTIZED_ROWS;
+  Kernel read = {bound, -1, {}, {}};
+  for (int64_t& count : read.constant_counts) count = -1;
+  Arguments& a = read.attributes;
+  a.activation = op.activation;
+  a.code = bound->code;
   if (!last_only) {
     OrtStatus* cause = api->KernelInfoGetAttribute_int64(info, "axis", &read.axis);
     ONNXFOLD_TRY(missing_attribute(api, op, "axis", cause));
   }
-  if (op.statistics != Statistics::CENTER) {
-    OrtStatus* cause = api->KernelInfoGetAttribute_float(info, "epsilon", &read.epsilon);
-    ONNXFOLD_TRY(missing_attribute(api, op, "epsilon", cause));
+  const struct {
+    const char* name;
+    bool read;
+    float* value;
+  } attributes[] = {
+      {"epsilon", !no_epsilon, &a.epsilon}, {"levels", rows, &a.levels}, {"least", rows, &a.least}};
+  for (const auto& attribute : attributes) {
+    if (!attribute.read) continue;
+    OrtStatus* cause = api->KernelInfoGetAttribute_float(info, attribute.name, attribute.value);
+    ONNXFOLD_TRY(missing_attribute(api, op, attribute.name, cause));
   }
-  ONNXFOLD_TRY(refuse(api, op, check_attributes(op, read.axis, read.epsilon)));
-  for (size_t input = 0; input < input_count(op); ++input) {
+  ONNXFOLD_TRY(refuse(api, op, check_attributes(op, read.axis, a)));
+  for (size_t input = 0; input < inputs_of(op).count; ++input) {
     ONNXFOLD_TRY(count_constant(api, info, input, read.constant_counts[input]));
   }
   *kernel = new (std::nothrow) Kernel(read);
@@ -241,17 +321,27 @@ void destroy_kernel(void* kernel) { delete static_cast<Kernel*>(kernel); }
 OrtStatus* compute(void* self, OrtKernelContext* context) {
   const Kernel& kernel = *static_cast<const Kernel*>(self);
   const BoundOp& bound = *kernel.bound;
+  const Op& op = *bound.op;
   Shape shape;
-  Arguments arguments = {};
-  arguments.epsilon = kernel.epsilon;
+  Arguments arguments = kernel.attributes;
   ONNXFOLD_TRY(read_inputs(kernel, context, shape, arguments));
-  if (bound.op->with_sum)
-    ONNXFOLD_TRY(open_output(bound.api, context, 1, shape, &arguments.sum));
-  output_shape(*bound.op, shape);
-  ONNXFOLD_TRY(open_output(bound.api, context, 0, shape, &arguments.y));
-  Call call = {bound.api, *bound.op, context};
+  if (op.with_sum)
+    ONNXFOLD_TRY(open_output(bound.api, context, output_count(op) - 1, shape, &arguments.sum));
+  Shape rows = shape;
+  rows_shape(kernel.axis, rows);
+  if (op.output == Output::QUANTIZED_ROWS)
+    ONNXFOLD_TRY(open_output(bound.api, context, 1, rows, &arguments.y_scales));
+  void* y = nullptr;
+  output_shape(op, shape);
+  const bool scales = op.output == Output::SCALE;
+  ONNXFOLD_TRY(open_output(bound.api, context, 0, scales ? rows : shape, &y));
+  if (scales)
+    arguments.row_scales = static_cast<float*>(y);
+  else
+    arguments.y = y;
+  Call call = {bound.api, op, context};
   const Executor executor = {parallel_for, stream_of, device_of, fail, &call};
-  Failure* failure = bound.backend->launch(*bound.op, bound.type, arguments, executor);
+  Failure* failure = bound.backend->launch(op, bound.type, arguments, executor);
   return reinterpret_cast<OrtStatus*>(failure);
 }
 
@@ -264,14 +354,15 @@ OrtStatus* infer_shapes(const OrtCustomOp* self, OrtShapeInferContext* context) 
   size_t rank = 0;
   ONNXFOLD_TRY(api->GetDimensionsCount(x, &rank));
   if (rank == 0) return nullptr;  // not a scalar, which has no axis: the rank is unknown
-  OrtTensorTypeAndShapeInfo* y = nullptr;
-  ONNXFOLD_TRY(api->CreateTensorTypeAndShapeInfo(&y));
-  OrtStatus* status = describe_output(api, op, x, y);
-  if (status == nullptr) status = api->ShapeInferContext_SetOutputTypeShape(context, 0, y);
-  if (status == nullptr && op.with_sum)
-    status = api->ShapeInferContext_SetOutputTypeShape(context, 1, y);
-  api->ReleaseTensorTypeAndShapeInfo(y);
-  return status;
+  Described y = {0, 0, op.statistics == Statistics::CRMS_FULL}, rows = {0, 0, false};
+  if (quantised(op)) ONNXFOLD_TRY(type_of_codes(api, op, context, &y.type));
+  if (op.output == Output::SCALE || op.output == Output::QUANTIZED_ROWS)
+    ONNXFOLD_TRY(inferred_axis(api, context, &rows.axis));
+  if (op.output == Output::SCALE) y = {ORT_ELEMENT_FLOAT, rows.axis, false};
+  ONNXFOLD_TRY(set_output(api, op, context, 0, x, y));
+  if (op.output == Output::QUANTIZED_ROWS) ONNXFOLD_TRY(set_output(api, op, context, 1, x, rows));
+  if (!op.with_sum) return nullptr;
+  return set_output(api, op, context, output_count(op) - 1, x, {0, 0, false});
 }
 
 }  // namespace onnxfold

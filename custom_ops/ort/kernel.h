@@ -11,9 +11,23 @@ struct BoundOp : OrtCustomOp {
   const Op* op;
   const Backend* backend;
   ElementType type;
+  Code code;  // of Y, where it is quantised
 };
 
-size_t input_count(const Op& op);
+// What an op may take, in the order of its inputs.
+enum class Input {
+  X, RESIDUAL, LINEAR_BIAS, ROW_SCALE, ROW_EPSILON, SCALE, BIAS, Y_SCALE, Y_ZERO_POINT
+};
+constexpr size_t kMaxInputs = 9;
+
+struct InputList {
+  Input at[kMaxInputs];
+  size_t count;
+};
+
+InputList inputs_of(const Op& op);
+bool quantised(const Op& op);
+size_t output_count(const Op& op);
 
 // The callbacks that read attributes, shapes and tensors.
 OrtStatus* create_kernel(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info,

@@ -1,7 +1,7 @@
-"""The ops of domain `onnxfold`, version 1: signatures, and bodies in standard ONNX.
+"""The ops of domain `onnxfold`, version 1: what each computes, takes and gives.
 
 Every op is a model-local function: where the onnxfold library is registered with ONNX Runtime, its
-kernel of the same name takes the place of the body, which is right without it.
+kernel of the same name takes the place of the body (bodies.py), which is right without it.
 
     Sum          = (X [+ linear_bias]) [+ residual], rounded to the element type of X
     RMSNorm      : v / sqrt(mean(v^2) + epsilon)                       v = Sum (or X)
@@ -13,24 +13,26 @@ kernel of the same name takes the place of the body, which is right without it.
     ..WithSum    : Sum is an output too: its own op, for no runtime lets a call of a function leave
                    an output out (ORT 1.31 refuses the model) and writing it costs a pass of memory
 
-CRMSNorm is the RMS norm of a zero-mean vector that is stored without its last element (Jiang et
-al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, equation 6). Statistics are in float32.
+    RowScale     : 1 / sqrt(mean(v^2) + epsilon), one number for each row, and no norm
+    ..Scaled..   : X is multiplied by row_scale before anything is added to it
+    ScaleRows    : activation(X * row_scale [+ bias])
+    ..RowEpsilon : row_epsilon, one number for each row, in the place of epsilon
+    ..Quantize   : Y = QuantizeLinear(norm, y_scale, y_zero_point)
+    ..QuantizeRows : the same with Y_scale = max(max|norm| / levels, least) of each row, an output
 
-The kernels read the attributes `axis` (-k: the last k axes) and `epsilon` of a call.  The bodies
-hold both as constants, for pnnx 20261020 drops references to attributes without a word; so a body
-is right for one setting.  Overloads cannot tell settings apart: ONNX Runtime 1.17 to 1.24 take the
-last overload of a name for all.
+CRMSNorm is the RMS norm of a zero-mean vector that is stored without its last element (Jiang et
+al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, equation 6). Statistics are in float32, as
+are row_scale, row_epsilon and the scales of RowScale, which broadcast to X. Norms are rounded to
+the element type of X before they are quantised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TypeAlias
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -38,21 +40,20 @@ from onnxfold.errors import InvariantError
 
 __all__ = [
     "DOMAIN",
+    "LAST_AXIS_ONLY",
     "LAYER_NORMALIZATION_SINCE",
     "MAX_OPSET",
     "MIN_OPSET",
     "RMS_NORMALIZATION_SINCE",
     "SIGNATURES",
     "VERSION",
+    "Activation",
     "Affine",
-    "Setting",
+    "Output",
     "Signature",
     "Statistics",
     "call",
-    "function",
     "op_name",
-    "setting_of",
-    "type_of",
 ]
 
 DOMAIN = "onnxfold"
@@ -70,6 +71,7 @@ class Statistics(StrEnum):
     CENTER = "Center"
     CRMS = "CRMSNorm"
     CRMS_FULL = "CRMSNormFull"
+    ROW = "ScaleRows"
 
 
 class Affine(StrEnum):
@@ -78,27 +80,36 @@ class Affine(StrEnum):
     NONE = ""
     SCALE = "Scale"
     AFFINE = "Affine"
+    BIAS = "Bias"
 
 
-_AttributeValue: TypeAlias = ir.Attr | ir.TensorProtocol | int | float | list[int]
+class Activation(StrEnum):
+    """What follows the bias; the value is the suffix of the op's name."""
+
+    NONE = ""
+    RELU = "Relu"
+    GELU = "Gelu"
+    GELU_TANH = "GeluTanh"
+    SILU = "Silu"
+
+
+class Output(StrEnum):
+    """What Y is: the norm, the scale of each row alone, or a quantised norm."""
+
+    NORM = ""
+    SCALE = "RowScale"
+    QUANTIZED = "Quantize"
+    QUANTIZED_ROWS = "QuantizeRows"
+
+
 _WITH_SUM = "WithSum"
 _FORMS = (("", False), ("Add", False), ("AddBias", False), ("Add", True), ("AddBias", True))
 _ADDABLE = (Statistics.RMS, Statistics.LAYER)
 LAYER_NORMALIZATION_SINCE = 17
 RMS_NORMALIZATION_SINCE = 23
-_CASTLIKE_SINCE = 15
-_LAST_AXIS_ONLY = (Statistics.CRMS, Statistics.CRMS_FULL)
-_TYPES = {
-    ir.DataType.FLOAT: 7,
-    ir.DataType.DOUBLE: 7,
-    ir.DataType.FLOAT16: 7,
-    ir.DataType.BFLOAT16: 13,
-}
-_OWN_STATISTICS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)  # others are widened to FLOAT
-_ATTRIBUTE_TYPES = {
-    "axis": ir.AttributeType.INT,
-    "epsilon": ir.AttributeType.FLOAT,
-}
+LAST_AXIS_ONLY = (Statistics.CRMS, Statistics.CRMS_FULL)
+_ROW_EPSILON = "RowEpsilon"
+_SCALED = "Scaled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +124,24 @@ class Signature:
     linear_bias: bool
     affine: Affine
     with_sum: bool
+    row_scale: bool = False
+    row_epsilon: bool = False
+    activation: Activation = Activation.NONE
+    output: Output = Output.NORM
 
     @property
     def attributes(self) -> tuple[str, ...]:
-        if self.statistics is Statistics.CENTER:
+        if self.statistics in (Statistics.CENTER, Statistics.ROW) or self.row_epsilon:
             return ("axis",)
-        if self.statistics in _LAST_AXIS_ONLY:
+        if self.statistics in LAST_AXIS_ONLY:
             return ("epsilon",)
-        return ("axis", "epsilon")
+        rows = self.output is Output.QUANTIZED_ROWS
+        return ("axis", "epsilon", "levels", "least") if rows else ("axis", "epsilon")
+
+    @property
+    def quantized(self) -> bool:
+        """Whether Y is quantised."""
+        return self.output in (Output.QUANTIZED, Output.QUANTIZED_ROWS)
 
 
 def op_name(
@@ -130,15 +151,21 @@ def op_name(
     linear_bias: bool = False,
     affine: Affine = Affine.NONE,
     with_sum: bool = False,
+    row_scale: bool = False,
+    activation: Activation = Activation.NONE,
+    output: Output = Output.NORM,
 ) -> str:
-    """The name of the op with these parts.
+    """The name of the op with these parts and an epsilon of its own.
 
     Raises InvariantError where the table has no such op.
     """
     prefix = {(False, False): "", (True, False): "Add", (True, True): "AddBias"}.get(
         (residual, linear_bias)
     )
-    name = f"{prefix}{statistics}{affine}{_WITH_SUM if with_sum else ''}"
+    name = _composed(
+        f"{prefix}{_SCALED if row_scale and residual else ''}",
+        *(statistics, affine, with_sum, False, activation, output),
+    )
     if prefix is None or name not in SIGNATURES:
         raise InvariantError(
             f"no onnxfold op with statistics={statistics.name}, residual={residual}, "
@@ -147,26 +174,61 @@ def op_name(
     return name
 
 
+def _composed(
+    prefix: str,
+    statistics: Statistics,
+    affine: Affine,
+    with_sum: bool,
+    row_epsilon: bool,
+    activation: Activation,
+    output: Output,
+) -> str:
+    stem, form = (output, "") if output is Output.SCALE else (statistics, output)
+    epsilon = _ROW_EPSILON if row_epsilon else ""
+    return f"{prefix}{stem}{epsilon}{affine}{activation}{form}{_WITH_SUM if with_sum else ''}"
+
+
 def _signature(
-    prefix: str, statistics: Statistics, affine: Affine, with_sum: bool = False
+    prefix: str,
+    statistics: Statistics,
+    affine: Affine,
+    with_sum: bool = False,
+    *,
+    row_epsilon: bool = False,
+    activation: Activation = Activation.NONE,
+    output: Output = Output.NORM,
 ) -> Signature:
-    residual, linear_bias = prefix != "", prefix == "AddBias"
+    residual, linear_bias = prefix != "", "Bias" in prefix
+    row_scale = _SCALED in prefix or statistics is Statistics.ROW
+    quantized = output in (Output.QUANTIZED, Output.QUANTIZED_ROWS)
     optional = (
         ("residual", residual),
         ("linear_bias", linear_bias),
-        ("scale", affine is not Affine.NONE),
-        ("bias", affine is Affine.AFFINE),
+        ("row_scale", row_scale),
+        ("row_epsilon", row_epsilon),
+        ("scale", affine in (Affine.SCALE, Affine.AFFINE)),
+        ("bias", affine in (Affine.AFFINE, Affine.BIAS)),
+        ("y_scale", output is Output.QUANTIZED),
+        ("y_zero_point", quantized),
     )
+    results = (("Y_scale", output is Output.QUANTIZED_ROWS), ("Sum", with_sum))
     return Signature(
-        name=f"{prefix}{statistics}{affine}{_WITH_SUM if with_sum else ''}",
+        name=_composed(prefix, statistics, affine, with_sum, row_epsilon, activation, output),
         inputs=("X", *(name for name, present in optional if present)),
-        outputs=("Y", "Sum") if with_sum else ("Y",),
+        outputs=("Y", *(name for name, present in results if present)),
         statistics=statistics,
         residual=residual,
         linear_bias=linear_bias,
         affine=affine,
         with_sum=with_sum,
+        row_scale=row_scale,
+        row_epsilon=row_epsilon,
+        activation=activation,
+        output=output,
     )
+
+
+_NORM_AFFINE = (Affine.NONE, Affine.SCALE, Affine.AFFINE)
 
 
 def _table() -> Mapping[str, Signature]:
@@ -174,19 +236,54 @@ def _table() -> Mapping[str, Signature]:
         _signature(prefix, statistics, affine, with_sum)
         for prefix, with_sum in _FORMS
         for statistics in _ADDABLE
-        for affine in Affine
+        for affine in _NORM_AFFINE
     ]
     rows.append(_signature("", Statistics.CENTER, Affine.NONE))
     rows += [
-        _signature("", statistics, affine) for statistics in _LAST_AXIS_ONLY for affine in Affine
+        _signature("", statistics, affine)
+        for statistics in LAST_AXIS_ONLY
+        for affine in _NORM_AFFINE
+    ]
+    rows += _of_rows()
+    rows += [
+        _signature(prefix, statistics, affine, with_sum, output=output)
+        for output in (Output.QUANTIZED, Output.QUANTIZED_ROWS)
+        for prefix, with_sum in (("", False), ("Add", True), ("AddBias", True))
+        for statistics in _ADDABLE
+        for affine in _NORM_AFFINE
     ]
     return MappingProxyType({row.name: row for row in rows})
+
+
+def _of_rows() -> Iterator[Signature]:
+    """What a deferred norm leaves: one number for each row, computed, multiplied or added."""
+    rms, scaled = Statistics.RMS, ("AddScaled", "AddBiasScaled")
+    yield _signature("", rms, Affine.NONE, output=Output.SCALE)
+    for prefix in ("Add", "AddBias", *scaled):
+        yield _signature(prefix, rms, Affine.NONE, True, output=Output.SCALE)
+    for affine in (Affine.NONE, Affine.BIAS):
+        for activation in Activation:
+            yield _signature("", Statistics.ROW, affine, activation=activation)
+    for affine in _NORM_AFFINE:
+        yield _signature("", rms, affine, row_epsilon=True)
+    for prefix in scaled:
+        for with_sum in (False, True):
+            for affine in _NORM_AFFINE:
+                yield _signature(prefix, rms, affine, with_sum)
 
 
 SIGNATURES: Mapping[str, Signature] = _table()
 
 
-def call(name: str, inputs: Sequence[ir.Value], *, axes: int = 1, epsilon: float = 0.0) -> ir.Node:
+def call(
+    name: str,
+    inputs: Sequence[ir.Value],
+    *,
+    axes: int = 1,
+    epsilon: float = 0.0,
+    levels: float = 127.0,
+    least: float = 0.0,
+) -> ir.Node:
     """A node that calls op `name` over the last `axes` axes.
 
     Raises InvariantError where the signature does not allow it.
@@ -194,12 +291,14 @@ def call(name: str, inputs: Sequence[ir.Value], *, axes: int = 1, epsilon: float
     signature = SIGNATURES[name]
     if len(inputs) != len(signature.inputs):
         raise InvariantError(f"{name} takes {', '.join(signature.inputs)}; got {len(inputs)}")
-    if axes < 1 or (axes > 1 and signature.statistics in _LAST_AXIS_ONLY):
+    if axes < 1 or (axes > 1 and signature.statistics in LAST_AXIS_ONLY):
         raise InvariantError(f"{name} cannot work over the last {axes} axes")
     # Whole attributes: of any other value onnx-ir finds the type, which takes longer than the rest.
     attributes = {
         "axis": ir.AttrInt64("axis", -axes),
         "epsilon": ir.AttrFloat32("epsilon", epsilon),
+        "levels": ir.AttrFloat32("levels", levels),
+        "least": ir.AttrFloat32("least", least),
     }
     return ir.node(
         name,
@@ -208,188 +307,3 @@ def call(name: str, inputs: Sequence[ir.Value], *, axes: int = 1, epsilon: float
         domain=DOMAIN,
         num_outputs=len(signature.outputs),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What one body is right for: the last `axes` axes, an epsilon, element types, a spelling.
-
-    ``convertible``: a body for FLOAT, FLOAT16 and BFLOAT16 alike, so that a tool which converts
-    the model to a half type leaves it right; from opset 15 on (CastLike).  ``rms_operator``:
-    RMSNormalization, from opset 23 on, rather than the operators that it stands for.
-    """
-
-    dtype: ir.DataType
-    axes: int = 1
-    epsilon: float = 0.0
-    convertible: bool = False
-    rms_operator: bool = False
-
-    @property
-    def label(self) -> str:
-        """A name that no other setting has: that of an overload."""
-        form = "convertible" * self.convertible + "operator" * self.rms_operator
-        return f"{self.dtype.name}_{self.axes}_{self.epsilon!r}_{form}"
-
-
-def setting_of(
-    node: ir.Node, opset: int, *, convertible: bool, rms_operator: bool = False
-) -> Setting:
-    """The setting of the body that a call needs; `convertible` where that can be.
-
-    Raises InvariantError where the type of the call is unknown.
-    """
-    dtype = type_of(node)
-    if dtype is None:
-        raise InvariantError(f"the element type of '{node.name}' is unknown")
-    convertible = convertible and opset >= _CASTLIKE_SINCE and dtype is not ir.DataType.DOUBLE
-    return Setting(
-        ir.DataType.FLOAT if convertible else dtype,
-        -node.attributes.get_int("axis", -1),
-        node.attributes.get_float("epsilon", 0.0),
-        convertible,
-        rms_operator,
-    )
-
-
-def type_of(node: ir.Node) -> ir.DataType | None:
-    """The element type of what a call computes, None where it is unknown."""
-    first = node.inputs[0]
-    return node.outputs[0].dtype or (None if first is None else first.dtype)
-
-
-def function(name: str, opset: int, setting: Setting, overload: str = "") -> ir.Function:
-    """The body of op `name` for a model whose default domain has version `opset`.
-
-    Raises InvariantError for an opset or type that no body exists for.
-    """
-    if not MIN_OPSET <= opset <= MAX_OPSET:
-        raise InvariantError(f"onnxfold functions exist for opset {MIN_OPSET} to {MAX_OPSET}")
-    if opset < _TYPES.get(setting.dtype, MAX_OPSET + 1):
-        label = setting.dtype.name
-        raise InvariantError(f"onnxfold functions do not exist for {label} at opset {opset}")
-    signature = SIGNATURES[name]
-    body = _Body(opset, setting)
-    inputs = {key: ir.Value(name=key) for key in signature.inputs}
-    outputs = _outputs(body, signature, inputs)
-    for key, value in zip(signature.outputs, outputs, strict=True):
-        value.name = key
-    graph = ir.Graph(
-        list(inputs.values()), outputs, nodes=body.nodes, opset_imports={"": opset}, name=name
-    )
-    attributes = [ir.Attr(key, _ATTRIBUTE_TYPES[key], None) for key in signature.attributes]
-    return ir.Function(DOMAIN, name, overload, graph=graph, attributes=attributes)
-
-
-class _Body:
-    """Nodes of one function body, spelled for one opset and setting; constants are tensors."""
-
-    def __init__(self, opset: int, setting: Setting) -> None:
-        self.opset = opset
-        self.setting = setting
-        self.nodes: list[ir.Node] = []
-        own = setting.dtype in _OWN_STATISTICS
-        self.statistics_type = setting.dtype if own else ir.DataType.FLOAT
-        self._converts = setting.convertible or not own
-
-    def op(self, op_type: str, *inputs: ir.Value, **attributes: _AttributeValue) -> ir.Value:
-        self.nodes.append(ir.node(op_type, inputs, attributes))
-        output = self.nodes[-1].outputs[0]
-        output.name = f"v{len(self.nodes)}"
-        return output
-
-    def constant(self, value: float) -> ir.Value:
-        return self.op("Constant", value=ir.tensor(np.array(value, self.statistics_type.numpy())))
-
-    def reduce(self, op_type: str, x: ir.Value) -> ir.Value:
-        axes = list(range(-self.setting.axes, 0))
-        if self.opset < (13 if op_type == "ReduceSum" else 18):
-            return self.op(op_type, x, axes=axes, keepdims=1)
-        listed = self.op("Constant", value=ir.tensor(np.array(axes, np.int64)))
-        return self.op(op_type, x, listed, keepdims=1)
-
-    def wide(self, x: ir.Value) -> ir.Value:
-        return self.op("Cast", x, to=ir.DataType.FLOAT) if self._converts else x
-
-    def narrow(self, y: ir.Value, like: ir.Value) -> ir.Value:
-        if not self._converts:
-            return y
-        if self.opset >= _CASTLIKE_SINCE:
-            return self.op("CastLike", y, like)
-        return self.op("Cast", y, to=self.setting.dtype)
-
-
-def _outputs(
-    body: _Body, signature: Signature, inputs: Mapping[str, ir.Value]
-) -> tuple[ir.Value, ...]:
-    x = inputs["X"]
-    if signature.linear_bias:
-        x = body.op("Add", x, inputs["linear_bias"])
-    if signature.residual:
-        x = body.op("Add", x, inputs["residual"])
-    y = _normalised(body, signature.statistics, x, inputs.get("scale"), inputs.get("bias"))
-    return (y, x) if signature.with_sum else (y,)
-
-
-def _normalised(
-    body: _Body,
-    statistics: Statistics,
-    x: ir.Value,
-    scale: ir.Value | None,
-    bias: ir.Value | None,
-) -> ir.Value:
-    if statistics is Statistics.CENTER:
-        wide = body.wide(x)
-        return body.narrow(body.op("Sub", wide, body.reduce("ReduceMean", wide)), x)
-    standard = None if scale is None else _standard(body, statistics)
-    if standard is None or scale is None:
-        return _decomposed(body, statistics, x, scale, bias)
-    attributes = {
-        "axis": ir.AttrInt64("axis", -body.setting.axes),
-        "epsilon": ir.AttrFloat32("epsilon", body.setting.epsilon),
-    }
-    if bias is not None and statistics is Statistics.LAYER:
-        return body.op(standard, x, scale, bias, **attributes)
-    y = body.op(standard, x, scale, **attributes)
-    return y if bias is None else body.op("Add", y, bias)
-
-
-def _standard(body: _Body, statistics: Statistics) -> str | None:
-    """The operator that computes these statistics, which all need a scale, or None."""
-    if statistics is Statistics.LAYER and body.opset >= LAYER_NORMALIZATION_SINCE:
-        return "LayerNormalization"
-    operator = body.setting.rms_operator and body.opset >= RMS_NORMALIZATION_SINCE
-    return "RMSNormalization" if operator and statistics is Statistics.RMS else None
-
-
-def _decomposed(
-    body: _Body,
-    statistics: Statistics,
-    x: ir.Value,
-    scale: ir.Value | None,
-    bias: ir.Value | None,
-) -> ir.Value:
-    """The norm in reductions and arithmetic, spelled as ONNX Runtime's own fusions look for it."""
-    numerator = vector = wide = body.wide(x)
-    if statistics is Statistics.LAYER:
-        numerator = vector = body.op("Sub", wide, body.reduce("ReduceMean", wide))
-    elif statistics in _LAST_AXIS_ONLY:
-        missing = body.op("Neg", body.reduce("ReduceSum", wide))
-        vector = body.op("Concat", wide, missing, axis=-1)
-        numerator = vector if statistics is Statistics.CRMS_FULL else wide
-    factor = None if scale is None else body.wide(scale)
-    # ORT 1.31 fuses Pow .. Div only with a Mul behind it (0.4 against 0.9 ns per element), and puts
-    # 1e-5 in the place of any epsilon when it fuses a float64 norm: no Pow there.
-    if factor is not None and body.setting.dtype is not ir.DataType.DOUBLE:
-        square = body.op("Pow", vector, body.constant(2.0))
-    else:
-        square = body.op("Mul", vector, vector)
-    epsilon = body.constant(float(np.float32(body.setting.epsilon)))
-    deviation = body.op("Sqrt", body.op("Add", body.reduce("ReduceMean", square), epsilon))
-    if factor is None:
-        y = body.op("Mul", numerator, body.op("Reciprocal", deviation))
-    else:
-        y = body.op("Mul", body.op("Div", numerator, deviation), factor)
-    if bias is not None:
-        y = body.op("Add", y, body.wide(bias))
-    return body.narrow(y, x)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 import onnx_ir as ir
 
 from onnxfold.operators.contrib import CONTRIB
-from onnxfold.operators.functions import DOMAIN, SIGNATURES
+from onnxfold.operators.functions import DOMAIN, SIGNATURES, Output
 from onnxfold.operators.opaque import OPAQUE
 from onnxfold.operators.row import Family, Opaque, Operator, Shapes
 from onnxfold.operators.standard import STANDARD
@@ -30,10 +30,12 @@ def _own() -> Iterator[Operator]:
                 "mean(x - mean x) = 0; (x + s) - mean(x + s) = x - mean x; P of fewer axes commutes"
             )
             yield Operator(name, DOMAIN, Family.CENTRING, law, shape=Shapes.SAME)
-        elif signature.residual:
+        elif signature.residual and signature.output is Output.NORM:
             yield Operator(name, DOMAIN, shape=Shapes.BROADCAST_TWO)
         else:
-            own = None if name.startswith("CRMSNormFull") else Shapes.SAME  # it adds an element
+            full = name.startswith("CRMSNormFull")  # it adds an element
+            same = not full and signature.output is Output.NORM
+            own = Shapes.SAME if same else None
             yield Operator(name, DOMAIN, shape=own)
 
 

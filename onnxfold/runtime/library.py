@@ -20,15 +20,15 @@ import onnx_ir as ir
 
 from onnxfold.errors import ModelError, OnnxfoldError, UsageError
 from onnxfold.native import built
+from onnxfold.operators.bodies import function, setting_of
 from onnxfold.operators.functions import (
     DOMAIN,
     SIGNATURES,
     VERSION,
+    Output,
     Signature,
     Statistics,
     call,
-    function,
-    setting_of,
 )
 from onnxfold.runtime.cuda import compiled_for, driver, obstacle
 
@@ -261,7 +261,7 @@ def _check_cuda(path: str) -> None:
 def _table() -> bytes:
     rows = (
         f"{s.name} {s.statistics.name} {s.residual:d} {s.linear_bias:d} {s.affine.name} "
-        f"{s.with_sum:d}\n"
+        f"{s.with_sum:d} {s.row_scale:d} {s.row_epsilon:d} {s.activation.name} {s.output.name}\n"
         for s in SIGNATURES.values()
     )
     return _MARK + f"{VERSION}\n{''.join(rows)}".encode()
@@ -297,9 +297,11 @@ def _error_in_bounds(signature: Signature, dtype: ir.DataType, provider: str) ->
     # body (terms, division, scale, bias), each of a value not above 8.
     unit = 2.0**-24 if dtype is ir.DataType.FLOAT else 2.0**-11
     bound = 8 * (16 * 2.0**-24 + 4 * unit)
+    # Codes may fall to either side; a scale of rows is one of 127 parts of a value.
+    allowed = {"Y": 1.0 if signature.quantized else bound, "Y_scale": bound / 127, "Sum": bound}
     return max(
-        float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)))) / bound
-        for a, b in zip(*outputs, strict=True)
+        float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)))) / allowed[key]
+        for key, a, b in zip(signature.outputs, *outputs, strict=True)
     )
 
 
@@ -313,8 +315,25 @@ def _test_inputs(signature: Signature, dtype: ir.DataType) -> dict[str, Array]:
         "linear_bias": (size,),
         "scale": (size + full,),
         "bias": (size + full,),
+        "row_scale": (rows, 1),
+        "row_epsilon": (rows, 1),
+        "y_scale": (),
+        "y_zero_point": (),
     }
-    return {key: rng.standard_normal(shapes[key]).astype(dtype.numpy()) for key in signature.inputs}
+    inputs: dict[str, Array] = {
+        key: np.asarray(rng.standard_normal(shapes[key]), _type_of_input(key, dtype).numpy())
+        for key in signature.inputs
+    }
+    fixed = {"row_scale": 0.5, "row_epsilon": 0.5, "y_scale": 0.0625, "y_zero_point": 0}
+    for key in fixed.keys() & inputs.keys():
+        inputs[key] = np.full_like(inputs[key], fixed[key])
+    return inputs
+
+
+def _type_of_input(key: str, dtype: ir.DataType) -> ir.DataType:
+    if key == "y_zero_point":
+        return ir.DataType.INT8
+    return ir.DataType.FLOAT if key in ("row_scale", "row_epsilon") else dtype
 
 
 def _test_model(
@@ -322,12 +341,18 @@ def _test_model(
 ) -> bytes:
     opset = 18
     values = [
-        ir.Value(name=key, shape=ir.Shape(array.shape), type=ir.TensorType(dtype))
+        ir.Value(
+            name=key,
+            shape=ir.Shape(array.shape),
+            type=ir.TensorType(_type_of_input(key, dtype)),
+        )
         for key, array in inputs.items()
     ]
     node = call(signature.name, values, epsilon=1e-5)
     for output, key in zip(node.outputs, signature.outputs, strict=True):
-        output.name, output.type = key, ir.TensorType(dtype)
+        scales = signature.output is Output.SCALE
+        own = ir.DataType.FLOAT if scales else ir.DataType.INT8 if signature.quantized else dtype
+        output.name, output.type = key, ir.TensorType(own if key == "Y" else dtype)
         output.shape = ir.Shape([None, None])
     graph = ir.Graph(
         values,

@@ -30,6 +30,7 @@ _SAMPLED_SETS = 64
 _PART_ELEMENTS = 1 << 20  # float64 work space of a few times 8 MiB
 # Half the distance of neighbouring numbers: relative, and absolute below the normal range.
 _ROUNDOFF = {
+    "float8_e4m3fn": (2.0**-4, 2.0**-10),
     "bfloat16": (2.0**-8, 2.0**-134),
     "float16": (2.0**-11, 2.0**-25),
     "float32": (2.0**-24, 2.0**-150),

@@ -8,7 +8,7 @@ from benchmarks.rows import RESULTS, read
 from benchmarks.sass import Case, Kernel, disassembled, instructions, readable
 
 NAME = (
-    "_ZN8onnxfold4cuda12_GLOBAL__N_110row_kernelINS0_4HalfELNS_10StatisticsE0ELb0ELi1ELb0EEEv"
+    "_ZN8onnxfold4cuda12_GLOBAL__N_110row_kernelINS0_4HalfELNS_10StatisticsE0ELb0ELi1ELb0ELb0EEEv"
     "NS_9ArgumentsEf"
 )
 # Loads x, loads a scale where there is one, and stores; y needs two instructions more with it.
@@ -31,8 +31,8 @@ EXIT ;
 .L_x_2:
 BRA `(.L_x_2) ;
 """
-PLAIN = Case("RMSNorm", 8, "row_kernel RMS 0 1 0")
-SCALED = Case("RMSNormScale", 8, "row_kernel RMS 0 1 0", ("scale",))
+PLAIN = Case("RMSNorm", 8, "row_kernel RMS 0 1 0 0")
+SCALED = Case("RMSNormScale", 8, "row_kernel RMS 0 1 0 0", ("scale",))
 
 
 def kernel(lines: str) -> Kernel:
@@ -41,13 +41,13 @@ def kernel(lines: str) -> Kernel:
         for i, line in enumerate(lines.strip().splitlines())
     ]
     listing = "\n".join([f".text.{NAME}:", *numbered])
-    return disassembled(listing)["row_kernel RMS 0 1 0"]
+    return disassembled(listing)["row_kernel RMS 0 1 0 0"]
 
 
 def test_names_are_read_as_the_table_has_them() -> None:
     assert readable(NAME) == PLAIN.kernel
     other = NAME.replace("NS0_4HalfE", "f").replace("E0ELb0ELi1ELb0", "E1ELb1ELi4ELb1")
-    assert readable(other) == "row_kernel LAYER 1 4 1"
+    assert readable(other) == "row_kernel LAYER 1 4 1 0"
 
 
 def test_an_op_goes_where_its_operands_send_it() -> None:
@@ -69,7 +69,7 @@ def test_a_way_that_sums_more_is_the_other_count() -> None:
 
 
 def test_a_kernel_that_does_not_do_what_the_op_does_is_refused() -> None:
-    with pytest.raises(SystemExit, match="no way through row_kernel RMS 0 1 0"):
+    with pytest.raises(SystemExit, match="no way through row_kernel RMS 0 1 0 0"):
         instructions(kernel(LINES.replace("STG", "STS")), PLAIN, 0x210)
     with pytest.raises(SystemExit, match="a loop"):
         instructions(

@@ -12,12 +12,16 @@ from typing import Any, Protocol
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.operators.functions import SIGNATURES, Statistics
+from onnxfold.operators.functions import SIGNATURES, Activation, Output, Signature
+from tests.calls import LEVELS, output_forms
 from tests.oracle import Array
 
 __all__ = ["POISON", "Arguments", "CudaMemory", "HostMemory", "Kernels", "Memory", "Plan"]
 
 _POINTERS = ("x", "residual", "linear_bias", "scale", "bias", "y", "sum")
+_MORE_POINTERS = ("row_scale", "row_epsilon", "y_scale", "y_zero_point", "y_scales", "row_scales")
+_ACTIVATIONS = {activation: number for number, activation in enumerate(Activation)}
+_CODES = {ir.DataType.INT8: 1, ir.DataType.UINT8: 2, ir.DataType.FLOAT8E4M3FN: 3}
 _NUMBERS = {ir.DataType.FLOAT: 0, ir.DataType.FLOAT16: 1, ir.DataType.BFLOAT16: 2}
 _NAMES = {"X": "x"}
 POISON = 0xA5  # outputs hold it before a call: a NaN or a number that no test expects
@@ -31,6 +35,11 @@ class Arguments(ctypes.Structure):
         ("rows", ctypes.c_int64),
         ("size", ctypes.c_int64),
         ("epsilon", ctypes.c_float),
+        ("activation", ctypes.c_int),
+        ("code", ctypes.c_int),
+        ("levels", ctypes.c_float),
+        ("least", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in _MORE_POINTERS),
     )
 
 
@@ -188,19 +197,31 @@ class Kernels:
             )
             for key, array in inputs.items()
         }
-        shape = (x.shape[0], x.shape[1] + (signature.statistics is Statistics.CRMS_FULL))
+        forms = output_forms(name, inputs)
         places = {"x": ("x", "residual"), "r": ("residual", "x")}
-        for index, output in enumerate(key.lower() for key in signature.outputs):
+        made = [_argument(signature, key) for key in signature.outputs]
+        for index, (output, (shape, kind)) in enumerate(zip(made, forms, strict=True)):
             if in_place:
                 buffers[output] = buffers[places[in_place][index]]
                 continue
-            size = int(np.prod(shape)) * x.itemsize
+            size = int(np.prod(shape)) * kind.itemsize
             buffers[output] = self.memory.allocate(bytes([POISON]) * size, offset)
         pointers = {key: self.memory.address(buffer) for key, buffer in buffers.items()}
         arguments = Arguments(rows=x.shape[0], size=x.shape[1], epsilon=epsilon, **pointers)
+        arguments.activation = _ACTIVATIONS[signature.activation]
+        if signature.quantized:
+            code = ir.DataType.from_numpy(inputs["y_zero_point"].dtype)
+            arguments.code, arguments.levels = _CODES[code], LEVELS[code]
         dtype = ir.DataType.from_numpy(x.dtype)
         self.call(name, dtype, arguments, multiprocessors=multiprocessors)
         return [
-            np.frombuffer(self.memory.content(buffers[key.lower()]), x.dtype).reshape(shape)
-            for key in signature.outputs
+            np.frombuffer(self.memory.content(buffers[output]), kind).reshape(shape)
+            for output, (shape, kind) in zip(made, forms, strict=True)
         ]
+
+
+def _argument(signature: Signature, output: str) -> str:
+    """The pointer of onnxfold::Arguments that an output goes to."""
+    if output == "Y" and signature.output is Output.SCALE:
+        return "row_scales"
+    return {"Y": "y", "Y_scale": "y_scales", "Sum": "sum"}[output]

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxfold.operators.functions import SIGNATURES
 from tests.calls import NUMPY_TYPES, random_inputs
-from tests.custom_ops.bounds import TYPES, assert_outputs_right
+from tests.custom_ops.bounds import CODES, TYPES, assert_outputs_right
 from tests.custom_ops.cuda_kernels import Kernels
 from tests.oracle import Array
 
@@ -28,6 +28,12 @@ LENGTHS = (
 FULLEST = (
     *("RMSNormAffine", "LayerNormAffine", "Center", "CRMSNormAffine", "CRMSNormFullAffine"),
     *("AddBiasRMSNormAffineWithSum", "AddBiasLayerNormAffineWithSum"),
+)
+# And those of the extended kernels.
+EXTENDED = (
+    *("AddBiasScaledRMSNormAffineWithSum", "AddBiasScaledRowScaleWithSum"),
+    *("RMSNormRowEpsilonAffine", "ScaleRowsBiasGelu", "LayerNormAffineQuantize"),
+    *("AddRMSNormAffineQuantizeRowsWithSum", "AddLayerNormAffineQuantizeRowsWithSum"),
 )
 FEW_SMS, MANY_SMS = 1, 1000  # so that a handful of rows are many, or few
 ROW_VECTORS = (8, 16, 32, 64, 128, 256, 1024, 2048, 4096)  # the table of custom_ops/cuda/plan.cpp
@@ -72,7 +78,9 @@ def every_op_at_every_length(kernels: Kernels, thorough: bool) -> None:
         for dtype in TYPES:
             for n in LENGTHS if name in FULLEST and (thorough or n_is_quick(dtype)) else short:
                 rows = 3 if n < 10000 else 2
-                assert_right(kernels, name, random_inputs(name, (rows, n), dtype, seed=n))
+                code = CODES[n % 3]
+                inputs = random_inputs(name, (rows, n), dtype, seed=n, code=code)
+                assert_right(kernels, name, inputs)
 
 
 def n_is_quick(dtype: ir.DataType) -> bool:
@@ -80,7 +88,7 @@ def n_is_quick(dtype: ir.DataType) -> bool:
 
 
 def boundaries_of_the_table(kernels: Kernels, thorough: bool) -> None:
-    for name in FULLEST if thorough else FULLEST[-1:]:
+    for name in (*FULLEST, *EXTENDED) if thorough else (FULLEST[-1], EXTENDED[-1]):
         for dtype in TYPES:
             for n in row_boundaries(dtype):
                 for multiprocessors in (FEW_SMS, MANY_SMS):
@@ -112,7 +120,7 @@ def rows_without_elements(kernels: Kernels, thorough: bool) -> None:
 
 
 def misaligned_pointers(kernels: Kernels, thorough: bool) -> None:
-    for name in FULLEST:
+    for name in (*FULLEST, *EXTENDED):
         for dtype in TYPES:
             for n in (64, 100, 129, 4096) if thorough else (64, 129):
                 inputs = random_inputs(name, (5, n), dtype, seed=n)
@@ -184,7 +192,7 @@ def epsilon_in_float32(kernels: Kernels, thorough: bool) -> None:
 
 
 def bad_elements_stay_in_their_row(kernels: Kernels, thorough: bool) -> None:
-    for name in SIGNATURES if thorough else FULLEST:
+    for name in FULLEST:
         for n in (70, 72):
             inputs = random_inputs(name, (5, n), ir.DataType.FLOAT16)
             clean = kernels.run(name, inputs)
@@ -265,7 +273,30 @@ def a_centred_row_has_one_norm(kernels: Kernels, thorough: bool) -> None:
     np.testing.assert_allclose(whole, y, rtol=4e-6, atol=4e-6)
 
 
+def codes_keep_within_their_type(kernels: Kernels, thorough: bool) -> None:
+    """Each number of float8 is its own code; what is too large is the largest, zero is zero."""
+    del thorough
+    name, float8 = "RMSNormScaleQuantize", ir.DataType.FLOAT8E4M3FN
+    bits = np.arange(256, dtype=np.uint8).view(float8.numpy())
+    exact = bits[np.isfinite(bits.astype(np.float32))].astype(np.float32)
+    ones = np.ones((2, exact.size), np.float32)
+    inputs = {"X": ones, "scale": exact, "y_scale": np.float32(1), "y_zero_point": bits[0]}
+    inputs = {key: np.asarray(array) for key, array in inputs.items()}
+    for way, expected in ((1.0, exact), (1e6, np.sign(exact) * 448)):
+        inputs["scale"] = exact * np.float32(way) if way == 1 else np.sign(exact) * np.float32(way)
+        codes = kernels.run(name, inputs, epsilon=0.0)[0].astype(np.float32)
+        np.testing.assert_array_equal(codes, np.broadcast_to(expected, codes.shape))
+    for code in CODES[:2]:
+        inputs = random_inputs("RMSNormQuantize", (2, 64), ir.DataType.FLOAT, code=code)
+        inputs["y_scale"] = np.asarray(1e-6, np.float32)
+        limits = np.iinfo(code.numpy())
+        codes = kernels.run("RMSNormQuantize", inputs)[0]
+        expected = np.where(inputs["X"] > 0, limits.max, limits.min)
+        np.testing.assert_array_equal(codes, expected)
+
+
 CHECKS: Sequence[Check] = (
+    codes_keep_within_their_type,
     every_op_at_every_length,
     boundaries_of_the_table,
     every_shift,

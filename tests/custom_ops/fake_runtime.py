@@ -20,6 +20,7 @@ __all__ = ["CUDA", "Runtime", "Tensor"]
 CUDA = "CUDAExecutionProvider"
 OLDEST_API = 17
 FLOAT = 1
+CODES = (2, 3, 17)  # UINT8, INT8, FLOAT8E4M3FN
 POINTER, SIZE, INT64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64
 
 
@@ -32,7 +33,8 @@ class Op(ctypes.Structure):
         ("GetName", ctypes.CFUNCTYPE(ctypes.c_char_p, POINTER)),
         ("GetExecutionProviderType", ctypes.CFUNCTYPE(ctypes.c_char_p, POINTER)),
         ("GetInputType", ctypes.CFUNCTYPE(ctypes.c_int, POINTER, SIZE)),
-        ("unused", POINTER * 4),
+        ("GetInputTypeCount", ctypes.CFUNCTYPE(SIZE, POINTER)),
+        ("unused", POINTER * 3),
         ("KernelDestroy", ctypes.CFUNCTYPE(None, POINTER)),
         ("unused_too", POINTER * 7),
         ("CreateKernelV2", ctypes.CFUNCTYPE(POINTER, POINTER, POINTER, POINTER, POINTER)),
@@ -55,11 +57,11 @@ class Runtime:
     """
 
     def __init__(self, library: str, newest_api: int = 18) -> None:
-        self.ops: dict[tuple[str, str, int], int] = {}
+        self.ops: dict[tuple[str, str, int, int], int] = {}
         self.asked: list[str] = []
         self.tensors: Sequence[Tensor] = ()
         self.inputs = self.stream = self.device = 0
-        self.epsilon = 1e-5
+        self.epsilon, self.levels = 1e-5, 127.0
         self._kept: list[Any] = []
         self._table = (POINTER * 300)()
         for give in (give_domains, give_tensors, give_attributes, give_calls):
@@ -76,7 +78,7 @@ class Runtime:
 
     def run(
         self,
-        key: tuple[str, str, int],
+        key: tuple[str, str, int, int],
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
         *,
@@ -128,7 +130,9 @@ def give_domains(runtime: Runtime) -> None:
         assert domain == 7
         op = Op.from_address(address)
         name, provider = op.GetName(address), op.GetExecutionProviderType(address)
-        key = (name.decode(), provider.decode(), op.GetInputType(address, 0))
+        last = op.GetInputType(address, op.GetInputTypeCount(address) - 1)
+        code = last if last in CODES else 0
+        key = (name.decode(), provider.decode(), op.GetInputType(address, 0), code)
         assert key not in runtime.ops
         runtime.ops[key] = address
 
@@ -185,8 +189,8 @@ def give_attributes(runtime: Runtime) -> None:
     @slot(85, POINTER, ctypes.c_char_p, POINTER)
     def float_attribute(info: int, name: bytes, out: int) -> None:
         del info
-        assert name == b"epsilon"
-        put(out, ctypes.c_float, runtime.epsilon)
+        values = {b"epsilon": runtime.epsilon, b"levels": runtime.levels, b"least": 0.0}
+        put(out, ctypes.c_float, values[name])
 
     @slot(86, POINTER, ctypes.c_char_p, POINTER)
     def int_attribute(info: int, name: bytes, out: int) -> None:
@@ -227,8 +231,8 @@ def give_calls(runtime: Runtime) -> None:
 def main(library: str) -> None:
     runtime = Runtime(library)
     tensors = [Tensor(0x1000, (4, 64))], [Tensor(0x2000, (4, 64))]
-    assert runtime.run(("LayerNorm", CUDA, FLOAT), *tensors, device=0, stream=0x51) is not None
-    lines = [f"op {name} {provider} {element}" for name, provider, element in runtime.ops]
+    assert runtime.run(("LayerNorm", CUDA, FLOAT, 0), *tensors, device=0, stream=0x51) is not None
+    lines = [f"op {' '.join(map(str, key))}" for key in runtime.ops]
     sys.stdout.write("\n".join([*lines, *(f"asked {what}" for what in runtime.asked), ""]))
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from onnxfold.operators.functions import SIGNATURES, Statistics
 from onnxfold.runtime.library import register
-from tests.calls import NUMPY_TYPES, call_model
-from tests.custom_ops.bounds import TYPES, assert_outputs_right, bound
+from tests.calls import NUMPY_TYPES, call_model, output_forms
+from tests.custom_ops.bounds import CODES, TYPES, assert_outputs_right, bound
 from tests.oracle import Array
 
 __all__ = [
+    "CODES",
     "TYPES",
     "assert_outputs_right",
     "assert_right",
@@ -28,11 +28,17 @@ __all__ = [
 
 @lru_cache(maxsize=256)
 def kernel_session(
-    name: str, dtype: ir.DataType, *, rank: int = 2, axes: int = 1, epsilon: float = 1e-5
+    name: str,
+    dtype: ir.DataType,
+    *,
+    rank: int = 2,
+    axes: int = 1,
+    epsilon: float = 1e-5,
+    code: ir.DataType = ir.DataType.INT8,
 ) -> ort.InferenceSession:
     """A session of one call with every dim unknown and no body: only the kernel can run it."""
     shape = [f"d{i}" for i in range(rank)]
-    model = call_model(name, shape, dtype, axes=axes, epsilon=epsilon, with_body=False)
+    model = call_model(name, shape, dtype, axes=axes, epsilon=epsilon, with_body=False, code=code)
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     register(options)
@@ -41,18 +47,21 @@ def kernel_session(
     )
 
 
-def run(session: ort.InferenceSession, inputs: Mapping[str, Array], extra: int = 0) -> list[Array]:
-    """Outputs of `session`, shaped like X with `extra` columns; bfloat16 travels as raw bits."""
-    x = inputs["X"]
-    element = ir.DataType.from_numpy(x.dtype).value
+def run(
+    session: ort.InferenceSession,
+    inputs: Mapping[str, Array],
+    forms: Sequence[tuple[tuple[int, ...], np.dtype[np.generic]]],
+) -> list[Array]:
+    """Outputs of `session` of these shapes and types; bfloat16 and float8 travel as raw bits."""
     binding = session.io_binding()
     for key, array in inputs.items():
+        element = ir.DataType.from_numpy(array.dtype).value
         binding.bind_input(key, "cpu", 0, element, array.shape, array.ctypes.data)
-    outputs = []
-    for output in session.get_outputs():
-        shape = (*x.shape[:-1], x.shape[-1] + extra)
-        outputs.append(np.empty(shape, x.dtype))
-        binding.bind_output(output.name, "cpu", 0, element, shape, outputs[-1].ctypes.data)
+    outputs: list[Array] = []
+    for output, (shape, dtype) in zip(session.get_outputs(), forms, strict=True):
+        outputs.append(np.empty(shape, dtype))
+        element, place = ir.DataType.from_numpy(dtype).value, outputs[-1].ctypes.data
+        binding.bind_output(output.name, "cpu", 0, element, shape, place)
     session.run_with_iobinding(binding)
     return outputs
 
@@ -63,8 +72,12 @@ def run_op(
     """The outputs of op `name`'s kernel."""
     dtype = ir.DataType.from_numpy(inputs["X"].dtype)
     assert inputs["X"].dtype == NUMPY_TYPES[dtype]
-    session = kernel_session(name, dtype, rank=inputs["X"].ndim, axes=axes, epsilon=epsilon)
-    return run(session, inputs, SIGNATURES[name].statistics is Statistics.CRMS_FULL)
+    code = ir.DataType.INT8
+    if "y_zero_point" in inputs:
+        code = ir.DataType.from_numpy(inputs["y_zero_point"].dtype)
+    rank = inputs["X"].ndim
+    session = kernel_session(name, dtype, rank=rank, axes=axes, epsilon=epsilon, code=code)
+    return run(session, inputs, output_forms(name, inputs, axes))
 
 
 def assert_right(

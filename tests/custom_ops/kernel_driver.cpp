@@ -221,7 +221,17 @@ void run_case(const Case& c) {
                  c.op.with_sum ? sum.data() : nullptr,
                  static_cast<int64_t>(c.rows),
                  static_cast<int64_t>(c.size),
-                 static_cast<float>(c.epsilon)};
+                 static_cast<float>(c.epsilon),
+                 Activation::NONE,
+                 Code::NONE,
+                 0,
+                 0,
+                 nullptr,
+                 nullptr,
+                 nullptr,
+                 nullptr,
+                 nullptr,
+                 nullptr};
   const RowsFunction rows = cpu_rows(c.op, t);
   size_t tasks = 0;
   if (cpu_backend.launch(c.op, t, a, {serial_for, nullptr, nullptr, nullptr, &tasks}) != nullptr)
@@ -249,19 +259,110 @@ void run_case(const Case& c) {
   }
 }
 
-void test_checks() {
-  const Op rms = {"RMSNorm", Statistics::RMS, false, false, Affine::NONE, false};
-  const Op full = {"CRMSNormFull", Statistics::CRMS_FULL, false, false, Affine::NONE, false};
+// What an extended op writes: y or its codes, the scales of rows, the sum.
+struct Written {
+  Written(const Op& op, ElementType type, size_t rows, size_t size)
+      : codes(op.output == Output::NORM || op.output == Output::SCALE ? 0 : rows * size),
+        row_scales(op.output == Output::SCALE ? rows : 0),
+        y(type, op.output == Output::NORM ? rows * size : 0),
+        y_scales(type, op.output == Output::QUANTIZED_ROWS ? rows : 0),
+        sum(type, op.with_sum ? rows * size : 0) {}
+
+  void into(const Op& op, Arguments& a) {
+    a.y = op.output == Output::NORM ? y.data() : op.output == Output::SCALE ? nullptr : codes.data();
+    a.row_scales = op.output == Output::SCALE ? row_scales.data() : nullptr;
+    a.y_scales = op.output == Output::QUANTIZED_ROWS ? y_scales.data() : nullptr;
+    a.sum = op.with_sum ? sum.data() : nullptr;
+  }
+
+  std::vector<uint8_t> codes;
+  std::vector<float> row_scales;
+  Tensor y, y_scales, sum;
+};
+
+// Both kernels round to the type up to three times; their float32 parts are good to 1e-5.
+void compare_tensors(const std::string& name, ElementType type, const Tensor& a, const Tensor& b) {
+  const double unit = ldexp(1.0, 1 - format(type).digits);
+  for (size_t i = 0; i < a.count(); ++i) {
+    ++compared;
+    if (!(fabs(a[i] - b[i]) <= 3 * unit * fabs(a[i]) + 2e-5)) fail(name + ": the kernels differ");
+  }
+}
+
+// The two kernels of an op with codes or numbers of rows against each other; tests of ONNX Runtime
+// compare both with float64.
+void run_extended(const Op& op, ElementType type, size_t rows, size_t size, Code code) {
+  const std::string name = Case{op, type, rows, size, 1e-5}.name();
+  Tensor x = random_tensor(type, rows * size, 0.5), residual = random_tensor(type, rows * size, 0);
+  Tensor linear_bias = random_tensor(type, size, 0), scale = random_tensor(type, size, 1);
+  Tensor bias = random_tensor(type, size, 0), step(type, 1);
+  step.set(0, 0.03125);
+  std::vector<float> of_rows(rows, 0.5f);
+  const uint8_t zero = code == Code::FLOAT8 ? 0 : 3;
   Arguments a = {};
+  a.x = x.data();
+  a.residual = op.residual ? residual.data() : nullptr;
+  a.linear_bias = op.linear_bias ? linear_bias.data() : nullptr;
+  a.scale = op.affine == Affine::SCALE || op.affine == Affine::AFFINE ? scale.data() : nullptr;
+  a.bias = op.affine == Affine::BIAS || op.affine == Affine::AFFINE ? bias.data() : nullptr;
+  a.rows = static_cast<int64_t>(rows);
+  a.size = static_cast<int64_t>(size);
+  a.epsilon = 1e-5f;
+  a.activation = op.activation;
+  a.code = code;
+  a.levels = code == Code::FLOAT8 ? 448.0f : 127.0f;
+  a.row_scale = op.row_scale ? of_rows.data() : nullptr;
+  a.row_epsilon = op.row_epsilon ? of_rows.data() : nullptr;
+  a.y_scale = op.output == Output::QUANTIZED ? step.data() : nullptr;
+  a.zero_point = code != Code::NONE ? &zero : nullptr;
+  Written first(op, type, rows, size);
+  first.into(op, a);
+  cpu_rows(op, type)(a, 0, a.rows);
+  for (int multiprocessors : {1, 1000}) {
+    Written second(op, type, rows, size);
+    second.into(op, a);
+    cuda::emulate(op, type, a, multiprocessors);
+    compare_tensors(name, type, first.y, second.y);
+    compare_tensors(name, type, first.y_scales, second.y_scales);
+    compare_tensors(name, type, first.sum, second.sum);
+    for (size_t i = 0; i < first.row_scales.size(); ++i)
+      if (!(fabsf(first.row_scales[i] / second.row_scales[i] - 1) <= 1e-5f)) fail(name + ": scale");
+    // A number in the middle of two codes, or beside 0, may go to either.
+    for (size_t i = 0; i < first.codes.size(); ++i) {
+      const int step_apart = abs((first.codes[i] & 0x7f) - (second.codes[i] & 0x7f));
+      if (step_apart > 1 && step_apart < 0x7f) fail(name + ": codes differ");
+    }
+  }
+}
+
+void run_extended(const Op& op, ElementType type, size_t rows, size_t size) {
+  const bool quantised = op.output == Output::QUANTIZED || op.output == Output::QUANTIZED_ROWS;
+  if (!quantised) return run_extended(op, type, rows, size, Code::NONE);
+  for (Code code : {Code::INT8, Code::UINT8, Code::FLOAT8})
+    run_extended(op, type, rows, size, code);
+}
+
+void test_checks() {
+  Op rms = {}, full = {}, codes = {};
+  full.statistics = Statistics::CRMS_FULL;
+  codes.output = Output::QUANTIZED_ROWS;
+  Arguments a = {}, fine = {}, no_number = {}, no_levels = {};
+  fine.epsilon = 1e-5f;
+  fine.levels = 127;
+  no_number.epsilon = NAN;
   const Shape x = {{2, 3, 4}, 3}, other = {{2, 4, 3}, 3};
   if (check_input(-2, x, a) != nullptr || a.rows != 2 || a.size != 12) fail("check_input");
   if (check_input(-4, x, a) == nullptr) fail("check_input takes too many axes");
   if (check_residual(x, x) != nullptr || check_residual(x, other) == nullptr)
     fail("check_residual");
-  if (check_attributes(rms, -1, 1e-5f) != nullptr || check_attributes(rms, 0, 1e-5f) == nullptr ||
-      check_attributes(rms, -17, 0) == nullptr || check_attributes(rms, -1, NAN) == nullptr ||
-      check_attributes(full, -2, 0) == nullptr)
+  if (check_attributes(rms, -1, fine) != nullptr || check_attributes(rms, 0, fine) == nullptr ||
+      check_attributes(rms, -17, fine) == nullptr ||
+      check_attributes(rms, -1, no_number) == nullptr ||
+      check_attributes(full, -2, fine) == nullptr || check_attributes(codes, -1, fine) != nullptr ||
+      check_attributes(codes, -1, no_levels) == nullptr)
     fail("check_attributes");
+  if (check_single(1) != nullptr || check_single(2) == nullptr) fail("check_single");
+  if (check_rows(a, 2) != nullptr || check_rows(a, 3) == nullptr) fail("check_rows");
   a.size = 12;
   if (check_scale(full, a, 13) != nullptr || check_scale(full, a, 12) == nullptr)
     fail("check_scale");
@@ -290,9 +391,13 @@ int main(int argc, char** argv) {
     for (ElementType type : {ElementType::FLOAT, ElementType::FLOAT16, ElementType::BFLOAT16}) {
       for (size_t size : {0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 127, 128,
                           129, 383, 384, 767, 768, 769, 1024, 4097, 16384, 16411}) {
-        if (size <= longest) run_case({ops[i], type, size < 100 ? 5u : 2u, size, 1e-5});
+        if (size > longest) continue;
+        if (cuda::extended(ops[i]))
+          run_extended(ops[i], type, size < 100 ? 5u : 2u, size);
+        else
+          run_case({ops[i], type, size < 100 ? 5u : 2u, size, 1e-5});
       }
-      run_case({ops[i], type, 700, 40, 1e-3});
+      if (!cuda::extended(ops[i])) run_case({ops[i], type, 700, 40, 1e-3});
     }
   }
   printf("%ld values compared, %d failures\n", compared, failures);

@@ -79,10 +79,11 @@ def asked_of_a_runtime_without_devices() -> list[str]:
 def test_every_op_is_registered_for_every_provider_and_type() -> None:
     lines = [line for line in asked_of_a_runtime_without_devices() if line.startswith("op ")]
     assert sorted(lines) == sorted(
-        f"op {name} {provider} {element}"
-        for name in SIGNATURES
+        f"op {name} {provider} {element} {code}"
+        for name, signature in SIGNATURES.items()
         for provider in ("CPUExecutionProvider", *CUDA_PROVIDERS)
         for element in (1, 10, 16)
+        for code in ((2, 3, 17) if signature.quantized else (0,))
     )
 
 

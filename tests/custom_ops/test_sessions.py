@@ -20,7 +20,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (
 
 from onnxfold.operators.functions import DOMAIN, VERSION
 from onnxfold.runtime.library import register
-from tests.calls import call_model, random_inputs
+from tests.calls import call_model, output_forms, random_inputs
 from tests.custom_ops.harness import assert_outputs_right, kernel_session, run, run_op
 from tests.oracle import Array
 
@@ -237,7 +237,7 @@ def test_a_row_that_starts_off_its_alignment_is_right() -> None:
         expected = run_op(name, inputs)
         for offset in (1, 2, 4, 8):  # bytes
             moved = {key: off_by(array, offset) for key, array in inputs.items()}
-            got = run(kernel_session(name, dtype), moved)
+            got = run(kernel_session(name, dtype), moved, output_forms(name, moved))
             assert [a.tobytes() for a in got] == [e.tobytes() for e in expected]
 
 

@@ -19,10 +19,13 @@ typedef struct OrtKernelContext OrtKernelContext;
 typedef struct OrtShapeInferContext OrtShapeInferContext;
 typedef struct OrtMemoryInfo OrtMemoryInfo;
 typedef struct OrtTensorTypeAndShapeInfo OrtTensorTypeAndShapeInfo;
+typedef struct OrtOpAttr OrtOpAttr;
 typedef struct OrtCustomOp OrtCustomOp;
 
 enum { ORT_FAIL = 1, ORT_INVALID_ARGUMENT = 2 };
 enum { ORT_ELEMENT_FLOAT = 1, ORT_ELEMENT_FLOAT16 = 10, ORT_ELEMENT_BFLOAT16 = 16 };
+enum { ORT_ELEMENT_UINT8 = 2, ORT_ELEMENT_INT8 = 3, ORT_ELEMENT_FLOAT8E4M3FN = 17 };
+enum { ORT_OP_ATTR_INT = 1 };
 enum { ORT_CHARACTERISTIC_REQUIRED = 0 };
 enum { ORT_MEMORY_DEFAULT = 0 };
 
@@ -84,14 +87,19 @@ typedef struct OrtApi {
   // 268
   OrtStatus* (*ShapeInferContext_GetInputTypeShape)(const OrtShapeInferContext* context,
       size_t index, OrtTensorTypeAndShapeInfo** info);
-  void* unused_269;
+  // 269
+  OrtStatus* (*ShapeInferContext_GetAttribute)(const OrtShapeInferContext* context,
+      const char* name, const OrtOpAttr** attribute);
   // 270
   OrtStatus* (*ShapeInferContext_SetOutputTypeShape)(const OrtShapeInferContext* context,
       size_t index, const OrtTensorTypeAndShapeInfo* info);
   // 271
   OrtStatus* (*SetSymbolicDimensions)(OrtTensorTypeAndShapeInfo* info, const char** names,
       size_t rank);
-  void* unused_272[2];
+  // 272
+  OrtStatus* (*ReadOpAttr)(const OrtOpAttr* attribute, int type, void* data, size_t size,
+      size_t* out);
+  void* unused_273;
   // 274
   OrtStatus* (*KernelContext_ParallelFor)(const OrtKernelContext* context,
       void (*task)(void* data, size_t index), size_t total, size_t batches, void* data);
@@ -153,8 +161,10 @@ ONNXFOLD_SLOT(KernelContext_GetGPUComputeStream, 193);
 ONNXFOLD_SLOT(GetTensorMemoryInfo, 194);
 ONNXFOLD_SLOT(KernelInfoGetConstantInput_tensor, 249);
 ONNXFOLD_SLOT(ShapeInferContext_GetInputTypeShape, 268);
+ONNXFOLD_SLOT(ShapeInferContext_GetAttribute, 269);
 ONNXFOLD_SLOT(ShapeInferContext_SetOutputTypeShape, 270);
 ONNXFOLD_SLOT(SetSymbolicDimensions, 271);
+ONNXFOLD_SLOT(ReadOpAttr, 272);
 ONNXFOLD_SLOT(KernelContext_ParallelFor, 274);
 #undef ONNXFOLD_SLOT
 #endif

@@ -7,7 +7,9 @@ from onnxfold.graph.edit import Editor
 from onnxfold.norms import find_norms
 from onnxfold.passes.base import Settings
 from onnxfold.passes.lower.decide import LoweringPlan
+from onnxfold.passes.lower.quantized import quantize_fusions
 from onnxfold.passes.lower.residual import residual_fusions
+from onnxfold.passes.lower.row_scales import ROUNDS, RowFusion, row_fusions
 from onnxfold.passes.lower.targets import TargetLowering
 
 __all__ = ["apply"]
@@ -21,7 +23,18 @@ def apply(edit: Editor, plan: LoweringPlan, settings: Settings) -> bool:
     fusions = residual_fusions(ModelInfo(edit.model))
     for fusion in fusions:
         edit.stand_in(fusion.lower(), fusion.place, fusion.replaced)
-    return bool(plan.respelled) or len(fusions) != settings.fused_before
+    rows = [fusion for number in range(ROUNDS) for fusion in _fuse_rows(edit, number)]
+    quantized = quantize_fusions(ModelInfo(edit.model))
+    for codes in quantized:
+        edit.stand_in(codes.lower(), codes.norm, codes.replaced)
+    return bool(plan.respelled or quantized or rows) or len(fusions) != settings.fused_before
+
+
+def _fuse_rows(edit: Editor, number: int) -> tuple[RowFusion, ...]:
+    fusions = row_fusions(ModelInfo(edit.model), number)
+    for fusion in fusions:
+        edit.stand_in(fusion.lower(), fusion.nodes[-1], fusion.nodes)
+    return fusions
 
 
 def _respell(edit: Editor, plan: LoweringPlan, settings: Settings) -> None:

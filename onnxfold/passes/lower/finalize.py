@@ -9,14 +9,8 @@ import onnx_ir as ir
 
 from onnxfold import __version__
 from onnxfold.graph.traversal import all_graphs
-from onnxfold.operators.functions import (
-    DOMAIN,
-    SIGNATURES,
-    VERSION,
-    function,
-    setting_of,
-    type_of,
-)
+from onnxfold.operators.bodies import function, setting_of, type_of
+from onnxfold.operators.functions import DOMAIN, SIGNATURES, VERSION
 from onnxfold.options import Target, WrittenForm
 from onnxfold.passes.plan import Plan
 from onnxfold.shapes.inference import strip_types

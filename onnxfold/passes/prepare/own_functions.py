@@ -12,7 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.operators.functions import DOMAIN, SIGNATURES, Setting, function
+from onnxfold.operators.bodies import Setting, function
+from onnxfold.operators.functions import DOMAIN, SIGNATURES
 
 __all__ = ["is_ours"]
 
@@ -31,20 +32,26 @@ def is_ours(body: ir.Function, calls: Iterable[ir.Node]) -> bool:
         return False
     key = _key(body)
     settings = {
-        (-node.attributes.get_int("axis", -1), node.attributes.get_float("epsilon", 0.0))
+        (
+            -node.attributes.get_int("axis", -1),
+            node.attributes.get_float("epsilon", 0.0),
+            node.attributes.get_float("levels", 127.0),
+            node.attributes.get_float("least", 0.0),
+        )
         for node in calls
     }
     return all(
-        any(_key(known) == key for known in _written(body, axes, epsilon))
-        for axes, epsilon in settings
+        any(_key(known) == key for known in _written(body, *setting)) for setting in settings
     )
 
 
-def _written(body: ir.Function, axes: int, epsilon: float) -> Iterator[ir.Function]:
+def _written(
+    body: ir.Function, axes: int, epsilon: float, levels: float, least: float
+) -> Iterator[ir.Function]:
     """Yield the bodies that we write for such a call, of each element type and spelling."""
     spellings = product(_TYPES, (False, True), (False, True))
     for dtype, convertible, rms_operator in spellings:
-        setting = Setting(dtype, axes, epsilon, convertible, rms_operator)
+        setting = Setting(dtype, axes, epsilon, convertible, rms_operator, levels, least)
         try:
             yield function(body.name, body.opset_imports.get("", 0), setting, body.overload)
         except InvariantError:

@@ -17,7 +17,7 @@ from onnxfold.errors import ModelError
 from onnxfold.graph import node_label
 from onnxfold.graph.edit import replace_node
 from onnxfold.graph.traversal import all_graphs
-from onnxfold.operators.functions import DOMAIN, SIGNATURES, op_name
+from onnxfold.operators.functions import DOMAIN, SIGNATURES, Output, Signature, op_name
 
 __all__ = ["SPLITTERS", "Builder", "Call"]
 
@@ -249,6 +249,11 @@ def _own(call: Call) -> str | None:
     return None
 
 
+def _splits(row: Signature) -> bool:
+    """Whether an op of ours is an addition and a norm that has an op of its own."""
+    return row.residual and row.output is Output.NORM and not row.row_scale
+
+
 Splitter = Callable[[Call], str | None]
 
 SPLITTERS: MappingProxyType[tuple[str, str], Splitter] = MappingProxyType(
@@ -257,6 +262,6 @@ SPLITTERS: MappingProxyType[tuple[str, str], Splitter] = MappingProxyType(
         ("com.microsoft", "SkipGroupNorm"): _skip_group_norm,
         ("com.microsoft", "SkipLayerNormalization"): _skip_layer_norm,
         ("com.microsoft", "SkipSimplifiedLayerNormalization"): _skip_rms_norm,
-        **{(DOMAIN, name): _own for name, row in SIGNATURES.items() if row.residual},
+        **{(DOMAIN, name): _own for name, row in SIGNATURES.items() if _splits(row)},
     }
 )

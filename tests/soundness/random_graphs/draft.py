@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxfold.operators.functions import Setting, function
+from onnxfold.operators.bodies import Setting, function
 from tests.operators.sample import Array
 
 __all__ = ["TYPES", "B", "Body", "Draft", "H", "RandomGraph", "T"]

@@ -1,0 +1,320 @@
+"""The bodies of onnxfold's ops, in standard ONNX: what runs where no kernel does.
+
+The kernels read the attributes `axis` (-k: the last k axes) and `epsilon` of a call.  The bodies
+hold both as constants, for pnnx 20261020 drops references to attributes without a word; so a body
+is right for one setting.  Overloads cannot tell settings apart: ONNX Runtime 1.17 to 1.24 take the
+last overload of a name for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.errors import InvariantError
+from onnxfold.operators.functions import (
+    DOMAIN,
+    LAST_AXIS_ONLY,
+    LAYER_NORMALIZATION_SINCE,
+    MAX_OPSET,
+    MIN_OPSET,
+    RMS_NORMALIZATION_SINCE,
+    SIGNATURES,
+    Activation,
+    Output,
+    Signature,
+    Statistics,
+)
+
+__all__ = ["Setting", "function", "setting_of", "type_of"]
+
+_AttributeValue: TypeAlias = ir.Attr | ir.TensorProtocol | int | float | list[int]
+_CASTLIKE_SINCE = 15
+_GELU_SINCE = 20
+_TYPES = {
+    ir.DataType.FLOAT: 7,
+    ir.DataType.DOUBLE: 7,
+    ir.DataType.FLOAT16: 7,
+    ir.DataType.BFLOAT16: 13,
+}
+_OWN_STATISTICS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)  # others are widened to FLOAT
+_ATTRIBUTE_TYPES = {
+    "axis": ir.AttributeType.INT,
+    "epsilon": ir.AttributeType.FLOAT,
+    "levels": ir.AttributeType.FLOAT,
+    "least": ir.AttributeType.FLOAT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What one body is right for: the last `axes` axes, an epsilon, element types, a spelling.
+
+    ``convertible``: a body for FLOAT, FLOAT16 and BFLOAT16 alike, so that a tool which converts
+    the model to a half type leaves it right; from opset 15 on (CastLike).  ``rms_operator``:
+    RMSNormalization, from opset 23 on, rather than the operators that it stands for.
+    """
+
+    dtype: ir.DataType
+    axes: int = 1
+    epsilon: float = 0.0
+    convertible: bool = False
+    rms_operator: bool = False
+    levels: float = 127.0
+    least: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """A name that no other setting has: that of an overload."""
+        form = "convertible" * self.convertible + "operator" * self.rms_operator
+        steps = f"_{self.levels!r}_{self.least!r}"
+        return f"{self.dtype.name}_{self.axes}_{self.epsilon!r}{steps}_{form}"
+
+
+def setting_of(
+    node: ir.Node, opset: int, *, convertible: bool, rms_operator: bool = False
+) -> Setting:
+    """The setting of the body that a call needs; `convertible` where that can be.
+
+    Raises InvariantError where the type of the call is unknown.
+    """
+    dtype = type_of(node)
+    if dtype is None:
+        raise InvariantError(f"the element type of '{node.name}' is unknown")
+    convertible = convertible and opset >= _CASTLIKE_SINCE and dtype is not ir.DataType.DOUBLE
+    return Setting(
+        ir.DataType.FLOAT if convertible else dtype,
+        -node.attributes.get_int("axis", -1),
+        node.attributes.get_float("epsilon", 0.0),
+        convertible,
+        rms_operator,
+        node.attributes.get_float("levels", 127.0),
+        node.attributes.get_float("least", 0.0),
+    )
+
+
+def type_of(node: ir.Node) -> ir.DataType | None:
+    """The element type of what a call computes with, None where it is unknown."""
+    first = node.inputs[0]
+    signature = SIGNATURES.get(node.op_type)
+    same = signature is None or signature.output is Output.NORM
+    told = node.outputs[0].dtype if same else None
+    return told or (None if first is None else first.dtype)
+
+
+def function(name: str, opset: int, setting: Setting, overload: str = "") -> ir.Function:
+    """The body of op `name` for a model whose default domain has version `opset`.
+
+    Raises InvariantError for an opset or type that no body exists for.
+    """
+    if not MIN_OPSET <= opset <= MAX_OPSET:
+        raise InvariantError(f"onnxfold functions exist for opset {MIN_OPSET} to {MAX_OPSET}")
+    if opset < _TYPES.get(setting.dtype, MAX_OPSET + 1):
+        label = setting.dtype.name
+        raise InvariantError(f"onnxfold functions do not exist for {label} at opset {opset}")
+    signature = SIGNATURES[name]
+    body = _Body(opset, setting)
+    inputs = {key: ir.Value(name=key) for key in signature.inputs}
+    outputs = _outputs(body, signature, inputs)
+    for key, value in zip(signature.outputs, outputs, strict=True):
+        value.name = key
+    graph = ir.Graph(
+        list(inputs.values()), outputs, nodes=body.nodes, opset_imports={"": opset}, name=name
+    )
+    attributes = [ir.Attr(key, _ATTRIBUTE_TYPES[key], None) for key in signature.attributes]
+    return ir.Function(DOMAIN, name, overload, graph=graph, attributes=attributes)
+
+
+class _Body:
+    """Nodes of one function body, spelled for one opset and setting; constants are tensors."""
+
+    def __init__(self, opset: int, setting: Setting) -> None:
+        self.opset = opset
+        self.setting = setting
+        self.nodes: list[ir.Node] = []
+        own = setting.dtype in _OWN_STATISTICS
+        self.statistics_type = setting.dtype if own else ir.DataType.FLOAT
+        self._converts = setting.convertible or not own
+
+    def op(self, op_type: str, *inputs: ir.Value, **attributes: _AttributeValue) -> ir.Value:
+        self.nodes.append(ir.node(op_type, inputs, attributes))
+        output = self.nodes[-1].outputs[0]
+        output.name = f"v{len(self.nodes)}"
+        return output
+
+    def constant(self, value: float) -> ir.Value:
+        return self.op("Constant", value=ir.tensor(np.array(value, self.statistics_type.numpy())))
+
+    def reduce(self, op_type: str, x: ir.Value) -> ir.Value:
+        axes = list(range(-self.setting.axes, 0))
+        if self.opset < (13 if op_type == "ReduceSum" else 18):
+            return self.op(op_type, x, axes=axes, keepdims=1)
+        listed = self.op("Constant", value=ir.tensor(np.array(axes, np.int64)))
+        return self.op(op_type, x, listed, keepdims=1)
+
+    def wide(self, x: ir.Value) -> ir.Value:
+        return self.op("Cast", x, to=ir.DataType.FLOAT) if self._converts else x
+
+    def of_rows(self, numbers: ir.Value) -> ir.Value:
+        """Numbers of FLOAT in the type that statistics are computed in."""
+        own = self.statistics_type is ir.DataType.FLOAT
+        return numbers if own else self.op("Cast", numbers, to=self.statistics_type)
+
+    def single(self, x: ir.Value) -> ir.Value:
+        """A value of any type in FLOAT."""
+        known = self.setting.dtype is ir.DataType.FLOAT and not self.setting.convertible
+        return x if known else self.op("Cast", x, to=ir.DataType.FLOAT)
+
+    def narrow(self, y: ir.Value, like: ir.Value) -> ir.Value:
+        if not self._converts:
+            return y
+        if self.opset >= _CASTLIKE_SINCE:
+            return self.op("CastLike", y, like)
+        return self.op("Cast", y, to=self.setting.dtype)
+
+
+def _outputs(
+    body: _Body, signature: Signature, inputs: Mapping[str, ir.Value]
+) -> tuple[ir.Value, ...]:
+    x = inputs["X"]
+    if signature.row_scale:
+        x = body.narrow(body.op("Mul", body.wide(x), body.of_rows(inputs["row_scale"])), x)
+    if signature.linear_bias:
+        x = body.op("Add", x, inputs["linear_bias"])
+    if signature.residual:
+        x = body.op("Add", x, inputs["residual"])
+    total = (x,) if signature.with_sum else ()
+    if signature.output is Output.SCALE:
+        return (_row_scale(body, x), *total)
+    if signature.statistics is Statistics.ROW:
+        return (_activated(body, signature.activation, _plus(body, x, inputs.get("bias"))),)
+    y = _normalised(body, signature.statistics, x, inputs)
+    if signature.output is Output.QUANTIZED:
+        divisor = body.single(inputs["y_scale"])
+        return (_quantized(body, y, divisor, inputs["y_zero_point"]), *total)
+    if signature.output is Output.QUANTIZED_ROWS:
+        divisor = _scale_of_rows(body, y)
+        return (_quantized(body, y, body.single(divisor), inputs["y_zero_point"]), divisor, *total)
+    return (y, *total)
+
+
+def _plus(body: _Body, x: ir.Value, bias: ir.Value | None) -> ir.Value:
+    return x if bias is None else body.op("Add", x, bias)
+
+
+def _row_scale(body: _Body, x: ir.Value) -> ir.Value:
+    wide = body.wide(x)
+    mean = body.reduce("ReduceMean", body.op("Mul", wide, wide))
+    epsilon = body.constant(float(np.float32(body.setting.epsilon)))
+    return body.single(body.op("Reciprocal", body.op("Sqrt", body.op("Add", mean, epsilon))))
+
+
+def _activated(body: _Body, activation: Activation, x: ir.Value) -> ir.Value:
+    """Spelled as exporters spell them, and runtimes look for them."""
+    if activation is Activation.NONE:
+        return x
+    if activation is Activation.RELU:
+        return body.op("Relu", x)
+    if activation is not Activation.SILU and body.opset >= _GELU_SINCE:
+        approximate = "tanh" if activation is Activation.GELU_TANH else "none"
+        return body.op("Gelu", x, approximate=ir.AttrString("approximate", approximate))
+    wide = body.wide(x)
+    if activation is Activation.SILU:
+        return body.narrow(body.op("Mul", wide, body.op("Sigmoid", wide)), x)
+    if activation is Activation.GELU:
+        inner = body.op("Erf", body.op("Div", wide, body.constant(math.sqrt(2.0))))
+    else:
+        cube = body.op("Mul", body.op("Mul", wide, wide), wide)
+        term = body.op("Add", wide, body.op("Mul", cube, body.constant(0.044715)))
+        inner = body.op("Tanh", body.op("Mul", term, body.constant(math.sqrt(2.0 / math.pi))))
+    product = body.op("Mul", wide, body.op("Add", inner, body.constant(1.0)))
+    return body.narrow(body.op("Mul", product, body.constant(0.5)), x)
+
+
+def _scale_of_rows(body: _Body, y: ir.Value) -> ir.Value:
+    wide = body.wide(y)
+    largest = body.reduce("ReduceMax", body.op("Abs", wide))
+    scale = body.op("Div", largest, body.constant(body.setting.levels))
+    least = body.constant(float(np.float32(body.setting.least)))
+    return body.narrow(body.op("Max", scale, least), y)
+
+
+def _quantized(body: _Body, y: ir.Value, divisor: ir.Value, zero_point: ir.Value) -> ir.Value:
+    """QuantizeLinear(y, divisor, zero_point), of float32 numbers at every opset."""
+    one = body.op("Constant", value=ir.tensor(np.array(1, np.float32)))
+    return body.op("QuantizeLinear", body.op("Div", body.single(y), divisor), one, zero_point)
+
+
+def _normalised(
+    body: _Body,
+    statistics: Statistics,
+    x: ir.Value,
+    inputs: Mapping[str, ir.Value],
+) -> ir.Value:
+    scale, bias = inputs.get("scale"), inputs.get("bias")
+    if statistics is Statistics.CENTER:
+        wide = body.wide(x)
+        return body.narrow(body.op("Sub", wide, body.reduce("ReduceMean", wide)), x)
+    standard = None if scale is None or "row_epsilon" in inputs else _standard(body, statistics)
+    if standard is None or scale is None:
+        return _decomposed(body, statistics, x, inputs)
+    attributes = {
+        "axis": ir.AttrInt64("axis", -body.setting.axes),
+        "epsilon": ir.AttrFloat32("epsilon", body.setting.epsilon),
+    }
+    if bias is not None and statistics is Statistics.LAYER:
+        return body.op(standard, x, scale, bias, **attributes)
+    y = body.op(standard, x, scale, **attributes)
+    return y if bias is None else body.op("Add", y, bias)
+
+
+def _epsilon(body: _Body, inputs: Mapping[str, ir.Value]) -> ir.Value:
+    if "row_epsilon" in inputs:
+        return body.of_rows(inputs["row_epsilon"])
+    return body.constant(float(np.float32(body.setting.epsilon)))
+
+
+def _standard(body: _Body, statistics: Statistics) -> str | None:
+    """The operator that computes these statistics, which all need a scale, or None."""
+    if statistics is Statistics.LAYER and body.opset >= LAYER_NORMALIZATION_SINCE:
+        return "LayerNormalization"
+    operator = body.setting.rms_operator and body.opset >= RMS_NORMALIZATION_SINCE
+    return "RMSNormalization" if operator and statistics is Statistics.RMS else None
+
+
+def _decomposed(
+    body: _Body,
+    statistics: Statistics,
+    x: ir.Value,
+    inputs: Mapping[str, ir.Value],
+) -> ir.Value:
+    """The norm in reductions and arithmetic, spelled as ONNX Runtime's own fusions look for it."""
+    scale, bias = inputs.get("scale"), inputs.get("bias")
+    numerator = vector = wide = body.wide(x)
+    if statistics is Statistics.LAYER:
+        numerator = vector = body.op("Sub", wide, body.reduce("ReduceMean", wide))
+    elif statistics in LAST_AXIS_ONLY:
+        missing = body.op("Neg", body.reduce("ReduceSum", wide))
+        vector = body.op("Concat", wide, missing, axis=-1)
+        numerator = vector if statistics is Statistics.CRMS_FULL else wide
+    factor = None if scale is None else body.wide(scale)
+    # ORT 1.31 fuses Pow .. Div only with a Mul behind it (0.4 against 0.9 ns per element), and puts
+    # 1e-5 in the place of any epsilon when it fuses a float64 norm: no Pow there.
+    if factor is not None and body.setting.dtype is not ir.DataType.DOUBLE:
+        square = body.op("Pow", vector, body.constant(2.0))
+    else:
+        square = body.op("Mul", vector, vector)
+    epsilon = _epsilon(body, inputs)
+    deviation = body.op("Sqrt", body.op("Add", body.reduce("ReduceMean", square), epsilon))
+    if factor is None:
+        y = body.op("Mul", numerator, body.op("Reciprocal", deviation))
+    else:
+        y = body.op("Mul", body.op("Div", numerator, deviation), factor)
+    if bias is not None:
+        y = body.op("Add", y, body.wide(bias))
+    return body.narrow(y, x)

@@ -1,0 +1,315 @@
+"""Quantised norms: a norm whose one reader quantises it, as one call that writes the codes.
+
+    Y = QuantizeLinear(norm, y_scale, y_zero_point)          one scale for the tensor
+    s = ReduceMax(Abs(norm)) / levels [, at least a constant]  one for each row, and codes by
+        Cast(Clip(Round(norm / s)))  or  QuantizeLinear(norm, s, block_size = the row's length)
+
+The float norm is neither written nor read again, so it must have no other reader.  Returns edits,
+mutates nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.errors import InvariantError
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.constants import weight_value
+from onnxfold.graph.edit import Lowered
+from onnxfold.operators.functions import DOMAIN, SIGNATURES, Output, Signature, call, op_name
+from onnxfold.passes.lower.residual import ready
+
+__all__ = ["QuantizeFusion", "quantize_fusions"]
+
+_CODES = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.FLOAT8E4M3FN)
+_DEFAULT_CODE = ir.DataType.UINT8  # of QuantizeLinear without a zero point
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeFusion:
+    """A norm's call, what quantises its result, and the call that replaces them.
+
+    ``scale`` is y_scale, or the scale of rows that the call computes with ``levels`` and ``least``.
+    """
+
+    norm: ir.Node
+    name: str
+    scale: ir.Value
+    zero_point: ir.Value
+    codes: ir.Value
+    replaced: tuple[ir.Node, ...]
+    levels: float = 127.0
+    least: float = 0.0
+
+    def lower(self) -> Lowered:
+        """Return the call."""
+        signature = SIGNATURES[self.name]
+        given = () if "Y_scale" in signature.outputs else (self.scale,)
+        inputs = [value for value in self.norm.inputs if value is not None]
+        node = call(
+            self.name,
+            [*inputs, *given, self.zero_point],
+            axes=_axes(self.norm),
+            epsilon=self.norm.attributes.get_float("epsilon", 0.0),
+            levels=self.levels,
+            least=self.least,
+        )
+        node.name = self.norm.name
+        stands_for = [(self.codes, node.outputs[0])]
+        if not given:
+            stands_for.append((self.scale, node.outputs[1]))
+        total = node.outputs[-1]
+        if SIGNATURES[self.norm.op_type].with_sum:
+            stands_for.append((self.norm.outputs[1], total))
+        elif signature.with_sum:  # the float sum of a norm that had none to give
+            x = self.norm.inputs[0]
+            total.name = f"{self.norm.outputs[0].name}.sum"
+            total.type, total.shape = (None, None) if x is None else (x.type, x.shape)
+        made = (self.zero_point,) if _is_new(self.zero_point) else ()
+        return Lowered((node,), tuple(stands_for), made)
+
+
+def quantize_fusions(view: ModelInfo) -> tuple[QuantizeFusion, ...]:
+    """Return every fusion in a lowered model."""
+    found = (
+        _of_tensor(view, node, signature) or _of_rows(view, node, signature)
+        for node, signature in _norms(view)
+    )
+    return tuple(fusion for fusion in found if fusion is not None)
+
+
+def _norms(view: ModelInfo) -> list[tuple[ir.Node, Signature]]:
+    calls = [node for node in view.nodes() if node.domain == DOMAIN]
+    return [
+        (node, SIGNATURES[node.op_type])
+        for node in calls
+        if node.op_type in SIGNATURES
+        and node.inputs[0] is not None
+        and node.inputs[0].dtype not in (None, ir.DataType.DOUBLE)
+        and not node.outputs[0].is_graph_output()
+    ]
+
+
+def _axes(norm: ir.Node) -> int:
+    return -norm.attributes.get_int("axis", -1)
+
+
+def _is_new(value: ir.Value) -> bool:
+    return value.graph is None and value.producer() is None
+
+
+def _name(signature: Signature, output: Output) -> str | None:
+    """The op with a quantised Y, which gives its Sum wherever there is one; None without one."""
+    plain = signature.output is Output.NORM and not signature.row_scale
+    if not plain or signature.row_epsilon:
+        return None
+    try:
+        return op_name(
+            statistics=signature.statistics,
+            residual=signature.residual,
+            linear_bias=signature.linear_bias,
+            affine=signature.affine,
+            with_sum=signature.residual,
+            output=output,
+        )
+    except InvariantError:
+        return None
+
+
+def _of_tensor(view: ModelInfo, norm: ir.Node, signature: Signature) -> QuantizeFusion | None:
+    y, name = norm.outputs[0], _name(signature, Output.QUANTIZED)
+    reader = _only_reader(y)
+    if name is None or reader is None or not _quantizes(reader, y):
+        return None
+    scale = reader.inputs[1]
+    x = norm.inputs[0]
+    if scale is None or x is None or _elements(view, scale) != 1 or scale.dtype != x.dtype:
+        return None
+    zero_point = _zero_point(view, reader, f"{y.name}.zero_point")
+    if zero_point is None or not ready((scale, zero_point), norm):
+        return None
+    replaced = (norm, reader)
+    return QuantizeFusion(norm, name, scale, zero_point, reader.outputs[0], replaced)
+
+
+def _quantizes(node: ir.Node, y: ir.Value) -> bool:
+    if (node.domain, node.op_type) != ("", "QuantizeLinear") or node.inputs[0] is not y:
+        return False
+    plain = node.attributes.get_int("saturate", 1) == 1 and not node.attributes.get_int(
+        "precision", 0
+    )
+    producer = y.producer()
+    return plain and producer is not None and node.graph is producer.graph
+
+
+def _zero_point(view: ModelInfo, node: ir.Node, name: str) -> ir.Value | None:
+    """Return the one zero point of QuantizeLinear, of a type that the kernels have."""
+    given = node.inputs[2] if len(node.inputs) > 2 else None
+    if given is not None:
+        return given if given.dtype in _CODES and _elements(view, given) == 1 else None
+    code = ir.DataType(node.attributes.get_int("output_dtype", 0) or _DEFAULT_CODE.value)
+    return weight_value(name, np.zeros((), code.numpy())) if code in _CODES else None
+
+
+def _elements(view: ModelInfo, value: ir.Value) -> int | None:
+    shape = view.shape(value)
+    if shape is None or not all(isinstance(size, int) for size in shape):
+        return None
+    return int(np.prod([int(size) for size in shape if isinstance(size, int)], dtype=np.int64))
+
+
+def _only_reader(value: ir.Value | None) -> ir.Node | None:
+    if value is None or value.is_graph_output():
+        return None
+    readers = {use.node for use in value.uses()}
+    return readers.pop() if len(readers) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """Nodes from a value on, each the one reader of the one before it."""
+
+    nodes: tuple[ir.Node, ...]
+
+    @property
+    def end(self) -> ir.Value:
+        return self.nodes[-1].outputs[0]
+
+    def follow(self, op_type: str) -> _Chain | None:
+        node = _only_reader(self.end)
+        found = node is not None and (node.domain, node.op_type) == ("", op_type)
+        return _Chain((*self.nodes, node)) if found and node is not None else None
+
+
+def _of_rows(view: ModelInfo, norm: ir.Node, signature: Signature) -> QuantizeFusion | None:
+    """One scale for each row: two readers of the norm, its magnitudes and what divides it."""
+    y, name = norm.outputs[0], _name(signature, Output.QUANTIZED_ROWS)
+    readers = {use.node.op_type: use.node for use in y.uses()}
+    absolute = readers.pop("Abs", None)
+    if name is None or absolute is None or len(readers) != 1 or len(y.uses()) != 2:
+        return None
+    measured = _scale_of_rows(view, absolute, norm)
+    (divided,) = readers.values()
+    if measured is None or len(divided.inputs) < 2 or divided.inputs[1] is not measured.chain.end:
+        return None
+    codes = _codes_of_rows(view, divided, y)
+    if codes is None or any(node.graph is not norm.graph for node in codes.nodes):
+        return None
+    if codes.levels != measured.levels:
+        return None
+    zero_point = weight_value(f"{y.name}.zero_point", np.zeros((), codes.code.numpy()))
+    return QuantizeFusion(
+        norm,
+        name,
+        measured.chain.end,
+        zero_point,
+        codes.nodes[-1].outputs[0],
+        (norm, *measured.chain.nodes, *codes.nodes),
+        measured.levels,
+        measured.least,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    chain: _Chain
+    levels: float
+    least: float
+
+
+def _scale_of_rows(view: ModelInfo, absolute: ir.Node, norm: ir.Node) -> _Measured | None:
+    """Match ReduceMax [Max] Div [Max] behind Abs; a floor before the division is divided too."""
+    chain = _Chain((absolute,)).follow("ReduceMax")
+    if chain is None or not _reduces_rows(view, chain.nodes[-1], _axes(norm)):
+        return None
+    before, chain = _floor(view, chain)
+    divided = chain.follow("Div")
+    if divided is None or divided.nodes[-1].inputs[0] is not chain.end:
+        return None
+    levels = _number(view, divided.nodes[-1].inputs[1])
+    if levels is None or not levels > 0:
+        return None
+    after, chain = _floor(view, divided)
+    least = max(after, float(np.float32(before) / np.float32(levels)))
+    return _Measured(chain, levels, least)
+
+
+def _floor(view: ModelInfo, chain: _Chain) -> tuple[float, _Chain]:
+    """Follow a Max with a constant, where there is one; its constant is the floor."""
+    more = chain.follow("Max")
+    if more is None or len(more.nodes[-1].inputs) != 2:
+        return 0.0, chain
+    others = [value for value in more.nodes[-1].inputs if value is not chain.end]
+    floor = _number(view, others[0]) if len(others) == 1 else None
+    return (0.0, chain) if floor is None or floor < 0 else (floor, more)
+
+
+def _reduces_rows(view: ModelInfo, node: ir.Node, axes: int) -> bool:
+    given = node.inputs[1] if len(node.inputs) > 1 else None
+    listed = view.array(given) if given is not None else node.attributes.get_ints("axes", None)
+    rank = view.rank(node.inputs[0])
+    if listed is None or rank is None or node.attributes.get_int("keepdims", 1) != 1:
+        return False
+    return {int(axis) % rank for axis in listed} == set(range(rank - axes, rank))
+
+
+def _number(view: ModelInfo, value: ir.Value | None) -> float | None:
+    array = None if value is None else view.array(value)
+    return float(array.reshape(())) if array is not None and array.size == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Codes:
+    nodes: tuple[ir.Node, ...]
+    code: ir.DataType
+    levels: float
+
+
+def _codes_of_rows(view: ModelInfo, divided: ir.Node, y: ir.Value) -> _Codes | None:
+    if divided.inputs[0] is not y or divided.domain != "":
+        return None
+    matchers: dict[str, Callable[[ModelInfo, ir.Node], _Codes | None]] = {
+        "Div": _rounded,
+        "QuantizeLinear": _blocked,
+    }
+    match = matchers.get(divided.op_type)
+    return None if match is None else match(view, divided)
+
+
+def _rounded(view: ModelInfo, divided: ir.Node) -> _Codes | None:
+    """Match Round, Clip to what the scale allows anyway, Cast to INT8 behind Div."""
+    chain = _Chain((divided,)).follow("Round")
+    clipped = None if chain is None else chain.follow("Clip")
+    if chain is not None and clipped is not None:
+        low, high = (
+            _number(view, value) for value in (*clipped.nodes[-1].inputs[1:], None, None)[:2]
+        )
+        if low not in (-128.0, -127.0) or high != 127.0:
+            return None
+        chain = clipped
+    cast = None if chain is None else chain.follow("Cast")
+    if cast is None or cast.nodes[-1].attributes.get_int("to", 0) != ir.DataType.INT8.value:
+        return None
+    return _Codes(cast.nodes, ir.DataType.INT8, 127.0)
+
+
+def _blocked(view: ModelInfo, node: ir.Node) -> _Codes | None:
+    """Match QuantizeLinear whose blocks are the rows, with no zero point but 0."""
+    shape = view.shape(node.inputs[0])
+    rank = 0 if shape is None else len(shape)
+    axis = node.attributes.get_int("axis", 1)
+    size = node.attributes.get_int("block_size", 0)
+    if shape is None or axis % rank != rank - 1 or size == 0 or shape[-1] != size:
+        return None
+    given = node.inputs[2] if len(node.inputs) > 2 else None
+    zeros = None if given is None else view.array(given)
+    if given is not None and (zeros is None or np.any(zeros.astype(np.float32))):
+        return None
+    number = node.attributes.get_int("output_dtype", 0) or _DEFAULT_CODE.value
+    code = ir.DataType(number) if given is None else given.dtype
+    levels = {ir.DataType.INT8: 127.0, ir.DataType.FLOAT8E4M3FN: 448.0}.get(code or _DEFAULT_CODE)
+    return None if levels is None or code is None else _Codes((node,), code, levels)

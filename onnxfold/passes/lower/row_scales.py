@@ -1,0 +1,319 @@
+"""What a deferred norm leaves, as calls: numbers of rows computed, multiplied, put under a root.
+
+    RowScale      1 / sqrt(mean(x^2) + eps)                      its Add becomes AddRowScaleWithSum
+    AddScaled..   a residual call whose X is a product with numbers of rows
+    ScaleRows..   x s + bias, and an activation
+    RMSNormRowEpsilon  u / sqrt(mean(u^2) + e), e a number of each row
+
+Each is spelled as passes/deferral writes it, in FLOAT, over the last axis.  Returns edits, mutates
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.edit import Lowered
+from onnxfold.operators.functions import (
+    DOMAIN,
+    SIGNATURES,
+    Activation,
+    Affine,
+    Output,
+    Statistics,
+    call,
+    op_name,
+)
+from onnxfold.passes.lower.residual import ready
+
+__all__ = ["ROUNDS", "RowFusion", "row_fusions"]
+
+ROUNDS = 3  # roots, sums with what they are added to, products that are left
+
+
+@dataclass(frozen=True, slots=True)
+class RowFusion:
+    """Nodes in graph order, and the call that stands before the last of them."""
+
+    nodes: tuple[ir.Node, ...]
+    name: str
+    inputs: tuple[ir.Value, ...]
+    results: tuple[ir.Value, ...]
+    epsilon: float = 0.0
+
+    def lower(self) -> Lowered:
+        """Return the call."""
+        node = call(self.name, self.inputs, epsilon=self.epsilon)
+        node.name = self.nodes[-1].name
+        return Lowered((node,), tuple(zip(self.results, node.outputs, strict=True)))
+
+
+def row_fusions(view: ModelInfo, number: int) -> tuple[RowFusion, ...]:
+    """Return the fusions of one round; those of the next are looked for in what it gives."""
+    match = (_root, _sum, _product)[number]
+    taken: set[ir.Node] = set()
+    found = []
+    for node in view.nodes():
+        for fusion in match(view, node):
+            if taken.isdisjoint(fusion.nodes):
+                taken.update(fusion.nodes)
+                found.append(fusion)
+    return tuple(found)
+
+
+def _is(node: ir.Node | None, op_type: str) -> bool:
+    return node is not None and (node.domain, node.op_type) == ("", op_type)
+
+
+def _before(node: ir.Node | None, op_type: str, index: int = 0) -> ir.Node | None:
+    """Return the node of this type that gives an operand which nothing else reads."""
+    value = None if node is None else node.inputs[index]
+    producer = None if value is None else value.producer()
+    if producer is None or not _is(producer, op_type) or node is None:
+        return None
+    alone = len(value.uses()) == 1 and not value.is_graph_output() if value is not None else False
+    return producer if alone and producer.graph is node.graph else None
+
+
+def _number(view: ModelInfo, value: ir.Value | None) -> float | None:
+    array = None if value is None else view.array(value)
+    return float(array.reshape(())) if array is not None and array.size == 1 else None
+
+
+def _of_rows(view: ModelInfo, numbers: ir.Value | None, like: ir.Value | None) -> bool:
+    """Whether a value has one number of FLOAT for each row of another one of FLOAT."""
+    if numbers is None or like is None:
+        return False
+    shape, full = _shape(view, numbers), _shape(view, like)
+    both = numbers.dtype is like.dtype is ir.DataType.FLOAT
+    if full is None or not full or None in full:
+        return False
+    return both and shape == (*full[:-1], 1)
+
+
+def _shape(view: ModelInfo, value: ir.Value | None) -> tuple[int | str | None, ...] | None:
+    """The shape of a value; of what passes have just written it follows from the operands."""
+    known = None if value is None else view.shape(value)
+    node = None if value is None else value.producer()
+    if known is not None or node is None:
+        return known
+    first = _shape(view, node.inputs[0])
+    if node.domain == DOMAIN and node.op_type in SIGNATURES:
+        scales = SIGNATURES[node.op_type].output is Output.SCALE and value is node.outputs[0]
+        return (*first[:-1], 1) if first and scales else first
+    if _is(node, "ReduceMean") and first:
+        return (*first[:-1], 1) if _reduces_last(view, node, len(first)) else None
+    others = [_shape(view, operand) for operand in node.inputs[1:]]
+    elementwise = any(_is(node, op_type) for op_type in ("Mul", "Add", "Sqrt", "Reciprocal"))
+    return first if elementwise and all(other in (first, ()) for other in others) else None
+
+
+def _reduces_last(view: ModelInfo, node: ir.Node, rank: int) -> bool:
+    given = node.inputs[1] if len(node.inputs) > 1 else None
+    axes = node.attributes.get_ints("axes", ()) if given is None else view.array(given)
+    kept = node.attributes.get_int("keepdims", 1) == 1
+    return kept and axes is not None and [int(axis) % rank for axis in axes] == [rank - 1]
+
+
+def _mean_square(view: ModelInfo, mean: ir.Node | None) -> tuple[ir.Node, ir.Value] | None:
+    """Match the mean of x * x over the last axis; return the product and x."""
+    square = _before(mean, "Mul")
+    if mean is None or square is None or square.inputs[0] is not square.inputs[1]:
+        return None
+    x = square.inputs[0]
+    if x is None or x.dtype is not ir.DataType.FLOAT or not _of_rows(view, mean.outputs[0], x):
+        return None
+    # The mean of one element has the shape of no mean at all.
+    full = _shape(view, x)
+    if full is None or not _reduces_last(view, mean, len(full)):
+        return None
+    return square, x
+
+
+def _root(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
+    if _is(node, "Reciprocal"):
+        yield from _row_scale(view, node)
+    if _is(node, "Div"):
+        yield from _row_epsilon(view, node)
+
+
+def _row_scale(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
+    root = _before(node, "Sqrt")
+    shifted = _before(root, "Add")
+    mean = _before(shifted, "ReduceMean")
+    found = _mean_square(view, mean)
+    if found is None or root is None or shifted is None or mean is None:
+        return
+    epsilon = _number(view, shifted.inputs[1])
+    if epsilon is None or epsilon < 0 or float(np.float32(epsilon)) != epsilon:
+        return
+    nodes = (found[0], mean, shifted, root, node)
+    yield RowFusion(nodes, "RowScale", (found[1],), (node.outputs[0],), epsilon)
+
+
+def _row_epsilon(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
+    root = _before(node, "Sqrt", 1)
+    shifted = _before(root, "Add")
+    mean = _before(shifted, "ReduceMean")
+    found = _mean_square(view, mean)
+    if found is None or root is None or shifted is None or mean is None:
+        return
+    (square, x), rows = found, shifted.inputs[1]
+    if x is not node.inputs[0] or rows is None or not _of_rows(view, rows, x):
+        return
+    nodes, result, inputs, affine = (
+        [square, mean, shifted, root, node],
+        node,
+        [x, rows],
+        Affine.NONE,
+    )
+    for op_type, kind in (("Mul", Affine.SCALE), ("Add", Affine.AFFINE)):
+        follower, operand = _follower(view, result.outputs[0], op_type)
+        if follower is None or operand is None or (kind is Affine.AFFINE and affine is Affine.NONE):
+            break
+        nodes.append(follower)
+        inputs.append(operand)
+        result, affine = follower, kind
+    if not ready(inputs, nodes[-1]):
+        return
+    name = f"RMSNormRowEpsilon{affine}"
+    yield RowFusion(tuple(nodes), name, tuple(inputs), (result.outputs[0],))
+
+
+def _only_reader(value: ir.Value) -> ir.Node | None:
+    uses = list(value.uses())
+    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
+
+
+def _graph_of(value: ir.Value) -> object:
+    producer = value.producer()
+    return None if producer is None else producer.graph
+
+
+def _follower(
+    view: ModelInfo, value: ir.Value, op_type: str
+) -> tuple[ir.Node | None, ir.Value | None]:
+    """Return what alone reads a value and joins it with a constant vector of its last axis."""
+    node, width = _only_reader(value), view.dim(value, -1)
+    if node is None or not _is(node, op_type) or _graph_of(value) is not node.graph:
+        return None, None
+    others = [operand for operand in node.inputs if operand is not value]
+    if len(others) != 1 or others[0] is None or view.tensor(others[0]) is None:
+        return None, None
+    fits = view.shape(others[0]) == (width,) and others[0].dtype is ir.DataType.FLOAT
+    return (node, others[0]) if fits and isinstance(width, int) else (None, None)
+
+
+def _scaled(view: ModelInfo, node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
+    """Match x * s, s a number of each row; return both."""
+    if not _is(node, "Mul"):
+        return None
+    for x, rows in (tuple(node.inputs), tuple(node.inputs)[::-1]):
+        if x is not None and rows is not None and _of_rows(view, rows, x):
+            return x, rows
+    return None
+
+
+def _product(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
+    """X * s + bias and activations; a product alone is as cheap as it is."""
+    found = _scaled(view, node)
+    if found is None:
+        return
+    nodes, inputs, result, affine = [node], [*found], node, Affine.NONE
+    follower, bias = _follower(view, node.outputs[0], "Add")
+    if follower is not None and bias is not None:
+        nodes, inputs, result, affine = [*nodes, follower], [*inputs, bias], follower, Affine.BIAS
+    behind, activation = _activation(result.outputs[0])
+    nodes += behind
+    if len(nodes) == 1:
+        return
+    name = op_name(statistics=Statistics.ROW, row_scale=True, affine=affine, activation=activation)
+    yield RowFusion(tuple(nodes), name, tuple(inputs), (nodes[-1].outputs[0],))
+
+
+def _activation(value: ir.Value) -> tuple[list[ir.Node], Activation]:
+    readers = [use.node for use in value.uses()]
+    if value.is_graph_output():
+        return [], Activation.NONE
+    if len(readers) == 1:
+        node = readers[0]
+        if _is(node, "Relu"):
+            return [node], Activation.RELU
+        if _is(node, "Gelu"):
+            tanh = node.attributes.get_string("approximate", "none") == "tanh"
+            return [node], Activation.GELU_TANH if tanh else Activation.GELU
+    sigmoid = next((node for node in readers if _is(node, "Sigmoid")), None)
+    product = next((node for node in readers if _is(node, "Mul")), None)
+    if len(readers) == 2 and sigmoid is not None and product is not None:
+        gate = sigmoid.outputs[0]
+        if set(product.inputs) == {value, gate} and _only_reader(gate) is product:
+            return [sigmoid, product], Activation.SILU
+    return [], Activation.NONE
+
+
+def _sum(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
+    if node.domain != DOMAIN or node.op_type not in SIGNATURES:
+        return
+    signature = SIGNATURES[node.op_type]
+    if node.op_type == "RowScale":
+        yield from _row_scale_of_sum(view, node)
+    elif signature.residual and not signature.row_scale and f"{node.op_type}" in _TWINS:
+        yield from _scaled_residual(view, node)
+
+
+_TWINS = {
+    name.replace("Scaled", "", 1): name
+    for name in SIGNATURES
+    if name.startswith(("AddScaled", "AddBiasScaled"))
+}
+
+
+def _row_scale_of_sum(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
+    total = node.inputs[0]
+    addition = None if total is None else total.producer()
+    if total is None or addition is None or not _is(addition, "Add"):
+        return
+    x, residual = addition.inputs
+    same = {_shape(view, value) for value in (x, residual, total) if value is not None}
+    shape = _shape(view, total)
+    if x is None or residual is None or same != {shape} or shape is None or None in shape:
+        return
+    if addition.graph is not node.graph:
+        return
+    products = [value.producer() for value in (x, residual)]
+    inputs: tuple[ir.Value, ...] = (x, residual)
+    name, nodes = "AddRowScaleWithSum", [addition, node]
+    for product, other in zip(products, (residual, x), strict=True):
+        found = None if product is None else _scaled(view, product)
+        if (
+            found is not None
+            and product is not None
+            and _only_reader(product.outputs[0]) is addition
+        ):
+            inputs, name = (found[0], other, found[1]), "AddScaledRowScaleWithSum"
+            nodes = [product, addition, node]
+            break
+    epsilon = node.attributes.get_float("epsilon", 0.0)
+    yield RowFusion(tuple(nodes), name, inputs, (node.outputs[0], total), epsilon)
+
+
+def _scaled_residual(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
+    """X of a residual call, or its residual where no bias is added to X."""
+    signature = SIGNATURES[node.op_type]
+    for index in (0,) if signature.linear_bias else (0, 1):
+        product = _before(node, "Mul", index)
+        found = None if product is None else _scaled(view, product)
+        if product is None or found is None or len(node.outputs[0].uses()) == 0:
+            continue
+        rest = [value for value in node.inputs if value is not None]
+        rest.pop(index)
+        at = 2 if signature.linear_bias else 1  # row_scale stands behind residual and linear_bias
+        inputs = (found[0], *rest[:at], found[1], *rest[at:])
+        epsilon = node.attributes.get_float("epsilon", 0.0)
+        yield RowFusion((product, node), _TWINS[node.op_type], inputs, tuple(node.outputs), epsilon)
+        return

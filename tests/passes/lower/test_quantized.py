@@ -1,0 +1,169 @@
+"""A norm that is quantised becomes one call, of which codes come out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxfold
+from onnxfold.operators.functions import DOMAIN
+
+C = 16
+INT8, UINT8, FLOAT8 = TensorProto.INT8, TensorProto.UINT8, TensorProto.FLOAT8E4M3FN
+
+
+def model_of(
+    nodes: Sequence[onnx.NodeProto], outputs: dict[str, int], *, opset: int = 21, code: int = INT8
+) -> onnx.ModelProto:
+    """y = LayerNormalization(x), and the nodes given."""
+    rng = np.random.default_rng(0)
+    constants = {
+        "gamma": (1 + rng.random(C)).astype(np.float32),
+        "beta": rng.random(C).astype(np.float32),
+        "step": np.float32(0.05),
+        "steps": np.full(C, 0.05, np.float32),
+        "levels": np.float32(448.0 if code == FLOAT8 else 127.0),
+        "floor": np.float32(1e-4),
+        "low": np.float32(-128),
+        "high": np.float32(127),
+        "last": np.array([-1], np.int64),
+    }
+    initializers = [numpy_helper.from_array(np.asarray(a), name) for name, a in constants.items()]
+    zero = 0 if code == FLOAT8 else 3
+    initializers.append(helper.make_tensor("zero", code, (), [zero]))
+    norm = helper.make_node("LayerNormalization", ["x", "gamma", "beta"], ["y"], name="norm")
+    read = {name for node in (norm, *nodes) for name in node.input}
+    graph = helper.make_graph(
+        [norm, *nodes],
+        "quantised",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, C])],
+        [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs.items()],
+        [tensor for tensor in initializers if tensor.name in read],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def per_tensor(**attributes: int) -> list[onnx.NodeProto]:
+    return [helper.make_node("QuantizeLinear", ["y", "step", "zero"], ["q"], **attributes)]
+
+
+def per_row(*, floor: str = "", clip: bool = True) -> list[onnx.NodeProto]:
+    """As exporters spell it; the floor may stand before the division or behind it."""
+    nodes = [
+        helper.make_node("Abs", ["y"], ["a"]),
+        helper.make_node("ReduceMax", ["a", "last"], ["m"], keepdims=1),
+    ]
+    if floor == "before":
+        nodes.append(helper.make_node("Max", ["m", "floor"], ["m1"]))
+    behind = floor == "behind"
+    divided = helper.make_node(
+        "Div", ["m1" if floor == "before" else "m", "levels"], ["s0" if behind else "s"]
+    )
+    nodes.append(divided)
+    if behind:
+        nodes.append(helper.make_node("Max", ["s0", "floor"], ["s"]))
+    nodes += [
+        helper.make_node("Div", ["y", "s"], ["d"]),
+        helper.make_node("Round", ["d"], ["r"]),
+        helper.make_node("Clip", ["r", "low", "high"], ["c"]),
+        helper.make_node("Cast", ["c" if clip else "r"], ["q"], to=INT8),
+    ]
+    return nodes if clip else [node for node in nodes if node.op_type != "Clip"]
+
+
+def blocked() -> list[onnx.NodeProto]:
+    return [
+        helper.make_node("Abs", ["y"], ["a"]),
+        helper.make_node("ReduceMax", ["a", "last"], ["m"], keepdims=1),
+        helper.make_node("Div", ["m", "levels"], ["s"]),
+        helper.make_node(
+            "QuantizeLinear", ["y", "s"], ["q"], axis=-1, block_size=C, output_dtype=INT8
+        ),
+    ]
+
+
+def lowered(model: onnx.ModelProto) -> ir.Model:
+    return ir.from_proto(onnxfold.optimize(model, target="kernels").model)
+
+
+def calls(model: ir.Model) -> list[str]:
+    return [node.op_type for node in model.graph if node.domain == DOMAIN]
+
+
+def outputs_of(model: onnx.ModelProto, *, kernels: bool) -> list[np.ndarray]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    if kernels:
+        onnxfold.register(options)
+    x = np.random.default_rng(1).standard_normal((2, 3, C)).astype(np.float32)
+    x[1, 2] = 0.5  # a row whose norm is beta
+    session = ort.InferenceSession(model.SerializeToString(), options)
+    return list(session.run(None, {"x": x}))
+
+
+def assert_same_codes(model: onnx.ModelProto, *, kernels: bool) -> None:
+    """Codes are equal but for values within rounding of the middle between two: none is here."""
+    written = onnxfold.optimize(model, target="kernels").model
+    for got, expected in zip(
+        outputs_of(written, kernels=kernels), outputs_of(model, kernels=False), strict=True
+    ):
+        assert got.dtype == expected.dtype
+        if got.dtype == np.float32:  # the scale of rows, by another order of summation
+            np.testing.assert_allclose(got, expected, rtol=4e-6)
+        else:
+            assert np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize(("opset", "code"), [(17, INT8), (17, UINT8), (21, INT8)])
+def test_a_quantised_norm_is_one_call(opset: int, code: int, kernels: bool) -> None:
+    model = model_of(per_tensor(), {"q": code}, opset=opset, code=code)
+    result = lowered(model)
+    assert calls(result) == ["LayerNormAffineQuantize"]
+    assert len(list(result.graph)) == 1
+    assert_same_codes(model, kernels=kernels)
+
+
+def test_a_norm_quantised_to_float8_is_one_call() -> None:
+    model = model_of(per_tensor(), {"q": FLOAT8}, code=FLOAT8)
+    assert calls(lowered(model)) == ["LayerNormAffineQuantize"]
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize(
+    "nodes",
+    [per_row(), per_row(floor="before"), per_row(floor="behind"), per_row(clip=False)],
+    ids=["plain", "floor before", "floor behind", "no clip"],
+)
+def test_a_norm_quantised_by_rows_is_one_call(nodes: list[onnx.NodeProto], kernels: bool) -> None:
+    model = model_of(nodes, {"q": INT8, "s": TensorProto.FLOAT}, opset=18)
+    result = lowered(model)
+    assert calls(result) == ["LayerNormAffineQuantizeRows"]
+    assert len(list(result.graph)) == 1
+    assert_same_codes(model, kernels=kernels)
+
+
+def test_blocks_that_are_rows_are_quantised_by_rows() -> None:
+    assert calls(lowered(model_of(blocked(), {"q": INT8}))) == ["LayerNormAffineQuantizeRows"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs"),
+    [
+        (per_tensor(), {"q": INT8, "y": TensorProto.FLOAT}),
+        ([helper.make_node("QuantizeLinear", ["y", "steps"], ["q"], axis=-1)], {"q": UINT8}),
+        ([*per_row()[:-2], helper.make_node("Cast", ["r"], ["q"], to=UINT8)], {"q": UINT8}),
+        ([*per_row(), helper.make_node("Relu", ["y"], ["z"])], {"q": INT8, "z": 1}),
+    ],
+    ids=["read elsewhere", "by channel", "other codes", "three readers"],
+)
+def test_what_is_no_quantised_norm_keeps_its_nodes(
+    nodes: list[onnx.NodeProto], outputs: dict[str, int]
+) -> None:
+    assert calls(lowered(model_of(nodes, outputs, opset=18))) in (["LayerNormAffine"], [])
