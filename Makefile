@@ -105,6 +105,7 @@ types: $(VENV)/.dev
 
 docs: $(VENV)/.demo
 	@$(BIN)/python docs/generate.py
+	@$(BIN)/python docs/figures.py
 
 site: $(VENV)/.site
 	@$(BIN)/python -m mkdocs build --quiet --strict

@@ -27,17 +27,22 @@ class Statistics:
     """Counters of one loaded model, kept by the event loop.
 
     A run that several requests share counts once in `executions`, and its whole duration for each
-    of them in `infer`, as in Triton.
+    of them in `infer`, as in Triton. A request counts in all three parts of the work when its
+    run has ended: perf_analyzer gives up where their counts differ, even while requests wait.
     """
 
     success: Durations = field(default_factory=Durations)
     fail: Durations = field(default_factory=Durations)
     queue: Durations = field(default_factory=Durations)
-    decode: Durations = field(default_factory=Durations)
+    decode_ns: int = 0
     infer: Durations = field(default_factory=Durations)
     inferences: int = 0
     executions: int = 0
     last_ms: int = 0
+
+    def decoded(self, seconds: float) -> None:
+        """Note how long the inputs of one request took to read."""
+        self.decode_ns += round(seconds * 1e9)
 
     def ran(self, requests: int, rows: int, waited_s: float, seconds: float) -> None:
         """Count one run that gave its requests their answers."""
@@ -57,9 +62,9 @@ class Statistics:
             "success": self.success,
             "fail": self.fail,
             "queue": self.queue,
-            "compute_input": self.decode,
+            "compute_input": Durations(self.infer.count, self.decode_ns),
             "compute_infer": self.infer,
-            "compute_output": none,
+            "compute_output": Durations(self.infer.count),
             "cache_hit": none,
             "cache_miss": none,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
@@ -26,7 +27,7 @@ def configured(folder: Path, compiler: str) -> subprocess.CompletedProcess[str]:
 
 
 def installed(folder: Path) -> set[str]:
-    build = ["cmake", "--build", str(folder)]
+    build = ["cmake", "--build", str(folder), "--parallel", str(os.cpu_count())]
     install = ["cmake", "--install", str(folder), "--prefix", str(folder)]
     for command in (build, install):
         done = subprocess.run(command, check=False, capture_output=True, text=True)

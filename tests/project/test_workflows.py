@@ -84,8 +84,9 @@ def test_our_workflows_run_what_exists(path: Path) -> None:
     assert {word for words in made for word in words[1:]} <= targets()
     for words in others:
         if words[0] != "apt-get":
-            assert words[:2] == ["python", "-m"], words
-            assert words[2] in {"pip", "build", "cibuildwheel"}
+            assert words[0] in {"python", "build/bin/python"}, words
+            assert words[1] == "-m", words
+            assert words[2] in {"pip", "build", "cibuildwheel", "cyclonedx_py", "venv"}
 
 
 @pytest.mark.parametrize("path", [*OURS, *(p for p in USERS if p.stem == "github")], ids=str)
@@ -96,6 +97,18 @@ def test_actions_are_named_by_their_commit(path: Path) -> None:
     for action, comment in used:
         assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action), action
         assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), action
+
+
+def test_only_the_job_that_attests_may_write() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "wheels.yml").read_text("utf-8"))
+    assert workflow["permissions"] == {"contents": "read"}
+    allowed = {
+        name: job["permissions"] for name, job in workflow["jobs"].items() if "permissions" in job
+    }
+    assert allowed == {"attest": {"contents": "read", "id-token": "write", "attestations": "write"}}
+    used = [step.get("uses", "").partition("@")[0] for step in workflow["jobs"]["attest"]["steps"]]
+    assert {"actions/attest-build-provenance", "actions/attest-sbom"} <= set(used)
+    assert set(workflow["jobs"]["attest"]["needs"]) == workflow["jobs"].keys() - {"attest"}
 
 
 def test_our_own_script_makes_what_exists() -> None:

@@ -151,7 +151,7 @@ class OnnxModel(MLModel):
             names = selected(asked, engine.signature)
             start = time.perf_counter()
             feeds = decode(tensors, engine.signature)
-            self._statistics.decode.add(time.perf_counter() - start)
+            self._statistics.decoded(time.perf_counter() - start)
             arrays = await batcher.submit(feeds, names)
         except RequestError as error:
             raise InferenceError(f"{self.name}: {error}") from error
