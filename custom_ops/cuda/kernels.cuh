@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kShortRowThreads, 1)
 }
 
 template <class T, Statistics S, bool Residual, int Vectors, bool Shifted, bool Extended>
-__global__ void __launch_bounds__(kMostThreads<Vectors, Shifted>, 1)
+__global__ void __launch_bounds__(kMostThreads<Vectors, Shifted, Extended>, 1)
     row_kernel(const Arguments arguments, float inverse) {
   begin();
   __shared__ Moments slots[kSlots<Extended>][32];
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kMostThreads<Vectors, Shifted>, 1)
 }
 
 template <class T, Statistics S, bool Residual, bool Wide, bool Extended>
-__global__ void __launch_bounds__(kMostThreads<0, false>, 1)
+__global__ void __launch_bounds__(kMostThreads<0, false, Extended>, 1)
     loop_kernel(const Arguments arguments, float inverse) {
   begin();
   __shared__ Moments slots[kSlots<Extended>][32];

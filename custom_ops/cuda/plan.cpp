@@ -31,8 +31,9 @@ Plan row_in_block(int64_t row_vectors, int vectors) {
 // How many rows a multiprocessor has at once, of two at most. Most have
 // 1536 threads or more.
 int resident(const Plan& plan, bool shifted) {
-  const int registers = plan.vectors == 1 ? (shifted ? kRegisters<1, true> : kRegisters<1, false>)
-                                          : kRegisters<2, false>;
+  const int registers = plan.vectors == 2 ? kRegisters<2, false, false>
+                        : shifted         ? kRegisters<1, true, false>
+                                          : kRegisters<1, false, false>;
   return 2 * plan.threads <= 1536 && 2 * plan.threads * registers <= kAllRegisters ? 2 : 1;
 }
 
@@ -43,7 +44,8 @@ int resident(const Plan& plan, bool shifted) {
 // some vectors each before they wait: 4 are 64 KB at 1024 threads. And one row takes as long as its
 // chain of loads, conversions, additions and shuffles, which is all that counts where an SM has
 // a row or two and cannot hide it behind others: there more threads with fewer vectors win.
-Plan in_registers(int64_t row_vectors, bool shifted, bool eight, int64_t rows,
+// plain: neither shifted nor extended, which leaves registers for more vectors.
+Plan in_registers(int64_t row_vectors, bool shifted, bool plain, int64_t rows,
                   int multiprocessors) {
   // Eight threads: three shuffles for each sum, and 16 rows in a block; a whole warp would leave at
   // least half of its lanes without a vector.
@@ -57,13 +59,13 @@ Plan in_registers(int64_t row_vectors, bool shifted, bool eight, int64_t rows,
   const int64_t sms = multiprocessors;
   if (row_vectors <= 256) {
     // 8 warps of 8 vectors are 32 KB under way; with fewer rows than that, four warps share a row.
-    return rows >= 8 * sms && eight ? short_rows(32, 8) : row_in_block(row_vectors, 2);
+    return rows >= 8 * sms && plain ? short_rows(32, 8) : row_in_block(row_vectors, 2);
   }
   // Up to two rows on each multiprocessor are too few to hide one behind the other: they are to be
   // quick, and all at once.
   const Plan quick = row_in_block(row_vectors, row_vectors <= 1024 ? 1 : 2);
   if (row_vectors <= 2048 && rows <= sms * resident(quick, shifted)) return quick;
-  const int64_t most = shifted ? kMostThreads<4, true> : kMostThreads<4, false>;
+  const int64_t most = plain ? kMostThreads<4, false, false> : kMostThreads<4, true, true>;
   if (row_vectors <= 4 * most) return row_in_block(row_vectors, 4);
   return {0, 0, false, false, 0, 0};
 }
@@ -72,7 +74,7 @@ Plan in_registers(int64_t row_vectors, bool shifted, bool eight, int64_t rows,
 // rows than blocks in a grid.
 Plan loop(int64_t rows, int64_t steps, bool wide) {
   const int64_t threads = divided_up(steps > 0 ? steps : 1, 32) * 32;
-  const int64_t most = kMostThreads<0, false>;
+  const int64_t most = kMostThreads<0, false, false>;
   return {0, 0, false, wide, static_cast<int>(threads < most ? threads : most),
           rows < kMostBlocks ? rows : kMostBlocks};
 }
@@ -97,9 +99,8 @@ Plan plan_rows(const Op& op, ElementType type, const Arguments& a, int multiproc
   if (!tensors_aligned || full || (shifted && extended(op))) return loop(a.rows, a.size, false);
   // A shifted row begins up to width - 1 elements into its first vector.
   const int64_t vectors = (a.size + (shifted ? 2 * width - 2 : 0)) / width;
-  // Eight vectors leave no registers for shifted ones, nor for what extended kernels do.
-  const bool eight = !shifted && !extended(op);
-  Plan plan = in_registers(vectors, shifted, eight, a.rows, multiprocessors);
+  const bool plain = !shifted && !extended(op);
+  Plan plan = in_registers(vectors, shifted, plain, a.rows, multiprocessors);
   const int64_t rows_per_block =
       plan.threads_per_row > 0 ? plan.threads / plan.threads_per_row : 1;
   plan.blocks = divided_up(a.rows, rows_per_block);

@@ -17,18 +17,19 @@ struct Plan {
 };
 
 // Registers of a thread of a block that has one row, at most (benchmarks/results/sass.csv): a vector
-// fills 4, the operations on one some 30, and shifted vectors need their places as well.
-template <int Vectors, bool Shifted>
+// fills 4, the operations on one some 30, shifted vectors need their places and extended kernels
+// their scales as well.
+template <int Vectors, bool Shifted, bool Extended>
 constexpr int kRegisters = Vectors == 1   ? (Shifted ? 56 : 40)
                            : Vectors == 2 ? 64
-                           : Vectors == 4 && !Shifted ? 64
-                                                      : 128;
+                           : Vectors == 4 && !Shifted && !Extended ? 64
+                                                                   : 128;
 constexpr int kAllRegisters = 65536;  // of a multiprocessor
 // The largest block: what the registers leave room for, in whole warps.
-template <int Vectors, bool Shifted>
+template <int Vectors, bool Shifted, bool Extended>
 constexpr int kMostThreads =
-    kAllRegisters / kRegisters<Vectors, Shifted> < 1024
-        ? kAllRegisters / kRegisters<Vectors, Shifted> / 32 * 32
+    kAllRegisters / kRegisters<Vectors, Shifted, Extended> < 1024
+        ? kAllRegisters / kRegisters<Vectors, Shifted, Extended> / 32 * 32
         : 1024;
 constexpr int kShortRowThreads = 128;  // of a block that holds several rows
 

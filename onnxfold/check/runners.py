@@ -147,7 +147,7 @@ class OnnxRuntime:
         optimize: bool,
     ) -> list[dict[str, Array]]:
         try:
-            session = self._session(content, optimize=optimize)
+            session = self._session(content, optimize=optimize, pack=_packs(source.model))
             names = [output.name for output in session.get_outputs()]
             wanted = {i.name for i in session.get_inputs()}
             wanted |= {i.name for i in session.get_overridable_initializers()}
@@ -171,7 +171,9 @@ class OnnxRuntime:
             wanted = set(piece.reads)
             try:
                 content = pieces.content(piece, weights, known[0])
-                session = self._session(content, optimize=optimize, keep=False)
+                session = self._session(
+                    content, optimize=optimize, pack=_packs(source.model), keep=False
+                )
                 for values in known:
                     feeds = {name: x for name, x in values.items() if name in wanted}
                     with _bounded(source) as options:
@@ -187,18 +189,29 @@ class OnnxRuntime:
             del session, weights
         return [{name: values[name] for name in pieces.outputs} for values in known]
 
-    def _session(self, content: str | bytes, *, optimize: bool, keep: bool = True) -> Any:
-        """A session; `keep`: it keeps memory that it has used for the next run."""
+    def _session(
+        self, content: str | bytes, *, optimize: bool, pack: bool, keep: bool = True
+    ) -> Any:
+        """A session; `pack`: it packs weights; `keep`: it keeps used memory for the next run."""
         import onnxruntime as ort
 
         options = ort.SessionOptions()
         options.log_severity_level = _FATAL
         options.intra_op_num_threads = min(_THREADS, os.cpu_count() or 1)
         options.enable_cpu_mem_arena = options.enable_mem_pattern = keep
+        options.add_session_config_entry("session.disable_prepacking", "0" if pack else "1")
         levels = ort.GraphOptimizationLevel
         level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
         options.graph_optimization_level = level
         return ort.InferenceSession(content, options, providers=list(self.providers))
+
+
+def _packs(model: ir.Model) -> bool:
+    """Whether a session should pack weights, which takes longer than the few runs of a check save.
+
+    Contrib kernels of quantised weights choose their arithmetic by whether they could be packed.
+    """
+    return any(node.domain == "com.microsoft" for node in model.graph.all_nodes())
 
 
 @contextmanager

@@ -225,3 +225,14 @@ def test_nothing_is_launched_for_empty_tensors(plan) -> None:
         assert plan(ir.DataType.FLOAT, 0, 8, name=name).blocks == 0
         # A full row has one element where X has none.
         assert plan(ir.DataType.FLOAT, 3, 0, name=name).blocks == (3 if full else 0)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda t: t.name)
+@pytest.mark.parametrize("name", ["RMSNormRowEpsilonScale", "LayerNormQuantize"])
+def test_extended_kernels_have_as_many_registers_as_shifted_ones(
+    plan, dtype: ir.DataType, name: str
+) -> None:
+    width = 16 // NUMPY_TYPES[dtype].itemsize
+    longest = plan(dtype, 8 * H100, 2048 * width, name=name)
+    assert (longest.vectors, longest.threads) == (4, 512)
+    assert plan(dtype, 8 * H100, 2049 * width, name=name).vectors == 0
