@@ -15,6 +15,7 @@ __all__ = [
     "UsageError",
     "VerificationError",
     "WeightOverflowError",
+    "one_line",
 ]
 
 
@@ -82,3 +83,12 @@ class InvariantError(OnnxfoldError):
     """A stage broke its own contract: a defect of onnxfold, never the user's fault."""
 
     exit_code: ClassVar[int] = 3
+
+
+_LONGEST_LINE = 300
+
+
+def one_line(error: Exception) -> str:
+    """Return what an error of another library says, as one line of at most 300 characters."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= _LONGEST_LINE else text[:_LONGEST_LINE] + "..."

@@ -225,7 +225,7 @@ ONNXFOLD_THREAD uint32_t integer_code(float v, int low, int zero) {
 struct Steps {
   Code code;
   float size;
-  float inverse;  // of size; the largest number where size is too small
+  float inverse;  // of size; the largest number where size is too small, but 0
   int zero;       // the code of 0
 };
 
@@ -234,7 +234,7 @@ ONNXFOLD_THREAD Steps steps_of(const Arguments& a, float size) {
   if (a.code == Code::INT8) zero = *static_cast<const int8_t*>(a.zero_point);
   if (a.code == Code::UINT8) zero = *static_cast<const uint8_t*>(a.zero_point);
   const float exact = 1.0f / size, largest = 0x1.fffffep127f;
-  return {a.code, size, exact < largest ? exact : largest, zero};
+  return {a.code, size, exact < largest || size == 0.0f ? exact : largest, zero};
 }
 
 // v / size, rounded as a division is: a product, and one more with what it lost.

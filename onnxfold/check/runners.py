@@ -25,7 +25,7 @@ from onnxfold.check.reference import (
     run,
 )
 from onnxfold.check.result import ModelSource
-from onnxfold.errors import ModelError, UsageError
+from onnxfold.errors import ModelError, UsageError, one_line
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.runtime.library import runtime_errors, takes_name
 
@@ -158,7 +158,7 @@ class OnnxRuntime:
                     outputs.append(_by_name(names, session.run(None, feeds, options)))
             return outputs
         except runtime_errors() as error:
-            reason = _first_line(error)
+            reason = one_line(error)
             raise CannotRun(f"{source.label}: onnxruntime cannot run it: {reason}") from error
 
     def _run_pieces(
@@ -184,7 +184,7 @@ class OnnxRuntime:
             except runtime_errors() as error:
                 where = f"nodes {piece.start} to {piece.stop}"
                 raise CannotRun(
-                    f"{source.label}: onnxruntime cannot run {where}: {_first_line(error)}"
+                    f"{source.label}: onnxruntime cannot run {where}: {one_line(error)}"
                 ) from error
             del session, weights
         return [{name: values[name] for name in pieces.outputs} for values in known]
@@ -252,11 +252,6 @@ def _by_name(names: Sequence[str], results: Sequence[Any]) -> dict[str, Array]:
             raise CannotRun(f"output {name!r} is not a tensor, and only tensors can be compared")
         outputs[name] = result
     return outputs
-
-
-def _first_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= 300 else text[:300] + "..."
 
 
 def native(model: ir.Model, samples: Sequence[Feeds]) -> list[dict[str, Array]]:

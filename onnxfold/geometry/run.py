@@ -17,10 +17,12 @@ from onnxfold.check.runners import OnnxRuntime, why_not_onnxruntime
 from onnxfold.errors import DataError, ModelError, UsageError
 from onnxfold.geometry import state
 from onnxfold.geometry.accumulate import Totals
+from onnxfold.geometry.cluster import in_cluster
 from onnxfold.geometry.data import Data, DataOptions, Shard, Signature, open_data
 from onnxfold.geometry.instrument import Instrumented, instrument
 from onnxfold.geometry.state import Progress
 from onnxfold.geometry.work import Bad, InPieces, Task, WholeSession, in_processes, in_turn
+from onnxfold.model_io.digest import digest
 from onnxfold.model_io.sources import Source
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.passes.prepare.working_copy import prepare
@@ -42,6 +44,7 @@ class Measuring:
     memory_bytes: int | None = None
     skip_bad: bool = False
     resume: Path | None = None
+    ray: str | None = None
 
     def check(self) -> None:
         """Raises UsageError for numbers that make no sense."""
@@ -112,14 +115,19 @@ def _results(
     memory = available_bytes() if wanted.memory_bytes is None else wanted.memory_bytes
     engine = OnnxRuntime.of(task.providers, memory)
     if not engine.fits(instrumented.model):
+        if wanted.ray is not None:
+            raise UsageError("--ray: the model does not fit in the memory of a worker (--memory)")
         return in_turn(task, InPieces(engine, ModelSource(instrumented.model)), shards)
     folder = stack.enter_context(closing(StagingFolder(Path(tempfile.gettempdir()))))
     path = folder.path / "model.onnx"
     staged = stack.enter_context(model_io.stage(instrumented.model, path, external_data=True))
     task = replace(task, model=Path(staged.path))
-    if wanted.workers == 1:
+    if wanted.ray is None and wanted.workers == 1:
         return in_turn(task, WholeSession(task), shards)
-    results = in_processes(task, shards, wanted.workers)
+    if wanted.ray is None:
+        results = in_processes(task, shards, wanted.workers)
+    else:
+        results = in_cluster(task, shards, wanted.workers, wanted.ray)
     stack.callback(results.close)
     return results
 
@@ -165,6 +173,7 @@ def _report(
     return {
         "schema": 1,
         "model": None if source.path is None else source.path.name,
+        "sha256": None if source.path is None else digest(source.path)[0],
         "data": {"kind": data.kind, "batch": reading.batch, "seed": reading.seed},
         "rows": totals.rows,
         "complete": progress.done == count,

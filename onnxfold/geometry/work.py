@@ -22,16 +22,26 @@ import numpy.typing as npt
 
 from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import OnnxRuntime
-from onnxfold.errors import DataError, ModelError
+from onnxfold.errors import DataError, ModelError, one_line
 from onnxfold.geometry.accumulate import Tables, Totals, kept_tables, of_tables
 from onnxfold.geometry.data import Batch, Data, Shard
 from onnxfold.geometry.instrument import MeasuredNorm
 from onnxfold.graph import Dim
 from onnxfold.runtime.library import runtime_errors
 
-__all__ = ["Bad", "InPieces", "Session", "Task", "WholeSession", "in_processes", "in_turn"]
+__all__ = [
+    "MOST_DEATHS",
+    "Bad",
+    "InPieces",
+    "Session",
+    "Task",
+    "WholeSession",
+    "in_processes",
+    "in_turn",
+    "measured_shard",
+]
 
-_MOST_DEATHS = 3
+MOST_DEATHS = 3
 _FATAL = 4
 _VECTORS_TOGETHER = 1 << 19  # over all norms: 32 MB of sums
 Outputs = dict[str, npt.NDArray[np.float64]]
@@ -79,7 +89,7 @@ class WholeSession:
                 str(task.model), options, providers=list(task.providers)
             )
         except runtime_errors() as error:
-            raise ModelError(f"onnxruntime cannot load the model: {_line(error)}") from error
+            raise ModelError(f"onnxruntime cannot load the model: {one_line(error)}") from error
         self._names = [output.name for output in self._session.get_outputs()]
         self._wanted = {given.name for given in self._session.get_inputs()}
 
@@ -102,7 +112,7 @@ class InPieces:
         yield from self.engine.run(self.source, feeds, optimize=True)
 
 
-def _measured(task: Task, session: Session, shard: Shard) -> Totals | Bad:
+def measured_shard(task: Task, session: Session, shard: Shard) -> Totals | Bad:
     """Return the totals of a shard; one fault makes all of it bad."""
     totals, waiting = Totals.none(task.norms), list[Tables]()
     try:
@@ -118,7 +128,7 @@ def _measured(task: Task, session: Session, shard: Shard) -> Totals | Bad:
     except DataError as error:
         return Bad(shard, str(error))
     except runtime_errors() as error:
-        reason = f"{shard.label}: onnxruntime cannot run the model on it: {_line(error)}"
+        reason = f"{shard.label}: onnxruntime cannot run the model on it: {one_line(error)}"
         return Bad(shard, reason)
     return totals.merged(of_tables(task.norms, waiting, task.seed)) if waiting else totals
 
@@ -126,7 +136,7 @@ def _measured(task: Task, session: Session, shard: Shard) -> Totals | Bad:
 def in_turn(task: Task, session: Session, shards: Sequence[Shard]) -> Iterator[Totals | Bad]:
     """Yield the totals of each shard, measured in this process."""
     for shard in shards:
-        yield _measured(task, session, shard)
+        yield measured_shard(task, session, shard)
 
 
 _HELD: dict[str, Any] = {}
@@ -139,7 +149,7 @@ def _start(task: Task) -> None:
 
 
 def _work(shard: Shard) -> Totals | Bad:
-    return _measured(_HELD["task"], _HELD["session"], shard)
+    return measured_shard(_HELD["task"], _HELD["session"], shard)
 
 
 def in_processes(
@@ -150,7 +160,7 @@ def in_processes(
     Shards of workers that die are measured again; raises ModelError when that goes on.
     """
     done = 0
-    for _ in range(_MOST_DEATHS):
+    for _ in range(MOST_DEATHS):
         try:
             with closing(_pooled(task, shards[done:], workers)) as results:
                 for result in results:
@@ -160,7 +170,7 @@ def in_processes(
         except BrokenProcessPool:
             continue
     raise ModelError(
-        f"{shards[done].label}: {_MOST_DEATHS} times a worker died near it; is there enough memory "
+        f"{shards[done].label}: {MOST_DEATHS} times a worker died near it; is there enough memory "
         "for --workers copies of the model?"
     )
 
@@ -182,8 +192,3 @@ def _pooled(
             yield waiting.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= 300 else text[:300] + "..."

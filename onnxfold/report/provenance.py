@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxfold import __version__
-from onnxfold.errors import ModelError
+from onnxfold.model_io.digest import digest
 
 __all__ = ["provenance"]
 
@@ -27,14 +26,9 @@ def provenance(model: Path, options: Mapping[str, str]) -> dict[str, Any]:
 
     Raises ModelError when the file cannot be read.
     """
-    try:
-        with model.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            size = file.tell()
-    except OSError as error:
-        raise ModelError(f"{model}: {error.strerror}") from error
+    sha256, size = digest(model)
     return {
-        "input": {"path": str(model), "bytes": size, "sha256": digest},
+        "input": {"path": str(model), "bytes": size, "sha256": sha256},
         "versions": {"onnxfold": __version__, "python": sys.version.split()[0]} | _versions(),
         "options": dict(options),
         "date": _now().isoformat(timespec="seconds"),

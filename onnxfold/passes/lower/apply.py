@@ -9,7 +9,7 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.lower.decide import LoweringPlan
 from onnxfold.passes.lower.quantized import quantize_fusions
 from onnxfold.passes.lower.residual import residual_fusions
-from onnxfold.passes.lower.row_scales import ROUNDS, RowFusion, row_fusions
+from onnxfold.passes.lower.row_scales import ROUNDS, row_fusions
 from onnxfold.passes.lower.targets import TargetLowering
 
 __all__ = ["apply"]
@@ -23,18 +23,18 @@ def apply(edit: Editor, plan: LoweringPlan, settings: Settings) -> bool:
     fusions = residual_fusions(ModelInfo(edit.model))
     for fusion in fusions:
         edit.stand_in(fusion.lower(), fusion.place, fusion.replaced)
-    rows = [fusion for number in range(ROUNDS) for fusion in _fuse_rows(edit, number)]
-    quantized = quantize_fusions(ModelInfo(edit.model))
+    changed = bool(plan.respelled) or len(fusions) != settings.fused_before
+    info = ModelInfo(edit.model)
+    for number in range(ROUNDS):
+        rows = row_fusions(info, number)
+        for row in rows:
+            edit.stand_in(row.lower(), row.nodes[-1], row.nodes)
+        if rows:
+            info, changed = ModelInfo(edit.model), True
+    quantized = quantize_fusions(info)
     for codes in quantized:
         edit.stand_in(codes.lower(), codes.norm, codes.replaced)
-    return bool(plan.respelled or quantized or rows) or len(fusions) != settings.fused_before
-
-
-def _fuse_rows(edit: Editor, number: int) -> tuple[RowFusion, ...]:
-    fusions = row_fusions(ModelInfo(edit.model), number)
-    for fusion in fusions:
-        edit.stand_in(fusion.lower(), fusion.nodes[-1], fusion.nodes)
-    return fusions
+    return changed or bool(quantized)
 
 
 def _respell(edit: Editor, plan: LoweringPlan, settings: Settings) -> None:

@@ -1,0 +1,92 @@
+"""Measuring shards on a Ray cluster: an actor for each worker, results in the order of shards.
+
+Ray starts an actor again, on any node, when its process or node dies, and gives it its shard again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from onnxfold.errors import ModelError, UsageError, one_line
+from onnxfold.geometry.accumulate import Totals
+from onnxfold.geometry.data import Shard
+from onnxfold.geometry.data.base import optional
+from onnxfold.geometry.work import MOST_DEATHS, Bad, Task, WholeSession, measured_shard
+
+__all__ = ["LOCAL", "in_cluster"]
+
+LOCAL = "local"  # the address of a cluster that is started here, and ended with the work
+
+
+class _Worker:
+    """A session in a process of Ray; ``files``: the model's, where no disk is shared."""
+
+    def __init__(self, task: Task, files: Mapping[str, bytes]):
+        if files and task.model is not None:
+            self._folder = TemporaryDirectory(prefix="onnxfold-")
+            for name, content in files.items():
+                Path(self._folder.name, name).write_bytes(content)
+            task = replace(task, model=Path(self._folder.name, task.model.name))
+        self._task, self._session = task, WholeSession(task)
+
+    def measure(self, shard: Shard) -> Totals | Bad:
+        return measured_shard(self._task, self._session, shard)
+
+
+def in_cluster(
+    task: Task, shards: Sequence[Shard], workers: int, address: str
+) -> Generator[Totals | Bad, None, None]:
+    """Yield the totals of each shard in order, measured by actors of the cluster at ``address``.
+
+    Every node must find the data under its path.  Raises UsageError where Ray is not installed or
+    there is no such cluster, ModelError where workers die again and again.
+    """
+    ray = optional("ray", "ray", "measuring on a cluster")
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="error")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UsageError(f"--ray {address}: {one_line(error)}") from error
+    try:
+        yield from _by_actors(ray, task, shards, workers, share=address != LOCAL)
+    finally:
+        ray.shutdown()
+
+
+def _by_actors(
+    ray: Any, task: Task, shards: Sequence[Shard], workers: int, *, share: bool
+) -> Generator[Totals | Bad, None, None]:
+    """Keep two shards for each actor under way, and hand results on in the order of shards."""
+    options = {"max_restarts": MOST_DEATHS - 1, "max_task_retries": MOST_DEATHS - 1}
+    remote = ray.remote(num_cpus=task.threads, **options)(_Worker)
+    files = ray.put(_files(task.model) if share and task.model is not None else {})
+    actors = [remote.remote(task, files) for _ in range(workers)]
+    waiting: deque[tuple[Shard, Any]] = deque()
+    for number, shard in enumerate(shards):
+        waiting.append((shard, actors[number % workers].measure.remote(shard)))
+        if len(waiting) >= 2 * workers:
+            yield _result(ray, *waiting.popleft())
+    while waiting:
+        yield _result(ray, *waiting.popleft())
+
+
+def _result(ray: Any, shard: Shard, reference: Any) -> Totals | Bad:
+    try:
+        result = ray.get(reference)
+    except ray.exceptions.RayActorError as error:
+        raise ModelError(
+            f"{shard.label}: {MOST_DEATHS} times a worker died near it; does every node have the "
+            f"memory, and onnxfold with its data ({one_line(error)})"
+        ) from error
+    if not isinstance(result, Totals | Bad):
+        raise TypeError(f"a worker gave {type(result).__name__}")
+    return result
+
+
+def _files(model: Path) -> dict[str, bytes]:
+    """Read the model and its data files, which lie alone in their folder."""
+    return {path.name: path.read_bytes() for path in sorted(model.parent.iterdir())}
