@@ -27,7 +27,7 @@ help:
 	@echo 'make demo       fold the shipped model and compare its accuracy before and after'
 	@echo 'make test       run the tests (about ten minutes on two cores)'
 	@echo 'make test-slow  run the long tests too; installs torch and transformers'
-	@echo 'make test-training test training and checkpoints; installs torch and transformers'
+	@echo 'make test-training test training, checkpoints and Ray; installs torch and transformers'
 	@echo 'make test-serve test the server; installs MLServer and tritonclient (Python 3.11 or 3.12)'
 	@echo 'make test-examples run the examples; installs torch, optimum and onnxruntime-genai'
 	@echo 'make test-image build the container image and fold the shipped model in it'
@@ -62,7 +62,8 @@ test-slow: $(VENV)/.slow
 	@$(BIN)/python -m pytest -q -n 2 -m 'slow or not slow'
 
 test-training: $(VENV)/.slow
-	@$(BIN)/python -m pytest -q -rs -m 'slow or not slow' tests/training tests/checkpoint
+	@$(BIN)/python -m pytest -q -rs -m 'slow or not slow' tests/training tests/checkpoint \
+	  tests/geometry/test_ray.py
 
 test-serve: $(VENV)/.serve
 	@$(BIN)/python -m pytest -q -rs tests/serving/server
@@ -157,8 +158,9 @@ $(VENV)/.site: $(VENV)/.demo
 	@touch $@
 
 $(VENV)/.slow: $(VENV)/.test
-	@echo 'installing torch and transformers'
+	@echo 'installing torch, transformers and Ray'
 	@$(call extra,models)
+	@$(call extra,ray)
 	@touch $@
 
 $(VENV)/.serve: $(VENV)/.test

@@ -85,6 +85,7 @@ def measure(  # noqa: PLR0913  # each is an option of the command line
     memory: float | None = None,
     skip_bad: bool = False,
     resume: str | os.PathLike[str] | None = None,
+    ray: str | None = None,
     progress: Stages | None = None,
     **reading: Any,
 ) -> dict[str, Any]:
@@ -92,9 +93,10 @@ def measure(  # noqa: PLR0913  # each is an option of the command line
 
     ``data`` is a file or folder (docs/geometry.md), or None for made-up inputs; ``reading`` are
     the fields of :class:`onnxfold.geometry.data.DataOptions`.  The result does not depend on
-    ``workers``.  Angles are in degrees.  Raises UsageError for options that make no sense,
-    DataError for data that cannot be read or does not suit the model, ModelError for a model that
-    cannot be run or has no norm.
+    ``workers``, nor on ``ray``, the address of the cluster whose they are ("local" starts one).
+    Angles are in degrees.  Raises UsageError for options that make no sense, DataError for data
+    that cannot be read or does not suit the model, ModelError for a model that cannot be run or has
+    no norm.
     """
     from onnxfold.geometry import Measuring, measured
     from onnxfold.geometry.data import DataOptions
@@ -107,6 +109,7 @@ def measure(  # noqa: PLR0913  # each is an option of the command line
         memory_bytes=bytes_of(memory),
         skip_bad=skip_bad,
         resume=None if resume is None else Path(resume),
+        ray=ray,
     )
     with StageTimer(progress).stage("load"):
         source = open_source(model)

@@ -23,6 +23,7 @@ from onnxfold.cli.installation import doctor, lib_path
 from onnxfold.cli.measure import measure
 from onnxfold.cli.optimize import optimize
 from onnxfold.cli.options import QuietOption, VerboseOption, with_verbosity
+from onnxfold.cli.plot import plot
 from onnxfold.cli.serve import serve
 from onnxfold.cli.startup import start_quickly
 from onnxfold.cli.terminal import chosen_verbosity
@@ -89,6 +90,7 @@ for _command in (
     explain,
     diff,
     measure,
+    plot,
     verify,
     bench,
     checkpoint,

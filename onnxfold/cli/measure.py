@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 import time
@@ -14,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from onnxfold.cli import terminal
-from onnxfold.cli.options import JsonOption, MemoryOption, Model, ProvidersOption, ReportOption
+from onnxfold.cli.options import JsonOption, MemoryOption, ProvidersOption, ReportOption
 
 __all__ = ["measure"]
 
@@ -23,7 +22,10 @@ _INTERRUPTED = 130
 
 def measure(
     context: typer.Context,
-    source: Model,
+    sources: Annotated[
+        list[Path],
+        typer.Argument(metavar="IN...", help="The ONNX models, .onnx, measured one by one."),
+    ],
     data: Annotated[
         Path | None,
         typer.Option(
@@ -59,6 +61,14 @@ def measure(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Count shards that cannot be read, and go on.")
     ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Measure by workers of a Ray cluster, HOST:PORT, whose nodes find DATA under its "
+            "path; **local** starts one here.",
+        ),
+    ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Keep what is measured in FILE, and go on from there."),
@@ -73,8 +83,14 @@ def measure(
     For every row: its angle to the uniform vector 1 and to two random vectors, its length, its
     mean, its share of energy along 1, and by how much the norm would err without subtracting the
     mean. Only sums leave the model, so memory does not grow with the data.
+
+    `onnxfold measure model.onnx --data texts.jsonl --report measured.html`
+
+    `onnxfold measure small.onnx large.onnx --data texts.jsonl --report both.html` sets several
+    models side by side; a JSON report has them as a list, "models".
     """
     from onnxfold import api
+    from onnxfold.geometry.reports import as_document, write_measurements
 
     terminal.check_reports(report)
     if plot is not None or any(path.suffix == ".html" for path in report or ()):
@@ -87,34 +103,50 @@ def measure(
             "no --data: the inputs are MADE UP, so these numbers say nothing about real data",
             err=True,
         )
-    with _interrupted_once(), terminal.progress(context.obj, source, lines=not as_json) as progress:
-        document = api.measure(
-            source,
-            data,
-            workers=workers,
-            threads=threads,
-            providers=tuple(providers or ()),
-            memory=memory,
-            skip_bad=skip_bad,
-            resume=resume,
-            progress=progress,
-            batch=batch,
-            rows=rows,
-            length=length,
-            column=column,
-            tokenizer=tokenizer,
-            mask=mask,
-            seed=seed,
-        )
-    _write(document, report or [], plot)
+    documents = []
+    for number, source in enumerate(sources):
+        kept = _kept(resume, number, len(sources))
+        with (
+            _interrupted_once(),
+            terminal.progress(context.obj, source, lines=not as_json) as progress,
+        ):
+            document = api.measure(
+                source,
+                data,
+                workers=workers,
+                threads=threads,
+                providers=tuple(providers or ()),
+                memory=memory,
+                skip_bad=skip_bad,
+                resume=kept,
+                ray=ray,
+                progress=progress,
+                batch=batch,
+                rows=rows,
+                length=length,
+                column=column,
+                tokenizer=tokenizer,
+                mask=mask,
+                seed=seed,
+            )
+        documents.append(document)
+        if not as_json:
+            _print(document, time.perf_counter() - start)
+        start = time.perf_counter()
+        if not document["complete"]:
+            break
+    write_measurements(documents, report or [], plot)
     if as_json:
-        terminal.print_json(document)
-    else:
-        _print(document, time.perf_counter() - start)
-    if not document["complete"]:
+        terminal.print_json(as_document(documents))
+    if not documents[-1]["complete"]:
         remedy = f"go on with --resume {resume}" if resume else "--resume FILE would keep it"
         typer.echo(f"onnxfold: interrupted, measured in part; {remedy}", err=True)
         raise typer.Exit(_INTERRUPTED)
+
+
+def _kept(resume: Path | None, number: int, count: int) -> Path | None:
+    """Return where the state of one of several models is kept."""
+    return resume if resume is None or count == 1 else resume.with_name(f"{resume.name}.{number}")
 
 
 @contextmanager
@@ -134,20 +166,6 @@ def _interrupted_once() -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGINT) is interrupt:
             signal.signal(signal.SIGINT, usual)
-
-
-def _write(document: dict[str, Any], reports: list[Path], plot: Path | None) -> None:
-    for path in reports:
-        if path.suffix == ".html":
-            from onnxfold.geometry.page import page
-
-            path.write_text(page(document), encoding="utf-8")
-        else:
-            path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    if plot is not None:
-        from onnxfold.geometry.plots import write_figures
-
-        write_figures(document, plot)
 
 
 def _print(document: dict[str, Any], seconds: float) -> None:
@@ -173,6 +191,8 @@ def _print(document: dict[str, Any], seconds: float) -> None:
             _spread(norm["error_without_mean"], 4),
         )
     console = terminal.console()
+    if document["model"] is not None:
+        console.print(document["model"], markup=False, highlight=False)
     console.print(table)
     rate = document["rows"] / seconds
     console.print(f"{summary(document)} ({seconds:.1f} s, {rate:,.1f} rows/s)", highlight=False)

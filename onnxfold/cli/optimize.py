@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,6 +44,13 @@ def optimize(
     fold: FoldOptions,
     report: ReportOption = None,
     as_json: JsonOption = False,
+    measured: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="What onnxfold measure wrote of IN: the report shows it with each norm.",
+        ),
+    ] = None,
     dry_run: DryRunOption = False,
     share_weights: Annotated[
         bool,
@@ -75,6 +83,8 @@ def optimize(
     terminal.check_reports(report)
     output = destination(out, output, dry_run=dry_run)
     told = {"run": provenance(model, given_options(context))} if report or as_json else {}
+    if measured is not None:
+        told |= _measurement(measured, told)
     folder = None if output is None else output.parent
     with terminal.progress(verbosity, model, folder, lines=not as_json) as progress:
         result = api.optimize(
@@ -89,6 +99,15 @@ def optimize(
             **fold.keywords(),
         )
     terminal.tell_result(result.report | told, report, verbosity, as_json=as_json)
+
+
+def _measurement(path: Path, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the measurement for a report; raises UsageError where there is no report for it."""
+    from onnxfold.geometry.reports import measurement_of
+
+    if not told:
+        raise UsageError("--measured is shown in a report; ask for one (--report FILE, or --json)")
+    return {"measurement": measurement_of(path, told["run"]["input"]["sha256"])}
 
 
 def destination(out: Path | None, output: Path | None, *, dry_run: bool) -> Path | None:

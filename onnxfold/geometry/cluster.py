@@ -5,6 +5,7 @@ Ray starts an actor again, on any node, when its process or node dies, and gives
 
 from __future__ import annotations
 
+import socket
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,9 @@ from onnxfold.geometry.work import MOST_DEATHS, Bad, Task, WholeSession, measure
 __all__ = ["LOCAL", "in_cluster"]
 
 LOCAL = "local"  # the address of a cluster that is started here, and ended with the work
+
+
+_PATIENCE_S = 10.0
 
 
 class _Worker:
@@ -46,15 +50,26 @@ def in_cluster(
     Every node must find the data under its path.  Raises UsageError where Ray is not installed or
     there is no such cluster, ModelError where workers die again and again.
     """
-    ray = optional("ray", "ray", "measuring on a cluster")
+    ray = optional("ray", "ray", "measuring on a cluster", "ray")
     try:
+        _await(address)
         ray.init(address=address, log_to_driver=False, logging_level="error")
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"--ray {address}: {one_line(error)}") from error
     try:
         yield from _by_actors(ray, task, shards, workers, share=address != LOCAL)
     finally:
         ray.shutdown()
+
+
+def _await(address: str) -> None:
+    """Connect to HOST:PORT, where Ray would try for minutes and then end the process.
+
+    Raises OSError where nothing answers.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=_PATIENCE_S).close()
 
 
 def _by_actors(
@@ -63,7 +78,7 @@ def _by_actors(
     """Keep two shards for each actor under way, and hand results on in the order of shards."""
     options = {"max_restarts": MOST_DEATHS - 1, "max_task_retries": MOST_DEATHS - 1}
     remote = ray.remote(num_cpus=task.threads, **options)(_Worker)
-    files = ray.put(_files(task.model) if share and task.model is not None else {})
+    files = ray.put(_files(task.model)) if share and task.model is not None else {}
     actors = [remote.remote(task, files) for _ in range(workers)]
     waiting: deque[tuple[Shard, Any]] = deque()
     for number, shard in enumerate(shards):
@@ -79,8 +94,8 @@ def _result(ray: Any, shard: Shard, reference: Any) -> Totals | Bad:
         result = ray.get(reference)
     except ray.exceptions.RayActorError as error:
         raise ModelError(
-            f"{shard.label}: {MOST_DEATHS} times a worker died near it; does every node have the "
-            f"memory, and onnxfold with its data ({one_line(error)})"
+            f"{shard.label}: a worker of Ray did not start, or died near it {MOST_DEATHS} times; "
+            f"does every node have onnxfold, the data and the memory? ({one_line(error)})"
         ) from error
     if not isinstance(result, Totals | Bad):
         raise TypeError(f"a worker gave {type(result).__name__}")

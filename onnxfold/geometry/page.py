@@ -2,49 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
 from typing import Any
 
-from onnxfold.geometry.plots import FIGURES, svg
+from onnxfold.geometry.figures import figures_of
+from onnxfold.geometry.plots import svg
 
 __all__ = ["page", "summary"]
 
-_TITLES = {
-    "angles": "Angle to the uniform vector, before and after each norm",
-    "angles_with_random_vectors": "The same with two random vectors",
-    "lengths": "Lengths",
-    "means": "Means",
-    "angle_histograms": "Angles to the uniform vector: first, middle and last norm",
-}
 _MADE_UP = "made-up inputs, which say nothing about real data"
 
 
-def page(report: Mapping[str, Any]) -> str:
+def page(reports: Sequence[Mapping[str, Any]]) -> str:
     """Return the page; raises UsageError where matplotlib is not installed."""
     drawings = [
-        f"<section><h2>{_TITLES[name]}</h2><div class=scroll>{svg(report, name)}</div></section>"
-        for name in FIGURES
+        f"<section><h2>{figure.title}</h2><div class=scroll>{svg(figure)}</div></section>"
+        for figure in figures_of(reports)
     ]
+    details = [part for report in reports for part in (_table(report), _left(report))]
     template = Template(
         files("onnxfold.geometry").joinpath("page.html").read_text(encoding="utf-8")
     )
+    names = dict.fromkeys(_name(report) for report in reports)
     return template.substitute(
-        title=escape(str(report["model"] or "model")),
-        summary=escape(summary(report)),
-        body="\n".join([*drawings, _table(report), _left(report)]),
+        title=escape(", ".join(names)),
+        summary="<br>".join(escape(summary(report)) for report in reports),
+        body="\n".join([*drawings, *details]),
     )
+
+
+def _name(report: Mapping[str, Any]) -> str:
+    return str(report["model"] or "model")
 
 
 def summary(report: Mapping[str, Any]) -> str:
     """Return a sentence on what was measured, and how far it may be trusted."""
     kind = report["data"]["kind"]
-    text = f"{len(report['norms'])} norms over {report['rows']:,} rows of "
-    text += _MADE_UP if kind == "synthetic" else kind
+    text = f"{len(report['norms'])} norms "
+    if kind == "training":
+        text += "in training"
+    else:
+        text += f"over {report['rows']:,} rows of {_MADE_UP if kind == 'synthetic' else kind}"
     if report["bad_shards"]:
         text += f"; {len(report['bad_shards'])} bad shards left out"
+    if "step" in report:
+        text = f"step {report['step']:,}: {text}"
     return text if report["complete"] else f"{text}; ended before all was measured"
 
 
@@ -70,7 +75,7 @@ def _table(report: Mapping[str, Any]) -> str:
     ]
     titles = "".join(f"<th>{title}</th>" for title in head)
     return (
-        "<section><h2>Norms</h2><div class=scroll><table><thead><tr>"
+        f"<section><h2>Norms of {escape(_name(report))}</h2><div class=scroll><table><thead><tr>"
         f"{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
         "<p>Angles in degrees, mean &plusmn; standard deviation. The last column is the relative "
         "error of the normalised vector if its mean were not subtracted.</p></section>"

@@ -40,7 +40,7 @@ def page(report: Mapping[str, Any]) -> str:
         _facts(report),
         _figures(report.get("before_after")),
         drawing(norms),
-        _norm_table(norms),
+        _norm_table(norms, report.get("measurement")),
         _reasons(norms),
         _verification(report.get("verification", {})),
         _proof(report.get("proof")),
@@ -138,10 +138,10 @@ def _figure_table(rows: Sequence[FigureRow]) -> str:
     )
 
 
-def _norm_table(norms: Sequence[Mapping[str, Any]]) -> str:
+def _norm_table(norms: Sequence[Mapping[str, Any]], measurement: Mapping[str, Any] | None) -> str:
     if not norms:
         return "<section><h2>Norms</h2><p>This model has no norm.</p></section>"
-    rows = "".join(_norm_row(index, norm) for index, norm in enumerate(norms))
+    rows = "".join(_norm_row(index, norm, measurement) for index, norm in enumerate(norms))
     return (
         '<section><h2>Norms</h2><p class="filter" hidden><label>Filter '
         '<input id="filter" type="search" placeholder="name, weight or reason"></label> '
@@ -149,11 +149,20 @@ def _norm_table(norms: Sequence[Mapping[str, Any]]) -> str:
         '<div class="scroll"><table id="norms"><thead><tr><th scope="col">norm</th>'
         '<th scope="col">kind</th><th scope="col" class="number">size</th>'
         '<th scope="col">becomes</th><th scope="col">centred weights, or why not</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table></div></section>"
+        f"<tbody>{rows}</tbody></table></div>{_measured_over(measurement)}</section>"
     )
 
 
-def _norm_row(index: int, norm: Mapping[str, Any]) -> str:
+def _measured_over(measurement: Mapping[str, Any] | None) -> str:
+    """Link the measurement of the same model, and say what it was measured over."""
+    if measurement is None:
+        return ""
+    path = escape(PurePath(measurement["path"]).as_posix())
+    over = escape(f"{measurement['rows']:,} rows of {measurement['data']}")
+    return f'<p id="measured">Measured over {over}: <a href="{path}">{path}</a>.</p>'
+
+
+def _norm_row(index: int, norm: Mapping[str, Any], measurement: Mapping[str, Any] | None) -> str:
     kind = KIND_NAMES.get(norm["kind"], norm["kind"])
     if norm["form"] != "op":
         kind += f" ({norm['form']})"
@@ -162,8 +171,20 @@ def _norm_row(index: int, norm: Mapping[str, Any]) -> str:
         f'<tr id="norm-{index}"><th scope="row"><code>{escape(norm["name"])}</code></th>'
         f'<td>{escape(kind)}</td><td class="number">{norm["size"]}</td>'
         f'<td><span class="badge {fate}">{escape(_BECOMES[norm["action"]])}</span></td>'
-        f"<td>{_because(norm)}{_affine(norm)}{_rounding(norm)}</td></tr>"
+        f"<td>{_because(norm)}{_affine(norm)}{_rounding(norm)}"
+        f"{_measured(norm, measurement)}</td></tr>"
     )
+
+
+def _measured(norm: Mapping[str, Any], measurement: Mapping[str, Any] | None) -> str:
+    """What the mean subtraction does over data, where that was measured."""
+    found = None if measurement is None else measurement["norms"].get(norm["name"])
+    if found is None or found["angle_uniform"] is None:
+        return ""
+    said = f"measured: {found['angle_uniform']:.2f} degrees to the uniform vector"
+    if found["error_without_mean"] is not None:
+        said += f"; without its mean subtraction it would err by {found['error_without_mean']:.2%}"
+    return f'<div class="affine">{said}</div>'
 
 
 def _because(norm: Mapping[str, Any]) -> str:

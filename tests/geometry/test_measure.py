@@ -6,10 +6,9 @@ import importlib
 import json
 import os
 import re
-import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,10 @@ import onnxfold
 from onnxfold.cli.application import app
 from onnxfold.errors import DataError, UsageError
 from onnxfold.geometry import run
-from onnxfold.geometry.data import Batch, Data, Shard, open_data
+from onnxfold.geometry.data import open_data
 from onnxfold.geometry.work import in_turn
 from tests.builders import chain_model, model_of, pre_norm_model
+from tests.geometry.deadly import Deadly
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "models" / "digits_vit" / "digits_vit.onnx"
@@ -102,36 +102,14 @@ def _masked_model() -> onnx.ModelProto:
     )
 
 
-@dataclass(frozen=True)
-class _Deadly:
-    """Data that kills the process that first reads it, unless that is the one that merges."""
-
-    inner: Data
-    mark: Path
-    merging: int
-
-    @property
-    def kind(self) -> str:
-        return self.inner.kind
-
-    def shards(self) -> list[Shard]:
-        return self.inner.shards()
-
-    def batches(self, shard: Shard) -> Iterator[Batch]:
-        if shard.start and not self.mark.exists() and os.getpid() != self.merging:
-            self.mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.inner.batches(shard)
-
-
 def test_the_shards_of_a_killed_worker_are_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = _rows(tmp_path, 1000)
     whole = onnxfold.measure(chain_model(), data)
 
-    def opened(*given: Any) -> _Deadly:
-        return _Deadly(open_data(*given), tmp_path / "killed", os.getpid())
+    def opened(*given: Any) -> Deadly:
+        return Deadly(open_data(*given), tmp_path / "killed", os.getpid())
 
     monkeypatch.setattr(run, "open_data", opened)
     assert onnxfold.measure(chain_model(), data, workers=2) == whole
@@ -358,3 +336,83 @@ def test_a_missing_library_is_told_before_the_work(
     assert isinstance(done.exception, UsageError)
     assert "pip install 'onnxfold[measure]'" in str(done.exception)
     assert "norms over" not in done.output
+
+
+def test_models_stand_side_by_side_and_are_drawn_again(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    models = [tmp_path / "a.onnx", tmp_path / "b.onnx"]
+    for model in models:
+        onnx.save(chain_model(), model)
+    data, both = _rows(tmp_path, 20), tmp_path / "both.json"
+    page = tmp_path / "both.html"
+    words = [*map(str, models), "--data", str(data), "--report", str(both), "--report", str(page)]
+    done = CliRunner().invoke(app, ["measure", *words])
+    assert done.exit_code == 0, done.output
+    found = json.loads(both.read_text("utf-8"))["models"]
+    assert [report["model"] for report in found] == ["a.onnx", "b.onnx"]
+    assert found[0]["sha256"] == sha256(models[0].read_bytes()).hexdigest()
+    assert found[0]["norms"] == found[1]["norms"] == onnxfold.measure(models[0], data)["norms"]
+    assert page.read_text("utf-8").count("<svg") == 4
+    done = CliRunner().invoke(app, ["plot", str(both), "-o", str(tmp_path / "figures")])
+    assert done.exit_code == 0, done.output
+    assert "drew 2 measurements" in done.output
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert {"angles_of_models.svg", "means_of_models.png"} <= names
+
+
+def test_a_series_is_drawn_over_the_steps_of_training(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report = onnxfold.measure(chain_model(), _rows(tmp_path, 20))
+    training = {"data": {"kind": "training", "batch": None, "seed": 0}, "rows": 0}
+    (tmp_path / "angles").mkdir()
+    for step in (0, 100):
+        text = json.dumps({**report, **training, "step": step})
+        (tmp_path / "angles" / f"step_{step:08}.json").write_text(text, encoding="utf-8")
+    page = tmp_path / "training.html"
+    done = CliRunner().invoke(app, ["plot", str(tmp_path / "angles"), "--report", str(page)])
+    assert done.exit_code == 0, done.output
+    text = page.read_text("utf-8")
+    assert "over the steps of training" in text
+    assert f"step 100: {len(report['norms'])} norms in training" in text
+    assert report["norms"][0]["name"] in text
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", "no JSON"),
+        ("[]", "no measurement"),
+        ('{"schema": 1, "norms": [{}]}', "no measurement"),
+        (None, "No such file"),
+    ],
+)
+def test_what_is_no_measurement_is_told(tmp_path: Path, content: str | None, told: str) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "x.json"
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
+    done = CliRunner().invoke(app, ["plot", str(file), "-o", str(tmp_path / "figures")])
+    assert isinstance(done.exception, UsageError)
+    assert told in str(done.exception)
+
+
+def test_a_report_on_optimizing_shows_what_was_measured(tmp_path: Path) -> None:
+    measured, html, written = (tmp_path / name for name in ("m.json", "r.html", "r.json"))
+    report = onnxfold.measure(DIGITS, HELD_OUT, rows=20)
+    measured.write_text(json.dumps(report), encoding="utf-8")
+    words = ["optimize", str(DIGITS), "--dry-run", "--measured", str(measured)]
+    done = CliRunner().invoke(app, [*words, "--report", str(html), "--report", str(written)])
+    assert done.exit_code == 0, done.output
+    found = json.loads(written.read_text("utf-8"))
+    names = [norm["name"] for norm in found["inspect"]["norms"]]
+    first = found["measurement"]["norms"][names[0]]
+    assert set(found["measurement"]["norms"]) == set(names)
+    assert first["angle_uniform"] == report["norms"][0]["before"]["angle_uniform"]["mean"]
+    page = html.read_text("utf-8")
+    assert page.count("degrees to the uniform vector") == len(names) == 9
+    assert f'<a href="{measured}">' in page
+    measured.write_text(json.dumps({**report, "sha256": "0"}), encoding="utf-8")
+    done = CliRunner().invoke(app, [*words, "--report", str(html)])
+    assert "a measurement of another model" in str(done.exception)
+    done = CliRunner().invoke(app, words)
+    assert "ask for one" in str(done.exception)

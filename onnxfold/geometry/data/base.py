@@ -83,11 +83,11 @@ def blocks(file: str, rows: int, limit: int | None, batch: int) -> list[Shard]:
     return [Shard(file, start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
-def optional(module: str, package: str, purpose: str) -> Any:
+def optional(module: str, package: str, purpose: str, extra: str = "measure") -> Any:
     """Import what is no dependency of onnxfold; raises UsageError that says how to get it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise UsageError(
-            f"{purpose} needs {package}, which is not installed: pip install 'onnxfold[measure]'"
+            f"{purpose} needs {package}, which is not installed: pip install 'onnxfold[{extra}]'"
         ) from error
