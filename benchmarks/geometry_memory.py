@@ -1,0 +1,111 @@
+"""What `onnxfold measure` takes of memory beside a session that runs the model on the same data.
+
+    python -m benchmarks.geometry_memory MODEL.onnx [--rows 64] [--length 128] [--batch 8]
+
+Each runs in a process of its own, one after the other; peaks are those of resident memory (VmHWM),
+which count mapped pages of files. The bar is 1 GB above the session's, and 10 MB of results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.disk import disk_to_disk
+from benchmarks.rows import RESULTS, Conditions, append, conditions
+from onnxfold import model_io
+
+_WORDS = 1000
+_PLAIN = """
+import sys
+import numpy as np, onnxruntime as ort
+model, data, batch = sys.argv[1], np.load(sys.argv[2]), int(sys.argv[3])
+options = ort.SessionOptions()
+options.intra_op_num_threads = int(sys.argv[4])
+session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+arrays = {name: data[name] for name in data.files}
+rows = len(next(iter(arrays.values())))
+for start in range(0, rows, batch):
+    session.run(None, {name: x[start:start + batch] for name, x in arrays.items()})
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row(Conditions):
+    """One model over some rows of tokens."""
+
+    onnxruntime: str
+    model: str
+    parameters: int
+    norms: int
+    tokens: int
+    batch: int
+    plain_s: float
+    measure_s: float
+    plain_peak_mib: float
+    measure_peak_mib: float
+    beyond_mib: float
+    bar_mib: float
+    report_bytes: int
+
+
+def measured(path: Path, rows: int, length: int, batch: int, threads: int) -> Row:
+    import onnxruntime
+
+    model = model_io.load(path)
+    tensors = [v.const_value for v in model.graph.initializers.values()]
+    with tempfile.TemporaryDirectory() as folder:
+        data, report = Path(folder) / "data.npz", Path(folder) / "report.json"
+        rng = np.random.default_rng(0)
+        ids = rng.integers(1, _WORDS, (rows, length))
+        given = {
+            str(v.name): np.ones_like(ids) if "mask" in str(v.name)
+            else np.zeros_like(ids) if "type" in str(v.name) else ids
+            for v in model.graph.inputs
+        }  # fmt: skip
+        np.savez(data, **given)
+        words = [sys.executable, "-c", _PLAIN, str(path), str(data), str(batch), str(threads)]
+        plain = disk_to_disk(words, [path])
+        words = [sys.executable, "-m", "onnxfold", "-q", "measure", str(path), "--data", str(data)]
+        words += ["--batch", str(batch), "--threads", str(threads), "--report", str(report)]
+        own = disk_to_disk(words, [path])
+        found = json.loads(report.read_text(encoding="utf-8"))
+        nbytes = report.stat().st_size
+    return Row(
+        **conditions(),
+        onnxruntime=onnxruntime.__version__,
+        model=path.stem,
+        parameters=sum(tensor.size for tensor in tensors if tensor is not None),
+        norms=len(found["norms"]),
+        tokens=found["norms"][0]["before"]["norm"]["count"],
+        batch=batch,
+        plain_s=round(plain.seconds, 1),
+        measure_s=round(own.seconds, 1),
+        plain_peak_mib=round(plain.peak),
+        measure_peak_mib=round(own.peak),
+        beyond_mib=round(own.peak - plain.peak),
+        bar_mib=1024,
+        report_bytes=nbytes,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model", type=Path)
+    for name, number in (("rows", 64), ("length", 128), ("batch", 8), ("threads", 2)):
+        parser.add_argument(f"--{name}", type=int, default=number)
+    parser.add_argument("--out", type=Path, default=RESULTS / "geometry_memory.csv")
+    given = parser.parse_args()
+    row = measured(given.model, given.rows, given.length, given.batch, given.threads)
+    append(given.out, [row])
+    print(row)
+
+
+if __name__ == "__main__":
+    main()
