@@ -89,7 +89,8 @@ test-compatibility-fast: $(VENV)/.slow
 cuda:
 	@for tool in nvcc cmake; do command -v $$tool >/dev/null || { \
 	  echo "make cuda needs $$tool: a CUDA toolkit, 12 or newer, and CMake"; exit 1; }; done
-	@cmake -S custom_ops -B build/cuda -DONNXFOLD_CUDA=ON -DONNXFOLD_DRIVER=ON -DONNXFOLD_STRICT=$(STRICT)
+	@cmake -S custom_ops -B build/cuda -DONNXFOLD_CUDA=ON $(if $(ARCHITECTURES),"-DONNXFOLD_CUDA_ARCHITECTURES=$(ARCHITECTURES)") \
+	  -DONNXFOLD_DRIVER=ON -DONNXFOLD_STRICT=$(STRICT)
 	@cmake --build build/cuda --parallel $(shell nproc)
 	@cmake --install build/cuda --prefix . --component onnxfold_ops_cuda
 
