@@ -6,6 +6,7 @@
 reads exports/NAME.onnx or exports/NAME/model.onnx for every recipe of ``models``, and writes
 benchmarks/results/recipes.csv (one row for a recipe), recipes_left.csv (one row for a norm that
 stays a LayerNorm) and recipes_affine.csv (one row for a norm that keeps gamma or beta).
+Rows of recipes without an export stay.
 ``python docs/generate.py`` makes docs/recipes.md from these.
 """
 
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import onnxfold
-from benchmarks.rows import RESULTS, Conditions, conditions, write
+from benchmarks.rows import RESULTS, Conditions, conditions, merge
 from models.table import RECIPES
 
 __all__ = ["find_export", "main"]
@@ -77,7 +78,7 @@ class AffineRow:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Count the exports in a directory, write the three files and return the exit code."""
+    """Count the exports in a directory, put them into the three files and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__)
     parser.add_argument("exports", type=Path, metavar="DIRECTORY")
     directory: Path = parser.parse_args(arguments).exports
@@ -97,9 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not rows:
         print(f"no export of a recipe in {directory}", file=sys.stderr)
         return 2
-    write(RESULTS / "recipes.csv", rows)
-    write(RESULTS / "recipes_left.csv", left)
-    write(RESULTS / "recipes_affine.csv", affine)
+    counted = {row.recipe for row in rows}
+    for file, found in (("recipes", rows), ("recipes_left", left), ("recipes_affine", affine)):
+        merge(RESULTS / f"{file}.csv", found, "recipe", counted, list(RECIPES))
     return 0
 
 

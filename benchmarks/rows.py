@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -14,7 +14,7 @@ from typing import Any
 
 from onnxfold import __version__
 
-__all__ = ["RESULTS", "Conditions", "append", "conditions", "read", "replace", "write"]
+__all__ = ["RESULTS", "Conditions", "append", "conditions", "merge", "read", "replace", "write"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -79,6 +79,20 @@ def replace(path: Path, row: Any, order: Callable[[dict[str, str]], Any]) -> Non
         writer = csv.DictWriter(file, list(new), lineterminator="\n")
         writer.writeheader()
         writer.writerows(sorted([*kept, new], key=order))
+
+
+def merge(
+    path: Path, rows: Sequence[Any], key: str, names: Collection[str], order: Sequence[str]
+) -> None:
+    """Put rows in the place of all whose ``key`` is in ``names``, in the ``order`` of the keys."""
+    new = [{name: str(value) for name, value in asdict(row).items()} for row in rows]
+    known = read(path) if path.exists() else []
+    kept = [old for old in known if old[key] in order and old[key] not in names]
+    both = sorted([*kept, *new], key=lambda row: order.index(row[key]))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(both[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(both)
 
 
 def _put(path: Path, rows: Iterable[Any], mode: str, *, header: bool) -> None:

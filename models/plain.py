@@ -1,4 +1,4 @@
-"""Transformers written in plain torch, for the exporters and norms that transformers lacks.
+"""Models written in plain torch, for the exporters and norms that transformers lacks.
 
 Both of torch's exporters take them: TorchScript from opset 9 on, dynamo from 18.
 """
@@ -55,6 +55,20 @@ def _patches(norm: NormName) -> Builder:
     return example
 
 
+def _scans(settings: Settings) -> Example:
+    import torch
+
+    from models.vmamba import VMamba
+
+    width, depths, side = (16, (1, 1, 1, 1), 64) if settings.small else (96, (2, 2, 9, 2), 224)
+    return Example(
+        module=VMamba(width, depths, classes=_CLASSES),
+        inputs={"pixel_values": torch.randn(2, 3, side, side)},
+        dynamic_axes={"pixel_values": {0: "batch"}},
+        outputs=("logits",),
+    )
+
+
 RECIPES: Final = (
     Recipe(
         name="plain-gpt",
@@ -108,6 +122,16 @@ RECIPES: Final = (
         layers="12, 22M",
         why="DyT in the place of LayerNorm: no reduction, nothing to fold but gamma and beta",
         exporters=_BOTH,
+        attentions=("eager",),
+    ),
+    Recipe(
+        name="vmamba-t",
+        build=_scans,
+        source="models/vmamba.py",
+        licence=_LICENCE,
+        layers="15 of 15",
+        why="state-space layers, which torch exports as Scan; each has a norm behind its product",
+        layer_norms=51,
         attentions=("eager",),
     ),
 )

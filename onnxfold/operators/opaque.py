@@ -12,6 +12,10 @@ QUANTISED = Opaque(RefusalCode.QUANTISED, "is quantised; fold before quantising"
 ROTATES = Opaque(
     RefusalCode.FIBER_BROKEN, "rotates pairs of elements, which does not keep their mean"
 )
+_RECURS = Opaque(
+    RefusalCode.ACTIVATION,
+    "reads its result at the next step, by an activation or by a weight that sees the mean",
+)
 _IN_A_BODY = Opaque(RefusalCode.BODY_BORDER, "computes it in a body")
 
 _REDUCTIONS = (
@@ -153,7 +157,7 @@ _OTHERS = (
     *each("ConstantOfShape Range", Operator("", foldable=True, kernel="tensors")),
     *each("Constant EyeLike NonZero", Operator("", kernel="tensors")),
     *each("OneHot Scatter ScatterElements ScatterND", Operator("", kernel="indexing")),
-    *each("GRU LSTM RNN", Operator("", opaque=NOT_LINEAR, kernel="recurrent")),
+    *each("GRU LSTM RNN", Operator("", opaque=_RECURS, kernel="recurrent")),
     Operator("GridSample", kernel="sampling"),
     *each(
         "BlackmanWindow CenterCropPad Col2Im CumProd Det HammingWindow HannWindow MaxUnpool "

@@ -1,0 +1,169 @@
+"""LayerNorm, RMSNorm and CRMSNorm beside one another: one model in three forms, in turns.
+
+    python -m benchmarks.norm_forms [--models vit-ti vit-s vit-b gpt3-small] [--rounds 11]
+
+Models are plain torch of the sizes of the second paper's (untrained), exported, and converted with
+`onnxfold convert --to rms` and `--to crms`: `onnx` in standard operators, `kernels` with the
+library. A ratio is the median over the rounds of LayerNorm's time to the form's; `norm_share` is
+the share of norms in what ONNX Runtime's profiler adds up, of nodes that are norms by name.
+Rows go to benchmarks/results/norm_forms.csv. On a GPU: --provider CUDAExecutionProvider, with the
+library that `make cuda` builds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import onnxfold
+from benchmarks.rows import RESULTS, Conditions, append, conditions
+from onnxfold.runtime.interleaved_timing import Turns, Variant, operators, take_turns
+
+_OPSET = 17
+_WORDS, _POSITIONS = 8192, 512
+_SIDE, _PATCH, _CLASSES = 224, 16, 1000
+# Width, layers, heads; of arXiv 2010.11929 and 2012.12877 (DeiT), and of arXiv 2005.14165.
+_SIZES = {
+    "vit-ti": (192, 12, 3),
+    "vit-s": (384, 12, 6),
+    "vit-b": (768, 12, 12),
+    "gpt3-small": (768, 12, 12),
+}
+# Batch and, of text, tokens.
+_SHAPES = {"vit": ((1, 0), (8, 0)), "gpt": ((1, 128), (1, 512), (8, 128))}
+_FORMS = (("layer", "onnx"), ("rms", "onnx"), ("crms", "onnx"), ("rms", "kernels"),
+          ("crms", "kernels"))  # fmt: skip
+_NORMS = ("LayerNormalization", "RMSNorm", "CRMSNorm", "Center")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row(Conditions):
+    """One form of one model at one shape."""
+
+    onnxruntime: str
+    provider: str
+    threads: int
+    model: str
+    batch: int
+    tokens: int
+    form: str
+    target: str
+    rounds: int
+    milliseconds: float
+    ratio: float
+    ratio_25: float
+    ratio_75: float
+    norm_share: float
+    weight_bytes: int
+
+
+def exported(name: str, folder: Path) -> Path:
+    """Export a model and return its path."""
+    import torch
+
+    from models.plain_transformer import PatchTransformer, Shape, TokenTransformer
+
+    width, layers, heads = _SIZES[name]
+    shape = Shape(width, layers, heads, 4 * width)
+    torch.manual_seed(0)
+    module: torch.nn.Module
+    if name.startswith("vit"):
+        module = PatchTransformer(shape, side=_SIDE, patch=_PATCH, channels=3, classes=_CLASSES)
+        given, axes = torch.randn(2, 3, _SIDE, _SIDE), {0: "batch"}
+    else:
+        module = TokenTransformer(shape, vocabulary=_WORDS, positions=_POSITIONS)
+        given, axes = torch.ones(2, 8, dtype=torch.int64), {0: "batch", 1: "sequence"}
+    path = folder / f"{name}.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module.eval(), (given,), path, dynamo=False, opset_version=_OPSET,
+            input_names=["x"], output_names=["y"], dynamic_axes={"x": axes},
+        )  # fmt: skip
+    return path
+
+
+def forms_of(path: Path) -> list[Variant]:
+    """Convert a model into every form; raises OnnxfoldError where one fails."""
+    found = []
+    for form, target in _FORMS:
+        written = path
+        if form != "layer":
+            written = path.with_name(f"{path.stem}-{form}-{target}.onnx")
+            onnxfold.convert(path, written, to=form, target=target, check=1)
+        found.append(Variant(written, kernels=target == "kernels"))
+    return found
+
+
+def measured(
+    name: str, variants: list[Variant], batch: int, tokens: int, given: argparse.Namespace
+) -> list[Row]:
+    import onnxruntime
+
+    rng = np.random.default_rng(0)
+    x: Any = rng.standard_normal((batch, 3, _SIDE, _SIDE)).astype(np.float32)
+    if tokens:
+        x = rng.integers(0, _WORDS, (batch, tokens))
+    providers = (given.provider,)
+    sessions = [variant.session(given.threads, providers) for variant in variants]
+    runs = [lambda s=session: s.run(None, {"x": x}) for session in sessions]
+    seconds = take_turns(runs, Turns(rounds=given.rounds))
+    rows = []
+    for (form, target), variant, own in zip(_FORMS, variants, seconds, strict=True):
+        profile = operators(variant, given.threads, providers, {"x": x})
+        norms = sum(o.milliseconds for o in profile if any(word in o.name for word in _NORMS))
+        low, middle, high = np.percentile(seconds[0] / own, (25, 50, 75))
+        rows.append(
+            Row(
+                **conditions(),
+                onnxruntime=onnxruntime.__version__,
+                provider=given.provider,
+                threads=given.threads,
+                model=name,
+                batch=batch,
+                tokens=tokens,
+                form=form,
+                target=target,
+                rounds=len(own),
+                milliseconds=round(float(np.median(own)) * 1e3, 3),
+                ratio=round(float(middle), 3),
+                ratio_25=round(float(low), 3),
+                ratio_75=round(float(high), 3),
+                norm_share=round(norms / sum(o.milliseconds for o in profile), 4),
+                weight_bytes=variant.path.stat().st_size,
+            )
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--models", nargs="*", choices=_SIZES, default=list(_SIZES))
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--provider", default="CPUExecutionProvider")
+    parser.add_argument("--out", type=Path, default=RESULTS / "norm_forms.csv")
+    given = parser.parse_args()
+    for name in given.models:
+        with tempfile.TemporaryDirectory() as folder:
+            variants = forms_of(exported(name, Path(folder)))
+            for batch, tokens in _SHAPES[name[:3]]:
+                rows = measured(name, variants, batch, tokens, given)
+                append(given.out, rows)
+                for row in rows:
+                    print(
+                        f"{name} {batch}x{tokens} {row.form:6} {row.target:8}"
+                        f"{row.milliseconds:9.2f} ms {row.ratio:6.3f} "
+                        f"({row.ratio_25:.3f} to {row.ratio_75:.3f}), norms {row.norm_share:.1%}",
+                        flush=True,
+                    )
+
+
+if __name__ == "__main__":
+    main()
