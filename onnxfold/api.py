@@ -210,9 +210,9 @@ def convert(
     if multiple_of > 1 and wanted is not Conversion.CRMS:
         raise UsageError(f"--multiple-of is for --to crms: {wanted} leaves every channel")
     named = {"target": target_named(options.get("target", Target.ONNX)), "convert_to": wanted}
-    named |= {"multiple_of": multiple_of}
     moves = {"fuse_affine": wanted is Conversion.CRMS, "fuse_residual": False, "shift": shift}
-    return _run(model, output, Options(**{**options, **named, **moves}), progress)
+    chosen = {**options, **named, **moves, "multiple_of": multiple_of}
+    return _run(model, output, Options(**chosen), progress)
 
 
 def _run(
