@@ -91,7 +91,8 @@ class Options:
     """What a user can ask of optimize and convert; the fields are the options of their commands.
 
     ``convert_to`` asks for one form of the norms and nothing else; ``shift`` seeds the shifts of
-    the weights before LayerNorms that do not see them.  ``check`` is the number of inputs that both
+    the weights before LayerNorms that do not see them; CRMS stores a stream of d - 1 channels only
+    where ``multiple_of`` divides that.  ``check`` is the number of inputs that both
     models are run on: 0 proves the result and runs nothing, None does neither.
     """
 
@@ -119,3 +120,4 @@ class Options:
     fail_if_unchanged: bool = False
     convert_to: Conversion | None = None
     shift: int | None = None
+    multiple_of: int = 1

@@ -41,6 +41,7 @@ class RefusalCode(StrEnum):
     SHIFT_CANNOT_CROSS = "shift_cannot_cross"
     SPATIAL_NORM = "spatial_norm"
     STATISTICS_READ = "statistics_read"
+    UNALIGNED = "unaligned"
     UNKNOWN_OP = "unknown_op"
     UNKNOWN_SHAPE = "unknown_shape"
     UNSUPPORTED_TYPE = "unsupported_type"
@@ -185,6 +186,11 @@ EXPLANATIONS: dict[RefusalCode, Explanation] = {
     RefusalCode.STATISTICS_READ: Explanation(
         "Something reads the mean or deviation that the norm computes, so the norm must stay.",
         "Remove the output if nobody needs it.",
+    ),
+    RefusalCode.UNALIGNED: Explanation(
+        "Without its last channel the stream is no multiple of what `--multiple-of` asks for. "
+        "Padding up to the next multiple gives as many channels as before, and saves nothing.",
+        "Give a smaller number or none, and measure the result (`onnxfold bench`).",
     ),
     RefusalCode.UNKNOWN_OP: Explanation(
         "An operator on the way is not in the operator table, or is used in a way that the table "

@@ -52,6 +52,15 @@ def convert(
             "none of them, so that the stream has a mean again.",
         ),
     ] = None,
+    multiple_of: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="With --to crms: leave a stream of d channels alone where N does not divide "
+            "d - 1, for hardware that is slow at such rows.",
+        ),
+    ] = 1,
     target: TargetOption = Target.ONNX,
     fold: CheckedOptions,
     report: ReportOption = None,
@@ -70,8 +79,8 @@ def convert(
     --to crms goes on: a vector of mean 0 is known without its last channel, which is minus the sum
     of the others. Weights that write into the stream lose their last column, and CRMSNorm gives the
     channel back. It saves memory, one channel of d; where d is aligned and d - 1 is not, it may
-    cost time: measure it (`onnxfold bench`). A stream that is an output, or that another operator
-    reads in full, stays, with the reason.
+    cost time: measure it (`onnxfold bench`), or give --multiple-of. A stream that is an output, or
+    that another operator reads in full, stays, with the reason.
 
     --to rms and --to layer give such a stream its channel back.
 
@@ -103,6 +112,7 @@ def convert(
             output,
             to=to,
             shift=shift,
+            multiple_of=multiple_of,
             progress=progress,
             target=target,
             dry_run=dry_run,

@@ -155,7 +155,7 @@ _LAYOUT = (
     Operator(
         "Split",
         family=Family.SPLIT,
-        law="P split(x)_i = split(P x)_i off the fiber",
+        law="P split(x)_i = split(P' x)_i off the fiber, and for equal parts along it",
         elements=Elements.COPIES,
         foldable=True,
         kernel="layout",

@@ -37,7 +37,8 @@ class Settings:
     is named.  ``overflowing`` are references of weights that must not be centred.
     ``fused_before`` counts the calls of ours that the model came with and that add a residual.
     ``defer_layer_norms``: whether their means may stay in what layers behind them read.
-    ``conversion``: the one form that the norms get; ``shift``: a seed of shifts, for LAYER alone.
+    ``conversion``: the one form that the norms get; ``shift``: a seed of shifts, for LAYER alone;
+    ``multiple_of``: what divides the channels of a compressed stream, for CRMS alone.
     """
 
     target: Target = Target.ONNX
@@ -51,6 +52,7 @@ class Settings:
     fused_before: int = 0
     conversion: Conversion | None = None
     shift: int | None = None
+    multiple_of: int = 1
     defer: Defer = Defer.OFF
     defer_layer_norms: bool = True
 

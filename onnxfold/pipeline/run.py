@@ -149,6 +149,7 @@ def _settings(source: Source, chosen: Options, attempt: _Attempt) -> Settings:
         residual_calls(source.model),
         chosen.convert_to,
         chosen.shift,
+        chosen.multiple_of,
         chosen.defer,
         all(left.name != _LAYER_NORMS for left in attempt.left_out),
     )

@@ -80,6 +80,24 @@ def _roundings(summary: Mapping[str, Any]) -> str | None:
     )
 
 
+def _alignment(norms: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the line on what rows of d - 1 numbers are multiples of; None without any."""
+    sizes = sorted({norm["size"] for norm in norms if norm["action"] == "crms"})
+    if not sizes:
+        return None
+    told = "; ".join(
+        f"{d:,} channels stored as {d - 1:,}, multiples of {_alignment_of(d):,} before and of "
+        f"{_alignment_of(d - 1):,} now"
+        for d in sizes
+    )
+    return f"{told}: measure what that costs (onnxfold bench), or give --multiple-of"
+
+
+def _alignment_of(size: int) -> int:
+    """Return the largest power of two that divides a size."""
+    return size & -size
+
+
 def _moving(number: int, thing: str) -> str:
     return f"{_count(number, thing)} move{'s' if number == 1 else ''}"
 
@@ -134,7 +152,11 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
     for line in tallied(document["norms"]):
         console.print(Text(line))
     console.print(Text(totals(document["summary"]), style="bold"))
-    for remark in (_roundings(document["summary"]), _claimed(document)):
+    for remark in (
+        _roundings(document["summary"]),
+        _alignment(document["norms"]),
+        _claimed(document),
+    ):
         if remark is not None:
             console.print(Text(remark))
 

@@ -48,6 +48,16 @@ def test_there_and_back_from_the_command_line(
     assert _operators(layer).count("LayerNormalization") == 3
 
 
+def test_what_is_compressed_says_what_its_rows_are_multiples_of(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(monkeypatch, "convert", model, "--to", "crms", "--dry-run") == 0
+    said = " ".join(capfd.readouterr())
+    assert "channels stored as" in said
+    assert _run(monkeypatch, "convert", model, "--to", "rms", "--dry-run") == 0
+    assert "channels stored as" not in " ".join(capfd.readouterr())
+
+
 def test_the_json_says_what_became_of_each_norm(
     model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +107,7 @@ def test_a_stream_with_a_mean_is_left_and_every_norm_says_why(
             "there is no conversion to 'batch'; there are rms, crms, layer",
         ),
         (("--to", "rms", "--shift", 1, "-o", "x"), "--shift is for --to layer"),
+        (("--to", "rms", "--multiple-of", 8, "-o", "x"), "--multiple-of is for --to crms"),
         (("--to", "rms"), "say where to write the result (-o OUT), or use --dry-run"),
     ],
 )

@@ -45,7 +45,7 @@ _AFFINE = {
     RefusalCode.SHIFT_CANNOT_CROSS,
 }
 # Reasons of `convert` alone: tests/passes/restoring and compression.
-_RESTORING = {RefusalCode.ALREADY_LAYER, RefusalCode.HAS_MEAN}
+_RESTORING = {RefusalCode.ALREADY_LAYER, RefusalCode.HAS_MEAN, RefusalCode.UNALIGNED}
 
 
 def _cases() -> list[Case]:

@@ -6,7 +6,7 @@ each set of the output's fiber is the image of one set of the input's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -31,6 +31,7 @@ __all__ = [
     "Pad",
     "Reshape",
     "Slice",
+    "Split",
     "Tile",
     "Transpose",
     "may_reverse",
@@ -116,7 +117,7 @@ def sizes_changed(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class OnOtherAxes:
-    """Linear operators along ``axis`` (an attribute) only, alike for all sets: Split, CumSum."""
+    """Linear operators along ``axis`` (an attribute) only, alike for all sets: CumSum."""
 
     axis_input: int | None = None
 
@@ -137,6 +138,76 @@ class OnOtherAxes:
             return node.attributes.get_int("axis", 0)
         integers = view.integers(node.inputs[self.axis_input])
         return integers[0] if integers else None
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """P split(x)_i = split(P' x)_i: off the fiber P' is P, else the sets of all parts.
+
+    Parts of equal size along the fiber are its runs: gates that each have a norm of their own.
+    """
+
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        rank = view.rank(node.inputs[0])
+        if rank is None:
+            return unknown_shape(node)
+        axis = node.attributes.get_int("axis", 0) % rank
+        if axis not in fiber.axes:
+            return Carried(((0, fiber),))
+        parts = _equal_parts(view, node, axis)
+        if parts is None:
+            return broken(node, fiber)
+        return Carried(((0, _repeated(fiber, axis, parts)),))
+
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
+        if index != 0:
+            return None
+        rank = view.rank(node.inputs[0])
+        if rank is None:
+            return None
+        axis = node.attributes.get_int("axis", 0) % rank
+        within = fiber
+        if axis in fiber.axes:
+            parts = _equal_parts(view, node, axis)
+            taken = None if parts is None else _taken(fiber, axis, parts)
+            if taken is None:
+                return None
+            within = taken
+        return tuple((position, within) for position in range(len(node.outputs)))
+
+
+def _equal_parts(view: ModelInfo, node: ir.Node, axis: int) -> int | None:
+    """Return into how many parts an axis of known size is split, all equal; None otherwise."""
+    whole = view.dim(node.inputs[0], axis)
+    sizes = {view.dim(part, axis) for part in node.outputs}
+    number = len(node.outputs)
+    if not isinstance(whole, int) or len(sizes) != 1:
+        return None
+    (size,) = sizes
+    return number if isinstance(size, int) and size * number == whole else None
+
+
+def _repeated(fiber: Fiber, axis: int, parts: int) -> Fiber:
+    """Return the fiber of the whole of which each of the parts has this one."""
+    return Fiber.of(
+        replace(block, outer=None if block.outer is None else block.outer * parts)
+        if block.axis == axis
+        else block
+        for block in fiber.blocks
+    )
+
+
+def _taken(fiber: Fiber, axis: int, parts: int) -> Fiber | None:
+    """Return the fiber of each part; None where a set lies in several."""
+    blocks = []
+    for block in fiber.blocks:
+        if block.axis != axis:
+            blocks.append(block)
+        elif block.outer is None or block.outer % parts:
+            return None
+        else:
+            blocks.append(replace(block, outer=block.outer // parts))
+    return Fiber.of(blocks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:
             continue
         found = stream_of(info, relations, Point(site.input, site.fiber), norms)
         if isinstance(found, Stream):
-            found = refuse_shapes(info, found) or found
+            found = _refuse_unaligned(site, settings) or refuse_shapes(info, found) or found
         if isinstance(found, Refusal):
             refusals[info.ref(site.output)] = found
         else:
@@ -57,6 +57,15 @@ def _refuse_early(site: NormSite, lowering: TargetLowering, settings: Settings) 
     if settings.excludes(site.name):
         return Refusal(RefusalCode.EXCLUDED, "excluded by name")
     return lowering.refuse_compressed(site)
+
+
+def _refuse_unaligned(site: NormSite, settings: Settings) -> Refusal | None:
+    """Padding d - 1 to a multiple of N saves a channel only where N divides d - 1."""
+    wanted, left = settings.multiple_of, site.fiber.blocks[0].size - 1
+    if left % wanted == 0:
+        return None
+    sentence = f"{left} channels are no multiple of {wanted}; padded, they are no fewer than before"
+    return Refusal(RefusalCode.UNALIGNED, sentence, (site.input.name or "",))
 
 
 def _shaped(info: ModelInfo, stream: Stream) -> list[tuple[ir.Node, int, int]]:

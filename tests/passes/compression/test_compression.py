@@ -267,6 +267,21 @@ def test_what_is_centred_at_run_time_enters_by_one_slice() -> None:
     assert [node.op_type for node in compressed.graph.node].count("Slice") == 1
 
 
+@pytest.mark.parametrize("number", [1, C - 1])
+def test_a_stream_whose_rest_is_a_multiple_is_compressed(number: int) -> None:
+    assert _converted(CentredStream().model(), multiple_of=number).changed
+
+
+@pytest.mark.parametrize("number", [2, C, 2 * (C - 1)])
+def test_a_stream_whose_rest_is_no_multiple_stays_and_says_so(number: int) -> None:
+    result = _converted(CentredStream().model(), multiple_of=number)
+    assert not result.changed
+    reason = result.report["inspect"]["norms"][0]["reason"]
+    assert reason["code"] == "unaligned"
+    assert f"{C - 1} channels are no multiple of {number}" in reason["sentence"]
+    assert reason["nodes"] == ["h"]
+
+
 def test_kernels_get_calls_of_crms_norm() -> None:
     model = CentredStream().model()
     for tensor in model.graph.initializer:
