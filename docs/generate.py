@@ -34,6 +34,7 @@ _BEGIN_DEFER, _END_DEFER = (
     "<!-- deferral times: written by docs/generate.py -->\n",
     "<!-- end of deferral times -->",
 )
+_BEGIN_FORMS, _END_FORMS = "<!-- forms: written by docs/generate.py -->\n", "<!-- end of forms -->"
 _BEGIN_GAINS, _END_GAINS = "<!-- gains: written by docs/generate.py -->\n", "<!-- end of gains -->"
 _BEGIN_ORDERS = "<!-- orders: written by docs/generate.py -->\n"
 _END_ORDERS = "<!-- end of orders -->"
@@ -489,7 +490,31 @@ def _with_deferral(theory: str) -> str:
         ],
     )
     theory = _between(theory, _BEGIN_COUNTS, _END_COUNTS, counts)
-    return _between(theory, _BEGIN_DEFER, _END_DEFER, _times(_rows("defer.csv")))
+    theory = _between(theory, _BEGIN_DEFER, _END_DEFER, _times(_rows("defer.csv")))
+    return _between(theory, _BEGIN_FORMS, _END_FORMS, _forms(_rows("norm_forms.csv")))
+
+
+def _forms(rows: Sequence[Row]) -> str:
+    """Times of RMSNorm and CRMSNorm against LayerNorm's, and the share that norms have."""
+    cases: dict[tuple[str, str, str], dict[tuple[str, str], Row]] = {}
+    for row in rows:
+        by_form = cases.setdefault((row["model"], row["batch"], row["tokens"]), {})
+        by_form[row["form"], row["target"]] = row
+    columns = (("rms", "onnx"), ("crms", "onnx"), ("rms", "kernels"), ("crms", "kernels"))
+
+    def cell(row: Row) -> str:
+        low, middle, high = (float(row[name]) for name in ("ratio_25", "ratio", "ratio_75"))
+        return f"{middle:.2f} ({low:.2f} to {high:.2f}), {float(row['norm_share']):.1%}"
+
+    lines = []
+    for (model, batch, tokens), by_form in cases.items():
+        layer = by_form["layer", "onnx"]
+        shape = batch if tokens == "0" else f"{batch} x {tokens}"
+        plain = f"{float(layer['milliseconds']):.0f} ms, {float(layer['norm_share']):.1%}"
+        lines.append((model, shape, plain, *(cell(by_form[column]) for column in columns)))
+    headings = ("model", "batch", "LayerNorm", "RMSNorm", "CRMSNorm", "RMSNorm, kernels",
+                "CRMSNorm, kernels")  # fmt: skip
+    return _table(headings, lines)
 
 
 def _times(rows: Sequence[Row]) -> str:
