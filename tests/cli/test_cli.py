@@ -176,6 +176,7 @@ def test_the_defaults_are_those_of_the_python_interface() -> None:
         "device",
         "dry_run",
         "force",
+        "multiple_of",
         "noise_limit",
         "share_weights",
         "shift",
