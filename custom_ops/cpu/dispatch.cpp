@@ -1,4 +1,4 @@
-// Which of the compiled instruction sets runs; asked once, when the first kernel is looked up.
+// Which of the compiled instruction sets runs.
 #include "onnxfold/isa.h"
 #include "onnxfold/kernels.h"
 
@@ -17,7 +17,7 @@ RowsFunction find(const Op& op, ElementType type);
 }
 
 RowsFunction cpu_rows(const Op& op, ElementType type) {
-  static const int level = isa_level();
+  const int level = isa_level();
   return level == 4 ? v4::find(op, type) : level == 3 ? v3::find(op, type) : v2::find(op, type);
 }
 

@@ -3,9 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include <new>
-
 #include "kernel.h"
+#include "onnxfold/memory.h"
 #include "onnxfold/ops.h"
 
 namespace onnxfold {
@@ -144,7 +143,7 @@ OrtStatus* add_op(const OrtApi* api, uint32_t version, OrtCustomOpDomain* domain
   const size_t count = quantised(op) ? sizeof(codes) / sizeof(codes[0]) : 1;
   for (size_t i = 0; i < count; ++i) {
     const Code code = quantised(op) ? codes[i] : Code::NONE;
-    BoundOp* made = new (std::nothrow) BoundOp(bind(api, version, op, backend, type, code));
+    BoundOp* made = copy_to_heap(bind(api, version, op, backend, type, code));
     if (made == nullptr) return api->CreateStatus(ORT_FAIL, "onnxfold: out of memory");
     if (OrtStatus* status = api->CustomOpDomain_Add(domain, made)) return status;
   }
@@ -172,7 +171,7 @@ OrtStatus* registration(const OrtApi* api, uint32_t version, OrtCustomOpDomain**
   }
   if (OrtStatus* status = api->CreateCustomOpDomain("onnxfold", domain)) return status;
   if (OrtStatus* status = add_ops(api, version, *domain)) return status;
-  Registration* made = new (std::nothrow) Registration{api, *domain, first};
+  Registration* made = copy_to_heap(Registration{api, *domain, first});
   if (made == nullptr) return api->CreateStatus(ORT_FAIL, "onnxfold: out of memory");
   first = made;
   return nullptr;

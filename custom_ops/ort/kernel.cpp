@@ -3,9 +3,9 @@
 #include <stdio.h>
 
 #include <atomic>
-#include <new>
 
 #include "onnxfold/check.h"
+#include "onnxfold/memory.h"
 
 #define ONNXFOLD_TRY(expression)                            \
   do {                                                      \
@@ -312,11 +312,11 @@ OrtStatus* create_kernel(const OrtCustomOp* self, const OrtApi* api, const OrtKe
   for (size_t input = 0; input < inputs_of(op).count; ++input) {
     ONNXFOLD_TRY(count_constant(api, info, input, read.constant_counts[input]));
   }
-  *kernel = new (std::nothrow) Kernel(read);
+  *kernel = copy_to_heap(read);
   return *kernel != nullptr ? nullptr : refuse(api, op, "out of memory");
 }
 
-void destroy_kernel(void* kernel) { delete static_cast<Kernel*>(kernel); }
+void destroy_kernel(void* kernel) { free(kernel); }
 
 OrtStatus* compute(void* self, OrtKernelContext* context) {
   const Kernel& kernel = *static_cast<const Kernel*>(self);

@@ -43,13 +43,12 @@ static RunFunction best() { return portable::run; }
 // nothing is said about the result.
 extern "C" __attribute__((visibility("default"))) int32_t onnxfold_edit_rows(
     const onnxfold::weights::Rows* rows) {
-  static const onnxfold::weights::RunFunction run = onnxfold::weights::best();
   double* space = nullptr;
   if (rows->result != onnxfold::weights::kWide) {
     space = static_cast<double*>(malloc(rows->size * sizeof(double)));
     if (space == nullptr) return 1;
   }
-  const bool done = run(*rows, space);
+  const bool done = onnxfold::weights::best()(*rows, space);
   free(space);
   return done ? 0 : 1;
 }

@@ -6,10 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <atomic>
+
 namespace onnxfold {
 
 // The level of x86-64, 2 to 4; the environment variable ONNXFOLD_ISA (v2, v3) may lower it.
-inline int isa_level() {
+inline int ask_isa_level() {
   __builtin_cpu_init();
   // Features rather than the names of levels, which GCC 11 and Clang 14 do not know. "f16c", "lzcnt"
   // and "movbe" are no names of theirs either; every processor with AVX2 and BMI2 has the three.
@@ -23,6 +25,18 @@ inline int isa_level() {
   if (asked != nullptr && strlen(asked) == 2 && asked[0] == 'v') {
     const int ceiling = asked[1] - '0';
     if (ceiling >= 2 && ceiling < level) level = ceiling;
+  }
+  return level;
+}
+
+// The same, asked once: threads that come first at the same time find the same. No static that is
+// initialised at run time, which would need the C++ runtime and with it a new libc.
+inline int isa_level() {
+  static std::atomic<int> known{0};
+  int level = known.load(std::memory_order_relaxed);
+  if (level == 0) {
+    level = ask_isa_level();
+    known.store(level, std::memory_order_relaxed);
   }
   return level;
 }
