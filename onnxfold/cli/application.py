@@ -135,7 +135,7 @@ def main() -> None:
     if _verbose() and sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
     try:
-        app()
+        app(prog_name="onnxfold")  # also as `python -m onnxfold`, and in the guarded process
     except OnnxfoldError as error:
         fail(error)
     except BrokenPipeError:

@@ -55,6 +55,7 @@ _LABELS = {
 }
 
 _SUMS = {NormKind.RMS_NORM: 1, NormKind.L2_NORM: 1, NormKind.DYT: 0}
+_MOST_NAMED = 8  # inputs or outputs of a line; all stand in the JSON
 _SUMS_WITH_MEAN = 3  # the sum of x, x - mean(x), and the sum of squares
 _PRODUCTS = frozenset({"MatMul", "com.microsoft.FusedMatMul", "Gemm", "Conv"})
 
@@ -63,6 +64,7 @@ _PRODUCTS = frozenset({"MatMul", "com.microsoft.FusedMatMul", "Gemm", "Conv"})
 class Figures:
     """A model in numbers; what depends on sizes is for 1 in the place of each free dimension.
 
+    ``opset``: of ONNX's own domain.  ``inputs``, ``outputs``: type and shape by name.
     ``operators``, ``nodes``: of the main graph and all bodies, as the file has them.
     ``parameters``, ``weight_bytes``: elements and bytes of all initializers, shared ones once.
     ``norms``: their number by kind.  ``multiplications``: of MatMul, Gemm and Conv.
@@ -72,6 +74,9 @@ class Figures:
     whose sizes cannot be told, which these four leave out.
     """
 
+    opset: int
+    inputs: dict[str, str]
+    outputs: dict[str, str]
     operators: dict[str, int]
     nodes: int
     parameters: int
@@ -121,6 +126,9 @@ def figures(model: ir.Model) -> Figures:
     products = [_multiplications(info, node, free) for node in _products(info)]
     known = [cost for cost in costs if cost is not None]
     return Figures(
+        opset=written.opset,
+        inputs={value.name or "": _type_and_shape(value) for value in model.graph.inputs},
+        outputs={value.name or "": _type_and_shape(value) for value in model.graph.outputs},
         operators=dict(sorted(operators.items())),
         nodes=operators.total(),
         parameters=sum(prod(tensor.shape.numpy()) for tensor in tensors),
@@ -200,7 +208,27 @@ def figure_notes(document: Mapping[str, Any]) -> list[str]:
                 "cannot be compared"
             )
     refusals = (document[side].get("session_refusal") for side in _SIDES)
-    return notes + [refusal for refusal in dict.fromkeys(refusals) if refusal]
+    return [
+        *notes,
+        *(refusal for refusal in dict.fromkeys(refusals) if refusal),
+        *_interface_notes(document),
+    ]
+
+
+def _interface_notes(document: Mapping[str, Any]) -> list[str]:
+    """Return what goes into and comes out of the models: in one line where both have the same."""
+    before, after = (
+        f"opset {side['opset']}; inputs: {_named(side['inputs'])}; "
+        f"outputs: {_named(side['outputs'])}"
+        for side in (document[name] for name in _SIDES)
+    )
+    return [before] if before == after else [f"before: {before}", f"after: {after}"]
+
+
+def _named(values: Mapping[str, str]) -> str:
+    texts = [f"{name} {text}" for name, text in values.items()]
+    more = len(texts) - _MOST_NAMED
+    return ", ".join([*texts[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]) or "none"
 
 
 def _counted(
@@ -209,6 +237,14 @@ def _counted(
     keys = sorted({*before, *after})
     label = (names or {}).get
     return [FigureRow(label(key, key), before.get(key, 0), after.get(key, 0)) for key in keys]
+
+
+def _type_and_shape(value: ir.Value) -> str:
+    """Return for instance ``float [batch, 3]``; a question mark is for what is not declared."""
+    dtype = "?" if value.dtype is None else value.dtype.name.lower()
+    shape = declared_shape(value)
+    sizes = "?" if shape is None else ", ".join("?" if d is None else str(d) for d in shape)
+    return f"{dtype} [{sizes}]"
 
 
 def _tensors(graph: ir.Graph) -> Iterable[ir.TensorProtocol]:

@@ -212,6 +212,7 @@ def test_help_teaches_without_loading_anything_heavy() -> None:
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Usage: onnxfold [OPTIONS]" in done.stdout
     assert "optimize" in done.stdout
     assert "Exit codes" in done.stdout
     assert done.stdout.strip().endswith("[]")

@@ -145,7 +145,17 @@ def test_the_rows_name_what_differs() -> None:
     assert "MatMul" not in rows
     assert rows["additions of norms"].change == "-72 (-75.0%)"
     assert "MatMul" in {row.label for row in figure_rows(document, every=True)}
-    assert "for 1 each of: batch" in figure_notes(document)[0]
+    first, *_, last = figure_notes(document)
+    assert "for 1 each of: batch" in first
+    sides = "inputs: x float [batch, 3, 8]; outputs: y float [batch, 3, 12]"
+    assert last == f"opset 23; {sides}"
+
+
+def test_another_interface_is_told_for_each_side() -> None:
+    document = onnxfold.diff(small_model(sizes=(None, 3)), small_model(sizes=(2, 3)))
+    before, after = figure_notes(document)[-2:]
+    assert before.startswith("before: opset 23; inputs: x float [?, 3, 8]; outputs: y ")
+    assert after.startswith("after: opset 23; inputs: x float [2, 3, 8]; outputs: y ")
 
 
 @pytest.mark.parametrize("external", [False, True])
