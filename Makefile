@@ -21,7 +21,7 @@ DEMO   := build/demo
 DIGITS := models/digits_vit/digits_vit.onnx
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-training test-serve test-examples test-image test-compilers test-compatibility test-compatibility-fast cuda lint format types docs site bench bench-models mutants image clean
+.PHONY: help demo test test-slow test-training test-serve test-examples test-wheel test-image test-compilers test-compatibility test-compatibility-fast cuda lint format types docs site bench bench-models mutants image clean
 
 help:
 	@echo 'make demo       fold the shipped model and compare its accuracy before and after'
@@ -30,8 +30,9 @@ help:
 	@echo 'make test-training test training, checkpoints and Ray; installs torch and transformers'
 	@echo 'make test-serve test the server; installs MLServer and tritonclient (Python 3.11 or 3.12)'
 	@echo 'make test-examples run the examples; installs torch, optimum and onnxruntime-genai'
+	@echo 'make test-wheel build the wheel and follow README with it in a fresh environment'
 	@echo 'make test-image build the container image and fold the shipped model in it'
-	@echo 'make test-compilers compile the kernels with each of g++ 11, g++ 12 and clang++ 14 that there is'
+	@echo 'make test-compilers compile the kernels with each of g++ 11, g++ 12 and clang++ 14 beside c++'
 	@echo 'make test-compatibility try 14 runtimes and 27 tools on what onnxfold writes (an hour or two)'
 	@echo 'make test-compatibility-fast the part of it that is quick'
 	@echo 'make cuda       build the kernels for CUDA too (docs/cuda.md)'
@@ -71,6 +72,9 @@ test-serve: $(VENV)/.serve
 # With optimum and onnxruntime-genai, in an environment of their own, as their packages need.
 test-examples: $(VENV)/.test
 	@$(BIN)/python -m pytest -q -rs -m 'slow or not slow' tests/examples
+
+test-wheel: $(VENV)/.test
+	@$(BIN)/python -m pytest -q -rs -m slow tests/project/test_newcomer.py
 
 test-image: $(VENV)/.test
 	@$(BIN)/python -m pytest -q -rs -m slow tests/project/test_image.py
@@ -140,7 +144,7 @@ $(VENV)/.venv:
 
 $(VENV)/.demo: $(VENV)/.venv pyproject.toml $(NATIVE)
 	@echo 'installing onnxfold, its kernels and ONNX Runtime into $(VENV)'
-	@$(PIP) --editable '.[ort]'
+	@$(PIP) --editable '.[ort]' --config-settings=cmake.define.ONNXFOLD_STRICT=$(STRICT)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.demo

@@ -1,4 +1,7 @@
-"""README: every command and program in it runs as printed, and the output is a real one."""
+"""What README and the page of five minutes show is what happens.
+
+Every command of README runs in test_newcomer.py, from the wheel in a fresh environment.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def blocks(language: str, text: str = README) -> list[str]:
+def blocks(language: str, text: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
@@ -43,30 +46,17 @@ def run(words: list[str], directory: Path) -> str:
     return done.stdout
 
 
-def commands(text: str = README) -> list[str]:
-    lines = [line for block in blocks("sh", text) for line in block.splitlines()]
-    return [line for line in lines if not line.startswith("source ")]
-
-
 def test_exactly_two_commands_set_everything_up() -> None:
     section = README.partition("## Set up for development\n")[2].partition("\n## ")[0]
     (block,) = re.findall(r"^```\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     assert block.split("\n") == ["make demo", "make test", ""]
 
 
-@pytest.mark.parametrize("text", [README, FIVE_MINUTES], ids=["README", "index"])
-def test_every_command_runs_as_printed(clone: Path, text: str) -> None:
-    assert commands(text)
-    for command in commands(text):
+def test_five_minutes_run_as_printed(clone: Path) -> None:
+    commands = [line for block in blocks("sh", FIVE_MINUTES) for line in block.splitlines()]
+    assert commands
+    for command in commands:
         assert run(command.split(), clone), command
-
-
-def test_the_programs_run_as_printed(clone: Path) -> None:
-    """One after the other, as a reader would: the second serves what the first wrote."""
-    programs = blocks("python")
-    assert len(programs) == 2
-    for program in programs:
-        run([sys.executable, "-c", program], clone)
 
 
 def test_the_printed_output_is_what_the_command_prints(clone: Path) -> None:

@@ -1,4 +1,4 @@
-"""docs/training.md: every block of Python and of sh runs as printed, in order."""
+"""docs/training.md and docs/exporting.md: each block of Python and sh runs as printed, in order."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ pytest.importorskip(
 )
 from onnxfold import cli
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 pytestmark = pytest.mark.filterwarnings("default")  # the exporter's, on its own code
-BLOCKS = re.findall(r"^```(python|sh)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def test_the_page_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each block of Python by itself, each command by the command line's own entry."""
-    monkeypatch.chdir(tmp_path)
+def run_page(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run each block of Python by itself, each command by the command line's own entry; count."""
+    text = (DOCS / name).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(python|sh)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(folder)
     ran = 0
-    for number, (language, block) in enumerate(BLOCKS):
+    for number, (language, block) in enumerate(blocks):
         if language == "python":
-            program = tmp_path / f"block{number}.py"
+            program = folder / f"block{number}.py"
             program.write_text(block, encoding="utf-8")
             runpy.run_path(str(program))
             ran += 1
@@ -38,5 +39,18 @@ def test_the_page_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 cli.main()
             assert not stopped.value.code, line
             ran += 1
-    assert ran >= 5
+    return ran
+
+
+def test_the_page_on_training_runs_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_page("training.md", tmp_path, monkeypatch) >= 5
     assert (tmp_path / "small-both" / "model.safetensors").exists()
+
+
+def test_the_page_on_exporting_runs_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_page("exporting.md", tmp_path, monkeypatch) == 3
+    assert capsys.readouterr().out.count("5 of 5 LayerNorms fold") == 2

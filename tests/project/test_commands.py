@@ -1,0 +1,92 @@
+"""Every command and program that a page shows is run by a test: by one of these, or by another."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+from tests.builders import pre_norm_model
+from tests.project.test_readme import ROOT, blocks, run
+
+# The test that runs all of a page as printed.
+RUN_BY = {
+    "README.md": "tests/project/test_newcomer.py",
+    "exporting.md": "tests/training/test_page.py",
+    "geometry.md": "tests/geometry/test_page.py",
+    "index.md": "tests/project/test_readme.py",
+    "pipeline.md": "tests/project/test_pipeline_page.py",
+    "runtimes.md": "tests/project/test_commands.py",
+    "training.md": "tests/training/test_page.py",
+}
+# Single lines that other tests run, in another folder or on another port.
+ALSO_RUN = {
+    "cmake -S custom_ops -B build/ops && cmake --build build/ops": (
+        "tests/custom_ops/test_compilers.py"
+    ),
+    "docker/build.sh -t registry.example.com/tools/onnxfold:1": "tests/project/test_image.py",
+    "make image": "tests/project/test_image.py",
+    "onnxfold serve model.onnx": "tests/serving/server/test_serving.py",
+    "onnxfold serve model.onnx --host 0.0.0.0 --token-file token --tls-cert cert.pem "
+    "--tls-key key.pem": "tests/serving/server/test_access.py",
+    "pip install 'onnxfold[serve]'": "tests/serving/server/conftest.py",
+}
+# Programs that take hours, a GPU or a package of their own: seen is that they take these words.
+LONG = {"trust.md", "cuda.md"}
+# What is not run at all: images with other contents, and a GPU.
+NOT_RUN = {"docker.md", "cuda.md"}
+
+
+def shown(page: Path, *languages: str) -> list[str]:
+    """Return the commands in blocks of these languages, those of several lines in one."""
+    text = page.read_text(encoding="utf-8")
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    lines = "".join(block for name, block in fences if name in languages).replace("\\\n", " ")
+    commands = (" ".join(line.partition("#")[0].split()) for line in lines.splitlines())
+    return [command for command in commands if command]
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SHOWN = {page.name: shown(page, "sh", "") for page in PAGES}
+PROGRAMS = sorted({line for name in LONG for line in SHOWN[name] if line.startswith("python -m ")})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_of_a_page_has_its_test(page: Path) -> None:
+    if page.name in RUN_BY:
+        test = (ROOT / RUN_BY[page.name]).read_text(encoding="utf-8")
+        assert page.name in test or page.stem.upper() in test or "FIVE_MINUTES" in test
+        return
+    left = [line for line in SHOWN[page.name] if line not in {*ALSO_RUN, *PROGRAMS}]
+    assert not left or page.name in NOT_RUN, f"{page.name}: no test runs {left}"
+
+
+def test_the_tests_of_single_lines_exist() -> None:
+    everything = {line for lines in SHOWN.values() for line in lines}
+    assert ALSO_RUN.keys() <= everything
+    assert all((ROOT / test).exists() for test in ALSO_RUN.values())
+
+
+@pytest.mark.parametrize("line", PROGRAMS)
+def test_a_program_that_takes_long_takes_these_words(line: str) -> None:
+    module, *words = line.split()[2:]
+    if module == "benchmarks.hostile_coverage":
+        pytest.importorskip("atheris", reason="atheris is missing, which no extra brings")
+    assert "usage: " in run([sys.executable, "-m", module, *words, "--help"], ROOT)
+
+
+def test_the_page_on_runtimes_runs_as_printed(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "runtimes.md"
+    for number, command in enumerate(shown(page, "sh")):
+        (tmp_path / str(number)).mkdir()
+        onnx.save(pre_norm_model(), tmp_path / str(number) / "model.onnx")
+        run(command.split(), tmp_path / str(number))
+    (kernels,) = (tmp_path / "0" / "models").rglob("*.onnx")
+    shutil.copy(kernels, tmp_path / "kernels.onnx")
+    (program,) = blocks("python", page.read_text(encoding="utf-8"))
+    run([sys.executable, "-c", program], tmp_path)
+    assert not onnx.load(tmp_path / "standard.onnx").functions
