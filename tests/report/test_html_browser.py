@@ -1,7 +1,8 @@
 """The HTML page in a browser: what is in sight at the width of a telephone, and colours at night.
 
 The page stands in a frame of that width, and a script beside it measures it: a headless window
-cannot be as narrow.
+cannot be as narrow. Screenshots are compared with what was measured: fonts differ between machines,
+what stands where and in which colour does not.
 """
 
 from __future__ import annotations
@@ -17,21 +18,24 @@ from typing import Any
 
 import onnx
 import pytest
+from PIL import Image
 
 import onnxfold
 from onnxfold.report.html import page
 from tests.builders import pre_norm_model
 
 _BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
+_HEIGHT = 4000  # of the frame: all of the page
 _MEASURE = """
 const frame = document.querySelector("iframe");
 frame.addEventListener("load", () => {
   const inside = frame.contentDocument, view = frame.contentWindow;
   const boxes = (selector) => [...inside.querySelectorAll(selector)].map((found) => {
     const box = found.getBoundingClientRect();
-    return [box.left, box.right, box.width, box.height];
+    return [box.left, box.right, box.width, box.height, box.top + box.height / 2];
   });
   const zoom = inside.getElementById("zoom"), before = boxes("#picture")[0];
+  const marks = boxes("#picture rect");
   zoom.value = 200;
   zoom.dispatchEvent(new view.Event("input"));
   const measured = {
@@ -39,7 +43,11 @@ frame.addEventListener("load", () => {
     scrolled: inside.documentElement.scrollWidth,
     reasons: boxes("#norms tbody td:last-child"),
     figures: boxes("#before-after td.number"),
-    marks: boxes("#picture rect"),
+    marks,
+    fills: [...inside.querySelectorAll("#picture rect")].map((mark) => {
+      const style = view.getComputedStyle(mark);
+      return [mark.getAttribute("class"), style.fill];
+    }),
     zoomed: [before[2], boxes("#picture")[0][2]],
     loaded: view.performance.getEntriesByType("resource").length,
     colours: [view.getComputedStyle(inside.body).backgroundColor,
@@ -52,25 +60,44 @@ frame.addEventListener("load", () => {
 pytestmark = pytest.mark.skipif(_BROWSER is None, reason="there is no Chromium")
 
 
-def measured(text: str, folder: Path, *, width: int, dark: bool = False) -> dict[str, Any]:
-    """Return what the script measures of a page in a frame of this width."""
+def framed(text: str, folder: Path, *, width: int, dark: bool, script: str) -> Path:
+    """Write a page that shows another in a frame of this width, in its left upper corner."""
     scheme = "dark" if dark else "light"
-    style = f"width: {width}px; height: 800px; border: 0; color-scheme: {scheme}"
+    style = f"position: absolute; left: 0; top: 0; width: {width}px; height: {_HEIGHT}px; border: 0"
     outer = folder / "outer.html"
     outer.write_text(
         f'<!doctype html><html style="color-scheme: {scheme}"><pre id="measured"></pre>'
-        f'<iframe style="{style}" srcdoc="{escape(text)}"></iframe>'
-        f"<script>{_MEASURE}</script></html>",
+        f'<iframe style="{style}; color-scheme: {scheme}" srcdoc="{escape(text)}"></iframe>'
+        f"<script>{script}</script></html>",
         encoding="utf-8",
     )
-    words = [str(_BROWSER), "--headless", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
+    return outer
+
+
+def browsed(outer: Path, *options: str) -> str:
+    """Have the browser do what the options say with a page, and return what it prints."""
+    profile = f"--user-data-dir={outer.with_name('profile')}"
+    words = [str(_BROWSER), "--headless", "--disable-gpu", "--hide-scrollbars", profile]
     words += ["--no-sandbox"] if os.geteuid() == 0 else []
-    words += ["--virtual-time-budget=5000", "--dump-dom", outer.as_uri()]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
-    found = re.search(r'<pre id="measured">(.+?)</pre>', done.stdout, re.DOTALL)
-    assert found, done.stderr[-2000:]
+    words += ["--virtual-time-budget=5000", *options, outer.as_uri()]
+    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def measured(text: str, folder: Path, *, width: int, dark: bool = False) -> dict[str, Any]:
+    """Return what the script measures of a page in a frame of this width."""
+    printed = browsed(framed(text, folder, width=width, dark=dark, script=_MEASURE), "--dump-dom")
+    found = re.search(r'<pre id="measured">(.+?)</pre>', printed, re.DOTALL)
+    assert found, printed[-2000:]
     document: dict[str, Any] = json.loads(unescape(found[1]))
     return document
+
+
+def pictured(text: str, folder: Path, *, width: int, dark: bool) -> Image.Image:
+    """Return what is seen of a page in a frame of this width."""
+    outer = framed(text, folder, width=width, dark=dark, script="")
+    shot = folder / "seen.png"
+    browsed(outer, f"--screenshot={shot}", f"--window-size={max(width, 600)},{_HEIGHT}")
+    return Image.open(shot).convert("RGB")
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +117,14 @@ def test_the_reasons_are_in_sight_on_a_telephone(text: str, tmp_path: Path) -> N
     for boxes in (found["reasons"], found["figures"]):
         shown = [box for box in boxes if box[2] > 0]  # the rest is in a closed part
         assert shown
-        assert all(0 <= left < right <= 390 for left, right, _, _ in shown)
+        assert all(0 <= left < right <= 390 for left, right, *_ in shown)
     assert found["loaded"] == 0
 
 
 def test_the_picture_is_drawn_and_zooms(text: str, tmp_path: Path) -> None:
     found = measured(text, tmp_path, width=1000)
     assert len(found["marks"]) == text.count("<rect ")
-    assert all(width > 10 and height > 10 for _, _, width, height in found["marks"])
+    assert all(width > 10 and height > 10 for _, _, width, height, _ in found["marks"])
     before, after = found["zoomed"]
     assert after == pytest.approx(2 * before, rel=1e-3, abs=0)
 
@@ -109,6 +136,35 @@ def test_text_stands_out_by_day_and_by_night(text: str, tmp_path: Path, dark: bo
     assert (text_light > page_light) == dark
     bright, dim = max(page_light, text_light), min(page_light, text_light)
     assert (bright + 0.05) / (dim + 0.05) >= 7  # WCAG 2.1, level AAA
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_what_is_measured_is_what_is_seen(text: str, tmp_path: Path, dark: bool) -> None:
+    """Every mark of a fold is filled with its colour, and every reason has ink, in its place."""
+    found = measured(text, tmp_path, width=390, dark=dark)
+    seen = pictured(text, tmp_path, width=390, dark=dark)
+    assert seen.getpixel((1, 1)) == rgb(found["colours"][0])
+    marks = [
+        (left + wide / 2, top, rgb(fill))
+        for (left, right, wide, _, top), (fate, fill) in zip(
+            found["marks"], found["fills"], strict=True
+        )
+        if fate == "folded" and right < 360  # the rest is scrolled to
+    ]
+    assert marks
+    for x, y, fill in marks:
+        assert seen.getpixel((round(x), round(y))) == fill
+    for left, right, wide, high, middle in found["reasons"]:
+        if wide > 0:
+            cell = seen.crop(
+                (round(left), round(middle - high / 2), round(right), round(middle + high / 2))
+            )
+            lights = [luminance(f"rgb{colour}") for _, colour in cell.getcolors(1 << 24) or ()]
+            assert (max(lights) + 0.05) / (min(lights) + 0.05) >= 4.5  # WCAG 2.1, level AA
+
+
+def rgb(colour: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", colour)[:3])
 
 
 def luminance(colour: str) -> float:
