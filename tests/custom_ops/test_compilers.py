@@ -11,12 +11,21 @@ from pathlib import Path
 import pytest
 
 OPS = Path(__file__).parents[2] / "custom_ops"
-COMPILERS = ("g++-11", "g++-12", "clang++-14", "c++")
+# Beside c++, with which `make demo` installs them; `.ci/run` has its warnings be errors too.
+COMPILERS = ("g++-11", "g++-12", "clang++-14")
 LIBRARIES = ("libonnxfold_ops.so", "libonnxfold_weights.so")
+
+
+def path_of(name: str) -> Path | None:
+    """Return the file of a compiler behind all links."""
+    found = shutil.which(name)
+    return None if found is None else Path(found).resolve()
+
 
 present = [
     pytest.param(name, marks=pytest.mark.skipif(shutil.which(name) is None, reason=f"no {name}"))
     for name in COMPILERS
+    if path_of(name) is None or path_of(name) != path_of("c++")
 ]
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import venv
 from pathlib import Path
 
@@ -45,10 +46,15 @@ def differences(printed: str) -> list[float]:
 
 @pytest.fixture(scope="module")
 def other_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment of its own: optimum-onnx 0.1.0 needs transformers below 4.58."""
+    """An environment of its own: optimum-onnx 0.1.0 needs transformers below 4.58.
+
+    What the environment of the tests has already, such as torch, is found behind its own packages.
+    """
     folder = tmp_path_factory.mktemp("examples") / "venv"
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "behind.pth").write_text(sysconfig.get_path("purelib") + "\n")
     frameworks = ("optimum-onnx[onnxruntime]==0.1.0", "torch==2.13.0", "onnxruntime-genai")
     needed = ("ml_dtypes", "onnx", "onnx-ir", "rich", "scipy", "typer")
     run([python, "-m", "pip", "install", "--quiet", "--no-compile", *frameworks, *needed])

@@ -43,10 +43,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def secure(folder: Path, files: dict[str, Path]) -> Iterator[Server]:
+    """A server with both, whose stop in the end is clean too."""
     options = ("--tls-cert", files["cert"], "--tls-key", files["key"])
     options = (*options, "--token-file", files["token"])
     with serving(folder, folder / "scaled.onnx", "--no-optimize", *options) as running:
+        assert "ready: https://" in running.log.read_text()
         yield running
+        assert running.stop() == 0
+        assert "Traceback" not in running.log.read_text()
 
 
 def asked(files: dict[str, Path], url: str, *, token: str | None, body: object = None) -> Any:
@@ -112,15 +116,6 @@ def test_only_who_has_the_token_is_answered_over_grpc(
         headers = {"authorization": f"Bearer {TOKEN}"}
         answer = connection.infer("scaled", [one], headers=headers)
     np.testing.assert_array_equal(answer.as_numpy("y"), 2 * x)
-
-
-def test_a_stop_is_clean_with_tls_too(folder: Path, files: dict[str, Path]) -> None:
-    options = ("--no-optimize", "--tls-cert", files["cert"], "--tls-key", files["key"])
-    with serving(folder, folder / "scaled.onnx", *options) as server:
-        assert "ready: https://" in server.log.read_text()
-        assert asked(files, f"https://{server.http}/v2", token=None)[0] == 200
-        assert server.stop() == 0
-        assert "Traceback" not in server.log.read_text()
 
 
 def test_who_listens_to_the_network_is_warned(tmp_path: Path) -> None:

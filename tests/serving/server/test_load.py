@@ -78,7 +78,7 @@ def test_a_thousand_connections_are_all_answered(server: Server) -> None:
 
 
 def test_readers_that_do_not_read_hold_up_nobody(folder: Path) -> None:
-    """Four megabytes for each of thirty, most of it in the server until they read."""
+    """Four megabytes for each of eight, most of it in the server until they read."""
     body = b'{"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [3]}]}'
     path = "POST /v2/models/large/infer HTTP/1.1\r\nHost: x\r\n"
     request = f"{path}Content-Length: {len(body)}\r\n\r\n".encode() + body
@@ -86,7 +86,7 @@ def test_readers_that_do_not_read_hold_up_nobody(folder: Path) -> None:
         host, _, port = server.http.partition(":")
         slow = [
             stack.enter_context(socket.create_connection((host, int(port)), timeout=300))
-            for _ in range(30)
+            for _ in range(8)
         ]
         for connection in slow:
             connection.sendall(request)
