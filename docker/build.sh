@@ -16,6 +16,7 @@ environment
   BUILD_WITH     docker or buildah, instead of what is found
   BUILDER_BASE   base image that the wheel is built on   } python:3.11-slim-bookworm with docker,
   RUNTIME_BASE   base image of the result                } the base made here with buildah
+  STORAGE_DRIVER how buildah keeps images: vfs, or overlay, quicker where it can be mounted (vfs)
   DEBIAN_SUITE   release that debootstrap installs (bookworm)
   DEBIAN_MIRROR  where debootstrap gets it from (its own default)
 
@@ -103,8 +104,8 @@ with_docker() {
     DOCKER_BUILDKIT=1 docker build -t "$image" "$@" "$root"
 }
 
-# vfs works on every file system, also inside of a container.
-in_store() { buildah --storage-driver vfs "$@"; }
+# vfs works on every file system, also inside of a container; overlay, which copies less, does not.
+in_store() { buildah --storage-driver "${STORAGE_DRIVER:-vfs}" "$@"; }
 
 install_missing() {
     missing=''
