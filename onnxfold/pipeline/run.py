@@ -32,11 +32,10 @@ from onnxfold.options import Defer, Options, Target, WrittenForm
 from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.centring.apply import overflowing_weights
 from onnxfold.passes.findings import embeddings
-from onnxfold.passes.lower.installed import onnxruntime_version
 from onnxfold.passes.lower.opset import raise_opset
-from onnxfold.passes.lower.sums import MEASURED
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
+from onnxfold.pipeline.advice import advice
 from onnxfold.pipeline.folding import (
     AFFINE_PASSES,
     Decided,
@@ -58,18 +57,6 @@ __all__ = ["Result", "bytes_of", "run"]
 
 _MOST_SESSION_BYTES = 1 << 30
 _LAYER_NORMS = "deferral of LayerNorms"  # a part of a pass that a check may fail with
-# The method `target ort`, and `onnxfold` for kernels, in benchmarks/results/models.csv.
-_GAINS = {Target.ORT: (1.02, 1.23), Target.KERNELS: (1.05, 1.27)}
-_OTHERS = (
-    "in ONNX Runtime 1.32 on a CPU, BERT and MiniLM, float32 and int8, ran {:g} to {:g} times as "
-    "fast with --target ort, {:g} to {:g} with --target kernels and its library"
-).format(*_GAINS[Target.ORT], *_GAINS[Target.KERNELS])
-# Fusions that a fold, or Sum, excludes: none of the two is much faster (docs/pipeline.md).
-_NO_EMBEDDING = (
-    "a norm behind an embedding folds: its transformers optimizer makes EmbedLayerNormalization "
-    "of it only before onnxfold"
-)
-_LAST = "other optimizers go before onnxfold, for they do not know Sum as an addition"
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +248,7 @@ def _published(
         )
         verification, counted = written.verification, written.before_after
         returned, report["output"] = written.path, written.document
-        report["output"]["advice"] = _advice(options, embeddings(folded.findings))
+        report["output"]["advice"] = advice(options, embeddings(folded.findings))
     if verification is not None:
         report["verification"] = verification.to_json()
     if counted is not None:
@@ -361,24 +348,6 @@ def _staged(
         share=options.share_weights,
         progress=timer.part("save"),
     )
-
-
-def _advice(options: Options, embedded: int) -> str:
-    """Say what another target would gain in ONNX Runtime, and which version was not measured.
-
-    ``embedded``: the folds that keep an optimizer behind onnxfold from a fusion.
-    """
-    if options.convert_to is not None:
-        return ""  # the form was chosen for a reason of its own
-    if options.target is Target.KERNELS:
-        return "for ONNX Runtime with onnxfold's library; --target onnx is for other runtimes"
-    if options.target is Target.ONNX:
-        return f"{_OTHERS}; {_NO_EMBEDDING}" if embedded else _OTHERS
-    oldest, newest = MEASURED
-    version = onnxruntime_version() or newest
-    unknown = "" if oldest <= version <= newest else ", which was not measured"
-    chosen = f"chosen for ONNX Runtime {version[0]}.{version[1]}{unknown}"
-    return f"{chosen}; {_LAST}; --target kernels is faster with onnxfold's library"
 
 
 def _verified(

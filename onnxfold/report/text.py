@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from onnxfold.check.result import FAR
 from onnxfold.report.figures import figure_notes, figure_rows
 from onnxfold.report.html import in_pieces
+from onnxfold.report.sentences import (
+    alignment,
+    because,
+    changed_weights,
+    claimed,
+    counted,
+    roundings,
+    tallied,
+    totals,
+    widest,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,8 +30,6 @@ __all__ = [
     "print_result",
     "print_triton",
     "print_verification",
-    "tallied",
-    "totals",
 ]
 
 _BECOMES = {
@@ -32,96 +40,6 @@ _BECOMES = {
     "deferred": "deferred",
     "keep": "-",
 }
-
-
-def totals(summary: Mapping[str, Any]) -> str:
-    """Return the one line that says what became of the norms."""
-    layer_norms = _count(summary["layer_norms"], "LayerNorm")
-    verb = "folds" if summary["layer_norms"] == 1 else "fold"
-    line = f"{summary['foldable']} of {layer_norms} {verb} to RMSNorm"
-    if summary.get("restored") is not None:
-        rms_norms = _count(summary["rms_norms"], "RMSNorm")
-        line = f"{summary['restored']} of {rms_norms} restored to LayerNorm"
-    if summary.get("compressed") is not None:
-        line += f", {summary['compressed']} of {_count(summary['norms'], 'norm')} to CRMSNorm"
-    if summary.get("decompressed"):
-        line += f", {_count(summary['decompressed'], 'CRMSNorm')} back to all channels"
-    inserted = summary["inserted_centerings"]
-    if inserted:
-        line += f", with {inserted} inserted centring{'s' if inserted > 1 else ''}"
-    if summary["split_bytes"]:
-        line += f", {summary['split_bytes']:,} bytes of weights stored twice"
-    gammas, betas = summary.get("gamma_fused", 0), summary.get("beta_fused", 0)
-    if gammas or betas:
-        line += f"; {_count(gammas, 'gamma')} and {_count(betas, 'beta')} move into the next "
-        line += "linear layers"
-    if summary.get("scales_fused"):
-        line += f"; {_moving(summary['scales_fused'], 'scale')} into the linear layers before"
-    if summary.get("deferred"):
-        line += f"; {_count(summary['deferred'], 'norm')} deferred, "
-        saved = summary["multiplications_saved"]
-        word = "fewer" if saved >= 0 else "more"
-        line += f"with {abs(saved):,} {word} multiplications per row"
-    if summary.get("deferred_layer_norms"):
-        line += f" ({_count(summary['deferred_layer_norms'], 'LayerNorm')} with their mean)"
-    if summary.get("reinstated"):
-        line += f"; {_count(summary['reinstated'], 'deferred norm')} computed in place again"
-    return line
-
-
-def _roundings(summary: Mapping[str, Any]) -> str | None:
-    """Return the line on norms whose results move, towards the exact ones; None without any."""
-    number = summary.get("moved_by_rounding", 0)
-    if not number:
-        return None
-    return (
-        f"{_count(number, 'norm')} computed by E[x^2] - E[x]^2, by x g - mean(x) g or with "
-        "roundings in between: results move by rounding, towards the exact ones"
-    )
-
-
-def _alignment(norms: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the line on what rows of d - 1 numbers are multiples of; None without any."""
-    sizes = sorted({norm["size"] for norm in norms if norm["action"] == "crms"})
-    if not sizes:
-        return None
-    told = "; ".join(
-        f"{d:,} channels stored as {d - 1:,}, multiples of {_alignment_of(d):,} before and of "
-        f"{_alignment_of(d - 1):,} now"
-        for d in sizes
-    )
-    return f"{told}: measure what that costs (onnxfold bench), or give --multiple-of"
-
-
-def _alignment_of(size: int) -> int:
-    """Return the largest power of two that divides a size."""
-    return size & -size
-
-
-def _moving(number: int, thing: str) -> str:
-    return f"{_count(number, thing)} move{'s' if number == 1 else ''}"
-
-
-def _claimed(document: Mapping[str, Any]) -> str | None:
-    """Return the line on shapes that only the model's own declarations tell; None without any."""
-    claims = document.get("claimed_shapes")
-    if not claims or not claims["count"]:
-        return None
-    worst = claims["worst"]
-    inferred = "no shape" if worst["inferred"] is None else _sizes(worst["inferred"])
-    return (
-        f"{_count(claims['count'], 'shape')} that the model declares cannot be confirmed and "
-        f"{'is' if claims['count'] == 1 else 'are'} believed; the worst: '{worst['value']}' is "
-        f"declared {_sizes(worst['claimed'])}, inference finds {inferred}"
-    )
-
-
-def _sizes(shape: Sequence[int | str | None]) -> str:
-    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool = True) -> None:
@@ -138,7 +56,7 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
             Text(row["name"]),
             Text(f"{row['kind']} {row['size']}"),
             Text(_BECOMES[row["action"]], style=style),
-            Text(_because(row)),
+            Text(because(row)),
         )
     if document.get("unmatched_exclude") is not None:
         pattern = document["unmatched_exclude"]
@@ -153,9 +71,9 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
         console.print(Text(line))
     console.print(Text(totals(document["summary"]), style="bold"))
     for remark in (
-        _roundings(document["summary"]),
-        _alignment(document["norms"]),
-        _claimed(document),
+        roundings(document["summary"]),
+        alignment(document["norms"]),
+        claimed(document),
     ):
         if remark is not None:
             console.print(Text(remark))
@@ -213,7 +131,7 @@ def _checked(document: Mapping[str, Any]) -> str:
         whose = "" if len(rows) == len(outputs) else f" for {_named(rows)}"
         noise = "the original's own rounding error"
         said.append(f"max error {error} against {truth}{whose}, {ratio} times {noise}")
-    samples, pieces = _count(document["samples"], "sample"), in_pieces(document)
+    samples, pieces = counted(document["samples"], "sample"), in_pieces(document)
     return f"{'; '.join(said)} ({samples}, {document['runtime']}{pieces})"
 
 
@@ -224,7 +142,7 @@ def _largest(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
 
 
 def _named(rows: Sequence[Mapping[str, Any]]) -> str:
-    others = f" and {_count(len(rows) - 1, 'other output')}" if len(rows) > 1 else ""
+    others = f" and {counted(len(rows) - 1, 'other output')}" if len(rows) > 1 else ""
     return f"'{rows[0]['name']}'{others}"
 
 
@@ -266,7 +184,7 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
 
     print_norms(console, report["inspect"], listed=verbose)
     if report["inspect"].get("range_warnings"):
-        console.print(Text(_widest(report["inspect"]["range_warnings"])), style="yellow")
+        console.print(Text(widest(report["inspect"]["range_warnings"])), style="yellow")
     for left in report.get("left_out", ()):
         sentence = f"the pass '{left['name']}' was left out: {left['reason']}"
         console.print(Text(sentence), style="yellow")
@@ -275,8 +193,8 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
     if "proof" in report:
         proof = report["proof"]
         console.print(
-            f"proved: {_count(proof['folded_norms'], 'norm')} on zero-mean inputs, "
-            f"{_changed_weights(proof)} seen by no other reader"
+            f"proved: {counted(proof['folded_norms'], 'norm')} on zero-mean inputs, "
+            f"{changed_weights(proof)} seen by no other reader"
         )
     verification = report.get("verification", {})
     if "outputs" in verification:
@@ -297,24 +215,6 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
     if verbose:
         spent = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in report["timing_s"].items())
         console.print(Text(f"seconds: {spent}"))
-
-
-def _changed_weights(proof: Mapping[str, Any]) -> str:
-    shifted = proof.get("shifted_weights", 0)
-    if shifted:
-        return _count(shifted, "shifted weight")
-    return _count(proof["centred_weights"], "centred weight")
-
-
-def _widest(warnings: Sequence[Mapping[str, Any]]) -> str:
-    """Return one line for all weights whose range grows: how many, and the worst."""
-    worst = max(warnings, key=lambda warning: warning["widening"])
-    others = f", the most of {_count(len(warnings), 'weight')}" if len(warnings) > 1 else ""
-    return (
-        f"warning: {worst['cause']} widens the range of '{worst['weight']}' "
-        f"{worst['widening']:.3g} times{others}, which may exceed the range of float16 and costs "
-        "int8 precision; --exclude leaves it"
-    )
 
 
 def _beside(written: Mapping[str, Any]) -> str:
@@ -375,45 +275,3 @@ def print_benchmark(console: Console, document: Mapping[str, Any]) -> None:
             f"{document['threads']} thread(s), {document['rounds']} rounds, {shapes}"
         )
     )
-
-
-def _because(row: Mapping[str, Any]) -> str:
-    if row["deferral"]:
-        return _scale_went(row["deferral"])
-    if row["foldable"] and not row["reason"]:
-        writers: Sequence[str] = row["writers"]
-        shown = ", ".join(writers[:2])
-        return f"{shown} and {len(writers) - 2} more" if len(writers) > 2 else shown
-    return row["reason"]["code"] if row["reason"] else ""
-
-
-_PLACES = {
-    "applied": "multiplied at",
-    "tables": "in the tables of",
-    "cancelled": "cancelled by",
-    "centred": "mean taken out by",
-    "gammas": "tables take the gammas of",
-}
-
-
-def _scale_went(deferral: Mapping[str, Any]) -> str:
-    """Say where the scale of a deferred norm went, and what that saves."""
-    places = [
-        f"{said} {', '.join(deferral[key])}" for key, said in _PLACES.items() if deferral[key]
-    ]
-    saved = deferral["multiplications_saved"]
-    word = "fewer" if saved >= 0 else "more"
-    return "; ".join([*places, f"{abs(saved):,} {word} multiplications per row"])
-
-
-def tallied(norms: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each code of refusal: how often, and the sentence of the first norm."""
-    counts: Counter[str] = Counter()
-    first: dict[str, str] = {}
-    for row in norms:
-        reason = row["reason"]
-        if not reason:
-            continue
-        counts[reason["code"]] += 1
-        first.setdefault(reason["code"], f"{reason['sentence']} (norm '{row['name']}')")
-    return [f"{count} x {code}: {first[code]}" for code, count in counts.most_common()]

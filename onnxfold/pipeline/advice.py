@@ -1,0 +1,40 @@
+"""The line that ends ``optimize``: what another target would gain, and what was not measured."""
+
+from __future__ import annotations
+
+from onnxfold.options import Options, Target
+from onnxfold.passes.lower.installed import onnxruntime_version
+from onnxfold.passes.lower.sums import MEASURED
+
+__all__ = ["advice"]
+
+# The method `target ort`, and `onnxfold` for kernels, in benchmarks/results/models.csv.
+_GAINS = {Target.ORT: (1.02, 1.23), Target.KERNELS: (1.05, 1.27)}
+_OTHERS = (
+    "in ONNX Runtime 1.32 on a CPU, BERT and MiniLM, float32 and int8, ran {:g} to {:g} times as "
+    "fast with --target ort, {:g} to {:g} with --target kernels and its library"
+).format(*_GAINS[Target.ORT], *_GAINS[Target.KERNELS])
+# Fusions that a fold, or Sum, excludes: none of the two is much faster (docs/pipeline.md).
+_NO_EMBEDDING = (
+    "a norm behind an embedding folds: its transformers optimizer makes EmbedLayerNormalization "
+    "of it only before onnxfold"
+)
+_LAST = "other optimizers go before onnxfold, for they do not know Sum as an addition"
+
+
+def advice(options: Options, embedded: int) -> str:
+    """Say what another target would gain in ONNX Runtime, and which version was not measured.
+
+    ``embedded``: the folds that keep an optimizer behind onnxfold from a fusion.
+    """
+    if options.convert_to is not None:
+        return ""  # the form was chosen for a reason of its own
+    if options.target is Target.KERNELS:
+        return "for ONNX Runtime with onnxfold's library; --target onnx is for other runtimes"
+    if options.target is Target.ONNX:
+        return f"{_OTHERS}; {_NO_EMBEDDING}" if embedded else _OTHERS
+    oldest, newest = MEASURED
+    version = onnxruntime_version() or newest
+    unknown = "" if oldest <= version <= newest else ", which was not measured"
+    chosen = f"chosen for ONNX Runtime {version[0]}.{version[1]}{unknown}"
+    return f"{chosen}; {_LAST}; --target kernels is faster with onnxfold's library"

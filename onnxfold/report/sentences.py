@@ -1,0 +1,169 @@
+"""The sentences that the commands print about norms, made from the documents for machines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = [
+    "alignment",
+    "because",
+    "changed_weights",
+    "claimed",
+    "counted",
+    "roundings",
+    "tallied",
+    "totals",
+    "widest",
+]
+
+
+def totals(summary: Mapping[str, Any]) -> str:
+    """Return the one line that says what became of the norms."""
+    layer_norms = counted(summary["layer_norms"], "LayerNorm")
+    verb = "folds" if summary["layer_norms"] == 1 else "fold"
+    line = f"{summary['foldable']} of {layer_norms} {verb} to RMSNorm"
+    if summary.get("restored") is not None:
+        rms_norms = counted(summary["rms_norms"], "RMSNorm")
+        line = f"{summary['restored']} of {rms_norms} restored to LayerNorm"
+    if summary.get("compressed") is not None:
+        line += f", {summary['compressed']} of {counted(summary['norms'], 'norm')} to CRMSNorm"
+    if summary.get("decompressed"):
+        line += f", {counted(summary['decompressed'], 'CRMSNorm')} back to all channels"
+    inserted = summary["inserted_centerings"]
+    if inserted:
+        line += f", with {inserted} inserted centring{'s' if inserted > 1 else ''}"
+    if summary["split_bytes"]:
+        line += f", {summary['split_bytes']:,} bytes of weights stored twice"
+    gammas, betas = summary.get("gamma_fused", 0), summary.get("beta_fused", 0)
+    if gammas or betas:
+        line += f"; {counted(gammas, 'gamma')} and {counted(betas, 'beta')} move into the next "
+        line += "linear layers"
+    if summary.get("scales_fused"):
+        line += f"; {_moving(summary['scales_fused'], 'scale')} into the linear layers before"
+    if summary.get("deferred"):
+        line += f"; {counted(summary['deferred'], 'norm')} deferred, "
+        saved = summary["multiplications_saved"]
+        word = "fewer" if saved >= 0 else "more"
+        line += f"with {abs(saved):,} {word} multiplications per row"
+    if summary.get("deferred_layer_norms"):
+        line += f" ({counted(summary['deferred_layer_norms'], 'LayerNorm')} with their mean)"
+    if summary.get("reinstated"):
+        line += f"; {counted(summary['reinstated'], 'deferred norm')} computed in place again"
+    return line
+
+
+def roundings(summary: Mapping[str, Any]) -> str | None:
+    """Return the line on norms whose results move, towards the exact ones; None without any."""
+    number = summary.get("moved_by_rounding", 0)
+    if not number:
+        return None
+    return (
+        f"{counted(number, 'norm')} computed by E[x^2] - E[x]^2, by x g - mean(x) g or with "
+        "roundings in between: results move by rounding, towards the exact ones"
+    )
+
+
+def alignment(norms: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the line on what rows of d - 1 numbers are multiples of; None without any."""
+    sizes = sorted({norm["size"] for norm in norms if norm["action"] == "crms"})
+    if not sizes:
+        return None
+    told = "; ".join(
+        f"{d:,} channels stored as {d - 1:,}, multiples of {_alignment_of(d):,} before and of "
+        f"{_alignment_of(d - 1):,} now"
+        for d in sizes
+    )
+    return f"{told}: measure what that costs (onnxfold bench), or give --multiple-of"
+
+
+def _alignment_of(size: int) -> int:
+    """Return the largest power of two that divides a size."""
+    return size & -size
+
+
+def _moving(number: int, thing: str) -> str:
+    return f"{counted(number, thing)} move{'s' if number == 1 else ''}"
+
+
+def claimed(document: Mapping[str, Any]) -> str | None:
+    """Return the line on shapes that only the model's own declarations tell; None without any."""
+    claims = document.get("claimed_shapes")
+    if not claims or not claims["count"]:
+        return None
+    worst = claims["worst"]
+    inferred = "no shape" if worst["inferred"] is None else _sizes(worst["inferred"])
+    return (
+        f"{counted(claims['count'], 'shape')} that the model declares cannot be confirmed and "
+        f"{'is' if claims['count'] == 1 else 'are'} believed; the worst: '{worst['value']}' is "
+        f"declared {_sizes(worst['claimed'])}, inference finds {inferred}"
+    )
+
+
+def _sizes(shape: Sequence[int | str | None]) -> str:
+    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+
+
+def counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def because(row: Mapping[str, Any]) -> str:
+    if row["deferral"]:
+        return _scale_went(row["deferral"])
+    if row["foldable"] and not row["reason"]:
+        writers: Sequence[str] = row["writers"]
+        shown = ", ".join(writers[:2])
+        return f"{shown} and {len(writers) - 2} more" if len(writers) > 2 else shown
+    return row["reason"]["code"] if row["reason"] else ""
+
+
+_PLACES = {
+    "applied": "multiplied at",
+    "tables": "in the tables of",
+    "cancelled": "cancelled by",
+    "centred": "mean taken out by",
+    "gammas": "tables take the gammas of",
+}
+
+
+def _scale_went(deferral: Mapping[str, Any]) -> str:
+    """Say where the scale of a deferred norm went, and what that saves."""
+    places = [
+        f"{said} {', '.join(deferral[key])}" for key, said in _PLACES.items() if deferral[key]
+    ]
+    saved = deferral["multiplications_saved"]
+    word = "fewer" if saved >= 0 else "more"
+    return "; ".join([*places, f"{abs(saved):,} {word} multiplications per row"])
+
+
+def tallied(norms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each code of refusal: how often, and the sentence of the first norm."""
+    counts: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for row in norms:
+        reason = row["reason"]
+        if not reason:
+            continue
+        counts[reason["code"]] += 1
+        first.setdefault(reason["code"], f"{reason['sentence']} (norm '{row['name']}')")
+    return [f"{count} x {code}: {first[code]}" for code, count in counts.most_common()]
+
+
+def changed_weights(proof: Mapping[str, Any]) -> str:
+    shifted = proof.get("shifted_weights", 0)
+    if shifted:
+        return counted(shifted, "shifted weight")
+    return counted(proof["centred_weights"], "centred weight")
+
+
+def widest(warnings: Sequence[Mapping[str, Any]]) -> str:
+    """Return one line for all weights whose range grows: how many, and the worst."""
+    worst = max(warnings, key=lambda warning: warning["widening"])
+    others = f", the most of {counted(len(warnings), 'weight')}" if len(warnings) > 1 else ""
+    return (
+        f"warning: {worst['cause']} widens the range of '{worst['weight']}' "
+        f"{worst['widening']:.3g} times{others}, which may exceed the range of float16 and costs "
+        "int8 precision; --exclude leaves it"
+    )
