@@ -6,7 +6,7 @@
 One attention input and feed-forward block with random weights: `llama` (RMS norm before q, k, v and
 a SwiGLU), `qwen3` (q and k normalised again, per head) and `relu` (a ReLU instead).  Decode is one
 token, prefill 128 and 512; one thread and two; float32, and for `--target ort` int8 as ONNX Runtime
-quantises weights.
+quantises weights.  Models of `--target kernels` run with onnxfold's library.
 
 `auto` defers nothing so far: its rows show what the same file differs by from run to run.  Every
 round runs all variants in turn; a ratio is the median over the rounds of the time without
@@ -40,7 +40,7 @@ WIDTH, HIDDEN, HEADS, KEYS, SIZE = 1024, 2816, 16, 8, 64
 KINDS = ("llama", "qwen3", "relu")
 TOKENS = (1, 128, 512)
 THREADS = (1, 2)
-TARGETS = (Target.ONNX, Target.ORT)
+TARGETS = (Target.ONNX, Target.ORT, Target.KERNELS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,8 @@ def measure(folder: Path, kind: str, target: Target, rounds: int) -> list[DeferR
         results.append(result.report["inspect"]["summary"])
     rows = []
     for dtype, threads, tokens in product(paths, THREADS, TOKENS):
-        ratios = _ratios(paths[dtype], threads, tokens, rounds)
+        variants = [Variant(path, kernels=target is Target.KERNELS) for path in paths[dtype]]
+        ratios = _ratios(variants, threads, tokens, rounds)
         for setting, summary, ratio in zip(settings, results, ratios, strict=True):
             rows.append(
                 DeferRow(
@@ -140,10 +141,12 @@ def measure(folder: Path, kind: str, target: Target, rounds: int) -> list[DeferR
     return rows
 
 
-def _ratios(paths: list[Path], threads: int, tokens: int, rounds: int) -> list[dict[str, Any]]:
+def _ratios(
+    variants: list[Variant], threads: int, tokens: int, rounds: int
+) -> list[dict[str, Any]]:
     """Return median and quartiles of the paired ratios of the first model's time to each one's."""
     x = np.random.default_rng(1).standard_normal((1, tokens, WIDTH)).astype(np.float32)
-    runs = [Variant(path).session(threads, ["CPUExecutionProvider"]) for path in paths]
+    runs = [variant.session(threads, ["CPUExecutionProvider"]) for variant in variants]
     spent = take_turns([partial(_run, session, x) for session in runs], Turns(rounds))
     found = []
     for seconds in spent:
