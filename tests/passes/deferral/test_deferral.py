@@ -18,6 +18,7 @@ import onnxfold
 from onnxfold.check.reference import Precision, run
 from onnxfold.options import Defer
 from onnxfold.passes.base import exclusion
+from onnxfold.passes.deferral import flow
 from onnxfold.passes.deferral.decide import MEASURED_CHEAPER
 from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.plan import Plan
@@ -281,9 +282,21 @@ def _layer(dtype: str, numbers: npt.DTypeLike) -> ir.Model:
     return graph(body, f"{dtype}[B,T,6] x", f"{dtype}[B,T,3] y", made, opset=23)
 
 
-def test_float16_stays() -> None:
-    """What is not normalised may exceed its range."""
-    assert defer(_layer("float16", np.float16)).reasons == {"n": "unsupported_type"}
+def test_float16_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not normalised may exceed its range: no bound on roundings can allow for that."""
+    layer = _layer("float16", np.float16)
+    assert defer(layer).reasons == {"n": "unsupported_type"}
+    monkeypatch.setattr(flow, "_TYPES", (ir.DataType.FLOAT16,))
+    broken = defer(layer)
+    assert len(broken.plan.norms) == 1
+    fed = {"x": np.random.default_rng(0).standard_normal((2, 5, 6)).astype(np.float16) * 1e4}
+    with np.errstate(over="ignore", invalid="ignore"):
+        first, second = (
+            run(m, fed, precision=Precision.NATIVE)["y"] for m in (broken.before, broken.after)
+        )
+    assert np.isfinite(fed["x"]).all()
+    assert np.isfinite(first).all()
+    assert not np.isfinite(second).all()
 
 
 def test_bfloat16_is_rounded_once_where_the_scale_is_multiplied() -> None:
