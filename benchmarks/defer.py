@@ -2,11 +2,13 @@
 
     python -m benchmarks.defer [--rounds 15] [--out benchmarks/results/defer.csv]
     python -m benchmarks.defer --models llama --targets ort --out benchmarks/results/defer.csv
+    python -m benchmarks.defer --provider CUDAExecutionProvider --out benchmarks/results/defer.csv
 
 One attention input and feed-forward block with random weights: `llama` (RMS norm before q, k, v and
 a SwiGLU), `qwen3` (q and k normalised again, per head) and `relu` (a ReLU instead).  Decode is one
 token, prefill 128 and 512; one thread and two; float32, and for `--target ort` int8 as ONNX Runtime
-quantises weights.  Models of `--target kernels` run with onnxfold's library.
+quantises weights on a CPU.  Models of `--target kernels` run with onnxfold's library, for a GPU the
+one that `make cuda` builds.  Rows are written one by one.
 
 `auto` defers nothing so far: its rows show what the same file differs by from run to run.  Every
 round runs all variants in turn; a ratio is the median over the rounds of the time without
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -37,6 +40,7 @@ from onnxfold.options import Defer, Target
 from onnxfold.runtime.interleaved_timing import Turns, Variant, take_turns
 
 WIDTH, HIDDEN, HEADS, KEYS, SIZE = 1024, 2816, 16, 8, 64
+CPU = "CPUExecutionProvider"
 KINDS = ("llama", "qwen3", "relu")
 TOKENS = (1, 128, 512)
 THREADS = (1, 2)
@@ -48,6 +52,7 @@ class DeferRow(Conditions):
     """Time without deferral over the time with it; multiplications saved per token by the plan."""
 
     onnxruntime: str
+    provider: str
     model: str
     target: str
     dtype: str
@@ -70,7 +75,7 @@ def block(kind: str) -> onnx.ModelProto:
         weights[name] = (rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
         return name
 
-    def add(op_type: str, inputs: list[str], output: str, **attributes: object) -> str:
+    def add(op_type: str, inputs: list[str], output: str, **attributes: Any) -> str:
         nodes.append(helper.make_node(op_type, inputs, [output], name=output, **attributes))
         return output
 
@@ -105,8 +110,10 @@ def block(kind: str) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
 
 
-def measure(folder: Path, kind: str, target: Target, rounds: int) -> list[DeferRow]:
-    """Return a row for each setting, type, number of threads and number of tokens."""
+def measure(
+    folder: Path, kind: str, target: Target, rounds: int, provider: str
+) -> Iterator[DeferRow]:
+    """Yield a row for each setting, type, number of threads and number of tokens."""
     settings = (Defer.OFF, Defer.AUTO, Defer.ALL)
     results, paths = [], defaultdict[str, list[Path]](list)
     for setting in settings:
@@ -114,39 +121,36 @@ def measure(folder: Path, kind: str, target: Target, rounds: int) -> list[DeferR
         path = folder / f"{kind}.{target}.{setting}.onnx"
         onnx.save(result.model, path)
         paths["fp32"].append(path)
-        if target is Target.ORT:
+        if target is Target.ORT and provider == CPU:
             paths["int8"].append(path.with_suffix(".int8.onnx"))
             quantize_dynamic(path, paths["int8"][-1])
         results.append(result.report["inspect"]["summary"])
-    rows = []
-    for dtype, threads, tokens in product(paths, THREADS, TOKENS):
+    for dtype, threads, tokens in product(paths, THREADS if provider == CPU else (1,), TOKENS):
         variants = [Variant(path, kernels=target is Target.KERNELS) for path in paths[dtype]]
-        ratios = _ratios(variants, threads, tokens, rounds)
+        ratios = _ratios(variants, threads, tokens, rounds, provider)
         for setting, summary, ratio in zip(settings, results, ratios, strict=True):
-            rows.append(
-                DeferRow(
-                    **conditions(),
-                    onnxruntime=ort.__version__,
-                    model=kind,
-                    target=target.value,
-                    dtype=dtype,
-                    threads=threads,
-                    defer=setting.value,
-                    tokens=tokens,
-                    deferred=summary["deferred"],
-                    multiplications_saved=summary["multiplications_saved"],
-                    **ratio,
-                )
+            yield DeferRow(
+                **conditions(),
+                onnxruntime=ort.__version__,
+                provider=provider,
+                model=kind,
+                target=target.value,
+                dtype=dtype,
+                threads=threads,
+                defer=setting.value,
+                tokens=tokens,
+                deferred=summary["deferred"],
+                multiplications_saved=summary["multiplications_saved"],
+                **ratio,
             )
-    return rows
 
 
 def _ratios(
-    variants: list[Variant], threads: int, tokens: int, rounds: int
+    variants: list[Variant], threads: int, tokens: int, rounds: int, provider: str
 ) -> list[dict[str, Any]]:
     """Return median and quartiles of the paired ratios of the first model's time to each one's."""
     x = np.random.default_rng(1).standard_normal((1, tokens, WIDTH)).astype(np.float32)
-    runs = [variant.session(threads, ["CPUExecutionProvider"]) for variant in variants]
+    runs = [variant.session(threads, [provider]) for variant in variants]
     spent = take_turns([partial(_run, session, x) for session in runs], Turns(rounds))
     found = []
     for seconds in spent:
@@ -172,18 +176,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--models", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--targets", nargs="+", type=Target, default=TARGETS)
+    parser.add_argument("--provider", default=CPU, choices=ort.get_available_providers())
     parser.add_argument("--out", type=Path, help="rows of other settings stay in it")
     options = parser.parse_args()
     for kind, target in product(options.models, options.targets):
         with tempfile.TemporaryDirectory() as folder:
-            for row in measure(Path(folder), kind, target, options.rounds):
+            for row in measure(Path(folder), kind, target, options.rounds, options.provider):
                 _tell(row)
                 if options.out is not None:
                     replace(options.out, row, _setting)
 
 
 def _setting(row: dict[str, str]) -> tuple[object, ...]:
-    names = ("model", "target", "dtype", "threads")
+    names = ("provider", "model", "target", "dtype", "threads")
     return (
         *(row[name] for name in names),
         int(row["tokens"]),

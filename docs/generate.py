@@ -519,6 +519,7 @@ def _forms(rows: Sequence[Row]) -> str:
 
 def _times(rows: Sequence[Row]) -> str:
     """Ratios of one thread: of --defer all, and of the same file again, which auto is so far."""
+    rows = [row for row in rows if row["provider"] == "CPUExecutionProvider"]
 
     def cell(row: Row) -> str:
         low, middle, high = (float(row[name]) for name in ("ratio_q1", "ratio", "ratio_q3"))
