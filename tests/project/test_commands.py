@@ -74,6 +74,8 @@ def test_the_tests_of_single_lines_exist() -> None:
 @pytest.mark.parametrize("line", PROGRAMS)
 def test_a_program_that_takes_long_takes_these_words(line: str) -> None:
     module, *words = line.split()[2:]
+    if module == "benchmarks.gpu_kernels":
+        pytest.importorskip("torch", reason="torch is missing, beside which kernels are timed")
     if module == "benchmarks.hostile_coverage":
         pytest.importorskip("atheris", reason="atheris is missing, which no extra brings")
     assert "usage: " in run([sys.executable, "-m", module, *words, "--help"], ROOT)

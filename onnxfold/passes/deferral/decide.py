@@ -5,10 +5,10 @@ z_v = 1 where v is computed without s, a_v = 1 where nobody needs v itself.  The
 
     source -> z_w   infinite, for the results w of the first linear layers: what deferral is
     z_w -> z_v      infinite, for every input v that hands s on to w
-    z_v -> a_v      the elements of v, then one operator: s is multiplied there
+    z_v -> a_v      what it costs to multiply s there: the elements of v, and one operator
     a_v -> z_w      infinite, for every w that s is handed on to from v
     a_v -> b_t, c_t -> z_w     infinite, in place of that where w is linear in factors t too
-    b_t -> c_t      the elements of t, then one operator: s is multiplied to it, once for all w
+    b_t -> c_t      what it costs to multiply s to t, once for all w
     a_v -> sink     infinite, where somebody needs v itself
 """
 
@@ -37,12 +37,15 @@ from onnxfold.passes.deferral.tables import Table
 from onnxfold.passes.lower.parameters import AffinePart
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["MEASURED_CHEAPER", "decide"]
+__all__ = ["MEASURED_CHEAPER", "OPERATOR_ELEMENTS", "decide"]
 
 
 # Targets with which benchmarks/results/defer.csv has no median under 0.99 and some above 1.
 MEASURED_CHEAPER: frozenset[Target] = frozenset()
-_MOST_PRODUCTS = 1 << 12  # by the scale of one norm
+# A product costs as much as this many elements, and its own: benchmarks/results/row_scale_costs.csv
+# (Mul, and ScaleRows of the library; one thread).
+OPERATOR_ELEMENTS = {Target.ONNX: 3_800, Target.ORT: 3_800, Target.KERNELS: 11_000}
+_ROWS = 128  # of one run: with fewer, products cost little beside what loads the weights
 _Factor = tuple[ir.Value | None, ir.Value | None, RowScale]
 _DEFERRED = (NormKind.RMS_NORM, NormKind.L2_NORM, NormKind.LAYER_NORM)
 
@@ -89,7 +92,7 @@ def _deferred(
     centred = centred_readers(info, site, flow, settings) if site.subtracts_mean else ()
     if isinstance(centred, Refusal):
         return centred
-    held = _cut(info, site, flow, first)
+    held = _cut(site, flow, first, settings.target)
     norm = replace(_norm(info, site, flow, held), centred=centred)
     norm = _with_gammas(info, norm, flow, held, order)
     if settings.defer is Defer.AUTO and settings.target not in MEASURED_CHEAPER:
@@ -150,21 +153,21 @@ def _says(node: ir.Node) -> str:
     return f"'{node_label(node)}' ({operator(node)})"
 
 
-def _price(width: int) -> int:
-    """Return the price of a product: of equally many elements, the fewest operators are cheaper."""
-    return width * _MOST_PRODUCTS + 1
+def _price(width: int, target: Target) -> int:
+    """Return what a product of so many elements for each row costs, in elements of ``_ROWS``."""
+    return _ROWS * width + OPERATOR_ELEMENTS[target]
 
 
-def _cut(info: ModelInfo, site: NormSite, flow: Flow, first: set[ir.Value]) -> dict[ir.Value, bool]:
+def _cut(site: NormSite, flow: Flow, first: set[ir.Value], target: Target) -> dict[ir.Value, bool]:
     """Return the values that are computed without s, and whether it is multiplied there."""
     numbers = {value: 2 + 2 * number for number, value in enumerate(flow.scales)}
     edges = [(0, numbers[value], INFINITE) for value in first]
     edges.append((0, numbers[site.output] + 1, INFINITE))  # the norm itself is not computed
     for value, z in numbers.items():
-        edges.append((z, z + 1, _price(flow.widths[value])))
+        edges.append((z, z + 1, _price(flow.widths[value], target)))
         if value in flow.ended:
             edges.append((z + 1, 1, INFINITE))
-    before = _table_edges(flow, numbers, edges)
+    before = _table_edges(flow, numbers, edges, target)
     for node, outputs in flow.handed.items():
         inputs = [v for v in node.inputs if v is not None and flow.hands_on(v)]
         for z in (numbers[output] for output in outputs):
@@ -178,7 +181,7 @@ def _cut(info: ModelInfo, site: NormSite, flow: Flow, first: set[ir.Value]) -> d
 
 
 def _table_edges(
-    flow: Flow, numbers: dict[ir.Value, int], edges: list[tuple[int, int, int]]
+    flow: Flow, numbers: dict[ir.Value, int], edges: list[tuple[int, int, int]], target: Target
 ) -> dict[ir.Node, list[int]]:
     """Add b_t -> c_t and c_t -> z_w; return b_t for each node of w, in place of z_w behind a_v."""
     first = 2 + 2 * len(numbers)
@@ -188,7 +191,7 @@ def _table_edges(
         for factor in _factors(node, table):
             if factor not in known:
                 known[factor] = first + 2 * len(known)
-                edges.append((known[factor], known[factor] + 1, _price(table.width)))
+                edges.append((known[factor], known[factor] + 1, _price(table.width, target)))
             edges.append((known[factor] + 1, numbers[node.outputs[0]], INFINITE))
             before.setdefault(node, []).append(known[factor])
     return before

@@ -16,10 +16,10 @@ from rich.console import Console
 
 import onnxfold
 from onnxfold.check.reference import Precision, run
-from onnxfold.options import Defer
+from onnxfold.options import Defer, Target
 from onnxfold.passes.base import exclusion
 from onnxfold.passes.deferral import flow
-from onnxfold.passes.deferral.decide import MEASURED_CHEAPER
+from onnxfold.passes.deferral.decide import MEASURED_CHEAPER, OPERATOR_ELEMENTS
 from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.plan import Plan
 from onnxfold.report.text import print_norms
@@ -154,8 +154,8 @@ def test_products_behind_several_results_of_a_node_have_names_of_their_own() -> 
         "e = Sigmoid(b) f = Sigmoid(c) "
     )
     outputs = "double[B,T,3] y, double[B,T,2] e, double[B,T,1] f"
-    sizes = np.array([12, 2, 1])
-    found = defer(rms_graph(body, outputs=outputs, J=(6, 15), V=(12, 3), sizes=sizes))
+    sizes = np.array([160, 2, 1])
+    found = defer(rms_graph(body, outputs=outputs, J=(6, 163), V=(160, 3), sizes=sizes))
     (norm,) = found.plan.norms
     assert {held.value for held in norm.multiplied} == {"y", "b", "c"}
     assert error(found.before, found.after) < BOUND
@@ -395,6 +395,17 @@ def test_a_second_run_changes_nothing(name: str, target: str) -> None:
     assert once.verification is not None
     again = onnxfold.optimize(once.model, target=target, defer="all", check=0)
     assert not again.changed
+
+
+def test_an_operator_costs_the_elements_that_were_measured() -> None:
+    with (ROOT / "benchmarks/results/row_scale_costs.csv").open(
+        encoding="utf-8", newline=""
+    ) as file:
+        rows = [row for row in csv.DictReader(file) if row["threads"] == "1"]
+    measured = {row["operator"]: int(row["operator_elements"]) for row in rows}
+    for target in Target:
+        operator = "ScaleRows" if target is Target.KERNELS else "Mul"
+        assert OPERATOR_ELEMENTS[target] == pytest.approx(measured[operator], rel=0.05, abs=0)
 
 
 def test_auto_is_what_was_measured() -> None:

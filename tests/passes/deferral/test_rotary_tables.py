@@ -10,7 +10,8 @@ import onnx_ir as ir
 import pytest
 
 import onnxfold
-from onnxfold.passes.deferral import apply
+from onnxfold.options import Target
+from onnxfold.passes.deferral import apply, decide
 from onnxfold.passes.deferral.gammas import GammaTables
 from onnxfold.passes.deferral.plan import DeferralPlan
 from tests.passes.affine.affine_graphs import Array, error, graph, weights
@@ -112,8 +113,9 @@ def test_cos_and_sin_take_the_scale(case: str) -> None:
     assert error(model, back.model) < BOUND
 
 
-def test_what_is_not_turned_takes_the_scale_itself() -> None:
+def test_what_is_not_turned_takes_the_scale_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of every head: its other half, of queries and keys, beside two tables of half a head."""
+    monkeypatch.setitem(decide.OPERATOR_ELEMENTS, Target.ONNX, 1)  # heads of 4 are small
     model = _model(CACHED, PARTIAL, SIZE // 2, 18)
     found = defer(model)
     (norm,) = found.plan.norms
