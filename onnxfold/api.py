@@ -58,7 +58,7 @@ def inspect(
         without |= {"deferral"}
     with error_context(source):
         claims = unconfirmed_claims(source.model)
-        decided = decide_all(prepare(source.model), settings, without=without)
+        decided = decide_all(prepare(source.model, compressed=True), settings, without=without)
     return inspection(decided.findings, claims, settings.exclude)
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "positively_homogeneous",
     "quantised",
     "reads_elements",
+    "reads_type_alone",
     "reduces",
     "reshapes",
     "rotary_tables",
@@ -42,6 +43,11 @@ __all__ = [
 def reads_elements(row: Operator) -> bool:
     """Whether a change of the inputs' numbers may reach an output."""
     return row.family is not Family.SHAPE
+
+
+def reads_type_alone(row: Operator, index: int) -> bool:
+    """Whether an input tells nothing but its type: the second of CastLike."""
+    return row.family is Family.CAST and index == 1
 
 
 def passes_scale(row: Operator) -> bool:

@@ -14,7 +14,7 @@ from onnxfold.passes.ranges import RangeWarning
 from onnxfold.passes.reinstating.plan import FoundDeferred
 from onnxfold.refusal import Refusal
 
-__all__ = ["Description", "Findings", "describe", "embeddings"]
+__all__ = ["Description", "Findings", "describe", "embeddings", "norm_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,19 @@ def embeddings(findings: Findings) -> int:
     """Count the norms behind embeddings that fold."""
     folded = {fold.output for fold in findings.plan.folds}
     return sum(row["embeds"] and row["ref"] in folded for row in findings.description.norms)
+
+
+def norm_of(info: ModelInfo, found: Description, ref: str) -> str:
+    """Return the norm of the described model that an operator of a later version is a part of.
+
+    One that was spelled for a target in the meantime has its gamma or beta behind it.
+    """
+    known = {row["ref"] for row in found.norms}
+    value = None if ref in known else info.by_ref().get(ref)
+    while value is not None and info.ref(value) not in known:
+        readers = list(value.consumers())
+        value = readers[0].outputs[0] if len(readers) == 1 else None
+    return ref if value is None else info.ref(value)
 
 
 def describe(info: ModelInfo, sites: Sequence[NormSite]) -> Description:

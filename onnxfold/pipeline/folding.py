@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -44,7 +45,7 @@ from onnxfold.passes.deferral.apply import apply as apply_deferral
 from onnxfold.passes.deferral.decide import decide as decide_deferral
 from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.deferral.prove import prove as prove_deferral
-from onnxfold.passes.findings import Description, Findings, describe
+from onnxfold.passes.findings import Description, Findings, describe, norm_of
 from onnxfold.passes.lower.apply import apply as apply_lowering
 from onnxfold.passes.lower.decide import decide as decide_lowering
 from onnxfold.passes.lower.finalize import (
@@ -174,13 +175,14 @@ class Decided:
         restoring = self.decisions.get("restoring", RestoringPlan())
         compression = self.decisions.get("compression", CompressionPlan())
         decompression = self.decisions.get("decompression", CompressionPlan())
+        described = partial(norm_of, self.info, self.description)
         return Findings(
             self.description,
             self.plan,
             dict(
                 centring.refusals
                 + restoring.refusals
-                + compression.refusals
+                + tuple((described(ref), why) for ref, why in compression.refusals)
                 + decompression.refusals
             ),
             dict(affine.refusals),
@@ -190,7 +192,9 @@ class Decided:
             centring.in_place,
             affine.ranges + scales.ranges,
             frozenset(restoring.norms) if "restoring" in self.decisions else None,
-            frozenset(compression.norms) if "compression" in self.decisions else None,
+            frozenset(map(described, compression.norms))
+            if "compression" in self.decisions
+            else None,
             frozenset(decompression.norms),
             dict(self._deferral.refusals),
             self.decisions.get("reinstating", ReinstatingPlan()).found,
@@ -307,7 +311,8 @@ def _spelled(
         edit = Editor(state.info, copy=prove)
         differs = LOWER.apply(edit, decision, settings)
         join_skip_norms(edit.model, original, settings)
-        slow = _slow_additions(edit.model, settings)
+        wanted = state.changed or settings.conversion is None  # a conversion is of norms alone
+        slow = _slow_additions(edit.model, settings) if wanted else ()
         if not (differs or slow or state.changed):
             return original
         result = _finished(edit.model, original, state, settings)

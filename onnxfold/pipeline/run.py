@@ -31,7 +31,7 @@ from onnxfold.operators.functions import RMS_NORMALIZATION_SINCE
 from onnxfold.options import Defer, Options, Target, WrittenForm
 from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.centring.apply import overflowing_weights
-from onnxfold.passes.findings import embeddings
+from onnxfold.passes.findings import Findings, embeddings
 from onnxfold.passes.lower.opset import raise_opset
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
@@ -77,11 +77,15 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """What an attempt does without: weights that overflow, passes with which a check failed."""
+    """What an attempt does without: weights that overflow, passes with which a check failed.
+
+    ``needless``: passes that only prepare others, which had nothing to do.
+    """
 
     claims: tuple[Claim, ...]
     overflowing: frozenset[str] = frozenset()
     left_out: tuple[LeftOut, ...] = ()
+    needless: frozenset[str] = frozenset()
 
 
 def run(
@@ -120,7 +124,13 @@ def _without(chosen: Options, attempt: _Attempt) -> frozenset[str]:
     unwanted = frozenset[str]() if chosen.fuse_affine else AFFINE_PASSES
     if chosen.defer is Defer.OFF:
         unwanted |= {"deferral"}
-    return unwanted | {left.name for left in attempt.left_out}
+    return unwanted | attempt.needless | {left.name for left in attempt.left_out}
+
+
+def _without_needless(attempt: _Attempt, findings: Findings) -> _Attempt | None:
+    """Leave scales where no stream is compressed, for which alone a conversion moves them."""
+    needless = findings.compressed is not None and not findings.compressed and findings.plan.scales
+    return replace(attempt, needless=frozenset({"scales"})) if needless else None
 
 
 def _settings(source: Source, chosen: Options, attempt: _Attempt) -> Settings:
@@ -175,6 +185,9 @@ def _attempt(
         without=_without(chosen, attempt),
         prove=chosen.check is not None,
     )
+    again = _without_needless(attempt, folded.findings)
+    if again is not None:
+        return _attempt(source, output, chosen, timer, again)
     try:
         return _published(source, output, prepared, folded, chosen, timer, attempt)
     except WeightOverflowError:
@@ -201,6 +214,9 @@ def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attem
         prepared = _prepared_for(source.model, chosen)
         settings = _settings(source, chosen, attempt)
         decided = decide_all(prepared, settings, without=_without(chosen, attempt))
+    again = _without_needless(attempt, decided.findings)
+    if again is not None:
+        return _planned(source, chosen, timer, again)
     report = {
         "inspect": inspection(decided.findings, attempt.claims, settings.exclude),
         "prepared": _prepared(prepared),
@@ -210,7 +226,7 @@ def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attem
 
 
 def _prepared_for(model: ir.Model, options: Options) -> Prepared:
-    prepared = prepare(model)
+    prepared = prepare(model, compressed=options.convert_to is not None)
     if options.norm_form is WrittenForm.OP and options.target is not Target.ORT:
         raise_opset(prepared.model, RMS_NORMALIZATION_SINCE)
         return replace(prepared, info=ModelInfo(prepared.model))

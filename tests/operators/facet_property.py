@@ -50,6 +50,10 @@ class _Check:
             self._claim("decides", self.y[0].dtype == np.bool_)
         if self.row.adds_first:
             self._adds_first()
+        for index, array in enumerate(self.x):
+            if array is not None and facets.reads_type_alone(self.row, index):
+                moved = [array + 1 if i == index else x for i, x in enumerate(self.x)]
+                self._claim("reads its type alone", np.array_equal(self.f(moved)[0], self.y[0]))
         for chosen in self._chosen() if self.level < Elements.OPAQUE else ():
             self._elements(chosen)
         if self.level <= Elements.COPIES:

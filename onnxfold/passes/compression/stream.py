@@ -18,7 +18,9 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader, node_label, operator
 from onnxfold.norms import NormSite
+from onnxfold.operators import facets
 from onnxfold.operators.families.transfer import Backward, Carried, ZeroMean
+from onnxfold.operators.table import row_of
 from onnxfold.passes.centring.dataflow import CENTRABLE
 from onnxfold.passes.centring.relations import Carries, Point, Relations
 from onnxfold.passes.narrow import refuse_narrow
@@ -164,6 +166,8 @@ class StreamWalk:
                 self.stream.norms.add(site.output)
                 return None
             return _unknown(reader.node)
+        if facets.reads_type_alone(row_of(reader.node), reader.index):
+            return None
         effect = self._relations.effect(point, reader)
         if not isinstance(effect, Carries):
             shared = self.info.tensor(point.value) is not None

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnxfold.errors import ModelError
 from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.graph.traversal import all_graphs
-from onnxfold.operators.functions import DOMAIN
+from onnxfold.operators.functions import DOMAIN, LAST_AXIS_ONLY, SIGNATURES
 from onnxfold.passes.prepare.hoist_transposes import hoist_transposes
 from onnxfold.passes.prepare.merge_constant_factors import merge_constant_factors
 from onnxfold.passes.prepare.own_functions import is_ours
@@ -51,9 +51,10 @@ class Prepared:
         return self.info.model
 
 
-def prepare(model: ir.Model) -> Prepared:
+def prepare(model: ir.Model, *, compressed: bool = False) -> Prepared:
     """Return a copy without foreign functions and without skip forms; ``model`` is not changed.
 
+    ``compressed``: CRMSNorms of ours are inlined too, so that the passes see what they append.
     Tensors are shared with the original.  Raises ModelError for functions that call themselves.
     """
     clone = model.clone()
@@ -62,7 +63,7 @@ def prepare(model: ir.Model) -> Prepared:
 
         # Every initializer had to be listed as an input, and none could be overridden.
         RemoveInitializersFromInputsPass()(clone)
-    inlined = _inline(clone)
+    inlined = _inline(clone, compressed)
     split, left = _split_all(clone)
     moved = hoist_transposes(clone, Builder(clone).unique)
     info = infer(clone)
@@ -83,8 +84,10 @@ def _split_all(model: ir.Model) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
     return done, left
 
 
-def _inline(model: ir.Model) -> tuple[str, ...]:
+def _inline(model: ir.Model, compressed: bool) -> tuple[str, ...]:
     ours = _own_functions(model)
+    if compressed:
+        ours -= {key for key in ours if SIGNATURES[key[1]].statistics in LAST_AXIS_ONLY}
     foreign = model.functions.keys() - ours
     if not foreign:
         return ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from onnxfold.passes.prepare.working_copy import prepare
 from tests.passes.centred_stream import FEEDS, B, C, CentredStream, T, activation, halved
 from tests.soundness.float64 import evaluate, relative_error
 
+DIGITS = Path(__file__).parents[3] / "models" / "digits_vit" / "digits_vit.onnx"
 _VISIBLE, _ROUNDING = (
     1e-4,
     1e-12,
@@ -294,3 +296,32 @@ def test_kernels_get_calls_of_crms_norm() -> None:
     result = _converted(model, target="kernels")
     calls = [node.op_type for node in result.model.graph.node if node.domain == "onnxfold"]
     assert calls == ["CRMSNormFullScale"]
+
+
+@pytest.mark.parametrize("target", Target)
+def test_every_target_reports_its_crms_norms_and_can_be_converted_back(target: Target) -> None:
+    model = ir.to_proto(ir.load(DIGITS))
+    result = _converted(model, target=target)
+    rows = result.report["inspect"]["norms"]
+    assert [row["action"] for row in rows] == ["crms"] * len(rows)
+    assert len(onnxfold.inspect(result.model)["norms"]) == len(rows)
+    back = onnxfold.convert(result.model, to="rms", check=0)
+    assert back.report["inspect"]["summary"]["decompressed"] == len(rows)
+
+
+@pytest.mark.parametrize("target", Target)
+def test_no_scale_moves_where_nothing_is_compressed(target: Target) -> None:
+    """A factor could go into a weight beside the stream, which only a compression asks for."""
+
+    def beside(graph: CentredStream) -> str:
+        graph.weights["half"] = np.array(0.5)
+        graph.node("MatMul", ["h", "head"], "q")
+        graph.outputs.append(graph.node("Mul", ["q", "half"], "scaled"))
+        return "h"
+
+    model = CentredStream("table", "W", "b").model(beside)
+    result = _converted(model, target=target)
+    assert not result.changed
+    assert result.report["inspect"]["summary"]["scales_fused"] == 0
+    planned = _converted(model, target=target, dry_run=True)
+    assert planned.report["inspect"]["summary"]["scales_fused"] == 0
