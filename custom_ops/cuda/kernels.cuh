@@ -78,6 +78,26 @@ __global__ void __launch_bounds__(kMostThreads<0, false, Extended>, 1)
   }
 }
 
+template <class T, Statistics S, bool Residual, bool Wide>
+__global__ void __launch_bounds__(kMostThreads<0, false, false>, 1)
+    measure_part_kernel(const Arguments arguments, float, const Parts parts) {
+  begin();
+  __shared__ Moments slots[kSlots<false>][32];
+  BlockGroup<LoopThread<T, S, Residual, Wide, false, true>> group(slots);
+  const unsigned row = blockIdx.x / parts.count, part = blockIdx.x % parts.count;
+  measure_part(group, arguments, row, part, parts);
+}
+
+template <class T, Statistics S, bool Residual, bool Wide>
+__global__ void __launch_bounds__(kMostThreads<0, false, false>, 1)
+    normalise_part_kernel(const Arguments arguments, float inverse, const Parts parts) {
+  begin();
+  __shared__ Moments slots[kSlots<false>][32];
+  BlockGroup<LoopThread<T, S, Residual, Wide, false, true>> group(slots);
+  const unsigned row = blockIdx.x / parts.count, part = blockIdx.x % parts.count;
+  normalise_part(group, arguments, row, part, parts, inverse);
+}
+
 template <class T, Statistics S, bool Residual, bool Shifted, bool Extended>
 KernelFunction in_registers(const Plan& plan) {
   if (plan.threads_per_row == 8) {
@@ -131,6 +151,32 @@ KernelFunction find_kernel(const Op& op, const Plan& plan) {
     case Statistics::ROW: return extended_by_plan<T, Statistics::ROW, false>(plan);
   }
   return nullptr;
+}
+
+template <class T, Statistics S, bool Residual>
+PartKernels parts_by_width(const Plan& plan) {
+  if constexpr (S != Statistics::CRMS_FULL)
+    if (plan.wide)
+      return {measure_part_kernel<T, S, Residual, true>, normalise_part_kernel<T, S, Residual, true>};
+  return {measure_part_kernel<T, S, Residual, false>, normalise_part_kernel<T, S, Residual, false>};
+}
+
+template <class T, Statistics S>
+PartKernels parts_by_residual(const Op& op, const Plan& plan) {
+  return op.residual ? parts_by_width<T, S, true>(plan) : parts_by_width<T, S, false>(plan);
+}
+
+template <class T>
+PartKernels find_parts(const Op& op, const Plan& plan) {
+  switch (op.statistics) {
+    case Statistics::RMS: return parts_by_residual<T, Statistics::RMS>(op, plan);
+    case Statistics::LAYER: return parts_by_residual<T, Statistics::LAYER>(op, plan);
+    case Statistics::CENTER: return parts_by_width<T, Statistics::CENTER, false>(plan);
+    case Statistics::CRMS: return parts_by_width<T, Statistics::CRMS, false>(plan);
+    case Statistics::CRMS_FULL: return parts_by_width<T, Statistics::CRMS_FULL, false>(plan);
+    case Statistics::ROW: break;  // extended
+  }
+  return {};
 }
 
 }  // namespace
