@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,12 +15,28 @@ from typing import Any
 from benchmarks.rows import Conditions, conditions
 from onnxfold.runtime.cuda import Device, driver
 
-__all__ = ["BUILD", "LIBRARY", "GpuConditions", "build", "device", "gpu_conditions"]
+__all__ = ["BUDGET", "BUILD", "Budget", "GpuConditions", "build", "device", "gpu_conditions"]
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "cuda"
 DRIVER = "libonnxfold_cuda_driver.so"
-LIBRARY = "libonnxfold_ops_cuda.so"
+BUDGET = 540.0  # seconds: where machines are lent, a command often has ten minutes
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Seconds, from now on, in which a program begins new work."""
+
+    seconds: float
+    start: float = field(default_factory=time.monotonic)
+
+    @property
+    def spent(self) -> bool:
+        return time.monotonic() - self.start > self.seconds
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self.seconds - (time.monotonic() - self.start))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,14 +4,15 @@
 
 Builds the driver for this GPU, or takes a built one (--driver), runs CHECKS of
 tests/custom_ops/cuda_list.py in full (--list quick: in part, none: not at all) and what a device
-alone can show (cuda_device_list.py), then the quick part of CHECKS under each tool. Where a command
-may take minutes only, one part for each call:
+alone can show (cuda_device_list.py), then the quick part of CHECKS under each tool. What has not
+begun when the budget is spent is named, with the command that runs it. One part for each call:
 
+    python -m benchmarks.gpu_check --tools
     for tool in memcheck racecheck initcheck synccheck; do
       python -m benchmarks.gpu_check --list none --tools $tool; done
 
 Building needs nvcc and CMake; all needs CuPy, NumPy, ml_dtypes, onnx and onnx-ir. Exits 1 if
-anything fails.
+anything fails or is left.
 """
 
 from __future__ import annotations
@@ -22,35 +23,48 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.gpu import BUILD, ROOT, build, device
+from benchmarks.gpu import BUDGET, BUILD, ROOT, Budget, build, device
 from tests.custom_ops.cuda_device_list import ON_DEVICE_ALONE, NotHereError
 from tests.custom_ops.cuda_kernels import CudaMemory, Kernels
 from tests.custom_ops.cuda_list import CHECKS, Check
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 FOUND_SOMETHING = 99
+NAMES = tuple(check.__name__ for check in (*CHECKS, *ON_DEVICE_ALONE))
 
 
-def run(kernels: Kernels, checks: Sequence[Check], *, thorough: bool) -> int:
-    """The number of checks that fail; each is printed with its time."""
-    failures = 0
+@dataclass(slots=True)
+class Outcome:
+    """How many checks and tools failed, and which have not begun."""
+
+    failures: int = 0
+    left: list[str] = field(default_factory=list)
+
+
+def run(kernels: Kernels, checks: Sequence[Check], budget: Budget, *, thorough: bool) -> Outcome:
+    """Each check is printed with its time, as soon as it ends."""
+    found = Outcome()
     for check in checks:
+        if budget.spent:
+            found.left.append(check.__name__)
+            continue
         start, outcome = time.perf_counter(), "passed"
         try:
             check(kernels, thorough)
         except NotHereError as reason:
             outcome = f"not run: {reason}"
         except (AssertionError, RuntimeError, OSError):
-            failures, outcome = failures + 1, "FAILED"
+            found.failures, outcome = found.failures + 1, "FAILED"
             traceback.print_exc()
         print(f"{check.__name__}: {outcome}, {time.perf_counter() - start:.1f} s", flush=True)
-    return failures
+    return found
 
 
-def run_under(tool: str, driver: Path) -> int:
+def run_under(tool: str, driver: Path, checks: Sequence[str], budget: Budget) -> int:
     """1 where the quick list fails under a tool of compute-sanitizer."""
     program = shutil.which("compute-sanitizer")
     if program is None:
@@ -58,32 +72,63 @@ def run_under(tool: str, driver: Path) -> int:
         return 1
     command = [program, "--tool", tool, "--error-exitcode", str(FOUND_SOMETHING)]
     command += [sys.executable, "-m", "benchmarks.gpu_check", "--driver", str(driver)]
-    command += ["--list", "quick", "--tools"]
+    command += ["--list", "quick", "--budget", str(budget.left), "--checks", *checks, "--tools"]
     print(f"{tool}:", flush=True)
     done = subprocess.run(command, check=False, cwd=ROOT)
     print(f"{tool}: {'passed' if done.returncode == 0 else f'FAILED, exit {done.returncode}'}")
     return int(done.returncode != 0)
 
 
-def main() -> int:
-    """Run all; the exit status."""
+def run_tools(tools: Sequence[str], driver: Path, checks: Sequence[str], budget: Budget) -> Outcome:
+    found = Outcome()
+    for tool in tools:
+        if budget.spent:
+            found.left.append(tool)
+        else:
+            found.failures += run_under(tool, driver, checks, budget)
+    return found
+
+
+def rest(options: argparse.Namespace, listed: Outcome, under: Outcome) -> Iterator[str]:
+    """The options of the commands that run what is left."""
+    if listed.left:
+        yield f"--list {options.list} --checks {' '.join(listed.left)} --tools"
+    if under.left:
+        yield f"--list none --tools {' '.join(under.left)}"
+
+
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--build", type=Path, default=BUILD)
     parser.add_argument("--driver", type=Path, help="a built driver: nothing is compiled")
     parser.add_argument("--list", choices=("thorough", "quick", "none"), default="thorough")
+    parser.add_argument("--checks", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
     parser.add_argument("--tools", nargs="*", choices=TOOLS, default=TOOLS)
-    options = parser.parse_args()
-    found = device()
+    parser.add_argument(
+        "--budget", type=float, default=BUDGET, help="seconds, default: %(default)g"
+    )
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run all; the exit status."""
+    options = parsed()
+    budget, found = Budget(options.budget), device()
     driver = options.driver.resolve() if options.driver else build(options.build)
     print(f"{found.name}, compute capability {found.capability / 10}", flush=True)
-    failures, thorough = 0, options.list == "thorough"
+    listed, thorough = Outcome(), options.list == "thorough"
     if options.list != "none":
         # The tools look at the kernels: the rest makes contexts and graphs of its own.
-        checks = (*CHECKS, *ON_DEVICE_ALONE) if thorough else CHECKS
-        failures += run(Kernels(driver, CudaMemory()), checks, thorough=thorough)
-    failures += sum(run_under(tool, driver) for tool in options.tools)
-    print("all passed" if failures == 0 else f"{failures} FAILED")
-    return int(failures > 0)
+        every = (*CHECKS, *ON_DEVICE_ALONE) if thorough else CHECKS
+        checks = [check for check in every if check.__name__ in options.checks]
+        listed = run(Kernels(driver, CudaMemory()), checks, budget, thorough=thorough)
+    under = run_tools(options.tools, driver, options.checks, budget)
+    for more in rest(options, listed, under):
+        print(f"the budget is spent; left: python -m benchmarks.gpu_check {more}")
+    failures = listed.failures + under.failures
+    left = len(listed.left) + len(under.left)
+    print("all passed" if failures + left == 0 else f"{failures} FAILED, {left} left")
+    return int(failures + left > 0)
 
 
 if __name__ == "__main__":

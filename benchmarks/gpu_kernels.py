@@ -7,13 +7,15 @@ and timed by events. `cold`: the calls go round buffers that are together four t
 level cache. `warm`: one set of buffers. Methods take turns within each shape. Bytes are those of
 the tensors that have to be read and written, so that bytes/s compare with the copy's. A method
 whose result is wrong is not timed. What is not installed is left out: quack-kernels, liger-kernel,
-flashinfer-python, onnxruntime-gpu (with the library of `make cuda`). One operation for each call
-(--operations) stays within ten minutes.
+flashinfer-python, onnxruntime-gpu (with the library of `make cuda`). Rows are written after each
+shape. Needs PyTorch, a CUDA device, and nvcc and CMake or a built driver. When the budget is spent
+what is left is counted, and the exit status is 1; with --resume the next call goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.gpu import BUILD, GpuConditions, build, gpu_conditions
+from benchmarks.gpu import BUDGET, BUILD, Budget, GpuConditions, build, device, gpu_conditions
 from benchmarks.gpu_methods import (
     EPSILON,
     METHODS,
@@ -33,12 +35,14 @@ from benchmarks.gpu_methods import (
     Tensors,
     UnavailableError,
 )
-from benchmarks.rows import RESULTS, append
+from benchmarks.rows import RESULTS, append, read
 
 LARGE = 128 << 20  # bytes of a tensor: beyond any second level cache
 SIZES = (64, 128, 256, 512, 768, 1024, 2048, 4096, 5120, 8192, 16384, 32768)
 ODD = (767, 1023, 4095)
 SMALL = ((1, 4096), (197, 768), (512, 768), (512, 4096), (2048, 1024))
+LONG = ((1, 1 << 20), (16, 1 << 18))  # which blocks share
+LONGEST = 1 << 16  # of a row that kernels hold in one block, as others than ours and torch's do
 TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 MOST_CALLS = 400
 COPY = "copy"
@@ -161,11 +165,17 @@ def graphs_of(
     """A captured graph for each method that there is, ours first, and for the copy."""
     graphs = {}
     for name, method in METHODS.items():
+        if shape.size > LONGEST and name not in (OURS, "torch"):
+            continue
         try:
             call = method(driver, shape.what, tensors)
+            right = is_right(call, shape, tensors)
         except UnavailableError:
             continue
-        if not is_right(call, shape, tensors):
+        except (RuntimeError, ValueError) as error:
+            print(f"{shape}: {name} is not timed: {str(error).partition(chr(10))[0]}")
+            continue
+        if not right:
             print(f"{shape}: {name} is wrong and is not timed")
             continue
         graphs[name] = graph_of(call, shape)
@@ -239,23 +249,47 @@ def shapes(operations: list[str], dtypes: list[str], *, small: bool) -> Iterator
                 rows = LARGE // (size * TYPES[dtype].itemsize)
                 yield Shape(operation, dtype, rows, size, warm=False)
             if small:
-                for rows, size in SMALL:
+                for rows, size in (*SMALL, *LONG):
                     for warm in (False, True):
                         yield Shape(operation, dtype, rows, size, warm)
 
 
-def main() -> None:
-    """Measure what the command line asks for, and append the rows to the results."""
+def measured(path: Path) -> set[tuple[str, ...]]:
+    """The shapes that the file has of this device."""
+    names = ("operation", "dtype", "rows", "size", "cache")
+    rows = read(path) if path.exists() else []
+    return {tuple(row[name] for name in names) for row in rows if row["device"] == device().name}
+
+
+def key(shape: Shape) -> tuple[str, ...]:
+    cache = "warm" if shape.warm else "cold"
+    return shape.operation, shape.dtype, str(shape.rows), str(shape.size), cache
+
+
+def main() -> int:
+    """Measure what the command line asks for, and append the rows; 1 where shapes are left."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_kernels.csv")
     parser.add_argument("--build", type=Path, default=BUILD)
+    parser.add_argument("--driver", type=Path, help="a built driver: nothing is compiled")
+    parser.add_argument("--resume", action="store_true", help="leave out what the file has")
+    parser.add_argument(
+        "--budget", type=float, default=BUDGET, help="seconds, default: %(default)g"
+    )
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--operations", nargs="*", default=list(OPERATIONS), choices=OPERATIONS)
     parser.add_argument("--dtypes", nargs="*", default=list(TYPES), choices=TYPES)
     parser.add_argument("--no-small", action="store_true", help="tensors beyond the cache alone")
     options = parser.parse_args()
-    driver = build(options.build)
-    for shape in shapes(options.operations, options.dtypes, small=not options.no_small):
+    budget, _ = Budget(options.budget), device()
+    driver = options.driver.resolve() if options.driver else build(options.build)
+    known = measured(options.out) if options.resume else set()
+    every = shapes(options.operations, options.dtypes, small=not options.no_small)
+    wanted = [shape for shape in every if key(shape) not in known]
+    for done, shape in enumerate(wanted):
+        if budget.spent:
+            print(f"the budget is spent: {len(wanted) - done} of {len(wanted)} shapes are left")
+            return 1
         rows = list(measure(shape, driver, options.repeats))
         append(options.out, rows)
         for row in rows:
@@ -267,7 +301,8 @@ def main() -> None:
                 flush=True,
             )
         torch.cuda.empty_cache()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

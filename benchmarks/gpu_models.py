@@ -7,10 +7,12 @@ MODELS holds fp16/NAME.onnx and fp32/NAME.onnx, exports or the skeletons of expo
 torch; a skeleton is filled with random weights first.  A method is the original with all
 optimizations of ONNX Runtime, or what ONNX Runtime's transformers optimizer makes of it, each as it
 is and folded; with and without onnxfold's kernels; with the launches one by one and with a CUDA
-graph.  Dimensions are fixed, inputs and outputs stay on the device, and the methods of one case
-take turns.  A ratio is the median over the rounds of the stock method's time to the method's.
+graph.  A sequence of 1 is decoding: one token, without a cache.  Dimensions are fixed, inputs and
+outputs stay on the device, and the methods of one case take turns.  A ratio is the median over the
+rounds of the stock method's time to the method's.
 
-Prints a table and appends rows to benchmarks/results/gpu_models.csv after every case.
+Prints a table and appends rows to benchmarks/results/gpu_models.csv after every case; one model and
+type for each call stays within the budget of 540 seconds, and no case begins beyond it.
 ``--provider cpu`` runs all of it but the CUDA graphs where there is no GPU.
 """
 
@@ -20,7 +22,6 @@ import argparse
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.gpu import BUDGET, Budget, device
 from benchmarks.rows import RESULTS, Conditions, append, conditions
 from benchmarks.subjects import File, geometric_mean, prepare, run_optimizer
 from models import skeleton
@@ -40,6 +42,7 @@ from onnxfold import model_io
 from onnxfold.errors import OnnxfoldError
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.runtime.interleaved_timing import Provider, Turns, Variant, take_turns
+from onnxfold.runtime.library import CUDA_PROVIDERS
 
 __all__ = ["METHODS", "SUBJECTS", "GpuMethod", "GpuRow", "GpuSubject", "main"]
 
@@ -74,6 +77,7 @@ SUBJECTS: Final[Mapping[str, GpuSubject]] = {
         GpuSubject("opt-125m", 2048, 12, "gpt2"),
         GpuSubject("vit-b16", 0, 12, "vit"),
         GpuSubject("phi-2", 4096, 32, "gpt2"),
+        GpuSubject("llama-small", 2048, 8, "gpt2"),
     )
 }
 
@@ -138,7 +142,9 @@ class GpuRow(Conditions):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what the command line asks for and return the exit code."""
     options = _parser().parse_args(arguments)
-    end = time.perf_counter() + options.budget
+    budget = Budget(options.budget)
+    if options.provider == "cuda":
+        _refuse_without_cuda()
     rows: list[GpuRow] = []
     for dtype in options.dtypes:
         for name in options.models:
@@ -151,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
                 files = _files(given, Path(scratch), SUBJECTS[name])
                 for batch, sequence in _sizes(SUBJECTS[name], options):
-                    if time.perf_counter() > end:
+                    if budget.spent:
                         _console.print(f"the budget is spent: {name} {dtype} is not complete")
                         break
                     about = _about(options.provider, name, dtype, batch, sequence)
@@ -164,15 +170,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if rows else 2
 
 
+def _refuse_without_cuda() -> None:
+    device()
+    if CUDA_PROVIDERS[0] not in ort.get_available_providers():
+        raise SystemExit(f"onnxruntime {ort.__version__} has no {CUDA_PROVIDERS[0]}")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_models", description=__doc__)
     parser.add_argument("folder", type=Path, metavar="MODELS")
     parser.add_argument("--models", nargs="+", choices=list(SUBJECTS), default=list(SUBJECTS))
     parser.add_argument("--dtypes", nargs="+", choices=["fp16", "fp32"], default=["fp16", "fp32"])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--sequences", type=int, nargs="+", default=[64, 512, 1024, 4096])
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 64, 512, 1024, 4096])
     parser.add_argument("--provider", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--budget", type=float, default=540.0, help="seconds, default: 540")
+    parser.add_argument(
+        "--budget", type=float, default=BUDGET, help="seconds, default: %(default)g"
+    )
     parser.add_argument("--case", type=float, default=_CASE_S, help="seconds of one case's rounds")
     parser.add_argument(
         "--largest", type=float, default=4e9, help="bytes of attention scores in one layer"

@@ -6,13 +6,14 @@ Models are plain torch of the sizes of the second paper's (untrained), exported,
 `onnxfold convert --to rms` and `--to crms`: `onnx` in standard operators, `kernels` with the
 library. A ratio is the median over the rounds of LayerNorm's time to the form's; `norm_share` is
 the share of norms in what ONNX Runtime's profiler adds up, of nodes that are norms by name.
-Rows go to benchmarks/results/norm_forms.csv. On a GPU: --provider CUDAExecutionProvider, with the
-library that `make cuda` builds.
+Rows go to benchmarks/results/norm_forms.csv after each shape. On a GPU, with the library that
+`make cuda` builds: --provider CUDAExecutionProvider --budget 540, a model for each call.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import warnings
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ from typing import Any
 import numpy as np
 
 import onnxfold
+from benchmarks.gpu import Budget
 from benchmarks.rows import RESULTS, Conditions, append, conditions
+from onnxfold.errors import OnnxfoldError
 from onnxfold.runtime.interleaved_timing import Turns, Variant, operators, take_turns
 
 _OPSET = 17
@@ -142,18 +145,28 @@ def measured(
     return rows
 
 
-def main() -> None:
+def main() -> int:
+    """Measure what the command line asks for; 1 where shapes are left."""
+    import onnxruntime
+
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", nargs="*", choices=_SIZES, default=list(_SIZES))
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--provider", default="CPUExecutionProvider")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds")
     parser.add_argument("--out", type=Path, default=RESULTS / "norm_forms.csv")
     given = parser.parse_args()
+    if given.provider not in onnxruntime.get_available_providers():
+        sys.exit(f"onnxruntime {onnxruntime.__version__} has no {given.provider}")
+    budget = Budget(given.budget)
     for name in given.models:
         with tempfile.TemporaryDirectory() as folder:
             variants = forms_of(exported(name, Path(folder)))
             for batch, tokens in _SHAPES[name[:3]]:
+                if budget.spent:
+                    print(f"the budget is spent: {name} {batch}x{tokens} and what follows is left")
+                    return 1
                 rows = measured(name, variants, batch, tokens, given)
                 append(given.out, rows)
                 for row in rows:
@@ -163,7 +176,11 @@ def main() -> None:
                         f"({row.ratio_25:.3f} to {row.ratio_75:.3f}), norms {row.norm_share:.1%}",
                         flush=True,
                     )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        sys.exit(main())
+    except OnnxfoldError as error:
+        sys.exit(str(error))

@@ -103,7 +103,9 @@ Traffic = tuple[int, int, int, int]
 def readable(mangled: str) -> str:
     """The kernel's name and template arguments without its element type, as in CASES."""
     found = re.search(
-        r"(short_rows_kernel|row_kernel|loop_kernel)I(?:f|N\w*?(?:Half|Brain)E)(.*?)EEv", mangled
+        r"(short_rows_kernel|row_kernel|loop_kernel|measure_part_kernel|normalise_part_kernel)"
+        r"I(?:f|N\w*?(?:Half|Brain)E)(.*?)EEv",
+        mangled,
     )
     if found is None:
         return mangled

@@ -86,56 +86,158 @@ ONNXFOLD_THREAD bool finish_other(Group& group, const Arguments& a, int64_t row,
   return true;
 }
 
+// Of a row whose mean the op subtracts, or of a part of it.
+struct Spread {
+  float mean;
+  float correction;  // to be added to the mean
+  float variance;
+};
+
+// inverse: 1 / n.
+template <class Group>
+ONNXFOLD_THREAD Spread spread_of(Group& group, float inverse) {
+  using Thread = typename Group::Thread;
+  constexpr bool kLayer = Thread::kStatistics == Statistics::LAYER;
+  const Moments first = group.template sum<0, true, kLayer>(
+      [&](Thread& thread) { return thread.template first<true, kLayer>(); });
+  const float mean = first.sum * inverse;
+  Spread spread = {0.0f, mean, first.squares * inverse - mean * mean};
+  // NaN is far. Rows that share a warp take the second pass together, for its shuffles; a row that
+  // is not far keeps what it had, lest its bits depend on its neighbours.
+  const bool far = !kLayer || !(mean * mean <= spread.variance);
+  if (!kLayer || group.any(far)) {
+    const Moments second = group.template sum<1, true, kLayer>(
+        [&](Thread& thread) { return thread.template second<kLayer>(mean); });
+    const float correction = second.sum * inverse;
+    if (far) spread = {mean, correction, second.squares * inverse - correction * correction};
+  }
+  return spread;
+}
+
+template <Statistics S>
+ONNXFOLD_THREAD Coefficients coefficients_of(const Spread& spread, float epsilon) {
+  Coefficients c = {spread.mean, spread.correction, 1.0f, 0.0f};
+  // Not fmaxf, which would turn a NaN into 0.
+  if (S == Statistics::LAYER)
+    c.factor = reciprocal_root((spread.variance < 0.0f ? 0.0f : spread.variance) + epsilon);
+  return c;
+}
+
+template <class Group>
+ONNXFOLD_THREAD Moments moments_of(Group& group) {
+  using Thread = typename Group::Thread;
+  constexpr bool kSum = kShortened<Thread::kStatistics>;
+  return group.template sum<0, kSum, true>(
+      [&](Thread& thread) { return thread.template first<kSum, true>(); });
+}
+
 // inverse: 1 / n, or 1 / (n + 1) where an element of the row is not stored.
+template <Statistics S>
+ONNXFOLD_THREAD Coefficients coefficients_of(const Moments& m, float inverse, float epsilon) {
+  const float squares = kShortened<S> ? m.squares + m.sum * m.sum : m.squares;
+  const float factor = reciprocal_root(squares * inverse + epsilon);
+  return {0.0f, 0.0f, factor, -m.sum * factor};
+}
+
+// inverse: as above.
 template <class Group>
 ONNXFOLD_THREAD void normalise(Group& group, const Arguments& arguments, int64_t row,
                                float inverse) {
   using Thread = typename Group::Thread;
   constexpr Statistics kStatistics = Thread::kStatistics;
-  constexpr bool kSum = kCentred<kStatistics> || kShortened<kStatistics>;
   group.each([&](Thread& thread, int rank, int threads) {
     thread.load(arguments, row, rank, threads);
   });
-  constexpr bool kSquares = kStatistics != Statistics::CENTER;
-  constexpr bool kLayer = kStatistics == Statistics::LAYER;
   float epsilon = arguments.epsilon;
   if constexpr (Thread::kExtended)
     if (arguments.row_epsilon != nullptr) epsilon = number_of(arguments.row_epsilon, arguments, row);
-  Moments first = {0.0f, 0.0f};
-  if constexpr (kStatistics != Statistics::ROW)
-    first = group.template sum<0, kSum, kSquares>(
-        [&](Thread& thread) { return thread.template first<kSum, kSquares>(); });
   Coefficients c = {0.0f, 0.0f, 1.0f, 0.0f};
-  if constexpr (kCentred<kStatistics>) {
-    const float mean = first.sum * inverse;
-    float variance = first.squares * inverse - mean * mean;
-    c.correction = mean;
-    // NaN is far. Rows that share a warp take the second pass together, for its shuffles; a row that
-    // is not far keeps what it had, lest its bits depend on its neighbours.
-    const bool far = !kLayer || !(mean * mean <= variance);
-    if (!kLayer || group.any(far)) {
-      const Moments second = group.template sum<1, true, kLayer>(
-          [&](Thread& thread) { return thread.template second<kLayer>(mean); });
-      if (far) {
-        c.mean = mean;
-        c.correction = second.sum * inverse;
-        variance = second.squares * inverse - c.correction * c.correction;
-      }
-    }
-    // Not fmaxf, which would turn a NaN into 0.
-    if (kLayer) c.factor = reciprocal_root((variance < 0.0f ? 0.0f : variance) + epsilon);
-  } else if constexpr (kShortened<kStatistics>) {
-    const float squares = first.squares + first.sum * first.sum;
-    c.factor = reciprocal_root(squares * inverse + epsilon);
-    c.missing = -first.sum * c.factor;
-  } else if constexpr (kStatistics == Statistics::ROW) {
+  if constexpr (kCentred<kStatistics>)
+    c = coefficients_of<kStatistics>(spread_of(group, inverse), epsilon);
+  else if constexpr (kStatistics == Statistics::ROW)
     c.factor = number_of(arguments.row_scale, arguments, row);
-  } else {
-    c.factor = reciprocal_root(first.squares * inverse + epsilon);
-  }
+  else
+    c = coefficients_of<kStatistics>(moments_of(group), inverse, epsilon);
   if constexpr (Thread::kExtended)
     if (finish_other(group, arguments, row, c)) return;
   group.each([&](Thread& thread, int, int) { thread.write(arguments, c); });
+}
+
+// A row that several groups share, each a part of it: first every part is measured, then, by other
+// groups, every part is written. Partial is what the first leave for the second.
+struct Partial {
+  Spread spread;    // where the op subtracts a mean, the part's own
+  Moments moments;  // elsewhere
+};
+
+struct Parts {
+  Partial* partials;  // [rows, count]
+  int count;          // no more than a group has threads
+  int64_t length;     // of a part but the last, in elements: whole vectors
+};
+
+ONNXFOLD_THREAD float elements_of(const Parts& parts, int part, int64_t size) {
+  const int64_t left = size - part * parts.length;
+  return static_cast<float>(left < parts.length ? left : parts.length);
+}
+
+template <class Group>
+ONNXFOLD_THREAD void measure_part(Group& group, const Arguments& arguments, int64_t row, int part,
+                                  const Parts& parts) {
+  constexpr Statistics kStatistics = Group::Thread::kStatistics;
+  group.each([&](auto& thread, int rank, int threads) {
+    thread.load_part(arguments, row, rank, threads, parts, part);
+  });
+  Partial partial = {};
+  if constexpr (kCentred<kStatistics>)
+    partial.spread = spread_of(group, 1.0f / elements_of(parts, part, arguments.size));
+  else
+    partial.moments = moments_of(group);
+  group.each([&](auto&, int rank, int) {
+    if (rank == 0) parts.partials[row * parts.count + part] = partial;
+  });
+}
+
+// Each thread has one part's: its means, weighted by its share of the row's elements, or its sums.
+// The spread is about a mean of the means, with a correction as that of one group has (Chan, Golub,
+// LeVeque 1983, for many parts at once).
+template <class Group>
+ONNXFOLD_THREAD Spread combined_spread(Group& group) {
+  const float mean =
+      group
+          .template sum<0, true, false>([](const auto& thread) {
+            const Spread& s = thread.partial.spread;
+            return Moments{thread.weight * (s.mean + s.correction), 0.0f};
+          })
+          .sum;
+  const Moments about = group.template sum<1, true, true>([&](const auto& thread) {
+    const Spread& s = thread.partial.spread;
+    const float distance = (s.mean - mean) + s.correction;
+    return Moments{thread.weight * distance,
+                   thread.weight * (s.variance + distance * distance)};
+  });
+  return {mean, about.sum, about.squares - about.sum * about.sum};
+}
+
+// inverse: as of normalise.
+template <class Group>
+ONNXFOLD_THREAD void normalise_part(Group& group, const Arguments& arguments, int64_t row, int part,
+                                    const Parts& parts, float inverse) {
+  constexpr Statistics kStatistics = Group::Thread::kStatistics;
+  group.each([&](auto& thread, int rank, int threads) {
+    thread.load_part(arguments, row, rank, threads, parts, part);
+    const bool has = rank < parts.count;
+    thread.partial = has ? parts.partials[row * parts.count + rank] : Partial{};
+    thread.weight = has ? elements_of(parts, rank, arguments.size) * inverse : 0.0f;
+  });
+  Coefficients c = {};
+  if constexpr (kCentred<kStatistics>)
+    c = coefficients_of<kStatistics>(combined_spread(group), arguments.epsilon);
+  else
+    c = coefficients_of<kStatistics>(group.template sum<0, kShortened<kStatistics>, true>(
+                                         [](const auto& thread) { return thread.partial.moments; }),
+                                     inverse, arguments.epsilon);
+  group.each([&](auto& thread, int, int) { thread.write(arguments, c); });
 }
 
 }  // namespace cuda

@@ -144,15 +144,17 @@ ONNXFOLD_THREAD Packed pack<Brain>(const Values<Brain>& values) {
 }
 #endif
 
-// A pointer that 32-bit offsets are added to, by one instruction each. Known to be a sum itself, it
-// would be taken apart, and the offsets added in 64 bits.
+// Where a row begins, as one sum, which 32-bit offsets are added to by one instruction each. Known to be
+// a sum, it would be taken apart, and the offsets added in 64 bits.
 template <class Pointer>
-ONNXFOLD_THREAD Pointer as_base(Pointer pointer) {
+ONNXFOLD_THREAD Pointer row_at(Pointer tensor, unsigned row, unsigned row_bytes) {
 #if defined(__CUDACC__)
-  asm("" : "+l"(pointer));
-  __builtin_assume(__isGlobal(pointer));
+  asm("mad.wide.u32 %0, %1, %2, %0;" : "+l"(tensor) : "r"(row), "r"(row_bytes));
+  __builtin_assume(__isGlobal(tensor));
+  return tensor;
+#else
+  return reinterpret_cast<Pointer>(reinterpret_cast<uintptr_t>(tensor) + uint64_t{row} * row_bytes);
 #endif
-  return pointer;
 }
 
 // x, residual, y and sum may be one memory: plain accesses, in the order of the program.

@@ -24,6 +24,23 @@ ONNXFOLD_THREAD void begin() {
 template <bool Extended>
 constexpr int kSlots = Extended ? 3 : 2;
 
+// `normalise` three times, each compiled for what the op has: asked once instead of at every load.
+template <class Group>
+ONNXFOLD_THREAD void normalise_by_operands(Group& group, Arguments a, int64_t row, float inverse) {
+  if (a.scale == nullptr) {
+    a.bias = nullptr;  // which comes with a scale
+    normalise(group, a, row, inverse);
+  } else if (a.bias == nullptr) {
+    a.bias = nullptr;
+    __builtin_assume(a.scale != nullptr);
+    normalise(group, a, row, inverse);
+  } else {
+    __builtin_assume(a.scale != nullptr);
+    __builtin_assume(a.bias != nullptr);
+    normalise(group, a, row, inverse);
+  }
+}
+
 // One block for each multiprocessor is all that is asked for: without the 1, ptxas spills a register
 // or two to make room for one block more.
 template <class T, Statistics S, bool Residual, int Width, int Vectors, bool Shifted, bool Extended>
@@ -33,7 +50,11 @@ __global__ void __launch_bounds__(kShortRowThreads, 1)
   constexpr int kRows = kShortRowThreads / Width;
   WarpGroup<RowThread<T, S, Residual, Vectors, Shifted, Extended>, Width> group;
   const unsigned row = blockIdx.x * kRows + threadIdx.x / Width;
-  normalise(group, arguments, row, inverse);
+  // A row of one vector for each thread is so short that the questions would be a tenth of it.
+  if constexpr (Vectors == 1 && !Shifted && !Extended)
+    normalise_by_operands(group, arguments, row, inverse);
+  else
+    normalise(group, arguments, row, inverse);
 }
 
 template <class T, Statistics S, bool Residual, int Vectors, bool Shifted, bool Extended>
@@ -55,6 +76,26 @@ __global__ void __launch_bounds__(kMostThreads<0, false, Extended>, 1)
     normalise(group, arguments, row, inverse);
     __syncthreads();  // the next row uses the same slots
   }
+}
+
+template <class T, Statistics S, bool Residual, bool Wide>
+__global__ void __launch_bounds__(kMostThreads<0, false, false>, 1)
+    measure_part_kernel(const Arguments arguments, float, const Parts parts) {
+  begin();
+  __shared__ Moments slots[kSlots<false>][32];
+  BlockGroup<LoopThread<T, S, Residual, Wide, false, true>> group(slots);
+  const unsigned row = blockIdx.x / parts.count, part = blockIdx.x % parts.count;
+  measure_part(group, arguments, row, part, parts);
+}
+
+template <class T, Statistics S, bool Residual, bool Wide>
+__global__ void __launch_bounds__(kMostThreads<0, false, false>, 1)
+    normalise_part_kernel(const Arguments arguments, float inverse, const Parts parts) {
+  begin();
+  __shared__ Moments slots[kSlots<false>][32];
+  BlockGroup<LoopThread<T, S, Residual, Wide, false, true>> group(slots);
+  const unsigned row = blockIdx.x / parts.count, part = blockIdx.x % parts.count;
+  normalise_part(group, arguments, row, part, parts, inverse);
 }
 
 template <class T, Statistics S, bool Residual, bool Shifted, bool Extended>
@@ -110,6 +151,32 @@ KernelFunction find_kernel(const Op& op, const Plan& plan) {
     case Statistics::ROW: return extended_by_plan<T, Statistics::ROW, false>(plan);
   }
   return nullptr;
+}
+
+template <class T, Statistics S, bool Residual>
+PartKernels parts_by_width(const Plan& plan) {
+  if constexpr (S != Statistics::CRMS_FULL)
+    if (plan.wide)
+      return {measure_part_kernel<T, S, Residual, true>, normalise_part_kernel<T, S, Residual, true>};
+  return {measure_part_kernel<T, S, Residual, false>, normalise_part_kernel<T, S, Residual, false>};
+}
+
+template <class T, Statistics S>
+PartKernels parts_by_residual(const Op& op, const Plan& plan) {
+  return op.residual ? parts_by_width<T, S, true>(plan) : parts_by_width<T, S, false>(plan);
+}
+
+template <class T>
+PartKernels find_parts(const Op& op, const Plan& plan) {
+  switch (op.statistics) {
+    case Statistics::RMS: return parts_by_residual<T, Statistics::RMS>(op, plan);
+    case Statistics::LAYER: return parts_by_residual<T, Statistics::LAYER>(op, plan);
+    case Statistics::CENTER: return parts_by_width<T, Statistics::CENTER, false>(plan);
+    case Statistics::CRMS: return parts_by_width<T, Statistics::CRMS, false>(plan);
+    case Statistics::CRMS_FULL: return parts_by_width<T, Statistics::CRMS_FULL, false>(plan);
+    case Statistics::ROW: break;  // extended
+  }
+  return {};
 }
 
 }  // namespace

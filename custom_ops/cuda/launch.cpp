@@ -1,5 +1,6 @@
 #include "launch.h"
 
+#include <stdint.h>
 #include <stdio.h>
 
 #include <atomic>
@@ -31,7 +32,7 @@ cudaError_t attribute_of_device(int* value) {
 #if defined(ONNXFOLD_PDL)
 // Begins, from compute capability 9 on, while the kernel before it on the stream still runs, and waits
 // for it by itself (begin in kernels.cuh): the time that a launch takes passes meanwhile.
-cudaError_t launch_kernel(KernelFunction kernel, dim3 grid, dim3 block, void** parameters,
+cudaError_t launch_kernel(const void* kernel, const Plan& plan, void** parameters,
                           cudaStream_t stream) {
   int major = 0;
   if (cudaError_t error = attribute_of_device<cudaDevAttrComputeCapabilityMajor>(&major)) return error;
@@ -39,17 +40,18 @@ cudaError_t launch_kernel(KernelFunction kernel, dim3 grid, dim3 block, void** p
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = block;
+  config.gridDim = dim3(static_cast<unsigned>(plan.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(plan.threads));
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = major >= 9 ? 1 : 0;
-  return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), parameters);
+  return cudaLaunchKernelExC(&config, kernel, parameters);
 }
 #else
-cudaError_t launch_kernel(KernelFunction kernel, dim3 grid, dim3 block, void** parameters,
+cudaError_t launch_kernel(const void* kernel, const Plan& plan, void** parameters,
                           cudaStream_t stream) {
-  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, parameters, 0, stream);
+  return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(plan.blocks)),
+                          dim3(static_cast<unsigned>(plan.threads)), parameters, 0, stream);
 }
 #endif
 
@@ -60,6 +62,65 @@ KernelFunction find(const Op& op, ElementType type, const Plan& plan) {
     case ElementType::BFLOAT16: return find_brain(op, plan);
   }
   return nullptr;
+}
+
+PartKernels find_parts(const Op& op, ElementType type, const Plan& plan) {
+  switch (type) {
+    case ElementType::FLOAT: return find_parts_float(op, plan);
+    case ElementType::FLOAT16: return find_parts_half(op, plan);
+    case ElementType::BFLOAT16: return find_parts_brain(op, plan);
+  }
+  return {};
+}
+
+// The memory that calls on the current device take and give back in the order of their streams, so that
+// a graph may capture them and calls on other streams have their own. Not the device's default pool,
+// which gives all back at each synchronisation. Kept for as long as the process runs.
+cudaError_t pool_of_device(cudaMemPool_t* pool) {
+  constexpr int kDevices = 64;
+  static std::atomic<cudaMemPool_t> known[kDevices];
+  int device = 0;
+  if (cudaError_t error = cudaGetDevice(&device)) return error;
+  if (device >= kDevices) return cudaDeviceGetDefaultMemPool(pool, device);
+  *pool = known[device].load();
+  if (*pool != nullptr) return cudaSuccess;
+  cudaMemPoolProps properties = {};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location.type = cudaMemLocationTypeDevice;
+  properties.location.id = device;
+  if (cudaError_t error = cudaMemPoolCreate(pool, &properties)) return error;
+  uint64_t kept = UINT64_MAX;
+  cudaError_t error = cudaMemPoolSetAttribute(*pool, cudaMemPoolAttrReleaseThreshold, &kept);
+  cudaMemPool_t other = nullptr;
+  if (error == cudaSuccess && known[device].compare_exchange_strong(other, *pool)) return error;
+  cudaMemPoolDestroy(*pool);  // another thread was earlier
+  *pool = other;
+  return error;
+}
+
+cudaError_t launch_parts(const Op& op, ElementType type, const Plan& plan, Arguments& arguments,
+                         Parts& parts, cudaStream_t stream) {
+  const PartKernels kernels = find_parts(op, type, plan);
+  float inverse = inverse_size(op, arguments.size);
+  void* parameters[] = {&arguments, &inverse, &parts};
+  const void* measure = reinterpret_cast<const void*>(kernels.measure);
+  if (cudaError_t error = launch_kernel(measure, plan, parameters, stream)) return error;
+  const void* normalise = reinterpret_cast<const void*>(kernels.normalise);
+  return launch_kernel(normalise, plan, parameters, stream);
+}
+
+cudaError_t run_parts(const Op& op, ElementType type, const Plan& plan, Arguments& arguments,
+                      cudaStream_t stream) {
+  cudaMemPool_t pool = nullptr;
+  if (cudaError_t error = pool_of_device(&pool)) return error;
+  Parts parts = {nullptr, plan.parts, part_length(type, arguments.size, plan)};
+  void* partials = nullptr;
+  const size_t bytes = static_cast<size_t>(plan.blocks) * sizeof(Partial);
+  if (cudaError_t error = cudaMallocFromPoolAsync(&partials, bytes, pool, stream)) return error;
+  parts.partials = static_cast<Partial*>(partials);
+  const cudaError_t error = launch_parts(op, type, plan, arguments, parts, stream);
+  const cudaError_t freed = cudaFreeAsync(partials, stream);
+  return error != cudaSuccess ? error : freed;
 }
 
 // With the device current that the stream belongs to, and afterwards the one that was.
@@ -96,13 +157,19 @@ cudaError_t run(const Op& op, ElementType type, const Arguments& arguments, int 
     constexpr cudaDeviceAttr kCount = cudaDevAttrMultiProcessorCount;
     if (cudaError_t error = attribute_of_device<kCount>(&multiprocessors)) return error;
   }
-  const Plan plan = plan_rows(op, type, arguments, multiprocessors);
+  Plan plan = plan_rows(op, type, arguments, multiprocessors);
   if (plan.blocks == 0) return cudaSuccess;
   Arguments copy = arguments;
+  if (plan.parts > 1) {
+    int pools = 0;
+    if (cudaError_t error = attribute_of_device<cudaDevAttrMemoryPoolsSupported>(&pools)) return error;
+    if (pools != 0) return run_parts(op, type, plan, copy, stream);
+    plan = unsplit(plan);
+  }
   float inverse = inverse_size(op, arguments.size);
   void* parameters[] = {&copy, &inverse};
-  return launch_kernel(find(op, type, plan), dim3(static_cast<unsigned>(plan.blocks)),
-                       dim3(static_cast<unsigned>(plan.threads)), parameters, stream);
+  const void* kernel = reinterpret_cast<const void*>(find(op, type, plan));
+  return launch_kernel(kernel, plan, parameters, stream);
 }
 
 #define ONNXFOLD_TEXT_OF(value) #value

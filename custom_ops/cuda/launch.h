@@ -9,7 +9,7 @@ namespace onnxfold {
 namespace cuda {
 
 // multiprocessors: what the plan assumes; 0 stands for those of the current device.
-// No allocation, no synchronisation: a graph may capture it.
+// No synchronisation, and no allocation but in the order of the stream: a graph may capture it.
 cudaError_t run(const Op& op, ElementType type, const Arguments& arguments, int multiprocessors,
                 cudaStream_t stream);
 

@@ -1,6 +1,8 @@
 // One thread's part of a row of any length and alignment: read again for every step, from the
 // caches after the first. `Wide` moves vectors, for rows that are made of whole and aligned ones;
-// the other form moves elements, neighbouring threads neighbouring ones.
+// the other form moves elements, neighbouring threads neighbouring ones. `Split`: the thread's group
+// has a part of the row, and sums are computed again
+// where they are needed, since the groups that measure write nothing.
 #pragma once
 
 #include "algorithm.h"
@@ -9,17 +11,18 @@ namespace onnxfold {
 namespace cuda {
 
 // `Extended`: see RowThread.
-template <class T, Statistics S, bool Residual, bool Wide, bool Extended>
+template <class T, Statistics S, bool Residual, bool Wide, bool Extended, bool Split = false>
 class LoopThread {
  public:
   using Element = T;
   static constexpr Statistics kStatistics = S;
   static constexpr bool kExtended = Extended;
   static_assert(!Wide || !Extended, "codes are written one by one");
+  static_assert(!Split || !Extended, "codes are written by one block");
 
   ONNXFOLD_THREAD void load(const Arguments& a, int64_t row, int rank, int threads) {
     constexpr int64_t kExtra = S == Statistics::CRMS_FULL ? 1 : 0;
-    size_ = a.size;
+    size_ = end_ = a.size;
     first_ = static_cast<int64_t>(rank) * kWidth;
     step_ = static_cast<int64_t>(threads) * kWidth;
     x_ = static_cast<const T*>(a.x) + row * size_;
@@ -29,7 +32,16 @@ class LoopThread {
     y_ = static_cast<T*>(a.y) + start_;  // unless y has codes
     factor_ = Extended && Residual && a.row_scale != nullptr ? number_of(a.row_scale, a, row) : 1.0f;
     // The rounded sum waits in y where it is no output: a thread reads what it wrote itself.
-    stash_ = a.sum != nullptr ? static_cast<T*>(a.sum) + row * size_ : y_;
+    sum_ = a.sum != nullptr ? static_cast<T*>(a.sum) + row * size_ : nullptr;
+    stash_ = a.sum != nullptr ? sum_ : y_;
+  }
+
+  ONNXFOLD_THREAD void load_part(const Arguments& a, int64_t row, int rank, int threads,
+                                 const Parts& parts, int part) {
+    load(a, row, rank, threads);
+    const int64_t begin = part * parts.length;
+    first_ += begin;
+    end_ = begin + parts.length < size_ ? begin + parts.length : size_;
   }
 
   template <bool Sum, bool Squares>
@@ -39,23 +51,25 @@ class LoopThread {
         add(i, v);
       else
         get(x_, i, v);
+      if constexpr (Residual && !Split) put(stash_, i, v);
     });
   }
 
   template <bool Squares>
   ONNXFOLD_THREAD Moments second(float mean) const {
     return moments<true, Squares>([&](int64_t i, auto& v) {
-      get(Residual ? stash_ : x_, i, v);
+      again(i, v);
       for_each(v, [&](float& element) { element -= mean; });
     });
   }
 
   ONNXFOLD_THREAD void write(const Arguments& a, const Coefficients& c) const {
-    const T* from = Residual ? stash_ : x_;
     const T* scale = static_cast<const T*>(a.scale);
     const T* bias = static_cast<const T*>(a.bias);
-    batches(first_, size_, [&](int64_t i, auto& v) {
-      get(from, i, v);
+    batches(first_, end_, [&](int64_t i, auto& v) {
+      again(i, v);
+      if constexpr (Residual && Split)
+        if (sum_ != nullptr) put(sum_, i, v);
       finish(v, c, scale, bias, i, a.activation);
       put(y_, i, v);
     });
@@ -66,6 +80,9 @@ class LoopThread {
       put(y_, size_, last);
     }
   }
+
+  Partial partial;  // of the part whose number is the thread's, and its share of the row
+  float weight;
 
   ONNXFOLD_THREAD float largest(const Arguments& a, const Coefficients& c) const {
     float most = 0.0f;
@@ -131,8 +148,8 @@ class LoopThread {
   // Calls use(i, y) for each element of y that is the thread's own, rounded to T.
   template <class Use>
   ONNXFOLD_THREAD void finished(const Arguments& a, const Coefficients& c, Use use) const {
-    batches(first_, size_, [&](int64_t i, auto& v) {
-      get(Residual ? stash_ : x_, i, v);
+    batches(first_, end_, [&](int64_t i, auto& v) {
+      again(i, v);
       finish(v, c, static_cast<const T*>(a.scale), static_cast<const T*>(a.bias), i, a.activation);
       int64_t at = i;
       for (const Chunk& chunk : v.chunk) {
@@ -196,7 +213,16 @@ class LoopThread {
     }
   }
 
-  // All of a batch is read before any of its sums is stored, which may be over it.
+  // What is normalised, when it was read before.
+  template <int Count>
+  ONNXFOLD_THREAD void again(int64_t i, Batch<Count>& v) const {
+    if constexpr (Residual && Split)
+      add(i, v);
+    else
+      get(Residual ? stash_ : x_, i, v);
+  }
+
+  // All of a batch is read before any of it is stored, which may be over it.
   template <int Count>
   ONNXFOLD_THREAD void add(int64_t i, Batch<Count>& v) const {
     Batch<Count> r;
@@ -210,17 +236,16 @@ class LoopThread {
       for (int e = 0; e < kWidth; ++e)
         v.chunk[k].v[e] = widen(narrow<T>(v.chunk[k].v[e] + r.chunk[k].v[e]));
     }
-    put(stash_, i, v);
   }
 
   // Of what value(i, batch) puts into the batch that begins at element i.
   template <bool Sum, bool Squares, class Value>
   ONNXFOLD_THREAD Moments moments(Value value) const {
     Moments total = {0.0f, 0.0f};
-    for (int64_t begin = first_; begin < size_; begin += kSegment * step_) {
+    for (int64_t begin = first_; begin < end_; begin += kSegment * step_) {
       Moments part = {0.0f, 0.0f};
       const int64_t stop = begin + kSegment * step_;
-      batches(begin, stop < size_ ? stop : size_, [&](int64_t i, auto& v) {
+      batches(begin, stop < end_ ? stop : end_, [&](int64_t i, auto& v) {
         value(i, v);
         for (const Chunk& chunk : v.chunk) accumulate<Sum, Squares>(part, chunk.v);
       });
@@ -234,9 +259,10 @@ class LoopThread {
   const T* residual_;
   const T* linear_bias_;
   T* y_;
+  T* sum_;
   T* stash_;
   float factor_;  // of x, before anything is added
-  int64_t start_, size_, first_, step_;
+  int64_t start_, size_, first_, end_, step_;
 };
 
 }  // namespace cuda

@@ -79,6 +79,23 @@ Plan loop(int64_t rows, int64_t steps, bool wide) {
           rows < kMostBlocks ? rows : kMostBlocks};
 }
 
+// Where there are fewer rows than the device holds blocks, blocks share a row: a multiprocessor alone
+// reads some 40 GB/s, a block of 512 threads with four loads each at a time. Those of whole vectors
+// fill it with their registers, of the others it holds two. A part is a round of loads at least, and
+// rows that are no longer than two are left alone: splitting costs a second launch.
+Plan split(Plan plan, int64_t rows, int64_t steps, int multiprocessors) {
+  constexpr int64_t kRound = 4 * kMostThreads<0, false, false>;
+  if (steps <= 2 * kRound) return plan;
+  const int64_t room = int64_t{multiprocessors} * (plan.wide ? 1 : 2) / rows;
+  int64_t parts = divided_up(steps, kRound);
+  if (parts > room) parts = room;
+  if (parts > plan.threads) parts = plan.threads;
+  if (parts < 2) return plan;
+  plan.parts = static_cast<int>(divided_up(steps, divided_up(steps, parts)));  // none is empty
+  plan.blocks = rows * plan.parts;
+  return plan;
+}
+
 }  // namespace
 
 bool extended(const Op& op) {
@@ -96,19 +113,34 @@ Plan plan_rows(const Op& op, ElementType type, const Arguments& a, int multiproc
   // A row of CRMS_FULL is written at another alignment than it is read: neighbouring threads write
   // neighbouring elements, where a thread's vector would be as many strided stores.
   const bool shifted = !whole || !constants_aligned;
-  if (!tensors_aligned || full || (shifted && extended(op))) return loop(a.rows, a.size, false);
   // A shifted row begins up to width - 1 elements into its first vector.
   const int64_t vectors = (a.size + (shifted ? 2 * width - 2 : 0)) / width;
   const bool plain = !shifted && !extended(op);
-  Plan plan = in_registers(vectors, shifted, plain, a.rows, multiprocessors);
+  Plan plan = {0, 0, false, false, 0, 0};
+  if (tensors_aligned && !full && !(shifted && extended(op)) && a.rows <= kMostRows)
+    plan = in_registers(vectors, shifted, plain, a.rows, multiprocessors);
+  if (plan.vectors == 0) {
+    const bool wide = tensors_aligned && !full && plain;
+    const int64_t steps = wide ? vectors : a.size;
+    const Plan one = loop(a.rows, steps, wide);
+    return extended(op) ? one : split(one, a.rows, steps, multiprocessors);
+  }
   const int64_t rows_per_block =
       plan.threads_per_row > 0 ? plan.threads / plan.threads_per_row : 1;
   plan.blocks = divided_up(a.rows, rows_per_block);
   plan.shifted = shifted;
-  if (plan.vectors == 0 || a.rows > kMostRows)
-    return extended(op) ? loop(a.rows, a.size, false)
-                        : loop(a.rows, shifted ? a.size : vectors, !shifted);
   return plan;
+}
+
+Plan unsplit(Plan plan) {
+  plan.blocks /= plan.parts;
+  plan.parts = 1;
+  return plan;
+}
+
+int64_t part_length(ElementType type, int64_t size, const Plan& plan) {
+  const int64_t width = plan.wide ? kVectorBytes / (type == ElementType::FLOAT ? 4 : 2) : 1;
+  return divided_up(divided_up(size, width), plan.parts) * width;
 }
 
 float inverse_size(const Op& op, int64_t size) {

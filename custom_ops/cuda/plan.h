@@ -14,6 +14,7 @@ struct Plan {
   bool wide;              // where vectors is 0: moves whole vectors all the same
   int threads;            // in a block
   int64_t blocks;         // 0: there is nothing to do
+  int parts = 1;          // of a row that so many blocks share
 };
 
 // Registers of a thread of a block that has one row, at most (benchmarks/results/sass.csv): a vector
@@ -37,6 +38,12 @@ constexpr int kShortRowThreads = 128;  // of a block that holds several rows
 bool extended(const Op& op);
 
 Plan plan_rows(const Op& op, ElementType type, const Arguments& arguments, int multiprocessors);
+
+// The plan by which each row has one block.
+Plan unsplit(Plan plan);
+
+// Of a part of a row, in elements; the last one may be shorter.
+int64_t part_length(ElementType type, int64_t size, const Plan& plan);
 
 // What the sums of a row are multiplied by.
 float inverse_size(const Op& op, int64_t size);

@@ -25,10 +25,11 @@ class RowThread {
   // row: one past the last, too, for a thread that has none but takes part in the sums.
   // All of x and residual is read before anything is written, which may be over them.
   ONNXFOLD_THREAD void load(const Arguments& a, int64_t row, int rank, int threads) {
-    // Of 32 bits, as plan_rows sees to: their product is one instruction.
-    const unsigned place = static_cast<unsigned>(row), size = static_cast<unsigned>(a.size);
-    size_ = place < static_cast<unsigned>(a.rows) ? static_cast<int>(size) : 0;
-    start_ = static_cast<int64_t>(uint64_t{place} * size);
+    // Of 32 bits, as plan_rows sees to.
+    row_ = static_cast<unsigned>(row);
+    row_bytes_ = static_cast<unsigned>(a.size) * static_cast<unsigned>(sizeof(T));
+    size_ = row_ < static_cast<unsigned>(a.rows) ? static_cast<int>(a.size) : 0;
+    start_ = Shifted ? static_cast<int64_t>(uint64_t{row_} * static_cast<unsigned>(size_)) : 0;
     const int shift = Shifted ? static_cast<int>(start_) & (kWidth - 1) : 0;
     first_ = rank * kWidth - shift;
     step_ = threads * kWidth;
@@ -91,7 +92,7 @@ class RowThread {
 
   ONNXFOLD_THREAD void write_codes(const Arguments& a, const Coefficients& c,
                                    const Steps& steps) const {
-    uint8_t* to = as_base(static_cast<uint8_t*>(a.y) + start_);
+    uint8_t* to = row_at(static_cast<uint8_t*>(a.y), row_, static_cast<unsigned>(size_));
     ONNXFOLD_UNROLL
     for (int k = 0; k < Vectors; ++k) {
       if (!touches(k)) continue;
@@ -119,7 +120,7 @@ class RowThread {
 
   template <class Pointer>
   ONNXFOLD_THREAD Pointer row_of(Pointer tensor) const {
-    return as_base(tensor + start_);
+    return row_at(tensor, row_, row_bytes_);
   }
 
   // The place in the row of the first element of the thread's vector k.
@@ -288,7 +289,8 @@ class RowThread {
   Packed v_[Vectors];
   Packed scale_[Vectors];
   Packed bias_[Vectors];
-  int64_t start_;  // the row's first element in the tensor
+  int64_t start_;  // the row's first element in the tensor, where rows are shifted
+  unsigned row_, row_bytes_;
   int size_, first_, step_;
 };
 

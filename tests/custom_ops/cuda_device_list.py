@@ -52,17 +52,22 @@ def more_elements_than_32_bits_count(kernels: Kernels, thorough: bool) -> None:
 def a_captured_graph_reads_new_contents(kernels: Kernels, thorough: bool) -> None:
     """A call can be captured, and its replay sees what the inputs hold by then."""
     del thorough
+    for shape in ((300, 1000), (2, 65_536)):  # a block for each row, and many for each
+        assert_captured(kernels, shape)
+
+
+def assert_captured(kernels: Kernels, shape: tuple[int, int]) -> None:
     import cupy
 
     name, dtype = "AddLayerNormWithSum", ir.DataType.FLOAT16
-    first, second = (random_inputs(name, (300, 1000), dtype, seed=seed) for seed in (0, 1))
+    first, second = (random_inputs(name, shape, dtype, seed=seed) for seed in (0, 1))
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         buffers = {key: cupy.asarray(array) for key, array in first.items()}
         y, total = cupy.empty_like(buffers["X"]), cupy.empty_like(buffers["X"])
         tensors = {"x": buffers["X"], "residual": buffers["residual"], "y": y, "sum": total}
         pointers = {key: int(tensor.data.ptr) for key, tensor in tensors.items()}
-        arguments = Arguments(rows=300, size=1000, epsilon=1e-5, **pointers)
+        arguments = Arguments(rows=shape[0], size=shape[1], epsilon=1e-5, **pointers)
         # Once before: a kernel is loaded when it first runs, which no capture allows.
         kernels.call(name, dtype, arguments, stream=stream.ptr)
         stream.begin_capture()

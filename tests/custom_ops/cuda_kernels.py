@@ -53,6 +53,7 @@ class Plan(ctypes.Structure):
         ("wide", ctypes.c_bool),
         ("threads", ctypes.c_int),
         ("blocks", ctypes.c_int64),
+        ("parts", ctypes.c_int),
     )
 
 

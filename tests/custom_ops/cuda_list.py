@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.operators.functions import SIGNATURES
+from onnxfold.operators.functions import SIGNATURES, Statistics
 from tests.calls import NUMPY_TYPES, random_inputs
 from tests.custom_ops.bounds import CODES, TYPES, assert_outputs_right
 from tests.custom_ops.cuda_kernels import Kernels
@@ -140,6 +140,28 @@ def in_place_changes_no_bit(kernels: Kernels, thorough: bool) -> None:
                 for way in "xr" if SIGNATURES[name].residual else "x":
                     within = kernels.run(name, inputs, in_place=way)
                     assert [a.tobytes() for a in within] == [a.tobytes() for a in apart], name
+
+
+def rows_that_blocks_share(kernels: Kernels, thorough: bool) -> None:
+    """Longer than the table, and few: whole vectors, odd lengths, misaligned, in place."""
+    lengths = (33_000, 65_544, *((1 << 20, 1_000_003) if thorough else (20_001,)))
+    for name in FULLEST:
+        ways = ("x", "r") if SIGNATURES[name].residual else ("x",)
+        for dtype in TYPES:
+            for n in lengths:
+                inputs = random_inputs(name, (2, n), dtype, seed=n)
+                apart = assert_right(kernels, name, inputs, multiprocessors=MANY_SMS)
+                for way in ways if SIGNATURES[name].statistics is not Statistics.CRMS_FULL else ():
+                    within = kernels.run(name, inputs, in_place=way, multiprocessors=MANY_SMS)
+                    assert [a.tobytes() for a in within] == [a.tobytes() for a in apart], name
+            offset = NUMPY_TYPES[dtype].itemsize
+            assert_right(kernels, name, inputs, offset=offset, multiprocessors=MANY_SMS)
+    # Parts whose means are far from each other's, and from what is left of them in float32.
+    inputs = random_inputs("LayerNormAffine", (2, 40_000), ir.DataType.FLOAT)
+    steps = np.repeat([1e4, -1e4, 1e6, 1e6 + 1], 10_000)
+    for means in (steps, steps[20_000:].repeat(2)):
+        inputs["X"] = (means + inputs["X"]).astype(np.float32)
+        assert_right(kernels, "LayerNormAffine", inputs, multiprocessors=MANY_SMS)
 
 
 def bits_repeat(kernels: Kernels, thorough: bool) -> None:
@@ -304,6 +326,7 @@ CHECKS: Sequence[Check] = (
     rows_without_elements,
     misaligned_pointers,
     in_place_changes_no_bit,
+    rows_that_blocks_share,
     bits_repeat,
     hard_rows,
     epsilon_in_float32,

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include <vector>
+
 #include "onnxfold/ops.h"
 
 namespace onnxfold {
@@ -16,9 +18,24 @@ void emulate_planned(const Op& op, ElementType type, const Plan& plan, const Arg
   }
 }
 
+void emulate_parts(const Op& op, ElementType type, const Plan& plan, const Arguments& arguments,
+                   const Parts& parts, Stage stage) {
+  switch (type) {
+    case ElementType::FLOAT: return emulate_parts_float(op, plan, arguments, parts, stage);
+    case ElementType::FLOAT16: return emulate_parts_half(op, plan, arguments, parts, stage);
+    case ElementType::BFLOAT16: return emulate_parts_brain(op, plan, arguments, parts, stage);
+  }
+}
+
 void emulate(const Op& op, ElementType type, const Arguments& arguments, int multiprocessors) {
   const Plan plan = plan_rows(op, type, arguments, multiprocessors);
-  if (plan.blocks > 0) emulate_planned(op, type, plan, arguments);
+  if (plan.blocks == 0) return;
+  if (plan.parts == 1) return emulate_planned(op, type, plan, arguments);
+  std::vector<Partial> partials(static_cast<size_t>(plan.blocks));
+  memset(static_cast<void*>(partials.data()), 0xff, partials.size() * sizeof(Partial));  // NaN
+  const Parts parts = {partials.data(), plan.parts, part_length(type, arguments.size, plan)};
+  emulate_parts(op, type, plan, arguments, parts, Stage::MEASURE);
+  emulate_parts(op, type, plan, arguments, parts, Stage::NORMALISE);
 }
 
 }  // namespace cuda

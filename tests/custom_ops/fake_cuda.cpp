@@ -3,10 +3,11 @@
 // thread has a current device, 0 at first, and a launch on the stream of another one fails.
 #include <cuda_runtime_api.h>
 #include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include <string>
 
-#include "../../custom_ops/cuda/find.h"
 #include "emulation.h"
 #include "onnxfold/launch.h"
 
@@ -23,6 +24,7 @@ thread_local Found found;
 thread_local cudaError_t last = cudaSuccess;
 std::string calls;
 bool broken = false;
+bool pools = true;
 
 cudaError_t failed(cudaError_t error) { return last = error; }
 
@@ -36,6 +38,20 @@ onnxfold::cuda::KernelFunction remember(const onnxfold::Op& op, onnxfold::Elemen
 
 }  // namespace
 
+void measure_stand_in(onnxfold::Arguments, float, onnxfold::cuda::Parts) {}
+void normalise_stand_in(onnxfold::Arguments, float, onnxfold::cuda::Parts) {}
+
+onnxfold::cuda::PartKernels remember_parts(const onnxfold::Op& op, onnxfold::ElementType type,
+                                           const onnxfold::cuda::Plan& plan) {
+  found = {&op, type, plan};
+  return {measure_stand_in, normalise_stand_in};
+}
+
+// A stream's device, told as its number and one; a call on one that is not current fails.
+bool is_current(cudaStream_t stream) {
+  return static_cast<int>(reinterpret_cast<intptr_t>(stream)) - 1 == current;
+}
+
 // What was called since the last time that somebody asked.
 extern "C" const char* fake_cuda_calls() {
   static std::string told;
@@ -44,6 +60,7 @@ extern "C" const char* fake_cuda_calls() {
   return told.c_str();
 }
 extern "C" void fake_cuda_breaks(bool now) { broken = now; }
+extern "C" void fake_cuda_has_pools(bool now) { pools = now; }
 extern "C" int fake_cuda_error() { return last; }
 
 extern "C" cudaError_t cudaGetDevice(int* device) {
@@ -57,21 +74,52 @@ extern "C" cudaError_t cudaSetDevice(int device) {
   return cudaSuccess;
 }
 
-extern "C" cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int device) {
-  *value = 1 + device;
+extern "C" cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  *value = attribute == cudaDevAttrMemoryPoolsSupported ? pools : 1 + device;
   return cudaSuccess;
 }
 
-extern "C" cudaError_t cudaLaunchKernel(const void*, dim3 grid, dim3 block, void** parameters,
+extern "C" cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** parameters,
                                         size_t, cudaStream_t stream) {
-  const int device = static_cast<int>(reinterpret_cast<intptr_t>(stream)) - 1;
   calls += "launch on " + std::to_string(current) + "\n";
-  if (device != current) return failed(cudaErrorInvalidResourceHandle);
+  if (!is_current(stream)) return failed(cudaErrorInvalidResourceHandle);
   const onnxfold::cuda::Plan& plan = found.plan;
   if (broken || grid.x != plan.blocks || block.x != static_cast<unsigned>(plan.threads))
     return failed(cudaErrorLaunchFailure);
-  onnxfold::cuda::emulate_planned(*found.op, found.type, plan,
-                                  *static_cast<onnxfold::Arguments*>(parameters[0]));
+  const auto& arguments = *static_cast<onnxfold::Arguments*>(parameters[0]);
+  if (plan.parts == 1) {
+    onnxfold::cuda::emulate_planned(*found.op, found.type, plan, arguments);
+    return cudaSuccess;
+  }
+  const bool measures = kernel == reinterpret_cast<const void*>(measure_stand_in);
+  onnxfold::cuda::emulate_parts(
+      *found.op, found.type, plan, arguments, *static_cast<onnxfold::cuda::Parts*>(parameters[2]),
+      measures ? onnxfold::cuda::Stage::MEASURE : onnxfold::cuda::Stage::NORMALISE);
+  return cudaSuccess;
+}
+
+// A pool is its device's number and one.
+extern "C" cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t*, int) {
+  return failed(cudaErrorLaunchFailure);  // no device here has so high a number
+}
+extern "C" cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* properties) {
+  *pool = reinterpret_cast<cudaMemPool_t>(static_cast<intptr_t>(properties->location.id + 1));
+  return cudaSuccess;
+}
+extern "C" cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) {
+  return cudaSuccess;
+}
+extern "C" cudaError_t cudaMemPoolDestroy(cudaMemPool_t) { return cudaSuccess; }
+extern "C" cudaError_t cudaMallocFromPoolAsync(void** memory, size_t size, cudaMemPool_t pool,
+                                               cudaStream_t stream) {
+  calls += "memory on " + std::to_string(reinterpret_cast<intptr_t>(pool) - 1) + "\n";
+  if (!is_current(stream)) return failed(cudaErrorInvalidResourceHandle);
+  *memory = memset(malloc(size), 0xff, size);  // NaN
+  return cudaSuccess;
+}
+extern "C" cudaError_t cudaFreeAsync(void* memory, cudaStream_t) {
+  calls += "free\n";
+  free(memory);
   return cudaSuccess;
 }
 
@@ -94,11 +142,20 @@ namespace cuda {
 KernelFunction find_float(const Op& op, const Plan& plan) {
   return remember(op, ElementType::FLOAT, plan);
 }
+PartKernels find_parts_float(const Op& op, const Plan& plan) {
+  return remember_parts(op, ElementType::FLOAT, plan);
+}
 KernelFunction find_half(const Op& op, const Plan& plan) {
   return remember(op, ElementType::FLOAT16, plan);
 }
+PartKernels find_parts_half(const Op& op, const Plan& plan) {
+  return remember_parts(op, ElementType::FLOAT16, plan);
+}
 KernelFunction find_brain(const Op& op, const Plan& plan) {
   return remember(op, ElementType::BFLOAT16, plan);
+}
+PartKernels find_parts_brain(const Op& op, const Plan& plan) {
+  return remember_parts(op, ElementType::BFLOAT16, plan);
 }
 }  // namespace cuda
 

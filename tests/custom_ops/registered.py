@@ -25,6 +25,7 @@ class Call:
         self, runtime: Runtime, memory: Memory, name: str, inputs: Mapping[str, Array]
     ) -> None:
         signature, x = SIGNATURES[name], inputs["X"]
+        self.inputs = inputs
         self.runtime, self.memory, self.forms = runtime, memory, output_forms(name, inputs)
         code = ir.DataType.UNDEFINED
         if signature.quantized:

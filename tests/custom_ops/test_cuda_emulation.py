@@ -112,8 +112,9 @@ def test_every_plan_covers_its_rows_and_fits_the_device(plan, dtype: ir.DataType
             if p.vectors == 0:
                 assert p.threads <= 512
                 assert p.wide == (size % width == 0)
-                assert p.blocks == min(rows, 2**31 - 1)
+                assert p.blocks == min(rows, 2**31 - 1) * p.parts
                 continue
+            assert p.parts == 1
             threads = p.threads_per_row or p.threads
             rows_per_block = p.threads // threads
             assert p.blocks == -(-rows // rows_per_block)
@@ -217,6 +218,33 @@ def test_rows_of_crmsnorm_stay_in_few_registers(
         p = plan(dtype, rows, length, name="CRMSNorm")
         assert p.shifted
         assert (p.threads_per_row, p.vectors, p.threads) == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "size", "name", "parts"),
+    [
+        (ir.DataType.FLOAT16, 1, 8 * 4096, "LayerNorm", 1),  # the table's last
+        (ir.DataType.FLOAT16, 1, 8 * 4097, "LayerNorm", 3),
+        (ir.DataType.FLOAT, 1, 4 * 4097, "LayerNorm", 3),
+        (ir.DataType.FLOAT16, 1, 1 << 23, "LayerNorm", H100),
+        (ir.DataType.FLOAT16, 10, 1 << 20, "AddRMSNormWithSum", 13),
+        (ir.DataType.FLOAT16, H100 // 2, 1 << 20, "RMSNorm", 2),
+        (ir.DataType.FLOAT16, H100 // 2 + 1, 1 << 20, "RMSNorm", 1),
+        (ir.DataType.FLOAT16, H100, 1 << 20, "RMSNorm", 1),
+        (ir.DataType.FLOAT16, H100, (1 << 20) + 1, "RMSNorm", 2),  # by element
+        (ir.DataType.FLOAT16, 1, 4096, "CRMSNormFull", 1),
+        (ir.DataType.FLOAT16, 1, 4097, "CRMSNormFull", 3),
+        (ir.DataType.FLOAT, 1, 1 << 30, "CRMSNormFull", 2 * H100),
+        (ir.DataType.FLOAT16, 1, 1 << 20, "RMSNormQuantize", 1),  # extended
+    ],
+)
+def test_a_few_rows_beyond_the_table_are_shared_by_blocks(
+    plan, dtype: ir.DataType, rows: int, size: int, name: str, parts: int
+) -> None:
+    p = plan(dtype, rows, size, name=name)
+    assert (p.parts, p.blocks) == (parts, rows * parts)
+    assert p.vectors == 0 or parts == 1
+    assert parts <= p.threads
 
 
 def test_nothing_is_launched_for_empty_tensors(plan) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from onnxfold.operators.functions import SIGNATURES
 from tests.calls import random_inputs
+from tests.custom_ops.bounds import assert_outputs_right
 from tests.custom_ops.cuda_kernels import HostMemory
 from tests.custom_ops.emulated import build_emulation
 from tests.custom_ops.fake_runtime import Runtime
@@ -31,6 +32,7 @@ def devices(library: Path) -> Iterator[ctypes.CDLL]:
     found.fake_cuda_calls()
     yield found
     found.fake_cuda_breaks(False)
+    found.fake_cuda_has_pools(True)
     found.cudaGetLastError()
 
 
@@ -60,6 +62,35 @@ def test_a_launch_goes_to_the_device_of_the_tensors(
 def test_a_current_device_is_left_alone(runtime: Runtime, devices: ctypes.CDLL) -> None:
     assert layer_norm(runtime).run(device=0, stream=1) is None
     assert devices.fake_cuda_calls() == b"launch on 0\n"
+
+
+def long_layer_norm(runtime: Runtime) -> Call:
+    inputs = random_inputs("AddLayerNormWithSum", (1, 40_000), ir.DataType.FLOAT)
+    return Call(runtime, HostMemory(), "AddLayerNormWithSum", inputs)
+
+
+def test_parts_of_a_row_are_measured_and_written_by_two_launches(
+    runtime: Runtime, devices: ctypes.CDLL
+) -> None:
+    call = long_layer_norm(runtime)
+    assert call.run(device=3, stream=4) is None
+    told = "set 3\nmemory on 3\nlaunch on 3\nlaunch on 3\nfree\nset 0\n"
+    assert devices.fake_cuda_calls().decode() == told
+    assert_outputs_right("AddLayerNormWithSum", call.inputs, call.outputs())
+    devices.fake_cuda_breaks(True)
+    assert "broken" in str(long_layer_norm(runtime).run(device=3, stream=4))
+    told = "set 3\nmemory on 3\nlaunch on 3\nfree\nset 0\n"
+    assert devices.fake_cuda_calls().decode() == told
+
+
+def test_a_device_without_pools_of_memory_has_one_block_for_a_row(
+    runtime: Runtime, devices: ctypes.CDLL
+) -> None:
+    devices.fake_cuda_has_pools(False)
+    call = long_layer_norm(runtime)
+    assert call.run(device=5, stream=6) is None
+    assert devices.fake_cuda_calls() == b"set 5\nlaunch on 5\nset 0\n"
+    assert_outputs_right("AddLayerNormWithSum", call.inputs, call.outputs())
 
 
 def test_a_stream_of_another_device_is_told(runtime: Runtime) -> None:
