@@ -17,6 +17,7 @@ from onnxfold.graph.dims import Shape, extent
 from onnxfold.graph.traversal import declared_shape
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.report.nodes import type_and_shape
 
 __all__ = [
     "KIND_NAMES",
@@ -127,8 +128,8 @@ def figures(model: ir.Model) -> Figures:
     known = [cost for cost in costs if cost is not None]
     return Figures(
         opset=written.opset,
-        inputs={value.name or "": _type_and_shape(value) for value in model.graph.inputs},
-        outputs={value.name or "": _type_and_shape(value) for value in model.graph.outputs},
+        inputs={value.name or "": type_and_shape(value) for value in model.graph.inputs},
+        outputs={value.name or "": type_and_shape(value) for value in model.graph.outputs},
         operators=dict(sorted(operators.items())),
         nodes=operators.total(),
         parameters=sum(prod(tensor.shape.numpy()) for tensor in tensors),
@@ -237,14 +238,6 @@ def _counted(
     keys = sorted({*before, *after})
     label = (names or {}).get
     return [FigureRow(label(key, key), before.get(key, 0), after.get(key, 0)) for key in keys]
-
-
-def _type_and_shape(value: ir.Value) -> str:
-    """Return for instance ``float [batch, 3]``; a question mark is for what is not declared."""
-    dtype = "?" if value.dtype is None else value.dtype.name.lower()
-    shape = declared_shape(value)
-    sizes = "?" if shape is None else ", ".join("?" if d is None else str(d) for d in shape)
-    return f"{dtype} [{sizes}]"
 
 
 def _tensors(graph: ir.Graph) -> Iterable[ir.TensorProtocol]:
