@@ -76,6 +76,7 @@ class Figures:
     """
 
     opset: int
+    ir_version: int
     inputs: dict[str, str]
     outputs: dict[str, str]
     operators: dict[str, int]
@@ -128,6 +129,7 @@ def figures(model: ir.Model) -> Figures:
     known = [cost for cost in costs if cost is not None]
     return Figures(
         opset=written.opset,
+        ir_version=model.ir_version,
         inputs={value.name or "": type_and_shape(value) for value in model.graph.inputs},
         outputs={value.name or "": type_and_shape(value) for value in model.graph.outputs},
         operators=dict(sorted(operators.items())),
@@ -219,7 +221,7 @@ def figure_notes(document: Mapping[str, Any]) -> list[str]:
 def _interface_notes(document: Mapping[str, Any]) -> list[str]:
     """Return what goes into and comes out of the models: in one line where both have the same."""
     before, after = (
-        f"opset {side['opset']}; inputs: {_named(side['inputs'])}; "
+        f"opset {side['opset']}, IR version {side['ir_version']}; inputs: {_named(side['inputs'])}; "
         f"outputs: {_named(side['outputs'])}"
         for side in (document[name] for name in _SIDES)
     )
