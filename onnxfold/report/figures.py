@@ -221,8 +221,8 @@ def figure_notes(document: Mapping[str, Any]) -> list[str]:
 def _interface_notes(document: Mapping[str, Any]) -> list[str]:
     """Return what goes into and comes out of the models: in one line where both have the same."""
     before, after = (
-        f"opset {side['opset']}, IR version {side['ir_version']}; inputs: {_named(side['inputs'])}; "
-        f"outputs: {_named(side['outputs'])}"
+        f"opset {side['opset']}, IR version {side['ir_version']}; "
+        f"inputs: {_named(side['inputs'])}; outputs: {_named(side['outputs'])}"
         for side in (document[name] for name in _SIDES)
     )
     return [before] if before == after else [f"before: {before}", f"after: {after}"]
