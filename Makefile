@@ -25,7 +25,7 @@ DIGITS := models/digits_vit/digits_vit.onnx
 
 help:
 	@echo 'make demo       fold the shipped model and compare its accuracy before and after'
-	@echo 'make test       run the tests (about ten minutes on two cores)'
+	@echo 'make test       run the tests'
 	@echo 'make test-slow  run the long tests too; installs torch and transformers'
 	@echo 'make test-training test training, checkpoints and Ray; installs torch and transformers'
 	@echo 'make test-serve test the server; installs MLServer and tritonclient (Python 3.11 or 3.12)'

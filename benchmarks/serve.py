@@ -2,6 +2,7 @@
 
     python -m benchmarks.serve [MODEL.onnx] [--clients 8] [--rounds 8] [--seconds 3]
     python -m benchmarks.serve --subjects minilm minilm-int8 --size 128 --exports EXPORTS
+    python -m benchmarks.serve --perf-analyzer PATH/perf_analyzer
 
 Needs `onnxfold[serve]` and `tritonclient[grpc]`. Without MODEL.onnx the subjects of
 benchmarks.models take their turns: by default MiniLM with its trained weights, at sequence 128, and
@@ -12,13 +13,17 @@ One server holds both files, neither changed by it. In each round both are loade
 alternating, by `--clients` connections over gRPC, each with one row per request and the next one
 when the answer is there. Only requests that were answered within the round count; the ratio is the
 median of the rounds' ratios of requests per second. The clients are a process of their own on the
-same cores: on few cores, the throughput of a small model is theirs too.
+same cores: on few cores, the throughput of a small model is theirs too. With `--perf-analyzer` they
+are those of Triton's perf_analyzer (in the wheel of tritonclient 2.41.1), which counts by itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -54,12 +59,21 @@ class _Case:
     feeds: Mapping[str, npt.NDArray[Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What clients saw of one file in one round."""
+
+    requests_per_s: float
+    p50_ms: float
+    p99_ms: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRow(Conditions):
     """One model under load: medians over the rounds, with the 10th and 90th percentile.
 
     ``ratio`` is the optimised model's requests per second to the plain one's; ``batch`` the mean
-    number of rows of a run; ``p50_ms`` and ``p99_ms`` are of all requests.
+    number of rows of a run; ``p50_ms`` and ``p99_ms`` are medians over the rounds.
     """
 
     load: float
@@ -67,6 +81,7 @@ class ServeRow(Conditions):
     mlserver: str
     model: str
     file: str
+    client: str
     clients: int
     max_batch: int
     threads: int
@@ -95,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-batch", type=int, default=16)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--perf-analyzer", type=Path, metavar="PROGRAM", help="ask with this")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:
         for case in _cases(options, Path(name)):
@@ -142,21 +158,19 @@ def _cases(options: argparse.Namespace, folder: Path) -> Iterator[_Case]:
 
 
 def _rows(
-    options: argparse.Namespace, case: _Case, load: float, server: Server, request: Path
+    options: argparse.Namespace, case: _Case, average: float, server: Server, request: Path
 ) -> list[ServeRow]:
     from importlib.metadata import version
 
     files = tuple(_FORMS)
-    rates: dict[str, list[float]] = {file: [] for file in files}
-    times: dict[str, list[float]] = {file: [] for file in files}
+    loads: dict[str, list[_Load]] = {file: [] for file in files}
     for file in files:
-        _loaded(server, file, request, options.clients, _WARM_UP_S)
+        _load(options, server, file, request, _WARM_UP_S)
     before = {file: _runs(server, file) for file in files}
     for number in range(options.rounds):
         for file in files if number % 2 == 0 else files[::-1]:
-            seconds = _loaded(server, file, request, options.clients, options.seconds)
-            rates[file].append(len(seconds) / options.seconds)
-            times[file] += seconds
+            loads[file].append(_load(options, server, file, request, options.seconds))
+    rates = {file: [load.requests_per_s for load in loads[file]] for file in files}
     ratios = np.divide(rates["fast"], rates["plain"])
     after = {file: _runs(server, file) for file in files}
     rows = []
@@ -166,11 +180,12 @@ def _rows(
         rows.append(
             ServeRow(
                 **conditions(),
-                load=round(load, 2),
+                load=round(average, 2),
                 onnxruntime=ort.__version__,
                 mlserver=version("mlserver"),
                 model=case.name,
                 file=file,
+                client=_client_name(options.perf_analyzer),
                 clients=options.clients,
                 max_batch=options.max_batch,
                 threads=options.threads,
@@ -179,8 +194,8 @@ def _rows(
                 requests_per_s=round(float(middle), 1),
                 low=round(float(low), 1),
                 high=round(float(high), 1),
-                p50_ms=round(1e3 * float(np.percentile(times[file], 50)), 3),
-                p99_ms=round(1e3 * float(np.percentile(times[file], 99)), 3),
+                p50_ms=round(float(np.median([load.p50_ms for load in loads[file]])), 3),
+                p99_ms=round(float(np.median([load.p99_ms for load in loads[file]])), 3),
                 batch=round(ran / runs, 2),
                 ratio=round(float(np.median(ratios)), 3),
             )
@@ -196,16 +211,57 @@ def _runs(server: Server, model: str) -> tuple[float, float]:
     )
 
 
-def _loaded(server: Server, model: str, request: Path, clients: int, seconds: float) -> list[float]:
-    """Load a model from another process; return how long each request took."""
-    words = ["--client", server.grpc, model, str(request), str(clients), str(seconds)]
+def _client_name(analyzer: Path | None) -> str:
+    if analyzer is None:
+        return "tritonclient"
+    done = subprocess.run([analyzer, "--version"], capture_output=True, text=True, check=True)
+    (version,) = re.findall(r"Version ([\d.]+)", done.stderr + done.stdout)
+    return f"perf_analyzer {version}"
+
+
+def _load(
+    options: argparse.Namespace, server: Server, model: str, request: Path, seconds: float
+) -> _Load:
+    """Load a model from another process."""
+    if options.perf_analyzer is not None:
+        return _analyzed(options.perf_analyzer, server, model, request, options.clients, seconds)
+    words = ["--client", server.grpc, model, str(request), str(options.clients), str(seconds)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.serve", *words],
         check=True,
         capture_output=True,
         text=True,
     )
-    return [float(word) for word in done.stdout.split()]
+    times = [1e3 * float(word) for word in done.stdout.split()]
+    low, high = np.percentile(times, (50, 99))
+    return _Load(len(times) / seconds, float(low), float(high))
+
+
+def _analyzed(
+    program: Path, server: Server, model: str, request: Path, clients: int, seconds: float
+) -> _Load:
+    """Return what perf_analyzer says of the three windows that it takes at least.
+
+    Raises RuntimeError where it fails, and where a request did.
+    """
+    table, data = request.with_suffix(".csv"), request.with_suffix(".json")
+    batched = int(server.get(f"/v2/models/{model}/config")[1]["max_batch_size"] > 0)
+    with np.load(request) as feeds:
+        one = {
+            name: {"content": array.ravel().tolist(), "shape": list(array.shape[batched:])}
+            for name, array in feeds.items()
+        }
+    data.write_text(json.dumps({"data": [one]}))
+    words = ["-m", model, "-u", server.grpc, "-i", "grpc", "--input-data", str(data)]
+    words += ["--concurrency-range", str(clients), "-p", str(int(1e3 * seconds))]
+    words += ["-r", "3", "-s", "999", "-f", str(table), "--verbose-csv"]
+    done = subprocess.run([program, *words], capture_output=True, text=True, check=False)
+    if done.returncode or "Failed requests" in done.stdout:
+        raise RuntimeError(f"perf_analyzer failed:\n{done.stdout}{done.stderr}")
+    with table.open(encoding="utf-8", newline="") as file:
+        (row,) = csv.DictReader(file)
+    p50, p99 = (float(row[f"p{number} latency"]) / 1e3 for number in (50, 99))
+    return _Load(float(row["Inferences/Second"]), p50, p99)
 
 
 def _client(address: str, model: str, request: str, clients: str, seconds: str) -> None:

@@ -126,7 +126,8 @@ def _models() -> list[Bar]:
 
 def _served() -> list[Bar]:
     """Return the ratios of requests per second to the model as it was, by the last rows of each."""
-    last = {(row["model"], row["file"]): row for row in _rows("serve.csv")}
+    rows = [row for row in _rows("serve.csv") if row["client"] == "tritonclient"]
+    last = {(row["model"], row["file"]): row for row in rows}
     bars = []
     for (model, file), row in last.items():
         if file == "fast" and model != "model":

@@ -30,6 +30,7 @@ from onnxfold.pipeline import AFFINE_PASSES, Result, bytes_of, decide_all, run
 from onnxfold.pipeline.stage_timer import Stages, StageTimer
 from onnxfold.report.document import inspection
 from onnxfold.report.figures import before_and_after
+from onnxfold.report.nodes import node_changes, node_rows
 from onnxfold.shapes.claims import unconfirmed_claims
 
 __all__ = ["convert", "diff", "inspect", "measure", "optimize", "verify"]
@@ -45,11 +46,12 @@ def inspect(
     exclude: str | None = None,
     fuse_affine: bool = True,
     defer: Defer | str = Defer.OFF,
+    nodes: bool = False,
 ) -> dict[str, Any]:
     """Return what every norm of a model is, whether it folds, and otherwise why not.
 
     ``model`` is a path, an onnx.ModelProto, an onnx_ir.Model or an onnx_graphsurgeon.Graph.
-    Raises ModelError when it cannot be read.
+    ``nodes``: list every node too.  Raises ModelError when it cannot be read.
     """
     source = open_source(model)
     settings = Settings(target_named(target), allow_split, exclusion(exclude), defer=Defer(defer))
@@ -59,20 +61,25 @@ def inspect(
     with error_context(source):
         claims = unconfirmed_claims(source.model)
         decided = decide_all(prepare(source.model, compressed=True), settings, without=without)
-    return inspection(decided.findings, claims, settings.exclude)
+        listed = {"nodes": node_rows(source.model)} if nodes else {}
+    return inspection(decided.findings, claims, settings.exclude) | listed
 
 
-def diff(first: Any, second: Any, *, sessions: bool = True) -> dict[str, Any]:
+def diff(first: Any, second: Any, *, sessions: bool = True, nodes: bool = False) -> dict[str, Any]:
     """Return two models in numbers: operators, parameters, bytes, and what norms cost.
 
     Both are what :func:`optimize` takes.  ``sessions``: count what ONNX Runtime makes of them too,
-    where both are paths and it is installed.  Raises ModelError when a model cannot be read.
+    where both are paths and it is installed.  ``nodes``: list the nodes and weights that differ.
+    Raises ModelError when a model cannot be read.
     """
     sources = [open_source(model) for model in (first, second)]
     paths = [source.path for source in sources if source.path is not None]
     both = (paths[0], paths[1]) if sessions and len(paths) == len(sources) else None
     with error_context(sources[0]):
-        return before_and_after(sources[0].model, sources[1].model, both)
+        document = before_and_after(sources[0].model, sources[1].model, both)
+        if nodes:
+            document["changes"] = node_changes(sources[0].model, sources[1].model)
+    return document
 
 
 def measure(  # noqa: PLR0913  # each is an option of the command line

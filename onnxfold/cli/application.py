@@ -55,10 +55,11 @@ app = typer.Typer(
 
     `onnxfold measure model.onnx --data texts.jsonl` measures what every norm reads and writes.
 
-    `onnxfold checkpoint DIR -o OUT` folds a Hugging Face checkpoint in place of an ONNX model.
+    `onnxfold checkpoint DIR -o OUT` folds a Hugging Face checkpoint instead of an ONNX model.
 
-    Exit codes: 0 done and checked, also when nothing was to do; 1 the check failed and nothing was
-    written; 2 bad usage; 3 the model cannot be read or written, or is not supported.""",
+    Exit codes: 0 done and checked, also when there was nothing to do; 1 the check failed and
+    nothing was written; 2 bad usage; 3 the model cannot be read or written, or is not
+    supported.""",
 )
 
 

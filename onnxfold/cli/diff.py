@@ -13,6 +13,8 @@ from onnxfold.cli.terminal import Verbosity
 
 __all__ = ["diff"]
 
+_MARKS = {"removed": "-", "added": "+", "changed": "~"}
+
 
 def diff(
     context: typer.Context,
@@ -22,19 +24,30 @@ def diff(
         bool,
         typer.Option("--no-sessions", help="Leave out what ONNX Runtime makes of the models."),
     ] = False,
+    nodes: Annotated[
+        bool,
+        typer.Option("--nodes", help="List the nodes and weights that are gone, new or changed."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show how two models differ: operators, parameters, bytes, and what their norms cost.
 
     `onnxfold diff model.onnx fast.onnx` prints what differs; with -v also what is the same.
+
+    `onnxfold diff model.onnx fast.onnx --nodes` lists every node and weight that differs.
     """
+    from rich.text import Text
+
     from onnxfold import api
     from onnxfold.report import text
 
     with terminal.progress(context.obj, first, lines=False):
-        document = api.diff(first, second, sessions=not no_sessions)
+        document = api.diff(first, second, sessions=not no_sessions, nodes=nodes)
     if as_json:
         terminal.print_json(document)
     else:
         every = context.obj is Verbosity.VERBOSE
         text.print_figures(terminal.console(), document, every=every)
+        for row in document.get("changes", ()):
+            line = f"{_MARKS[row['change']]} {row['kind']} {row['name']}: {'; '.join(row['what'])}"
+            terminal.console().print(Text(line))

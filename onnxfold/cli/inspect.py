@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from onnxfold.cli import terminal
@@ -28,8 +30,14 @@ def inspect(
     exclude: ExcludeOption = None,
     no_fuse_affine: NoFuseAffineOption = False,
     defer: DeferOption = Defer.OFF,
+    nodes: Annotated[
+        bool,
+        typer.Option("--nodes", help="List every node with its inputs, outputs, types and shapes."),
+    ] = False,
 ) -> None:
     """Show every norm: what it is, and whether it folds or why not. Changes nothing."""
+    from rich.text import Text
+
     from onnxfold import api
     from onnxfold.report import text
 
@@ -41,8 +49,12 @@ def inspect(
             exclude=exclude,
             fuse_affine=not no_fuse_affine,
             defer=defer,
+            nodes=nodes,
         )
     if as_json:
         terminal.print_json(document)
     else:
+        for row in document.get("nodes", ()):
+            line = f"{row['operator']} {row['name']}: {row['what']}"
+            terminal.console().print(Text(line))
         text.print_norms(terminal.console(), document)

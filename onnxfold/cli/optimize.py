@@ -33,7 +33,7 @@ def optimize(
     context: typer.Context,
     model: Model,
     out: Annotated[
-        Path | None, typer.Argument(metavar="[OUT]", help="Where to write; as -o OUT.")
+        Path | None, typer.Argument(metavar="[OUT]", help="Where to write; the same as -o OUT.")
     ] = None,
     *,
     output: Annotated[

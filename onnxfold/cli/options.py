@@ -61,7 +61,7 @@ TargetOption = Annotated[
     ),
 ]
 DeviceOption = Annotated[
-    Device, typer.Option(help="With --target ort: what the file is to be fastest on.")
+    Device, typer.Option(help="With --target ort: the device to be fastest on.")
 ]
 SplitOption = Annotated[
     int,
@@ -73,7 +73,7 @@ SplitOption = Annotated[
 ]
 ExcludeOption = Annotated[
     str | None,
-    typer.Option(metavar="REGEX", help="Leave norms alone whose name matches."),
+    typer.Option(metavar="REGEX", help="Leave out norms whose name matches."),
 ]
 InputsOption = Annotated[
     list[str] | None,
@@ -90,8 +90,8 @@ MemoryOption = Annotated[
     float | None,
     typer.Option(
         metavar="GB",
-        help="What the check may take; larger models run piece by piece. Most of what is free "
-        "when left out.",
+        help="Memory for the check; larger models run piece by piece. Otherwise most of what is "
+        "free.",
     ),
 ]
 SeedOption = Annotated[int, typer.Option(help="Seed of the check's random inputs.")]
@@ -131,7 +131,7 @@ class CheckedOptions:
     allow_split: SplitOption = 1 << 20
     exclude: ExcludeOption = None
     check: Annotated[
-        int, typer.Option(metavar="N", help="Check on N sets of inputs; 0 proves the result only.")
+        int, typer.Option(metavar="N", help="Check on N sets of inputs; 0 only proves the result.")
     ] = 2
     no_check: Annotated[bool, typer.Option("--no-check", help="Write without proof and check.")] = (
         False
@@ -145,7 +145,8 @@ class CheckedOptions:
     save_as_external_data: Annotated[
         bool,
         typer.Option(
-            "--save-as-external-data", help="Weights in OUT.data; kept as they were else."
+            "--save-as-external-data",
+            help="Write the weights to OUT.data; otherwise keep the layout of IN.",
         ),
     ] = False
     fail_if_unchanged: Annotated[

@@ -36,7 +36,9 @@ def triton(
     device: Annotated[Device, typer.Option(help="Where Triton runs the model.")] = Device.CPU,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Threads within an operator; Triton's default else."),
+        typer.Option(
+            min=1, metavar="N", help="Threads within an operator; otherwise Triton's default."
+        ),
     ] = None,
     repository_in_server: Annotated[
         str | None,

@@ -38,15 +38,18 @@ def check_destination(
     path = Path(destination)
     label = show(path)
     folder = path.parent
-    if path.is_dir() or not path.name:
+    # os.path says no of what stands in a folder that may not be searched, where Path raises.
+    if os.path.isdir(path) or not path.name:
         raise ModelError(f"{label}: it is a directory; name a file in it, such as model.onnx")
-    if not folder.exists():
+    if not os.path.exists(folder):
         raise ModelError(
             f"{label}: the folder {show(folder)} does not exist; create it first "
             f"(mkdir -p {show(folder)})"
         )
     if not folder.is_dir():
         raise ModelError(f"{label}: {show(folder)} is not a folder")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ModelError(f"{label}: it is not a regular file; choose another output path")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ModelError(
             f"{label}: the folder {show(folder)} cannot be written; choose another output folder"
@@ -56,8 +59,6 @@ def check_destination(
 
 
 def _check_existing(path: Path, label: str, source: Path | None, force: bool) -> None:
-    if not path.is_file():
-        raise ModelError(f"{label}: it is not a regular file; choose another output path")
     if source is None or not source.exists():
         return
     if path.samefile(source):

@@ -17,6 +17,7 @@ from onnxfold.graph.dims import Shape, extent
 from onnxfold.graph.traversal import declared_shape
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.report.nodes import type_and_shape
 
 __all__ = [
     "KIND_NAMES",
@@ -75,6 +76,7 @@ class Figures:
     """
 
     opset: int
+    ir_version: int
     inputs: dict[str, str]
     outputs: dict[str, str]
     operators: dict[str, int]
@@ -127,8 +129,9 @@ def figures(model: ir.Model) -> Figures:
     known = [cost for cost in costs if cost is not None]
     return Figures(
         opset=written.opset,
-        inputs={value.name or "": _type_and_shape(value) for value in model.graph.inputs},
-        outputs={value.name or "": _type_and_shape(value) for value in model.graph.outputs},
+        ir_version=model.ir_version,
+        inputs={value.name or "": type_and_shape(value) for value in model.graph.inputs},
+        outputs={value.name or "": type_and_shape(value) for value in model.graph.outputs},
         operators=dict(sorted(operators.items())),
         nodes=operators.total(),
         parameters=sum(prod(tensor.shape.numpy()) for tensor in tensors),
@@ -218,8 +221,8 @@ def figure_notes(document: Mapping[str, Any]) -> list[str]:
 def _interface_notes(document: Mapping[str, Any]) -> list[str]:
     """Return what goes into and comes out of the models: in one line where both have the same."""
     before, after = (
-        f"opset {side['opset']}; inputs: {_named(side['inputs'])}; "
-        f"outputs: {_named(side['outputs'])}"
+        f"opset {side['opset']}, IR version {side['ir_version']}; "
+        f"inputs: {_named(side['inputs'])}; outputs: {_named(side['outputs'])}"
         for side in (document[name] for name in _SIDES)
     )
     return [before] if before == after else [f"before: {before}", f"after: {after}"]
@@ -237,14 +240,6 @@ def _counted(
     keys = sorted({*before, *after})
     label = (names or {}).get
     return [FigureRow(label(key, key), before.get(key, 0), after.get(key, 0)) for key in keys]
-
-
-def _type_and_shape(value: ir.Value) -> str:
-    """Return for instance ``float [batch, 3]``; a question mark is for what is not declared."""
-    dtype = "?" if value.dtype is None else value.dtype.name.lower()
-    shape = declared_shape(value)
-    sizes = "?" if shape is None else ", ".join("?" if d is None else str(d) for d in shape)
-    return f"{dtype} [{sizes}]"
 
 
 def _tensors(graph: ir.Graph) -> Iterable[ir.TensorProtocol]:

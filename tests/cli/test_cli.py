@@ -456,6 +456,47 @@ def test_diff_prints_what_differs_and_json_has_all(
     assert "the same operators" in capsys.readouterr().out
 
 
+def test_nodes_are_listed_and_set_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every line by hand: one node of each kind of change, and a weight of each."""
+    onnx.save(
+        _chain(("Relu", "x", "h"), ("MatMul", "h W", "p"), ("Neg", "p", "y")), tmp_path / "a.onnx"
+    )
+    other = _chain(("Abs", "x", "h"), ("MatMul", "h V", "q"), ("Neg", "q", "y"), weight="V")
+    onnx.save(other, tmp_path / "b.onnx")
+    assert run(monkeypatch, "inspect", tmp_path / "a.onnx", "--nodes") == 0
+    assert capsys.readouterr().out.splitlines()[:3] == [
+        "Relu n0: x -> h ? [?]",
+        "MatMul n1: h, W -> p ? [?]",
+        "Neg n2: p -> y float [2]",
+    ]
+    assert run(monkeypatch, "diff", tmp_path / "a.onnx", tmp_path / "b.onnx", "--nodes") == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line[0] in "-+~"]
+    assert told == [
+        "- MatMul n1: h, W -> p ? [?]",
+        "- weight W: float [2, 2]",
+        "+ MatMul n1: h, V -> q ? [?]",
+        "+ weight V: float [2, 2]",
+        "~ Abs n0: Relu -> Abs",
+        "~ Neg n2: input p -> q",
+        "~ weight shared: other numbers",
+    ]
+
+
+def _chain(*nodes: tuple[str, str, str], weight: str = "W") -> onnx.ModelProto:
+    made = [
+        onnx.helper.make_node(op_type, read.split(), [written], f"n{number}")
+        for number, (op_type, read, written) in enumerate(nodes)
+    ]
+    names = {weight: np.eye(2, dtype=np.float32), "shared": np.array(len(weight + nodes[0][0]))}
+    weights = [onnx.numpy_helper.from_array(array, name) for name, array in names.items()]
+    ends = [onnx.helper.make_tensor_value_info(name, 1, [2]) for name in "xy"]
+    graph = onnx.helper.make_graph(made, "chain", ends[:1], ends[1:], weights)
+    imports = [onnx.helper.make_opsetid("", 17)]
+    return onnx.helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+
 def test_a_report_names_the_options_that_were_given(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

