@@ -2,7 +2,7 @@
 
     python -m benchmarks.defer [--rounds 15] [--out benchmarks/results/defer.csv]
     python -m benchmarks.defer --models llama --targets ort --out benchmarks/results/defer.csv
-    python -m benchmarks.defer --provider CUDAExecutionProvider --out benchmarks/results/defer.csv
+    python -m benchmarks.defer --provider CUDAExecutionProvider --budget 540 --out FILE.csv
 
 One attention input and feed-forward block with random weights: `llama` (RMS norm before q, k, v and
 a SwiGLU), `qwen3` (q and k normalised again, per head) and `relu` (a ReLU instead).  Decode is one
@@ -18,6 +18,7 @@ deferral over the time with it, with quartiles: above 1 where deferral is faster
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 
 import onnxfold
+from benchmarks.gpu import Budget
 from benchmarks.rows import Conditions, conditions, replace
 from onnxfold.options import Defer, Target
 from onnxfold.runtime.interleaved_timing import Turns, Variant, take_turns
@@ -170,21 +172,29 @@ def _run(session: ort.InferenceSession, x: npt.NDArray[np.float32]) -> None:
     session.run(None, {"x": x})
 
 
-def main() -> None:
-    """Measure, print and write the rows."""
+def main() -> int:
+    """Measure, print and write the rows; 1 where the budget is spent before the last."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--models", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--targets", nargs="+", type=Target, default=TARGETS)
-    parser.add_argument("--provider", default=CPU, choices=ort.get_available_providers())
+    parser.add_argument("--provider", default=CPU)
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds")
     parser.add_argument("--out", type=Path, help="rows of other settings stay in it")
     options = parser.parse_args()
+    if options.provider not in ort.get_available_providers():
+        sys.exit(f"onnxruntime {ort.__version__} has no {options.provider}")
+    budget = Budget(options.budget)
     for kind, target in product(options.models, options.targets):
         with tempfile.TemporaryDirectory() as folder:
             for row in measure(Path(folder), kind, target, options.rounds, options.provider):
                 _tell(row)
                 if options.out is not None:
                     replace(options.out, row, _setting)
+                if budget.spent:
+                    print(f"the budget is spent: {kind} {target} and what follows is not complete")
+                    return 1
+    return 0
 
 
 def _setting(row: dict[str, str]) -> tuple[object, ...]:
@@ -203,4 +213,4 @@ def _tell(row: DeferRow) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -142,7 +142,7 @@ class GpuRow(Conditions):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what the command line asks for and return the exit code."""
     options = _parser().parse_args(arguments)
-    budget = Budget(options.budget)
+    budget, left = Budget(options.budget), False
     if options.provider == "cuda":
         _refuse_without_cuda()
     rows: list[GpuRow] = []
@@ -159,6 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for batch, sequence in _sizes(SUBJECTS[name], options):
                     if budget.spent:
                         _console.print(f"the budget is spent: {name} {dtype} is not complete")
+                        left = True
                         break
                     about = _about(options.provider, name, dtype, batch, sequence)
                     case = list(_measure(about, files, options))
@@ -167,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         _console.print(_table(case))
                     rows += case
     _summarise(rows)
-    return 0 if rows else 2
+    return int(left) if rows else 2
 
 
 def _refuse_without_cuda() -> None:
