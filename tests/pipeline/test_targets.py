@@ -219,7 +219,7 @@ def test_sum_keeps_a_session_for_cpus_from_the_slow_fusion(
 def test_a_version_that_was_not_measured_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = import_module("onnxfold.pipeline.run")  # the function of its name hides it
+    module = import_module("onnxfold.pipeline.advice")  # a function of its name may hide it
     for version, unknown in (((1, 16), True), ((1, 32), False), ((1, 99), True)):
         monkeypatch.setattr(module, "onnxruntime_version", lambda found=version: found)
         report = onnxfold.optimize(DIGITS, tmp_path / "o.onnx", target="ort", check=0).report
