@@ -8,13 +8,13 @@ from math import prod
 from typing import Any
 
 from onnxfold.graph import ModelInfo
-from onnxfold.norms import NormKind, NormSite, streams
+from onnxfold.norms import NormSite, streams
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.ranges import RangeWarning
 from onnxfold.passes.reinstating.plan import FoundDeferred
 from onnxfold.refusal import Refusal
 
-__all__ = ["Description", "Findings", "describe", "embeddings", "norm_of"]
+__all__ = ["Description", "Findings", "describe", "norm_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,6 @@ class Findings:
     decompressed: frozenset[str] = frozenset()
     deferral_refusals: dict[str, Refusal] = field(default_factory=dict)
     deferred_before: tuple[FoundDeferred, ...] = ()
-
-
-def embeddings(findings: Findings) -> int:
-    """Count the norms behind embeddings that fold."""
-    folded = {fold.output for fold in findings.plan.folds}
-    return sum(row["embeds"] and row["ref"] in folded for row in findings.description.norms)
 
 
 def norm_of(info: ModelInfo, found: Description, ref: str) -> str:
@@ -112,24 +106,4 @@ def _row(info: ModelInfo, site: NormSite, stream: int) -> dict[str, Any]:
         "epsilon": site.epsilon,
         "moves_by_rounding": site.moves_by_rounding,
         "affine": [part for part, value in parts if value is not None],
-        "embeds": _embeds(info, site),
     }
-
-
-def _embeds(info: ModelInfo, site: NormSite) -> bool:
-    """Whether a LayerNorm alone reads a sum with rows of two or three tables.
-
-    The transformers optimizer of ONNX Runtime makes EmbedLayerNormalization of that.
-    """
-    tables, inside, terms = 0, set(site.nodes), [site.input]
-    while terms:
-        value = terms.pop()
-        node = value.producer()
-        if node is None or any(use.node not in inside for use in value.uses()):
-            continue
-        if node.op_type == "Add":
-            inside.add(node)
-            terms += [operand for operand in node.inputs if operand is not None]
-        elif node.op_type == "Gather" and node.inputs[0] is not None:
-            tables += info.tensor(node.inputs[0]) is not None
-    return site.kind is NormKind.LAYER_NORM and tables in (2, 3)

@@ -14,25 +14,22 @@ _OTHERS = (
     "in ONNX Runtime 1.32 on a CPU, BERT and MiniLM, float32 and int8, ran {:g} to {:g} times as "
     "fast with --target ort, {:g} to {:g} with --target kernels and its library"
 ).format(*_GAINS[Target.ORT], *_GAINS[Target.KERNELS])
-# Fusions that a fold, or Sum, excludes: none of the two is much faster (docs/pipeline.md).
-_NO_EMBEDDING = (
-    "a norm behind an embedding folds: its transformers optimizer makes EmbedLayerNormalization "
-    "of it only before onnxfold"
+# An Attention that it looks for from a LayerNormalization, such as that of CLIP (docs/pipeline.md).
+_FUSE_FIRST = (
+    "its transformers optimizer goes before onnxfold, for it finds some Attention from "
+    "LayerNormalization alone"
 )
 _LAST = "other optimizers go before onnxfold, for they do not know Sum as an addition"
 
 
-def advice(options: Options, embedded: int) -> str:
-    """Say what another target would gain in ONNX Runtime, and which version was not measured.
-
-    ``embedded``: the folds that keep an optimizer behind onnxfold from a fusion.
-    """
+def advice(options: Options, folds: int) -> str:
+    """Say what another target would gain in ONNX Runtime, and which version was not measured."""
     if options.convert_to is not None:
         return ""  # the form was chosen for a reason of its own
     if options.target is Target.KERNELS:
         return "for ONNX Runtime with onnxfold's library; --target onnx is for other runtimes"
     if options.target is Target.ONNX:
-        return f"{_OTHERS}; {_NO_EMBEDDING}" if embedded else _OTHERS
+        return f"{_OTHERS}; {_FUSE_FIRST}" if folds else _OTHERS
     oldest, newest = MEASURED
     version = onnxruntime_version() or newest
     unknown = "" if oldest <= version <= newest else ", which was not measured"

@@ -31,7 +31,7 @@ from onnxfold.operators.functions import RMS_NORMALIZATION_SINCE
 from onnxfold.options import Defer, Options, Target, WrittenForm
 from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.centring.apply import overflowing_weights
-from onnxfold.passes.findings import Findings, embeddings
+from onnxfold.passes.findings import Findings
 from onnxfold.passes.lower.opset import raise_opset
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
@@ -264,7 +264,7 @@ def _published(
         )
         verification, counted = written.verification, written.before_after
         returned, report["output"] = written.path, written.document
-        report["output"]["advice"] = advice(options, embeddings(folded.findings))
+        report["output"]["advice"] = advice(options, len(folded.findings.plan.folds))
     if verification is not None:
         report["verification"] = verification.to_json()
     if counted is not None:

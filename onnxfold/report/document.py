@@ -88,7 +88,7 @@ def _norms(findings: Findings) -> list[dict[str, Any]]:
         ):  # a DyT without its affine part is a tanh
             sentence = f"{known['kind']} does not subtract the mean"
             reason = Refusal(RefusalCode.NOT_CENTRED_NORM, sentence)
-        row = {key: part for key, part in known.items() if key not in ("ref", "affine", "embeds")}
+        row = {key: part for key, part in known.items() if key not in ("ref", "affine")}
         deferral, stay = deferrals.get(ref), findings.deferral_refusals.get(ref)
         action = _action(known, folded=fold is not None, in_place=ref in findings.in_place)
         converted = _conversion(findings, ref)

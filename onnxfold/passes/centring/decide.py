@@ -6,10 +6,14 @@ from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
+import onnx_ir as ir
+
 from onnxfold.graph import ModelInfo
 from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.dataflow import CENTRABLE, PointFacts, ZeroMeanGraph, walk_back
+from onnxfold.passes.centring.fusions import attends, embeds
 from onnxfold.passes.centring.network import Cut, free_points, solve
 from onnxfold.passes.centring.plan import CentringPlan, Fold, Insertion, WeightCentring
 from onnxfold.passes.centring.relations import Assumptions, Embeddings, Point, Relations
@@ -20,6 +24,8 @@ from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.centre import is_centred_weight
 
 __all__ = ["CentringDecision", "Demand", "cheapest_plan", "count_foldable", "decide", "plan_of"]
+
+_FUSED = "ONNX Runtime's transformers optimizer makes {} of it, which gains as much or more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +109,9 @@ def _demands(
     demands: list[Demand] = []
     costs = costs_of(settings.target)
     sharing = Counter(site.centred for site in sites if site.centred is not None)
+    fused = _fused(info, sites, settings)
     for site in sites:
-        refusal = _refuse_early(site, lowering, settings)
+        refusal = _refuse_early(site, lowering, settings) or fused.get(site.output)
         if refusal is not None:
             refused[info.ref(site.output)] = refusal
             continue
@@ -117,6 +124,24 @@ def _demands(
             gain = min(gain, count * costs.centring // shared)
         demands.append(Demand(site, gain))
     return demands, refused
+
+
+def _fused(
+    info: ModelInfo, sites: Sequence[NormSite], settings: Settings
+) -> dict[ir.Value, Refusal]:
+    """Return the norms, by output, that a fusion of ONNX Runtime's optimizer is built on."""
+    if settings.target is not Target.ONNX or settings.conversion is not None:
+        return {}
+    normed = {site.output for site in sites if site.kind is NormKind.LAYER_NORM}
+    fusions = {
+        "EmbedLayerNormalization": [site for site in sites if embeds(info, site)],
+        "Attention": [site for site in sites if attends(site, normed)],
+    }
+    return {
+        site.output: Refusal(RefusalCode.NOT_WORTH, _FUSED.format(fusion), ())
+        for fusion, found in fusions.items()
+        for site in found
+    }
 
 
 def _refuse_early(site: NormSite, lowering: TargetLowering, settings: Settings) -> Refusal | None:

@@ -1,0 +1,91 @@
+"""Norms that the transformers optimizer of ONNX Runtime builds a fusion on, and only as LayerNorms.
+
+The two fusions gain as much as the fold of one norm does, or more (docs/pipeline.md).  Source of
+the patterns: FusionEmbedLayerNoMask and FusionAttention in onnxruntime/transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.norms import NormSite
+
+__all__ = ["attends", "embeds"]
+
+_END = 2  # input of Slice
+_ATTENTION = ("Reshape", "Transpose", "MatMul", "Softmax")  # before a projection, backwards
+_PROJECTIONS = 3  # of queries, keys and values
+
+
+def embeds(info: ModelInfo, site: NormSite) -> bool:
+    """Whether a norm alone reads the sum of rows of two or three tables, one by position.
+
+    Of three tables, the optimizer fuses them as TorchScript exports BERT, and not as dynamo does.
+    """
+    rows = list(_rows(info, site))
+    ends = [end for node in rows if (end := _length_read(info, node)) is not None]
+    if len(rows) == 3:
+        return any(end.op_type == "Unsqueeze" for end in ends)
+    return len(rows) == 2 and bool(ends)
+
+
+def attends(site: NormSite, normed: Collection[ir.Value]) -> bool:
+    """Whether a norm reads the sum of one of ``normed`` and of attention to it, as in post-LN."""
+    node = site.input.producer()
+    if node is None or node.op_type != "Add":
+        return False
+    first, second = node.inputs
+    pairs = ((first, second), (second, first))
+    return any(
+        residual in normed and _projections(residual) == _PROJECTIONS and _is_attention(branch)
+        for residual, branch in pairs
+        if residual is not None and branch is not None
+    )
+
+
+def _rows(info: ModelInfo, site: NormSite) -> Iterator[ir.Node]:
+    """Yield the Gathers from tables in the sum that a norm reads, of what nothing else reads."""
+    inside, terms = set(site.nodes), [site.input]
+    while terms:
+        value = terms.pop()
+        node = value.producer()
+        readers = {use.node for use in value.uses() if use.node.op_type != "Shape"} - inside
+        if node is None or not all(map(info.is_dead, readers)):
+            continue
+        if node.op_type == "Add":
+            inside.add(node)
+            terms += [operand for operand in node.inputs if operand is not None]
+        elif node.op_type == "Gather" and info.tensor(node.inputs[0]) is not None:
+            yield node
+
+
+def _length_read(info: ModelInfo, gather: ir.Node) -> ir.Node | None:
+    """Return what computes the length n where a table is read at 0, 1, .. n - 1."""
+    ids = gather.inputs[1]
+    node = None if ids is None else ids.producer()
+    if node is None or node.op_type != "Slice":
+        return None
+    end = node.inputs[_END]
+    return None if end is None or info.array(end) is not None else end.producer()
+
+
+def _projections(value: ir.Value) -> int:
+    return sum(use.node.op_type == "MatMul" for use in value.uses())
+
+
+def _is_attention(branch: ir.Value) -> bool:
+    """Whether a value is what the heads of attention give, projected, with a bias."""
+    bias = branch.producer()
+    if bias is None or bias.op_type != "Add":
+        return False
+    makers = (operand.producer() for operand in bias.inputs if operand is not None)
+    node = next((each for each in makers if each is not None and each.op_type == "MatMul"), None)
+    for op_type in _ATTENTION:
+        value = None if node is None else node.inputs[0]
+        node = None if value is None else value.producer()
+        if node is None or node.op_type != op_type:
+            return False
+    return True

@@ -1,0 +1,167 @@
+"""Norms that are left to ONNX Runtime's transformers optimizer, which fuses what they read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+import onnxfold
+
+WIDTH, LONGEST = 8, 16
+POSITIONS = """
+ shape = Shape(ids)  length = Gather<axis=0>(shape, ONE)  end = Unsqueeze(length, ZEROS)
+ at = Slice(PLACES, ZEROS, end, ONES, ONES)
+ placed = Gather(PLACE_TABLE, at)
+"""
+EMBEDDING = """
+ words = Gather(WORD_TABLE, ids)  kinds = Gather(KIND_TABLE, segments)
+ known = Add(words, kinds)  total = Add(known, placed)
+ n = LayerNormalization<axis=-1, epsilon=1e-12>(total, GAMMA, BETA)
+"""
+TWO_TABLES = (  # as dynamo exports DistilBERT
+    POSITIONS.replace("Unsqueeze(length, ZEROS)", "Shape<start=1>(ids)")
+    + EMBEDDING.replace("Add(known, placed)", "Add(words, placed)")
+)
+ANOTHER = "other = LayerNormalization<axis=-1, epsilon=1e-12>(total, BETA, GAMMA)"
+READERS = """
+ q = MatMul(n, WQ)  k = MatMul(n, WK)  v = MatMul(n, WV)
+ qk = Add(q, k)  qkv = Add(qk, v)  y = Add(n, qkv)
+"""
+TABLES = {"WORD_TABLE": 32, "PLACE_TABLE": LONGEST, "KIND_TABLE": 2}
+
+
+def embedding(body: str = POSITIONS + EMBEDDING, outputs: str = "y") -> onnx.ModelProto:
+    """The input of BERT, by TorchScript, and something like attention behind it."""
+    made = ", ".join(f"float[B,S,{WIDTH}] {name}" for name in outputs.split())
+    model = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]>\n'
+        f"graph (int64[B,S] ids, int64[B,S] segments) => ({made}) {{{body}{READERS}}}"
+    )
+    rng = np.random.default_rng(0)
+    weights = {
+        "ONE": np.array(1),
+        "ONES": np.array([1]),
+        "ZEROS": np.array([0]),
+        "PLACES": np.arange(LONGEST)[None],
+        **{name: rng.standard_normal((rows, WIDTH)) for name, rows in TABLES.items()},
+        **{name: rng.standard_normal((WIDTH, WIDTH)) for name in ("WQ", "WK", "WV")},
+        **{name: rng.standard_normal(WIDTH) for name in ("GAMMA", "BETA")},
+    }
+    for name, array in weights.items():
+        dtype = np.int64 if array.dtype.kind == "i" else np.float32
+        model.graph.initializer.append(numpy_helper.from_array(array.astype(dtype), name))
+    return model
+
+
+def folds(model: onnx.ModelProto, target: str = "onnx") -> int:
+    report = onnxfold.optimize(model, target=target).report
+    count: int = report["inspect"]["summary"]["foldable"]
+    return count
+
+
+def fused(model: onnx.ModelProto, path: Path) -> Counter[str]:
+    """The operators that the optimizer makes of a model."""
+    from onnxruntime.transformers import optimizer
+
+    onnx.save(model, path)
+    made = optimizer.optimize_model(str(path), "bert", num_heads=2, hidden_size=WIDTH, opt_level=0)
+    return Counter(node.op_type for node in made.model.graph.node)
+
+
+def test_the_optimizer_still_fuses_the_embedding(tmp_path: Path) -> None:
+    model = embedding()
+    made = onnxfold.optimize(model)
+    for each in (model, made.model):
+        assert fused(each, tmp_path / "model.onnx")["EmbedLayerNormalization"] == 1
+    (row,) = made.report["inspect"]["norms"]
+    assert row["reason"]["code"] == "not_worth"
+    assert "EmbedLayerNormalization" in row["reason"]["sentence"]
+
+
+def test_two_tables_are_left_at_any_length() -> None:
+    assert folds(embedding(TWO_TABLES)) == 0
+
+
+@pytest.mark.parametrize("target", ["ort", "kernels"])
+def test_other_targets_fold_it(target: str) -> None:
+    assert folds(embedding(), target) == 1
+
+
+def test_a_conversion_is_of_every_norm() -> None:
+    result = onnxfold.convert(embedding(), to="rms")
+    assert result.report["inspect"]["summary"]["foldable"] == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "outputs"),
+    [
+        (POSITIONS.replace("end, ONES", "ONES, ONES") + EMBEDDING, "y"),  # at a fixed length
+        (POSITIONS + EMBEDDING.replace("(known, placed)", "(known, kinds)"), "y"),  # no positions
+        (POSITIONS + EMBEDDING + ANOTHER, "y other"),  # two norms of one sum
+        (POSITIONS.replace("Unsqueeze(length, ZEROS)", "Shape<start=1>(ids)") + EMBEDDING, "y"),
+    ],
+)
+def test_what_the_optimizer_does_not_fuse_folds(body: str, outputs: str) -> None:
+    assert folds(embedding(body, outputs)) == len(outputs.split())
+
+
+def heads(name: str, order: str) -> str:
+    return (
+        f"{name}0 = MatMul(n, W{name.upper()})  {name}1 = Add({name}0, B{name.upper()})\n"
+        f"{name}2 = Reshape({name}1, HEADS)  {name} = Transpose<perm={order}>({name}2)\n"
+    )
+
+
+def post_norm(*, attention: bool = True, pre: bool = False) -> onnx.ModelProto:
+    """A layer that was never trained: its norms have a gamma of 1 and a beta of 0."""
+    body = (
+        "h = MatMul(x, WX)  n = LayerNormalization<axis=-1>(h, GAMMA, BETA)\n"
+        + heads("q", "[0,2,1,3]")
+        + heads("k", "[0,2,3,1]")
+        + heads("v", "[0,2,1,3]")
+        + "qk = MatMul(q, k)  scaled = Div(qk, ROOT)\n"
+        + f"weights = {'Softmax<axis=-1>' if attention else 'Relu'}(scaled)\n"
+        + "mixed = MatMul(weights, v)  turned = Transpose<perm=[0,2,1,3]>(mixed)\n"
+        + "joined = Reshape(turned, JOINED)  out = MatMul(joined, WO)  biased = Add(out, BO)\n"
+        + f"sum = Add(biased, {'h' if pre else 'n'})\n"
+        + "m = LayerNormalization<axis=-1>(sum, GAMMA, BETA)  y = MatMul(m, WY)\n"
+    )
+    stream = f"float[B,4,{WIDTH}]"
+    model = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]>\ngraph ({stream} x) => ({stream} y) {{{body}}}'
+    )
+    rng = np.random.default_rng(0)
+    weights = {
+        "HEADS": np.array([0, 0, 2, WIDTH // 2]),
+        "JOINED": np.array([0, 0, WIDTH]),
+        "ROOT": np.array(2.0),
+        "GAMMA": np.ones(WIDTH),
+        "BETA": np.zeros(WIDTH),
+        **{f"W{name}": rng.standard_normal((WIDTH, WIDTH)) for name in "XQKVOY"},
+        **{f"B{name}": rng.standard_normal(WIDTH) for name in "QKVO"},
+    }
+    for name, array in weights.items():
+        dtype = np.int64 if array.dtype.kind == "i" else np.float32
+        model.graph.initializer.append(numpy_helper.from_array(array.astype(dtype), name))
+    return model
+
+
+def test_the_optimizer_still_fuses_attention(tmp_path: Path) -> None:
+    made = onnxfold.optimize(post_norm())
+    for each in (post_norm(), made.model):
+        assert fused(each, tmp_path / "model.onnx")["Attention"] == 1
+    first, behind = made.report["inspect"]["norms"]
+    assert first["foldable"]
+    assert behind["reason"]["code"] == "not_worth"
+    assert "Attention" in behind["reason"]["sentence"]
+
+
+@pytest.mark.parametrize("changed", [{"attention": False}, {"pre": True}])
+def test_a_norm_that_is_behind_no_such_attention_folds(changed: dict[str, bool]) -> None:
+    assert folds(post_norm(**changed)) == 2
+    assert folds(post_norm(), "ort") == 2
