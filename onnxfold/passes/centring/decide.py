@@ -6,8 +6,6 @@ from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-import onnx_ir as ir
-
 from onnxfold.graph import ModelInfo
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.options import Target
@@ -70,12 +68,12 @@ def decide(info: ModelInfo, settings: Settings) -> CentringDecision:
     lowering = TargetLowering(info, settings.target, settings.norm_form)
     demands, refused = _demands(info, sites, lowering, settings)
     relations = Relations(info, sites)
-    plan = _cheapest(relations, demands, settings)
+    plan, fused = _beside_fusions(relations, demands, settings)
     layer_norms = [site for site in sites if site.kind is NormKind.LAYER_NORM]
     in_place = (site for site in sites if lowering.calls_in_place(site))
     return CentringDecision(
         plan,
-        tuple({**refused, **dict(plan.refusals)}.items()),
+        tuple({**refused, **dict(plan.refusals), **fused}.items()),
         count_foldable(relations, layer_norms, Assumptions(True, Embeddings.OPAQUE)),
         count_foldable(relations, layer_norms, Assumptions(True, Embeddings.CENTRED)),
         frozenset(info.ref(site.output) for site in sites),
@@ -88,7 +86,23 @@ def plan_of(info: ModelInfo, settings: Settings) -> CentringPlan:
     sites = find_norms(info)
     lowering = TargetLowering(info, settings.target, settings.norm_form)
     demands, _ = _demands(info, sites, lowering, settings)
-    return _cheapest(Relations(info, sites), demands, settings)
+    plan, _ = _beside_fusions(Relations(info, sites), demands, settings)
+    return plan
+
+
+def _beside_fusions(
+    relations: Relations, demands: Sequence[Demand], settings: Settings
+) -> tuple[CentringPlan, dict[str, Refusal]]:
+    """Return the plan without the norms that a fusion gains more by, and why these stay."""
+    plan = _cheapest(relations, demands, settings)
+    ref = relations.view.ref
+    folded = {fold.output for fold in plan.folds}
+    sites = [demand.site for demand in demands if ref(demand.site.output) in folded]
+    fused = _fused(relations.view, sites, settings)
+    if fused:
+        left = [demand for demand in demands if ref(demand.site.output) not in fused]
+        plan = _cheapest(relations, left, settings)
+    return plan, fused
 
 
 def _cheapest(relations: Relations, demands: Sequence[Demand], settings: Settings) -> CentringPlan:
@@ -109,9 +123,8 @@ def _demands(
     demands: list[Demand] = []
     costs = costs_of(settings.target)
     sharing = Counter(site.centred for site in sites if site.centred is not None)
-    fused = _fused(info, sites, settings)
     for site in sites:
-        refusal = _refuse_early(site, lowering, settings) or fused.get(site.output)
+        refusal = _refuse_early(site, lowering, settings)
         if refusal is not None:
             refused[info.ref(site.output)] = refusal
             continue
@@ -126,19 +139,16 @@ def _demands(
     return demands, refused
 
 
-def _fused(
-    info: ModelInfo, sites: Sequence[NormSite], settings: Settings
-) -> dict[ir.Value, Refusal]:
-    """Return the norms, by output, that a fusion of ONNX Runtime's optimizer is built on."""
+def _fused(info: ModelInfo, sites: Sequence[NormSite], settings: Settings) -> dict[str, Refusal]:
+    """Return those of the norms that a fusion of ONNX Runtime's optimizer is built on."""
     if settings.target is not Target.ONNX or settings.conversion is not None:
         return {}
-    normed = {site.output for site in sites if site.kind is NormKind.LAYER_NORM}
     fusions = {
         "EmbedLayerNormalization": [site for site in sites if embeds(info, site)],
-        "Attention": [site for site in sites if attends(site, normed)],
+        "Attention": [site for site in sites if attends(site)],
     }
     return {
-        site.output: Refusal(RefusalCode.NOT_WORTH, _FUSED.format(fusion), ())
+        info.ref(site.output): Refusal(RefusalCode.NOT_WORTH, _FUSED.format(fusion), ())
         for fusion, found in fusions.items()
         for site in found
     }
@@ -154,7 +164,9 @@ def _refuse_early(site: NormSite, lowering: TargetLowering, settings: Settings) 
         return Refusal(RefusalCode.NOT_CENTRED_NORM, sentence, ())
     if settings.excludes(site.name):
         return Refusal(RefusalCode.EXCLUDED, "excluded by name", ())
-    return lowering.refuse_rms(site)
+    # A conversion asks for the form, whatever it costs.
+    turned = lowering.refuse_turned(site) if settings.conversion is None else None
+    return lowering.refuse_rms(site) or turned
 
 
 def cheapest_plan(

@@ -6,7 +6,7 @@ the patterns: FusionEmbedLayerNoMask and FusionAttention in onnxruntime/transfor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import onnx_ir as ir
 
@@ -32,15 +32,15 @@ def embeds(info: ModelInfo, site: NormSite) -> bool:
     return len(rows) == 2 and bool(ends)
 
 
-def attends(site: NormSite, normed: Collection[ir.Value]) -> bool:
-    """Whether a norm reads the sum of one of ``normed`` and of attention to it, as in post-LN."""
+def attends(site: NormSite) -> bool:
+    """Whether a norm reads the sum of a value and of attention to it, as in post-LN."""
     node = site.input.producer()
     if node is None or node.op_type != "Add":
         return False
     first, second = node.inputs
     pairs = ((first, second), (second, first))
     return any(
-        residual in normed and _projections(residual) == _PROJECTIONS and _is_attention(branch)
+        _projections(residual) == _PROJECTIONS and _is_attention(branch)
         for residual, branch in pairs
         if residual is not None and branch is not None
     )
