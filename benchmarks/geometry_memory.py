@@ -15,6 +15,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -67,7 +68,7 @@ def measured(path: Path, given: argparse.Namespace) -> Row:
         data, report = Path(folder) / "data.npz", Path(folder) / "report.json"
         rng = np.random.default_rng(0)
         ids = rng.integers(1, _WORDS, (rows, length))
-        arrays = {
+        arrays: dict[str, Any] = {
             str(v.name): np.ones_like(ids) if "mask" in str(v.name)
             else np.zeros_like(ids) if "type" in str(v.name) else ids
             for v in model.graph.inputs

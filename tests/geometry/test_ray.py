@@ -57,8 +57,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # Ray's workers load Noting
-    size = {"num_cpus": 2, "object_store_memory": 100 << 20}
-    made = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
+    size: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 100 << 20}
+    made: Any = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
     try:
         made.add_node(**size)
         made.wait_for_nodes()
