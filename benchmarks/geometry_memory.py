@@ -3,7 +3,8 @@
     python -m benchmarks.geometry_memory MODEL.onnx [--rows 64] [--length 128] [--batch 8]
 
 Each runs in a process of its own, one after the other; peaks are those of resident memory (VmHWM),
-which count mapped pages of files. The bar is 1 GB above the session's, and 10 MB of results.
+which count mapped pages of files. The bar is 1 GB above the session's, and 10 MB of results. With
+``--plain-rows N`` the plain session holds all of the data and runs the first N rows of it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,8 +32,7 @@ options = ort.SessionOptions()
 options.intra_op_num_threads = int(sys.argv[4])
 session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 arrays = {name: data[name] for name in data.files}
-rows = len(next(iter(arrays.values())))
-for start in range(0, rows, batch):
+for start in range(0, int(sys.argv[5]), batch):
     session.run(None, {name: x[start:start + batch] for name, x in arrays.items()})
 """
 
@@ -45,6 +46,7 @@ class Row(Conditions):
     parameters: int
     norms: int
     tokens: int
+    plain_tokens: int
     batch: int
     plain_s: float
     measure_s: float
@@ -55,22 +57,25 @@ class Row(Conditions):
     report_bytes: int
 
 
-def measured(path: Path, rows: int, length: int, batch: int, threads: int) -> Row:
+def measured(path: Path, given: argparse.Namespace) -> Row:
     import onnxruntime
 
+    rows, length, batch, threads = given.rows, given.length, given.batch, given.threads
+    plain_rows = rows if given.plain_rows is None else min(given.plain_rows, rows)
     model = model_io.load(path)
     tensors = [v.const_value for v in model.graph.initializers.values()]
     with tempfile.TemporaryDirectory() as folder:
         data, report = Path(folder) / "data.npz", Path(folder) / "report.json"
         rng = np.random.default_rng(0)
         ids = rng.integers(1, _WORDS, (rows, length))
-        given = {
+        arrays: dict[str, Any] = {
             str(v.name): np.ones_like(ids) if "mask" in str(v.name)
             else np.zeros_like(ids) if "type" in str(v.name) else ids
             for v in model.graph.inputs
         }  # fmt: skip
-        np.savez(data, **given)
+        np.savez(data, **arrays)
         words = [sys.executable, "-c", _PLAIN, str(path), str(data), str(batch), str(threads)]
+        words += [str(plain_rows)]
         plain = disk_to_disk(words, [path])
         words = [sys.executable, "-m", "onnxfold", "-q", "measure", str(path), "--data", str(data)]
         words += ["--batch", str(batch), "--threads", str(threads), "--report", str(report)]
@@ -84,6 +89,7 @@ def measured(path: Path, rows: int, length: int, batch: int, threads: int) -> Ro
         parameters=sum(tensor.size for tensor in tensors if tensor is not None),
         norms=len(found["norms"]),
         tokens=found["norms"][0]["before"]["norm"]["count"],
+        plain_tokens=plain_rows * length,
         batch=batch,
         plain_s=round(plain.seconds, 1),
         measure_s=round(own.seconds, 1),
@@ -100,9 +106,10 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     for name, number in (("rows", 64), ("length", 128), ("batch", 8), ("threads", 2)):
         parser.add_argument(f"--{name}", type=int, default=number)
+    parser.add_argument("--plain-rows", type=int, help="default: all rows")
     parser.add_argument("--out", type=Path, default=RESULTS / "geometry_memory.csv")
     given = parser.parse_args()
-    row = measured(given.model, given.rows, given.length, given.batch, given.threads)
+    row = measured(given.model, given)
     append(given.out, [row])
     print(row)
 

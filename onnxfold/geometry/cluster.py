@@ -1,6 +1,7 @@
 """Measuring shards on a Ray cluster: an actor for each worker, results in the order of shards.
 
-Ray starts an actor again, on any node, when its process or node dies, and gives it its shard again.
+Actors are spread over the nodes, since each holds a session and its threads.  Ray starts an actor
+again, on any node, when its process or node dies, and gives it its shard again.
 """
 
 from __future__ import annotations
@@ -76,8 +77,11 @@ def _by_actors(
     ray: Any, task: Task, shards: Sequence[Shard], workers: int, *, share: bool
 ) -> Generator[Totals | Bad, None, None]:
     """Keep two shards for each actor under way, and hand results on in the order of shards."""
-    options = {"max_restarts": MOST_DEATHS - 1, "max_task_retries": MOST_DEATHS - 1}
-    remote = ray.remote(num_cpus=task.threads, **options)(_Worker)
+    # Ray counts as a retry each time that an actor cannot be reached while it starts again: only
+    # the deaths can be counted.
+    options: dict[str, Any] = {"max_restarts": MOST_DEATHS - 1, "max_task_retries": -1}
+    options |= {"num_cpus": task.threads, "scheduling_strategy": "SPREAD"}
+    remote = ray.remote(**options)(_Worker)
     files = ray.put(_files(task.model)) if share and task.model is not None else {}
     actors = [remote.remote(task, files) for _ in range(workers)]
     waiting: deque[tuple[Shard, Any]] = deque()
