@@ -34,6 +34,8 @@ from onnxfold.weights.edits import Centre, Scale, Shift
 __all__ = ["CheckpointForm", "CheckpointPlan", "decide", "form_named"]
 
 Float64 = npt.NDArray[np.float64]
+# Parts of a quantised module: of GPTQ and AWQ, compressed-tensors, FP8 by blocks, bitsandbytes.
+_QUANTISED = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "SCB", "absmax")
 
 
 class CheckpointForm(StrEnum):
@@ -109,13 +111,7 @@ def _family(checkpoint: Checkpoint) -> Family:
             f"{label}: model_type {one_line(repr(kind))} is not known; known are "
             f"{', '.join(FAMILIES)}; export it and use onnxfold optimize"
         )
-    quantised = config.get("quantization_config")
-    if quantised:
-        method = quantised.get("quant_method", "") if isinstance(quantised, dict) else ""
-        raise ModelError(
-            f"{label}: its weights are quantised ({one_line(str(method))}), which cannot be scaled "
-            "or centred exactly; fold the checkpoint first, then quantise"
-        )
+    _refuse_quantised(checkpoint)
     for key, wanted in family.demands.items():
         if config.get(key, wanted) != wanted:
             raise ModelError(
@@ -123,6 +119,20 @@ def _family(checkpoint: Checkpoint) -> Family:
                 "known; export it and use onnxfold optimize"
             )
     return family
+
+
+def _refuse_quantised(checkpoint: Checkpoint) -> None:
+    """Refuse codes with scales, whether the configuration declares them or not."""
+    declared = checkpoint.config.get("quantization_config")
+    method = declared.get("quant_method") if isinstance(declared, dict) else None
+    names = (name.rpartition(".") for name in sorted(checkpoint.tensors))
+    found = next((f"'{module}' has {part}" for module, _, part in names if part in _QUANTISED), "")
+    if declared or found:
+        how = ": ".join(one_line(str(part)) for part in (method, found) if part)
+        raise ModelError(
+            f"{show(checkpoint.folder)}: its weights are quantised ({how}), which cannot be scaled "
+            "or centred exactly; fold the checkpoint first, then quantise"
+        )
 
 
 def _pattern(name: str) -> re.Pattern[str]:

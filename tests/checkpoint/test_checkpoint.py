@@ -275,6 +275,26 @@ def test_integers_stay_with_their_norm(tmp_path: Path) -> None:
     assert "is I8, which cannot be centred" in centring.left[NORM]
 
 
+GPTQ = {"qweight": (1, WIDTH), "qzeros": (1, 1), "scales": (1, WIDTH), "g_idx": (WIDTH,)}
+AWQ = {"qweight": (WIDTH, 1), "qzeros": (1, 1), "scales": (1, WIDTH)}
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", None])
+def test_codes_with_scales_are_refused_by_module(tmp_path: Path, method: str | None) -> None:
+    tensors = neox()
+    del tensors[f"{READER}.weight"]
+    for part, shape in (AWQ if method == "awq" else GPTQ).items():
+        dtype = np.float16 if part == "scales" else np.int32
+        tensors[f"{READER}.{part}"] = np.ones(shape, dtype)
+    config = {"quantization_config": {"quant_method": method, "bits": 4}} if method else {}
+    source = save(tmp_path / "in", tensors, config)
+    how = f"{method}: " if method else ""
+    for form in ("weightless", "rms"):
+        with pytest.raises(ModelError, match=rf"quantised \({how}'{READER}' has qweight\), which"):
+            fold_checkpoint(source, tmp_path / "out", to=form)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
 @pytest.mark.parametrize(
     ("out", "message"), [("in", "it exists"), ("in/new", "within the checkpoint")]
 )
