@@ -1,9 +1,10 @@
-"""The compilers that users have, and what an installation does where theirs is not fit."""
+"""The compilers that users have, switches of the build, and what is done where none is fit."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 OPS = Path(__file__).parents[2] / "custom_ops"
 # Beside c++, with which `make demo` installs them; `.ci/run` has its warnings be errors too.
 COMPILERS = ("g++-11", "g++-12", "clang++-14")
+NVCC = shutil.which("nvcc")
 LIBRARIES = ("libonnxfold_ops.so", "libonnxfold_weights.so")
 
 
@@ -71,3 +73,27 @@ def test_each_compiler_builds_the_libraries_without_a_warning(
 ) -> None:
     assert configured(tmp_path, compiler).returncode == 0
     assert installed(tmp_path) == set(LIBRARIES)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NVCC is None, reason="no nvcc")
+def test_every_kernel_waits_for_the_one_before_where_launches_overlap(tmp_path: Path) -> None:
+    """ONNXFOLD_PDL: a kernel that begins early must wait before it reads what another writes."""
+    assert NVCC is not None
+    switches = ["-DONNXFOLD_PDL", "-Werror=all-warnings"]
+    options = ["-std=c++17", "-O3", f"-I{OPS / 'include'}", *switches]
+    source, ptx = str(OPS / "cuda" / "kernels_brain.cu"), tmp_path / "kernels.ptx"
+    command = [NVCC, *options, "-arch=compute_90", "-ptx", source, "-o", str(ptx)]
+    subprocess.run(command, check=True)
+    kernels = ptx.read_text().split("\n.entry ")[1:]
+    assert len(kernels) > 100
+    for kernel in kernels:
+        body, name = kernel.split("{", 1)[1], kernel.split("(", 1)[0]
+        waits = body.find("griddepcontrol.wait")
+        first = re.search(r"\b(?:ld|st|atom|red)\.(?!param)", body)
+        assert first is not None, name
+        assert 0 <= waits < first.start(), name
+        assert waits < body.find("griddepcontrol.launch_dependents"), name
+    options.append('-DONNXFOLD_ARCHITECTURES="90"')
+    launch = [NVCC, *options, "-c", str(OPS / "cuda" / "launch.cpp"), "-o", str(tmp_path / "o")]
+    subprocess.run(launch, check=True)
