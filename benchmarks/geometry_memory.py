@@ -4,7 +4,9 @@
 
 Each runs in a process of its own, one after the other; peaks are those of resident memory (VmHWM),
 which count mapped pages of files. The bar is 1 GB above the session's, and 10 MB of results. With
-``--plain-rows N`` the plain session holds all of the data and runs the first N rows of it.
+``--plain-rows N`` the plain session holds all of the data and runs the first N rows of it. With
+``--words N`` the table of words has N rows, those that it has over and over: a model of any number
+of parameters that takes no longer for a row, so that a million rows of it can be measured.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from benchmarks.disk import disk_to_disk
 from benchmarks.rows import RESULTS, Conditions, append, conditions
@@ -55,6 +58,22 @@ class Row(Conditions):
     beyond_mib: float
     bar_mib: float
     report_bytes: int
+
+
+def with_words(path: Path, words: int, folder: Path) -> Path:
+    """Write the model with its largest weight, the table of words, repeated to so many rows."""
+    model = onnx.load(path)
+    table = max(model.graph.initializer, key=lambda tensor: tensor.ByteSize())
+    rows = onnx.numpy_helper.to_array(table)
+    with (folder / "words.data").open("wb") as file:
+        for start in range(0, words, len(rows)):
+            file.write(rows[: words - start].tobytes())
+    table.ClearField("raw_data")
+    table.dims[0], table.data_location = words, onnx.TensorProto.EXTERNAL
+    table.external_data.add(key="location", value="words.data")
+    made = folder / f"{path.stem}-{words}.onnx"
+    made.write_bytes(model.SerializeToString())
+    return made
 
 
 def measured(path: Path, given: argparse.Namespace) -> Row:
@@ -108,8 +127,13 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=number)
     parser.add_argument("--plain-rows", type=int, help="default: all rows")
     parser.add_argument("--out", type=Path, default=RESULTS / "geometry_memory.csv")
+    parser.add_argument("--words", type=int, help="rows of the table of words; default: as it is")
     given = parser.parse_args()
-    row = measured(given.model, given)
+    with tempfile.TemporaryDirectory() as folder:
+        model = given.model
+        if given.words is not None:
+            model = with_words(model, given.words, Path(folder))
+        row = measured(model, given)
     append(given.out, [row])
     print(row)
 
