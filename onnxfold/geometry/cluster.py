@@ -32,12 +32,14 @@ class _Worker:
     """A session in a process of Ray; ``files``: the model's, where no disk is shared."""
 
     def __init__(self, task: Task, files: Mapping[str, bytes]):
-        if files and task.model is not None:
-            self._folder = TemporaryDirectory(prefix="onnxfold-")
-            for name, content in files.items():
-                Path(self._folder.name, name).write_bytes(content)
-            task = replace(task, model=Path(self._folder.name, task.model.name))
-        self._task, self._session = task, WholeSession(task)
+        self._task = task
+        # A session holds what it has mapped: nothing is left behind, however the worker ends.
+        with TemporaryDirectory(prefix="onnxfold-", ignore_cleanup_errors=True) as folder:
+            if files and task.model is not None:
+                for name, content in files.items():
+                    Path(folder, name).write_bytes(content)
+                task = replace(task, model=Path(folder, task.model.name))
+            self._session = WholeSession(task)
 
     def measure(self, shard: Shard) -> Totals | Bad:
         return measured_shard(self._task, self._session, shard)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -21,9 +22,9 @@ from typer.testing import CliRunner
 import onnxfold
 from onnxfold.cli.application import app
 from onnxfold.errors import DataError, UsageError
-from onnxfold.geometry import run
+from onnxfold.geometry import cluster, run
 from onnxfold.geometry.data import open_data
-from onnxfold.geometry.work import in_turn
+from onnxfold.geometry.work import Task, in_turn
 from tests.builders import chain_model, model_of, pre_norm_model
 from tests.geometry.deadly import Deadly
 
@@ -51,6 +52,28 @@ def test_the_report_is_the_same_for_any_number_of_workers() -> None:
     assert found["complete"]
     assert len(found["norms"]) == 9
     assert found["norms"][0]["before"]["angle_uniform"]["count"] == 360 * 17
+
+
+def test_a_worker_of_a_cluster_leaves_no_copy_of_the_model_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed with the cluster, and could remove nothing then."""
+    copies = tmp_path / "copies"
+    copies.mkdir()
+
+    def measured(task: Task, shards: Any, *_: Any) -> Iterator[Any]:
+        assert task.model is not None
+        files = {path.name: path.read_bytes() for path in task.model.parent.iterdir()}
+        with monkeypatch.context() as local:
+            local.setattr(tempfile, "tempdir", str(copies))
+            worker = cluster._Worker(task, files)
+            assert not list(copies.iterdir())
+            yield from map(worker.measure, shards)
+
+    data = _rows(tmp_path, 1000)
+    whole = onnxfold.measure(chain_model(), data)
+    monkeypatch.setattr(run, "in_cluster", measured)
+    assert onnxfold.measure(chain_model(), data, ray="somewhere") == whole
 
 
 def test_an_interrupted_run_goes_on_to_the_same_report(

@@ -78,7 +78,7 @@ def _add(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _folded() -> Folded:
-    return fold(_model(), Target.ONNX, fuse_affine=True)
+    return fold(_model(), Target.ORT, fuse_affine=True)
 
 
 def test_an_operator_with_a_row_folds(monkeypatch: pytest.MonkeyPatch) -> None:
