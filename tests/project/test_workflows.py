@@ -86,7 +86,7 @@ def test_our_workflows_run_what_exists(path: Path) -> None:
         if words[0] != "apt-get":
             assert words[0] in {"python", "build/bin/python"}, words
             assert words[1] == "-m", words
-            assert words[2] in {"pip", "build", "cibuildwheel", "cyclonedx_py", "venv"}
+            assert words[2] in {"pip", "build", "cibuildwheel", "cyclonedx_py", "venv", "wheel"}
 
 
 @pytest.mark.parametrize("path", [*OURS, *(p for p in USERS if p.stem == "github")], ids=str)
@@ -109,6 +109,16 @@ def test_only_the_job_that_attests_may_write() -> None:
     used = [step.get("uses", "").partition("@")[0] for step in workflow["jobs"]["attest"]["steps"]]
     assert {"actions/attest-build-provenance", "actions/attest-sbom"} <= set(used)
     assert set(workflow["jobs"]["attest"]["needs"]) == workflow["jobs"].keys() - {"attest"}
+
+
+def test_the_wheel_with_cuda_is_built_with_options_that_exist() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "wheels.yml").read_text("utf-8"))
+    settings = workflow["jobs"]["cuda"]["env"]["CIBW_CONFIG_SETTINGS_LINUX"]
+    options = re.findall(r"cmake\.define\.(\w+)=ON", settings)
+    assert "ONNXFOLD_CUDA" in options
+    known = (ROOT / "custom_ops" / "CMakeLists.txt").read_text(encoding="utf-8")
+    for option in options:
+        assert f"{option} " in known
 
 
 def test_our_own_script_makes_what_exists() -> None:
