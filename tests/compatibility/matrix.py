@@ -21,6 +21,7 @@ import json
 import math
 import re
 import shutil
+import statistics
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -271,7 +272,7 @@ def _with_times(subject: Subject, rows: list[Row], paths: dict[Place, Path]) -> 
         for key, models in taken.items()
     ]
     medians = {
-        key: answer.get("medians", {})
+        key: {name: statistics.median(each) for name, each in answer.get("times", {}).items()}
         for key, answer in zip(taken, _work(subject, jobs), strict=True)
     }
     return [replace(row, time=_relative(row, medians)) for row in rows]

@@ -7,7 +7,7 @@ it is known, so that the caller sees which job ended the process. Tensors travel
 JavaScript reads as well: {"name", "dtype", "shape", "file"}.
 
     {"action": "run", "subject", "model", "inputs", "folder"}    -> outputs, facts
-    {"action": "time", "subject", "models", "inputs", "rounds"}  -> median seconds of each model
+    {"action": "time", "subject", "models", "inputs", "rounds"}  -> seconds of each round
     {"action": "apply", "subject", "model", "inputs", "target", "options"} -> writes target; facts
 """
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import statistics
 import sys
 import time
 import warnings
@@ -70,7 +69,7 @@ def _time(job: Job) -> Job:
             start = time.perf_counter()
             run()
             times[name].append(time.perf_counter() - start)
-    return {"medians": {name: statistics.median(each) for name, each in times.items()}}
+    return {"times": times}
 
 
 def _apply(job: Job) -> Job:
