@@ -168,7 +168,9 @@ def _page() -> str:
         f"The last rows of `benchmarks/results/models.csv` ({_dates('models.csv')}) for sequences "
         "of 128, or one picture; `python -m benchmarks.models` measures them. Where products of "
         "matrices take nearly all of the time, cheaper norms gain little.\n\n"
-        "## The server\n\n"
+        "## Other runtimes\n\n"
+        + _runtimes()
+        + "\n## The server\n\n"
         "![Requests per second to those of the model as it was](figures/serve.svg)\n\n"
         f"Eight clients ([serve.md](serve.md)), `benchmarks/results/serve.csv` "
         f"({_dates('serve.csv')}); `python -m benchmarks.serve`. Lines reach from the slowest to "
@@ -179,6 +181,24 @@ def _page() -> str:
         f"ways, `benchmarks/results/kernels.csv` ({_dates('kernels.csv')}); `python -m "
         "benchmarks.kernels`. *loads and stores* is what moving the data takes.\n\n"
         "## What it costs\n\n" + _costs()
+    )
+
+
+def _runtimes() -> str:
+    last = {(row["runtime"], row["model"]): row for row in _rows("runtimes.csv")}
+    lines = [
+        f"| {row['runtime']} {row['version']} | {row['model']} | "
+        f"{float(row['original_ms']):,.1f} | {float(row['onnx_ms']):,.1f} | {row['ratio']} | "
+        f"{row['p10']} to {row['p90']} |\n"
+        for row in last.values()
+    ]
+    head = "| runtime | model | original, ms | `onnx`, ms | ratio | 10% to 90% |\n"
+    return (
+        "Our time to the original's, of the file for the default target; less than 1 is faster. "
+        "One thread, float32, sequences of 128 or one picture.\n\n"
+        f"{head}|---|---|---|---|---|---|\n{''.join(lines)}\n"
+        f"Rows: `benchmarks/results/runtimes.csv` ({_dates('runtimes.csv')}); `python -m "
+        "benchmarks.runtimes` measures them.\n"
     )
 
 
