@@ -168,9 +168,7 @@ def _page() -> str:
         f"The last rows of `benchmarks/results/models.csv` ({_dates('models.csv')}) for sequences "
         "of 128, or one picture; `python -m benchmarks.models` measures them. Where products of "
         "matrices take nearly all of the time, cheaper norms gain little.\n\n"
-        "## Other runtimes\n\n"
-        + _runtimes()
-        + "\n## The server\n\n"
+        "## Other runtimes\n\n" + _runtimes() + "\n## The server\n\n"
         "![Requests per second to those of the model as it was](figures/serve.svg)\n\n"
         f"Eight clients ([serve.md](serve.md)), `benchmarks/results/serve.csv` "
         f"({_dates('serve.csv')}); `python -m benchmarks.serve`. Lines reach from the slowest to "
