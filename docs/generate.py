@@ -297,7 +297,7 @@ def _recipes(
         "`recipes_left.csv` and `recipes_affine.csv`, which `python -m benchmarks.recipes` wrote. "
         "Weights are untrained (but for MiniLM's), gamma and beta are random, so that no fold "
         "rests on a gamma of ones; opset 18, exported by `python -m models`.\n\n"
-        "*folds*: LayerNorms that become RMSNorm, exactly, in the default plan (no weight above "
+        "*folds*: LayerNorms that can become RMSNorm, exactly, in the default plan (no weight above "
         "1 MiB is stored twice); *centrings*: operators inserted for that. *with splitting*: the "
         "same when any weight may be stored twice (`--allow-split`). *Algorithm 1*: the count by "
         "the rules of Algorithm 1 of the CBWC paper, in which the output of a LayerNorm counts as "

@@ -36,7 +36,8 @@ class Findings:
     under the rules of the paper's Algorithm 1 (outputs of norms count as centred, embeddings as
     opaque), ``algorithm1_embed_centred`` the same with a centring behind every embedding.
     ``remaining`` are the norms that are still norms when folds are decided, ``in_place`` those of
-    them that stay and become one operator.  ``ranges`` names the weights whose range grows much,
+    them that stay and become one operator, ``left`` those that could fold and of which runtimes
+    make more as they stand.  ``ranges`` names the weights whose range grows much,
     ``deferral_refusals`` why an RMS norm, made or found, is computed where it stands.
     ``restored`` are the RMSNorms that become LayerNorms, None where that was not asked.
     ``compressed`` likewise are the norms that become CRMSNorms, ``decompressed`` those that were.
@@ -51,6 +52,7 @@ class Findings:
     algorithm1_embed_centred: int = 0
     remaining: frozenset[str] = frozenset()
     in_place: frozenset[str] = frozenset()
+    left: frozenset[str] = frozenset()
     ranges: tuple[RangeWarning, ...] = ()
     restored: frozenset[str] | None = None
     compressed: frozenset[str] | None = None

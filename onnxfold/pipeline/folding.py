@@ -190,6 +190,7 @@ class Decided:
             centring.algorithm1_embed_centred,
             centring.remaining | restoring.remaining | compression.remaining,
             centring.in_place,
+            centring.left,
             affine.ranges + scales.ranges,
             frozenset(restoring.norms) if "restoring" in self.decisions else None,
             frozenset(map(described, compression.norms))

@@ -45,7 +45,8 @@ def inspection(
             "norms": len(norms),
             "rms_norms": sum(row["kind"] == NormKind.RMS_NORM for row in norms),
             "layer_norms": sum(row["kind"] == NormKind.LAYER_NORM for row in norms),
-            "foldable": len(plan.folds),
+            "foldable": len(plan.folds) + len(findings.left),
+            "left_foldable": len(findings.left),
             "compressed": None if findings.compressed is None else len(findings.compressed),
             "decompressed": len(findings.decompressed),
             "restored": None if findings.restored is None else len(findings.restored),
@@ -99,7 +100,7 @@ def _norms(findings: Findings) -> list[dict[str, Any]]:
         rows.append(
             {
                 **row,
-                "foldable": fold is not None,
+                "foldable": fold is not None or ref in findings.left,
                 "action": action,
                 "moves_by_rounding": known["moves_by_rounding"] and action != "keep",
                 "reason": reason.to_json() if reason is not None else None,

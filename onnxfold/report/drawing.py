@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from onnxfold.report.figures import KIND_NAMES
+from onnxfold.report.sentences import folds
 
 __all__ = ["drawing", "fate_of"]
 
@@ -22,7 +23,7 @@ _SHOWN_WRITERS = 3
 
 def fate_of(norm: Mapping[str, Any]) -> str:
     """Return what became of a norm: folded, fused or kept."""
-    if norm["foldable"]:
+    if folds(norm):
         return "folded"
     return "kept" if norm["action"] == "keep" else "fused"
 
@@ -120,7 +121,7 @@ def _mark(index: int, norm: Mapping[str, Any], top: int) -> str:
 
 def _why(norm: Mapping[str, Any]) -> str:
     """What was centred for a norm, or why it stays."""
-    if not norm["foldable"]:
+    if not folds(norm):
         return f"; {norm['reason']['sentence']}" if norm["reason"] else ""
     names: Sequence[str] = norm["writers"]
     if not names:

@@ -13,6 +13,7 @@ from typing import Any
 from onnxfold.refusal import EXPLANATIONS, RefusalCode
 from onnxfold.report.drawing import drawing, fate_of
 from onnxfold.report.figures import KIND_NAMES, FigureRow, figure_notes, figure_rows
+from onnxfold.report.sentences import folds
 
 __all__ = ["in_pieces", "page"]
 
@@ -64,10 +65,8 @@ def _title(report: Mapping[str, Any]) -> str:
 
 def _verdict(report: Mapping[str, Any]) -> str:
     summary = report["inspect"]["summary"]
-    text = (
-        f"<strong>{summary['foldable']} of {summary['layer_norms']}</strong> LayerNorms "
-        "become RMSNorm"
-    )
+    folded = summary["foldable"] - summary["left_foldable"]
+    text = f"<strong>{folded} of {summary['layer_norms']}</strong> LayerNorms become RMSNorm"
     inserted = summary["inserted_centerings"]
     if inserted:
         text += f", with {inserted} inserted centring{'s' if inserted > 1 else ''}"
@@ -188,7 +187,7 @@ def _measured(norm: Mapping[str, Any], measurement: Mapping[str, Any] | None) ->
 
 
 def _because(norm: Mapping[str, Any]) -> str:
-    if norm["foldable"]:
+    if folds(norm):
         weights = [f"<code>{escape(name)}</code>" for name in norm["writers"]]
         if not weights:
             return "what it reads is centred already"

@@ -12,6 +12,7 @@ __all__ = [
     "changed_weights",
     "claimed",
     "counted",
+    "folds",
     "roundings",
     "tallied",
     "totals",
@@ -23,7 +24,10 @@ def totals(summary: Mapping[str, Any]) -> str:
     """Return the one line that says what became of the norms."""
     layer_norms = counted(summary["layer_norms"], "LayerNorm")
     verb = "folds" if summary["layer_norms"] == 1 else "fold"
-    line = f"{summary['foldable']} of {layer_norms} {verb} to RMSNorm"
+    left = summary.get("left_foldable", 0)
+    line = f"{summary['foldable'] - left} of {layer_norms} {verb} to RMSNorm"
+    if left:
+        line += f", {left} could and {'is' if left == 1 else 'are'} left to the runtime"
     if summary.get("restored") is not None:
         rms_norms = counted(summary["rms_norms"], "RMSNorm")
         line = f"{summary['restored']} of {rms_norms} restored to LayerNorm"
@@ -107,6 +111,11 @@ def _sizes(shape: Sequence[int | str | None]) -> str:
 
 def counted(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def folds(row: Mapping[str, Any]) -> bool:
+    """Whether a norm becomes RMSNorm, also where it is then deferred or compressed."""
+    return row["foldable"] and row["action"] not in ("keep", "fused_layer_norm")
 
 
 def because(row: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from onnxfold.report.sentences import (
     changed_weights,
     claimed,
     counted,
+    folds,
     roundings,
     tallied,
     totals,
@@ -51,7 +52,7 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
     for heading in ("norm", "is", "becomes", "weights centred, or why not"):
         table.add_column(heading, overflow="fold")
     for row in document["norms"]:
-        style = "green" if row["foldable"] or row["action"] in ("layer_norm", "crms") else ""
+        style = "green" if row["action"] in ("layer_norm", "crms") or folds(row) else ""
         table.add_row(
             Text(row["name"]),
             Text(f"{row['kind']} {row['size']}"),

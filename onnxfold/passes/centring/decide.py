@@ -38,7 +38,8 @@ class Demand:
 class CentringDecision:
     """The plan, why each other norm does not fold, and the counts of the paper's rules.
 
-    ``remaining`` are all norms by reference, ``in_place`` those that stay and become one operator.
+    ``remaining`` are all norms by reference, ``in_place`` those that stay and become one operator,
+    ``left`` those that could fold and of which runtimes make more as they stand.
     """
 
     plan: CentringPlan = field(default_factory=CentringPlan)
@@ -47,6 +48,7 @@ class CentringDecision:
     algorithm1_embed_centred: int = 0
     remaining: frozenset[str] = frozenset()
     in_place: frozenset[str] = frozenset()
+    left: frozenset[str] = frozenset()
 
     @property
     def empty(self) -> bool:
@@ -59,7 +61,7 @@ class CentringDecision:
         kept = tuple((fold.output, why) for fold in self.plan.folds)
         refusals = (*self.refusals, *kept)
         plan = CentringPlan(refusals=(*self.plan.refusals, *kept))
-        return replace(self, plan=plan, refusals=refusals)
+        return replace(self, plan=plan, refusals=refusals, left=frozenset())
 
 
 def decide(info: ModelInfo, settings: Settings) -> CentringDecision:
@@ -68,16 +70,17 @@ def decide(info: ModelInfo, settings: Settings) -> CentringDecision:
     lowering = TargetLowering(info, settings.target, settings.norm_form)
     demands, refused = _demands(info, sites, lowering, settings)
     relations = Relations(info, sites)
-    plan, fused = _beside_fusions(relations, demands, settings)
+    plan, left = _worthwhile(relations, demands, lowering, settings)
     layer_norms = [site for site in sites if site.kind is NormKind.LAYER_NORM]
     in_place = (site for site in sites if lowering.calls_in_place(site))
     return CentringDecision(
         plan,
-        tuple({**refused, **dict(plan.refusals), **fused}.items()),
+        tuple({**refused, **dict(plan.refusals), **left}.items()),
         count_foldable(relations, layer_norms, Assumptions(True, Embeddings.OPAQUE)),
         count_foldable(relations, layer_norms, Assumptions(True, Embeddings.CENTRED)),
         frozenset(info.ref(site.output) for site in sites),
         frozenset(info.ref(site.output) for site in in_place),
+        frozenset(left),
     )
 
 
@@ -86,23 +89,26 @@ def plan_of(info: ModelInfo, settings: Settings) -> CentringPlan:
     sites = find_norms(info)
     lowering = TargetLowering(info, settings.target, settings.norm_form)
     demands, _ = _demands(info, sites, lowering, settings)
-    plan, _ = _beside_fusions(Relations(info, sites), demands, settings)
+    plan, _ = _worthwhile(Relations(info, sites), demands, lowering, settings)
     return plan
 
 
-def _beside_fusions(
-    relations: Relations, demands: Sequence[Demand], settings: Settings
+def _worthwhile(
+    relations: Relations,
+    demands: Sequence[Demand],
+    lowering: TargetLowering,
+    settings: Settings,
 ) -> tuple[CentringPlan, dict[str, Refusal]]:
-    """Return the plan without the norms that a fusion gains more by, and why these stay."""
+    """Return the plan without the norms of which runtimes make more, and why these stay."""
     plan = _cheapest(relations, demands, settings)
     ref = relations.view.ref
     folded = {fold.output for fold in plan.folds}
     sites = [demand.site for demand in demands if ref(demand.site.output) in folded]
-    fused = _fused(relations.view, sites, settings)
-    if fused:
-        left = [demand for demand in demands if ref(demand.site.output) not in fused]
-        plan = _cheapest(relations, left, settings)
-    return plan, fused
+    left = _left(relations.view, sites, lowering, settings)
+    if left:
+        others = [demand for demand in demands if ref(demand.site.output) not in left]
+        plan = _cheapest(relations, others, settings)
+    return plan, left
 
 
 def _cheapest(relations: Relations, demands: Sequence[Demand], settings: Settings) -> CentringPlan:
@@ -139,19 +145,23 @@ def _demands(
     return demands, refused
 
 
-def _fused(info: ModelInfo, sites: Sequence[NormSite], settings: Settings) -> dict[str, Refusal]:
-    """Return those of the norms that a fusion of ONNX Runtime's optimizer is built on."""
+def _left(
+    info: ModelInfo, sites: Sequence[NormSite], lowering: TargetLowering, settings: Settings
+) -> dict[str, Refusal]:
+    """Return those of the norms of which runtimes make more as they stand, and how."""
     if settings.target is not Target.ONNX or settings.conversion is not None:
-        return {}
-    fusions = {
-        "EmbedLayerNormalization": [site for site in sites if embeds(info, site)],
-        "Attention": [site for site in sites if attends(site)],
-    }
-    return {
-        info.ref(site.output): Refusal(RefusalCode.NOT_WORTH, _FUSED.format(fusion), ())
-        for fusion, found in fusions.items()
-        for site in found
-    }
+        return {}  # a conversion asks for the form, whatever it costs
+    found = ((site, _use(info, site) or lowering.refuse_turned(site)) for site in sites)
+    return {info.ref(site.output): refusal for site, refusal in found if refusal is not None}
+
+
+def _use(info: ModelInfo, site: NormSite) -> Refusal | None:
+    """Say which fusion of ONNX Runtime's optimizer is built on the norm, or None."""
+    embedding = embeds(info, site)
+    if not embedding and not attends(site):
+        return None
+    fusion = "EmbedLayerNormalization" if embedding else "Attention"
+    return Refusal(RefusalCode.NOT_WORTH, _FUSED.format(fusion), ())
 
 
 def _refuse_early(site: NormSite, lowering: TargetLowering, settings: Settings) -> Refusal | None:
@@ -164,9 +174,7 @@ def _refuse_early(site: NormSite, lowering: TargetLowering, settings: Settings) 
         return Refusal(RefusalCode.NOT_CENTRED_NORM, sentence, ())
     if settings.excludes(site.name):
         return Refusal(RefusalCode.EXCLUDED, "excluded by name", ())
-    # A conversion asks for the form, whatever it costs.
-    turned = lowering.refuse_turned(site) if settings.conversion is None else None
-    return lowering.refuse_rms(site) or turned
+    return lowering.refuse_rms(site)
 
 
 def cheapest_plan(

@@ -67,7 +67,7 @@ class TargetLowering:
         It moves Transposes towards each other before, and the norm ends on another axis.
         """
         source = site.input.producer()
-        if self._target is not Target.ONNX or self._has_operator(Statistics.RMS):
+        if self._has_operator(Statistics.RMS):
             return None
         turned = source is not None and source.op_type == "Transpose"
         readers = [use.node.op_type for use in site.output.uses()]

@@ -12,6 +12,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxfold
+from onnxfold.report.sentences import totals
 
 WIDTH = 8
 TURN, BACK = "Transpose<perm=[0,2,3,1]>", "Transpose<perm=[0,3,1,2]>"
@@ -36,8 +37,8 @@ def channels_first(opset: int = 17, behind: str = BEHIND) -> onnx.ModelProto:
 
 
 def folds(model: onnx.ModelProto, **options: str) -> int:
-    count: int = onnxfold.optimize(model, **options).report["inspect"]["summary"]["foldable"]  # type: ignore[arg-type]
-    return count
+    norms = onnxfold.optimize(model, **options).report["inspect"]["norms"]  # type: ignore[arg-type]
+    return sum(norm["action"] == "rms" for norm in norms)
 
 
 def executed(model: onnx.ModelProto, folder: Path) -> Counter[str]:
@@ -56,6 +57,16 @@ def test_a_session_executes_no_more_than_for_the_original(tmp_path: Path) -> Non
     (row,) = result.report["inspect"]["norms"]
     assert row["reason"]["code"] == "no_cheaper_form"
     assert "Transposes" in row["reason"]["sentence"]
+    assert row["foldable"]
+    summary = result.report["inspect"]["summary"]
+    assert (summary["foldable"], summary["left_foldable"]) == (1, 1)
+    assert totals(summary).startswith("0 of 1 LayerNorm folds to RMSNorm, 1 could and is left")
+
+
+def test_a_norm_that_could_not_fold_has_the_reason_for_that() -> None:
+    model = channels_first(behind=f"{BEHIND.replace('y =', 'c =')}  y = Add(c, h)")
+    (row,) = onnxfold.inspect(model)["norms"]
+    assert (row["foldable"], row["reason"]["code"]) == (False, "graph_output")
 
 
 @pytest.mark.parametrize("target", ["ort", "kernels"])
