@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxfold.options import Options, Target
+from onnxfold.options import Device, Options, Target
 from onnxfold.passes.lower.installed import onnxruntime_version
 from onnxfold.passes.lower.sums import MEASURED
 
@@ -19,7 +19,10 @@ _FUSE_FIRST = (
     "its transformers optimizer goes before onnxfold, for it finds some Attention from "
     "LayerNormalization alone"
 )
-_LAST = "other optimizers go before onnxfold, for they do not know Sum as an addition"
+_LAST = (
+    "other optimizers go before onnxfold, for they look for Add and LayerNormalization, not for "
+    "Sum and SimplifiedLayerNormalization"
+)
 
 
 def advice(options: Options, folds: int) -> str:
@@ -32,6 +35,9 @@ def advice(options: Options, folds: int) -> str:
         return f"{_OTHERS}; {_FUSE_FIRST}" if folds else _OTHERS
     oldest, newest = MEASURED
     version = onnxruntime_version() or newest
-    unknown = "" if oldest <= version <= newest else ", which was not measured"
-    chosen = f"chosen for ONNX Runtime {version[0]}.{version[1]}{unknown}"
+    measured = oldest <= version <= newest and options.device is Device.CPU
+    on = "" if options.device is Device.CPU else " on CUDA"
+    chosen = f"chosen for ONNX Runtime {version[0]}.{version[1]}{on}"
+    if not measured:
+        return f"{chosen}, which was not measured; {_LAST}"
     return f"{chosen}; {_LAST}; --target kernels is faster with onnxfold's library"

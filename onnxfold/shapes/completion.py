@@ -1,4 +1,4 @@
-"""Shapes that onnx's inference does not find: behind a Reshape to computed sizes.
+"""Shapes that onnx's inference does not find: behind a Reshape or Slice to computed sizes.
 
 onnx (1.23) gives such a result not even a rank, and nothing behind it a shape, or made-up symbols
 for sizes that are numbers.  Exporters that write no value_info, such as paddle2onnx before 2, leave
@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
 from onnxfold.graph.constants import whole_node
-from onnxfold.graph.dims import Shape
+from onnxfold.graph.dims import Dim, Shape
+from onnxfold.graph.traversal import declared_shape
 from onnxfold.shapes.equivalents import DOMAIN, FUNCTIONS, is_doubtful, shape_equivalent
 from onnxfold.shapes.symbolic import SymbolicShapes, Token
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["complete"]
 
 _OWN_DOMAIN = "onnxfold"
+_MADE_UP = "unk__"  # how the symbols begin that onnx's inference gives to sizes
 # What onnx raises for operands that an operator does not take.
 _NO_SHAPE = (
     onnx.checker.ValidationError,
@@ -45,9 +48,9 @@ def complete(view: ModelInfo) -> bool:
     for graph in view.graphs:
         for node in graph:
             if all(not output.name or output.shape is not None for output in node.outputs):
-                if node.op_type == "Reshape" or not numbered.isdisjoint(node.inputs):
+                if not numbered.isdisjoint(node.inputs) or _reads_sizes(node):
                     tokens = tokens or SymbolicShapes(view)
-                    numbered.update(_numbered(view, tokens, node.outputs[0]))
+                    numbered.update(_numbered(view, tokens, node))
                 continue
             tokens = tokens or SymbolicShapes(view)
             for value, dims in _found(view, tokens, node):
@@ -59,19 +62,54 @@ def complete(view: ModelInfo) -> bool:
     return bool(numbered)
 
 
-def _numbered(view: ModelInfo, tokens: SymbolicShapes, value: ir.Value) -> list[ir.Value]:
-    """Put the numbers that are known in the place of symbols; return the value where there are."""
-    shape = view.shape(value)
-    if shape is None or all(isinstance(dim, int) for dim in shape):
-        return []
-    dims = tokens.dims(value) or shape
-    found = tuple(
-        known if isinstance(known, int) else dim for dim, known in zip(shape, dims, strict=True)
+def _reads_sizes(node: ir.Node) -> bool:
+    """Whether a node reads sizes or bounds that onnx may not follow: computed ones, or -1."""
+    return node.op_type == "Reshape" or any(
+        operand is not None
+        and operand.dtype is not None
+        and operand.dtype.is_integer()
+        and operand.producer() is not None
+        for operand in node.inputs[1:]
     )
-    if found == shape:
-        return []
-    value.shape = ir.Shape(found)
-    return [value]
+
+
+def _numbered(view: ModelInfo, tokens: SymbolicShapes, node: ir.Node) -> list[ir.Value]:
+    """Put the numbers that are known in the place of symbols; return the values where there are."""
+    shapes = {value: declared_shape(value) or () for value in node.outputs if value.name}
+    answers: dict[ir.Value, Shape] | None = None
+    changed = []
+    for value, shape in shapes.items():
+        if all(isinstance(dim, int) for dim in shape):
+            continue
+        dims = tokens.dims(value) or shape
+        numbers = tuple(dim if isinstance(dim, int) else None for dim in dims)
+        found = _refined(shape, numbers)
+        if answers is None and any(map(_is_unnamed, found)):
+            answers = dict(_inferred(view, tokens, node))
+        found = _refined(found, (answers or {}).get(value, found))
+        if found != shape:
+            value.shape = ir.Shape(found)
+            known = enumerate(_refined(dims, found))
+            tokens.learn(value, tuple(_token(value, axis, dim) for axis, dim in known))
+            changed.append(value)
+    return changed
+
+
+def _refined(shape: Shape, other: Shape) -> Shape:
+    """Return a shape with what another of the same rank knows better: numbers, and real names."""
+    if len(shape) != len(other):
+        return shape
+    return tuple(map(_better, shape, other))
+
+
+def _better(old: Dim, new: Dim) -> Dim:
+    if new is None or isinstance(old, int):
+        return old
+    return new if isinstance(new, int) or _is_unnamed(old) else old
+
+
+def _is_unnamed(dim: Dim) -> bool:
+    return dim is None or (isinstance(dim, str) and dim.startswith(_MADE_UP))
 
 
 def _token(value: ir.Value, axis: int, dim: Token | None) -> Token:
@@ -87,7 +125,7 @@ def _found(view: ModelInfo, tokens: SymbolicShapes, node: ir.Node) -> list[tuple
         return [] if derived is None else [(output, derived) for output in node.outputs]
     if derived is not None and len(node.outputs) == 1:
         return [(node.outputs[0], derived)]
-    return _inferred(view, node)
+    return _inferred(view, tokens, node)
 
 
 def _names(view: ModelInfo, tokens: SymbolicShapes, node: ir.Node) -> dict[Token, Token]:
@@ -101,7 +139,9 @@ def _names(view: ModelInfo, tokens: SymbolicShapes, node: ir.Node) -> dict[Token
     return names
 
 
-def _inferred(view: ModelInfo, node: ir.Node) -> list[tuple[ir.Value, Shape]]:
+def _inferred(
+    view: ModelInfo, tokens: SymbolicShapes, node: ir.Node
+) -> list[tuple[ir.Value, Shape]]:
     """Ask onnx about one node; [] where an operand has no shape, or there is no answer."""
     graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
     if any(attribute.type in graphs for attribute in node.attributes.values()):
@@ -111,20 +151,22 @@ def _inferred(view: ModelInfo, node: ir.Node) -> list[tuple[ir.Value, Shape]]:
     for operand in node.inputs:
         if operand is None:
             continue
-        shape, dtype = view.shape(operand), operand.dtype
+        shape, dtype = declared_shape(operand), operand.dtype
         if shape is None or dtype is None:
             return []
         if any(isinstance(dim, int) and dim < 0 for dim in shape):
             return []  # which onnx 1.23 may crash on
         name = operand.name or ""
         types[name] = onnx.helper.make_tensor_type_proto(dtype.value, shape)
-        array = view.array(operand)
-        if array is not None and array.dtype.kind in "iu":
+        numbers = tokens.vector(operand) if dtype.is_integer() and len(shape) <= 1 else None
+        if numbers is not None and all(isinstance(number, int) for number in numbers):
+            array = np.array(numbers, dtype.numpy()).reshape(-1 if shape else ())
             data[name] = onnx.numpy_helper.from_array(array, name)
     home = onnx.GraphProto()
     proto = shape_equivalent(node, home) or whole_node(node)
     types |= {info.name: info.type for info in home.input}
-    sizes = [[d if isinstance(d, int) else 0 for d in view.shape(o) or ()] for o in node.inputs]
+    known = [() if operand is None else declared_shape(operand) or () for operand in node.inputs]
+    sizes = [[dim if isinstance(dim, int) else 0 for dim in shape] for shape in known]
     if proto.domain not in ("", DOMAIN) or is_doubtful(proto, sizes):
         return []
     try:

@@ -6,6 +6,8 @@ normalization operators that it knows.  A Cast to half and back behind every nod
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -14,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import onnxfold
+from tests.pipeline.test_opsets import two_norms
 
 WIDTH = 64
 LARGE = 1e3  # its square, 1e6, is no half: they end at 65504
@@ -109,7 +112,7 @@ def test_a_half_model_keeps_its_statistics_in_float32(form: str) -> None:
     assert relative_error(result.model, X.astype(np.float16)) <= BOUND
 
 
-def test_an_operator_that_changed_its_meaning_keeps_the_opset_where_it_is() -> None:
+def test_an_operator_that_changed_its_meaning_keeps_the_opset_where_it_is(tmp_path: Path) -> None:
     original = model(opset=18)
     resize = helper.make_node("GridSample", ["image", "grid"], ["sampled"], name="sample")
     original.graph.node.append(resize)
@@ -119,8 +122,21 @@ def test_an_operator_that_changed_its_meaning_keeps_the_opset_where_it_is() -> N
     original.graph.output.append(
         helper.make_tensor_value_info("sampled", TensorProto.FLOAT, [1, 1, 2, 2])
     )
-    with pytest.raises(onnxfold.UsageError, match=r"GridSample \('sample'\) is not what it is at"):
-        onnxfold.optimize(original, norm_form="op")
+    path, out = tmp_path / "model.onnx", tmp_path / "out.onnx"
+    onnx.save(original, path)
+    sentence = r"model\.onnx: node 'sample': GridSample of opset 18 .*--norm-form op, .*version_conv"
+    with pytest.raises(onnxfold.UsageError, match=sentence):
+        onnxfold.optimize(path, out, norm_form="op")
+    assert not out.exists()
+
+
+def test_an_opset_that_is_too_old_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    original = two_norms(12)
+    path, out = tmp_path / "model.onnx", tmp_path / "out.onnx"
+    onnx.save(original, path)
+    with pytest.raises(onnxfold.UsageError, match=r"model\.onnx: opset 12 .*version_converter"):
+        onnxfold.optimize(path, out, norm_form="op")
+    assert not out.exists()
 
 
 def test_reductions_and_splits_are_converted() -> None:

@@ -220,9 +220,17 @@ def test_a_version_that_was_not_measured_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = import_module("onnxfold.pipeline.advice")  # a function of its name may hide it
-    for version, unknown in (((1, 16), True), ((1, 32), False), ((1, 99), True)):
+    for version, device, unknown in (
+        ((1, 16), "cpu", True),
+        ((1, 32), "cpu", False),
+        ((1, 32), "cuda", True),
+        ((1, 99), "cpu", True),
+    ):
         monkeypatch.setattr(module, "onnxruntime_version", lambda found=version: found)
-        report = onnxfold.optimize(DIGITS, tmp_path / "o.onnx", target="ort", check=0).report
+        out = tmp_path / "out.onnx"
+        report = onnxfold.optimize(
+            DIGITS, out, target="ort", device=device, check=0, force=True
+        ).report
         assert ("was not measured" in report["output"]["advice"]) == unknown
 
 

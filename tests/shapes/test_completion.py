@@ -177,3 +177,34 @@ def test_a_reduction_over_no_axes_that_is_to_do_nothing_keeps_the_shape() -> Non
     shapes = _shapes(_model(body, opset=17))
     assert shapes["same"] == shapes["rows"]
     assert shapes["all"] == (1, 1, 1)
+
+
+# What TorchScript writes for x.chunk(2, dim=1), where the batch is open.
+CHUNK = """
+    sizes = Shape(x)
+    channels = Gather<axis=0>(sizes, one)
+    more = Add(channels, one)
+    half = Div(more, two)
+    end = Mul(half, two)
+    first = Slice(x, zero, half, one)
+    second = Slice(x, half, end, one)
+"""
+
+
+@pytest.mark.parametrize(("channels", "halves"), [(8, (4, 4)), (7, (4, 3))])
+def test_numbers_and_names_are_followed_through_chunks(
+    channels: int, halves: tuple[int, int]
+) -> None:
+    body = CHUNK + "w = Conv(first, W)  joined = Concat<axis=1>(w, second)  y = Relu(joined)"
+    proto = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]>\n'
+        f"g (float[n,{channels},6,6] x) => (float[n,c,6,6] y) {{"
+        f" one = Constant<value = int64[1] {{1}}>() {CONSTANTS} {body} }}"
+    )
+    weight = np.ones((5, halves[0], 1, 1), np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "W"))
+    shapes = _shapes(proto)
+    assert shapes["first"] == ("n", halves[0], 6, 6)
+    assert shapes["second"] == ("n", halves[1], 6, 6)
+    assert shapes["w"] == ("n", 5, 6, 6)
+    assert shapes["joined"] == ("n", 5 + halves[1], 6, 6)

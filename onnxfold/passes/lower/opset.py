@@ -46,14 +46,21 @@ def raise_opset(model: ir.Model, version: int) -> None:
         return
     nodes = [node for graph in all_graphs(model) for node in graph if not node.domain]
     if old < _OLDEST:
-        raise UsageError(f"--norm-form op needs opset {version}, and {old} is too old to convert")
+        raise UsageError(f"opset {old} is too old for {_wants(version)}")
     foreign = [key for key in model.functions if key[0] != DOMAIN]
     if foreign:
-        raise UsageError(f"--norm-form op needs opset {version}; function {foreign[0]} has another")
+        raise UsageError(f"function {foreign[0]} is of an older opset than {_wants(version)}")
     changed = [node for node in nodes if not _is_same(node, old, version)]
     for node in changed:
         _convert(node, old, version)
     model.graph.opset_imports[""] = version
+
+
+def _wants(version: int) -> str:
+    return (
+        f"--norm-form op, which is {version} or newer; convert the model first, with "
+        "onnx.version_converter, or choose another form"
+    )
 
 
 def _is_same(node: ir.Node, old: int, version: int) -> bool:
@@ -72,8 +79,8 @@ def _convert(node: ir.Node, old: int, version: int) -> None:
             node.attributes.add(ir.AttrInt64("num_outputs", len(node.outputs)))
     else:
         raise UsageError(
-            f"--norm-form op needs opset {version}, where {node.op_type} ('{node_label(node)}') is "
-            f"not what it is at {old}; convert the model first, with onnx.version_converter"
+            f"node '{node_label(node)}': {node.op_type} of opset {old} may mean something else at "
+            f"the opset of {_wants(version)}"
         )
 
 

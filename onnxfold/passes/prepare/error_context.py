@@ -8,12 +8,14 @@ from contextlib import contextmanager
 import onnx_ir as ir
 
 from onnxfold import model_io
-from onnxfold.errors import ModelError
+from onnxfold.errors import ModelError, UsageError
 from onnxfold.model_io.sources import Source
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.shapes.validity import MALFORMED, complaint
 
 __all__ = ["error_context"]
+
+_PLACES = ("node '", "value '", "loops ", "opset ", "function ")
 
 
 @contextmanager
@@ -21,14 +23,14 @@ def error_context(source: Source) -> Iterator[None]:
     """Name the fault of a model that is not valid ONNX where a stage stumbles over it.
 
     Raises ModelError then; what goes wrong with a valid model is a defect and passes as it is.
-    What a stage says of a node or of loops gets the name of the file.
+    What a stage says of a part of the model gets the name of the file.
     """
     label = "the model" if source.path is None else model_io.show(source.path)
     try:
         yield
-    except ModelError as error:
-        if str(error).startswith(("node '", "value '", "loops ")):
-            raise ModelError(f"{label}: {error}") from error
+    except (ModelError, UsageError) as error:
+        if str(error).startswith(_PLACES):
+            raise type(error)(f"{label}: {error}") from error
         raise
     except MALFORMED as error:
         reason = complaint(source.model) or _complaint_of_copy(source.model) or _attribute(error)
