@@ -102,9 +102,11 @@ ONNXFOLD_THREAD Spread spread_of(Group& group, float inverse) {
       [&](Thread& thread) { return thread.template first<true, kLayer>(); });
   const float mean = first.sum * inverse;
   Spread spread = {0.0f, mean, first.squares * inverse - mean * mean};
-  // NaN is far. Rows that share a warp take the second pass together, for its shuffles; a row that
-  // is not far keeps what it had, lest its bits depend on its neighbours.
-  const bool far = !kLayer || !(mean * mean <= spread.variance);
+  // NaN is far, and so is a row of which only the squares about 0 overflow. Rows that share a warp take
+  // the second pass together, for its shuffles; a row that is not far keeps what it had, lest its bits
+  // depend on its neighbours.
+  const bool near = mean * mean <= spread.variance && spread.variance < INFINITY;
+  const bool far = !kLayer || !near;
   if (!kLayer || group.any(far)) {
     const Moments second = group.template sum<1, true, kLayer>(
         [&](Thread& thread) { return thread.template second<kLayer>(mean); });

@@ -260,6 +260,20 @@ def extreme_values(kernels: Kernels, thorough: bool) -> None:
             assert_right(kernels, name, inputs)
 
 
+def squares_about_zero_may_overflow(kernels: Kernels, thorough: bool) -> None:
+    """LayerNorm needs none of them: its deviations' squares are 2e37 in all, whatever the plan."""
+    del thorough
+    for name in ("LayerNormAffine", "AddLayerNormWithSum"):
+        for dtype in (ir.DataType.FLOAT, ir.DataType.BFLOAT16):
+            for n in (60, 300, 769, 4099, 16_411, 40_000):
+                inputs = random_inputs(name, (5, n), dtype, seed=n)
+                spread = 1.5e19 * (1 + 1e-3 * inputs["X"].astype(np.float64))
+                inputs["X"] = spread.astype(NUMPY_TYPES[dtype])
+                inputs["X"][2] = inputs["X"][1] / 1.5e19  # a row as most are, beside them
+                for multiprocessors in (FEW_SMS, MANY_SMS):
+                    assert_right(kernels, name, inputs, multiprocessors=multiprocessors)
+
+
 def sums_round_as_additions_do(kernels: Kernels, thorough: bool) -> None:
     del thorough
     bits = np.arange(2**16, dtype=np.uint16).view(np.float16)
@@ -332,6 +346,7 @@ CHECKS: Sequence[Check] = (
     epsilon_in_float32,
     bad_elements_stay_in_their_row,
     extreme_values,
+    squares_about_zero_may_overflow,
     sums_round_as_additions_do,
     a_centred_row_has_one_norm,
 )
