@@ -18,7 +18,7 @@ from onnxfold.check.evidence import (
 )
 from onnxfold.check.locate import locate
 from onnxfold.check.memory import available_bytes
-from onnxfold.check.reference import is_floating
+from onnxfold.check.reference import is_code, is_wide_float
 from onnxfold.check.result import FAR, ModelSource, OutputCheck, Verification
 from onnxfold.check.runners import Feeds, OnnxRuntime
 from onnxfold.errors import ModelError, UsageError, VerificationError
@@ -200,8 +200,10 @@ def _check(
     dtype = evidence.rewritten[0][name].dtype
     if criterion.tolerance is not None:
         allowed = "the tolerance that was given"
-    elif not is_floating(dtype):
+    elif not is_wide_float(dtype):
         allowed = "integers must be equal, save where the original's own runs differ"
+        if is_code(dtype):
+            allowed += f", and codes be the next in {criterion.limit:g} times as many places"
     else:
         allowed = f"{criterion.limit:g} times the original's noise: {evidence.noise}"
     return OutputCheck(

@@ -22,9 +22,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
-from onnxfold.check.reference import Array, is_floating
+from onnxfold.check.reference import Array, is_code, is_quantized_float, is_wide_float
 
 __all__ = ["AcceptanceCriterion", "Judgement", "Tolerance", "judge"]
 
@@ -80,12 +81,15 @@ def judge(
 ) -> Judgement:
     """Judges a rewritten output by the criterion; `roundoff` is u for the output's type.
 
-    Outputs of integers and booleans must equal the truth, save where an original does not either.
+    Outputs of other types than wide floats must equal the truth, save where an original does not
+    either. Codes may be the next ones elsewhere too, in `limit` times as many places as those of an
+    original: a value between two codes takes the one or the other by its last place, in a number of
+    places that is in proportion to the noise.
     """
     if rewritten.shape != truth.shape:
         return _failed(f"its shape is {rewritten.shape}, not {truth.shape}")
-    if not is_floating(rewritten.dtype):
-        return _judge_exact(truth, originals, rewritten)
+    if not is_wide_float(rewritten.dtype):
+        return _judge_exact(truth, originals, rewritten, criterion.limit)
     t, r = truth.astype(np.float64), rewritten.astype(np.float64)
     os = [o.astype(np.float64) for o in originals]
     finite = np.logical_and.reduce([np.isfinite(x) for x in (t, r, *os)])
@@ -116,20 +120,48 @@ def _failed(fault: str) -> Judgement:
     return Judgement(float("inf"), float("inf"), 0.0, float("inf"), fault)
 
 
-def _judge_exact(truth: Array, originals: Sequence[Array], rewritten: Array) -> Judgement:
-    if rewritten.dtype.kind in "OUS":
-        wrong, distance = rewritten != truth, 0.0
-    else:
-        gap = np.abs(rewritten.astype(np.float64) - truth.astype(np.float64))
-        wrong, distance = gap != 0, float(gap.max(initial=0.0))
+def _judge_exact(
+    truth: Array, originals: Sequence[Array], rewritten: Array, limit: float
+) -> Judgement:
+    wrong = ~_same(rewritten, truth)
     steady = np.ones(truth.shape, dtype=np.bool_)
     for original in originals:
-        steady &= original == truth
-    count = int(np.count_nonzero(wrong & steady))
-    if count:
+        steady &= _same(original, truth)
+    distance = 0.0
+    if rewritten.dtype.kind not in "OUS":
+        gap = np.abs(rewritten[wrong].astype(np.float64) - truth[wrong].astype(np.float64))
+        distance = float(np.where(np.isnan(gap), np.inf, gap).max(initial=0.0))
+    wrong &= steady
+    count = int(np.count_nonzero(wrong))
+    flips = max((int(np.count_nonzero(~_same(o, truth))) for o in originals), default=0)
+    if count > limit * flips or not _are_neighbours(rewritten[wrong], truth[wrong]):
         fault = f"{count} of {truth.size} elements differ, where the original is exact"
         return Judgement(distance, distance, 0.0, float("inf"), fault, truth.size)
-    return Judgement(distance, distance, distance, 0.0, None, truth.size)
+    return Judgement(distance, distance, distance, _ratio(count, flips), None, truth.size)
+
+
+def _are_neighbours(a: Array, b: Array) -> bool:
+    """Whether each is a code next to the other's; no other type than codes has such."""
+    if not is_code(a.dtype):
+        return not a.size
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    integers = not is_quantized_float(a.dtype)
+    # Of float8 the numbers of one size are as many as its significand has bits for.
+    step = 1.0 if integers else _spacing(a.dtype, np.maximum(np.abs(x), np.abs(y)))
+    return bool(np.all(np.abs(x - y) <= step))
+
+
+def _spacing(dtype: np.dtype[np.generic], size: Array) -> Array:
+    """The distance of numbers of a narrow floating type up to this size, where they are normal."""
+    info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]  # ml_dtypes has no types for it
+    with np.errstate(invalid="ignore"):
+        spacing: Array = float(info.eps) * np.maximum(size, float(info.smallest_normal))
+    return spacing
+
+
+def _same(a: Array, b: Array) -> Array:
+    same: Array = (a == b) | ((a != a) & (b != b))  # noqa: PLR0124  # NaN, of any type
+    return same
 
 
 def _misplaced(t: Array, os: Sequence[Array], r: Array) -> int:

@@ -15,7 +15,7 @@ from onnxfold.check.reference import (
     Array,
     Observer,
     Precision,
-    is_floating,
+    is_wide_float,
     moves_numbers,
     run,
     unit_roundoff,
@@ -47,7 +47,7 @@ def _disturbing(generator: np.random.Generator) -> Observer:
     def observe(value: ir.Value, array: Array) -> Array:
         node = value.producer()
         moved = node is None or moves_numbers(node)
-        if moved or not is_floating(array.dtype) or array.dtype.itemsize < 2:
+        if moved or not is_wide_float(array.dtype):
             return array
         step = unit_roundoff(array.dtype) * generator.uniform(-1.0, 1.0, array.shape)
         wide = np.result_type(array.dtype, np.float64)

@@ -15,7 +15,8 @@ from onnxfold.check.reference import (
     ResourceLimitError,
     UnsupportedOperator,
     check_supported,
-    is_floating,
+    is_code,
+    is_wide_float,
     run,
     unit_roundoff,
 )
@@ -91,7 +92,7 @@ class Evidence:
         A float64 truth of a float64 model errs as the model does, and so does the unoptimized
         original as a truth; roundings of `depth` nodes in a row add up as a random walk.
         """
-        if not is_floating(dtype):
+        if not is_wide_float(dtype):
             return 0.0
         better = self.method == "float64" and dtype != np.float64
         return unit_roundoff(dtype) * (1.0 if better else float(np.sqrt(self.depth)))
@@ -264,13 +265,14 @@ def with_more_noise(
 
 
 def _draws(evidence: Evidence, outputs: Iterable[str]) -> int:
-    """How many draws make up for the few elements of an output; 0 where none has few."""
-    few = [
-        truth[name].size
-        for name in outputs
-        for truth in evidence.truths
-        if is_floating(truth[name].dtype) and 0 < truth[name].size < _FEW
-    ]
+    """How many draws make up for the few elements of an output; 0 where none has few.
+
+    Of codes, few lie so near to the middle between two that a rounding moves them.
+    """
+    arrays = [truth[name] for name in outputs for truth in evidence.truths]
+    if any(is_code(array.dtype) for array in arrays):
+        return _DRAWS
+    few = [a.size for a in arrays if is_wide_float(a.dtype) and 0 < a.size < _FEW]
     return min(-(-_FEW // min(few)), _DRAWS) if few else 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.check.reference import Array, Precision, is_floating, run, unit_roundoff
+from onnxfold.check.reference import Array, Precision, is_wide_float, run, unit_roundoff
 from onnxfold.check.runners import Feeds
 from onnxfold.errors import OnnxfoldError
 
@@ -38,7 +38,7 @@ def locate(original: ir.Model, rewritten: ir.Model, feeds: Feeds) -> ir.Node | N
 
     def keep(value: ir.Value, array: Array) -> Array:
         ours = value.graph is original.graph and value.name in names
-        if ours and is_floating(array.dtype) and array.nbytes <= room[0]:
+        if ours and is_wide_float(array.dtype) and array.nbytes <= room[0]:
             room[0] -= array.nbytes
             kept[str(value.name)] = array
         return array

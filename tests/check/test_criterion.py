@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -119,6 +122,46 @@ def test_integers_may_differ_only_where_the_original_does() -> None:
     rewritten[3] = 0
     judgement = judge(truth, [original], rewritten, roundoff=0.0, criterion=criterion)
     assert str(judgement.fault).startswith("1 of 6 elements differ")
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, ml_dtypes.float8_e4m3fn])
+def test_codes_may_be_the_next_ones_as_often_as_the_noise_allows(dtype: Any) -> None:
+    truth = np.arange(1, 101).astype(dtype)
+    after = (truth.view(np.uint8) + 1).view(dtype)
+    original = np.where(np.arange(100) < 2, after, truth)
+    criterion = AcceptanceCriterion(4.0)
+
+    def fault(at: range, value: Any = after) -> str | None:
+        rewritten = truth.copy()
+        rewritten[at] = value[at] if isinstance(value, np.ndarray) else value
+        return judge(truth, [original], rewritten, roundoff=0.0, criterion=criterion).fault
+
+    assert fault(range(10, 18)) is None
+    assert str(fault(range(10, 19))).startswith("9 of 100 elements differ")
+    assert fault(range(10, 11), (truth.view(np.uint8) + 2).view(dtype)) is not None
+    exact = judge(truth, [truth], after, roundoff=0.0, criterion=criterion)
+    assert str(exact.fault).startswith("100 of 100 elements differ")
+
+
+def test_integers_that_are_no_codes_have_no_neighbours() -> None:
+    truth = np.arange(100)
+    original, rewritten = truth.copy(), truth.copy()
+    original[:5] += 1
+    rewritten[7] += 1
+    criterion = AcceptanceCriterion(4.0)
+    assert judge(truth, [original], rewritten, roundoff=0.0, criterion=criterion).fault is not None
+
+
+def test_nan_of_float8_is_equal_to_nan_alone() -> None:
+    truth = np.array([np.nan, 1, 448, np.nan], ml_dtypes.float8_e4m3fn)
+    criterion = AcceptanceCriterion(4.0)
+    assert judge(truth, [truth], truth, roundoff=0.0, criterion=criterion).fault is None
+    for at, value in ((0, 448), (1, np.nan), (2, np.nan)):
+        rewritten = truth.copy()
+        rewritten[at] = value
+        judgement = judge(truth, [truth], rewritten, roundoff=0.0, criterion=criterion)
+        assert str(judgement.fault).startswith("1 of 4 elements differ")
+        assert judgement.max_abs_error == np.inf
 
 
 @pytest.mark.parametrize(

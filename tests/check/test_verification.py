@@ -281,6 +281,38 @@ def test_a_quantised_model_is_as_noisy_as_its_flips() -> None:
     assert not verified(left, single(off + text.format("a"), inputs)).passed
 
 
+_CODES = "y = QuantizeLinear (h, s, z)"
+
+
+def _of_codes(factor: float, code: int) -> ir.Model:
+    """QuantizeLinear of (x / 3) w, or of (x factor) w, as a graph output."""
+    text = f"""
+        <ir_version: 9, opset_import: ["" : 19]>
+        codes (float[16, 64] x) => ({"float8e4m3fn" if code == 17 else "int8"}[16, 64] y)
+        <float s = {{0.02}}, float k = {{{3.0 if factor == 0 else factor}}}>
+        {{ a = {"Div" if factor == 0 else "Mul"} (x, k)  h = MatMul (a, w)  {_CODES} }}"""
+    proto = onnx.parser.parse_model(text)
+    table = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(table, "w"))
+    proto.graph.initializer.append(onnx.helper.make_tensor("z", code, (), [0]))
+    return ir.from_proto(proto)
+
+
+@pytest.mark.parametrize("code", [onnx.TensorProto.INT8, onnx.TensorProto.FLOAT8E4M3FN])
+@pytest.mark.parametrize("interpreter", [False, True])
+def test_outputs_of_codes_are_compared(
+    monkeypatch: pytest.MonkeyPatch, code: int, interpreter: bool
+) -> None:
+    if interpreter:
+        monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    divided, multiplied, off = (_of_codes(f, code) for f in (0, 1 / 3, 0.334))
+    result = verified(divided, multiplied)
+    assert result.passed
+    assert result.outputs[0].dtype == ("int8" if code == onnx.TensorProto.INT8 else "float8_e4m3fn")
+    assert result.outputs[0].max_abs_error <= 32  # a step of the largest float8
+    assert not verified(divided, off).passed
+
+
 def test_random_operators_are_run_by_the_interpreter() -> None:
     noise = "r = RandomNormalLike (x)  y = Add (x, r)"
     result = verified(single(noise), single(noise))

@@ -10,7 +10,14 @@ from onnxfold.check.reference.interpreter import (
     run_nodes,
 )
 from onnxfold.check.reference.kernel import ResourceLimitError, UnsupportedOperator
-from onnxfold.check.reference.precision import Array, Precision, is_floating, unit_roundoff
+from onnxfold.check.reference.precision import (
+    Array,
+    Precision,
+    is_code,
+    is_quantized_float,
+    is_wide_float,
+    unit_roundoff,
+)
 from onnxfold.check.reference.stochastic import is_stochastic
 
 __all__ = [
@@ -20,8 +27,10 @@ __all__ = [
     "ResourceLimitError",
     "UnsupportedOperator",
     "check_supported",
-    "is_floating",
+    "is_code",
+    "is_quantized_float",
     "is_stochastic",
+    "is_wide_float",
     "moves_numbers",
     "run",
     "run_nodes",

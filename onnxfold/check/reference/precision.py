@@ -13,9 +13,11 @@ __all__ = [
     "Array",
     "Precision",
     "carried",
+    "is_code",
     "is_floating",
     "is_half",
     "is_quantized_float",
+    "is_wide_float",
     "unit_roundoff",
 ]
 
@@ -63,9 +65,19 @@ def is_quantized_float(dtype: np.dtype[Any]) -> bool:
     return dtype in _QUANTIZED
 
 
+def is_code(dtype: np.dtype[Any]) -> bool:
+    """Numbers of eight bits and fewer, to which others are rounded in steps of some size."""
+    return dtype.itemsize == 1 and dtype.kind not in "bSU"
+
+
 def is_floating(dtype: np.dtype[Any]) -> bool:
     """Real floating types of ONNX; complex numbers, integers, booleans and strings are not."""
     return dtype.kind == "f" or dtype in _HALVES or dtype in _QUANTIZED
+
+
+def is_wide_float(dtype: np.dtype[Any]) -> bool:
+    """Floating types of 16 bits and more, whose last places are rounding noise."""
+    return is_floating(dtype) and not is_quantized_float(dtype)
 
 
 def unit_roundoff(dtype: np.dtype[Any]) -> float:
@@ -78,7 +90,6 @@ def unit_roundoff(dtype: np.dtype[Any]) -> float:
 
 def carried(array: Array, precision: Precision) -> Array:
     """The array in the type in which `precision` carries it between nodes."""
-    wide = is_floating(array.dtype) and not is_quantized_float(array.dtype)
-    if precision is Precision.FLOAT64 and wide:
+    if precision is Precision.FLOAT64 and is_wide_float(array.dtype):
         return array.astype(np.float64, copy=False)
     return array
