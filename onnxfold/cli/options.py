@@ -107,8 +107,9 @@ DeferOption = Annotated[
     Defer,
     typer.Option(
         help="Let the scale of a norm wait behind the linear layers that read it: **all** wherever "
-        "that is exact, **auto** with targets that were measured to gain by it (none so far). "
-        "**off** also computes norms that a model came with deferred where they stood."
+        "that is exact, **auto** with targets that were measured to gain by it (none so far), "
+        "and as **off** with others. **off** also computes norms that a model came with deferred "
+        "where they stood."
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]

@@ -19,7 +19,6 @@ from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.operators.families.transfer import refuse
-from onnxfold.options import Defer
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
 from onnxfold.passes.affine.sharing import Candidate, settle
 from onnxfold.passes.affine.source import Source, source_of
@@ -29,6 +28,7 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.decide import plan_of
 from onnxfold.passes.costs import costs_of, elements
 from onnxfold.passes.deferral.flow import may_wait
+from onnxfold.passes.deferral.measured import is_wanted
 from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.passes.places import Place, ReaderRef
@@ -60,7 +60,7 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
         return frozenset(fold.output for fold in plan_of(info, settings).folds)
 
     def keep(site: NormSite) -> Refusal | None:
-        if settings.defer is Defer.ALL and may_wait(site):
+        if is_wanted(settings) and may_wait(site):
             return None  # no norm will be left to be fused with its gamma
         why = lowering.keep_affine(site)
         if why is None or (lowering.calls_rms(site) and info.ref(site.output) in folds()):

@@ -141,7 +141,7 @@ class _Work:
             node = self._edit.node(known)
             factor = node.inputs[index]
             if factor is None or factor.dtype is None:
-                raise InvariantError(f"'{node.name}' is no product")
+                raise InvariantError(f"'{node.name}' is not a product")
             key = factor, gamma.tobytes()
             if key not in scaled:
                 name, used = f"{factor.name}.gamma", gamma.squeeze() if gamma.size == 1 else gamma

@@ -25,11 +25,12 @@ from onnxfold.norms.algebra.canonical import uniform
 from onnxfold.norms.site import NormKind
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
-from onnxfold.options import Defer, Target
+from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.mincut import INFINITE, minimum_cut
 from onnxfold.passes.deferral.flow import Flow, cancels, flow_of, refuse_form
 from onnxfold.passes.deferral.gammas import gamma_tables
+from onnxfold.passes.deferral.measured import OPERATOR_ELEMENTS, is_wanted
 from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm, Held, ScaledTable
 from onnxfold.passes.deferral.readers import centred_readers
 from onnxfold.passes.deferral.row_scale import RowScale
@@ -37,14 +38,9 @@ from onnxfold.passes.deferral.tables import Table
 from onnxfold.passes.lower.parameters import AffinePart
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["MEASURED_CHEAPER", "OPERATOR_ELEMENTS", "decide"]
+__all__ = ["decide"]
 
 
-# Targets with which benchmarks/results/defer.csv has no median under 0.99 and some above 1.
-MEASURED_CHEAPER: frozenset[Target] = frozenset()
-# A product costs as much as this many elements, and its own: benchmarks/results/row_scale_costs.csv
-# (Mul, and ScaleRows of the library; one thread).
-OPERATOR_ELEMENTS = {Target.ONNX: 3_800, Target.ORT: 3_800, Target.KERNELS: 11_000}
 _ROWS = 128  # of one run: with fewer, products cost little beside what loads the weights
 _Factor = tuple[ir.Value | None, ir.Value | None, RowScale]
 _DEFERRED = (NormKind.RMS_NORM, NormKind.L2_NORM, NormKind.LAYER_NORM)
@@ -95,7 +91,7 @@ def _deferred(
     held = _cut(site, flow, first, settings.target)
     norm = replace(_norm(info, site, flow, held), centred=centred)
     norm = _with_gammas(info, norm, flow, held, order)
-    if settings.defer is Defer.AUTO and settings.target not in MEASURED_CHEAPER:
+    if not is_wanted(settings):
         sentence = f"nothing was measured to be gained with the target {settings.target}"
         return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
     gone = {other.output for other in flow.cancelled if other.input in held}
@@ -124,7 +120,7 @@ def _is_one(info: ModelInfo, gamma: AffinePart) -> bool:
 
 
 def _first_layers(flow: Flow, start: ir.Value) -> set[ir.Value]:
-    """Return the results of the linear layers that read y, through whatever is no such layer."""
+    """Return the results of the linear layers that read y, through whatever else hands s on."""
     before, found = {start}, set[ir.Value]()
     for node, outputs in flow.handed.items():
         if before.isdisjoint(node.inputs):

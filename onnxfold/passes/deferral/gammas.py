@@ -35,7 +35,7 @@ Float64 = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class GammaTables:
-    """``held``: the values that lose gamma, and gamma along their axes that are no rows.
+    """``held``: the values that lose gamma, and gamma along their axes other than rows.
 
     ``factors``: inputs of products, and what they take.  ``width``: how many elements of them are
     multiplied for one row.
@@ -54,7 +54,7 @@ class GammaTables:
 def gamma_tables(
     info: ModelInfo, site: NormSite, rows: Rows, order: Mapping[ir.Node, int]
 ) -> GammaTables | None:
-    """Return where a norm's gamma can go in place of its product; None where that is no gain.
+    """Return where a norm's gamma can go in place of its product; None where that saves nothing.
 
     ``rows`` are those of its result, axis by axis.
     """
@@ -83,7 +83,7 @@ def gamma_tables(
 
 
 def _gamma(info: ModelInfo, site: NormSite, rows: Rows) -> Float64 | None:
-    """Return gamma in all axes of the result that are no rows, of size 1 in the others."""
+    """Return gamma in the axes of the result, of size 1 along rows."""
     part = info.array(site.gamma) if isinstance(site.gamma, ir.Value) else site.gamma
     shape = info.shape(site.output)
     if part is None or shape is None or site.beta is not None or site.affine_axis is not None:

@@ -57,7 +57,7 @@ def centred_readers(
         fibers.update(dict.fromkeys(outputs, image))
     ended = fibers.keys() & flow.ended
     if ended:
-        sentence = f"'{next(iter(ended)).name}' is read by what is no linear layer"
+        sentence = f"'{next(iter(ended)).name}' is read by other operators than linear layers"
         return Refusal(RefusalCode.EXACT_READER, sentence, (site.name,))
     return tuple(found)
 
@@ -75,11 +75,11 @@ def _reader(
     layer, index = row_of(node).layer, list(node.inputs).index(source)
     place = LAYERS[layer](info, node, index, Channels(fiber.blocks)) if layer in LAYERS else None
     if place is None or isinstance(place, Refusal):
-        return place or _refusal(RefusalCode.UNKNOWN_OP, node, "is no layer that is followed")
+        return place or _refusal(RefusalCode.UNKNOWN_OP, node, "is a layer that cannot be followed")
     weight = node.inputs[place.weight]
     tensor = None if weight is None else info.tensor(weight)
     if weight is None or tensor is None or not tensor.dtype.is_floating_point():
-        sentence = "its weight is no stored constant of floats"
+        sentence = "its weight is not a stored constant of floats"
         return _refusal(RefusalCode.DYNAMIC_WEIGHT, node, sentence)
     inside = whole_axes(tuple(tensor.shape.numpy()), place.channels.axes)
     if inside is None or inside.size != fiber.size:

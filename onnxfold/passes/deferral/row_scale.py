@@ -47,8 +47,8 @@ def passed_on(
 ) -> RowScale | None:
     """Return the scale of each output where inputs have the scales ``scaled``, the others none.
 
-    None where an output is no power of s times what it would be without s; ``without`` is an input
-    that is taken away before.
+    None where an output is not a power of s times what it would be without s.  ``without`` is an
+    input that is taken away before.
     """
     row = row_of(node)
     level, _ = elements_of(info, node)

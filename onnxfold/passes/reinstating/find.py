@@ -51,7 +51,7 @@ class DeferredSite:
 
 
 def find_deferred(info: ModelInfo) -> tuple[DeferredSite, ...]:
-    """Return what divides by a root that is no norm's, to the ends: deferred norms, in order."""
+    """Return the deferred norms of a model, in order."""
     inside = {node for site in find_norms(info) for node in site.nodes}
     found: list[DeferredSite] = []
     for graph in info.graphs:

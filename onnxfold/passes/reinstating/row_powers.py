@@ -55,7 +55,7 @@ def row_powers(
 
 
 def _power(info: ModelInfo, node: ir.Node, found: Mapping[ir.Value, RowPower]) -> RowPower | None:
-    """Return what a node makes of powers, None where that is no power."""
+    """Return what a node makes of powers, None where it is not one."""
     given = [found.get(value) for value in node.inputs if value is not None]
     first = given[0] if given else None
     row = row_of(node)

@@ -11,7 +11,7 @@ import pytest
 
 import onnxfold
 from onnxfold.options import Target
-from onnxfold.passes.deferral import apply, decide
+from onnxfold.passes.deferral import apply, measured
 from onnxfold.passes.deferral.gammas import GammaTables
 from onnxfold.passes.deferral.plan import DeferralPlan
 from tests.passes.affine.affine_graphs import Array, error, graph, weights
@@ -115,7 +115,7 @@ def test_cos_and_sin_take_the_scale(case: str) -> None:
 
 def test_what_is_not_turned_takes_the_scale_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of every head: its other half, of queries and keys, beside two tables of half a head."""
-    monkeypatch.setitem(decide.OPERATOR_ELEMENTS, Target.ONNX, 1)  # heads of 4 are small
+    monkeypatch.setitem(measured.OPERATOR_ELEMENTS, Target.ONNX, 1)  # heads of 4 are small
     model = _model(CACHED, PARTIAL, SIZE // 2, 18)
     found = defer(model)
     (norm,) = found.plan.norms
@@ -161,7 +161,7 @@ def test_a_table_that_keeps_its_numbers_breaks_the_model_and_its_proof(case: str
 
 @pytest.mark.parametrize("case", list(CASES)[:4])
 def test_gammas_of_queries_go_into_tables_that_more_heads_share(case: str) -> None:
-    """4 heads against two tables of a head; for 2 heads that is no gain."""
+    """4 heads against two tables of a head; for 2 heads it saves nothing."""
     tables, turn, width, opset = CASES[case]
     model = _model(tables, turn, width, opset, gammas=(SIZE,))
     found = defer(model)

@@ -22,8 +22,7 @@ from onnxfold.passes.reinstating.decide import decide
 from onnxfold.passes.reinstating.plan import FoundDeferred, ReinstatingPlan
 from onnxfold.passes.reinstating.prove import prove
 from tests.passes.affine.affine_graphs import error
-from tests.passes.deferral.deferral_graphs import rms_graph
-from tests.passes.deferral.test_deferral import BODIES, rotary
+from tests.passes.deferral.deferral_graphs import BODIES, rms_graph, rotary
 from tests.passes.deferral.test_layer_norms import layer_norm_model
 
 RECIPES = Path(__file__).parents[2] / "recipes"
