@@ -2,7 +2,8 @@
 
     Y = QuantizeLinear(norm, y_scale, y_zero_point)          one scale for the tensor
     s = ReduceMax(Abs(norm)) / levels [, at least a constant]  one for each row, and codes by
-        Cast(Clip(Round(norm / s)))  or  QuantizeLinear(norm, s, block_size = the row's length)
+        Cast(Clip(Round(norm / s))) to int8,  Cast(Clip(norm / s)) to float8,
+        or  QuantizeLinear(norm, s, block_size = the row's length)
 
 The float norm is neither written nor read again, so it must have no other reader.  Returns edits,
 mutates nothing.
@@ -27,6 +28,12 @@ __all__ = ["QuantizeFusion", "quantize_fusions"]
 
 _CODES = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.FLOAT8E4M3FN)
 _DEFAULT_CODE = ir.DataType.UINT8  # of QuantizeLinear without a zero point
+# By the code: the largest, and the limits of a Clip that changes nothing where a row has its scale.
+_LEVELS = {ir.DataType.INT8: 127.0, ir.DataType.FLOAT8E4M3FN: 448.0}
+_LIMITS = {
+    ir.DataType.INT8: ((-128.0, 127.0), (-127.0, 127.0)),
+    ir.DataType.FLOAT8E4M3FN: ((-448.0, 448.0),),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +146,14 @@ def _of_tensor(view: ModelInfo, norm: ir.Node, signature: Signature) -> Quantize
 def _quantizes(node: ir.Node, y: ir.Value) -> bool:
     if (node.domain, node.op_type) != ("", "QuantizeLinear") or node.inputs[0] is not y:
         return False
-    plain = node.attributes.get_int("saturate", 1) == 1 and not node.attributes.get_int(
-        "precision", 0
-    )
     producer = y.producer()
-    return plain and producer is not None and node.graph is producer.graph
+    return _is_plain(node) and producer is not None and node.graph is producer.graph
+
+
+def _is_plain(node: ir.Node) -> bool:
+    """Whether what is too large becomes the largest code, and quotients are not rounded first."""
+    attributes = node.attributes
+    return attributes.get_int("saturate", 1) == 1 and attributes.get_int("precision", 0) == 0
 
 
 def _zero_point(view: ModelInfo, node: ir.Node, name: str) -> ir.Value | None:
@@ -239,12 +249,13 @@ def _scale_of_rows(view: ModelInfo, absolute: ir.Node, norm: ir.Node) -> _Measur
 
 
 def _floor(view: ModelInfo, chain: _Chain) -> tuple[float, _Chain]:
-    """Follow a Max with a constant, where there is one; its constant is the floor."""
-    more = chain.follow("Max")
-    if more is None or len(more.nodes[-1].inputs) != 2:
+    """Follow a Max with a constant or a Clip from one on; the constant is the floor."""
+    more = chain.follow("Max") or chain.follow("Clip")
+    if more is None or len(present := [v for v in more.nodes[-1].inputs if v is not None]) != 2:
         return 0.0, chain
-    others = [value for value in more.nodes[-1].inputs if value is not chain.end]
-    floor = _number(view, others[0]) if len(others) == 1 else None
+    others = [value for value in present if value is not chain.end]
+    at_most = more.nodes[-1].op_type == "Clip" and more.nodes[-1].inputs[1] is None
+    floor = _number(view, others[0]) if len(others) == 1 and not at_most else None
     return (0.0, chain) if floor is None or floor < 0 else (floor, more)
 
 
@@ -273,28 +284,28 @@ def _codes_of_rows(view: ModelInfo, divided: ir.Node, y: ir.Value) -> _Codes | N
     if divided.inputs[0] is not y or divided.domain != "":
         return None
     matchers: dict[str, Callable[[ModelInfo, ir.Node], _Codes | None]] = {
-        "Div": _rounded,
+        "Div": _cast,
         "QuantizeLinear": _blocked,
     }
     match = matchers.get(divided.op_type)
     return None if match is None else match(view, divided)
 
 
-def _rounded(view: ModelInfo, divided: ir.Node) -> _Codes | None:
-    """Match Round, Clip to what the scale allows anyway, Cast to INT8 behind Div."""
-    chain = _Chain((divided,)).follow("Round")
-    clipped = None if chain is None else chain.follow("Clip")
-    if chain is not None and clipped is not None:
-        low, high = (
-            _number(view, value) for value in (*clipped.nodes[-1].inputs[1:], None, None)[:2]
-        )
-        if low not in (-128.0, -127.0) or high != 127.0:
+def _cast(view: ModelInfo, divided: ir.Node) -> _Codes | None:
+    """Match Clip to what the scale allows anyway, and Cast behind Div; Round before, to INT8."""
+    chain = _Chain((divided,))
+    rounded = chain.follow("Round")
+    code = ir.DataType.FLOAT8E4M3FN if rounded is None else ir.DataType.INT8
+    chain = rounded or chain
+    clipped = chain.follow("Clip")
+    if clipped is not None:
+        given = (*clipped.nodes[-1].inputs[1:], None, None)[:2]
+        if tuple(_number(view, value) for value in given) not in _LIMITS[code]:
             return None
-        chain = clipped
-    cast = None if chain is None else chain.follow("Cast")
-    if cast is None or cast.nodes[-1].attributes.get_int("to", 0) != ir.DataType.INT8.value:
+    cast = (clipped or chain).follow("Cast")
+    if cast is None or cast.nodes[-1].attributes.get_int("to", 0) != code.value:
         return None
-    return _Codes(cast.nodes, ir.DataType.INT8, 127.0)
+    return _Codes(cast.nodes, code, _LEVELS[code]) if _is_plain(cast.nodes[-1]) else None
 
 
 def _blocked(view: ModelInfo, node: ir.Node) -> _Codes | None:
@@ -303,7 +314,8 @@ def _blocked(view: ModelInfo, node: ir.Node) -> _Codes | None:
     rank = 0 if shape is None else len(shape)
     axis = node.attributes.get_int("axis", 1)
     size = node.attributes.get_int("block_size", 0)
-    if shape is None or axis % rank != rank - 1 or size == 0 or shape[-1] != size:
+    whole = shape is not None and axis % rank == rank - 1 and shape[-1] == size != 0
+    if not whole or not _is_plain(node):
         return None
     given = node.inputs[2] if len(node.inputs) > 2 else None
     zeros = None if given is None else view.array(given)
@@ -311,5 +323,4 @@ def _blocked(view: ModelInfo, node: ir.Node) -> _Codes | None:
         return None
     number = node.attributes.get_int("output_dtype", 0) or _DEFAULT_CODE.value
     code = ir.DataType(number) if given is None else given.dtype
-    levels = {ir.DataType.INT8: 127.0, ir.DataType.FLOAT8E4M3FN: 448.0}.get(code or _DEFAULT_CODE)
-    return None if levels is None or code is None else _Codes((node,), code, levels)
+    return _Codes((node,), code, _LEVELS[code]) if code in _LEVELS else None

@@ -31,6 +31,7 @@ def model_of(
         "levels": np.float32(448.0 if code == FLOAT8 else 127.0),
         "floor": np.float32(1e-4),
         "low": np.float32(-128),
+        "least8": np.float32(-448),
         "high": np.float32(127),
         "last": np.array([-1], np.int64),
     }
@@ -77,13 +78,33 @@ def per_row(*, floor: str = "", clip: bool = True) -> list[onnx.NodeProto]:
     return nodes if clip else [node for node in nodes if node.op_type != "Clip"]
 
 
-def blocked() -> list[onnx.NodeProto]:
+def per_row_float8(
+    *, clip: bool = True, floor: bool = False, saturate: int = 1
+) -> list[onnx.NodeProto]:
+    """As torch spells it: amax.clamp(min) / 448, and (y / scale).clamp(-448, 448) in float8."""
+    nodes = [
+        helper.make_node("Abs", ["y"], ["a"]),
+        helper.make_node("ReduceMax", ["a", "last"], ["m"], keepdims=1),
+        helper.make_node("Clip", ["m", "floor"], ["m1"]),
+        helper.make_node("Div", ["m1" if floor else "m", "levels"], ["s"]),
+        helper.make_node("Div", ["y", "s"], ["d"]),
+        helper.make_node("Clip", ["d", "least8", "levels"], ["c"]),
+        helper.make_node("Cast", ["c" if clip else "d"], ["q"], to=FLOAT8, saturate=saturate),
+    ]
+    left_out = {*(() if clip else ("c",)), *(() if floor else ("m1",))}
+    return [node for node in nodes if node.output[0] not in left_out]
+
+
+def blocked(code: int = INT8, **attributes: int) -> list[onnx.NodeProto]:
     return [
         helper.make_node("Abs", ["y"], ["a"]),
         helper.make_node("ReduceMax", ["a", "last"], ["m"], keepdims=1),
         helper.make_node("Div", ["m", "levels"], ["s"]),
         helper.make_node(
-            "QuantizeLinear", ["y", "s"], ["q"], axis=-1, block_size=C, output_dtype=INT8
+            "QuantizeLinear",
+            ["y", "s"],
+            ["q"],
+            **{"axis": -1, "block_size": C, "output_dtype": code} | attributes,
         ),
     ]
 
@@ -149,8 +170,42 @@ def test_a_norm_quantised_by_rows_is_one_call(nodes: list[onnx.NodeProto], kerne
     assert_same_codes(model, kernels=kernels)
 
 
-def test_blocks_that_are_rows_are_quantised_by_rows() -> None:
-    assert calls(lowered(model_of(blocked(), {"q": INT8}))) == ["LayerNormAffineQuantizeRows"]
+@pytest.mark.parametrize("code", [INT8, FLOAT8])
+def test_blocks_that_are_rows_are_quantised_by_rows(code: int) -> None:
+    model = model_of(blocked(code), {"q": code}, code=code)
+    assert calls(lowered(model)) == ["LayerNormAffineQuantizeRows"]
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("floor", [False, True])
+def test_a_norm_quantised_to_float8_by_rows_is_one_call(
+    clip: bool, floor: bool, kernels: bool
+) -> None:
+    nodes = per_row_float8(clip=clip, floor=floor)
+    model = model_of(nodes, {"q": FLOAT8, "s": TensorProto.FLOAT}, code=FLOAT8)
+    result = lowered(model)
+    assert calls(result) == ["LayerNormAffineQuantizeRows"]
+    assert len(list(result.graph)) == 1
+    assert_same_codes(model, kernels=kernels)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "code"),
+    [
+        (per_row_float8(saturate=0), FLOAT8),
+        (per_row_float8(), INT8),  # levels and a Clip of 127
+        (blocked(FLOAT8, saturate=0), FLOAT8),
+        (blocked(precision=TensorProto.FLOAT16), INT8),
+    ],
+    ids=["infinite beyond 448", "levels of int8", "blocks, infinite beyond 448", "half precision"],
+)
+def test_other_codes_of_rows_keep_their_nodes(nodes: list[onnx.NodeProto], code: int) -> None:
+    opset = 23 if any(a.name == "precision" for node in nodes for a in node.attribute) else 21
+    model = model_of(
+        nodes, {"q": FLOAT8 if nodes[-1].op_type == "Cast" else code}, opset=opset, code=code
+    )
+    assert calls(lowered(model)) in (["LayerNormAffine"], [])
 
 
 @pytest.mark.parametrize(
