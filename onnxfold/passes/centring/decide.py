@@ -6,7 +6,9 @@ from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from onnxfold.graph import ModelInfo
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo, node_label
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
@@ -17,6 +19,7 @@ from onnxfold.passes.centring.plan import CentringPlan, Fold, Insertion, WeightC
 from onnxfold.passes.centring.relations import Assumptions, Embeddings, Point, Relations
 from onnxfold.passes.costs import Costs, costs_of, elements
 from onnxfold.passes.lower.targets import TargetLowering
+from onnxfold.passes.lower.turned import turned_norms
 from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.centre import is_centred_weight
@@ -149,10 +152,24 @@ def _left(
     info: ModelInfo, sites: Sequence[NormSite], lowering: TargetLowering, settings: Settings
 ) -> dict[str, Refusal]:
     """Return those of the norms of which runtimes make more as they stand, and how."""
-    if settings.target is not Target.ONNX or settings.conversion is not None:
-        return {}  # a conversion asks for the form, whatever it costs
-    found = ((site, _use(info, site) or lowering.refuse_turned(site)) for site in sites)
-    return {info.ref(site.output): refusal for site, refusal in found if refusal is not None}
+    if settings.conversion is not None:
+        return {}  # it asks for the form, whatever it costs
+    fused = {} if settings.target is not Target.ONNX else _fused(info, sites)
+    spelled = [site for site in sites if site.output not in fused and lowering.spells_rms(site)]
+    turned = turned_norms(info, {site.output for site in spelled})
+    stays = {site.output: _stays_turned(site) for site in spelled if site.output in turned}
+    return {info.ref(output): refusal for output, refusal in {**fused, **stays}.items()}
+
+
+def _fused(info: ModelInfo, sites: Sequence[NormSite]) -> dict[ir.Value, Refusal]:
+    found = ((site.output, _use(info, site)) for site in sites)
+    return {output: refusal for output, refusal in found if refusal is not None}
+
+
+def _stays_turned(site: NormSite) -> Refusal:
+    sentence = f"norm '{site.name}' stands between Transposes, which runtimes move through all but"
+    label = (node_label(site.nodes[-1]),)
+    return Refusal(RefusalCode.NO_CHEAPER_FORM, f"{sentence} one operator", label)
 
 
 def _use(info: ModelInfo, site: NormSite) -> Refusal | None:

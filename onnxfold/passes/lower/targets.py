@@ -61,21 +61,9 @@ class TargetLowering:
             return None
         return self._refuse_spelled(site)
 
-    def refuse_turned(self, site: NormSite) -> Refusal | None:
-        """Say that ONNX Runtime would not make one operator of the written RMS norm, or None.
-
-        It moves Transposes towards each other before, and the norm ends on another axis.
-        """
-        source = site.input.producer()
-        if self._has_operator(Statistics.RMS):
-            return None
-        turned = source is not None and source.op_type == "Transpose"
-        readers = [use.node.op_type for use in site.output.uses()]
-        if not turned or set(readers) != {"Transpose"} or site.form is NormForm.DECOMPOSED:
-            return None
-        sentence = "stands between Transposes, which runtimes move through all but one operator"
-        label = (node_label(site.nodes[-1]),)
-        return Refusal(RefusalCode.NO_CHEAPER_FORM, f"norm '{site.name}' {sentence}", label)
+    def spells_rms(self, site: NormSite) -> bool:
+        """Whether a norm of one operator would become several, of which runtimes make one."""
+        return site.form is not NormForm.DECOMPOSED and not self._has_operator(Statistics.RMS)
 
     def _can_bypass(self, site: NormSite) -> bool:
         """Whether the spelled norm can read x instead of x - mean(x), whatever its spelling."""

@@ -12,25 +12,32 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxfold
+from onnxfold.passes.centring import decide
 from onnxfold.report.sentences import totals
 
 WIDTH = 8
 TURN, BACK = "Transpose<perm=[0,2,3,1]>", "Transpose<perm=[0,3,1,2]>"
+NORM = "n = LayerNormalization<axis=-1>(t, G, B)"
 BEHIND = f"u = {BACK}(n)  y = Conv<pads=[1,1,1,1]>(u, W1, B1)"
 
 
-def channels_first(opset: int = 17, behind: str = BEHIND) -> onnx.ModelProto:
+def channels_first(opset: int = 17, behind: str = BEHIND, norm: str = NORM) -> onnx.ModelProto:
     """A norm over the channels of an image between two convolutions."""
     model = parser.parse_model(
         f'<ir_version: 8, opset_import: ["" : {opset}]>\n'
         f"graph (float[B,3,6,6] x) => (float[B,K,N,M] y) {{"
-        f"h = Conv(x, W0, B0)  t = {TURN}(h)  n = LayerNormalization<axis=-1>(t, G, B)\n"
+        f"h = Conv(x, W0, B0)  t = {TURN}(h)  {norm}\n"
         f"{behind}}}"
     )
     rng = np.random.default_rng(0)
-    shapes = {"W0": (WIDTH, 3, 2, 2), "W1": (WIDTH, WIDTH, 3, 3)}
+    shapes = {
+        "W0": (WIDTH, 3, 2, 2),
+        "W2": (WIDTH, 3, 2, 2),
+        "W1": (WIDTH, WIDTH, 3, 3),
+        "W": (WIDTH, WIDTH),
+    }
     read = {name for node in model.graph.node for name in node.input}
-    for name in sorted(read & {"W0", "W1", "B0", "B1", "G", "B"}):
+    for name in sorted(read & {"W", "W2", "W0", "W1", "B0", "B1", "G", "B"}):
         array = rng.standard_normal(shapes.get(name, (WIDTH,))).astype(np.float32)
         model.graph.initializer.append(numpy_helper.from_array(array, name))
     return model
@@ -69,15 +76,100 @@ def test_a_norm_that_could_not_fold_has_the_reason_for_that() -> None:
     assert (row["foldable"], row["reason"]["code"]) == (False, "graph_output")
 
 
-@pytest.mark.parametrize("target", ["ort", "kernels"])
-def test_one_operator_is_not_taken_apart(target: str) -> None:
-    assert folds(channels_first(), target=target) == 1
+def test_one_operator_is_not_taken_apart() -> None:
+    assert folds(channels_first(), target="ort") == 1
     assert folds(channels_first(opset=23), norm_form="op") == 1
     assert folds(channels_first(opset=23)) == 0
 
 
-def test_a_norm_behind_which_nothing_turns_back_folds() -> None:
-    assert folds(channels_first(behind="y = Relu(n)")) == 1
+@pytest.mark.parametrize("target", ["onnx", "kernels"])
+def test_a_norm_behind_which_nothing_turns_back_folds(target: str) -> None:
+    assert folds(channels_first(behind="y = Relu(n)"), target=target) == 1
+    assert folds(channels_first(), target=target) == 0
+
+
+def farther() -> onnx.ModelProto:
+    """A norm between Transposes, with other operators on the way."""
+    way = f"e = Mul(n, n)  r = Add(e, n)  u = {BACK}(r)"
+    before = NORM.replace("(t", "(c").replace("n =", "c = Neg(t)  n =")
+    return channels_first(behind=f"{way}  y = Conv<pads=[1,1,1,1]>(u, W1, B1)", norm=before)
+
+
+def optimized(model: onnx.ModelProto, level: int) -> onnx.ModelProto:
+    from onnxruntime.transformers import optimizer
+
+    made = optimizer.optimize_model(
+        onnx.ModelProto.FromString(model.SerializeToString()), "vit", opt_level=level
+    )
+    return made.model
+
+
+def error(model: onnx.ModelProto, original: onnx.ModelProto) -> float:
+    """The largest difference of the outputs, relative to the largest output."""
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 3, 6, 6)).astype(np.float32)}
+    first, second = (
+        ort.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+            None, feeds
+        )[0]
+        for each in (model, original)
+    )
+    return float(np.abs(first - second).max() / np.abs(second).max())
+
+
+# A norm and a convolution of 72 products: 100 roundings of float32, generously.
+ROUNDING = 100 * float(np.finfo(np.float32).eps)
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_the_optimizer_keeps_the_outputs_in_both_orders(target: str, level: int) -> None:
+    for model in (channels_first(), farther()):
+        folded = onnxfold.optimize(model, target=target).model
+        assert error(optimized(folded, level), model) <= ROUNDING
+        fused = optimized(model, level)
+        again = onnxfold.optimize(fused, target=target).model
+        assert error(again, model) <= ROUNDING
+        assert error(optimized(again, level), model) <= ROUNDING
+
+
+@pytest.mark.parametrize("target", ["onnx", "kernels"])
+def test_the_optimizer_breaks_a_norm_that_is_not_left(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decide, "turned_norms", lambda *_: frozenset())
+    for model in (channels_first(), farther()):
+        folded = onnxfold.optimize(model, target=target).model
+        assert error(optimized(folded, 1), model) > 1e3 * ROUNDING
+
+
+def test_a_norm_that_stays_stops_the_transpose() -> None:
+    way = f"r = Mul(n, G)  o = LayerNormalization<axis=-1>(r, G, B)  u = {BACK}(o)"
+    model = channels_first(behind=f"{way}  y = Conv<pads=[1,1,1,1]>(u, W1, B1)")
+    assert folds(model) == 1  # the second has no reason to fold
+    assert error(optimized(onnxfold.optimize(model).model, 1), model) <= ROUNDING
+
+
+def test_one_norm_that_stays_is_enough() -> None:
+    way = "o = LayerNormalization<axis=-1>(n, G, B)"
+    model = channels_first(behind=f"{way}  {BEHIND.replace('(n)', '(o)')}")
+    for tensor in model.graph.initializer:
+        if tensor.name in ("G", "B"):  # so that the second can fold
+            number = np.full(WIDTH, tensor.name == "G", np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(number, tensor.name))
+    first, second = onnxfold.optimize(model).report["inspect"]["norms"]
+    assert (first["action"], second["action"]) == ("keep", "rms")
+    assert error(optimized(onnxfold.optimize(model).model, 1), model) <= ROUNDING
+
+
+def test_a_sum_with_what_is_not_turned_stops_the_transpose() -> None:
+    other = f"i = Conv(x, W2, B0)  v = {TURN}(i)  w = MatMul(v, W)"
+    straight = f"{other}  s = Add(t, w)  {NORM.replace('(t', '(s')}"
+    model = channels_first(norm=straight)
+    assert folds(model) == 1
+    folded = onnxfold.optimize(model).model
+    assert error(optimized(folded, 1), model) <= ROUNDING
+    turned = channels_first(norm=straight.replace("Add(t, w)", "Add(t, t)"))
+    assert folds(turned) == 0
 
 
 def test_a_conversion_is_of_every_norm() -> None:

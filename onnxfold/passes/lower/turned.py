@@ -1,0 +1,84 @@
+"""Norms that ONNX Runtime would move Transposes through, were they spelled out.
+
+Its TransposeOptimizer moves a Transpose towards another one behind, through the operators that
+spell an RMS norm out but not through a norm of one operator.  The norm ends on another axis then.
+A session makes no operator of that; the transformers optimizer does, of all axes from there on,
+and the output is another one without a word.  Source: onnx_transpose_optimization.cc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.traversal import all_graphs
+
+__all__ = ["turned_norms"]
+
+_ALL_OPERANDS = frozenset(
+    "Add And BitShift Concat Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Mul"
+    " Or PRelu Pow Sub Sum Where Xor".split()
+)
+_FIRST_OPERAND = frozenset(
+    "Abs Acos Acosh Asin Asinh Atan Atanh Cast CastLike Ceil Celu Clip Cos Cosh DequantizeLinear"
+    " Erf Exp Floor Gelu HardSigmoid HardSwish Hardmax Identity IsInf IsNaN LeakyRelu Log"
+    " LogSoftmax Neg Not Pad QuantizeLinear Reciprocal ReduceL1 ReduceL2 ReduceLogSum"
+    " ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu"
+    " Resize Round Selu Shrink Sigmoid Sign Sin Sinh Slice Softmax Softplus Softsign Split Sqrt"
+    " Squeeze Tan Tanh ThresholdedRelu Tile Unsqueeze".split()
+)
+
+
+def turned_norms(info: ModelInfo, outputs: Collection[ir.Value]) -> frozenset[ir.Value]:
+    """Return those of the norms, by output, that have to stay one operator.
+
+    ``outputs`` are those of one operator now which would be spelled out.  One that stays stops a
+    Transpose, so that the norms behind it need not.
+    """
+    nodes = [node for graph in all_graphs(info.model) for node in graph]
+    leading = _leading(nodes, outputs)
+    turned: set[ir.Value] = set()
+    stopping: set[ir.Value] = set()
+    for node in nodes:
+        if node.op_type == "Transpose":
+            turned.update(node.outputs)
+        elif _is_moved(info, _moved_through(node, outputs), turned):
+            stops = leading & set(outputs) & set(node.outputs)
+            stopping |= stops
+            turned |= set(node.outputs) - stops
+    return frozenset(stopping)
+
+
+def _leading(nodes: list[ir.Node], outputs: Collection[ir.Value]) -> set[ir.Value]:
+    """Return the values behind which a Transpose follows."""
+    leading: set[ir.Value] = set()
+    for node in reversed(nodes):
+        if node.op_type == "Transpose":
+            leading.update(value for value in node.inputs[:1] if value is not None)
+        elif leading & set(node.outputs):
+            leading.update(_moved_through(node, outputs))
+    return leading
+
+
+def _moved_through(node: ir.Node, outputs: Collection[ir.Value]) -> list[ir.Value]:
+    """Return the inputs whose Transposes can move behind a node."""
+    norm = any(output in outputs for output in node.outputs)
+    if node.domain not in ("", "ai.onnx") and not norm:
+        return []
+    if norm or node.op_type in _FIRST_OPERAND:
+        return [value for value in node.inputs[:1] if value is not None]
+    if node.op_type in _ALL_OPERANDS:
+        return [value for value in node.inputs if value is not None]
+    return []
+
+
+def _is_moved(info: ModelInfo, operands: list[ir.Value], turned: set[ir.Value]) -> bool:
+    """Whether fewer axes are turned where the Transposes are taken from ``operands``, not added."""
+    cost = 0
+    for value in operands:
+        if info.tensor(value) is None:
+            rank = info.rank(value) or 0  # a rank that nobody knows keeps no Transpose in place
+            cost += -max(rank, 1) if value in turned else rank
+    return cost < 0
