@@ -1,6 +1,6 @@
 """GPT pretraining and fine-tuning in three settings, and angles while GPTs of four sizes train.
 
-    python -m benchmarks.training.language [--scale small|full] [--seeds 2] [--out ...csv]
+    python -m benchmarks.training.language [--scale small|full] [--seeds 3] [--out ...csv]
 
 The first is the shape of Table 2 of "Enjoy your Layer Normalization ...": a model with LayerNorm is
 pretrained, then fine-tuned with LayerNorm, with RMSNorm in its place, and with centred weights and
@@ -32,9 +32,9 @@ from onnxfold.torch import AnglesCallback
 
 TOKENS, BATCH, RATE, WORDS = 64, 16, 1e-3, 128
 TUNED = "science_fiction"
-STEPS = {"tiny": 2, "small": 120, "full": 20000}
-TUNING = {"tiny": 2, "small": 40, "full": 2000}
-ANGLE_STEPS = {"tiny": 2, "small": 80, "full": 20000}
+STEPS = {"tiny": 2, "small": 600, "full": 20000}
+TUNING = {"tiny": 2, "small": 200, "full": 2000}
+ANGLE_STEPS = {"tiny": 2, "small": 400, "full": 20000}
 SHAPES = {"tiny": (16, 1), "small": (48, 2), "full": (768, 12)}
 # Width and layers of the four sizes.
 SIZES = {
@@ -208,7 +208,7 @@ def _draw(rows: list[AngleRow], path: Path) -> None:
 
 
 def main(words: list[str] | None = None) -> int:
-    given = options("language", __doc__, 2).parse_args(words)
+    given = options("language", __doc__, 3).parse_args(words)
     torch.set_num_threads(1)
     texts = data.brown(given.data or data.CACHE)
     rows: list[LanguageRow] = []

@@ -28,7 +28,7 @@ from benchmarks.training.together import Run, options, train, variants
 from benchmarks.training.transformer import Shape, Transformer
 
 TOKENS, BATCH, RATE, DROPOUT, PAD = 64, 16, 1e-3, 0.1, 0
-STEPS = {"tiny": 2, "small": 50, "full": 5000}
+STEPS = {"tiny": 2, "small": 400, "full": 5000}
 WIDTHS = {"tiny": 16, "small": 48, "full": 512}
 LAYERS = {"tiny": 1, "small": 2, "full": 6}
 WORDS = {"tiny": 200, "small": 1500, "full": 10000}

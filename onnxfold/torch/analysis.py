@@ -27,6 +27,7 @@ from onnxfold.passes.centring.plan import CentringPlan, WeightCentring
 from onnxfold.passes.centring.relations import Relations
 from onnxfold.passes.costs import Costs
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.torch.calls import NormCalls
 from onnxfold.torch.modules import Written
 
 __all__ = ["Analysis", "Arguments", "Changes", "Writer", "analyse"]
@@ -37,6 +38,10 @@ _GAIN_PS = 1000
 _COSTS = Costs(layer_norm=0, rms_norm=0, bias=0, centring=1 << 40)
 _ALWAYS_SPLIT = 1 << 62
 _INSERTED = "; an inserted centring would cost more than it saves"
+_IN_FORWARD = (
+    "its forward normalises in operations of its own, which nothing can stand in for: call "
+    "torch.nn.functional.layer_norm there, or make the norm a module"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,9 @@ class Changes:
     """The norms that become RMSNorms, what is centred for them, and why the others stay.
 
     ``tables``: embeddings whose output is centred, since their table has other readers.
-    ``written``: what is known of the norms that are modules written by hand.
+    ``written``: what is known of the norms that are modules written by hand.  ``called``: the norms
+    that are calls in the forward of a module, and ``kept`` the modules within these whose own calls
+    stay.
     """
 
     norms: tuple[str, ...]
@@ -76,12 +83,17 @@ class Changes:
     tables: tuple[str, ...]
     left: Mapping[str, str]
     written: Mapping[str, Written]
+    called: frozenset[str]
+    kept: frozenset[str]
 
 
 class Analysis:
-    """The export of a model, which is planned on as often as some of its norms must stay."""
+    """The export of a model, which is planned on as often as some of its norms must stay.
 
-    def __init__(self, model: nn.Module, program: ir.Model):
+    ``calls``: how often each module calls a LayerNorm in its own forward.
+    """
+
+    def __init__(self, model: nn.Module, program: ir.Model, calls: Mapping[str, int]):
         self._modules = dict(model.named_modules(remove_duplicate=False))
         self._norms = {
             name for name, m in self._modules.items() if isinstance(m, nn.LayerNorm | nn.GroupNorm)
@@ -91,6 +103,9 @@ class Analysis:
         self._sites = find_norms(self._info)
         self._written = self._written_by_hand()
         self._norms |= self._written.keys()
+        self._calls = calls
+        self._called, self._unfit = self._in_forwards()
+        self._norms |= self._called | self._unfit.keys()
         self._module_of = {
             self._info.ref(site.output): self._site_module(site) for site in self._sites
         }
@@ -98,7 +113,7 @@ class Analysis:
     def changes(self, excluded: Mapping[str, str]) -> Changes:
         """Return what folds without the norms ``excluded``, each with the reason."""
         unmapped: dict[str, str] = {}
-        forbidden = dict(excluded)
+        forbidden = {**self._unfit, **excluded}
         while True:
             plan = self._plan(forbidden, unmapped)
             partly = self._partly_folded(plan)
@@ -178,10 +193,23 @@ class Analysis:
             site.size, site.epsilon, site.epsilon_mode, site.factor, (names[0], names[1])
         )
 
+    def _in_forwards(self) -> tuple[set[str], dict[str, str]]:
+        """Return the modules whose forward calls its norms, and those that fold no such way."""
+        sites: dict[str, list[NormSite]] = {}
+        for site in self._sites:
+            if site.subtracts_mean and _module(site.last) not in self._norms:
+                sites.setdefault(_module(site.last), []).append(site)
+        called = {name for name, mine in sites.items() if self._calls.get(name) == len(mine)}
+        unfit = {}
+        for name in sites.keys() - called:
+            refusals = (site.refusal.sentence for site in sites[name] if site.refusal is not None)
+            unfit[name] = next(refusals, _IN_FORWARD)
+        return called, unfit
+
     def _partly_folded(self, plan: CentringPlan) -> set[str]:
         calls = Counter(name for name in self._module_of.values() if name is not None)
         folds = Counter(self._module_of[fold.output] for fold in plan.folds)
-        return {name for name, count in folds.items() if name and count < calls[name]}
+        return {n for n, count in folds.items() if n is not None and count < calls[n]}
 
     def _mapped(
         self, weights: tuple[WeightCentring, ...]
@@ -261,7 +289,15 @@ class Analysis:
             for name in self._modules
             if name in self._norms and name not in folded
         }
-        return Changes(tuple(folded), tuple(found[0]), tuple(found[1]), reasons, self._written)
+        called = frozenset(self._called & folded.keys())
+        kept = frozenset(
+            name
+            for name in self._calls.keys() - folded.keys()
+            if any(not outer or name.startswith(f"{outer}.") for outer in called)
+        )
+        return Changes(
+            tuple(folded), tuple(found[0]), tuple(found[1]), reasons, self._written, called, kept
+        )
 
 
 def _with_cause(why: str, unmapped: Mapping[str, str]) -> str:
@@ -317,7 +353,7 @@ def analyse(model: nn.Module, arguments: Arguments) -> Analysis:
                 f"{type(model).__name__} cannot be exported to ONNX, which the analysis needs: "
                 f"{one_line(text)}"
             ) from error
-    return Analysis(model, program.model)
+    return Analysis(model, program.model, NormCalls.counted(model, arguments.call))
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from onnxfold.errors import UsageError, VerificationError
 from onnxfold.torch.analysis import Analysis, Arguments, Changes, analyse
+from onnxfold.torch.calls import NormCalls
 from onnxfold.torch.modules import CentredOutput, RMSNorm
 from onnxfold.torch.parametrization import CentredWeight
 from onnxfold.torch.verification import (
@@ -45,7 +46,7 @@ class DropoutChoice(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FoldReport:
-    """What a fold did, in names of modules.
+    """What a fold did, in names of modules, of which the model itself has the empty one.
 
     ``folded``: norms that are RMSNorms now.  ``left``: those that are not, with the reason.
     ``centred``: parameters that are centred.  ``recentred``: modules whose output is centred: tied
@@ -61,7 +62,7 @@ class FoldReport:
 
     def __str__(self) -> str:
         lines = [f"{len(self.folded)} of {len(self.folded) + len(self.left)} norms are RMSNorms"]
-        lines += [f"left: {name}: {reason}" for name, reason in self.left.items()]
+        lines += [f"left: {n or 'the model itself'}: {reason}" for n, reason in self.left.items()]
         return "\n".join(lines)
 
 
@@ -76,8 +77,9 @@ def fold(
 
     The analysis of the exported graph finds the norms; what writes their stream gets the
     parametrization of :func:`cbwc`, and nn.LayerNorm (nn.GroupNorm over vectors, a norm written by
-    hand) becomes an RMSNorm with the same gamma and beta.  Every parameter stays the same object,
-    so optimizers go on.
+    hand) becomes an RMSNorm with the same gamma and beta, as a call of functional.layer_norm does
+    in the forward of the module that makes it.  Every parameter stays the same object, so
+    optimizers go on.
 
     ``example_args``: what the model is called with, a tuple or a mapping of names.  ``training``:
     outputs and gradients in training mode must stay too.  ``dropout`` decides where a dropout
@@ -206,7 +208,12 @@ def _apply(model: nn.Module, changes: Changes, recentred: list[str]) -> None:
     _centre_outputs(model, (*changes.tables, *recentred))
     for name in changes.norms:
         norm = model.get_submodule(name)
-        _replace(model, norm, RMSNorm.of(norm, changes.written.get(name)))
+        if name in changes.called:
+            NormCalls.put(norm, fold=True)
+        else:
+            _replace(model, norm, RMSNorm.of(norm, changes.written.get(name)))
+    for name in changes.kept:
+        NormCalls.put(model.get_submodule(name), fold=False)
 
 
 def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
@@ -234,8 +241,9 @@ def unfold(model: M) -> M:
     the same.
     """
     _remove(model, keep_centred=False)
-    for module in CentredOutput.within(model).values():
+    for module in model.modules():
         CentredOutput.remove(module)
+        NormCalls.remove(module)
     for norm in [module for module in model.modules() if isinstance(module, RMSNorm)]:
         norm.original.train(norm.training)
         _replace(model, norm, norm.original)

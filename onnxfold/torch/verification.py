@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from onnxfold.errors import ModelError, VerificationError
 from onnxfold.model_io import one_line
 from onnxfold.torch.analysis import Arguments
+from onnxfold.torch.calls import NormCalls, Watch
 from onnxfold.torch.modules import CentredOutput, RMSNorm
 
 __all__ = [
@@ -169,6 +170,7 @@ def means_in_training(folded: nn.Module, arguments: Arguments) -> tuple[set[str]
     A dropout is given with its probability.
     """
     norms = {n: m for n, m in folded.named_modules() if isinstance(m, RMSNorm)}
+    called = {n: calls for n, calls in NormCalls.within(folded).items() if calls.fold}
     reading: set[str] = set()
     making: dict[str, float] = {}
     hooks: dict[nn.Module, Callable[..., Any]] = {}
@@ -187,10 +189,17 @@ def means_in_training(folded: nn.Module, arguments: Arguments) -> tuple[set[str]
 
         return hook
 
+    def watch_call(name: str) -> Watch:
+        return lambda x, axes: reading.add(name) if _has_mean(x, axes, 1) else None
+
+    for name, calls in called.items():
+        calls.watch = watch_call(name)
     hooks |= {norm: watch_norm(name, norm) for name, norm in norms.items()}
     hooks |= {module: watch_dropout(name, module) for name, module in dropouts(folded).items()}
     with _hooked(hooks):
         _run(folded, arguments, training=True)
+    for calls in called.values():
+        calls.watch = None
     return reading, making
 
 
