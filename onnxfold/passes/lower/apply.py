@@ -33,7 +33,7 @@ def apply(edit: Editor, plan: LoweringPlan, settings: Settings) -> bool:
             info, changed = ModelInfo(edit.model), True
     quantized = quantize_fusions(info)
     for codes in quantized:
-        edit.stand_in(codes.lower(), codes.norm, codes.replaced)
+        edit.stand_in(codes.lower(), codes.place, codes.replaced)
     return changed or bool(quantized)
 
 

@@ -5,13 +5,16 @@
         Cast(Clip(Round(norm / s))) to int8,  Cast(Clip(norm / s)) to float8,
         or  QuantizeLinear(norm, s, block_size = the row's length)
 
+Layouts may stand between the norm and QuantizeLinear (exporters flatten to 2-D before a product):
+codes of numbers in another order are the codes in that order.
+
 The float norm is neither written nor read again, so it must have no other reader.  Returns edits,
 mutates nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,12 +24,17 @@ from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import Lowered
+from onnxfold.operators.facets import stands_before_a_weight
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Output, Signature, call, op_name
+from onnxfold.operators.table import row_of
 from onnxfold.passes.lower.residual import ready
 
 __all__ = ["QuantizeFusion", "quantize_fusions"]
 
 _CODES = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.FLOAT8E4M3FN)
+# In ONNX Runtime 1.32; others have no kernel for them.
+_LAYOUTS_OF_FLOAT8 = ("Reshape", "Transpose")
+_LAYOUTS_OF_FLOAT8_SINCE = 21
 _DEFAULT_CODE = ir.DataType.UINT8  # of QuantizeLinear without a zero point
 # By the code: the largest, and the limits of a Clip that changes nothing where a row has its scale.
 _LEVELS = {ir.DataType.INT8: 127.0, ir.DataType.FLOAT8E4M3FN: 448.0}
@@ -51,6 +59,13 @@ class QuantizeFusion:
     replaced: tuple[ir.Node, ...]
     levels: float = 127.0
     least: float = 0.0
+    layouts: tuple[ir.Node, ...] = ()
+
+    @property
+    def place(self) -> ir.Node:
+        """The node before which the call will stand: the last, unless others read what it gives."""
+        alone = len(self.norm.outputs) == 1 and "Y_scale" not in SIGNATURES[self.name].outputs
+        return self.replaced[-1] if alone else self.norm
 
     def lower(self) -> Lowered:
         """Return the call."""
@@ -66,7 +81,8 @@ class QuantizeFusion:
             least=self.least,
         )
         node.name = self.norm.name
-        stands_for = [(self.codes, node.outputs[0])]
+        nodes = (node, *_in_layout(self.layouts, node.outputs[0], self.zero_point.type))
+        stands_for = [(self.codes, nodes[-1].outputs[0])]
         if not given:
             stands_for.append((self.scale, node.outputs[1]))
         total = node.outputs[-1]
@@ -77,7 +93,20 @@ class QuantizeFusion:
             total.name = f"{self.norm.outputs[0].name}.sum"
             total.type, total.shape = (None, None) if x is None else (x.type, x.shape)
         made = (self.zero_point,) if _is_new(self.zero_point) else ()
-        return Lowered((node,), tuple(stands_for), made)
+        return Lowered(nodes, tuple(stands_for), made)
+
+
+def _in_layout(
+    layouts: tuple[ir.Node, ...], codes: ir.Value, kind: ir.TypeProtocol | None
+) -> Iterator[ir.Node]:
+    """Make nodes that change the codes' layout as others change that of the norm."""
+    for layout in layouts:
+        codes.name = f"{layout.inputs[0].name}.codes" if layout.inputs[0] is not None else None
+        codes.type, codes.shape = kind, None if layout.inputs[0] is None else layout.inputs[0].shape
+        inputs = (codes, *layout.inputs[1:])
+        node = ir.node(layout.op_type, inputs, dict(layout.attributes), name=layout.name)
+        yield node
+        codes = node.outputs[0]
 
 
 def quantize_fusions(view: ModelInfo) -> tuple[QuantizeFusion, ...]:
@@ -128,7 +157,8 @@ def _name(signature: Signature, output: Output) -> str | None:
 
 
 def _of_tensor(view: ModelInfo, norm: ir.Node, signature: Signature) -> QuantizeFusion | None:
-    y, name = norm.outputs[0], _name(signature, Output.QUANTIZED)
+    layouts = _layouts(norm)
+    y, name = (layouts or (norm,))[-1].outputs[0], _name(signature, Output.QUANTIZED)
     reader = _only_reader(y)
     if name is None or reader is None or not _quantizes(reader, y):
         return None
@@ -137,10 +167,37 @@ def _of_tensor(view: ModelInfo, norm: ir.Node, signature: Signature) -> Quantize
     if scale is None or x is None or _elements(view, scale) != 1 or scale.dtype != x.dtype:
         return None
     zero_point = _zero_point(view, reader, f"{y.name}.zero_point")
-    if zero_point is None or not ready((scale, zero_point), norm):
+    if zero_point is None or not _takes(view, layouts, zero_point):
         return None
-    replaced = (norm, reader)
-    return QuantizeFusion(norm, name, scale, zero_point, reader.outputs[0], replaced)
+    codes, replaced = reader.outputs[0], (norm, *layouts, reader)
+    fusion = QuantizeFusion(norm, name, scale, zero_point, codes, replaced, layouts=layouts)
+    others = [value for layout in layouts for value in layout.inputs[1:]]
+    return fusion if ready((scale, zero_point, *others), fusion.place) else None
+
+
+def _layouts(norm: ir.Node) -> tuple[ir.Node, ...]:
+    """The nodes that change the layout of a norm, each the one reader of the one before it."""
+    found: list[ir.Node] = []
+    value = norm.outputs[0]
+    while (node := _only_reader(value)) is not None and _is_layout(node, value):
+        found.append(node)
+        value = node.outputs[0]
+    return tuple(found)
+
+
+def _is_layout(node: ir.Node, value: ir.Value) -> bool:
+    row, producer = row_of(node), value.producer()
+    here = producer is not None and node.graph is producer.graph and node.domain == ""
+    once = node.inputs[0] is value and value not in node.inputs[1:] and len(node.outputs) == 1
+    return here and once and stands_before_a_weight(row)
+
+
+def _takes(view: ModelInfo, layouts: tuple[ir.Node, ...], zero_point: ir.Value) -> bool:
+    """Whether the operators take the codes, and ONNX Runtime has kernels of them that do."""
+    if not layouts or zero_point.dtype is not ir.DataType.FLOAT8E4M3FN:
+        return True
+    known = all(layout.op_type in _LAYOUTS_OF_FLOAT8 for layout in layouts)
+    return known and view.opset >= _LAYOUTS_OF_FLOAT8_SINCE
 
 
 def _quantizes(node: ir.Node, y: ir.Value) -> bool:

@@ -15,6 +15,14 @@ import onnxfold
 from onnxfold.operators.functions import DOMAIN
 
 C = 16
+LAYOUTS: dict[str, tuple[list[str], dict[str, object]]] = {
+    "Reshape": (["flat"], {}),
+    "Transpose": ([], {"perm": [1, 0, 2]}),
+    "Flatten": ([], {"axis": 2}),
+    "Unsqueeze": (["first"], {}),
+    "Squeeze": (["first"], {}),
+    "Identity": ([], {}),
+}
 INT8, UINT8, FLOAT8 = TensorProto.INT8, TensorProto.UINT8, TensorProto.FLOAT8E4M3FN
 
 
@@ -34,6 +42,9 @@ def model_of(
         "least8": np.float32(-448),
         "high": np.float32(127),
         "last": np.array([-1], np.int64),
+        "first": np.array([0], np.int64),
+        "one": np.array([1], np.int64),
+        "flat": np.array([-1, C], np.int64),
     }
     initializers = [numpy_helper.from_array(np.asarray(a), name) for name, a in constants.items()]
     zero = 0 if code == FLOAT8 else 3
@@ -52,6 +63,16 @@ def model_of(
 
 def per_tensor(**attributes: int) -> list[onnx.NodeProto]:
     return [helper.make_node("QuantizeLinear", ["y", "step", "zero"], ["q"], **attributes)]
+
+
+def reshaped(code: int, *layouts: str) -> list[onnx.NodeProto]:
+    """The norm in another layout, and the codes of that."""
+    nodes, value = [], "y"
+    for number, layout in enumerate(layouts):
+        inputs = [value, *LAYOUTS[layout][0]]
+        value = f"v{number}"
+        nodes.append(helper.make_node(layout, inputs, [value], **LAYOUTS[layout][1]))
+    return [*nodes, helper.make_node("QuantizeLinear", [value, "step", "zero"], ["q"])]
 
 
 def per_row(*, floor: str = "", clip: bool = True) -> list[onnx.NodeProto]:
@@ -149,6 +170,59 @@ def test_a_quantised_norm_is_one_call(opset: int, code: int, kernels: bool) -> N
     assert calls(result) == ["LayerNormAffineQuantize"]
     assert len(list(result.graph)) == 1
     assert_same_codes(model, kernels=kernels)
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("code", [INT8, UINT8])
+@pytest.mark.parametrize(
+    "layouts",
+    [("Reshape",), ("Transpose",), ("Flatten",), ("Unsqueeze", "Squeeze", "Identity", "Reshape")],
+    ids="-".join,
+)
+def test_a_norm_whose_codes_have_another_layout_is_one_call(
+    layouts: tuple[str, ...], code: int, kernels: bool
+) -> None:
+    model = model_of(reshaped(code, *layouts), {"q": code}, opset=17, code=code)
+    result = lowered(model)
+    assert calls(result) == ["LayerNormAffineQuantize"]
+    rest = [node.op_type for node in result.graph if node.domain != DOMAIN]
+    assert rest == list(layouts)
+    assert_same_codes(model, kernels=kernels)
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("layout", ["Reshape", "Transpose"])
+def test_float8_has_another_layout_where_operators_take_it(layout: str, kernels: bool) -> None:
+    model = model_of(reshaped(FLOAT8, layout), {"q": FLOAT8}, opset=21, code=FLOAT8)
+    assert calls(lowered(model)) == ["LayerNormAffineQuantize"]
+    assert_same_codes(model, kernels=kernels)
+
+
+@pytest.mark.parametrize(("layout", "opset"), [("Reshape", 19), ("Transpose", 19), ("Flatten", 21)])
+def test_float8_keeps_the_layout_where_no_operator_takes_it(layout: str, opset: int) -> None:
+    model = model_of(reshaped(FLOAT8, layout), {"q": FLOAT8}, opset=opset, code=FLOAT8)
+    assert calls(lowered(model)) in (["LayerNormAffine"], [])
+    assert_same_codes(model, kernels=True)
+
+
+def test_a_shape_that_is_computed_behind_the_norm_is_read_there() -> None:
+    """As exporters order nodes: what a Reshape reads stands between it and the norm."""
+    shape = [
+        helper.make_node("Shape", ["x"], ["size"]),
+        helper.make_node("Slice", ["size", "first", "one"], ["rows"]),
+        helper.make_node("Concat", ["rows", "last"], ["target"], axis=0),
+    ]
+    nodes = reshaped(INT8, "Reshape")
+    nodes[0].input[1] = "target"
+    model = model_of([*shape, *nodes], {"q": INT8}, opset=17)
+    assert calls(lowered(model)) == ["LayerNormAffineQuantize"]
+    assert_same_codes(model, kernels=True)
+
+
+def test_a_layout_that_others_read_stays_with_the_norm() -> None:
+    nodes = [*reshaped(INT8, "Reshape"), helper.make_node("Relu", ["v0"], ["z"])]
+    model = model_of(nodes, {"q": INT8, "z": TensorProto.FLOAT}, opset=17)
+    assert calls(lowered(model)) in (["LayerNormAffine"], [])
 
 
 def test_a_norm_quantised_to_float8_is_one_call() -> None:
