@@ -8,6 +8,7 @@ from onnxfold.operators.row import Elements, Family, Operator, Shapes
 from onnxfold.refusal import RefusalCode
 
 __all__ = [
+    "adds",
     "adds_first",
     "bias_behind",
     "broadcasts",
@@ -22,6 +23,7 @@ __all__ = [
     "is_embedding",
     "mixes_last_axis_only",
     "moves_numbers",
+    "multiplies",
     "passes_scale",
     "passes_shift",
     "positionwise",
@@ -145,6 +147,16 @@ def adds_first(row: Operator, index: int) -> bool:
 def bias_behind(row: Operator) -> int | None:
     """Return the input that is added, broadcast, to the product that a linear layer gives."""
     return row.bias if row.family is Family.GEMM else None
+
+
+def adds(row: Operator) -> bool:
+    """Whether each number of the output is a sum of the inputs' at its place, or their mean."""
+    return row.family is Family.ADDITIVE
+
+
+def multiplies(row: Operator) -> bool:
+    """Whether each number of the output is a product or quotient of the inputs' at its place."""
+    return row.family in (Family.PRODUCT, Family.QUOTIENT)
 
 
 def factors(row: Operator) -> tuple[int, ...]:

@@ -2,52 +2,69 @@
 
 The numbers of a half float behind a Cast to float32 are exact, and so is what the model makes of
 them but for float32 roundings.  An edit would round them to half floats again, a thousand times the
-error, so such a weight stays as it is.
+error, so such a weight stays as it is.  The same holds of float32 behind a Cast to double.
 """
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
 
 __all__ = ["refuse_narrow"]
 
-_HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
-_WIDE = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
-# What passes numbers on as they are stored.
-_MOVES = frozenset(
-    {
-        "Concat",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "Identity",
-        "Reshape",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "Transpose",
-        "Unsqueeze",
-    }
-)
+_DIGITS = {
+    ir.DataType.BFLOAT16: 8,
+    ir.DataType.FLOAT16: 11,
+    ir.DataType.FLOAT: 24,
+    ir.DataType.DOUBLE: 53,
+}
 
 
-def refuse_narrow(view: ModelInfo, value: ir.Value) -> Refusal | None:
+def refuse_narrow(view: ModelInfo, value: ir.Value | None) -> Refusal | None:
     """Say why a weight must keep its numbers: something computes with them in a wider type."""
     tensor = view.tensor(value)
-    if tensor is None or tensor.dtype not in _HALF:
+    if value is None or tensor is None or tensor.dtype not in _DIGITS:
         return None
     waiting, seen = [value], {value}
     while waiting:
-        for node in (use.node for use in waiting.pop().uses() if use.node.domain == ""):
-            if node.op_type == "Cast" and node.outputs[0].dtype in _WIDE:
+        operand = waiting.pop()
+        for node in (use.node for use in operand.uses()):
+            if not _rounds_nothing(view, node, operand):
+                continue
+            if _digits(node.outputs[0]) > _DIGITS[tensor.dtype]:
                 return _refusal(value, tensor, node.outputs[0])
-            if node.op_type in _MOVES:
-                waiting += [output for output in node.outputs if output not in seen]
-                seen.update(node.outputs)
+            waiting += [output for output in node.outputs if output not in seen]
+            seen.update(node.outputs)
     return None
+
+
+def _rounds_nothing(view: ModelInfo, node: ir.Node, operand: ir.Value) -> bool:
+    """Whether the results need no more digits than the operand has."""
+    row = row_of(node)
+    others = [value for value in node.inputs if value is not None and value is not operand]
+    if facets.moves_numbers(row) or (facets.adds(row) and not others):
+        return True
+    arrays = [view.array(value) for value in others]
+    if facets.adds(row):
+        return all(array is not None and not array.any() for array in arrays)
+    return facets.multiplies(row) and all(map(_is_power_of_two, arrays))
+
+
+def _is_power_of_two(array: npt.NDArray[np.generic] | None) -> bool:
+    if array is None:
+        return False
+    mantissa, _ = np.frexp(np.abs(array.astype(np.float64)))
+    return bool(np.all((mantissa == 0.5) | (mantissa == 0)))
+
+
+def _digits(value: ir.Value) -> int:
+    return 0 if value.dtype is None else _DIGITS.get(value.dtype, 0)
 
 
 def _refusal(value: ir.Value, tensor: ir.TensorProtocol, wide: ir.Value) -> Refusal:

@@ -74,11 +74,16 @@ def compared(
     return Comparison(False, fiber, fiber is not None and centred[fiber])
 
 
-def has_zero_mean(tensor: ir.TensorProtocol, fiber: Fiber, magnitude: float = 0.0) -> bool:
-    """Whether ``is_centred`` holds of a stored weight."""
-    if not _within_rows(tensor, fiber):
-        return is_centred(tensor.numpy(), fiber, magnitude)
-    return all(is_centred(rows, fiber, magnitude) for rows in stored_rows(tensor))
+def has_zero_mean(
+    tensor: ir.TensorProtocol,
+    fiber: Fiber,
+    magnitude: float = 0.0,
+    dtype: ir.DataType | None = None,
+) -> bool:
+    """Whether ``is_centred`` holds of a weight, up to the roundings of ``dtype``, or its own."""
+    kind = (tensor.dtype if dtype is None else dtype).numpy()
+    parts = stored_rows(tensor) if _within_rows(tensor, fiber) else iter([tensor.numpy()])
+    return all(is_centred(part.astype(kind, copy=False), fiber, magnitude) for part in parts)
 
 
 def largest(tensor: ir.TensorProtocol) -> float:

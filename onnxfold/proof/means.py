@@ -15,6 +15,7 @@ from onnxfold.proof.images import images
 from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.region import Region
 from onnxfold.proof.rules import Tester
+from onnxfold.proof.widening import Widening
 
 __all__ = ["ZeroMeans", "with_zeros"]
 
@@ -35,11 +36,12 @@ class ZeroMeans:
         before: ModelInfo,
         after: ModelInfo,
         tester: Tester,
+        widening: Widening,
         region_of: Callable[[ir.Value, int], Region],
         original: Callable[[ir.Value], ir.Value | None],
     ):
         self._before, self._after, self._tester = before, after, tester
-        self._region_of, self._original = region_of, original
+        self._widening, self._region_of, self._original = widening, region_of, original
         self._known: dict[Point, bool] = {}
 
     def holds(self, value: ir.Value, fiber: Fiber) -> bool:
@@ -130,6 +132,9 @@ class ZeroMeans:
         return self._known[value, fiber]
 
     def _mean_is_zero(self, value: ir.Value, tensor: ir.TensorProtocol, fiber: Fiber) -> bool:
+        wide = self._widening.reader_of(value, tensor.dtype)
+        if wide is not None:  # whose roundings are smaller than those of the stored numbers
+            return has_zero_mean(tensor, fiber, dtype=wide.dtype)
         if has_zero_mean(tensor, fiber):
             return True
         original = self._original(value)

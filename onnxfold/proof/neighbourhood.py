@@ -40,15 +40,15 @@ class Neighbourhood:
         """Note that something stands for an original."""
         self._standing.add(u)
 
-    def alone(self, value: ir.Value, depth: int) -> Region:
-        """Return the nodes of the rewritten model alone before a value."""
+    def alone(self, value: ir.Value, depth: int, *, actual: bool = False) -> Region:
+        """Return the nodes of the rewritten model alone before a value; ``actual``: see region."""
         cone = cone_of(
             self._after, self._order[1], value,
             lambda leaf, at: at >= depth and not self._match.is_constant(leaf),
         )  # fmt: skip
         leaves = []
         for leaf in cone.leaves:
-            array, _ = self._numbers(self._after, leaf, actual=False)
+            array, _ = self._numbers(self._after, leaf, actual=actual)
             leaves.append(self._leaf(None, leaf, EQUAL, None, array))
         model = self._after.model
         shapes = _shapes(self._after, cone)

@@ -16,21 +16,22 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber, ModelInfo, node_label, whole_axes
+from onnxfold.graph import Fiber, ModelInfo, node_label
 from onnxfold.graph.compare import pairs, same_attributes, same_default, same_tensor
 from onnxfold.graph.traversal import bodies
 from onnxfold.proof.absorb import Absorber
+from onnxfold.proof.candidates import Candidates
 from onnxfold.proof.certificate import Certificate, Proof
 from onnxfold.proof.cone import Unprovable
 from onnxfold.proof.constants import compared, is_product, shortened_axis
 from onnxfold.proof.correspondence import Correspondence
-from onnxfold.proof.images import images
-from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.means import ZeroMeans, with_zeros
 from onnxfold.proof.neighbourhood import Neighbourhood
 from onnxfold.proof.region import Region
 from onnxfold.proof.relation import ANY, EQUAL, Float64, Relation
 from onnxfold.proof.rules import Tester
+from onnxfold.proof.widening import Widening
+from onnxfold.weights.edited import EditedTensor
 
 __all__ = ["prove"]
 
@@ -47,6 +48,7 @@ def prove(before: ModelInfo, after: ModelInfo, certificate: Certificate) -> Proo
     walker = _Walker(before, after, certificate)
     walker.compare_inputs()
     walker.walk()
+    walker.look_at_roundings()
     walker.compare_outputs()
     return walker.proof()
 
@@ -59,12 +61,18 @@ class _Walker:
         self._near = Neighbourhood(before, after, self._match, self._related)
         self._tester = Tester(whole=certificate.by_name_alone)
         original = self._match.originals.get
-        self._means = ZeroMeans(before, after, self._tester, self._near.alone, original)
+        self._widening = Widening(after, lambda value: self._near.alone(value, 1, actual=True))
+        self._means = ZeroMeans(
+            before, after, self._tester, self._widening, self._near.alone, original
+        )
         self._absorber = Absorber(before, after, certificate)
         self._changed: dict[ir.Value, str] = {}
         self._fibers: dict[str, list[Fiber]] = defaultdict(list)
         for ref, fiber in certificate.centred:
             self._fibers[ref].append(fiber)
+        self._fibers_near = Candidates(
+            before, after, self._fibers, by_name_alone=certificate.by_name_alone
+        )
         self._same_bodies: dict[ir.OperatorIdentifier, bool] = {}
         self._failures: list[str] = []
         self._origin: str | None = None
@@ -154,6 +162,25 @@ class _Walker:
                 if not self.relation(u, v).equal:
                     origin = self._origin or "a change that is not undone"
                     self._failures.append(f"output '{v.name}' is not what it was: {origin}")
+
+    def look_at_roundings(self) -> None:
+        """No changed constant is rounded to fewer bits than the model computes with."""
+        for value in self._after.by_ref().values():
+            tensor = self._after.tensor(value)
+            if tensor is None or not self._is_rounded(value, tensor):
+                continue
+            wide = self._widening.reader_of(value, tensor.dtype)
+            if wide is not None:
+                self._failures.append(
+                    f"'{value.name}' is rounded to {tensor.dtype} and computed with as {wide.dtype}"
+                )
+
+    def _is_rounded(self, value: ir.Value, tensor: ir.TensorProtocol) -> bool:
+        """Whether a constant holds numbers that the original did not."""
+        u = self._match.originals.get(value)
+        if u is None:
+            return isinstance(tensor, EditedTensor)
+        return not self.relation(u, value).equal
 
     def relation(self, u: ir.Value | None, v: ir.Value | None) -> Relation:
         """Return the relation of two values, from the values before them."""
@@ -295,11 +322,11 @@ class _Walker:
 
     def _test(self, region: Region) -> Relation | None:
         slack = max((leaf.slack for leaf in region.leaves), default=0.0)
-        fibers = self._candidates(region)
+        fibers = self._fibers_near.of_shift(region)
         weaker = self._tester.relation(region, fibers, slack)
         if (weaker is not None and weaker.equal) or _is_alike(region):
             return weaker
-        for choice in self._zeros(region):
+        for choice in self._fibers_near.of_zeros(region):
             centred = with_zeros(region, choice)
             if self._tester.may_be_exact(centred, slack) and all(
                 leaf.v is not None and self._means.holds(leaf.v, zero) for leaf, zero in choice
@@ -308,65 +335,6 @@ class _Walker:
                 if found is not None:
                     return found
         return weaker
-
-    def _candidates(self, region: Region) -> tuple[Fiber, ...]:
-        """Return fibers that a shift of the outputs may be constant along, the larger first."""
-        u, v = region.pair
-        target = None if u is None else self._before.shape(u)
-        target = self._after.shape(v) if target is None else target
-        if target is None or u is None:
-            return ()
-        found: dict[Fiber, None] = dict.fromkeys(self._fibers.get(self._before.ref(u), ()))
-        for leaf in region.leaves:
-            if leaf.relation.fiber is None:
-                continue
-            for image in images(leaf.relation.fiber, leaf.shape, target):
-                found[image] = None
-                offset = len(target) - len(leaf.shape)
-                repeated = [
-                    axis
-                    for axis, dim in enumerate(target)
-                    if axis not in image.axes
-                    and isinstance(dim, int)
-                    and (axis < offset or leaf.shape[axis - offset] == 1)
-                ]
-                wider = whole_axes(target, repeated) if repeated else None
-                if wider is not None:
-                    found[Fiber.of((*image.blocks, *wider.blocks))] = None
-        return tuple(sorted(found, key=lambda fiber: -fiber.size))
-
-    def _zeros(self, region: Region) -> Iterator[list[tuple[Leaf, Fiber]]]:
-        """Yield leaves and fibers along which their means may be 0: of one, of all that fit."""
-        leaves = [leaf for leaf in region.leaves if leaf.v is not None and _may_be_centred(leaf)]
-        if self._hints.by_name_alone:
-            named = self._fibers.keys()
-            leaves = [leaf for leaf in leaves if leaf.u and self._before.ref(leaf.u) in named]
-        for first in leaves:
-            for fiber in self._axes(first):
-                joint = []
-                for leaf in leaves:
-                    image = next(iter(images(fiber, first.shape, leaf.shape)), None)
-                    if leaf is first or image is not None:
-                        joint.append((leaf, fiber if leaf is first else image))
-                yield [(first, fiber)]
-                if len(joint) > 1:
-                    yield [(leaf, place) for leaf, place in joint if place is not None]
-
-    def _axes(self, leaf: Leaf) -> list[Fiber]:
-        ref = "" if leaf.u is None else self._before.ref(leaf.u)
-        found: dict[Fiber, None] = {}
-        if leaf.relation.fiber is not None:
-            found[leaf.relation.fiber] = None
-        found.update(dict.fromkeys(self._fibers.get(ref, ())))
-        rank = len(leaf.shape)
-        for axes in (
-            *([axis] for axis in range(rank)[::-1]),
-            *(list(range(first, rank)) for first in range(rank - 2, 0, -1)),
-        ):
-            fiber = whole_axes(leaf.shape, axes)
-            if fiber is not None and fiber.size > 1:
-                found[fiber] = None
-        return list(found)
 
 
 def _is_alike(region: Region) -> bool:
@@ -378,12 +346,6 @@ def _is_alike(region: Region) -> bool:
 def _inputs(value: ir.Value) -> tuple[ir.Value, ...]:
     node = value.producer()
     return () if node is None else tuple(v for v in node.inputs if v is not None)
-
-
-def _may_be_centred(leaf: Leaf) -> bool:
-    if leaf.u is None and leaf.fixed:
-        return False
-    return leaf.dtype is None or leaf.dtype.is_floating_point()
 
 
 def _fits(fiber: Fiber, tensor: ir.TensorProtocol) -> bool:

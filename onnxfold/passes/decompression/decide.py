@@ -18,6 +18,7 @@ from onnxfold.passes.centring.relations import Point, Relations
 from onnxfold.passes.compression.decide import plan_of, refuse_shapes
 from onnxfold.passes.compression.plan import CompressionPlan
 from onnxfold.passes.compression.stream import Stream, StreamWalk
+from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.passes.restoring.zero_means import completed_part
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -75,7 +76,7 @@ class _Longer(StreamWalk):
     def refuse_weight(self, point: Point) -> Refusal | None:
         tensor, name = self.info.tensor(point.value), point.value.name or ""
         if tensor is not None and tensor.dtype in CENTRABLE:
-            return None
+            return refuse_narrow(self.info, point.value)
         return Refusal(RefusalCode.UNSUPPORTED_TYPE, f"'{name}' holds no floats", (name,))
 
     def enters(self, point: Point, pulled: Backward) -> bool:

@@ -1,0 +1,96 @@
+"""Fibers along which a region's outputs may be shifted, or its leaves have mean 0: guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from onnxfold.graph import Fiber, ModelInfo, whole_axes
+from onnxfold.proof.images import images
+from onnxfold.proof.leaf import Leaf
+from onnxfold.proof.region import Region
+
+__all__ = ["Candidates"]
+
+
+class Candidates:
+    """Guesses for the regions of two models.
+
+    ``claimed``: fibers of values of the original, by reference; ``by_name_alone``: only these
+    values may have mean 0.
+    """
+
+    def __init__(
+        self,
+        before: ModelInfo,
+        after: ModelInfo,
+        claimed: Mapping[str, Sequence[Fiber]],
+        *,
+        by_name_alone: bool,
+    ):
+        self._before, self._after = before, after
+        self._claimed, self._by_name_alone = claimed, by_name_alone
+
+    def of_shift(self, region: Region) -> tuple[Fiber, ...]:
+        """Return fibers that a shift of the outputs may be constant along, the larger first."""
+        u, v = region.pair
+        target = None if u is None else self._before.shape(u)
+        target = self._after.shape(v) if target is None else target
+        if target is None or u is None:
+            return ()
+        found: dict[Fiber, None] = dict.fromkeys(self._claimed.get(self._before.ref(u), ()))
+        for leaf in region.leaves:
+            if leaf.relation.fiber is None:
+                continue
+            for image in images(leaf.relation.fiber, leaf.shape, target):
+                found[image] = None
+                offset = len(target) - len(leaf.shape)
+                repeated = [
+                    axis
+                    for axis, dim in enumerate(target)
+                    if axis not in image.axes
+                    and isinstance(dim, int)
+                    and (axis < offset or leaf.shape[axis - offset] == 1)
+                ]
+                wider = whole_axes(target, repeated) if repeated else None
+                if wider is not None:
+                    found[Fiber.of((*image.blocks, *wider.blocks))] = None
+        return tuple(sorted(found, key=lambda fiber: -fiber.size))
+
+    def of_zeros(self, region: Region) -> Iterator[list[tuple[Leaf, Fiber]]]:
+        """Yield leaves and fibers along which their means may be 0: of one, of all that fit."""
+        leaves = [leaf for leaf in region.leaves if leaf.v is not None and _may_be_centred(leaf)]
+        if self._by_name_alone:
+            named = self._claimed.keys()
+            leaves = [leaf for leaf in leaves if leaf.u and self._before.ref(leaf.u) in named]
+        for first in leaves:
+            for fiber in self._axes(first):
+                joint = []
+                for leaf in leaves:
+                    image = next(iter(images(fiber, first.shape, leaf.shape)), None)
+                    if leaf is first or image is not None:
+                        joint.append((leaf, fiber if leaf is first else image))
+                yield [(first, fiber)]
+                if len(joint) > 1:
+                    yield [(leaf, place) for leaf, place in joint if place is not None]
+
+    def _axes(self, leaf: Leaf) -> list[Fiber]:
+        ref = "" if leaf.u is None else self._before.ref(leaf.u)
+        found: dict[Fiber, None] = {}
+        if leaf.relation.fiber is not None:
+            found[leaf.relation.fiber] = None
+        found.update(dict.fromkeys(self._claimed.get(ref, ())))
+        rank = len(leaf.shape)
+        for axes in (
+            *([axis] for axis in range(rank)[::-1]),
+            *(list(range(first, rank)) for first in range(rank - 2, 0, -1)),
+        ):
+            fiber = whole_axes(leaf.shape, axes)
+            if fiber is not None and fiber.size > 1:
+                found[fiber] = None
+        return list(found)
+
+
+def _may_be_centred(leaf: Leaf) -> bool:
+    if leaf.u is None and leaf.fixed:
+        return False
+    return leaf.dtype is None or leaf.dtype.is_floating_point()

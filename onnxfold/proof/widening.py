@@ -1,0 +1,101 @@
+"""Whether the numbers of a stored constant reach, as they are, a computation with more bits.
+
+The roundings of an edit are then larger than all others of the model: a half float behind a Cast to
+float32.  Which operator passes numbers on is asked of no table: a node is run on numbers that have
+no more bits than the constant, and may give others with more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.proof.cone import Unprovable
+from onnxfold.proof.leaf import FLOATS
+from onnxfold.proof.region import Region
+from onnxfold.proof.relation import Drawn
+from onnxfold.proof.sampling import ERRORS
+from onnxfold.proof.sizes import SAMPLINGS
+
+__all__ = ["Widening"]
+
+_BITS = {
+    ir.DataType.BFLOAT16: 8,
+    ir.DataType.FLOAT16: 11,
+    ir.DataType.FLOAT: 24,
+    ir.DataType.DOUBLE: 53,
+}
+
+
+class Widening:
+    """Answers about the rewritten model; ``region_of`` gives the region of one node."""
+
+    def __init__(self, after: ModelInfo, region_of: Callable[[ir.Value], Region]):
+        self._region_of = region_of
+        self._known: dict[ir.Value, ir.Value | None] = {}
+        self._rounds: dict[object, bool] = {}
+        outputs = (value for node in after.nodes() for value in node.outputs)
+        self._most = max((_bits(value) for value in outputs), default=0)
+
+    def reader_of(self, value: ir.Value, dtype: ir.DataType) -> ir.Value | None:
+        """Return what is computed in a wider type from the numbers of a constant, None if nothing.
+
+        Where a node cannot be tested, its results may hold them.
+        """
+        if dtype not in _BITS or _BITS[dtype] >= self._most:
+            return None
+        if value not in self._known:
+            self._known[value] = self._found(value, dtype)
+        return self._known[value]
+
+    def _found(self, value: ir.Value, dtype: ir.DataType) -> ir.Value | None:
+        waiting, seen = [value], {value}
+        while waiting:
+            for node in (use.node for use in waiting.pop().uses()):
+                first = node.outputs[0]
+                if _bits(first) > _BITS[dtype]:
+                    return first
+                if first in seen or self._rounds_to(first, dtype):
+                    continue
+                outputs = [output for output in node.outputs if output.dtype in FLOATS]
+                waiting += outputs
+                seen.update(outputs)
+        return None
+
+    def _rounds_to(self, output: ir.Value, dtype: ir.DataType) -> bool:
+        """Whether what computes a value needs more bits than its operands have, and so rounds."""
+        try:
+            region = self._region_of(output)
+        except Unprovable:
+            return False
+        key = (region.key, dtype)
+        if key not in self._rounds:
+            self._rounds[key] = _rounds(region, dtype)
+        return self._rounds[key]
+
+
+@np.errstate(all="ignore")
+def _rounds(region: Region, dtype: ir.DataType) -> bool:
+    for numbers in SAMPLINGS:
+        sizes, rng = region.sizes(numbers), np.random.default_rng(0)
+        try:
+            old, new = region.drawn(sizes, rng, 1.0)
+            given = dict(zip(new, _rounded(new.values(), dtype), strict=True))
+            _, found = region.outputs(old, given)
+        except ERRORS:
+            continue
+        return not all(np.array_equal(a, found, equal_nan=True) for a in _rounded([found], dtype))
+    return False
+
+
+def _rounded(arrays: Iterable[Drawn], dtype: ir.DataType) -> Iterator[Drawn]:
+    for array in arrays:
+        floats = array.dtype.kind == "f"
+        yield array.astype(dtype.numpy()).astype(np.float64) if floats else array
+
+
+def _bits(value: ir.Value) -> int:
+    return 0 if value.dtype is None else _BITS.get(value.dtype, 0)
