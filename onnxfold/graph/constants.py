@@ -125,6 +125,9 @@ class ConstantFolder:
             return None
         if not facets.reads_elements(row_of(node)):
             return self._shape(node)
+        picked = self._picked_size(node)
+        if picked is not None:
+            return picked
         inputs: list[Array | None] = []
         for operand in node.inputs:
             array = None if operand is None else self._known[operand]
@@ -159,13 +162,28 @@ class ConstantFolder:
         shape = self._shape_of(operand)
         if shape is None:
             return None
-        start = node.attributes.get_int("start", 0)
-        end = node.attributes.get_int("end", len(shape))
-        dims = shape[start:end]
+        dims = _read_by(node, shape)
         if not all(isinstance(dim, int) for dim in dims):
             return None
         array = np.asarray(dims, dtype=np.int64)
         return array if node.op_type == "Shape" else np.asarray(np.prod(array), dtype=np.int64)
+
+    def _picked_size(self, node: ir.Node) -> Array | None:
+        """Return sizes that a Gather picks from a shape of which other sizes are open."""
+        data = node.inputs[0]
+        maker = None if data is None else data.producer()
+        if node.op_type != "Gather" or node.domain or maker is None or maker.op_type != "Shape":
+            return None
+        indices, shape = self.array(node.inputs[1]), self._shape_of(maker.inputs[0])
+        if indices is None or shape is None:
+            return None
+        dims = _read_by(maker, shape)
+        if any(not -len(dims) <= index < len(dims) for index in indices.reshape(-1).tolist()):
+            return None
+        sizes = [dims[int(index)] for index in indices.reshape(-1)]
+        if not all(isinstance(size, int) for size in sizes):
+            return None
+        return np.asarray(sizes, dtype=np.int64).reshape(indices.shape)
 
     def _compute(self, node: ir.Node, inputs: list[Array | None]) -> list[Array]:
         from onnx import helper
@@ -187,6 +205,12 @@ class ConstantFolder:
 
 def _is_folded(node: ir.Node) -> bool:
     return facets.foldable(row_of(node))
+
+
+def _read_by(node: ir.Node, shape: Shape) -> Shape:
+    """Return the sizes that a Shape node tells."""
+    start = node.attributes.get_int("start", 0)
+    return shape[start : node.attributes.get_int("end", len(shape))]
 
 
 def _product(sizes: Array | list[int] | None) -> float:

@@ -172,7 +172,7 @@ _LAYOUT = (
     Operator(
         "Slice",
         family=Family.SLICE,
-        law="P slice(x) = slice(P x) off the fiber",
+        law="P slice(x) = slice(P' x) off the fiber, and along it where whole sets are taken",
         elements=Elements.COPIES,
         foldable=True,
         kernel="layout",

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnxfold.errors import ModelError
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.dims import Shape
+from onnxfold.graph.sequences import behind_unbind
 from onnxfold.graph.traversal import all_graphs, declared_shape
 from onnxfold.shapes.completion import complete
 from onnxfold.shapes.inference import fill_types
@@ -60,11 +61,12 @@ def unconfirmed_claims(model: ir.Model) -> tuple[Claim, ...]:
     Raises ModelError, naming the value, where a shape contradicts what inference finds.
     """
     clone = model.clone()
+    misread = behind_unbind(model)
     claimed = [
         (own, shape)
         for declared, graph in zip(all_graphs(model), all_graphs(clone), strict=True)
         for value, own in zip(_results(declared), _results(graph), strict=True)
-        if (shape := declared_shape(value)) is not None
+        if value not in misread and (shape := declared_shape(value)) is not None
     ]
     if not claimed:
         return ()

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfold.graph.constants import constant_tensor
+from onnxfold.graph.sequences import is_unbind
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 
@@ -32,6 +33,9 @@ def shape_equivalent(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | N
     unknown = not onnx.defs.has(node.op_type, node.domain)
     if plain_norm or (unknown and facets.same_shape(row_of(node))):
         return _made(node, "Identity", _names(node)[:1])
+    if is_unbind(node):
+        axis = node.attributes.get_int("axis", 0)
+        return _made(node, node.op_type, _names(node)[:1], axis=axis, keepdims=0)
     if node.domain != "com.microsoft":
         return None
     if node.op_type in _SAME_AS_STANDARD:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnxfold.graph.attributes import keeps_dims
+from onnxfold.graph.sequences import inserted_elements
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 
@@ -167,6 +168,18 @@ class SymbolicShapes:
     def filled(self, node: ir.Node) -> tuple[Token, ...] | None:
         """Return the shape that ConstantOfShape gives."""
         return self.vector(node.inputs[0])
+
+    def stacked(self, node: ir.Node) -> tuple[Token, ...] | None:
+        """Return the shape that ConcatFromSequence gives where it stacks elements of one shape."""
+        shapes = {self.dims(element) for element in inserted_elements(node.inputs[0])}
+        if len(shapes) != 1 or node.attributes.get_int("new_axis", 0) != 1:
+            return None
+        (element,) = shapes
+        axis = node.attributes.get_int("axis", 0)
+        if element is None or not -len(element) <= axis + (axis < 0) <= len(element):
+            return None
+        place = axis % (len(element) + 1)
+        return (*element[:place], f"{node.outputs[0].name}@{place}", *element[place:])
 
     def transposed(self, node: ir.Node) -> tuple[Token, ...] | None:
         """Return the shape that Transpose gives."""
@@ -322,6 +335,7 @@ _Rule = Callable[[SymbolicShapes, ir.Node], tuple[Token, ...] | None]
 
 # Each has a rule of its own for its result; so have integer vectors.
 _SHAPE_RULES: dict[str, _Rule] = {
+    "ConcatFromSequence": SymbolicShapes.stacked,
     "ConstantOfShape": SymbolicShapes.filled,
     "Expand": SymbolicShapes.expanded,
     "Reshape": SymbolicShapes.reshaped,

@@ -194,8 +194,11 @@ def _cumsum(draw: Draw) -> Sample:
 def _slice(draw: Draw) -> Sample:
     opset = draw.pick((9, 10, 11, 13))
     # onnx 1.23 infers for Slice-10 that a symbolic axis keeps its size.
-    dims = draw.dims(1, 3, symbolic=0.0 if opset == 10 else 0.25)
+    dims = list(draw.dims(1, 3, symbolic=0.0 if opset == 10 else 0.25))
     rank = len(dims)
+    gates = draw.chance(0.4)  # parts of equal size, of which some are taken
+    if gates:
+        dims = [draw.pick((4, 6)) if isinstance(dim, int) else dim for dim in dims]
     axes = draw.shuffled(range(rank))[: draw.number(1, rank)]
     starts, ends, steps = [], [], []
     for axis in axes:
@@ -205,6 +208,9 @@ def _slice(draw: Draw) -> Sample:
         high = draw.number(low + 1, size)
         if draw.chance(0.35):
             low, high = 0, size
+        elif gates:
+            low = draw.pick(list(range(0, size, 2)))
+            high = draw.pick(list(range(low + 2, size + 1, 2)) or [size])
         if backwards:
             starts.append(high - 1)
             ends.append(low - 1 if low else -size - 1)
@@ -215,7 +221,7 @@ def _slice(draw: Draw) -> Sample:
             steps.append(draw.pick((1, 1, 2)) if opset >= 10 else 1)
     written = [axis - rank if draw.chance(0.4) else axis for axis in axes]
     ordered = sorted(axes) == axes and axes == list(range(len(axes)))
-    x = draw.floats(dims)
+    x = draw.floats(tuple(dims))
     if opset < 10:
         attributes = {"starts": starts, "ends": ends}
         if not ordered or draw.chance(0.5):

@@ -105,6 +105,23 @@ class PadByFill(Broken):
         return Carried(((0, fiber),))
 
 
+class SliceBySize(Broken):
+    """Looks at how much is taken alone: 2 of 4 from the second on cut both pairs."""
+
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        right = self.right.backward(view, node, output, fiber)
+        shape = view.shape(node.inputs[0])
+        if not isinstance(right, Refusal) or shape is None:
+            return right
+        digits = [(block, shape[block.axis], block.inner * block.size) for block in fiber.blocks]
+        blocks = [
+            AxisBlock(block.axis, block.inner, block.size, size // period)
+            for block, size, period in digits
+            if isinstance(size, int) and size % period == 0
+        ]
+        return Carried(((0, Fiber.of(blocks)),)) if len(blocks) == len(digits) else right
+
+
 class SoftmaxAnotherAxis(Broken):
     def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         shape = view.shape(node.inputs[0]) or ()
@@ -183,6 +200,7 @@ MUTANTS: list[tuple[str, type[Broken]]] = [
     ("Transpose", InversePermutation),
     ("Expand", EmptyFibers),
     ("Pad", PadByFill),
+    ("Slice", SliceBySize),
     ("MatMul", MatMulWithoutBatchGuard),
     ("FusedMatMul", WithoutTransposition),
     ("TransposeMatMul", WithoutTransposition),

@@ -23,7 +23,8 @@ class Layer:
 
     ``inside``: its weights are those of the body, else those of the graph around it.
     ``grouped``: a norm for each gate, else one over all. ``separate``: one norm for the input's
-    part and one for the state's. ``sequences``: how many the same weights run over.
+    part and one for the state's. ``sequences``: how many the same weights run over. ``keras``:
+    norms spelled out, as tf2onnx 1.17 writes those of Keras 3 for tensors of two axes.
     """
 
     cell: str = "lstm"
@@ -32,6 +33,7 @@ class Layer:
     grouped: bool = False
     separate: bool = False
     sequences: int = 1
+    keras: bool = False
 
 
 @dataclass
@@ -52,13 +54,35 @@ class _Body:
         size = HIDDEN if self.layer.grouped else gates * HIDDEN
         self.constants |= {f"{y}_g": self.drawn(size, mean=1.0), f"{y}_b": self.drawn(size)}
         if not self.layer.grouped:
-            self.add("LayerNormalization", f"{x} {y}_g {y}_b", y, axis=-1)
+            self.one_norm(x, y)
             return
         self.constants["by_gate"] = np.array([0, gates, HIDDEN], np.int64)
         self.constants["together"] = np.array([0, gates * HIDDEN], np.int64)
         self.add("Reshape", f"{x} by_gate", f"{x}_gates")
         self.add("LayerNormalization", f"{x}_gates {y}_g {y}_b", f"{y}_gates", axis=-1)
         self.add("Reshape", f"{y}_gates together", y)
+
+    def one_norm(self, x: str, y: str) -> None:
+        if not self.layer.keras:
+            self.add("LayerNormalization", f"{x} {y}_g {y}_b", y, axis=-1)
+            return
+        self.constants |= {"last": np.array([-1], np.int64), "tiny": np.array(1e-3, np.float32)}
+        for op, inputs, result in (
+            ("ReduceMean", f"{x} last", "mean"),
+            ("Sub", f"{x} {y}_mean", "off"),
+            ("Mul", f"{y}_off {y}_off", "square"),
+            ("ReduceMean", f"{y}_square last", "variance"),
+            ("Add", f"{y}_variance tiny", "more"),
+            ("Sqrt", f"{y}_more", "root"),
+            ("Reciprocal", f"{y}_root", "scale"),
+            ("Mul", f"{y}_scale {y}_g", "factor"),
+            ("Mul", f"{x} {y}_factor", "scaled"),
+            ("Neg", f"{y}_mean", "minus"),
+            ("Mul", f"{y}_minus {y}_factor", "moved"),
+            ("Add", f"{y}_moved {y}_b", "shift"),
+        ):
+            self.add(op, inputs, f"{y}_{result}")
+        self.add("Add", f"{y}_scaled {y}_shift", y)
 
     def pre_activations(self, gates: int) -> None:
         size = gates * HIDDEN
@@ -89,8 +113,8 @@ class _Body:
         self.add("Mul", "open_f c", "kept")
         self.add("Mul", "open_i new", "taken")
         self.add("Add", "kept taken", "c_next")
-        self.constants |= {"c_g": self.drawn(HIDDEN, mean=1.0), "c_b": self.drawn(HIDDEN)}
-        self.add("LayerNormalization", "c_next c_g c_b", "c_norm", axis=-1)
+        self.constants |= {"c_norm_g": self.drawn(HIDDEN, mean=1.0), "c_norm_b": self.drawn(HIDDEN)}
+        self.one_norm("c_next", "c_norm")
         self.add("Tanh", "c_norm", "shown")
         self.add("Mul", "open_o shown", "h_next")
 

@@ -20,6 +20,8 @@ LAYERS = [
         {"separate": True, "inside": True},
         {"sequences": 2},
         {"loop": "Loop", "grouped": True, "separate": True, "sequences": 2},
+        {"loop": "Loop", "keras": True},
+        {"keras": True, "inside": True, "separate": True},
     )
 ]
 

@@ -6,7 +6,7 @@ each set of the output's fiber is the image of one set of the input's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -30,11 +30,8 @@ __all__ = [
     "OnOtherAxes",
     "Pad",
     "Reshape",
-    "Slice",
-    "Split",
     "Tile",
     "Transpose",
-    "may_reverse",
     "sizes_changed",
 ]
 
@@ -138,113 +135,6 @@ class OnOtherAxes:
             return node.attributes.get_int("axis", 0)
         integers = view.integers(node.inputs[self.axis_input])
         return integers[0] if integers else None
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """P split(x)_i = split(P' x)_i: off the fiber P' is P, else the sets of all parts.
-
-    Parts of equal size along the fiber are its runs: gates that each have a norm of their own.
-    """
-
-    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        rank = view.rank(node.inputs[0])
-        if rank is None:
-            return unknown_shape(node)
-        axis = node.attributes.get_int("axis", 0) % rank
-        if axis not in fiber.axes:
-            return Carried(((0, fiber),))
-        parts = _equal_parts(view, node, axis)
-        if parts is None:
-            return broken(node, fiber)
-        return Carried(((0, _repeated(fiber, axis, parts)),))
-
-    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
-        if index != 0:
-            return None
-        rank = view.rank(node.inputs[0])
-        if rank is None:
-            return None
-        axis = node.attributes.get_int("axis", 0) % rank
-        within = fiber
-        if axis in fiber.axes:
-            parts = _equal_parts(view, node, axis)
-            taken = None if parts is None else _taken(fiber, axis, parts)
-            if taken is None:
-                return None
-            within = taken
-        return tuple((position, within) for position in range(len(node.outputs)))
-
-
-def _equal_parts(view: ModelInfo, node: ir.Node, axis: int) -> int | None:
-    """Return into how many parts an axis of known size is split, all equal; None otherwise."""
-    whole = view.dim(node.inputs[0], axis)
-    sizes = {view.dim(part, axis) for part in node.outputs}
-    number = len(node.outputs)
-    if not isinstance(whole, int) or len(sizes) != 1:
-        return None
-    (size,) = sizes
-    return number if isinstance(size, int) and size * number == whole else None
-
-
-def _repeated(fiber: Fiber, axis: int, parts: int) -> Fiber:
-    """Return the fiber of the whole of which each of the parts has this one."""
-    return Fiber.of(
-        replace(block, outer=None if block.outer is None else block.outer * parts)
-        if block.axis == axis
-        else block
-        for block in fiber.blocks
-    )
-
-
-def _taken(fiber: Fiber, axis: int, parts: int) -> Fiber | None:
-    """Return the fiber of each part; None where a set lies in several."""
-    blocks = []
-    for block in fiber.blocks:
-        if block.axis != axis:
-            blocks.append(block)
-        elif block.outer is None or block.outer % parts:
-            return None
-        else:
-            blocks.append(replace(block, outer=block.outer // parts))
-    return Fiber.of(blocks)
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Slice along other axes picks whole sets; along the fiber it cuts them."""
-
-    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        touched = sizes_changed(view, node)
-        axes = _sliced(view, node)
-        if touched is None or axes is None:
-            return unknown_shape(node)
-        # A slice that keeps the size of an axis keeps it whole, perhaps reversed.
-        cut = set(axes) & set(touched)
-        return broken(node, fiber) if cut & set(fiber.axes) else Carried(((0, fiber),))
-
-    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
-        return ((0, fiber),) if index == 0 else None
-
-
-def _sliced(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
-    rank = view.rank(node.inputs[0])
-    axes = view.axes(node, 3)
-    if rank is None or axes is None:
-        return None
-    if axes:
-        return tuple(axis % rank for axis in axes)
-    starts = node.attributes.get_ints("starts", None)
-    if starts is not None:
-        return tuple(range(len(starts)))
-    length = view.dim(node.inputs[1], 0) if len(node.inputs) > 1 else None
-    return tuple(range(length)) if isinstance(length, int) else None
-
-
-def may_reverse(view: ModelInfo, node: ir.Node, digit: Fiber) -> bool:
-    """Whether a Slice works on the digit's axis, where it may turn the order around."""
-    axes = _sliced(view, node)
-    return axes is None or bool(set(axes) & set(digit.axes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,11 @@ from onnxfold.operators.families.layout import (
     OnOtherAxes,
     Pad,
     Reshape,
-    Slice,
-    Split,
     Tile,
     Transpose,
-    may_reverse,
 )
 from onnxfold.operators.families.linear import Convolution, Einsum, Gemm, MatMul
+from onnxfold.operators.families.parts import Slice, Split, may_reverse
 from onnxfold.operators.families.reduce import (
     Blind,
     Centring,

@@ -3,7 +3,8 @@
 Calls of model-local functions are inlined, except those that are ours, and operators that fuse a
 residual addition with a norm are split into the addition and the norm, so that the analysis
 walks through the addition; lowering fuses them again.  Transposes that an optimizer moved into
-a norm are moved back in front of it.  Factors in a row are merged.
+a norm are moved back in front of it.  Elements of an unbound tensor are picked from the tensor.
+Factors in a row are merged.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from onnxfold.operators.functions import DOMAIN, LAST_AXIS_ONLY, SIGNATURES
 from onnxfold.passes.prepare.hoist_transposes import hoist_transposes
 from onnxfold.passes.prepare.merge_constant_factors import merge_constant_factors
 from onnxfold.passes.prepare.own_functions import is_ours
+from onnxfold.passes.prepare.shared_weights import read_directly
 from onnxfold.passes.prepare.split_skip_norms import SPLITTERS, Builder
+from onnxfold.passes.prepare.unbind import pick_from_tensors
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.shapes import fill_types, infer
 
@@ -65,6 +68,8 @@ def prepare(model: ir.Model, *, compressed: bool = False) -> Prepared:
         RemoveInitializersFromInputsPass()(clone)
     inlined = _inline(clone, compressed)
     split, left = _split_all(clone)
+    pick_from_tensors(clone)
+    read_directly(clone)
     moved = hoist_transposes(clone, Builder(clone).unique)
     info = infer(clone)
     if merge_constant_factors(info):

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from onnxfold.check.reference.kernel import kernel
+import numpy as np
+
+from onnxfold.check.reference.kernel import Call, Datum, Output, kernel
 from onnxfold.check.reference.kernels.delegated import delegated
+from onnxfold.check.reference.precision import Array
+from onnxfold.graph.sequences import is_unbind
 from onnxfold.operators.table import op_types
 
 __all__: list[str] = []
 
-kernel(*op_types("sequences"), raw=True)(delegated)
+
+def _split_to_sequence(call: Call, x: Array, split: Datum = None) -> Output:
+    """Unbind as ONNX Runtime reads it, everything else as the standard does."""
+    if not is_unbind(call.node):
+        return delegated(call, x, split)
+    return (list(np.moveaxis(x, call.integer("axis", 0), 0)),)
+
+
+kernel("SplitToSequence", raw=True)(_split_to_sequence)
+kernel(*(name for name in op_types("sequences") if name != "SplitToSequence"), raw=True)(delegated)

@@ -1,0 +1,87 @@
+"""Sequences of tensors, as TorchScript keeps the steps of a recurrent layer in them.
+
+Unbind is written SplitToSequence with keepdims 0 and split 1.  The standard would ignore keepdims
+beside a split; ONNX Runtime takes the axis away, which is what the exporter means and what the
+readers of such elements need, so it is read like that here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from onnxfold.graph.constants import constant_tensor
+from onnxfold.graph.traversal import all_graphs, bodies
+
+__all__ = ["behind_unbind", "inserted_elements", "is_unbind"]
+
+
+def is_unbind(node: ir.Node) -> bool:
+    """Whether a node takes a tensor apart along an axis, and the axis away."""
+    if node.op_type != "SplitToSequence" or node.domain:
+        return False
+    if node.attributes.get_int("keepdims", 1) != 0:
+        return False
+    split = node.inputs[1] if len(node.inputs) > 1 else None
+    if split is None:
+        return True
+    tensor = constant_tensor(split)
+    return tensor is not None and len(tensor.shape) == 0 and int(tensor.numpy()) == 1
+
+
+def inserted_elements(sequence: ir.Value | None) -> list[ir.Value]:
+    """Return values of which every element of a sequence is one; [] where that is not known.
+
+    Of a state of a Loop that begins empty and grows by one element a step, that is the element.
+    """
+    if sequence is None or (node := sequence.producer()) is None or node.domain:
+        return []
+    if node.op_type == "SequenceConstruct":
+        return [operand for operand in node.inputs if operand is not None]
+    if node.op_type != "Loop":
+        return []
+    number = sequence.index() or 0
+    start = node.inputs[number + 2] if number + 2 < len(node.inputs) else None
+    body = next((graph for name, _, graph in bodies(node) if name == "body"), None)
+    if body is None or start is None or number + 2 >= len(body.inputs):
+        return []
+    return _grown(start, body.inputs[number + 2], body.outputs[number + 1])
+
+
+def _grown(start: ir.Value, before: ir.Value, after: ir.Value) -> list[ir.Value]:
+    maker, insert = start.producer(), after.producer()
+    if maker is None or maker.op_type != "SequenceEmpty":
+        return []
+    if insert is None or insert.op_type != "SequenceInsert" or insert.inputs[0] is not before:
+        return []
+    return [element] if (element := insert.inputs[1]) is not None else []
+
+
+def behind_unbind(model: ir.Model) -> set[ir.Value]:
+    """Return everything that is computed from elements of an unbound tensor."""
+    owners = {body: node for graph in all_graphs(model) for node in graph for body in _graphs(node)}
+    waiting = [node.outputs[0] for graph in all_graphs(model) for node in graph if is_unbind(node)]
+    found: set[ir.Value] = set()
+    while waiting:
+        value = waiting.pop()
+        for reached in _one_step(value, owners):
+            if reached not in found:
+                found.add(reached)
+                waiting.append(reached)
+    return found
+
+
+def _graphs(node: ir.Node) -> list[ir.Graph]:
+    return [graph for _, _, graph in bodies(node)]
+
+
+def _one_step(value: ir.Value, owners: dict[ir.Graph, ir.Node]) -> Iterator[ir.Value]:
+    for use in value.uses():
+        yield from use.node.outputs
+        for graph in _graphs(use.node):
+            yield from graph.inputs
+    for graph, owner in owners.items():
+        if value in graph.outputs:
+            yield from owner.outputs
+            yield from graph.inputs

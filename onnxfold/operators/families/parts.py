@@ -1,0 +1,182 @@
+"""Parts of a tensor, by Split and Slice: off the fiber they keep all sets, along it whole sets.
+
+Gates of a recurrent layer are such parts of one product, each with a norm of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from onnxfold.graph import AxisBlock, Fiber, ModelInfo
+from onnxfold.operators.families.layout import sizes_changed
+from onnxfold.operators.families.transfer import (
+    Backward,
+    Carried,
+    Forward,
+    broken,
+    unknown_shape,
+)
+
+__all__ = ["Slice", "Split", "may_reverse"]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """P split(x)_i = split(P' x)_i: off the fiber P' is P, else the sets of all parts.
+
+    Parts of equal size along the fiber are its runs: gates that each have a norm of their own.
+    """
+
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        rank = view.rank(node.inputs[0])
+        if rank is None:
+            return unknown_shape(node)
+        axis = node.attributes.get_int("axis", 0) % rank
+        if axis not in fiber.axes:
+            return Carried(((0, fiber),))
+        parts = _equal_parts(view, node, axis)
+        if parts is None:
+            return broken(node, fiber)
+        return Carried(((0, _repeated(fiber, axis, parts)),))
+
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
+        if index != 0:
+            return None
+        rank = view.rank(node.inputs[0])
+        if rank is None:
+            return None
+        axis = node.attributes.get_int("axis", 0) % rank
+        within = fiber
+        if axis in fiber.axes:
+            parts = _equal_parts(view, node, axis)
+            taken = None if parts is None else _taken(fiber, axis, parts)
+            if taken is None:
+                return None
+            within = taken
+        return tuple((position, within) for position in range(len(node.outputs)))
+
+
+def _equal_parts(view: ModelInfo, node: ir.Node, axis: int) -> int | None:
+    """Return into how many parts an axis of known size is split, all equal; None otherwise."""
+    whole = view.dim(node.inputs[0], axis)
+    sizes = {view.dim(part, axis) for part in node.outputs}
+    number = len(node.outputs)
+    if not isinstance(whole, int) or len(sizes) != 1:
+        return None
+    (size,) = sizes
+    return number if isinstance(size, int) and size * number == whole else None
+
+
+def _repeated(fiber: Fiber, axis: int, parts: int) -> Fiber:
+    """Return the fiber of the whole of which each of the parts has this one."""
+    return Fiber.of(
+        replace(block, outer=None if block.outer is None else block.outer * parts)
+        if block.axis == axis
+        else block
+        for block in fiber.blocks
+    )
+
+
+def _taken(fiber: Fiber, axis: int, parts: int) -> Fiber | None:
+    """Return the fiber of each part; None where a set lies in several."""
+    blocks = []
+    for block in fiber.blocks:
+        if block.axis != axis:
+            blocks.append(block)
+        elif block.outer is None or block.outer % parts:
+            return None
+        else:
+            blocks.append(replace(block, outer=block.outer // parts))
+    return Fiber.of(blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Slice along other axes picks whole sets; along the fiber it must begin and end between sets.
+
+    P slice(x) = slice(P' x), P' over the sets of all of x, of which the slice has some.
+    """
+
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        cut = _cut(view, node, fiber)
+        if cut is None:
+            return unknown_shape(node)
+        blocks = [_in_whole(view, node, b) if b.axis in cut else b for b in fiber.blocks]
+        whole = _all_known(blocks)
+        return broken(node, fiber) if whole is None else Carried(((0, whole),))
+
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
+        cut = _cut(view, node, fiber)
+        if index != 0 or cut is None:
+            return None
+        part = _all_known([_in_part(view, node, b) if b.axis in cut else b for b in fiber.blocks])
+        return None if part is None else ((0, part),)
+
+
+def _all_known(blocks: list[AxisBlock | None]) -> Fiber | None:
+    known = [block for block in blocks if block is not None]
+    return Fiber.of(known) if len(known) == len(blocks) else None
+
+
+def _cut(view: ModelInfo, node: ir.Node, fiber: Fiber) -> set[int] | None:
+    """Return the axes of the fiber that may get shorter; another is whole, maybe reversed."""
+    touched, axes = sizes_changed(view, node), _sliced(view, node)
+    if touched is None or axes is None:
+        return None
+    return set(axes) & set(touched) & set(fiber.axes)
+
+
+def _in_whole(view: ModelInfo, node: ir.Node, block: AxisBlock) -> AxisBlock | None:
+    """Return the block of the data of which the slice has this one; None where sets are cut."""
+    whole, part = view.dim(node.inputs[0], block.axis), _part(view, node, block.axis)
+    period = block.inner * block.size
+    if part is None or not isinstance(whole, int) or any(end % period for end in (*part, whole)):
+        return None
+    return replace(block, outer=whole // period)
+
+
+def _in_part(view: ModelInfo, node: ir.Node, block: AxisBlock) -> AxisBlock | None:
+    """Return the block of the slice; None where sets are cut."""
+    part, period = _part(view, node, block.axis), block.inner * block.size
+    if part is None or any(end % period for end in part):
+        return None
+    return replace(block, outer=(part[1] - part[0]) // period)
+
+
+def _part(view: ModelInfo, node: ir.Node, axis: int) -> tuple[int, int] | None:
+    """Return where a Slice with step 1 begins and ends on an axis; None where that is unknown."""
+    whole, size = view.dim(node.inputs[0], axis), view.dim(node.outputs[0], axis)
+    axes, given = _sliced(view, node), node.inputs
+    if len(given) > 1:
+        starts, steps = view.integers(given[1]), view.integers(given[4]) if len(given) > 4 else None
+    else:
+        starts, steps = tuple(node.attributes.get_ints("starts", ())), None
+    if axes is None or starts is None or not isinstance(whole, int) or not isinstance(size, int):
+        return None
+    position = axes.index(axis)
+    if len(given) > 4 and given[4] is not None and (steps is None or steps[position] != 1):
+        return None
+    start = min(max(starts[position] + (whole if starts[position] < 0 else 0), 0), whole)
+    return (start, start + size) if start + size <= whole else None
+
+
+def _sliced(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
+    rank = view.rank(node.inputs[0])
+    axes = view.axes(node, 3)
+    if rank is None or axes is None:
+        return None
+    if axes:
+        return tuple(axis % rank for axis in axes)
+    starts = node.attributes.get_ints("starts", None)
+    if starts is not None:
+        return tuple(range(len(starts)))
+    length = view.dim(node.inputs[1], 0) if len(node.inputs) > 1 else None
+    return tuple(range(length)) if isinstance(length, int) else None
+
+
+def may_reverse(view: ModelInfo, node: ir.Node, digit: Fiber) -> bool:
+    """Whether a Slice works on the digit's axis, where it may turn the order around."""
+    axes = _sliced(view, node)
+    return axes is None or bool(set(axes) & set(digit.axes))
