@@ -98,8 +98,8 @@ class _Norms:
         if fusion.gamma and gamma is not None:
             set_input(node, _GAMMA, self._filled(gamma, 1.0))
         if fusion.beta and beta is not None:
-            optional = (node.domain, node.op_type) == ("", "LayerNormalization")
-            set_input(node, _BETA, None if optional else self._filled(beta, 0.0))
+            # ONNX Runtime's optimizer reads the B of every LayerNormalization unasked.
+            set_input(node, _BETA, self._filled(beta, 0.0))
         elif left is not None and beta is not None:
             set_input(node, _BETA, self._constant(beta, source.channels, left))
         for operand in (gamma, beta):

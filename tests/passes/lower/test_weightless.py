@@ -41,3 +41,29 @@ def test_norms_without_gamma_share_their_ones(name: str, target: str, tmp_path: 
     assert set(readers) <= READERS[target]
     bodies = [node for body in model.functions for node in body.node]
     assert not any(node.op_type == "ConstantOfShape" for node in [*model.graph.node, *bodies])
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort"])
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_norm_that_stays_keeps_its_beta_as_zeros(target: str, level: int) -> None:
+    """ONNX Runtime's transformers optimizer reads it unasked."""
+    from onnxruntime.transformers import optimizer
+
+    original = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]>\n'
+        "graph (float[B,4,8] x, float[B,4,8] r) => (float[B,4,8] y) {"
+        " s = Add(x, r)  n = LayerNormalization<axis=-1>(s, G, B)"
+        " h = MatMul(n, W)  y = Add(h, C)}"
+    )
+    rng = np.random.default_rng(0)
+    for name, shape in {"G": (8,), "B": (8,), "W": (8, 8), "C": (8,)}.items():
+        array = rng.standard_normal(shape).astype(np.float32)
+        original.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    result = onnxfold.optimize(original, target=target)
+    assert [fusion.beta for fusion in result.plan.fusions] == [True]
+    (norm,) = (node for node in result.model.graph.node if node.op_type == "LayerNormalization")
+    zeros = {tensor.name: tensor for tensor in result.model.graph.initializer}[norm.input[2]]
+    assert not np.any(onnx.numpy_helper.to_array(zeros))
+    made = optimizer.optimize_model(result.model, "bert", 2, 8, opt_level=level)
+    assert any("LayerNormalization" in node.op_type for node in made.model.graph.node)
+    assert not onnxfold.optimize(result.model, target=target).changed
