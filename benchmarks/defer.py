@@ -1,8 +1,8 @@
 """Times deferred norms in ONNX Runtime against the same model without deferral.
 
     python -m benchmarks.defer [--rounds 15] [--out benchmarks/results/defer.csv]
-    python -m benchmarks.defer --models llama --targets ort --out benchmarks/results/defer.csv
-    python -m benchmarks.defer --provider CUDAExecutionProvider --budget 540 --out FILE.csv
+    python -m benchmarks.defer --models llama --targets ort
+    python -m benchmarks.defer --provider CUDAExecutionProvider --budget 540 --targets kernels
 
 One attention input and feed-forward block with random weights: `llama` (RMS norm before q, k, v and
 a SwiGLU), `qwen3` (q and k normalised again, per head) and `relu` (a ReLU instead).  Decode is one
@@ -36,8 +36,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 
 import onnxfold
-from benchmarks.gpu import Budget
-from benchmarks.rows import Conditions, conditions, replace
+from benchmarks.gpu import Budget, failed
+from benchmarks.rows import RESULTS, Conditions, conditions, replace
 from onnxfold.options import Defer, Target
 from onnxfold.runtime.interleaved_timing import Turns, Variant, take_turns
 
@@ -180,21 +180,26 @@ def main() -> int:
     parser.add_argument("--targets", nargs="+", type=Target, default=TARGETS)
     parser.add_argument("--provider", default=CPU)
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds")
-    parser.add_argument("--out", type=Path, help="rows of other settings stay in it")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS / "defer.csv", help="rows of other settings stay in it"
+    )
     options = parser.parse_args()
     if options.provider not in ort.get_available_providers():
         sys.exit(f"onnxruntime {ort.__version__} has no {options.provider}")
-    budget = Budget(options.budget)
+    budget, failures = Budget(options.budget), 0
     for kind, target in product(options.models, options.targets):
-        with tempfile.TemporaryDirectory() as folder:
-            for row in measure(Path(folder), kind, target, options.rounds, options.provider):
-                _tell(row)
-                if options.out is not None:
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                for row in measure(Path(folder), kind, target, options.rounds, options.provider):
+                    _tell(row)
                     replace(options.out, row, _setting)
-                if budget.spent:
-                    print(f"the budget is spent: {kind} {target} and what follows is not complete")
-                    return 1
-    return 0
+                    if budget.spent:
+                        print(f"the budget is spent: {kind} {target} and what follows is left")
+                        return 1
+        except Exception as error:
+            failures += 1
+            failed(f"{kind} {target}", error)
+    return int(failures > 0)
 
 
 def _setting(row: dict[str, str]) -> tuple[object, ...]:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import time
+import traceback
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -13,9 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rows import Conditions, conditions
+from onnxfold.errors import one_line
 from onnxfold.runtime.cuda import Device, driver
 
-__all__ = ["BUDGET", "BUILD", "Budget", "GpuConditions", "build", "device", "gpu_conditions"]
+__all__ = [
+    "BUDGET",
+    "BUILD",
+    "Budget",
+    "GpuConditions",
+    "build",
+    "device",
+    "driver_version",
+    "failed",
+    "gpu_conditions",
+]
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "cuda"
@@ -37,6 +49,13 @@ class Budget:
     @property
     def left(self) -> float:
         return max(0.0, self.seconds - (time.monotonic() - self.start))
+
+
+def failed(what: str, error: Exception) -> None:
+    """Print one line: what failed, why, and where; the rest of a run on a lent device goes on."""
+    place = traceback.extract_tb(error.__traceback__)[-1:]
+    where = "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in place)
+    print(f"{what}: FAILED, {type(error).__name__}: {one_line(error)}{where}", flush=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +97,7 @@ def gpu_conditions() -> dict[str, Any]:
     """The fields of GpuConditions for this machine and moment."""
     return conditions() | {
         "device": device().name,
-        "cuda_driver": _driver_version(),
+        "cuda_driver": driver_version(),
         "torch": _installed("torch"),
         "triton": _installed("triton"),
         "onnxruntime": _installed("onnxruntime-gpu") or _installed("onnxruntime"),
@@ -86,13 +105,14 @@ def gpu_conditions() -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def _driver_version() -> str:
+def driver_version() -> str:
     """The driver's own version where nvidia-smi tells it, else the newest CUDA that it runs."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    try:
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
         return f"CUDA {driver().version}"
-    command = [program, "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    return done.stdout.strip()
 
 
 def _installed(distribution: str) -> str:

@@ -18,22 +18,24 @@ anything fails or is left.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.gpu import BUDGET, BUILD, ROOT, Budget, build, device
+from benchmarks.gpu import BUDGET, BUILD, ROOT, Budget, build, device, failed
 from tests.custom_ops.cuda_device_list import ON_DEVICE_ALONE, NotHereError
 from tests.custom_ops.cuda_kernels import CudaMemory, Kernels
 from tests.custom_ops.cuda_list import CHECKS, Check
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 FOUND_SOMETHING = 99
+LONGEST_CHECK = 45.0  # seconds that the last check under a tool may take beyond the budget
 NAMES = tuple(check.__name__ for check in (*CHECKS, *ON_DEVICE_ALONE))
 
 
@@ -57,9 +59,10 @@ def run(kernels: Kernels, checks: Sequence[Check], budget: Budget, *, thorough: 
             check(kernels, thorough)
         except NotHereError as reason:
             outcome = f"not run: {reason}"
-        except (AssertionError, RuntimeError, OSError):
-            found.failures, outcome = found.failures + 1, "FAILED"
-            traceback.print_exc()
+        except Exception as error:
+            found.failures += 1
+            failed(check.__name__, error)
+            continue
         print(f"{check.__name__}: {outcome}, {time.perf_counter() - start:.1f} s", flush=True)
     return found
 
@@ -74,9 +77,21 @@ def run_under(tool: str, driver: Path, checks: Sequence[str], budget: Budget) ->
     command += [sys.executable, "-m", "benchmarks.gpu_check", "--driver", str(driver)]
     command += ["--list", "quick", "--budget", str(budget.left), "--checks", *checks, "--tools"]
     print(f"{tool}:", flush=True)
-    done = subprocess.run(command, check=False, cwd=ROOT)
-    print(f"{tool}: {'passed' if done.returncode == 0 else f'FAILED, exit {done.returncode}'}")
-    return int(done.returncode != 0)
+    outcome = ended(command, budget.left + LONGEST_CHECK)
+    print(f"{tool}: {outcome}", flush=True)
+    return int(outcome != "passed")
+
+
+def ended(command: Sequence[str], seconds: float) -> str:
+    """How a command ended; with all that it started, after so many seconds."""
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    try:
+        status = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return f"FAILED, not at its end after {seconds:.0f} s"
+    return "passed" if status == 0 else f"FAILED, exit {status}"
 
 
 def run_tools(tools: Sequence[str], driver: Path, checks: Sequence[str], budget: Budget) -> Outcome:

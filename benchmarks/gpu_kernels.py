@@ -6,10 +6,11 @@ Each method computes the same operation on the same tensors; a CUDA graph of man
 and timed by events. `cold`: the calls go round buffers that are together four times the second
 level cache. `warm`: one set of buffers. Methods take turns within each shape. Bytes are those of
 the tensors that have to be read and written, so that bytes/s compare with the copy's. A method
-whose result is wrong is not timed. What is not installed is left out: quack-kernels, liger-kernel,
-flashinfer-python, onnxruntime-gpu (with the library of `make cuda`). Rows are written after each
-shape. Needs PyTorch, a CUDA device, and nvcc and CMake or a built driver. When the budget is spent
-what is left is counted, and the exit status is 1; with --resume the next call goes on from there.
+whose result is wrong, or that fails, is named in one line and not timed. What is not installed is
+left out: quack-kernels, liger-kernel, flashinfer-python, onnxruntime-gpu (with the library of
+`make cuda`). Rows are written after each shape. Needs PyTorch, a CUDA device, and nvcc and CMake or
+a built driver. When the budget is spent what is left is counted, and the exit status is 1; with
+--resume the next call goes on from there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.gpu import BUDGET, BUILD, Budget, GpuConditions, build, device, gpu_conditions
+from benchmarks.gpu import (
+    BUDGET,
+    BUILD,
+    Budget,
+    GpuConditions,
+    build,
+    device,
+    failed,
+    gpu_conditions,
+)
 from benchmarks.gpu_methods import (
     EPSILON,
     METHODS,
@@ -169,16 +179,14 @@ def graphs_of(
             continue
         try:
             call = method(driver, shape.what, tensors)
-            right = is_right(call, shape, tensors)
+            if is_right(call, shape, tensors):
+                graphs[name] = graph_of(call, shape)
+            else:
+                print(f"{shape}: {name} is wrong and is not timed", flush=True)
         except UnavailableError:
             continue
-        except (RuntimeError, ValueError) as error:
-            print(f"{shape}: {name} is not timed: {str(error).partition(chr(10))[0]}")
-            continue
-        if not right:
-            print(f"{shape}: {name} is wrong and is not timed")
-            continue
-        graphs[name] = graph_of(call, shape)
+        except Exception as error:
+            failed(f"{shape}: {name}", error)
     graphs[COPY] = graph_of(copy_call(shape), shape)
     return graphs
 
@@ -205,6 +213,8 @@ def onnxruntime_times(
             )
         except UnavailableError:
             continue
+        except Exception as error:
+            failed(f"{shape}: ort {form}", error)
     return found
 
 
@@ -286,22 +296,32 @@ def main() -> int:
     known = measured(options.out) if options.resume else set()
     every = shapes(options.operations, options.dtypes, small=not options.no_small)
     wanted = [shape for shape in every if key(shape) not in known]
+    failures = 0
     for done, shape in enumerate(wanted):
         if budget.spent:
             print(f"the budget is spent: {len(wanted) - done} of {len(wanted)} shapes are left")
             return 1
-        rows = list(measure(shape, driver, options.repeats))
+        try:
+            rows = list(measure(shape, driver, options.repeats))
+        except Exception as error:
+            failures += 1
+            failed(str(shape), error)
+            continue
         append(options.out, rows)
-        for row in rows:
-            print(
-                f"{row.operation:9} {row.dtype:8} {row.rows:7}x{row.size:<5} {row.cache} "
-                f"{row.method:40} {row.us:9.2f} us [{row.p10:.2f}, {row.p90:.2f}] "
-                f"{row.gigabytes_per_s:7.0f} GB/s {100 * row.of_copy:5.1f}% of copy "
-                f"{row.times_ours:5.2f}x",
-                flush=True,
-            )
+        tell(rows)
         torch.cuda.empty_cache()
-    return 0
+    return int(failures > 0)
+
+
+def tell(rows: list[GpuKernelRow]) -> None:
+    for row in rows:
+        print(
+            f"{row.operation:9} {row.dtype:8} {row.rows:7}x{row.size:<5} {row.cache} "
+            f"{row.method:40} {row.us:9.2f} us [{row.p10:.2f}, {row.p90:.2f}] "
+            f"{row.gigabytes_per_s:7.0f} GB/s {100 * row.of_copy:5.1f}% of copy "
+            f"{row.times_ours:5.2f}x",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

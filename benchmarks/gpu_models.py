@@ -19,27 +19,25 @@ type for each call stays within the budget of 540 seconds, and no case begins be
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
-from onnxruntime.capi import onnxruntime_pybind11_state as state
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gpu import BUDGET, Budget, device
+from benchmarks.gpu import BUDGET, Budget, device, driver_version, failed
 from benchmarks.rows import RESULTS, Conditions, append, conditions
 from benchmarks.subjects import File, geometric_mean, prepare, run_optimizer
 from models import skeleton
 from onnxfold import model_io
-from onnxfold.errors import OnnxfoldError
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.runtime.interleaved_timing import Provider, Turns, Variant, take_turns
 from onnxfold.runtime.library import CUDA_PROVIDERS
@@ -48,14 +46,6 @@ __all__ = ["METHODS", "SUBJECTS", "GpuMethod", "GpuRow", "GpuSubject", "main"]
 
 _LEAST_ROUNDS, _MOST_ROUNDS, _CASE_S = 7, 201, 8.0
 _STOCK = "stock"
-_FAILURES = (
-    OnnxfoldError,
-    state.EPFail,
-    state.Fail,
-    state.InvalidArgument,
-    state.NotImplemented,
-    state.RuntimeException,
-)
 _console = Console(width=140)
 
 
@@ -146,29 +136,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.provider == "cuda":
         _refuse_without_cuda()
     rows: list[GpuRow] = []
-    for dtype in options.dtypes:
-        for name in options.models:
-            given = options.folder / dtype / f"{name}.onnx"
-            if not given.exists():
-                _console.print(f"{given} is not there: left out")
-                continue
-            if options.scratch is not None:
-                options.scratch.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
-                files = _files(given, Path(scratch), SUBJECTS[name])
-                for batch, sequence in _sizes(SUBJECTS[name], options):
-                    if budget.spent:
-                        _console.print(f"the budget is spent: {name} {dtype} is not complete")
-                        left = True
-                        break
-                    about = _about(options.provider, name, dtype, batch, sequence)
-                    case = list(_measure(about, files, options))
-                    if case:
-                        append(options.out, case)
-                        _console.print(_table(case))
-                    rows += case
+    for dtype, name in product(options.dtypes, options.models):
+        given = options.folder / dtype / f"{name}.onnx"
+        if not given.exists():
+            print(f"{given} is not there: left out")
+            continue
+        try:
+            for case in _cases(given, SUBJECTS[name], dtype, budget, options):
+                append(options.out, case)
+                _console.print(_table(case))
+                rows += case
+        except _BudgetSpentError:
+            print(f"the budget is spent: {name} {dtype} is not complete", flush=True)
+            left = True
+        except Exception as error:
+            failed(f"{name} {dtype}", error)
+            left = True
     _summarise(rows)
     return int(left) if rows else 2
+
+
+class _BudgetSpentError(Exception):
+    """No further case begins."""
+
+
+def _cases(
+    given: Path, subject: GpuSubject, dtype: str, budget: Budget, options: argparse.Namespace
+) -> Iterator[list[GpuRow]]:
+    """Yield the rows of each size of a model, of those sizes at which anything runs."""
+    if budget.spent:
+        raise _BudgetSpentError
+    if options.scratch is not None:
+        options.scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
+        files = _files(given, Path(scratch), subject)
+        for batch, sequence in _sizes(subject, options):
+            if budget.spent:
+                raise _BudgetSpentError
+            about = _about(options.provider, subject.name, dtype, batch, sequence)
+            case = list(_measure(about, files, options))
+            if case:
+                yield case
 
 
 def _refuse_without_cuda() -> None:
@@ -218,28 +226,23 @@ def _files(given: Path, scratch: Path, subject: GpuSubject) -> dict[str, File]:
     optimized = scratch / "optimizer.onnx"
     try:
         run_optimizer(source, optimized, subject.family, gpu=True)
-    except ImportError as error:
-        _console.print(f"without ONNX Runtime's transformers optimizer: {error}")
+        forms = prepare(optimized, scratch, {"optimizer": None, "optimizer, folded": {}})
+    except Exception as error:
+        failed(f"{subject.name}, ONNX Runtime's transformers optimizer", error)
         return files
-    forms = prepare(optimized, scratch, {"optimizer": None, "optimizer, folded": {}})
     return {**files, **forms}
 
 
 def _about(provider: str, name: str, dtype: str, batch: int, sequence: int) -> dict[str, Any]:
     return {
         "onnxruntime": ort.__version__,
-        "device": _device() if provider == "cuda" else "",
+        "device": f"{device().name}, {driver_version()}" if provider == "cuda" else "",
         "provider": provider,
         "model": name,
         "dtype": dtype,
         "batch": batch,
         "sequence": sequence,
     }
-
-
-def _device() -> str:
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    return subprocess.run(query, check=True, capture_output=True, text=True).stdout.strip()
 
 
 class _Bound:
@@ -284,8 +287,8 @@ def _measure(
             outputs = outputs or _outputs(session, feeds, options.provider)
             bound = _Bound(session, inputs, outputs)
             bound.run()
-        except _FAILURES as error:
-            _console.print(f"{about['model']}, {method.name}: {str(error).splitlines()[0]}")
+        except Exception as error:
+            failed(f"{about['model']}, {method.name}", error)
             continue
         opened[method] = bound
     if not opened:

@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 
 import onnxfold
-from benchmarks.gpu import Budget
+from benchmarks.gpu import Budget, failed
 from benchmarks.rows import RESULTS, Conditions, append, conditions
-from onnxfold.errors import OnnxfoldError
 from onnxfold.runtime.interleaved_timing import Turns, Variant, operators, take_turns
 
 _OPSET = 17
@@ -160,27 +159,40 @@ def main() -> int:
     if given.provider not in onnxruntime.get_available_providers():
         sys.exit(f"onnxruntime {onnxruntime.__version__} has no {given.provider}")
     budget = Budget(given.budget)
-    for name in given.models:
+    left = sum(incomplete(name, budget, given) for name in given.models)
+    return int(left > 0)
+
+
+def incomplete(name: str, budget: Budget, given: argparse.Namespace) -> bool:
+    """Measure one model; whether a shape of it failed or is left."""
+    if budget.spent:
+        print(f"the budget is spent: {name} is left", flush=True)
+        return True
+    try:
         with tempfile.TemporaryDirectory() as folder:
             variants = forms_of(exported(name, Path(folder)))
             for batch, tokens in _SHAPES[name[:3]]:
                 if budget.spent:
-                    print(f"the budget is spent: {name} {batch}x{tokens} and what follows is left")
-                    return 1
+                    print(f"the budget is spent: {name} is left from {batch}x{tokens} on")
+                    return True
                 rows = measured(name, variants, batch, tokens, given)
                 append(given.out, rows)
-                for row in rows:
-                    print(
-                        f"{name} {batch}x{tokens} {row.form:6} {row.target:8}"
-                        f"{row.milliseconds:9.2f} ms {row.ratio:6.3f} "
-                        f"({row.ratio_25:.3f} to {row.ratio_75:.3f}), norms {row.norm_share:.1%}",
-                        flush=True,
-                    )
-    return 0
+                tell(rows)
+    except Exception as error:
+        failed(name, error)
+        return True
+    return False
+
+
+def tell(rows: list[Row]) -> None:
+    for row in rows:
+        print(
+            f"{row.model} {row.batch}x{row.tokens} {row.form:6} {row.target:8}"
+            f"{row.milliseconds:9.2f} ms {row.ratio:6.3f} "
+            f"({row.ratio_25:.3f} to {row.ratio_75:.3f}), norms {row.norm_share:.1%}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except OnnxfoldError as error:
-        sys.exit(str(error))
+    sys.exit(main())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -32,6 +34,33 @@ def test_a_failure_is_counted_and_what_is_not_here_is_none() -> None:
     checks = (passes, fails, is_not_here)
     outcome = gpu_check.run(KERNELS, checks, Budget(60.0), thorough=True)
     assert (outcome.failures, outcome.left) == (1, [])
+
+
+def exhausts(kernels: Kernels, thorough: bool) -> None:
+    raise MemoryError("out of\ndevice memory")
+
+
+def test_a_failure_of_any_kind_is_one_line_and_the_rest_goes_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    outcome = gpu_check.run(KERNELS, (exhausts, passes), Budget(60.0), thorough=True)
+    assert outcome.failures == 1
+    failure, success = capsys.readouterr().out.splitlines()
+    assert failure.startswith(
+        "exhausts: FAILED, MemoryError: out of device memory (test_gpu_check.py:"
+    )
+    assert success.startswith("passes: passed, ")
+
+
+def test_a_command_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    program = f"sleep 5 && touch {tmp_path}/survived"
+    assert gpu_check.ended(["sh", "-c", f"({program}); {program}"], 0.3) == (
+        "FAILED, not at its end after 0 s"
+    )
+    assert gpu_check.ended(["sh", "-c", "exit 99"], 30.0) == "FAILED, exit 99"
+    assert gpu_check.ended(["sh", "-c", "exit 0"], 30.0) == "passed"
+    time.sleep(5.2)
+    assert not (tmp_path / "survived").exists()
 
 
 def test_what_has_not_begun_is_left_and_its_command_is_told() -> None:
