@@ -64,6 +64,6 @@ def test_a_norm_that_stays_keeps_its_beta_as_zeros(target: str, level: int) -> N
     (norm,) = (node for node in result.model.graph.node if node.op_type == "LayerNormalization")
     zeros = {tensor.name: tensor for tensor in result.model.graph.initializer}[norm.input[2]]
     assert not np.any(onnx.numpy_helper.to_array(zeros))
-    made = optimizer.optimize_model(result.model, "bert", 2, 8, opt_level=level)
-    assert any("LayerNormalization" in node.op_type for node in made.model.graph.node)
     assert not onnxfold.optimize(result.model, target=target).changed
+    made = optimizer.optimize_model(result.model, "bert", 2, 8, opt_level=level)  # takes it apart
+    assert any("LayerNormalization" in node.op_type for node in made.model.graph.node)
