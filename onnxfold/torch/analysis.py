@@ -227,11 +227,10 @@ class Analysis:
                 label = one_line(value.name or weight.value)
                 unmapped[weight.value] = f"'{label}', which writes the stream, is no parameter"
             elif weight.split:
-                table = self._table(weight, values)
-                if table is None:
+                found = self._tables(weight, values)
+                tables |= dict.fromkeys(found)
+                if not found:
                     unmapped[weight.value] = f"'{value.name}' is read where it must keep its mean"
-                else:
-                    tables[table] = None
             else:
                 for module, name in owners:
                     writers[Writer(module, name, *place)] = None
@@ -252,14 +251,12 @@ class Analysis:
                     found.setdefault((id(each), attribute), (owner, attribute))
         return list(found.values())
 
-    def _table(self, weight: WeightCentring, values: Mapping[str, ir.Value]) -> str | None:
-        """Return the embedding whose rows alone are to be centred, or None."""
-        names = set()
-        for reader in weight.readers:
-            node = values[reader.node].producer()
-            names.add(None if node is None or node.op_type != "Gather" else _module(node))
-        name = names.pop() if len(names) == 1 and not weight.norms else None
-        return name if isinstance(self._modules.get(name or ""), nn.Embedding) else None
+    def _tables(self, weight: WeightCentring, values: Mapping[str, ir.Value]) -> set[str]:
+        """Return the embeddings whose rows alone are to be centred, or nothing."""
+        nodes = [values[reader.node].producer() for reader in weight.readers]
+        names = {"" if n is None or n.op_type != "Gather" else _module(n) for n in nodes}
+        tables = all(isinstance(self._modules.get(name), nn.Embedding) for name in names)
+        return names if tables and not weight.norms else set()
 
     def _result(
         self,

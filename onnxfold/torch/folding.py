@@ -162,8 +162,9 @@ def _settle(
 def _why(making: Mapping[str, float]) -> str:
     if not making:
         return (
-            "its input has a mean in training: a random function outside a dropout module, such "
-            "as torch.nn.functional.dropout, stands behind a centred layer"
+            "its input has a mean in training, which a random function that is no module, such as "
+            "torch.nn.functional.dropout, behind a centred layer makes: its output cannot be "
+            "recentred, dropout='keep' does not mind"
         )
     names = ", ".join(f"'{name}' (p={p:g})" for name, p in list(making.items())[:3])
     more = f" and {len(making) - 3} more" if len(making) > 3 else ""

@@ -131,7 +131,9 @@ def _tensor(module: nn.Module, name: str) -> Tensor:
     tensor = getattr(module, name, None)
     known = [key for key, _ in module.named_parameters(recurse=False)]
     if not isinstance(tensor, Tensor):
-        raise UsageError(f"{_label(module, name)} is no parameter; there are {', '.join(known)}")
+        raise UsageError(
+            f"{_label(module, name)} is no parameter; there are {', '.join(known) or 'none'}"
+        )
     if parametrize.is_parametrized(module, name):
         parametrizations = module.parametrizations[name]
         if any(isinstance(each, CentredWeight) for each in parametrizations):

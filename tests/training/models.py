@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 from torch.nn import functional as F
 
-__all__ = ["EXPECTED", "MODELS", "Tied", "encoder", "gpt2"]
+__all__ = ["EXPECTED", "MODELS", "Tied", "bart", "encoder", "gpt2", "opt", "whisper"]
 
 TOKENS = (2, 7)
 Example = tuple[nn.Module, dict[str, Any] | tuple[Any, ...]]
@@ -62,12 +62,12 @@ def vit() -> Example:
     return transformers.ViTModel(config), (torch.randn(2, 3, 16, 16),)
 
 
-def whisper() -> Example:
+def whisper(p: float = 0.0) -> Example:
     config = transformers.WhisperConfig(
         vocab_size=60,
         d_model=16,
         encoder_layers=1,
-        decoder_layers=1,
+        decoder_layers=2,
         encoder_attention_heads=2,
         decoder_attention_heads=2,
         encoder_ffn_dim=24,
@@ -79,7 +79,7 @@ def whisper() -> Example:
         bos_token_id=1,
         eos_token_id=2,
         decoder_start_token_id=1,
-        dropout=0.0,
+        dropout=p,
     )
     inputs = {
         "input_features": torch.randn(2, 8, 20),
@@ -87,6 +87,39 @@ def whisper() -> Example:
         "use_cache": False,
     }
     return transformers.WhisperForConditionalGeneration(config), inputs
+
+
+def bart(p: float = 0.0) -> Example:
+    config = transformers.BartConfig(
+        vocab_size=40,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=24,
+        decoder_ffn_dim=24,
+        max_position_embeddings=12,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+        dropout=p,
+    )
+    inputs = {"input_ids": ids(), "decoder_input_ids": ids(), "use_cache": False}
+    return transformers.BartForConditionalGeneration(config), inputs
+
+
+def dinov2() -> Example:
+    config = transformers.Dinov2Config(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        mlp_ratio=2,
+        image_size=16,
+        patch_size=8,
+    )
+    return transformers.Dinov2Model(config), (torch.randn(2, 3, 16, 16),)
 
 
 def swin() -> Example:
@@ -105,18 +138,18 @@ def encoder(p: float = 0.0) -> Example:
 class Residual(nn.Module):
     """Blocks over vectors with norms over groups of channels, as a ResNet's are over images."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: nn.Module) -> None:
         super().__init__()
         self.stem = nn.Linear(6, 12)
         self.norms = nn.ModuleList(nn.GroupNorm(3, 12) for _ in range(3))
         self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(3))
-        self.head = nn.Linear(12, 4)
+        self.last, self.head = last, nn.Linear(12, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.stem(x)
         for norm, layer in zip(self.norms, self.layers, strict=True):
             x = x + layer(F.relu(norm(x)))
-        return self.head(F.relu(x))
+        return self.head(F.relu(self.last(x)))
 
 
 class Tied(nn.Module):
@@ -138,19 +171,25 @@ MODELS: dict[str, Callable[[], Example]] = {
     "opt": opt,
     "vit": vit,
     "whisper": whisper,
+    "bart": bart,
+    "dinov2": dinov2,
     "swin": swin,
     "encoder": encoder,
     "tied": lambda: (Tied(), (torch.randint(0, 20, (2, 5)),)),
-    "residual": lambda: (Residual(), (torch.randn(5, 6),)),
+    "residual": lambda: (Residual(nn.Identity()), (torch.randn(5, 6),)),
+    "residual with a last norm": lambda: (Residual(nn.GroupNorm(3, 12)), (torch.randn(5, 6),)),
 }
 # Norms that fold, and all norms.
 EXPECTED = {
     "gpt2": (5, 5),
     "opt": (5, 5),
     "vit": (5, 5),
-    "whisper": (4, 7),  # the encoder's stream begins behind a GELU
+    "whisper": (7, 10),  # the encoder's stream begins behind a GELU
+    "bart": (2, 7),  # the others read the output of a norm, with gamma and beta
+    "dinov2": (0, 5),  # LayerScale multiplies what is centred
     "swin": (4, 7),
     "encoder": (5, 5),
     "tied": (1, 1),
     "residual": (0, 3),  # the head reads the stream through a ReLU
+    "residual with a last norm": (4, 4),
 }

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +21,12 @@ for _package in ("transformers", "onnxscript"):
 from torch import nn
 from torch.nn import functional as F
 
+import onnxfold
 from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.torch import FoldReport, RMSNorm, bake, fold, unfold
 from onnxfold.torch.analysis import Analysis, Changes
 from onnxfold.torch.calls import NormCalls
-from tests.training.models import EXPECTED, MODELS, Tied, encoder, gpt2, opt
+from tests.training.models import EXPECTED, MODELS, Tied, bart, encoder, gpt2, opt, whisper
 
 # Sums of at most 100 terms in some hundred layers of operations, divided by deviations that are not
 # small: 1e5 units of 1e-16, of the largest number.
@@ -206,13 +208,39 @@ def test_dropout_is_refused_kept_or_recentred(kind: str) -> None:
     assert distance(wrong[0], in_training[0]) > 1e-3 * float(in_training[0].abs().max())
 
 
-def test_dropout_that_is_no_module_is_seen() -> None:
-    model, inputs = opt(0.2)
+@pytest.mark.parametrize("kind", [opt, whisper, bart])
+def test_dropout_that_is_no_module_is_seen_and_cannot_be_recentred(kind: Any) -> None:
+    model, inputs = kind(0.2)
     report = fold(varied(model), inputs, dropout="recentre")
-    assert not report.folded
-    assert any("functional.dropout" in reason for reason in report.left.values())
-    other, inputs = opt(0.2)
-    assert len(fold(other, inputs, training=False).folded) == 5
+    # BART's first norms alone have no dropout in front of them.
+    assert len(report.folded) == (2 if kind is bart else 0)
+    assert not any("dropout" in name for name in report.recentred)
+    said = ["functional.dropout, behind" in reason for reason in report.left.values()]
+    assert any(said) == (kind is not bart)
+
+
+def test_dropout_that_is_no_module_does_not_matter_in_evaluation() -> None:
+    model, inputs = opt(0.2)
+    assert len(fold(model, inputs, training=False).folded) == 5
+
+
+@pytest.mark.parametrize("name", ["gpt2", "swin", "whisper", "dinov2"])
+def test_as_many_norms_fold_as_in_the_exported_graph(name: str, tmp_path: Path) -> None:
+    """But for LayerScale, which a graph that is not trained any more takes into its weights."""
+    model, inputs = MODELS[name]()
+    varied(model).eval()
+    args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+    path = tmp_path / "model.onnx"
+    with torch.no_grad():
+        torch.onnx.export(model, args, path, kwargs=kwargs, dynamo=True, verbose=False)
+    norms = onnxfold.inspect(path)["norms"]
+    assert sum(norm["foldable"] for norm in norms) == (5 if name == "dinov2" else EXPECTED[name][0])
+
+
+def test_layer_scale_is_named() -> None:
+    model, inputs = MODELS["dinov2"]()
+    left = fold(varied(model), inputs).left
+    assert left["layernorm"].startswith("Mul 'encoder.layer.1.layer_scale2/Mul' multiplies")
 
 
 def test_what_holds_at_initialisation_alone_is_not_relied_on() -> None:
@@ -449,6 +477,36 @@ def test_a_tied_embedding_is_centred_at_its_output() -> None:
     report = fold(model, (torch.randint(0, 20, (2, 5)),))
     assert report.recentred == ("table",)
     assert not report.centred
+
+
+class Coded(nn.Module):
+    """A linear layer whose weight is int8 codes, times a scale for all outputs or for each."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randint(-127, 127, (8, 4), dtype=torch.int8))
+        self.register_buffer("scale", torch.rand(shape))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight.to(x.dtype) * self.scale.to(x.dtype))
+
+
+@pytest.mark.parametrize(("shape", "node"), [((), "Cast"), ((1,), "Cast"), ((8, 1), "Mul")])
+def test_integer_weights_stay_and_their_module_is_named(shape: tuple[int, ...], node: str) -> None:
+    model = nn.Sequential(Coded(*shape), nn.LayerNorm(8), nn.Linear(8, 2))
+    report = fold(model, (torch.randn(3, 4),))
+    assert not report.folded
+    assert f"'0/{node}'" in report.left["1"]
+
+
+def test_a_quantised_module_is_refused_and_stays() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+    coded = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    x = torch.randn(3, 4)
+    before = coded(x)
+    with pytest.raises(ModelError, match="Sequential cannot be exported"):
+        fold(coded, (x,))
+    assert torch.equal(coded(x), before)
 
 
 class DataDependent(nn.Module):
