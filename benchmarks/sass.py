@@ -27,7 +27,7 @@ from types import MappingProxyType
 from benchmarks.rows import RESULTS, write
 
 ROOT = Path(__file__).parents[1]
-TYPES = ("float", "half", "brain")
+TYPES = ("float", "half", "bfloat16")
 # Offsets in onnxfold::Arguments (custom_ops/include/onnxfold/kernels.h), the first parameter.
 OPERANDS = MappingProxyType({"linear_bias": 16, "scale": 24, "bias": 32, "sum": 48})
 NULL, POINTER = (0, 0), (16, 1)  # the words of an address
@@ -104,7 +104,7 @@ def readable(mangled: str) -> str:
     """The kernel's name and template arguments without its element type, as in CASES."""
     found = re.search(
         r"(short_rows_kernel|row_kernel|loop_kernel|measure_part_kernel|normalise_part_kernel)"
-        r"I(?:f|N\w*?(?:Half|Brain)E)(.*?)EEv",
+        r"I(?:f|N\w*?(?:Half|BFloat16)E)(.*?)EEv",
         mangled,
     )
     if found is None:

@@ -34,5 +34,5 @@ int main(int argc, char** argv) {
 #if defined(__x86_64__)
   sum += static_cast<float>(onnxfold::isa_level());
 #endif
-  return argv == nullptr || last<Brain>(row, out, argc) + sum < 0;
+  return argv == nullptr || last<BFloat16>(row, out, argc) + sum < 0;
 }

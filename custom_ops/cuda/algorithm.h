@@ -55,7 +55,7 @@ ONNXFOLD_THREAD float apply(const Coefficients& c, float v) {
   return S == Statistics::CENTER ? v : v * c.factor;
 }
 
-// What an op gives that is no plain norm: the scales of rows alone, or codes.
+// Finishes an op whose result is not a plain norm: the scales of rows alone, or codes.
 template <class Group>
 ONNXFOLD_THREAD bool finish_other(Group& group, const Arguments& a, int64_t row,
                                   const Coefficients& c) {
@@ -102,9 +102,9 @@ ONNXFOLD_THREAD Spread spread_of(Group& group, float inverse) {
       [&](Thread& thread) { return thread.template first<true, kLayer>(); });
   const float mean = first.sum * inverse;
   Spread spread = {0.0f, mean, first.squares * inverse - mean * mean};
-  // NaN is far, and so is a row of which only the squares about 0 overflow. Rows that share a warp take
-  // the second pass together, for its shuffles; a row that is not far keeps what it had, lest its bits
-  // depend on its neighbours.
+  // NaN is far, and so is a row of which only the squares about 0 overflow. Rows that share a warp
+  // take the second pass together, for its shuffles; a row that is not far keeps what it had, lest
+  // its bits depend on its neighbours.
   const bool near = mean * mean <= spread.variance && spread.variance < INFINITY;
   const bool far = !kLayer || !near;
   if (!kLayer || group.any(far)) {

@@ -59,7 +59,7 @@ endif()
 file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/onnxfold/*.h
      ${CMAKE_CURRENT_LIST_DIR}/*.h ${CMAKE_CURRENT_LIST_DIR}/*.cuh)
 set(objects "")
-foreach(type float half brain)
+foreach(type float half bfloat16)
   set(source ${CMAKE_CURRENT_LIST_DIR}/kernels_${type}.cu)
   set(object ${CMAKE_CURRENT_BINARY_DIR}/kernels_${type}.o)
   set(report ${CMAKE_CURRENT_BINARY_DIR}/registers_${type}.txt)

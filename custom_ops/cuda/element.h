@@ -23,7 +23,7 @@ namespace cuda {
 struct Half {
   uint16_t bits;
 };
-struct Brain {
+struct BFloat16 {
   uint16_t bits;
 };
 
@@ -44,7 +44,7 @@ ONNXFOLD_THREAD To bits_as(From from) {
 }
 
 ONNXFOLD_THREAD float widen(float v) { return v; }
-ONNXFOLD_THREAD float widen(Brain v) {
+ONNXFOLD_THREAD float widen(BFloat16 v) {
   return bits_as<float>(static_cast<uint32_t>(v.bits) << 16);
 }
 
@@ -62,8 +62,8 @@ ONNXFOLD_THREAD Half narrow<Half>(float v) {
   return bits_as<Half>(__float2half_rn(v));
 }
 template <>
-ONNXFOLD_THREAD Brain narrow<Brain>(float v) {
-  return bits_as<Brain>(__float2bfloat16_rn(v));
+ONNXFOLD_THREAD BFloat16 narrow<BFloat16>(float v) {
+  return bits_as<BFloat16>(__float2bfloat16_rn(v));
 }
 ONNXFOLD_THREAD float reciprocal_root(float v) { return rsqrtf(v); }
 #else
@@ -86,7 +86,7 @@ inline Half narrow<Half>(float v) {
   return {static_cast<uint16_t>(half | (bits >> 16 & 0x8000))};
 }
 template <>
-inline Brain narrow<Brain>(float v) {
+inline BFloat16 narrow<BFloat16>(float v) {
   const uint32_t bits = bits_as<uint32_t>(v);
   const uint32_t rounded = v != v ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1);
   return {static_cast<uint16_t>(rounded >> 16)};
@@ -134,7 +134,7 @@ ONNXFOLD_THREAD Packed pack<Half>(const Values<Half>& values) {
   return packed;
 }
 template <>
-ONNXFOLD_THREAD Packed pack<Brain>(const Values<Brain>& values) {
+ONNXFOLD_THREAD Packed pack<BFloat16>(const Values<BFloat16>& values) {
   Packed packed;
   ONNXFOLD_UNROLL
   for (int w = 0; w < 4; ++w)

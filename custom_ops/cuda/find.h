@@ -13,7 +13,7 @@ using PartKernel = void (*)(Arguments arguments, float inverse, Parts parts);
 
 KernelFunction find_float(const Op& op, const Plan& plan);
 KernelFunction find_half(const Op& op, const Plan& plan);
-KernelFunction find_brain(const Op& op, const Plan& plan);
+KernelFunction find_bfloat16(const Op& op, const Plan& plan);
 
 // Where blocks share a row: one launch measures the parts, and the next one writes them.
 struct PartKernels {
@@ -23,7 +23,7 @@ struct PartKernels {
 
 PartKernels find_parts_float(const Op& op, const Plan& plan);
 PartKernels find_parts_half(const Op& op, const Plan& plan);
-PartKernels find_parts_brain(const Op& op, const Plan& plan);
+PartKernels find_parts_bfloat16(const Op& op, const Plan& plan);
 
 }  // namespace cuda
 }  // namespace onnxfold

@@ -59,7 +59,7 @@ KernelFunction find(const Op& op, ElementType type, const Plan& plan) {
   switch (type) {
     case ElementType::FLOAT: return find_float(op, plan);
     case ElementType::FLOAT16: return find_half(op, plan);
-    case ElementType::BFLOAT16: return find_brain(op, plan);
+    case ElementType::BFLOAT16: return find_bfloat16(op, plan);
   }
   return nullptr;
 }
@@ -68,7 +68,7 @@ PartKernels find_parts(const Op& op, ElementType type, const Plan& plan) {
   switch (type) {
     case ElementType::FLOAT: return find_parts_float(op, plan);
     case ElementType::FLOAT16: return find_parts_half(op, plan);
-    case ElementType::BFLOAT16: return find_parts_brain(op, plan);
+    case ElementType::BFLOAT16: return find_parts_bfloat16(op, plan);
   }
   return {};
 }

@@ -9,7 +9,7 @@ namespace onnxfold {
 namespace weights {
 
 enum Kind : int32_t { kCentre, kScale, kShift };
-enum Type : int32_t { kSingle, kHalf, kBrain };
+enum Type : int32_t { kSingle, kHalf, kBFloat16 };
 
 // values: one for each row, or one for each column; none for kCentre, W - mean(W) of each row.
 struct Edit {

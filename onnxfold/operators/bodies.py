@@ -304,7 +304,7 @@ def _decomposed(
         numerator = vector if statistics is Statistics.CRMS_FULL else wide
     factor = None if scale is None else body.wide(scale)
     # ORT 1.31 fuses Pow .. Div only with a Mul behind it (0.4 against 0.9 ns per element), and puts
-    # 1e-5 in the place of an epsilon in float64, or (not 1.32) that is no constant: no Pow there.
+    # 1e-5 in the place of an epsilon in float64 or (before 1.32) a computed one: no Pow there.
     wrongly_fused = body.setting.dtype is ir.DataType.DOUBLE or "row_epsilon" in inputs
     if factor is not None and not wrongly_fused:
         square = body.op("Pow", vector, body.constant(2.0))

@@ -81,5 +81,5 @@ def test_a_kernel_that_does_not_do_what_the_op_does_is_refused() -> None:
 
 def test_no_kernel_of_the_table_spills() -> None:
     rows = read(RESULTS / "sass.csv")
-    assert {row["dtype"] for row in rows} == {"float", "half", "brain"}
+    assert {row["dtype"] for row in rows} == {"float", "half", "bfloat16"}
     assert all(row["spilled_bytes"] == "0" for row in rows)

@@ -47,7 +47,7 @@ def bound(name: str, inputs: Mapping[str, Array], y: Float64, norm: Float64, axe
     largest = np.max(scale, initial=0.0)
     absolute = 5e-6 if SIGNATURES[name].statistics is Statistics.LAYER else 1e-6
     if "row_scale" in inputs:
-        # Y is computed of a Sum that may be another, where that is no output.
+        # A kernel that does not output Sum may round it differently from the oracle.
         squares = np.mean(rounded_sum(inputs).astype(np.float64) ** 2, axis=-1, keepdims=True)
         rms = np.sqrt(np.maximum(squares, 1e-30))
         rounding = rounding + (0 if signature.with_sum else 2) * _error_of_sum(inputs) / rms * scale

@@ -18,7 +18,7 @@ __all__ = ["build_emulation"]
 HERE = Path(__file__).parent
 OPS = HERE.parents[1] / "custom_ops"
 SOURCES = (
-    *(HERE / f"emulation{part}.cpp" for part in ("_float", "_half", "_brain", "")),
+    *(HERE / f"emulation{part}.cpp" for part in ("_float", "_half", "_bfloat16", "")),
     *(HERE / "fake_cuda.cpp", OPS / "cuda" / "plan.cpp", OPS / "cuda" / "launch.cpp"),
     *(OPS / "ort" / f"{part}.cpp" for part in ("table", "check", "kernel", "bind")),
 )

@@ -14,7 +14,7 @@ void emulate_planned(const Op& op, ElementType type, const Plan& plan, const Arg
   switch (type) {
     case ElementType::FLOAT: return emulate_float(op, plan, arguments);
     case ElementType::FLOAT16: return emulate_half(op, plan, arguments);
-    case ElementType::BFLOAT16: return emulate_brain(op, plan, arguments);
+    case ElementType::BFLOAT16: return emulate_bfloat16(op, plan, arguments);
   }
 }
 
@@ -23,7 +23,7 @@ void emulate_parts(const Op& op, ElementType type, const Plan& plan, const Argum
   switch (type) {
     case ElementType::FLOAT: return emulate_parts_float(op, plan, arguments, parts, stage);
     case ElementType::FLOAT16: return emulate_parts_half(op, plan, arguments, parts, stage);
-    case ElementType::BFLOAT16: return emulate_parts_brain(op, plan, arguments, parts, stage);
+    case ElementType::BFLOAT16: return emulate_parts_bfloat16(op, plan, arguments, parts, stage);
   }
 }
 

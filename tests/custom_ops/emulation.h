@@ -9,7 +9,7 @@ namespace cuda {
 
 void emulate_float(const Op& op, const Plan& plan, const Arguments& arguments);
 void emulate_half(const Op& op, const Plan& plan, const Arguments& arguments);
-void emulate_brain(const Op& op, const Plan& plan, const Arguments& arguments);
+void emulate_bfloat16(const Op& op, const Plan& plan, const Arguments& arguments);
 
 // The launches by which blocks share a row.
 enum class Stage { MEASURE, NORMALISE };
@@ -17,7 +17,7 @@ void emulate_parts_float(const Op& op, const Plan& plan, const Arguments& argume
                          const Parts& parts, Stage stage);
 void emulate_parts_half(const Op& op, const Plan& plan, const Arguments& arguments,
                         const Parts& parts, Stage stage);
-void emulate_parts_brain(const Op& op, const Plan& plan, const Arguments& arguments,
+void emulate_parts_bfloat16(const Op& op, const Plan& plan, const Arguments& arguments,
                          const Parts& parts, Stage stage);
 void emulate_parts(const Op& op, ElementType type, const Plan& plan, const Arguments& arguments,
                    const Parts& parts, Stage stage);

@@ -151,10 +151,10 @@ KernelFunction find_half(const Op& op, const Plan& plan) {
 PartKernels find_parts_half(const Op& op, const Plan& plan) {
   return remember_parts(op, ElementType::FLOAT16, plan);
 }
-KernelFunction find_brain(const Op& op, const Plan& plan) {
+KernelFunction find_bfloat16(const Op& op, const Plan& plan) {
   return remember(op, ElementType::BFLOAT16, plan);
 }
-PartKernels find_parts_brain(const Op& op, const Plan& plan) {
+PartKernels find_parts_bfloat16(const Op& op, const Plan& plan) {
   return remember_parts(op, ElementType::BFLOAT16, plan);
 }
 }  // namespace cuda

@@ -82,7 +82,7 @@ def test_every_kernel_waits_for_the_one_before_where_launches_overlap(tmp_path: 
     assert NVCC is not None
     switches = ["-DONNXFOLD_PDL", "-Werror=all-warnings"]
     options = ["-std=c++17", "-O3", f"-I{OPS / 'include'}", *switches]
-    source, ptx = str(OPS / "cuda" / "kernels_brain.cu"), tmp_path / "kernels.ptx"
+    source, ptx = str(OPS / "cuda" / "kernels_bfloat16.cu"), tmp_path / "kernels.ptx"
     command = [NVCC, *options, "-arch=compute_90", "-ptx", source, "-o", str(ptx)]
     subprocess.run(command, check=True)
     kernels = ptx.read_text().split("\n.entry ")[1:]

@@ -220,7 +220,7 @@ def test_onnxruntime_fuses_the_inlined_body(
 
 @pytest.mark.parametrize("name", [name for name, row in SIGNATURES.items() if row.row_epsilon])
 def test_a_body_with_an_epsilon_for_each_row_holds_no_pow(name: str) -> None:
-    """ONNX Runtime before 1.32 fuses from Pow on, with 1e-5 for an epsilon that is no constant."""
+    """ONNX Runtime before 1.32 fuses from Pow on, with 1e-5 for an epsilon that is not constant."""
     body = function(name, 17, Setting(ir.DataType.FLOAT))
     assert "Pow" not in {node.op_type for node in body}
 

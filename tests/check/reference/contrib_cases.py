@@ -1,0 +1,185 @@
+"""Cases of ONNX Runtime's own operators."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.check.reference.cases import F32, I32, Case, f
+
+__all__ = ["CONTRIB"]
+
+MS = "com.microsoft"
+HALF_MASK = np.int32([[1, 1, 1, 0], [1, 1, 1, 1]])
+CONTRIB = [
+    Case(
+        "SkipLayerNormalization",
+        [f(2, 3, 8), f(2, 3, 8, seed=1), f(8), f(8), f(8, seed=2)],
+        {"epsilon": 0.1},
+        17,
+        (F32, 0, 0, F32),
+        MS,
+    ),
+    Case("SkipLayerNormalization", [f(2, 3, 8), f(1, 3, 8, seed=1), f(8)], {}, 17, (F32,), MS),
+    Case(
+        "SkipSimplifiedLayerNormalization",
+        [f(2, 3, 8), f(2, 3, 8, seed=1), f(8), f(8, seed=2)],
+        {"epsilon": 0.1},
+        17,
+        (F32, 0, 0, F32),
+        MS,
+    ),
+    Case(
+        "SimplifiedLayerNormalization", [f(2, 3, 8), f(8)], {"epsilon": 0.1, "axis": -1}, 17, (F32,)
+    ),
+    Case(
+        "EmbedLayerNormalization",
+        [
+            np.int32([[1, 2, 0]]),
+            np.int32([[0, 1, 1]]),
+            f(5, 8),
+            f(4, 8),
+            f(2, 8),
+            f(8),
+            f(8, seed=1),
+            np.int32([[1, 1, 0]]),
+        ],
+        {"epsilon": 0.1},
+        17,
+        (F32, I32, F32),
+        MS,
+    ),
+    Case("FusedGemm", [f(3, 4), f(4, 5), f(5)], {"activation": "Relu"}, 17, (F32,), MS),
+    Case(
+        "FusedGemm",
+        [f(3, 4), f(5, 4), f(5)],
+        {"activation": "LeakyRelu", "activation_alpha": 0.25, "transB": 1},
+        17,
+        (F32,),
+        MS,
+    ),
+    Case(
+        "FusedConv",
+        [f(1, 3, 5, 5), f(4, 3, 3, 3), f(4), f(1, 4, 3, 3)],
+        {"activation": "Clip", "activation_params": [-0.5, 0.5]},
+        17,
+        (F32,),
+        MS,
+    ),
+    Case("BiasGelu", [f(3, 8), f(8)], {}, 17, (F32,), MS),
+    Case("FastGelu", [f(3, 8), f(8)], {}, 17, (F32,), MS),
+    Case("Gelu", [f(3, 8)], {}, 17, (F32,), MS),
+    Case("QuickGelu", [f(3, 8)], {"alpha": 1.5}, 17, (F32,), MS),
+    Case("FusedMatMul", [f(2, 3, 4), f(2, 5, 4)], {"transB": 1, "alpha": 0.5}, 17, (F32,), MS),
+    Case("FusedMatMul", [f(4, 2, 3), f(2, 4, 5)], {"transA": 1, "transBatchA": 1}, 17, (F32,), MS),
+    Case("Attention", [f(2, 4, 8), f(8, 24), f(24), HALF_MASK], {"num_heads": 2}, 17, (F32,), MS),
+    Case(
+        "Attention",
+        [f(2, 4, 8), f(8, 24), f(24), np.int32([2, 4])],
+        {"num_heads": 2},
+        17,
+        (F32,),
+        MS,
+    ),
+    Case(
+        "Attention",
+        [f(2, 4, 8), f(8, 24), f(24), None, f(2, 2, 2, 3, 4)],
+        {"num_heads": 2, "unidirectional": 1},
+        17,
+        (F32, F32),
+        MS,
+    ),
+    Case(
+        "MultiHeadAttention",
+        [f(2, 4, 8), f(2, 4, 8, seed=1), f(2, 4, 8, seed=2), f(24), HALF_MASK],
+        {"num_heads": 2},
+        17,
+        (F32,),
+        MS,
+    ),
+    Case(
+        "GroupQueryAttention",
+        [
+            f(2, 3, 32),
+            f(2, 3, 16, seed=1),
+            f(2, 3, 16, seed=2),
+            None,
+            None,
+            np.int32([2, 2]),
+            np.int32([3]),
+        ],
+        {"num_heads": 4, "kv_num_heads": 2, "softcap": 0.9},
+        17,
+        (F32, F32, F32),
+        MS,
+    ),
+    Case(
+        "GroupQueryAttention",
+        [
+            *(f(2, 1, 32), f(2, 1, 16, seed=1), f(2, 1, 16, seed=2)),
+            *(f(2, 2, 3, 8, seed=3), f(2, 2, 3, 8, seed=4), np.int32([3, 3]), np.int32([4])),
+        ],
+        {"num_heads": 4, "kv_num_heads": 2, "scale": 0.3},
+        17,
+        (F32, F32, F32),
+        MS,
+    ),
+    *(
+        Case(
+            "GroupQueryAttention",
+            [
+                *(f(2, 1, 64), None, None, f(2, 1, 3, 16, seed=3), f(2, 1, 3, 16, seed=4)),
+                *(np.int32([3, 3]), np.int32([4]), f(8, 8, seed=5), f(8, 8, seed=6)),
+            ],
+            {"num_heads": 2, "kv_num_heads": 1, "do_rotary": 1, "rotary_interleaved": interleaved},
+            17,
+            (F32, F32, F32),
+            MS,
+        )
+        for interleaved in (0, 1)
+    ),
+    *(
+        Case("RotaryEmbedding", [x, positions, *tables], attributes, 17, (F32,), MS)
+        for x, positions, tables, attributes in (
+            (f(2, 3, 16), np.int64([2]), (f(8, 4), f(8, 4, seed=1)), {"interleaved": 1}),
+            (f(2, 2, 3, 8), np.int64([[1, 0, 7], [2, 2, 5]]), (f(8, 4), f(8, 4, seed=1)), {}),
+            (
+                f(2, 3, 16),
+                np.int64([[1, 0, 7], [2, 2, 5]]),
+                (f(8, 2), f(8, 2, seed=1)),
+                {"num_heads": 2, "rotary_embedding_dim": 4},
+            ),
+        )
+    ),
+    Case(
+        "DynamicQuantizeMatMul",
+        [f(3, 8), np.int8(40 * f(8, 5)), np.float32([0.01] * 5), np.int8([0] * 5), f(5)],
+        {},
+        17,
+        (F32,),
+        MS,
+    ),
+    Case(
+        "MatMulIntegerToFloat",
+        [
+            np.uint8(np.abs(40 * f(3, 8))),
+            np.int8(40 * f(8, 5)),
+            np.float32(0.1),
+            np.float32(0.2),
+            np.uint8(3),
+            np.int8(0),
+            f(5),
+        ],
+        {},
+        17,
+        (F32,),
+        MS,
+    ),
+    Case(
+        "MatMulNBits",
+        [f(3, 32), np.random.default_rng(0).integers(0, 256, (4, 2, 8), np.uint8), np.abs(f(8))],
+        {"K": 32, "N": 4, "bits": 4, "block_size": 16},
+        17,
+        (F32,),
+        MS,
+    ),
+]
