@@ -13,7 +13,7 @@ from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.dataflow import CENTRABLE, PointFacts, ZeroMeanGraph, walk_back
-from onnxfold.passes.centring.fusions import attends, embeds
+from onnxfold.passes.centring.fusions import attends, embedded, embeds
 from onnxfold.passes.centring.network import Cut, free_points, solve
 from onnxfold.passes.centring.plan import CentringPlan, Fold, Insertion, WeightCentring
 from onnxfold.passes.centring.relations import Assumptions, Embeddings, Point, Relations
@@ -154,15 +154,17 @@ def _left(
     """Return those of the norms of which runtimes make more as they stand, and how."""
     if settings.conversion is not None:
         return {}  # it asks for the form, whatever it costs
-    fused = {} if settings.target is not Target.ONNX else _fused(info, sites)
+    fused = {} if settings.target is Target.KERNELS else _fused(info, sites, settings)
     spelled = [site for site in sites if site.output not in fused and lowering.spells_rms(site)]
     turned = turned_norms(info, {site.output for site in spelled})
     stays = {site.output: _stays_turned(site) for site in spelled if site.output in turned}
     return {info.ref(output): refusal for output, refusal in {**fused, **stays}.items()}
 
 
-def _fused(info: ModelInfo, sites: Sequence[NormSite]) -> dict[ir.Value, Refusal]:
-    found = ((site.output, _use(info, site)) for site in sites)
+def _fused(
+    info: ModelInfo, sites: Sequence[NormSite], settings: Settings
+) -> dict[ir.Value, Refusal]:
+    found = ((site.output, _use(info, site, settings)) for site in sites)
     return {output: refusal for output, refusal in found if refusal is not None}
 
 
@@ -172,13 +174,15 @@ def _stays_turned(site: NormSite) -> Refusal:
     return Refusal(RefusalCode.NO_CHEAPER_FORM, f"{sentence} one operator", label)
 
 
-def _use(info: ModelInfo, site: NormSite) -> Refusal | None:
+def _use(info: ModelInfo, site: NormSite, settings: Settings) -> Refusal | None:
     """Say which fusion of ONNX Runtime's optimizer is built on the norm, or None."""
-    embedding = embeds(info, site)
-    if not embedding and not attends(site):
-        return None
-    fusion = "EmbedLayerNormalization" if embedding else "Attention"
-    return Refusal(RefusalCode.NOT_WORTH, _FUSED.format(fusion), ())
+    comes = settings.target is Target.ONNX  # the optimizer may follow
+    fusion = None
+    if embedded(site) or (comes and embeds(info, site)):
+        fusion = "EmbedLayerNormalization"
+    elif comes and attends(site):
+        fusion = "Attention"
+    return None if fusion is None else Refusal(RefusalCode.NOT_WORTH, _FUSED.format(fusion), ())
 
 
 def _refuse_early(site: NormSite, lowering: TargetLowering, settings: Settings) -> Refusal | None:

@@ -12,12 +12,18 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.norms import NormSite
+from onnxfold.passes.prepare.split_skip_norms import EMBEDDED
 
-__all__ = ["attends", "embeds"]
+__all__ = ["attends", "embedded", "embeds"]
 
 _END = 2  # input of Slice
 _ATTENTION = ("Reshape", "Transpose", "MatMul", "Softmax")  # before a projection, backwards
 _PROJECTIONS = 3  # of queries, keys and values
+
+
+def embedded(site: NormSite) -> bool:
+    """Whether the optimizer has fused a norm with the tables that it reads."""
+    return bool(site.nodes[-1].meta.get(EMBEDDED))
 
 
 def embeds(info: ModelInfo, site: NormSite) -> bool:

@@ -19,8 +19,9 @@ from onnxfold.graph.edit import replace_node
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Output, Signature, op_name
 
-__all__ = ["SPLITTERS", "Builder", "Call"]
+__all__ = ["EMBEDDED", "SPLITTERS", "Builder", "Call"]
 
+EMBEDDED = "onnxfold.embedded"  # a mark in memory, on the norm of what was EmbedLayerNormalization
 _SKIP_EPSILON = 1e-12
 _LAST_RANK = 4  # channels last: N, H, W, C
 
@@ -204,6 +205,7 @@ def _embed_layer_norm(call: Call) -> str | None:
         segments = call.emit("Gather", (segment, segment_ids), axis=0)[0]
     total = call.add(words, places, segments)
     results = {0: _layer_norm(call, total, call.required(5), call.operand(6))[0]}
+    call.nodes[-1].meta[EMBEDDED] = True
     if call.wants(1) and mask is not None:
         unit = call.emit("Constant", (), value=ir.tensor(np.asarray(1, dtype=np.int32)))[0]
         ones = call.emit("Equal", (mask, unit))[0]

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper, parser
+from onnxruntime.transformers import optimizer
 
 import onnxfold
 
@@ -65,8 +66,6 @@ def folds(model: onnx.ModelProto, target: str = "onnx") -> int:
 
 def fused(model: onnx.ModelProto, path: Path) -> Counter[str]:
     """The operators that the optimizer makes of a model."""
-    from onnxruntime.transformers import optimizer
-
     onnx.save(model, path)
     made = optimizer.optimize_model(str(path), "bert", num_heads=2, hidden_size=WIDTH, opt_level=0)
     return Counter(node.op_type for node in made.model.graph.node)
@@ -80,6 +79,21 @@ def test_the_optimizer_still_fuses_the_embedding(tmp_path: Path) -> None:
     (row,) = made.report["inspect"]["norms"]
     assert row["reason"]["code"] == "not_worth"
     assert "EmbedLayerNormalization" in row["reason"]["sentence"]
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort"])
+def test_what_the_optimizer_has_fused_stays_fused(target: str, tmp_path: Path) -> None:
+    """It reads positions as int32, which says no more where they come from."""
+    onnx.save(embedding(TWO_TABLES), tmp_path / "model.onnx")
+    made = optimizer.optimize_model(
+        str(tmp_path / "model.onnx"), "bert", num_heads=2, hidden_size=WIDTH, opt_level=1
+    ).model
+    (before,) = (node for node in made.graph.node if node.op_type == "EmbedLayerNormalization")
+    result = onnxfold.optimize(made, target=target)
+    assert [node.op_type for node in result.model.graph.node].count(before.op_type) == 1
+    (row,) = result.report["inspect"]["norms"]
+    assert row["reason"]["code"] == "not_worth"
+    assert folds(made, "kernels") == 1
 
 
 def test_two_tables_are_left_at_any_length() -> None:
