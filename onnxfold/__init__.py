@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from onnxfold.check import Verification
     from onnxfold.errors import (
         DataError,
+        DependencyError,
         InvariantError,
         ModelError,
         OnnxfoldError,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Conversion",
     "DataError",
+    "DependencyError",
     "InvariantError",
     "ModelError",
     "OnnxfoldError",
@@ -56,6 +58,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Conversion": "options",
     "DataError": "errors",
+    "DependencyError": "errors",
     "InvariantError": "errors",
     "ModelError": "errors",
     "OnnxfoldError": "errors",
@@ -84,7 +87,15 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'onnxfold' has no attribute '{name}'")
     from importlib import import_module
 
-    loaded = getattr(import_module(f"onnxfold.{_HOME[name]}"), name)
+    try:
+        loaded = getattr(import_module(f"onnxfold.{_HOME[name]}"), name)
+    except Exception as error:
+        from onnxfold.errors import misfit
+
+        unfit = misfit(error)
+        if unfit is None:
+            raise
+        raise unfit from error
     globals()[name] = loaded
     return loaded
 

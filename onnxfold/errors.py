@@ -7,6 +7,7 @@ from typing import ClassVar
 __all__ = [
     "CommandInterruptedError",
     "DataError",
+    "DependencyError",
     "InvariantError",
     "ModelError",
     "OnnxfoldError",
@@ -15,6 +16,7 @@ __all__ = [
     "UsageError",
     "VerificationError",
     "WeightOverflowError",
+    "misfit",
     "one_line",
 ]
 
@@ -79,10 +81,29 @@ class DataError(OnnxfoldError):
     exit_code: ClassVar[int] = 3
 
 
+class DependencyError(OnnxfoldError, ImportError):
+    """A package is missing, or older than what another one was built for."""
+
+
 class InvariantError(OnnxfoldError):
     """A stage broke its own contract: a defect of onnxfold, never the user's fault."""
 
     exit_code: ClassVar[int] = 3
+
+
+def misfit(error: Exception) -> DependencyError | None:
+    """Return what an error of an import says about the installed packages, with the remedy."""
+    if isinstance(error, ImportError):
+        ours = str(error.name).startswith("onnxfold")
+    else:
+        kind = type(error)  # not imported: older versions of protobuf have no VersionError
+        ours = kind.__name__ != "VersionError" or not kind.__module__.startswith("google.protobuf")
+    if ours:
+        return None
+    return DependencyError(
+        f"the installed packages do not fit together: {one_line(error)}; install versions that "
+        "do: pip install --upgrade onnxfold onnx protobuf"
+    )
 
 
 _LONGEST_LINE = 300

@@ -29,7 +29,7 @@ from onnxfold.cli.startup import start_quickly
 from onnxfold.cli.terminal import chosen_verbosity
 from onnxfold.cli.triton import triton
 from onnxfold.cli.verify import verify
-from onnxfold.errors import CommandInterruptedError, ModelError, OnnxfoldError
+from onnxfold.errors import CommandInterruptedError, ModelError, OnnxfoldError, misfit
 
 __all__ = ["app", "fail", "main"]
 
@@ -117,14 +117,6 @@ def _verbose() -> bool:
     return not {"-v", "--verbose"}.isdisjoint(sys.argv[1:])
 
 
-def _is_of_dependency(error: Exception) -> bool:
-    """Whether a package is missing, or older than what another one was built for."""
-    if isinstance(error, ImportError):
-        return not str(error.name).startswith("onnxfold")
-    kind = type(error)  # not imported: older versions of protobuf have no VersionError
-    return kind.__name__ == "VersionError" and kind.__module__.startswith("google.protobuf")
-
-
 def main() -> None:
     """Run the command line; every foreseen failure is one line and an exit code."""
     # ONNX Runtime 1.29 and later report their use and keep files in the home folder by default.
@@ -149,14 +141,10 @@ def main() -> None:
             fail(ModelError(f"{what} cannot be written: {error.strerror}"))
         if _verbose():
             raise
+        unfit = misfit(error)
+        if unfit is not None:
+            fail(unfit)
         sentence = str(error).splitlines()[0] if str(error) else ""
-        if _is_of_dependency(error):
-            fail(
-                ModelError(
-                    f"the installed packages do not fit together: {sentence}; install versions "
-                    "that do: pip install --upgrade onnxfold onnx protobuf"
-                )
-            )
         typer.echo(
             f"onnxfold: internal error, {type(error).__name__}: {sentence}; this is a defect: "
             "please report it with the traceback that --verbose shows",

@@ -437,6 +437,33 @@ def test_packages_that_do_not_fit_together_are_named_with_the_remedy(
     assert "defect" not in done.stderr
 
 
+@pytest.mark.parametrize("name", ["optimize", "Plan", "verify"])
+@pytest.mark.parametrize(
+    ("program", "what"), [(_OLD_PROTOBUF, "runtime 4."), (_NO_ML_DTYPES, "ml_dtypes")]
+)
+def test_python_says_the_same_of_packages(program: str, what: str, name: str) -> None:
+    used = program[: program.index("sys.argv")] + (
+        "import onnxfold\n"
+        f"try: onnxfold.{name}\n"
+        "except onnxfold.DependencyError as error: print(error, isinstance(error, ImportError))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", used], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("the installed packages do not fit together: ")
+    assert what in done.stdout
+    assert done.stdout.endswith("pip install --upgrade onnxfold onnx protobuf True\n")
+
+
+def test_a_fault_of_our_own_stays_what_it_is() -> None:
+    program = (
+        "import sys\nsys.modules['onnxfold.model_io'] = None\nimport onnxfold\nonnxfold.optimize"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "fit together" not in done.stderr
+
+
 def test_diff_prints_what_differs_and_json_has_all(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
