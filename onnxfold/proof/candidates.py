@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from onnxfold.graph import Fiber, ModelInfo, whole_axes
 from onnxfold.proof.images import images
 from onnxfold.proof.leaf import Leaf
+from onnxfold.proof.means import ZeroMeans
 from onnxfold.proof.region import Region
 
 __all__ = ["Candidates"]
@@ -23,11 +24,12 @@ class Candidates:
         self,
         before: ModelInfo,
         after: ModelInfo,
+        means: ZeroMeans,
         claimed: Mapping[str, Sequence[Fiber]],
         *,
         by_name_alone: bool,
     ):
-        self._before, self._after = before, after
+        self._before, self._after, self._means = before, after, means
         self._claimed, self._by_name_alone = claimed, by_name_alone
 
     def of_shift(self, region: Region) -> tuple[Fiber, ...]:
@@ -64,14 +66,22 @@ class Candidates:
             leaves = [leaf for leaf in leaves if leaf.u and self._before.ref(leaf.u) in named]
         for first in leaves:
             for fiber in self._axes(first):
-                joint = []
-                for leaf in leaves:
-                    image = next(iter(images(fiber, first.shape, leaf.shape)), None)
-                    if leaf is first or image is not None:
-                        joint.append((leaf, fiber if leaf is first else image))
+                if not self._may_hold(first, fiber):
+                    continue
                 yield [(first, fiber)]
-                if len(joint) > 1:
-                    yield [(leaf, place) for leaf, place in joint if place is not None]
+                others = (leaf for leaf in leaves if leaf is not first)
+                placed = ((leaf, self._image(first, fiber, leaf)) for leaf in others)
+                joint = [(leaf, place) for leaf, place in placed if place is not None]
+                if joint:
+                    yield [(first, fiber), *joint]
+
+    def _image(self, first: Leaf, fiber: Fiber, leaf: Leaf) -> Fiber | None:
+        """Return along what a leaf may have mean 0 if the first has, along a fiber."""
+        image = next(iter(images(fiber, first.shape, leaf.shape)), None)
+        return image if image is not None and self._may_hold(leaf, image) else None
+
+    def _may_hold(self, leaf: Leaf, fiber: Fiber) -> bool:
+        return leaf.v is not None and self._means.may_hold(leaf.v, fiber)
 
     def _axes(self, leaf: Leaf) -> list[Fiber]:
         ref = "" if leaf.u is None else self._before.ref(leaf.u)

@@ -63,6 +63,11 @@ class ZeroMeans:
         self._known.update(dict.fromkeys(order, True))
         return True
 
+    def may_hold(self, value: ir.Value, fiber: Fiber) -> bool:
+        """Whether the mean may be 0: that of a stored constant is, or is not."""
+        tensor = self._after.tensor(value)
+        return tensor is None or self._is_centred(value, tensor, fiber)
+
     def _needed(self, point: Point) -> tuple[Point, ...] | None:
         """Return points that must have mean 0 so that this one has; None where there are none."""
         value, fiber = point

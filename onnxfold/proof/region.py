@@ -176,9 +176,9 @@ class Region:
             except ArithmeticError as error:
                 raise Unprovable(f"reads a value twice: {error}") from error
             if leaf.u is not None:
-                old[leaf.u] = first
+                old[leaf.u] = np.asarray(first)  # numpy gives numbers for arrays of no axes
             if leaf.v is not None:
-                new[leaf.v] = second
+                new[leaf.v] = np.asarray(second)
         return old, new
 
     def _read(self) -> set[ir.Value | None]:

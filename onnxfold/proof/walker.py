@@ -23,7 +23,7 @@ from onnxfold.proof.absorb import Absorber
 from onnxfold.proof.candidates import Candidates
 from onnxfold.proof.certificate import Certificate, Proof
 from onnxfold.proof.cone import Unprovable
-from onnxfold.proof.constants import compared, is_product, shortened_axis
+from onnxfold.proof.constants import compared, is_product, largest, shortened_axis
 from onnxfold.proof.correspondence import Correspondence
 from onnxfold.proof.means import ZeroMeans, with_zeros
 from onnxfold.proof.neighbourhood import Neighbourhood
@@ -31,7 +31,6 @@ from onnxfold.proof.region import Region
 from onnxfold.proof.relation import ANY, EQUAL, Float64, Relation
 from onnxfold.proof.rules import Tester
 from onnxfold.proof.widening import Widening
-from onnxfold.weights.edited import EditedTensor
 
 __all__ = ["prove"]
 
@@ -71,7 +70,7 @@ class _Walker:
         for ref, fiber in certificate.centred:
             self._fibers[ref].append(fiber)
         self._fibers_near = Candidates(
-            before, after, self._fibers, by_name_alone=certificate.by_name_alone
+            before, after, self._means, self._fibers, by_name_alone=certificate.by_name_alone
         )
         self._same_bodies: dict[ir.OperatorIdentifier, bool] = {}
         self._failures: list[str] = []
@@ -167,20 +166,18 @@ class _Walker:
         """No changed constant is rounded to fewer bits than the model computes with."""
         for value in self._after.by_ref().values():
             tensor = self._after.tensor(value)
-            if tensor is None or not self._is_rounded(value, tensor):
+            u = self._match.originals.get(value)
+            old = None if u is None else self._before.tensor(u)
+            # A new constant is rounded where what it stands for was.
+            if tensor is None or old is None or self.relation(u, value).equal:
+                continue
+            if same_tensor(old, tensor):  # zeros times anything
                 continue
             wide = self._widening.reader_of(value, tensor.dtype)
             if wide is not None:
                 self._failures.append(
                     f"'{value.name}' is rounded to {tensor.dtype} and computed with as {wide.dtype}"
                 )
-
-    def _is_rounded(self, value: ir.Value, tensor: ir.TensorProtocol) -> bool:
-        """Whether a constant holds numbers that the original did not."""
-        u = self._match.originals.get(value)
-        if u is None:
-            return isinstance(tensor, EditedTensor)
-        return not self.relation(u, value).equal
 
     def relation(self, u: ir.Value | None, v: ir.Value | None) -> Relation:
         """Return the relation of two values, from the values before them."""
@@ -244,20 +241,22 @@ class _Walker:
     def _constants(
         self, u: ir.Value, v: ir.Value, old: ir.TensorProtocol, new: ir.TensorProtocol
     ) -> Relation:
-        if old is new or same_tensor(old, new):
+        factors = list(self._factors(self._before.ref(u), tuple(old.shape.numpy())))
+        zero = bool(factors) and largest(new) == 0  # also what it was times any factor
+        if old is new or (not zero and same_tensor(old, new)):
             return EQUAL
         for long, short in ((old, new), (new, old)):
             axis = shortened_axis(long, short)
             if axis is not None:
                 return Relation(short=axis, reverse=long is new)
         fibers = self._fibers.get(self._before.ref(u), [])
-        fibers = [fiber for fiber in fibers if _fits(fiber, old)]
+        fibers = sorted((f for f in fibers if _fits(f, old)), key=lambda f: -f.size)
         if fibers:
             found = compared(old, new, fibers) if old.dtype == new.dtype else None
             if found is not None and found.fiber is not None:
                 self._changed[v] = "centred"
                 return Relation(fiber=found.fiber)
-        for factor in self._factors(self._before.ref(u), tuple(old.shape.numpy())):
+        for factor in factors:
             if is_product(old, new, factor):
                 self._changed[v] = "scaled"
                 return Relation(factor, np.zeros((1,) * factor.ndim), reverse=True)

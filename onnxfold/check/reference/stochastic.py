@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxfold.graph import constant_tensor
 from onnxfold.operators import facets
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
@@ -14,5 +15,10 @@ __all__ = ["is_stochastic"]
 def is_stochastic(node: ir.Node) -> bool:
     """Whether a node may draw random numbers, as Dropout does when it is told to train."""
     row = row_of(node)
-    drops = row.family is Family.DROPOUT and len(node.inputs) > 2 and node.inputs[2] is not None
-    return facets.stochastic(row) or drops
+    return facets.stochastic(row) or (row.family is Family.DROPOUT and _may_train(node))
+
+
+def _may_train(node: ir.Node) -> bool:
+    told = node.inputs[2] if len(node.inputs) > 2 else None
+    tensor = constant_tensor(told)
+    return told is not None and (tensor is None or bool(tensor.numpy().any()))

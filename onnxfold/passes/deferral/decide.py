@@ -90,11 +90,11 @@ def _deferred(
         return centred
     held = _cut(site, flow, first, settings.target)
     norm = replace(_norm(info, site, flow, held), centred=centred)
-    norm = _with_gammas(info, norm, flow, held, order)
+    norm = _with_gammas(info, norm, flow, _cancelled(site, flow, held), order)
     if not is_wanted(settings):
         sentence = f"nothing was measured to be gained with the target {settings.target}"
         return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
-    gone = {other.output for other in flow.cancelled if other.input in held}
+    gone = {other.output for other in _cancelled(site, flow, held)}
     read = {node.outputs[0] for node in _tables(flow, held)}
     return norm, {site.output, *held, *gone, *read}
 
@@ -199,9 +199,7 @@ def _norm(info: ModelInfo, site: NormSite, flow: Flow, held: dict[ir.Value, bool
         for value, at in held.items()
     )
     cancelled = tuple(
-        (info.ref(other.output), scale)
-        for other, scale in flow.cancelled.items()
-        if other.input in held
+        (info.ref(other.output), scale) for other, scale in _cancelled(site, flow, held).items()
     )
     tables = _tables(flow, held)
     scaled = tuple(
@@ -216,17 +214,23 @@ def _norm(info: ModelInfo, site: NormSite, flow: Flow, held: dict[ir.Value, bool
     return DeferredNorm(site.name, ref, kept, cancelled, saved, tables=scaled)
 
 
+def _cancelled(site: NormSite, flow: Flow, held: dict[ir.Value, bool]) -> dict[NormSite, RowScale]:
+    """Return the norms that read the norm's result, or what is computed without s."""
+    without = {site.output, *held}
+    return {other: scale for other, scale in flow.cancelled.items() if other.input in without}
+
+
 def _with_gammas(
     info: ModelInfo,
     norm: DeferredNorm,
     flow: Flow,
-    held: dict[ir.Value, bool],
+    cancelled: dict[NormSite, RowScale],
     order: dict[ir.Node, int],
 ) -> DeferredNorm:
     """Let gammas of norms that cancel the scale go into tables, where that is less to multiply."""
     gammas, saved = [], norm.multiplications_saved
-    for other, scale in flow.cancelled.items():
-        found = gamma_tables(info, other, scale.rows, order) if other.input in held else None
+    for other, scale in cancelled.items():
+        found = gamma_tables(info, other, scale.rows, order)
         if found is not None:
             gammas.append(info.ref(other.output))
             saved += flow.widths[other.input] - found.width

@@ -55,6 +55,9 @@ def centred_readers(
             sentence = "does not keep the channels of its mean"
             return _refusal(RefusalCode.EXACT_READER, node, sentence)
         fibers.update(dict.fromkeys(outputs, image))
+    seeing = next((other for other in flow.cancelled if other.input in fibers), None)
+    if seeing is not None:
+        return _refusal(RefusalCode.HAS_MEAN, seeing.last, "does not take out the mean itself")
     ended = fibers.keys() & flow.ended
     if ended:
         sentence = f"'{next(iter(ended)).name}' is read by other operators than linear layers"

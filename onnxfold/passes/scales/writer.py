@@ -125,7 +125,8 @@ def _batch_norm(view: ModelInfo, node: ir.Node) -> ChannelOp | None:
     if len(known) != 4 or view.rank(y) is None or len({array.shape for array in known}) > 1:
         return None
     scale, bias, mean, variance = known
-    factor = scale / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
+    epsilon = np.float32(node.attributes.get_float("epsilon", 1e-5))  # as every attribute is
+    factor = scale / np.sqrt(variance + np.float64(epsilon))
     if not np.all(np.isfinite(factor)):
         return None
     channels = Channels.along([(1, factor.size)])

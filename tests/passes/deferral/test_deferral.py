@@ -66,6 +66,17 @@ def test_degrees_add_in_products() -> None:
     assert [held.scale.degree for held in norm.multiplied] == [1]
 
 
+def test_a_norm_of_the_norm_itself_cancels_its_scale() -> None:
+    second = "r = RMSNormalization<axis=-1, epsilon=0.1>(n, ones)"
+    body = f"h = MatMul(n, W) {second} z = MatMul(r, V) y = Add(h, z)"
+    model = rms_graph(body, opset=23, W=(6, 3), V=(6, 3), ones=np.ones(6))
+    found = defer(model)
+    (norm,) = (each for each in found.plan.norms if each.output == "n")
+    assert [output for output, _ in norm.cancelled] == ["r"]
+    assert not found.shown.failures
+    assert error(found.before, found.after) < BOUND
+
+
 @pytest.mark.parametrize("epsilon", [1e-12, 1e-2])
 @pytest.mark.parametrize("size", [0.0, 1e-6, 1.0, 1e4])
 def test_every_epsilon_and_size_of_rows_is_exact(epsilon: float, size: float) -> None:

@@ -104,6 +104,14 @@ def test_other_readers_keep_it(body: str, reason: str) -> None:
     assert defer(model).reasons == {"n": reason}
 
 
+def test_an_rms_norm_of_its_result_would_see_the_mean() -> None:
+    body = NORM.replace("gamma, beta", "ones")
+    body += "h = MatMul(n, K) r = RMSNormalization<axis=-1>(n, ones) y = Add(h, r)"
+    made = weights(K=(6, 6)) | {"ones": np.ones(6)}
+    model = graph(body, "double[B,T,6] x", "double[B,T,6] y", made, opset=23)
+    assert defer(model).reasons["n"] == "has_mean"
+
+
 @pytest.mark.parametrize("mean", [0.0, 1.0, 1e3])
 def test_the_rounding_that_a_mean_costs_has_the_bound_that_is_given(mean: float) -> None:
     body = NORM.replace("gamma, beta", "ones") + "y = MatMul(n, K)"

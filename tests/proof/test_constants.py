@@ -1,0 +1,55 @@
+"""Norms of constants are proved as norms of anything else: from the stored numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import onnxfold
+from tests.passes.affine.affine_graphs import Array, graph
+
+C = np.random.default_rng(0).standard_normal((3, 2, 3))
+D = np.random.default_rng(1).standard_normal(3)
+
+
+def _spelled(x: str, y: str, axes: str) -> str:
+    """A norm without an epsilon."""
+    return (
+        f"m_{y} = ReduceMean<keepdims=1>({x}, {axes}) d_{y} = Sub({x}, m_{y}) "
+        f"s_{y} = Mul(d_{y}, d_{y}) v_{y} = ReduceMean<keepdims=1>(s_{y}, {axes}) "
+        f"r_{y} = Sqrt(v_{y}) {y} = Div(d_{y}, r_{y}) "
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "folds", "constants"),
+    [
+        # One shift of c is constant along both fibers, of which the larger says more.
+        (_spelled("c", "z", "last") + _spelled("c", "y", "outer"), 2, {"last": np.array([2])}),
+        # A scalar whose mean is 0 is 0; the epsilon and the axes of the norms are none such.
+        ("t = Add(c, number) " + _spelled("t", "y", "outer"), 1, {"number": np.array(2.5)}),
+        ("t = Add(c, row) " + _spelled("t", "y", "outer"), 1, {"row": D}),
+        (
+            "t, k = Dropout(c, ratio, training) " + _spelled("t", "y", "outer"),
+            1,
+            {"ratio": np.array(0.5), "training": np.array(False)},
+        ),
+    ],
+    ids=["two fibers", "a scalar", "a row", "a dropout that is told not to train"],
+)
+def test_a_norm_of_constants_is_proved(body: str, folds: int, constants: dict[str, Array]) -> None:
+    outputs = "double[3,2,3] y" + (", double[3,2,3] z" if folds == 2 else "")
+    made = {"c": C, "outer": np.array([0, 2])} | constants
+    result = onnxfold.optimize(graph(body, "double[B] x", outputs, made))
+    assert len(result.plan.folds) == folds
+    assert result.report["proof"]["passed"]
+
+
+def test_a_weight_of_zeros_takes_any_scale() -> None:
+    """What is equal is then scaled as well, and a product with it says nothing of the bias."""
+    body = "h = Conv(x, W) y = BatchNormalization(h, s, b, m, v)"
+    made = {"W": np.zeros((4, 3, 1))}
+    made |= {name: 0.5 + np.random.default_rng(2).random(4) for name in "sbmv"}
+    result = onnxfold.optimize(graph(body, "double[2,3,4] x", "double[2,4,4] y", made))
+    assert len(result.plan.scales) == 1
+    assert result.report["proof"]["passed"]
