@@ -60,7 +60,8 @@ def inspect(
         without |= {"deferral"}
     with error_context(source):
         claims = unconfirmed_claims(source.model)
-        decided = decide_all(prepare(source.model, compressed=True), settings, without=without)
+        prepared = prepare(source.model, compressed=True, deferred=True)
+        decided = decide_all(prepared, settings, without=without)
         listed = {"nodes": node_rows(source.model)} if nodes else {}
     return inspection(decided.findings, claims, settings.exclude) | listed
 

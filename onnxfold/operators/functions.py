@@ -139,6 +139,11 @@ class Signature:
         return ("axis", "epsilon", "levels", "least") if rows else ("axis", "epsilon")
 
     @property
+    def of_rows(self) -> bool:
+        """Whether it computes or reads a number of each row, as deferred norms leave them."""
+        return self.row_scale or self.row_epsilon or self.output is Output.SCALE
+
+    @property
     def quantized(self) -> bool:
         """Whether Y is quantised."""
         return self.output in (Output.QUANTIZED, Output.QUANTIZED_ROWS)

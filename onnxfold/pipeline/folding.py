@@ -23,7 +23,7 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.norms import find_norms
-from onnxfold.operators.functions import DOMAIN, SIGNATURES
+from onnxfold.operators.functions import DOMAIN
 from onnxfold.options import Conversion, Device, Target
 from onnxfold.passes.affine.apply import apply as apply_affine
 from onnxfold.passes.affine.decide import decide as decide_affine
@@ -59,6 +59,7 @@ from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.lower.prove import prove as prove_lowering
 from onnxfold.passes.lower.sums import MEASURED, SLOW_SINCE, fused_additions, replace_by_sums
 from onnxfold.passes.plan import Plan
+from onnxfold.passes.prepare.split_skip_norms import SPLITTERS
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.passes.reinstating.apply import apply as apply_reinstating
 from onnxfold.passes.reinstating.decide import decide as decide_reinstating
@@ -281,18 +282,20 @@ def _step(
     with timer.stage("rewrite"):
         edit = Editor(state.info, copy=prove)
         chosen.apply(edit, decision, settings)
-        if prove:  # which runs the bodies
-            define_functions(edit.model, settings.target, settings.norm_form)
         after = ModelInfo(edit.model)
-    if prove and not _is_shown(state, chosen, after, timer):
+    if prove and not _is_shown(state, chosen, after, settings, timer):
         return
     state.info, state.changed = after, True
 
 
-def _is_shown(state: Decided, chosen: Pass[Any], after: ModelInfo, timer: StageTimer) -> bool:
+def _is_shown(
+    state: Decided, chosen: Pass[Any], after: ModelInfo, settings: Settings, timer: StageTimer
+) -> bool:
     """Prove a pass; where that fails, its decision is to do nothing."""
     decision = state.decisions[chosen.name]
     with timer.stage("prove"):
+        for version in (state.info, after):  # bodies are run, and compared by name
+            define_functions(version.model, settings.target, settings.norm_form)
         shown = chosen.prove(state.info, after, decision)
     if not shown.failures:
         state.shown.append(shown)
@@ -320,8 +323,7 @@ def _spelled(
     if prove:
         with timer.stage("prove"):
             after = prepare(result).info
-            define_functions(after.model, settings.target, settings.norm_form)
-        if not _is_shown(state, LOWER, after, timer):
+        if not _is_shown(state, LOWER, after, settings, timer):
             slow = ()
             if not state.changed:
                 return original
@@ -356,9 +358,9 @@ def _sum(shown: Iterable[Shown]) -> Proof:
 
 
 def residual_calls(model: ir.Model) -> int:
-    """Count the calls of ours that add a residual."""
+    """Count the calls of ours that are split into an addition and a norm."""
     return sum(
-        node.domain == DOMAIN and node.op_type in SIGNATURES and SIGNATURES[node.op_type].residual
+        node.domain == DOMAIN and (DOMAIN, node.op_type) in SPLITTERS
         for graph in all_graphs(model)
         for node in graph
     )

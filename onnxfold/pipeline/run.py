@@ -25,16 +25,13 @@ from onnxfold.errors import (
     VerificationError,
     WeightOverflowError,
 )
-from onnxfold.graph import ModelInfo
 from onnxfold.model_io.sources import Source
-from onnxfold.operators.functions import RMS_NORMALIZATION_SINCE
-from onnxfold.options import Defer, Options, Target, WrittenForm
+from onnxfold.options import Defer, Options
 from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.centring.apply import overflowing_weights
 from onnxfold.passes.findings import Findings
-from onnxfold.passes.lower.opset import raise_opset
 from onnxfold.passes.plan import Plan
-from onnxfold.passes.prepare.working_copy import Prepared, prepare
+from onnxfold.passes.prepare.working_copy import Prepared
 from onnxfold.pipeline.advice import advice
 from onnxfold.pipeline.folding import (
     AFFINE_PASSES,
@@ -45,6 +42,7 @@ from onnxfold.pipeline.folding import (
     fold,
     residual_calls,
 )
+from onnxfold.pipeline.preparation import prepared_for
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.report.document import inspection
 from onnxfold.report.figures import before_and_after
@@ -154,9 +152,8 @@ def _settings(source: Source, chosen: Options, attempt: _Attempt) -> Settings:
 
 def _decided(source: Source, chosen: Options, attempt: _Attempt) -> Decided:
     settings = _settings(source, chosen, attempt)
-    return decide_all(
-        _prepared_for(source.model, chosen), settings, without=_without(chosen, attempt)
-    )
+    prepared = prepared_for(source.model, settings)
+    return decide_all(prepared, settings, without=_without(chosen, attempt))
 
 
 def _attempt(
@@ -175,12 +172,13 @@ def _attempt(
     """
     if chosen.dry_run:
         return _planned(source, chosen, timer, attempt)
+    settings = _settings(source, chosen, attempt)
     with timer.stage("analyse"):
-        prepared = _prepared_for(source.model, chosen)
+        prepared = prepared_for(source.model, settings)
     folded = fold(
         prepared,
         source.model,
-        _settings(source, chosen, attempt),
+        settings,
         timer,
         without=_without(chosen, attempt),
         prove=chosen.check is not None,
@@ -211,8 +209,8 @@ def _attempt(
 def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attempt) -> Result:
     """Decide, and report it."""
     with timer.stage("analyse"):
-        prepared = _prepared_for(source.model, chosen)
         settings = _settings(source, chosen, attempt)
+        prepared = prepared_for(source.model, settings)
         decided = decide_all(prepared, settings, without=_without(chosen, attempt))
     again = _without_needless(attempt, decided.findings)
     if again is not None:
@@ -223,14 +221,6 @@ def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attem
     }
     report["timing_s"] = timer.seconds
     return Result(None, decided.differs, decided.plan, report)
-
-
-def _prepared_for(model: ir.Model, options: Options) -> Prepared:
-    prepared = prepare(model, compressed=options.convert_to is not None)
-    if options.norm_form is WrittenForm.OP and options.target is not Target.ORT:
-        raise_opset(prepared.model, RMS_NORMALIZATION_SINCE)
-        return replace(prepared, info=ModelInfo(prepared.model))
-    return prepared
 
 
 def _prepared(prepared: Prepared) -> dict[str, list[str]]:

@@ -5,17 +5,18 @@ A model may bring a function of its own under such a name; it is then a function
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import product
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.operators.bodies import Setting, function
+from onnxfold.operators.bodies import Setting, function, setting_of, type_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES
+from onnxfold.shapes import fill_types
 
-__all__ = ["is_ours"]
+__all__ = ["is_ours", "spell_out"]
 
 _TYPES = (
     ir.DataType.FLOAT,
@@ -43,6 +44,32 @@ def is_ours(body: ir.Function, calls: Iterable[ir.Node]) -> bool:
     return all(
         any(_key(known) == key for known in _written(body, *setting)) for setting in settings
     )
+
+
+def spell_out(
+    model: ir.Model, keys: Collection[ir.OperatorIdentifier]
+) -> set[ir.OperatorIdentifier]:
+    """Give functions of ours the bodies of the one type of their calls, without Casts.
+
+    Returns those for which that is possible: all calls have one known type.
+    """
+    calls = {key: list[ir.Node]() for key in keys}
+    if calls:
+        fill_types(model)
+    for node in model.graph.all_nodes():
+        if node.op_identifier() in calls:
+            calls[node.op_identifier()].append(node)
+    done = set[ir.OperatorIdentifier]()
+    for (domain, name, overload), nodes in calls.items():
+        opset = model.functions[domain, name, overload].opset_imports.get("", 0)
+        if not nodes or None in map(type_of, nodes):
+            continue
+        settings = {setting_of(node, opset, convertible=False) for node in nodes}
+        if len(settings) == 1:
+            body = function(name, opset, settings.pop(), overload)
+            model.functions[domain, name, overload] = body
+            done.add((domain, name, overload))
+    return done
 
 
 def _written(

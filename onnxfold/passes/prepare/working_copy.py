@@ -22,7 +22,7 @@ from onnxfold.graph.traversal import all_graphs
 from onnxfold.operators.functions import DOMAIN, LAST_AXIS_ONLY, SIGNATURES
 from onnxfold.passes.prepare.hoist_transposes import hoist_transposes
 from onnxfold.passes.prepare.merge_constant_factors import merge_constant_factors
-from onnxfold.passes.prepare.own_functions import is_ours
+from onnxfold.passes.prepare.own_functions import is_ours, spell_out
 from onnxfold.passes.prepare.shared_weights import read_directly
 from onnxfold.passes.prepare.split_skip_norms import SPLITTERS, Builder
 from onnxfold.passes.prepare.unbind import pick_from_tensors
@@ -54,10 +54,11 @@ class Prepared:
         return self.info.model
 
 
-def prepare(model: ir.Model, *, compressed: bool = False) -> Prepared:
+def prepare(model: ir.Model, *, compressed: bool = False, deferred: bool = False) -> Prepared:
     """Return a copy without foreign functions and without skip forms; ``model`` is not changed.
 
-    ``compressed``: CRMSNorms of ours are inlined too, so that the passes see what they append.
+    ``compressed``: CRMSNorms of ours are inlined too, so that the passes see what they append;
+    ``deferred``: what deferred norms leave too, so that they can be taken back.
     Tensors are shared with the original.  Raises ModelError for functions that call themselves.
     """
     clone = model.clone()
@@ -66,7 +67,7 @@ def prepare(model: ir.Model, *, compressed: bool = False) -> Prepared:
 
         # Every initializer had to be listed as an input, and none could be overridden.
         RemoveInitializersFromInputsPass()(clone)
-    inlined = _inline(clone, compressed)
+    inlined = _inline(clone, compressed, deferred)
     split, left = _split_all(clone)
     pick_from_tensors(clone)
     read_directly(clone)
@@ -89,10 +90,12 @@ def _split_all(model: ir.Model) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
     return done, left
 
 
-def _inline(model: ir.Model, compressed: bool) -> tuple[str, ...]:
+def _inline(model: ir.Model, compressed: bool, deferred: bool) -> tuple[str, ...]:
     ours = _own_functions(model)
     if compressed:
         ours -= {key for key in ours if SIGNATURES[key[1]].statistics in LAST_AXIS_ONLY}
+    if deferred:
+        ours -= spell_out(model, {key for key in ours if SIGNATURES[key[1]].of_rows})
     foreign = model.functions.keys() - ours
     if not foreign:
         return ()

@@ -47,6 +47,7 @@ class Architecture:
 
 TYPES: dict[str, tuple[int, npt.DTypeLike]] = {
     "double": (11, np.float64),
+    "float": (1, np.float32),
     "float16": (10, np.float16),
     "bfloat16": (16, ml_dtypes.bfloat16),
 }

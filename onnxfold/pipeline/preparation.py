@@ -1,0 +1,41 @@
+"""The working copy that the passes start from, by what is asked of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.operators.functions import DOMAIN, RMS_NORMALIZATION_SINCE, SIGNATURES
+from onnxfold.options import Target, WrittenForm
+from onnxfold.passes.base import Settings
+from onnxfold.passes.deferral.measured import is_wanted
+from onnxfold.passes.lower.opset import raise_opset
+from onnxfold.passes.prepare.working_copy import Prepared, prepare
+from onnxfold.passes.reinstating.decide import decide
+
+__all__ = ["prepared_for"]
+
+
+def prepared_for(model: ir.Model, settings: Settings) -> Prepared:
+    """Return a working copy of a model, of a newer opset where the form of norms needs one."""
+    prepared = _to_reinstate(model, settings)
+    prepared = prepared or prepare(model, compressed=settings.conversion is not None)
+    if settings.norm_form is WrittenForm.OP and settings.target is not Target.ORT:
+        raise_opset(prepared.model, RMS_NORMALIZATION_SINCE)
+        return replace(prepared, info=ModelInfo(prepared.model))
+    return prepared
+
+
+def _to_reinstate(model: ir.Model, settings: Settings) -> Prepared | None:
+    """Return a copy without the calls that deferral has left, where a norm can be taken back."""
+    if settings.conversion is not None or is_wanted(settings) or not _has_calls_of_rows(model):
+        return None
+    prepared = prepare(model, deferred=True)
+    return None if decide(prepared.info, settings).empty else prepared
+
+
+def _has_calls_of_rows(model: ir.Model) -> bool:
+    names = (name for domain, name, _ in model.functions if domain == DOMAIN)
+    return any(name in SIGNATURES and SIGNATURES[name].of_rows for name in names)
