@@ -191,6 +191,7 @@ def convert(
     to: Conversion | str,
     shift: int | None = None,
     multiple_of: int = 1,
+    change_readers: bool = False,
     progress: Stages | None = None,
     **options: Any,
 ) -> Result:
@@ -200,13 +201,15 @@ def convert(
     CRMS: such a stream is stored without its last channel, x = E v, and its norms are CRMSNorms of
     v, which give all channels of x; scales before them move into the linear layers first.  Streams
     of d channels stay where ``multiple_of`` does not divide d - 1: padding would give d again.
+    With ``change_readers`` norms give d - 1 channels where only linear layers read them, which take
+    gamma, beta and A - 1 a', a the last row of A, without that row.
     LAYER: an RMSNorm whose input has mean 0 by the weights becomes LayerNorm again; ``shift`` seeds
     arbitrary c and d of A + 1 c' and b + d 1 in the weights before LayerNorms, which see neither.
     (Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, section 3 and appendix C.)
 
     ``options`` are those of :func:`optimize` that choose no form and move no gamma, beta or scale.
     Raises what :func:`optimize` raises, UsageError for ``shift`` with another form than LAYER and
-    ``multiple_of`` with another than CRMS.
+    ``multiple_of`` or ``change_readers`` with another than CRMS.
     """
     wanted = conversion_named(to)
     if shift is not None and wanted is not Conversion.LAYER:
@@ -217,9 +220,12 @@ def convert(
         raise UsageError(f"--multiple-of takes a number of 1 or more, not {multiple_of}")
     if multiple_of > 1 and wanted is not Conversion.CRMS:
         raise UsageError(f"--multiple-of is for --to crms: {wanted} leaves every channel")
+    if change_readers and wanted is not Conversion.CRMS:
+        raise UsageError(f"--change-readers is for --to crms: {wanted} leaves every channel")
     named = {"target": target_named(options.get("target", Target.ONNX)), "convert_to": wanted}
     moves = {"fuse_affine": wanted is Conversion.CRMS, "fuse_residual": False, "shift": shift}
-    chosen = {**options, **named, **moves, "multiple_of": multiple_of}
+    compression = {"multiple_of": multiple_of, "change_readers": change_readers}
+    chosen = {**options, **named, **moves, **compression}
     return _run(model, output, Options(**chosen), progress)
 
 

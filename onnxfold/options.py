@@ -92,8 +92,9 @@ class Options:
 
     ``convert_to`` asks for one form of the norms and nothing else; ``shift`` seeds the shifts of
     the weights before LayerNorms that do not see them; CRMS stores a stream of d - 1 channels only
-    where ``multiple_of`` divides that.  ``check`` is the number of inputs that both
-    models are run on: 0 proves the result and runs nothing, None does neither.
+    where ``multiple_of`` divides that, and gives linear layers as few with ``change_readers``,
+    which moves gamma and beta into them.  ``check`` is the number of inputs that both models are
+    run on: 0 proves the result and runs nothing, None does neither.
     """
 
     target: Target = Target.ONNX
@@ -121,3 +122,4 @@ class Options:
     convert_to: Conversion | None = None
     shift: int | None = None
     multiple_of: int = 1
+    change_readers: bool = False

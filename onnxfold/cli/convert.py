@@ -61,6 +61,14 @@ def convert(
             "d - 1, for hardware that is slow at such rows.",
         ),
     ] = 1,
+    change_readers: Annotated[
+        bool,
+        typer.Option(
+            "--change-readers",
+            help="With --to crms: norms give d - 1 channels where only linear layers read them, "
+            "which take gamma, beta and A - a 1', a the last row of A, without that row.",
+        ),
+    ] = False,
     target: TargetOption = Target.ONNX,
     fold: CheckedOptions,
     report: ReportOption = None,
@@ -81,6 +89,8 @@ def convert(
     channel back. It saves memory, one channel of d; where d is aligned and d - 1 is not, it may
     cost time: measure it (`onnxfold bench`), or give --multiple-of. A stream that is an output, or
     that another operator reads in full, stays, with the reason.
+
+    --change-readers goes further: norms that only linear layers read give d - 1 channels too.
 
     --to rms and --to layer give such a stream its channel back.
 
@@ -113,6 +123,7 @@ def convert(
             to=to,
             shift=shift,
             multiple_of=multiple_of,
+            change_readers=change_readers,
             progress=progress,
             target=target,
             dry_run=dry_run,

@@ -36,6 +36,7 @@ __all__ = ["Setting", "function", "setting_of", "type_of"]
 _AttributeValue: TypeAlias = ir.Attr | ir.TensorProtocol | int | float | list[int]
 _CASTLIKE_SINCE = 15
 _GELU_SINCE = 20
+_SLICE_OF_INPUTS_SINCE = 10
 _TYPES = {
     ir.DataType.FLOAT: 7,
     ir.DataType.DOUBLE: 7,
@@ -287,6 +288,14 @@ def _standard(body: _Body, statistics: Statistics) -> str | None:
     return "RMSNormalization" if operator and statistics is Statistics.RMS else None
 
 
+def _without_last(body: _Body, y: ir.Value) -> ir.Value:
+    """Return y without its last element, taken last: the norm before it is then known as one."""
+    if body.opset < _SLICE_OF_INPUTS_SINCE:
+        return body.op("Slice", y, axes=[-1], starts=[0], ends=[-1])
+    ends = (ir.tensor(np.array([number], np.int64)) for number in (0, -1, -1))
+    return body.op("Slice", y, *(body.op("Constant", value=end) for end in ends))
+
+
 def _decomposed(
     body: _Body,
     statistics: Statistics,
@@ -301,19 +310,22 @@ def _decomposed(
     elif statistics in LAST_AXIS_ONLY:
         missing = body.op("Neg", body.reduce("ReduceSum", wide))
         vector = body.op("Concat", wide, missing, axis=-1)
-        numerator = vector if statistics is Statistics.CRMS_FULL else wide
+        numerator = vector
+    shorter = statistics is Statistics.CRMS
     factor = None if scale is None else body.wide(scale)
     # ORT 1.31 fuses Pow .. Div only with a Mul behind it (0.4 against 0.9 ns per element), and puts
     # 1e-5 in the place of an epsilon in float64 or (before 1.32) a computed one: no Pow there.
     wrongly_fused = body.setting.dtype is ir.DataType.DOUBLE or "row_epsilon" in inputs
-    if factor is not None and not wrongly_fused:
+    if factor is not None and not wrongly_fused and not shorter:
         square = body.op("Pow", vector, body.constant(2.0))
     else:
         square = body.op("Mul", vector, vector)
     epsilon = _epsilon(body, inputs)
     deviation = body.op("Sqrt", body.op("Add", body.reduce("ReduceMean", square), epsilon))
-    if factor is None:
+    if factor is None or shorter:
         y = body.op("Mul", numerator, body.op("Reciprocal", deviation))
+        y = _without_last(body, y) if shorter else y
+        y = y if factor is None else body.op("Mul", y, factor)
     else:
         y = body.op("Mul", body.op("Div", numerator, deviation), factor)
     if bias is not None:

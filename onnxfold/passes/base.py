@@ -38,7 +38,8 @@ class Settings:
     ``fused_before`` counts the calls of ours that the model came with and that add a residual.
     ``defer_layer_norms``: whether their means may stay in what layers behind them read.
     ``conversion``: the one form that the norms get; ``shift``: a seed of shifts, for LAYER alone;
-    ``multiple_of``: what divides the channels of a compressed stream, for CRMS alone.
+    ``multiple_of``: what divides the channels of a compressed stream, and ``change_readers``:
+    whether linear layers behind its norms read as few, for CRMS alone.
     """
 
     target: Target = Target.ONNX
@@ -55,6 +56,7 @@ class Settings:
     multiple_of: int = 1
     defer: Defer = Defer.OFF
     defer_layer_norms: bool = True
+    change_readers: bool = False
 
     def excludes(self, name: str) -> bool:
         """Whether a norm of this name stays as it is."""

@@ -41,6 +41,8 @@ class Findings:
     ``deferral_refusals`` why an RMS norm, made or found, is computed where it stands.
     ``restored`` are the RMSNorms that become LayerNorms, None where that was not asked.
     ``compressed`` likewise are the norms that become CRMSNorms, ``decompressed`` those that were.
+    ``without_last`` are those of them that give no more channels than they read, None where that
+    was not asked, and ``reader_refusals`` say why others give all.
     ``deferred_before`` are the norms that the model came with deferred, none of ``description``.
     """
 
@@ -59,6 +61,8 @@ class Findings:
     decompressed: frozenset[str] = frozenset()
     deferral_refusals: dict[str, Refusal] = field(default_factory=dict)
     deferred_before: tuple[FoundDeferred, ...] = ()
+    without_last: frozenset[str] | None = None
+    reader_refusals: dict[str, Refusal] = field(default_factory=dict)
 
 
 def norm_of(info: ModelInfo, found: Description, ref: str) -> str:

@@ -1,9 +1,9 @@
 """The passes in order: each decides on a version of the model, makes the next one, and is proved.
 
     prepare -> reinstating -> affine -> scales -> centring -> deferral -> lower
-    prepare -> decompression -> centring             convert --to rms
-    prepare -> scales -> centring -> compression     convert --to crms
-    prepare -> decompression -> restoring [-> shifting]  convert --to layer
+    prepare -> readers back -> decompression -> centring                     convert --to rms
+    prepare [-> affine] -> scales -> centring -> compression [-> readers]    convert --to crms
+    prepare -> readers back -> decompression -> restoring [-> shifting]      convert --to layer
 
 A version that is to be proved against stays as it is, for the pass edits a copy; without a proof it
 is edited in place.  A pass whose proof fails is left out: the next one goes on from the version
@@ -61,6 +61,11 @@ from onnxfold.passes.lower.sums import MEASURED, SLOW_SINCE, fused_additions, re
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.split_skip_norms import SPLITTERS
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
+from onnxfold.passes.readers.apply import apply as apply_readers
+from onnxfold.passes.readers.decide import decide as decide_readers
+from onnxfold.passes.readers.decide import decide_back as decide_readers_back
+from onnxfold.passes.readers.plan import ReadersPlan
+from onnxfold.passes.readers.prove import prove as prove_readers
 from onnxfold.passes.reinstating.apply import apply as apply_reinstating
 from onnxfold.passes.reinstating.decide import decide as decide_reinstating
 from onnxfold.passes.reinstating.plan import ReinstatingPlan
@@ -93,10 +98,13 @@ __all__ = [
     "residual_calls",
 ]
 
+_AFFINE = Pass("affine", decide_affine, apply_affine, prove_affine)
 _CENTRING = Pass("centring", decide_centring, apply_centring, prove_centring)
+_READERS = Pass("readers", decide_readers, apply_readers, prove_readers)
+_READERS_BACK = Pass("readers back", decide_readers_back, apply_readers, prove_readers)
 PASSES: tuple[Pass[Any], ...] = (
     Pass("reinstating", decide_reinstating, apply_reinstating, prove_reinstating),
-    Pass("affine", decide_affine, apply_affine, prove_affine),
+    _AFFINE,
     Pass("scales", decide_scales, apply_scales, prove_scales),
     _CENTRING,
     Pass("deferral", decide_deferral, apply_deferral, prove_deferral),
@@ -105,13 +113,14 @@ _DECOMPRESSION = Pass(
     "decompression", decide_decompression, apply_decompression, prove_decompression
 )
 _CONVERSIONS: Mapping[Conversion, tuple[Pass[Any], ...]] = {
-    Conversion.RMS: (_DECOMPRESSION, _CENTRING),
+    Conversion.RMS: (_READERS_BACK, _DECOMPRESSION, _CENTRING),
     Conversion.CRMS: (
         Pass("scales", decide_scales, apply_scales, prove_scales),
         _CENTRING,
         Pass("compression", decide_compression, apply_compression, prove_compression),
     ),
     Conversion.LAYER: (
+        _READERS_BACK,
         _DECOMPRESSION,
         Pass("restoring", decide_restoring, apply_restoring, prove_restoring),
         Pass("shifting", decide_shifting, apply_shifting, prove_shifting),
@@ -176,6 +185,7 @@ class Decided:
         restoring = self.decisions.get("restoring", RestoringPlan())
         compression = self.decisions.get("compression", CompressionPlan())
         decompression = self.decisions.get("decompression", CompressionPlan())
+        readers = self.decisions.get("readers", ReadersPlan())
         described = partial(norm_of, self.info, self.description)
         return Findings(
             self.description,
@@ -200,6 +210,8 @@ class Decided:
             frozenset(decompression.norms),
             dict(self._deferral.refusals),
             self.decisions.get("reinstating", ReinstatingPlan()).found,
+            frozenset(map(described, readers.starts)) if "readers" in self.decisions else None,
+            {described(ref): why for ref, why in readers.refusals},
         )
 
     @property
@@ -263,7 +275,10 @@ def fold(
 
 
 def _passes(settings: Settings) -> tuple[Pass[Any], ...]:
-    return PASSES if settings.conversion is None else _CONVERSIONS[settings.conversion]
+    if settings.conversion is None:
+        return PASSES
+    chosen = _CONVERSIONS[settings.conversion]
+    return (_AFFINE, *chosen, _READERS) if settings.change_readers else chosen
 
 
 def _start(prepared: Prepared) -> Decided:

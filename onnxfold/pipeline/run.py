@@ -126,9 +126,10 @@ def _without(chosen: Options, attempt: _Attempt) -> frozenset[str]:
 
 
 def _without_needless(attempt: _Attempt, findings: Findings) -> _Attempt | None:
-    """Leave scales where no stream is compressed, for which alone a conversion moves them."""
-    needless = findings.compressed is not None and not findings.compressed and findings.plan.scales
-    return replace(attempt, needless=frozenset({"scales"})) if needless else None
+    """Leave scales where no stream is compressed, for which alone a conversion moves factors."""
+    moved = findings.plan.scales or findings.plan.fusions
+    needless = findings.compressed is not None and not findings.compressed and moved
+    return replace(attempt, needless=AFFINE_PASSES) if needless else None
 
 
 def _settings(source: Source, chosen: Options, attempt: _Attempt) -> Settings:
@@ -147,6 +148,7 @@ def _settings(source: Source, chosen: Options, attempt: _Attempt) -> Settings:
         chosen.multiple_of,
         chosen.defer,
         all(left.name != _LAYER_NORMS for left in attempt.left_out),
+        chosen.change_readers,
     )
 
 

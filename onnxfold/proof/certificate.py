@@ -69,6 +69,7 @@ class Proof:
     shifted_weights: int = 0
     compressed_norms: int = 0
     decompressed_norms: int = 0
+    changed_readers: int = 0
     deferred_norms: int = 0
     reinstated_norms: int = 0
 
@@ -84,6 +85,7 @@ class Proof:
             self.shifted_weights + other.shifted_weights,
             self.compressed_norms + other.compressed_norms,
             self.decompressed_norms + other.decompressed_norms,
+            self.changed_readers + other.changed_readers,
             self.deferred_norms + other.deferred_norms,
             self.reinstated_norms + other.reinstated_norms,
         )
@@ -99,6 +101,7 @@ class Proof:
             "shifted_weights": self.shifted_weights,
             "compressed_norms": self.compressed_norms,
             "decompressed_norms": self.decompressed_norms,
+            "changed_readers": self.changed_readers,
             "deferred_norms": self.deferred_norms,
             "reinstated_norms": self.reinstated_norms,
             "failures": list(self.failures),

@@ -28,10 +28,12 @@ from onnxfold.weights.means import (
 __all__ = [
     "Comparison",
     "compared",
+    "differing_axis",
     "exact_numbers",
     "has_zero_mean",
     "is_product",
     "largest",
+    "padded_axis",
     "shortened_axis",
 ]
 
@@ -162,6 +164,30 @@ def shortened_axis(old: ir.TensorProtocol, new: ir.TensorProtocol) -> int | None
         return None
     kept = old.numpy().take(range(short[axis]), axis=axis)
     return axis if np.array_equal(kept, new.numpy()) else None
+
+
+def differing_axis(old: ir.TensorProtocol, new: ir.TensorProtocol) -> int | None:
+    """Return the axis along which ``new`` is ``old`` less its last element, rounded once, or None.
+
+    That element is taken from all others: what reads a vector of sum 0 needs no more.
+    """
+    long, short = tuple(old.shape.numpy()), tuple(new.shape.numpy())
+    axis = next(iter(shortened(long, short)), None)
+    if axis is None or old.dtype != new.dtype:
+        return None
+    rest, last = np.split(unrounded(old).astype(np.float64), [short[axis]], axis=axis)
+    known = within_rounding(new.numpy(), rest - last, np.abs(rest) + np.abs(last))
+    return axis if known else None
+
+
+def padded_axis(short: ir.TensorProtocol, long: ir.TensorProtocol) -> int | None:
+    """Return the axis along which ``long`` is ``short`` and a 0, or None."""
+    sizes, fewer = tuple(long.shape.numpy()), tuple(short.shape.numpy())
+    axis = next(iter(shortened(sizes, fewer)), None)
+    if axis is None or short.dtype != long.dtype:
+        return None
+    rest, last = np.split(long.numpy(), [fewer[axis]], axis=axis)
+    return None if np.any(last) or not np.array_equal(rest, short.numpy()) else axis
 
 
 def exact_numbers(tensor: ir.TensorProtocol) -> tuple[Drawn, float]:

@@ -2,12 +2,14 @@
 
 u is a value of the original and v the value that stands for it.  r and s broadcast against u as in
 numpy; c is any tensor that is constant along the sets of the fiber.  E appends the element that
-makes the mean along an axis 0: v is u, of mean 0, without the last element there.
+makes the mean along an axis 0: v is u, of mean 0, without the last element there.  A weight that
+reads v in the place of E v is E' of the one that read that: u' E v = (E' u)' v.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +19,8 @@ from onnxfold.proof.sizes import Drawn, Sizes
 from onnxfold.weights.means import split_digits
 
 __all__ = [
-    "ANY", "EQUAL", "Drawn", "Float64", "Relation", "completed", "is_small", "means", "shortened",
+    "ANY", "EQUAL", "Cut", "Drawn", "Float64", "Relation", "completed", "differences", "is_small",
+    "means", "shortened",
 ]  # fmt: skip
 
 _TOLERANCE = 2.0**-38  # 2^15 roundings
@@ -42,6 +45,20 @@ def completed(v: Float64, axis: int) -> Float64:
     return np.concatenate([v, -v.sum(axis=axis, keepdims=True)], axis=axis)
 
 
+def differences(long: Float64, axis: int) -> Float64:
+    """Return E' u: what is left of u when its last element is taken from all others."""
+    rest, last = np.split(long, [long.shape[axis] - 1], axis=axis)
+    return np.asarray(rest - last)
+
+
+class Cut(Enum):
+    """How a tensor is known without its last element along an axis."""
+
+    COMPLETED = auto()  # long = E short
+    READ = auto()  # short = E' long: weights that read the two
+    PADDED = auto()  # long is short and a 0
+
+
 def is_small(error: Float64, *sizes: Float64, slack: float = 0.0) -> bool:
     """Whether an error is of the order of float64 roundings of numbers of these sizes."""
     if error.size == 0:
@@ -62,7 +79,8 @@ def shortened(long: tuple[int, ...], short: tuple[int, ...]) -> tuple[int, ...]:
 class Relation:
     """u = r * v + s, or v = r * u + s where ``reverse``; and + c where there is a fiber.
 
-    ``short``: u = E v along this axis, and nothing else; v = E u where ``reverse``.
+    ``short``: v is u without an element of this axis as ``cut`` says, and nothing else; u is v
+    without one where ``reverse``.
     Not ``known``: nothing is known but that u and v have one shape.
     """
 
@@ -72,6 +90,7 @@ class Relation:
     fiber: Fiber | None = None
     known: bool = True
     short: int | None = None
+    cut: Cut = Cut.COMPLETED
 
     @property
     def equal(self) -> bool:
@@ -94,7 +113,7 @@ class Relation:
         """What two relations have in common that the same test shows."""
         arrays = (self.r, self.s)
         numbers = tuple(None if a is None else (a.shape, a.tobytes()) for a in arrays)
-        return (*numbers, self.reverse, self.fiber, self.known, self.short)
+        return (*numbers, self.reverse, self.fiber, self.known, self.short, self.cut)
 
     def kept(self, shape: tuple[int, ...]) -> set[int]:
         """Return the sizes of the axes along which the relation has numbers."""
@@ -123,7 +142,7 @@ class Relation:
         if not self.known:
             return rng.standard_normal(v.shape) * scale
         if self.short is not None:
-            return self._without_last(v, scale) if self.reverse else completed(v, self.short)
+            return self._resized(v, rng, scale, more=not self.reverse)
         u = v
         if self.r is not None and self.s is not None:
             u = _solved(v, self.r, self.s) if self.reverse else self.r * v + self.s
@@ -134,11 +153,26 @@ class Relation:
         if not self.known:
             return rng.standard_normal(u.shape) * scale
         if self.short is not None:
-            return completed(u, self.short) if self.reverse else self._without_last(u, scale)
+            return self._resized(u, rng, scale, more=self.reverse)
         v = u - self._shift(u, rng, scale)
         if self.r is not None and self.s is not None:
             v = self.r * v + self.s if self.reverse else _solved(v, self.r, self.s)
         return v
+
+    def _resized(
+        self, array: Float64, rng: np.random.Generator, scale: float, *, more: bool
+    ) -> Float64:
+        """Return the counterpart with one element more, or less, along ``short``."""
+        axis = self.short or 0
+        if self.cut is Cut.COMPLETED:
+            return completed(array, axis) if more else self._without_last(array, scale)
+        if not more and self.cut is Cut.READ:
+            return differences(array, axis)
+        if not more:
+            raise ArithmeticError("its last element is not 0")
+        one = array.take([0], axis=axis)
+        last = rng.standard_normal(one.shape) * scale if self.cut is Cut.READ else 0.0 * one
+        return np.concatenate([array + last, last], axis=axis)
 
     def _without_last(self, long: Float64, scale: float) -> Float64:
         axis = self.short or 0

@@ -23,12 +23,19 @@ from onnxfold.proof.absorb import Absorber
 from onnxfold.proof.candidates import Candidates
 from onnxfold.proof.certificate import Certificate, Proof
 from onnxfold.proof.cone import Unprovable
-from onnxfold.proof.constants import compared, is_product, largest, shortened_axis
+from onnxfold.proof.constants import (
+    compared,
+    differing_axis,
+    is_product,
+    largest,
+    padded_axis,
+    shortened_axis,
+)
 from onnxfold.proof.correspondence import Correspondence
 from onnxfold.proof.means import ZeroMeans, with_zeros
 from onnxfold.proof.neighbourhood import Neighbourhood
 from onnxfold.proof.region import Region
-from onnxfold.proof.relation import ANY, EQUAL, Float64, Relation
+from onnxfold.proof.relation import ANY, EQUAL, Cut, Float64, Relation
 from onnxfold.proof.rules import Tester
 from onnxfold.proof.widening import Widening
 
@@ -245,10 +252,9 @@ class _Walker:
         zero = bool(factors) and largest(new) == 0  # also what it was times any factor
         if old is new or (not zero and same_tensor(old, new)):
             return EQUAL
-        for long, short in ((old, new), (new, old)):
-            axis = shortened_axis(long, short)
-            if axis is not None:
-                return Relation(short=axis, reverse=long is new)
+        resized = _resized(old, new)
+        if resized is not None:
+            return resized
         fibers = self._fibers.get(self._before.ref(u), [])
         fibers = sorted((f for f in fibers if _fits(f, old)), key=lambda f: -f.size)
         if fibers:
@@ -334,6 +340,19 @@ class _Walker:
                 if found is not None:
                     return found
         return weaker
+
+
+def _resized(old: ir.TensorProtocol, new: ir.TensorProtocol) -> Relation | None:
+    """Return how a constant is known that has one element more or less along an axis."""
+    for long, short in ((old, new), (new, old)):
+        axis = shortened_axis(long, short)
+        if axis is not None:
+            return Relation(short=axis, reverse=long is new)
+    axis = differing_axis(old, new)
+    if axis is not None:
+        return Relation(short=axis, cut=Cut.READ)
+    axis = padded_axis(old, new)
+    return None if axis is None else Relation(short=axis, reverse=True, cut=Cut.PADDED)
 
 
 def _is_alike(region: Region) -> bool:

@@ -49,6 +49,7 @@ def inspection(
             "left_foldable": len(findings.left),
             "compressed": None if findings.compressed is None else len(findings.compressed),
             "decompressed": len(findings.decompressed),
+            "without_last": None if findings.without_last is None else len(findings.without_last),
             "restored": None if findings.restored is None else len(findings.restored),
             "algorithm1": findings.algorithm1,
             "algorithm1_embed_centred": findings.algorithm1_embed_centred,
@@ -90,6 +91,7 @@ def _norms(findings: Findings) -> list[dict[str, Any]]:
             sentence = f"{known['kind']} does not subtract the mean"
             reason = Refusal(RefusalCode.NOT_CENTRED_NORM, sentence)
         row = {key: part for key, part in known.items() if key not in ("ref", "affine")}
+        reads_all = findings.reader_refusals.get(ref)
         deferral, stay = deferrals.get(ref), findings.deferral_refusals.get(ref)
         action = _action(known, folded=fold is not None, in_place=ref in findings.in_place)
         converted = _conversion(findings, ref)
@@ -108,6 +110,7 @@ def _norms(findings: Findings) -> list[dict[str, Any]]:
                 "gamma_fused": fusion is not None and fusion.gamma,
                 "beta_fused": fusion is not None and fusion.beta,
                 "affine_reason": stays.to_json() if stays is not None else None,
+                "readers_reason": reads_all.to_json() if reads_all is not None else None,
                 "deferral": deferral.to_json() if deferral is not None else None,
                 "deferral_reason": stay.to_json() if stay is not None else None,
                 "writers": list(fold.writers) if fold is not None else [],

@@ -31,10 +31,7 @@ def totals(summary: Mapping[str, Any]) -> str:
     if summary.get("restored") is not None:
         rms_norms = counted(summary["rms_norms"], "RMSNorm")
         line = f"{summary['restored']} of {rms_norms} restored to LayerNorm"
-    if summary.get("compressed") is not None:
-        line += f", {summary['compressed']} of {counted(summary['norms'], 'norm')} to CRMSNorm"
-    if summary.get("decompressed"):
-        line += f", {counted(summary['decompressed'], 'CRMSNorm')} back to all channels"
+    line += _of_channels(summary)
     inserted = summary["inserted_centerings"]
     if inserted:
         line += f", with {inserted} inserted centring{'s' if inserted > 1 else ''}"
@@ -56,6 +53,18 @@ def totals(summary: Mapping[str, Any]) -> str:
     if summary.get("reinstated"):
         line += f"; {counted(summary['reinstated'], 'deferred norm')} computed in place again"
     return line
+
+
+def _of_channels(summary: Mapping[str, Any]) -> str:
+    """Say how many norms read or give another number of channels."""
+    said = ""
+    if summary.get("compressed") is not None:
+        said += f", {summary['compressed']} of {counted(summary['norms'], 'norm')} to CRMSNorm"
+    if summary.get("without_last") is not None:
+        said += f", {summary['without_last']} of which give d - 1 channels"
+    if summary.get("decompressed"):
+        said += f", {counted(summary['decompressed'], 'CRMSNorm')} back to all channels"
+    return said
 
 
 def roundings(summary: Mapping[str, Any]) -> str | None:
@@ -125,7 +134,8 @@ def because(row: Mapping[str, Any]) -> str:
         writers: Sequence[str] = row["writers"]
         shown = ", ".join(writers[:2])
         return f"{shown} and {len(writers) - 2} more" if len(writers) > 2 else shown
-    return row["reason"]["code"] if row["reason"] else ""
+    reason = row["reason"] or row.get("readers_reason")
+    return reason["code"] if reason else ""
 
 
 _PLACES = {
@@ -152,7 +162,7 @@ def tallied(norms: Sequence[Mapping[str, Any]]) -> list[str]:
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}
     for row in norms:
-        reason = row["reason"]
+        reason = row["reason"] or row.get("readers_reason")
         if not reason:
             continue
         counts[reason["code"]] += 1

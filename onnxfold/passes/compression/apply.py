@@ -15,7 +15,7 @@ from onnxfold.passes.compression.plan import CompressionPlan, Shortened
 from onnxfold.passes.compression.shapes import change_shapes, declare
 from onnxfold.passes.lower.targets import TargetLowering
 
-__all__ = ["apply"]
+__all__ = ["apply", "shorten_weight"]
 
 
 def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> bool:
@@ -25,7 +25,7 @@ def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> bool:
     lowering = TargetLowering(edit.info, settings.target)
     change_shapes(edit, plan, -1)
     for weight in plan.weights:
-        _shorten_weight(values[weight.value], weight.axis)
+        shorten_weight(values[weight.value], weight.axis)
     for stored in plan.values:
         declare(values[stored.value], stored.axis, -1)
     entries = {
@@ -44,7 +44,8 @@ def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> bool:
     return not plan.empty
 
 
-def _shorten_weight(value: ir.Value, axis: int) -> None:
+def shorten_weight(value: ir.Value, axis: int) -> None:
+    """Leave out the last element along an axis."""
     tensor = constant_tensor(value)
     if tensor is None:
         raise InvariantError(f"the plan shortens '{value.name}', which is no weight")

@@ -77,7 +77,7 @@ class StreamWalk:
         why = self._visit(start)
         while why is None and self._waiting:
             point = self._waiting.popleft()
-            why = self._backward(point) or self._forward(point)
+            why = self.backward(point) or self._forward(point)
         return why
 
     def _visit(self, point: Point) -> Refusal | None:
@@ -94,7 +94,8 @@ class StreamWalk:
         self._waiting.append(point)
         return None
 
-    def _backward(self, point: Point) -> Refusal | None:
+    def backward(self, point: Point) -> Refusal | None:
+        """Take what a point is computed from into the stream, or say why it cannot be."""
         if self.info.tensor(point.value) is not None:
             self.stream.weights.append(point)
             return self.refuse_weight(point)
@@ -147,7 +148,7 @@ class StreamWalk:
             return Refusal(RefusalCode.GRAPH_OUTPUT, sentence, (name,))
         inside = self.stream.readers.setdefault(point, [])
         for reader in self.info.readers(point.value):
-            why = self._read(point, reader)
+            why = self.read(point, reader)
             if why is None:
                 inside.append(reader)
             elif not entry:
@@ -158,7 +159,7 @@ class StreamWalk:
         """Whether a norm, one of whose nodes reads a point, normalises it."""
         return site.input is point.value and site.fiber == point.fiber
 
-    def _read(self, point: Point, reader: Reader) -> Refusal | None:
+    def read(self, point: Point, reader: Reader) -> Refusal | None:
         """Take a reader into the stream, or say why it must see every channel."""
         if reader.node in self._norms:
             site = self._norms[reader.node]

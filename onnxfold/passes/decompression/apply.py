@@ -13,7 +13,7 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.compression.plan import CompressionPlan
 from onnxfold.passes.compression.shapes import change_shapes, declare
 
-__all__ = ["apply"]
+__all__ = ["apply", "lengthen_weight"]
 
 
 def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> bool:
@@ -23,7 +23,7 @@ def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> bool:
     sites = [(edit.info.ref(site.output), site.within(edit)) for site in find_norms(edit.info)]
     change_shapes(edit, plan, 1)
     for weight in plan.weights:
-        _lengthen_weight(values[weight.value], weight.axis)
+        lengthen_weight(values[weight.value], weight.axis)
     for stored in plan.values:
         declare(values[stored.value], stored.axis, 1)
     for entry in plan.entries:
@@ -34,7 +34,7 @@ def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> bool:
     return not plan.empty
 
 
-def _lengthen_weight(value: ir.Value, axis: int) -> None:
+def lengthen_weight(value: ir.Value, axis: int) -> None:
     """Append minus the sum, taken in float64 and rounded once."""
     tensor = constant_tensor(value)
     if tensor is None:

@@ -1,0 +1,106 @@
+"""Carries out a change of readers: other rows of weights, and norms of d - 1 channels, or d."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.errors import InvariantError
+from onnxfold.graph import constant_tensor
+from onnxfold.graph.constants import weight_value
+from onnxfold.graph.edit import Editor, Lowered, change_constant, redirect, sweep
+from onnxfold.operators.functions import Affine, Statistics, call, op_name
+from onnxfold.options import Target
+from onnxfold.passes.base import Settings
+from onnxfold.passes.compression.apply import shorten_weight
+from onnxfold.passes.compression.shapes import change_shapes, declare
+from onnxfold.passes.decompression.apply import lengthen_weight
+from onnxfold.passes.readers.plan import ReadersPlan
+from onnxfold.weights.edited import unrounded
+
+__all__ = ["apply"]
+
+
+def apply(edit: Editor, plan: ReadersPlan, settings: Settings) -> bool:
+    """Let norms give, and linear layers read, one channel less, or again all."""
+    values = edit.by_ref()
+    change_shapes(edit, plan.between, plan.more)
+    for layer in plan.layers:
+        _change_layer(values[layer.value], layer.axis, plan.more)
+    for weight in plan.between.weights:
+        resize = shorten_weight if plan.more < 0 else lengthen_weight
+        resize(values[weight.value], weight.axis)
+    for stored in (*plan.between.values, *plan.layouts):
+        declare(values[stored.value], stored.axis, plan.more)
+    for start in plan.starts:
+        if plan.more < 0:
+            _shorten_norm(edit, values[start], settings.target)
+        else:
+            _read_all(values[start])
+    return not plan.empty
+
+
+def _change_layer(value: ir.Value, axis: int, more: int) -> None:
+    """Store E' A, taken in float64 and rounded once, or A and a row of 0."""
+    tensor = constant_tensor(value)
+    if tensor is None:
+        raise InvariantError(f"the plan changes '{value.name}', which is no weight")
+    sizes = enumerate(tensor.shape.numpy())
+    shape = ir.Shape(size + more * (place == axis) for place, size in sizes)
+
+    def less() -> ir.TensorProtocol:
+        wide = unrounded(tensor).astype(np.float64)
+        rest, last = np.split(wide, [wide.shape[axis] - 1], axis=axis)
+        return ir.Tensor((rest - last).astype(tensor.dtype.numpy()), dtype=tensor.dtype)
+
+    def padded() -> ir.TensorProtocol:
+        array = tensor.numpy()
+        zeros = np.zeros_like(array.take([0], axis=axis))
+        return ir.Tensor(np.concatenate([array, zeros], axis=axis), dtype=tensor.dtype)
+
+    made = ir.LazyTensor(
+        less if more < 0 else padded, dtype=tensor.dtype, shape=shape, name=tensor.name
+    )
+    change_constant(value, made)
+    value.shape = shape
+
+
+def _shorten_norm(edit: Editor, value: ir.Value, target: Target) -> None:
+    """Let a CRMSNorm give no more channels than it reads: as a call, or by a Slice behind it.
+
+    ONNX Runtime makes one operator of a norm that is spelled out only where it gives all channels.
+    """
+    node = value.producer()
+    x = None if node is None else node.inputs[0]
+    if node is None or x is None:
+        raise InvariantError(f"'{value.name}' is no norm's")
+    epsilon = node.attributes.get_float("epsilon", 0.0)
+    if target is Target.KERNELS:
+        name = op_name(statistics=Statistics.CRMS, affine=Affine.NONE)
+        nodes, made = [call(name, [x], epsilon=epsilon)], []
+    else:
+        full = ir.node(node.op_type, list(node.inputs), dict(node.attributes), domain=node.domain)
+        full.outputs[0].name, full.outputs[0].type = f"{value.name}.all", value.type
+        full.outputs[0].shape = None if value.shape is None else value.shape.copy()
+        numbers = {"start": 0, "end": -1, "axis": -1}
+        made = [
+            weight_value(f"{value.name}.{role}", np.array([k], np.int64))
+            for role, k in numbers.items()
+        ]
+        nodes = [full, ir.node("Slice", [full.outputs[0], *made])]
+    nodes[0].name = node.name
+    nodes[-1].name = node.name if len(nodes) == 1 else f"{node.name}.short"
+    axis = (len(value.shape) if value.shape is not None else 0) - 1
+    lowered = Lowered(tuple(nodes), ((value, nodes[-1].outputs[0]),), tuple(made))
+    edit.stand_in(lowered, node, (node,))
+    declare(nodes[-1].outputs[0], axis, -1)
+
+
+def _read_all(value: ir.Value) -> None:
+    """Let all readers of y[:-1] read y."""
+    node = value.producer()
+    operand = None if node is None else node.inputs[0]
+    if node is None or operand is None:
+        raise InvariantError(f"'{value.name}' is taken from nothing")
+    redirect(value, operand)
+    sweep([node])
