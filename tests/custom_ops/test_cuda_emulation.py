@@ -124,8 +124,11 @@ def test_every_plan_covers_its_rows_and_fits_the_device(plan, dtype: ir.DataType
             assert threads * p.vectors >= needed
             # No whole warp, or thread group of a warp, is left without a vector.
             assert size == 0 or (threads - 32) * p.vectors < needed + 1 or p.vectors <= 2
-            # What the registers of a multiprocessor leave room for, as sass.csv has them.
-            assert p.threads_per_row or p.threads * REGISTERS[p.vectors, p.shifted] <= 65536
+            # What the registers of a multiprocessor leave room for, as sass_kernels.csv has them:
+            # every fourth warp takes its own from the same quarter, eight of each thread at a time.
+            warps = -(-p.threads // 128)
+            registers = 32 * -(-REGISTERS[p.vectors, p.shifted] // 8) * 8
+            assert p.threads_per_row or warps * registers <= 65536 // 4
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda t: t.name)
@@ -193,10 +196,10 @@ def test_alignment_decides_between_vectors_shifted_vectors_and_elements(
     tensors = plan(dtype, 10, 1024, x=BASE + item)
     assert (tensors.wide, tensors.vectors, tensors.threads) == (False, 0, 512)
     assert plan(dtype, 10, 40, x=BASE + item).threads == 64
-    # The longest shifted row in registers, and the first that is not.
+    # The longest shifted row in registers, and the first that is not: a row of CRMSNorm.
     width = 16 // item
     assert plan(dtype, 10, 2047 * width + 1).vectors > 0
-    assert plan(dtype, 10, 2048 * width + 1).vectors == 0
+    assert plan(dtype, 10, 2048 * width - 1).vectors == 0
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda t: t.name)
