@@ -277,20 +277,26 @@ def test_integers_stay_with_their_norm(tmp_path: Path) -> None:
 
 GPTQ = {"qweight": (1, WIDTH), "qzeros": (1, 1), "scales": (1, WIDTH), "g_idx": (WIDTH,)}
 AWQ = {"qweight": (WIDTH, 1), "qzeros": (1, 1), "scales": (1, WIDTH)}
+LLM_INT8 = {"weight": (3 * WIDTH, WIDTH), "SCB": (3 * WIDTH,)}
+CODES = {"gptq": (GPTQ, "qweight"), "awq": (AWQ, "qweight"), "bitsandbytes": (LLM_INT8, "SCB")}
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", None])
-def test_codes_with_scales_are_refused_by_module(tmp_path: Path, method: str | None) -> None:
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("method", CODES)
+def test_codes_with_scales_are_refused_by_module(
+    tmp_path: Path, method: str, declared: bool
+) -> None:
     tensors = neox()
     del tensors[f"{READER}.weight"]
-    for part, shape in (AWQ if method == "awq" else GPTQ).items():
-        dtype = np.float16 if part == "scales" else np.int32
+    parts, named = CODES[method]
+    for part, shape in parts.items():
+        dtype = {"scales": np.float16, "SCB": np.float32, "weight": np.int8}.get(part, np.int32)
         tensors[f"{READER}.{part}"] = np.ones(shape, dtype)
-    config = {"quantization_config": {"quant_method": method, "bits": 4}} if method else {}
+    config = {"quantization_config": {"quant_method": method}} if declared else {}
     source = save(tmp_path / "in", tensors, config)
-    how = f"{method}: " if method else ""
+    how = f"{method}: " if declared else ""
     for form in ("weightless", "rms"):
-        with pytest.raises(ModelError, match=rf"quantised \({how}'{READER}' has qweight\), which"):
+        with pytest.raises(ModelError, match=rf"quantised \({how}'{READER}' has {named}\), which"):
             fold_checkpoint(source, tmp_path / "out", to=form)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 

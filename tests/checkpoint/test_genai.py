@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from onnxfold.checkpoint import fold_checkpoint
+from tests.checkpoint.packages import installed, run
 
 PROGRAM = Path(__file__).parent / "genai_builder.py"
 
@@ -17,19 +15,7 @@ PROGRAM = Path(__file__).parent / "genai_builder.py"
 @pytest.fixture(scope="module")
 def genai(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package alone: its builder reads checkpoints with the transformers installed here."""
-    folder = tmp_path_factory.mktemp("genai")
-    quiet = ("--quiet", "--no-deps", "--no-compile")
-    run(folder, "-m", "pip", "install", *quiet, "--target", folder, "onnxruntime-genai")
-    return folder
-
-
-def run(packages: Path, *words: str | Path) -> str:
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(packages)}
-    done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return installed(tmp_path_factory.mktemp("genai"), "onnxruntime-genai")
 
 
 @pytest.mark.slow
