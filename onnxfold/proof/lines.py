@@ -16,7 +16,8 @@ _ALIKE = 2.0**-30
 def line(draws: list[Pair], slack: float) -> tuple[Float64, Float64] | None:
     """Return r and s of u = r * v + s by least squares for every element; axes alike are one.
 
-    What the roundings of stored constants may make of 1 and 0 is taken for these.
+    What the roundings of stored constants may make of 1 and 0 is taken for these, and an r is 0
+    whose product with v is of the order of the roundings of u: u is s then, for all that is seen.
     """
     u, v = (np.stack([pair[side] for pair in draws]) for side in (0, 1))
     each = _slope(u, v, (0,), slack)
@@ -62,7 +63,8 @@ def _slope(u: Float64, v: Float64, axes: tuple[int, ...], slack: float) -> tuple
         r = (moved * (u - mean_u)).sum(axis=axes, keepdims=True) / spread
     r = np.where(still, 1.0, r)
     r = np.where(np.abs(r - 1) <= _SNAP + slack, 1.0, r)
+    least = _SNAP * float(np.max(np.abs(u), initial=0))
+    r = np.where(np.abs(r) * float(np.max(np.abs(v), initial=0)) <= least, 0.0, r)
     s = mean_u - r * mean_v
-    least = _SNAP * float(np.max(np.abs(u), initial=0)) + slack
-    s = np.where(np.abs(s) <= least, 0.0, s)
+    s = np.where(np.abs(s) <= least + slack, 0.0, s)
     return r[0], s[0]
