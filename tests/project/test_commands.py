@@ -16,12 +16,12 @@ from tests.project.test_readme import ROOT, blocks, run
 # The test that runs all of a page as printed.
 RUN_BY = {
     "README.md": "tests/project/test_newcomer.py",
-    "exporting.md": "tests/training/test_page.py",
+    "exporting.md": "tests/training/test_training_pages.py",
     "geometry.md": "tests/geometry/test_page.py",
     "index.md": "tests/project/test_readme.py",
     "pipeline.md": "tests/project/test_pipeline_page.py",
     "runtimes.md": "tests/project/test_commands.py",
-    "training.md": "tests/training/test_page.py",
+    "training.md": "tests/training/test_training_pages.py",
 }
 # Single lines that other tests run, in another folder or on another port.
 ALSO_RUN = {
