@@ -80,8 +80,9 @@ def _text(name: str, recipe: str, family: str | None, *, int8: bool = False) -> 
     return Subject(name, recipe, "sequence", ("input_ids:1,{}",), _SEQUENCES, int8, family)
 
 
-def _vision(name: str, recipe: str) -> Subject:
-    return Subject(name, recipe, "batch", ("pixel_values:{},3,224,224",), _BATCHES)
+def _vision(name: str, recipe: str, family: str | None) -> Subject:
+    inputs = ("pixel_values:{},3,224,224",)
+    return Subject(name, recipe, "batch", inputs, _BATCHES, family=family)
 
 
 SUBJECTS: Final[Mapping[str, Subject]] = {
@@ -93,10 +94,10 @@ SUBJECTS: Final[Mapping[str, Subject]] = {
         _text("bert-base-int8", "bert-base", "bert", int8=True),
         _text("gpt2", "gpt2", "gpt2"),
         _text("opt-125m", "opt-125m", None),
-        _vision("vit-s16", "vit-s16"),
-        _vision("vit-b16", "vit-b16"),
-        _vision("swin-t", "swin-t"),
-        _vision("convnext-t", "convnext-t"),
+        _vision("vit-s16", "vit-s16", "vit"),
+        _vision("vit-b16", "vit-b16", "vit"),
+        _vision("swin-t", "swin-t", "swin"),
+        _vision("convnext-t", "convnext-t", "vit"),
         Subject(
             "whisper-tiny-encoder",
             "whisper-tiny-encoder",
