@@ -27,8 +27,8 @@ _ROWS = [
 ]
 # Operators that hand a scale on; what is not named here ends it, which is always right.
 _HANDING_ON = frozenset(
-    "Abs Add Cast CastLike Concat Div Dropout Expand Gather Gemm Identity LeakyRelu MatMul Max "
-    "Mean Min Mul Neg PRelu Relu Reshape Flatten RotaryEmbedding Slice Split Squeeze Sub Sum "
+    "Abs Add BiasAdd Cast CastLike Concat Div Dropout Expand Gather Gemm Identity LeakyRelu MatMul "
+    "Max Mean Min Mul Neg PRelu Relu Reshape Flatten RotaryEmbedding Slice Split Squeeze Sub Sum "
     "Transpose Unsqueeze Where".split()
 )
 
@@ -121,8 +121,7 @@ def test_a_scale_of_rows_comes_out_as_it_is_said(row: Operator) -> None:
     for seed in range(_SAMPLES):
         draw = Draw(random.Random(seed))  # noqa: S311 # no secret
         tally[_check(_SAMPLERS[row.key](draw), draw)] += 1
-    expected = not row.domain and row.op_type in _HANDING_ON
-    assert bool(tally[True]) >= expected
+    assert bool(tally[True]) == (row.op_type in _HANDING_ON)  # or the numbers show nothing
 
 
 def test_what_is_not_homogeneous_ends_a_scale() -> None:

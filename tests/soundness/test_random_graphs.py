@@ -164,6 +164,7 @@ def test_folds_copies_and_insertions_of_every_kind_do_occur() -> None:
         done["gammas"] += sum(fusion.gamma for fusion in plan.fusions)
         done["betas"] += sum(fusion.beta for fusion in plan.fusions)
         done["scales"] += len(plan.scales)
+        done["deferred"] += len(plan.deferred)
         for weight in plan.weights:
             for node in graph.model.graph.node:
                 if weight.value in node.input:
@@ -171,7 +172,7 @@ def test_folds_copies_and_insertions_of_every_kind_do_occur() -> None:
     kinds = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Gather", "Add", "Einsum", "Transpose")
     wanted = (
         "folds", "folds in a body", "folds along blocks", "insertions", "in place", "copies",
-        "Constant nodes", "gammas", "betas", "scales",
+        "Constant nodes", "gammas", "betas", "scales", "deferred",
     )  # fmt: skip
     assert all(done[name] > 0 for name in (*kinds, *wanted)), done
 
