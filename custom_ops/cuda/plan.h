@@ -29,8 +29,9 @@ constexpr int kAllRegisters = 65536;  // of a multiprocessor
 // The largest block: what the registers leave room for, in groups of four warps. A multiprocessor has
 // its registers in quarters, and every fourth warp is on the same one: of 17 warps one quarter has 5,
 // whose registers, 112 where a thread uses 105, would be more than its 16384, though those of all 17
-// are fewer than 65536, and no block would be launched. So shifted rows end at 4 * 512 vectors: one
-// of 8191 elements of 4 bytes, or of 16383 of 2, touches 2049 and is read by element.
+// are fewer than 65536, and no block would be launched. 96 would fit, but for 12.0 ptxas spills to
+// get there. So shifted rows end at 4 * 512 vectors: one of 8191 elements of 4 bytes, or of 16383 of
+// 2, touches 2049 and is read by element.
 template <int Vectors, bool Shifted, bool Extended>
 constexpr int kMostThreads =
     kAllRegisters / kRegisters<Vectors, Shifted, Extended> < 1024

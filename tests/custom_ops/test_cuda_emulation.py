@@ -127,8 +127,8 @@ def test_every_plan_covers_its_rows_and_fits_the_device(plan, dtype: ir.DataType
             # What the registers of a multiprocessor leave room for, as sass_kernels.csv has them:
             # every fourth warp takes its own from the same quarter, eight of each thread at a time.
             warps = -(-p.threads // 128)
-            registers = 32 * -(-REGISTERS[p.vectors, p.shifted] // 8) * 8
-            assert p.threads_per_row or warps * registers <= 65536 // 4
+            registers = 0 if p.threads_per_row else REGISTERS[p.vectors, p.shifted]
+            assert warps * 32 * -(-registers // 8) * 8 <= 65536 // 4
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda t: t.name)
