@@ -164,5 +164,5 @@ def with_zeros(region: Region, choice: Iterable[tuple[Leaf, Fiber]]) -> Region:
     zeros = {id(leaf): fiber for leaf, fiber in choice}
     leaves = [leaf.with_zero(zeros[id(leaf)]) if id(leaf) in zeros else leaf
               for leaf in region.leaves]  # fmt: skip
-    leaves.sort(key=lambda leaf: leaf.zero is None)
+    leaves.sort(key=lambda leaf: (not leaf.fixed, leaf.zero is None))  # what is least free first
     return replace(region, leaves=tuple(leaves))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from onnxfold.errors import OnnxfoldError
 from onnxfold.graph import Fiber
+from onnxfold.proof.generic import generic
 from onnxfold.proof.lines import line
 from onnxfold.proof.region import Pair, Region
 from onnxfold.proof.relation import EQUAL, Float64, Relation, completed, is_small, means, shortened
@@ -56,7 +57,17 @@ class Tester:
         stored constants may move the outputs by.
         """
         named = self._remembered(_Question(region, slack, self._whole, fibers))
-        return named or self._remembered(_Question(region, slack, self._whole, lines=True))
+        return named or self._line(region, slack)
+
+    def _line(self, region: Region, slack: float) -> Relation | None:
+        """Return u = r * v + s, where possible by a test that other numbers share."""
+        made = None if slack else generic(region)
+        if made is not None:
+            found = self._remembered(_Question(made.region, slack, self._whole, lines=True))
+            told = None if found is None else made.told(found)
+            if told is not None:
+                return told
+        return self._remembered(_Question(region, slack, self._whole, lines=True))
 
     def exact(self, region: Region, slack: float) -> Relation | None:
         """Return whether the outputs are equal, or one is the other without an element, or None."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice, product
 
 import numpy as np
 
@@ -21,6 +22,7 @@ LIKE_FIRST = 4
 FEW = 256
 _MORE = 40
 _MANY = 1 << 14  # elements of which one draw at each magnitude is enough
+_MOST_CHOICES = 16
 _SCALES = (2.0**-10, 2.0**5)
 
 
@@ -65,9 +67,19 @@ def samples(
         wanted -= 1
         yield from _with_more(region, first, rng, at_first)
     if wanted == 1 + symbolic:
-        raise Unprovable(problem)
+        yield from _with_more(region, _of_known_sizes(region, problem), rng, at_first)
     if symbolic and region.far:
         yield from _far(region, fibers)
+
+
+def _of_known_sizes(region: Region, problem: str) -> Draws:
+    """Return draws in which symbols are sizes that other axes have, as a product may demand."""
+    choices = product(sorted({1, *region.dims}), repeat=len(region.symbols))
+    for numbers in islice(choices, _MOST_CHOICES if region.symbols else 0):
+        rng, forced = np.random.default_rng(0), dict(zip(region.symbols, numbers, strict=True))
+        with suppress(*ERRORS):
+            return _first(region, region.sizes(SAMPLINGS[0], forced=forced), rng, LIKE_FIRST)
+    raise Unprovable(problem)
 
 
 def _far(region: Region, fibers: tuple[Fiber, ...]) -> list[Draws]:

@@ -1,0 +1,79 @@
+"""What other numbers show of u = r * v + s holds of the actual ones, or is not taken for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import onnxfold
+from onnxfold.proof.generic import Generic
+from onnxfold.proof.relation import Float64, Relation
+from tests.passes.affine.affine_graphs import Array, graph, weights
+
+LAYOUTS = {
+    "transpose": "a = Transpose<perm=[0,2,1]>(n) m = Transpose<perm=[0,2,1]>(a) ",
+    "heads": "a = Reshape(n, heads) t = Transpose<perm=[0,2,1,3]>(a) "
+    "u = Transpose<perm=[0,2,1,3]>(t) m = Reshape(u, whole) ",
+    "slice": "p, q = Split<axis=1, num_outputs=2>(n) m = Concat<axis=1>(q, p) ",
+}
+
+
+def _model(layout: str) -> ir.Model:
+    made: dict[str, Array] = weights(g=(6,), b=(6,), W=(6, 3), c=(3,))
+    body = f"n = LayerNormalization<axis=-1>(x, g, b) {layout}z = MatMul(m, W) y = Add(z, c)"
+    if "heads" in layout:
+        made |= {"heads": np.array([0, 4, 2, 3]), "whole": np.array([0, 4, 6])}
+    return graph(body, "double[B,4,6] x", "double[B,4,3] y", made)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layers_of_other_numbers_share_a_test(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[Relation, Relation | None]] = []
+    plain = Generic.told
+
+    def seen(self: Generic, found: Relation) -> Relation | None:
+        told.append((found, plain(self, found)))
+        return told[-1][1]
+
+    monkeypatch.setattr(Generic, "told", seen)
+    result = onnxfold.optimize(_model(LAYOUTS[layout]), check=0)
+    assert result.report["proof"]["passed"]
+    assert len(result.plan.fusions) == 1
+    assert told
+    assert all(relation is not None for _, relation in told)
+
+
+def test_numbers_that_are_none_of_them_are_not_read() -> None:
+    r, s = np.array([2.0, 3.0]), np.array([5.0, 7.0])
+    made = Relation(np.array([1.25, -1.5]), np.array([1.75, -2.0]))
+    other = Generic(region=None, made=made, actual=Relation(r, s))  # type: ignore[arg-type]
+    assert _numbers(other.told(Relation(np.array([-1.5, 1.25, 1.25]), np.array([-2.0])))) == (
+        [3.0, 2.0, 2.0], [7.0],
+    )  # fmt: skip
+    for broken in (
+        Relation(np.array([1.5, 1.25]), np.array([-2.0])),  # an absolute value
+        Relation(np.array([1.25]), np.array([3.5])),  # twice a shift
+        Relation(np.array([1.25]), np.array([1.75]), reverse=True),
+    ):
+        assert other.told(broken) is None
+
+
+def _numbers(relation: Relation | None) -> tuple[list[float], list[float]]:
+    assert relation is not None
+    assert relation.r is not None
+    assert relation.s is not None
+    r: Float64 = relation.r
+    return r.tolist(), relation.s.tolist()
+
+
+def test_without_a_shift_none_is_read() -> None:
+    """A shift of 0 stays one: where beta is 0, padding with zeros lets gamma pass."""
+    made: dict[str, Array] = weights(g=(4,), W=(3, 4, 3))
+    body = "n = LayerNormalization<axis=-1>(x, g) t = Transpose<perm=[0,2,1]>(n) "
+    body += "p = Pad(t, pads) y = Conv(p, W)"
+    made["pads"] = np.array([0, 0, 1, 0, 0, 1])
+    model = graph(body, "double[B,5,4] x", "double[B,3,5] y", made)
+    result = onnxfold.optimize(model, check=0)
+    assert result.report["proof"]["passed"]
+    assert len(result.plan.fusions) == 1
