@@ -11,17 +11,34 @@ from pathlib import Path
 import torch
 from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from onnxfold.torch import AnglesCallback, cbwc
+from onnxfold.torch import AnglesCallback, cbwc, fold
 
 WIDTH, ROWS, STEPS = 8, 6, 3
 
 
+class Called(nn.Module):
+    """A linear layer and the call of a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.gain = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(self.layer(x), (WIDTH,), self.gain)
+
+
 def model() -> nn.Sequential:
+    """A model with a layer that is centred by hand, and one that is folded."""
     torch.manual_seed(0)
-    made = nn.Sequential(nn.Linear(4, WIDTH), nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 2)).double()
+    layers = (nn.Linear(4, WIDTH), nn.RMSNorm(WIDTH), Called(), nn.Linear(WIDTH, 2))
+    made = nn.Sequential(*layers).double()
     cbwc(made[0])
+    report = fold(made, (batch(0),))
+    if report.folded != ("2",):
+        raise AssertionError(str(report))
     return made
 
 
@@ -52,7 +69,7 @@ def main(rank: int, folder: Path) -> None:
     trained(parallel, own, angles)
     torch.save(parallel.module.state_dict(), folder / f"ddp{rank}.pt")
     sharded = model()
-    for layer in (sharded[0], sharded):
+    for layer in (sharded[0], sharded[2], sharded):
         fully_shard(layer, mesh=distributed.init_device_mesh("cpu", (2,)))
     trained(sharded, own)
     whole = {name: part.full_tensor() for name, part in sharded.state_dict().items()}
