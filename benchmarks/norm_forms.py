@@ -3,11 +3,14 @@
     python -m benchmarks.norm_forms [--models vit-ti vit-s vit-b gpt3-small] [--rounds 11]
 
 Models are plain torch of the sizes of the second paper's (untrained), exported, and converted with
-`onnxfold convert --to rms` and `--to crms`: `onnx` in standard operators, `kernels` with the
-library. A ratio is the median over the rounds of LayerNorm's time to the form's; `norm_share` is
-the share of norms in what ONNX Runtime's profiler adds up, of nodes that are norms by name.
-Rows go to benchmarks/results/norm_forms.csv after each shape. On a GPU, with the library that
+`onnxfold convert --to rms` and `--to crms`, the latter with `--change-readers` as well (`short`):
+`onnx` in standard operators, `kernels` with the library. A ratio is the median over the rounds of
+LayerNorm's time to the form's; `norm_share` is the share of norms in what ONNX Runtime's profiler
+adds up, of nodes that are norms by name. Rows go to benchmarks/results/norm_forms.csv after each
+shape. On a GPU, with the library that
 `make cuda` builds: --provider CUDAExecutionProvider --budget 540, a model for each call.
+--forms keeps the converted models in a folder, and --shapes 8x0 measures one shape, for a machine
+that is quiet for minutes alone.
 """
 
 from __future__ import annotations
@@ -39,8 +42,8 @@ _SIZES = {
 }
 # Batch and, of text, tokens.
 _SHAPES = {"vit": ((1, 0), (8, 0)), "gpt": ((1, 128), (1, 512), (8, 128))}
-_FORMS = (("layer", "onnx"), ("rms", "onnx"), ("crms", "onnx"), ("rms", "kernels"),
-          ("crms", "kernels"))  # fmt: skip
+_FORMS = (("layer", "onnx"), ("rms", "onnx"), ("crms", "onnx"), ("short", "onnx"),
+          ("rms", "kernels"), ("crms", "kernels"), ("short", "kernels"))  # fmt: skip
 _NORMS = ("LayerNormalization", "RMSNorm", "CRMSNorm", "Center")
 
 
@@ -66,7 +69,10 @@ class Row(Conditions):
 
 
 def exported(name: str, folder: Path) -> Path:
-    """Export a model and return its path."""
+    """Export a model, unless the folder has it, and return its path."""
+    path = folder / f"{name}.onnx"
+    if path.exists():
+        return path
     import torch
 
     from models.plain_transformer import PatchTransformer, Shape, TokenTransformer
@@ -81,7 +87,6 @@ def exported(name: str, folder: Path) -> Path:
     else:
         module = TokenTransformer(shape, vocabulary=_WORDS, positions=_POSITIONS)
         given, axes = torch.ones(2, 8, dtype=torch.int64), {0: "batch", 1: "sequence"}
-    path = folder / f"{name}.onnx"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
@@ -92,13 +97,16 @@ def exported(name: str, folder: Path) -> Path:
 
 
 def forms_of(path: Path) -> list[Variant]:
-    """Convert a model into every form; raises OnnxfoldError where one fails."""
+    """Convert a model into every form that its folder lacks; raises OnnxfoldError."""
     found = []
     for form, target in _FORMS:
         written = path
         if form != "layer":
             written = path.with_name(f"{path.stem}-{form}-{target}.onnx")
-            onnxfold.convert(path, written, to=form, target=target, check=1)
+            short = form == "short"
+            to = "crms" if short else form
+            if not written.exists():
+                onnxfold.convert(path, written, to=to, target=target, check=1, change_readers=short)
         found.append(Variant(written, kernels=target == "kernels"))
     return found
 
@@ -153,6 +161,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--provider", default="CPUExecutionProvider")
+    parser.add_argument("--forms", type=Path, help="a folder that keeps the converted models")
+    parser.add_argument("--shapes", nargs="*", help="of each model, as 8x0 or 1x128; else all")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds")
     parser.add_argument("--out", type=Path, default=RESULTS / "norm_forms.csv")
     given = parser.parse_args()
@@ -170,8 +180,10 @@ def incomplete(name: str, budget: Budget, given: argparse.Namespace) -> bool:
         return True
     try:
         with tempfile.TemporaryDirectory() as folder:
-            variants = forms_of(exported(name, Path(folder)))
+            variants = forms_of(exported(name, given.forms or Path(folder)))
             for batch, tokens in _SHAPES[name[:3]]:
+                if given.shapes is not None and f"{batch}x{tokens}" not in given.shapes:
+                    continue
                 if budget.spent:
                     print(f"the budget is spent: {name} is left from {batch}x{tokens} on")
                     return True

@@ -173,7 +173,7 @@ def differing_axis(old: ir.TensorProtocol, new: ir.TensorProtocol) -> int | None
     """
     long, short = tuple(old.shape.numpy()), tuple(new.shape.numpy())
     axis = next(iter(shortened(long, short)), None)
-    if axis is None or old.dtype != new.dtype:
+    if axis is None or old.dtype != new.dtype or not old.dtype.is_floating_point():
         return None
     rest, last = np.split(unrounded(old).astype(np.float64), [short[axis]], axis=axis)
     known = within_rounding(new.numpy(), rest - last, np.abs(rest) + np.abs(last))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
@@ -10,6 +12,7 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.relations import Point, Relations
 from onnxfold.passes.compression.plan import CompressionPlan, ShapeChange, Shortened
 from onnxfold.passes.compression.shapes import names_size, refuse_shape
+from onnxfold.passes.compression.sizes import entry_of, follows
 from onnxfold.passes.compression.stream import Stream, stream_of
 from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.places import ReaderRef
@@ -70,12 +73,27 @@ def _refuse_unaligned(site: NormSite, settings: Settings) -> Refusal | None:
 
 def _shaped(info: ModelInfo, stream: Stream) -> list[tuple[ir.Node, int, int]]:
     """Return (node, axis, size) of what gives the stream a shape that names its size."""
-    found = []
+    found, channels = [], stream.channels
     for point in stream.values:
         node, (block,) = point.value.producer(), point.fiber.blocks
-        if node is not None and names_size(info, node, block.axis, block.size):
+        if node is None or _follows(info, node, block.axis, channels):
+            continue
+        if names_size(info, node, block.axis, block.size):
             found.append((node, block.axis, block.size))
     return found
+
+
+def _follows(info: ModelInfo, node: ir.Node, axis: int, channels: Mapping[ir.Value, int]) -> bool:
+    """Whether the shape that a node is told has the stream's own number of channels."""
+    if node.op_type not in ("Reshape", "Expand") or len(node.inputs) < 2:
+        return False
+    rank, length = info.rank(node.outputs[0]), info.dim(node.inputs[1], 0)
+    if rank is None or not isinstance(length, int):
+        return False
+    position = axis - (rank - length)
+    if node.op_type == "Expand" and entry_of(info, node.inputs[1], position) == 1:
+        return True  # as many as what it reads
+    return follows(info, node.inputs[1], position, channels)
 
 
 def refuse_shapes(info: ModelInfo, stream: Stream) -> Refusal | None:

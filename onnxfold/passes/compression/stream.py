@@ -23,6 +23,7 @@ from onnxfold.operators.families.transfer import Backward, Carried, ZeroMean
 from onnxfold.operators.table import row_of
 from onnxfold.passes.centring.dataflow import CENTRABLE
 from onnxfold.passes.centring.relations import Carries, Point, Relations
+from onnxfold.passes.compression.sizes import Told, told_by
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.centre import is_centred_weight
@@ -50,6 +51,12 @@ class Stream:
     readers: dict[Point, list[Reader]] = field(default_factory=dict)
     norms: set[ir.Value] = field(default_factory=set)
 
+    @property
+    def channels(self) -> dict[ir.Value, int]:
+        """The axis along which each value loses an element."""
+        every = (*self.weights, *self.values, *self.entries)
+        return {point.value: point.fiber.blocks[0].axis for point in every}
+
 
 def stream_of(
     info: ModelInfo, relations: Relations, start: Point, norms: Mapping[ir.Node, NormSite | None]
@@ -71,6 +78,7 @@ class StreamWalk:
         self.info, self._relations, self._norms = info, relations, norms
         self._waiting: deque[Point] = deque()
         self._seen: dict[ir.Value, Point] = {}
+        self._shapes: list[tuple[Point, ir.Node]] = []
         self.stream = Stream()
 
     def run(self, start: Point) -> Refusal | None:
@@ -78,7 +86,27 @@ class StreamWalk:
         while why is None and self._waiting:
             point = self._waiting.popleft()
             why = self.backward(point) or self._forward(point)
-        return why
+        return why or self._refuse_sizes()
+
+    def _refuse_sizes(self) -> Refusal | None:
+        """Say who is told a number of channels that is not the stream's own, or None."""
+        axes = self.stream.channels
+        for point, shape in self._shapes:
+            position = axes[point.value] - _start_of(self.info, shape)
+            for told in told_by(self.info, shape.outputs[0], position):
+                if told is None or not self._is_own(told, axes):
+                    return _reads_in_full(point, shape)
+        return None
+
+    def _is_own(self, told: Told, axes: Mapping[ir.Value, int]) -> bool:
+        """Whether a size is that of the channels of a value of the stream."""
+        node, index = told.reader.node, told.reader.index
+        if node.domain or node.op_type not in _SHAPED or index != 1:
+            return False
+        rank, length = self.info.rank(node.outputs[0]), self.info.dim(node.inputs[1], 0)
+        if rank is None or not isinstance(length, int):
+            return False
+        return axes.get(node.outputs[0]) == told.position + rank - length
 
     def _visit(self, point: Point) -> Refusal | None:
         name = point.value.name or ""
@@ -169,18 +197,33 @@ class StreamWalk:
             return _unknown(reader.node)
         if facets.reads_type_alone(row_of(reader.node), reader.index):
             return None
+        if reader.node.op_type == "Shape" and not reader.node.domain:
+            self._shapes.append((point, reader.node))
+            return None
         effect = self._relations.effect(point, reader)
         if not isinstance(effect, Carries):
             shared = self.info.tensor(point.value) is not None
             code = RefusalCode.SHARED_WEIGHT if shared else RefusalCode.EXACT_READER
-            label = node_label(reader.node)
-            sentence = f"{operator(reader.node)} '{label}' reads '{point.value.name}' in full"
-            return Refusal(code, sentence, (label,))
+            return _reads_in_full(point, reader.node, code)
         for moved in effect.points:
             why = self._visit(moved)
             if why is not None:
                 return why
         return None
+
+
+def _reads_in_full(
+    point: Point, node: ir.Node, code: RefusalCode = RefusalCode.EXACT_READER
+) -> Refusal:
+    label = node_label(node)
+    sentence = f"{operator(node)} '{label}' reads '{point.value.name}' in full"
+    return Refusal(code, sentence, (label,))
+
+
+def _start_of(info: ModelInfo, shape: ir.Node) -> int:
+    """Return the axis whose size a Shape node tells first."""
+    start = shape.attributes.get_int("start", 0)
+    return start + (info.rank(shape.inputs[0]) or 0) if start < 0 else start
 
 
 def _loses(node: ir.Node) -> bool:

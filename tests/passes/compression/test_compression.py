@@ -205,6 +205,29 @@ def test_a_quantised_weight_is_refused() -> None:
     assert _reason(CentredStream().model(_quantised))["code"] == "quantised"
 
 
+_OPEN = """<ir_version: 10, opset_import: ["" : 23]>
+g (double[batch,3,5] x, int64[1] d) => (double[batch,3,c] y) {
+  rest = Constant<value = int64[2] {-1, 3}>()
+  shape = Concat<axis = 0>(rest, d)
+  h = MatMul(x, W)
+  told = Reshape(h, shape)
+  one = Constant<value = double[1] {1.0}>()
+  gamma = Expand(one, d)
+  [n] n = RMSNormalization<axis = -1>(told, gamma)
+  y = Identity(n)
+}"""
+
+
+def test_channels_whose_number_an_input_tells_are_refused() -> None:
+    model = onnx.parser.parse_model(_OPEN)
+    W = np.random.default_rng(0).standard_normal((5, C))
+    W -= W.mean(axis=1, keepdims=True)
+    model.graph.initializer.append(numpy_helper.from_array(W, "W"))
+    reason = _reason(model)
+    assert reason["code"] == "dynamic_fiber"
+    assert "the size of a normalised axis is not known" in reason["sentence"]
+
+
 def _told(shape: list[int]) -> Callable[[CentredStream], str]:
     def between(graph: CentredStream) -> str:
         graph.weights["shape"] = np.array(shape, np.int64)
@@ -225,10 +248,81 @@ def _computed(graph: CentredStream) -> str:
     return graph.node("Reshape", ["h", "shape"], "told")
 
 
-def test_a_reader_of_the_shape_of_the_stream_sees_its_channels() -> None:
-    reason = _reason(CentredStream().model(_computed))
+def _counted(graph: CentredStream) -> str:
+    graph.node("Shape", ["h"], "shape")
+    graph.outputs.append(graph.node("Cast", ["shape"], "sizes", to=TensorProto.DOUBLE))
+    return "h"
+
+
+def _told_twice(graph: CentredStream) -> str:
+    """The shape of the stream, told to what is not of it."""
+    graph.node("Shape", ["h"], "shape")
+    graph.weights |= {"first": np.array([0]), "two": np.array([2]), "rest": np.array([-1])}
+    graph.weights["zero"] = np.array([0])
+    graph.node("Slice", ["shape", "two", "three", "zero"], "channels")
+    graph.weights["three"] = np.array([3])
+    graph.node("Concat", ["rest", "channels"], "other", axis=0)
+    graph.node("Concat", ["x", "x", "x", "x", "x", "x", "x", "x"], "wide", axis=-1)
+    graph.outputs.append(graph.node("Reshape", ["wide", "other"], "rows"))
+    return "h"
+
+
+@pytest.mark.parametrize("between", [_counted, _told_twice])
+def test_a_reader_of_the_number_of_channels_keeps_them(
+    between: Callable[[CentredStream], str],
+) -> None:
+    reason = _reason(CentredStream().model(between))
     assert reason["code"] == "exact_reader"
     assert reason["nodes"] == ["shape"]
+
+
+def test_another_number_of_channels_is_seen_by_who_is_told_it() -> None:
+    _is_wrong(CentredStream().model(_counted))
+    changed, shown = _forced(CentredStream().model(_told_twice), _PLAN)
+    assert shown.failures
+    with pytest.raises(ValueError, match="cannot reshape array of size 240"):  # 30 rows of 8
+        evaluate(changed, FEEDS)
+
+
+def _sliced(graph: CentredStream) -> str:
+    """Batch and tokens joined, and apart again, as TorchScript writes flatten and view."""
+    graph.weights |= {"start": np.array([2]), "end": np.array([3]), "zero": np.array([0])}
+    graph.weights |= {"rest": np.array([-1]), "batch": np.array(0), "at": np.array([0])}
+    graph.node("Shape", ["h"], "shape")
+    graph.node("Slice", ["shape", "start", "end", "zero"], "channels")
+    graph.node("Concat", ["rest", "channels"], "flat", axis=0)
+    graph.node("Reshape", ["h", "flat"], "rows")
+    graph.node("Gather", ["shape", "batch"], "size", axis=0)
+    graph.node("Unsqueeze", ["size", "at"], "sizes")
+    graph.node("Concat", ["sizes", "rest", "channels"], "full", axis=0)
+    return graph.node("Reshape", ["rows", "full"], "back")
+
+
+def _expanded(graph: CentredStream) -> str:
+    """A class token for every sample, as TorchScript writes expand(n, -1, -1)."""
+    token = np.random.default_rng(3).standard_normal((1, 1, C))
+    graph.weights["token"] = token - token.mean()
+    graph.weights |= {"at": np.array([0]), "open": np.array([-1, -1]), "minus": np.array(-1)}
+    graph.weights |= {"first": np.array(0), "rest": np.array([-1])}
+    graph.node("Shape", ["ids"], "sizes")
+    graph.node("Gather", ["sizes", "first"], "size", axis=0)
+    graph.node("Unsqueeze", ["size", "at"], "batch")
+    graph.node("Concat", ["batch", "open"], "listed", axis=0)
+    graph.node("Reshape", ["listed", "rest"], "wanted")
+    graph.weights["three"] = np.array([3])
+    one = numpy_helper.from_array(np.array([1]))
+    graph.node("ConstantOfShape", ["three"], "ones", value=one)
+    graph.node("Mul", ["ones", "minus"], "minuses")
+    graph.node("Equal", ["wanted", "minuses"], "is_open")
+    graph.node("Where", ["is_open", "ones", "wanted"], "target")
+    graph.node("Expand", ["token", "target"], "tokens")
+    return graph.node("Concat", ["tokens", "h"], "joined", axis=1)
+
+
+def test_a_shape_that_follows_from_the_stream_itself_goes_along() -> None:
+    _is_right(CentredStream().model(_computed), "table", "W", "b")
+    _is_right(CentredStream().model(_sliced), "table", "W", "b")
+    _is_right(CentredStream().model(_expanded), "table", "W", "b", "token")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,158 @@
+"""Sizes that a model takes from the shape of one tensor and tells another: Reshape(y, Shape(x)).
+
+Where both are of one stream, a told number of channels follows by itself when the stream changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo, Reader
+
+__all__ = ["Told", "entry_of", "follows", "told_by"]
+
+# The entries of a vector, or one number, in their order.
+_KEEPS = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A node input that reads a size, at a position of a vector."""
+
+    reader: Reader
+    position: int
+
+
+def follows(
+    info: ModelInfo, shape: ir.Value | None, position: int, channels: Mapping[ir.Value, int]
+) -> bool:
+    """Whether an entry of a shape is the number of channels of a value that is named.
+
+    ``channels``: the axis of each.
+    """
+    while shape is not None and (node := shape.producer()) is not None and not node.domain:
+        if node.op_type == "Shape":
+            source, start = node.inputs[0], node.attributes.get_int("start", 0)
+            rank = info.rank(source) or 0
+            axis = position + (start + rank if start < 0 else start)
+            return source is not None and channels.get(source) == axis
+        step = _before(info, node, position)
+        if step is None:
+            return False
+        shape, position = step
+    return False
+
+
+def _before(info: ModelInfo, node: ir.Node, position: int) -> tuple[ir.Value | None, int] | None:
+    """Return which operand, and which of its entries, an entry of a result is."""
+    if node.op_type in _KEEPS:
+        return node.inputs[0], position
+    if node.op_type == "Concat":
+        for operand in node.inputs:
+            length = info.dim(operand, 0)
+            if not isinstance(length, int):
+                return None
+            if position < length:
+                return operand, position
+            position -= length
+        return None
+    taken = _taken(info, node)
+    return None if taken is None or position >= len(taken) else (node.inputs[0], taken[position])
+
+
+def entry_of(info: ModelInfo, vector: ir.Value | None, position: int) -> int | None:
+    """Return one entry of an integer vector of which others may be open, None where it is open.
+
+    TorchScript computes what it expands to by Where(shape == -1, 1, shape).
+    """
+    if vector is None:
+        return None
+    known = info.array(vector)
+    if known is not None:
+        flat = known.reshape(-1)
+        place = 0 if flat.size == 1 else position
+        return int(flat[place]) if place < flat.size else None
+    node = vector.producer()
+    if node is None or node.domain:
+        return None
+    if node.op_type in _ENTRIES:
+        entries = [entry_of(info, operand, position) for operand in node.inputs]
+        return _ENTRIES[node.op_type](entries)
+    if node.op_type == "ConstantOfShape":
+        tensor = node.attributes.get_tensor("value")
+        return 0 if tensor is None else int(tensor.numpy().reshape(-1)[0])
+    step = _before(info, node, position)
+    return None if step is None else entry_of(info, *step)
+
+
+def _product(entries: list[int | None]) -> int | None:
+    a, b = entries
+    return None if a is None or b is None else a * b
+
+
+def _equal(entries: list[int | None]) -> int | None:
+    a, b = entries
+    return None if a is None or b is None else int(a == b)
+
+
+def _chosen(entries: list[int | None]) -> int | None:
+    condition, a, b = entries
+    return None if condition is None else a if condition else b
+
+
+_ENTRIES: Mapping[str, Callable[[list[int | None]], int | None]] = {
+    "Equal": _equal,
+    "Mul": _product,
+    "Where": _chosen,
+}
+
+
+def told_by(info: ModelInfo, value: ir.Value, position: int) -> Iterator[Told | None]:
+    """Yield who reads an entry of a vector at last; None where that cannot be told."""
+    if info.is_output(value):
+        yield None
+    for reader in info.readers(value):
+        node = reader.node
+        passes = node.op_type in (*_KEEPS, "Concat", "Gather", "Slice")
+        if node.domain or not passes or (node.op_type == "Reshape" and reader.index == 1):
+            yield Told(reader, position)
+            continue
+        for following in _behind(info, reader, position):
+            yield from (None,) if following is None else told_by(info, node.outputs[0], following)
+
+
+def _behind(info: ModelInfo, reader: Reader, position: int) -> tuple[int | None, ...]:
+    """Return the entries of a result that an entry becomes; None where that cannot be told."""
+    node = reader.node
+    if node.op_type in _KEEPS:
+        return (position,)
+    if node.op_type == "Concat":
+        lengths = [info.dim(operand, 0) for operand in node.inputs[: reader.index]]
+        if not all(isinstance(length, int) for length in lengths):
+            return (None,)
+        return (position + sum(n for n in lengths if isinstance(n, int)),)
+    taken = _taken(info, node) if reader.index == 0 else None
+    if taken is None:
+        return (None,)
+    return tuple(place for place, entry in enumerate(taken) if entry == position)
+
+
+def _taken(info: ModelInfo, node: ir.Node) -> list[int] | None:
+    """Return which entries of a vector a Gather or Slice takes, in order."""
+    length = info.dim(node.inputs[0], 0)
+    if not isinstance(length, int):
+        return None
+    if node.op_type == "Gather":
+        indices = info.integers(node.inputs[1])
+        return None if indices is None else [index % length for index in indices]
+    if node.op_type != "Slice" or len(node.inputs) < 3:
+        return None
+    numbers = [info.integers(operand) for operand in node.inputs[1:]]
+    if any(part is None or len(part) != 1 for part in numbers):
+        return None
+    given = [part[0] for part in numbers if part]
+    start, end, step = (*given[:2], given[3] if len(given) > 3 else 1)
+    return None if step == 0 else list(range(length))[start:end:step]
