@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxfold.errors import InvariantError
 from onnxfold.graph import Fiber, ModelInfo, follow_reshape, node_label, whole_axes
 from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormSite
@@ -28,7 +29,7 @@ from onnxfold.passes.deferral.plan import CentredReader
 from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["centred_readers"]
+__all__ = ["centred_readers", "image", "layer_weight"]
 
 
 def centred_readers(
@@ -50,11 +51,11 @@ def centred_readers(
                 return reader
             found.append(reader)
             continue
-        image = _through(info, node, source, fibers[source])
-        if image is None:
+        behind = image(info, node, source, fibers[source])
+        if behind is None:
             sentence = "does not keep the channels of its mean"
             return _refusal(RefusalCode.EXACT_READER, node, sentence)
-        fibers.update(dict.fromkeys(outputs, image))
+        fibers.update(dict.fromkeys(outputs, behind))
     seeing = next((other for other in flow.cancelled if other.input in fibers), None)
     if seeing is not None:
         return _refusal(RefusalCode.HAS_MEAN, seeing.last, "does not take out the mean itself")
@@ -65,32 +66,47 @@ def centred_readers(
     return tuple(found)
 
 
-def _through(info: ModelInfo, node: ir.Node, source: ir.Value, fiber: Fiber) -> Fiber | None:
+def image(info: ModelInfo, node: ir.Node, source: ir.Value, fiber: Fiber) -> Fiber | None:
+    """Return where the channels of a value are behind a node that reshapes it; else None."""
     old, new = info.shape(source), info.shape(node.outputs[0])
     if not facets.reshapes(row_of(node)) or old is None or new is None:
         return None
     return follow_reshape(fiber, old, new)
 
 
-def _reader(
-    info: ModelInfo, node: ir.Node, source: ir.Value, fiber: Fiber, settings: Settings
-) -> CentredReader | Refusal:
+def layer_weight(
+    info: ModelInfo, node: ir.Node, source: ir.Value, fiber: Fiber
+) -> tuple[int, Fiber] | Refusal:
+    """Return the input of a layer that is its weight, and the channels of a value along it."""
     layer, index = row_of(node).layer, list(node.inputs).index(source)
     place = LAYERS[layer](info, node, index, Channels(fiber.blocks)) if layer in LAYERS else None
     if place is None or isinstance(place, Refusal):
         return place or _refusal(RefusalCode.UNKNOWN_OP, node, "is a layer that cannot be followed")
-    weight = node.inputs[place.weight]
-    tensor = None if weight is None else info.tensor(weight)
-    if weight is None or tensor is None or not tensor.dtype.is_floating_point():
+    tensor = info.tensor(node.inputs[place.weight])
+    if tensor is None or not tensor.dtype.is_floating_point():
         sentence = "its weight is not a stored constant of floats"
         return _refusal(RefusalCode.DYNAMIC_WEIGHT, node, sentence)
     inside = whole_axes(tuple(tensor.shape.numpy()), place.channels.axes)
     if inside is None or inside.size != fiber.size:
         return _refusal(RefusalCode.FIBER_BROKEN, node, "cuts the channels of the norm")
+    return place.weight, inside
+
+
+def _reader(
+    info: ModelInfo, node: ir.Node, source: ir.Value, fiber: Fiber, settings: Settings
+) -> CentredReader | Refusal:
+    found = layer_weight(info, node, source, fiber)
+    if isinstance(found, Refusal):
+        return found
+    index, inside = found
+    weight = node.inputs[index]
+    tensor = info.tensor(weight)
+    if weight is None or tensor is None:
+        raise InvariantError(f"'{node_label(node)}' has no weight")
     shared = len(weight.uses()) > 1 or weight.is_graph_output() or weight.is_graph_input()
     if shared and tensor.nbytes > settings.allow_split_bytes:
         return _refusal(RefusalCode.SHARED_WEIGHT, node, "its weight is read by others as well")
-    reader = ReaderRef(info.ref(node.outputs[0]), place.weight)
+    reader = ReaderRef(info.ref(node.outputs[0]), index)
     return CentredReader(reader, inside, tensor.nbytes if shared else 0)
 
 

@@ -13,6 +13,7 @@ import onnxfold
 from onnxfold.check.reference import Precision, run
 from onnxfold.options import Target
 from tests.passes.deferral.architectures import ARCHITECTURES
+from tests.passes.deferral.test_layer_norms import layer_norm_model
 
 BOUND = 1e-12  # of one file against another with the same weights, both in float64
 
@@ -81,3 +82,33 @@ def test_calls_that_stay_are_left_as_they_are(
     onnxfold.optimize(given, deferred, target="kernels", defer="all", check=None)
     assert any(node.op_type == "AddScaledRowScaleWithSum" for node in ir.load(deferred).graph)
     assert not onnxfold.optimize(ir.load(deferred), target="kernels", check=None, **way).changed
+
+
+@pytest.mark.parametrize("target", Target)
+def test_a_layer_norm_that_keeps_its_mean_is_taken_back_with_stored_weights(
+    target: Target, tmp_path: Path
+) -> None:
+    """The means of its readers' weights are 0 but for roundings, by which the proof goes."""
+    deferred, back = tmp_path / "deferred.onnx", tmp_path / "b.onnx"
+    model = layer_norm_model(dtype="float")
+    first = onnxfold.optimize(model, target=target, defer="all", check=None)
+    assert first.report["inspect"]["summary"]["deferred_layer_norms"] == 1
+    ir.save(first.model, deferred)
+    taken = onnxfold.optimize(deferred, back, target=target, check=0)
+    assert _summary(taken.report)["reinstated"] == 1
+    x = {"x": np.random.default_rng(0).standard_normal((2, 3, 6)).astype(np.float32)}
+    a, b = (run(ir.load(f), x, precision=Precision.FLOAT64)["y"] for f in (deferred, back))
+    # mean(x) times the means of 12 weights that were rounded to 24 bits, s of the order of 1
+    assert np.abs(a - b).max() <= 12 * 2.0**-24 * np.abs(a).max()
+
+
+def test_weights_that_see_the_mean_keep_it_deferred(tmp_path: Path) -> None:
+    """Of another mean than 0 they would make something else of what a LayerNorm gives."""
+    model = onnxfold.optimize(layer_norm_model(dtype="float"), defer="all", check=None).model
+    weight = next(v for n, v in model.graph.initializers.items() if n.endswith(".centred"))
+    assert weight.const_value is not None
+    moved = weight.const_value.numpy() + np.float32(0.25)
+    weight.const_value = ir.tensor(moved, name=weight.name)
+    taken = onnxfold.optimize(model, check=0)
+    assert [left["name"] for left in taken.report["left_out"]] == ["reinstating"]
+    assert taken.report["inspect"]["summary"]["reinstated"] == 0
