@@ -172,6 +172,7 @@ def test_the_defaults_are_those_of_the_python_interface() -> None:
     given = FoldOptions().keywords()
     assert given == {name: defaults[name] for name in given}
     only_here = {
+        "change_readers",
         "convert_to",
         "device",
         "dry_run",
