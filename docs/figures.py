@@ -175,7 +175,7 @@ def _page() -> str:
         "the fastest round.\n\n"
         "## One norm\n\n"
         "![Nanoseconds per element of an addition and a LayerNorm](figures/kernels.svg)\n\n"
-        "An addition and the LayerNorm behind it where the sum is used by nothing else, in four "
+        "An addition and the LayerNorm behind it where the sum is used by nothing else, in several "
         f"ways, `benchmarks/results/kernels.csv` ({_dates('kernels.csv')}); `python -m "
         "benchmarks.kernels`. *loads and stores* is what moving the data takes.\n\n"
         "## What it costs\n\n" + _costs()
