@@ -26,7 +26,7 @@ from onnxfold.torch import StreamStatistics
 
 HELD_OUT, RATE, BATCH = 360, 0.01, 128
 NETS = ((6, False), (15, False), (35, False), (65, True), (100, True))
-EPOCHS = {"tiny": 1, "small": 5, "full": 60}
+EPOCHS = {"tiny": 1, "small": 30, "full": 60}
 WIDTHS = {"tiny": 16, "small": 48, "full": 256}
 
 
