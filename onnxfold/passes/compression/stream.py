@@ -43,18 +43,22 @@ _SHAPED = ("Reshape", "Expand")
 
 @dataclass(slots=True)
 class Stream:
-    """The points of a stream in the order found; ``entries`` keep their last channel."""
+    """The points of a stream in the order found; ``entries`` keep their last channel.
+
+    ``starts`` are given by norms without it.
+    """
 
     weights: list[Point] = field(default_factory=list)
     values: list[Point] = field(default_factory=list)
     entries: list[Point] = field(default_factory=list)
+    starts: list[Point] = field(default_factory=list)
     readers: dict[Point, list[Reader]] = field(default_factory=dict)
     norms: set[ir.Value] = field(default_factory=set)
 
     @property
     def channels(self) -> dict[ir.Value, int]:
         """The axis along which each value loses an element."""
-        every = (*self.weights, *self.values, *self.entries)
+        every = (*self.weights, *self.values, *self.entries, *self.starts)
         return {point.value: point.fiber.blocks[0].axis for point in every}
 
 
@@ -92,7 +96,7 @@ class StreamWalk:
         """Say who is told a number of channels that is not the stream's own, or None."""
         axes = self.stream.channels
         for point, shape in self._shapes:
-            position = axes[point.value] - _start_of(self.info, shape)
+            position = point.fiber.blocks[0].axis - _start_of(self.info, shape)
             for told in told_by(self.info, shape.outputs[0], position):
                 if told is None or not self._is_own(told, axes):
                     return _reads_in_full(point, shape)

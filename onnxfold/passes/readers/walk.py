@@ -50,14 +50,18 @@ class ReadersWalk(StreamWalk):
     ):
         super().__init__(info, relations, norms)
         self._allowed = starts
-        self.starts: list[ir.Value] = []
         self.layers: list[LinearReader] = []
+
+    @property
+    def starts(self) -> list[ir.Value]:
+        """What norms give."""
+        return [point.value for point in self.stream.starts]
 
     def backward(self, point: Point) -> Refusal | None:
         """End at what a norm gives."""
         if point.value not in self._allowed:
             return super().backward(point)
-        self.starts.append(point.value)
+        self.stream.starts.append(point)
         return None
 
     def enters(self, point: Point, pulled: Backward) -> bool:

@@ -146,6 +146,10 @@ def test_gamma_that_no_layer_takes_keeps_all_channels() -> None:
 
 def _turned(graph: CentredStream) -> None:
     rng = np.random.default_rng(6)
+    graph.weights |= {"first": np.array([0, 1])}
+    graph.node("Shape", ["n"], "sizes")
+    graph.node("Gather", ["sizes", "first"], "batch", axis=0)
+    graph.outputs.append(graph.node("Cast", ["batch"], "seen", to=TensorProto.DOUBLE))
     graph.weights |= {"A": rng.standard_normal((3, C)), "rows": np.array([-1, C], np.int64)}
     graph.weights |= {"c": rng.standard_normal(3), "D": rng.standard_normal((2, C))}
     graph.node("Reshape", ["n", "rows"], "flat")
