@@ -1,0 +1,167 @@
+"""Tables within pages that are written by hand: README.md, theory.md, pipeline.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pages.tables import Row, between, read_rows, table
+
+__all__ = ["with_deferral", "with_orders", "with_tables"]
+
+_BEGIN, _END = "<!-- recipes: written by docs/generate.py -->\n", "<!-- end of recipes -->"
+_BEGIN_COUNTS, _END_COUNTS = (
+    "<!-- deferral counts: written by docs/generate.py -->\n",
+    "<!-- end of deferral counts -->",
+)
+_BEGIN_DEFER, _END_DEFER = (
+    "<!-- deferral times: written by docs/generate.py -->\n",
+    "<!-- end of deferral times -->",
+)
+_BEGIN_FORMS, _END_FORMS = "<!-- forms: written by docs/generate.py -->\n", "<!-- end of forms -->"
+_BEGIN_GAINS, _END_GAINS = "<!-- gains: written by docs/generate.py -->\n", "<!-- end of gains -->"
+_BEGIN_ORDERS = "<!-- orders: written by docs/generate.py -->\n"
+_END_ORDERS = "<!-- end of orders -->"
+# Subject, axis and size of the rows of models.csv that README shows.
+_README_GAINS = (
+    ("minilm", "sequence", "128"),
+    ("minilm-int8", "sequence", "128"),
+    ("bert-base", "sequence", "128"),
+    ("gpt2", "sequence", "128"),
+    ("opt-125m", "sequence", "128"),
+    ("vit-s16", "batch", "1"),
+)
+_README_RECIPES = (
+    "gpt2 opt-125m pythia-160m vit-b16 dinov2-small clip-text whisper-tiny-encoder bert-base "
+    "minilm swin-t convnext-t"
+).split()
+
+
+def with_tables(readme: str, rows: Sequence[Row], timed: Sequence[Row]) -> str:
+    """Replace what is generated in README.md."""
+    with_gains = between(readme, _BEGIN_GAINS, _END_GAINS, _gains(timed))
+    return between(with_gains, _BEGIN, _END, _folds(rows))
+
+
+def with_deferral(theory: str) -> str:
+    """Replace what is generated in theory.md."""
+    counted = ("norm", "behind", "deferred", "saved")
+    counts = table(
+        (
+            "figure",
+            "block",
+            "sizes of",
+            "the norm",
+            "s behind every layer",
+            "deferred",
+            "saved behind layers",
+        ),
+        [
+            tuple(row[name] for name in ("figure", "block", "model", *counted))
+            for row in read_rows("deferral_counts.csv")
+        ],
+    )
+    theory = between(theory, _BEGIN_COUNTS, _END_COUNTS, counts)
+    theory = between(theory, _BEGIN_DEFER, _END_DEFER, _times(read_rows("defer.csv")))
+    return between(theory, _BEGIN_FORMS, _END_FORMS, _forms(read_rows("norm_forms.csv")))
+
+
+def with_orders(pipeline: str) -> str:
+    """Replace what is generated in pipeline.md."""
+    return between(pipeline, _BEGIN_ORDERS, _END_ORDERS, _orders(read_rows("orders.csv")))
+
+
+def _forms(rows: Sequence[Row]) -> str:
+    """Times of RMSNorm and CRMSNorm against LayerNorm's, and the share that norms have."""
+    cases: dict[tuple[str, str, str], dict[tuple[str, str], Row]] = {}
+    for row in rows:
+        by_form = cases.setdefault((row["model"], row["batch"], row["tokens"]), {})
+        by_form[row["form"], row["target"]] = row
+    columns = (("rms", "onnx"), ("crms", "onnx"), ("rms", "kernels"), ("crms", "kernels"))
+
+    def cell(row: Row) -> str:
+        low, middle, high = (float(row[name]) for name in ("ratio_25", "ratio", "ratio_75"))
+        return f"{middle:.2f} ({low:.2f} to {high:.2f}), {float(row['norm_share']):.1%}"
+
+    lines = []
+    for (model, batch, tokens), by_form in cases.items():
+        layer = by_form["layer", "onnx"]
+        shape = batch if tokens == "0" else f"{batch} x {tokens}"
+        plain = f"{float(layer['milliseconds']):.0f} ms, {float(layer['norm_share']):.1%}"
+        lines.append((model, shape, plain, *(cell(by_form[column]) for column in columns)))
+    headings = ("model", "batch", "LayerNorm", "RMSNorm", "CRMSNorm", "RMSNorm, kernels",
+                "CRMSNorm, kernels")  # fmt: skip
+    return table(headings, lines)
+
+
+def _times(rows: Sequence[Row]) -> str:
+    """Ratios of one thread: of --defer all, and of the same file again, which auto is so far."""
+    rows = [row for row in rows if row["provider"] == "CPUExecutionProvider"]
+
+    def cell(row: Row) -> str:
+        low, middle, high = (float(row[name]) for name in ("ratio_q1", "ratio", "ratio_q3"))
+        return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+    by_setting = {(*_case(row), row["defer"]): row for row in rows}
+    cases = dict.fromkeys(_case(row) for row in rows if row["threads"] == "1")
+    lines = [
+        (*case[:-1], *(cell(by_setting[*case, name]) for name in ("all", "auto"))) for case in cases
+    ]
+    headings = ("block", "target", "type", "tokens", "`all`", "`auto` (the same file)")
+    return table(headings, lines)
+
+
+def _case(row: Row) -> tuple[str, ...]:
+    return tuple(row[name] for name in ("model", "target", "dtype", "tokens", "threads"))
+
+
+def _orders(rows: Sequence[Row]) -> str:
+    """What every order of tools leaves of folds and fusions."""
+    lines = [
+        (
+            row["architecture"],
+            row["order"].replace(", ", " → "),
+            f"{row['folds']} of {row['norms']}" if "onnxfold" in row["order"] else "-",
+            row["nodes"],
+            row["fusions"].replace(":", " "),
+            row["error"],
+        )
+        for row in rows
+    ]
+    return table(("model", "order", "folds", "nodes", "norms and fusions", "error"), lines)
+
+
+def _gains(timed: Sequence[Row]) -> str:
+    """What ONNX Runtime gains on a CPU, from the last rows of each subject."""
+    last = {(row["subject"], row["axis"], row["size"], row["method"]): row for row in timed}
+    lines = []
+    for subject in _README_GAINS:
+        stock, ort, kernels = (
+            last[(*subject, method)] for method in ("stock", "target ort", "onnxfold")
+        )
+        name, axis, size = subject
+        gains = (f"{float(row['to_stock']):.2f} ({_range(row)})" for row in (ort, kernels))
+        lines.append((name, f"{axis} {size}", f"{float(stock['median_ms']):.1f}", *gains))
+    headings = ("model", "input", "ms as it was", "`--target ort`", "with the kernels")
+    return table(headings, lines)
+
+
+def _range(row: Row) -> str:
+    return f"{float(row['to_stock_p10']):.2f} to {float(row['to_stock_p90']):.2f}"
+
+
+def _folds(rows: Sequence[Row]) -> str:
+    """What folds in the recipes that README shows."""
+    shown = [row for name in _README_RECIPES for row in rows if row["recipe"] == name]
+    return table(
+        ("model", "LayerNorms", "fold", "inserted centrings", "with `--allow-split`"),
+        [
+            (
+                row["recipe"],
+                row["layer_norms"],
+                row["foldable"],
+                row["inserted_centerings"],
+                f"{row['split_foldable']}, {row['split_insertions']} inserted",
+            )
+            for row in shown
+        ],
+    )
