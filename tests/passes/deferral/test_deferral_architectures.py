@@ -14,8 +14,19 @@ BOUND = 1e-9  # relative, in float64
 SIZES = (1.0, 1e4, 1e-4)
 
 
-@pytest.mark.parametrize(("opset", "epsilon"), [(13, 1e-12), (18, 1e-5), (23, 1e-2)])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+# Each with the oldest and the newest opset and one between, which differ from one to the next.
+CASES = [
+    (name, opset, epsilon)
+    for number, name in enumerate(ARCHITECTURES)
+    for opset, epsilon in ((13, 1e-12), (14 + number % 9, (1e-2, 1e-12)[number % 2]), (23, 1e-2))
+]
+
+
+def test_every_opset_is_met() -> None:
+    assert {opset for _, opset, _ in CASES} == set(range(13, 24))
+
+
+@pytest.mark.parametrize(("name", "opset", "epsilon"), CASES)
 def test_an_architecture_is_deferred_exactly(name: str, opset: int, epsilon: float) -> None:
     kind = ARCHITECTURES[name]
     found = defer(kind.model(opset, epsilon))
