@@ -6,6 +6,7 @@ A norm behind u = x / s computes u / sqrt(factor mean(u^2) + e / s^2), which is 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -18,8 +19,8 @@ from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.gammas import GammaTables, gamma_tables
+from onnxfold.passes.deferral.half_floats import halving
 from onnxfold.passes.deferral.plan import (
-    CentredReader,
     DeferralPlan,
     DeferredNorm,
     Held,
@@ -28,7 +29,9 @@ from onnxfold.passes.deferral.row_numbers import RowNumbers, as_type, quotient
 from onnxfold.passes.deferral.row_scale import Rows
 from onnxfold.passes.deferral.scaled_tables import TableEditor, product
 from onnxfold.passes.lower.parameters import AffinePart, Parameters
-from onnxfold.weights.centre import centred_tensor
+from onnxfold.passes.places import ReaderRef
+from onnxfold.weights.edited import edited
+from onnxfold.weights.edits import Centre, Scale
 
 __all__ = ["apply"]
 
@@ -57,9 +60,13 @@ class _Work:
         """Compute the readers without s, multiply it behind them, let later norms cancel it."""
         site = self._sites[norm.output].within(self._edit)
         x = self._now.get(site.input, site.input)
-        rows = RowNumbers(self._edit, site, x)
+        shrunk = 4.0**-norm.exponent
+        read = replace(site, factor=site.factor * shrunk, epsilon=site.epsilon * shrunk)
+        rows = RowNumbers(self._edit, read, x)
         for reader in norm.centred:
-            self._centre(reader)
+            self._reweigh(reader.reader, "centred", Centre(reader.fiber))
+        for halved in norm.halved:
+            self._reweigh(halved.reader, "halved", halving(halved))
         for held in norm.held:
             self._hold(norm, held, rows)
         tables = TableEditor(self._edit, rows)
@@ -76,15 +83,15 @@ class _Work:
         redirect(site.output, x)
         sweep(site.nodes)
 
-    def _centre(self, centred: CentredReader) -> None:
-        """Give a layer a weight whose mean along the channels of its input is 0."""
-        node, index = self._values[centred.reader.node].producer(), centred.reader.index
+    def _reweigh(self, reader: ReaderRef, what: str, edit: Centre | Scale) -> None:
+        """Give a layer a weight of its own."""
+        node, index = self._values[reader.node].producer(), reader.index
         weight = None if node is None else node.inputs[index]
         tensor = None if weight is None else constant_tensor(weight)
         if node is None or weight is None or tensor is None:
-            raise InvariantError(f"'{centred.reader.node}' reads no weight")
-        name = f"{weight.name}.centred"
-        copy = self._edit.new_constant(weight, centred_tensor(tensor, centred.fiber, name), name)
+            raise InvariantError(f"'{reader.node}' reads no weight")
+        name = f"{weight.name}.{what}"
+        copy = self._edit.new_constant(weight, edited(tensor, edit, name), name)
         set_input(node, index, copy)
         self._edit.drop_if_unread(weight)
 

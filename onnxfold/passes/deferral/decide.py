@@ -30,6 +30,7 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.mincut import INFINITE, minimum_cut
 from onnxfold.passes.deferral.flow import Flow, cancels, flow_of, refuse_form
 from onnxfold.passes.deferral.gammas import gamma_tables
+from onnxfold.passes.deferral.half_floats import halved_readers
 from onnxfold.passes.deferral.measured import OPERATOR_ELEMENTS, is_wanted
 from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm, Held, ScaledTable
 from onnxfold.passes.deferral.readers import centred_readers
@@ -88,9 +89,14 @@ def _deferred(
     centred = centred_readers(info, site, flow, settings) if site.subtracts_mean else ()
     if isinstance(centred, Refusal):
         return centred
+    half = site.output.dtype is ir.DataType.FLOAT16
+    halved = halved_readers(info, site, flow, settings) if half else ()
+    if isinstance(halved, Refusal):
+        return halved
     held = _cut(site, flow, first, settings.target)
-    norm = replace(_norm(info, site, flow, held), centred=centred)
-    norm = _with_gammas(info, norm, flow, _cancelled(site, flow, held), order)
+    norm = replace(_norm(info, site, flow, held), centred=centred, halved=halved)
+    if not half:  # products of tables and gammas may exceed the range that they had apart
+        norm = _with_gammas(info, norm, flow, _cancelled(site, flow, held), order)
     if not is_wanted(settings):
         sentence = f"nothing was measured to be gained with the target {settings.target}"
         return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))

@@ -67,7 +67,8 @@ def refuse_form(site: NormSite) -> Refusal | None:
     """Return why the quotient of a norm cannot be taken apart, None where it can."""
     if site.refusal is not None:
         return site.refusal
-    if site.input.dtype not in _TYPES or site.output.dtype != site.input.dtype:
+    known = site.input.dtype in _TYPES or _is_wide_half(site)
+    if not known or site.output.dtype != site.input.dtype:
         sentence = f"what is not normalised may leave the range of {site.output.dtype}"
         return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (site.name,))
     if site.epsilon_mode is not EpsilonMode.INSIDE or site.epsilon <= 0:
@@ -81,6 +82,12 @@ def refuse_form(site: NormSite) -> Refusal | None:
         sentence = "it runs over groups of channels"
         return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
     return None
+
+
+def _is_wide_half(site: NormSite) -> bool:
+    """Whether a norm of float16 has statistics in a range of which 1 / s^2 is a number."""
+    half = site.input.dtype is ir.DataType.FLOAT16
+    return half and site.compute_dtype in _TYPES and not site.subtracts_mean
 
 
 def flow_of(
@@ -148,6 +155,7 @@ def _hand_on(
     if (
         passed is None
         or passed.degree > _HIGHEST_DEGREE
+        or (dtype is ir.DataType.FLOAT16 and not _keeps_range(flow, node))
         or any(output.dtype != dtype for output in node.outputs)
     ):
         flow.ended |= {value for value in node.inputs if value in flow.scales}
@@ -156,7 +164,8 @@ def _hand_on(
     for output in node.outputs:
         flow.scales[output] = passed
         flow.widths[output] = _width(info, flow, node, output)
-    table = tables_of(info, node, scaled, passed)
+    half = dtype is ir.DataType.FLOAT16
+    table = None if half else tables_of(info, node, scaled, passed)
     if table is not None and len(table.indices) * table.width < flow.widths[node.outputs[0]]:
         flow.tables[node] = table
     if bias is None:
@@ -164,6 +173,19 @@ def _hand_on(
     flow.biased.update(node.outputs)
     flow.ended.update(node.outputs)
     return ()
+
+
+def _keeps_range(flow: Flow, node: ir.Node) -> bool:
+    """Whether what a node gives is as large as its operand, or what a first layer gives."""
+    if row_of(node).layer is None:
+        return facets.moves_numbers(row_of(node))
+    before, *_ = [value for value in node.inputs if value in flow.scales]
+    while before.producer() in flow.handed:
+        maker = before.producer()
+        if maker is None or row_of(maker).layer is not None:
+            return False
+        before = next(value for value in maker.inputs if value in flow.scales)
+    return True
 
 
 def _width(info: ModelInfo, flow: Flow, node: ir.Node, value: ir.Value) -> int:

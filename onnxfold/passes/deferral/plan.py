@@ -11,7 +11,7 @@ from onnxfold.passes.deferral.row_scale import RowScale
 from onnxfold.passes.places import ReaderRef, fiber_from_json
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["CentredReader", "DeferralPlan", "DeferredNorm", "Held", "ScaledTable"]
+__all__ = ["CentredReader", "DeferralPlan", "DeferredNorm", "HalvedReader", "Held", "ScaledTable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,19 @@ class CentredReader:
 
 
 @dataclass(frozen=True, slots=True)
+class HalvedReader:
+    """The weight at a node's input that takes 2^-exponent, for this node alone.
+
+    ``fiber``: what is summed along it; ``nbytes``: its size where others read it too, else 0.
+    """
+
+    reader: ReaderRef
+    fiber: Fiber
+    exponent: int
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class DeferredNorm:
     """A norm y = s x that goes: its readers read x; of a LayerNorm, y = s P x, and they centre it.
 
@@ -61,7 +74,8 @@ class DeferredNorm:
     ``multiplications_saved`` counts those of the scale, and of gammas that move, for one row:
     elements of y, less those of the values that are multiplied instead.  ``centred`` are weights of
     a LayerNorm's readers, ``tables`` factors (cos and sin) that are multiplied in place of values,
-    ``gammas`` results of cancelling norms whose gammas are multiplied to such factors.
+    ``gammas`` results of cancelling norms whose gammas are multiplied to such factors.  ``halved``
+    are the weights of layers in float16 that take one power of two, which s gets back.
     """
 
     name: str
@@ -72,6 +86,12 @@ class DeferredNorm:
     centred: tuple[CentredReader, ...] = ()
     tables: tuple[ScaledTable, ...] = ()
     gammas: tuple[str, ...] = ()
+    halved: tuple[HalvedReader, ...] = ()
+
+    @property
+    def exponent(self) -> int:
+        """The k of the 2^-k that layers have taken."""
+        return self.halved[0].exponent if self.halved else 0
 
     @property
     def multiplied(self) -> tuple[Held, ...]:
@@ -116,6 +136,15 @@ class DeferredNorm:
                 for row in document["tables"]
             ),
             tuple(document["gammas"]),
+            tuple(
+                HalvedReader(
+                    ReaderRef(**row["reader"]),
+                    fiber_from_json(row["fiber"]),
+                    row["exponent"],
+                    row["nbytes"],
+                )
+                for row in document["halved"]
+            ),
         )
 
 

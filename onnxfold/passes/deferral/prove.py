@@ -6,8 +6,9 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.passes.base import Shown
+from onnxfold.passes.deferral.half_floats import halving
 from onnxfold.passes.deferral.plan import DeferralPlan
-from onnxfold.proof import Certificate
+from onnxfold.proof import Certificate, ScaledWeight
 from onnxfold.proof import prove as prove_models
 
 __all__ = ["prove"]
@@ -22,7 +23,15 @@ def prove(before: ModelInfo, after: ModelInfo, plan: DeferralPlan) -> Shown:
         for each in norm.centred
         if (weight := _read(values[each.reader.node], each.reader.index)) is not None
     )
-    shown = prove_models(before, after, Certificate(centred, by_name_alone=True))
+    scaled = tuple(
+        ScaledWeight(before.ref(weight), each.reader.node, edit.channels, edit.vector)
+        for norm in plan.norms
+        for each in norm.halved
+        if (weight := _read(values[each.reader.node], each.reader.index)) is not None
+        for edit in (halving(each),)
+    )
+    certificate = Certificate(centred, scaled=scaled, by_name_alone=True)
+    shown = prove_models(before, after, certificate)
     return Shown({"deferred_norms": len(plan.norms)}, shown.failures)
 
 

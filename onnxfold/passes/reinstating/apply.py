@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import frexp
+
+import numpy as np
 import onnx_ir as ir
 
+from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import Editor, Lowered, inherit, redirect, set_input, sweep
+from onnxfold.norms import NormSite
 from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.row_numbers import as_type, quotient
 from onnxfold.passes.reinstating.find import DeferredSite, find_deferred
@@ -34,6 +40,7 @@ def _reinstate(edit: Editor, found: DeferredSite, now: dict[ir.Value, ir.Value])
         set_input(edit.node(node), index, edit.value(factor))
     for node, index, epsilon in found.epsilons:
         set_input(edit.node(node), index, edit.value(epsilon))
+    values: list[ir.Value] = []
     for node, index in found.products:
         product = edit.node(node)
         result, value = product.outputs[0], product.inputs[index]
@@ -41,7 +48,25 @@ def _reinstate(edit: Editor, found: DeferredSite, now: dict[ir.Value, ir.Value])
             now[result] = value
             inherit(result, value)
             redirect(result, value, outputs=True)
+            values.append(value)
     sweep(edit.node(node) for node in found.nodes)
+    for value in values:
+        _drop_casts(value)
+
+
+def _drop_casts(value: ir.Value) -> None:
+    """Read what a Cast to a wider type reads where a Cast takes that back."""
+    cast = value.producer()
+    narrow = None if cast is None or cast.op_type != "Cast" else cast.inputs[0]
+    for use in list(value.uses()):
+        result = use.node.outputs[0]
+        back = use.node.op_type == "Cast" and narrow is not None and result.dtype == narrow.dtype
+        if back and narrow is not None:
+            inherit(result, narrow)
+            redirect(result, narrow, outputs=True)
+            sweep([use.node])
+    if cast is not None and narrow is not None:
+        sweep([cast])
 
 
 def _true_name(value: ir.Value) -> str:
@@ -52,10 +77,14 @@ def _true_name(value: ir.Value) -> str:
 
 def _normalised(edit: Editor, found: DeferredSite, now: dict[ir.Value, ir.Value]) -> ir.Value:
     """Spell the norm behind x; return its result, in the type of x."""
-    site = found.site.within(edit)
+    site, power = _without_power(found.site.within(edit))
     x = now.get(site.input, site.input)
     nodes, made = quotient(site, x, edit.info.opset)
     nodes += as_type(nodes[-1].outputs[0], x.dtype)
+    if power != 1 and x.dtype is not None:
+        made.append(weight_value(f"{x.name}.power", np.array(power, x.dtype.numpy())))
+        nodes.append(ir.node("Mul", [nodes[-1].outputs[0], made[-1]]))
+        nodes[-1].outputs[0].type = ir.TensorType(x.dtype)
     for number, node in enumerate(nodes):
         node.name = f"{site.name}.reinstated{number}"
         node.outputs[0].name = f"{x.name}.normalised"
@@ -63,3 +92,15 @@ def _normalised(edit: Editor, found: DeferredSite, now: dict[ir.Value, ir.Value]
     y = nodes[-1].outputs[0]
     y.shape = x.shape
     return y
+
+
+def _without_power(site: NormSite) -> tuple[NormSite, float]:
+    """Return an RMS norm, and the 2^k that stands before it: its readers have taken 2^-k.
+
+    As deferral leaves it in float16; 2^k goes back into them with the gammas.
+    """
+    mantissa, exponent = frexp(site.factor)
+    if site.input.dtype is not ir.DataType.FLOAT16 or mantissa != 0.5 or exponent % 2 == 0:
+        return site, 1.0
+    read = replace(site, factor=1.0, epsilon=site.epsilon / site.factor)
+    return read, 2.0 ** ((1 - exponent) // 2)
