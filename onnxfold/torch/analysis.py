@@ -6,19 +6,14 @@ its own layout and under its own name, and every node knows the module that it c
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch import nn
 
-from onnxfold.errors import ModelError
 from onnxfold.graph import Fiber
 from onnxfold.model_io import one_line
 from onnxfold.norms import NormSite, find_norms
@@ -28,9 +23,10 @@ from onnxfold.passes.centring.relations import Relations
 from onnxfold.passes.costs import Costs
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.torch.calls import NormCalls
+from onnxfold.torch.exporting import Arguments, exported
 from onnxfold.torch.modules import Written
 
-__all__ = ["Analysis", "Arguments", "Changes", "Writer", "analyse"]
+__all__ = ["Analysis", "Changes", "Writer", "analyse"]
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _GAIN_PS = 1000
@@ -42,17 +38,6 @@ _IN_FORWARD = (
     "its forward normalises in operations of its own, which nothing can stand in for: call "
     "torch.nn.functional.layer_norm there, or make the norm a module"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """What a model is called with."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def call(self, model: nn.Module) -> Any:
-        return model(*self.args, **self.kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,35 +318,4 @@ def analyse(model: nn.Module, arguments: Arguments) -> Analysis:
 
     Raises ModelError where it cannot be exported.
     """
-    with _quiet(), torch.no_grad():  # with gradients attention has strides that it cannot export
-        try:
-            program = torch.onnx.export(
-                model.eval(),
-                arguments.args,
-                kwargs=arguments.kwargs,
-                dynamo=True,
-                optimize=False,
-                verbose=False,
-            )
-        except Exception as error:  # whatever a model's own code may raise
-            cause = error.__cause__ or error
-            text = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
-            raise ModelError(
-                f"{type(model).__name__} cannot be exported to ONNX, which the analysis needs: "
-                f"{one_line(text)}"
-            ) from error
-    return Analysis(model, program.model, NormCalls.counted(model, arguments.call))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the exporter's remarks on its own work back."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+    return Analysis(model, exported(model, arguments), NormCalls.counted(model, arguments.call))

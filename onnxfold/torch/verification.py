@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 
 from onnxfold.errors import ModelError, VerificationError
 from onnxfold.model_io import one_line
-from onnxfold.torch.analysis import Arguments
 from onnxfold.torch.calls import NormCalls, Watch
+from onnxfold.torch.exporting import Arguments
 from onnxfold.torch.modules import CentredOutput, RMSNorm
 
 __all__ = [

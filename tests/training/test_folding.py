@@ -504,7 +504,7 @@ def test_a_quantised_module_is_refused_and_stays() -> None:
     coded = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     x = torch.randn(3, 4)
     before = coded(x)
-    with pytest.raises(ModelError, match="Sequential cannot be exported"):
+    with pytest.raises(ModelError, match=r"module '0' of Sequential is quantised .* before it is"):
         fold(coded, (x,))
     assert torch.equal(coded(x), before)
 
@@ -527,6 +527,13 @@ def test_a_model_that_cannot_be_exported_is_named_and_stays() -> None:
     assert "\n" not in str(caught.value)
     assert isinstance(model.norm, nn.LayerNorm)
     assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
+
+
+def test_the_module_at_fault_is_named_where_it_is_not_the_whole_model() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), DataDependent()))
+    with pytest.raises(ModelError, match=r"module '1\.1' of Sequential cannot be exported"):
+        fold(model, (torch.randn(2, 4),))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 def test_a_fold_that_does_not_hold_is_refused_and_nothing_changes(
