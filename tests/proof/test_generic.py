@@ -7,6 +7,7 @@ import onnx_ir as ir
 import pytest
 
 import onnxfold
+from onnxfold.graph import Fiber
 from onnxfold.proof.generic import Generic
 from onnxfold.proof.relation import Float64, Relation
 from tests.passes.affine.affine_graphs import Array, graph, weights
@@ -52,6 +53,7 @@ def test_numbers_that_are_none_of_them_are_not_read() -> None:
         [3.0, 2.0, 2.0], [7.0],
     )  # fmt: skip
     for broken in (
+        Relation(fiber=Fiber(())),  # no line at all
         Relation(np.array([1.5, 1.25]), np.array([-2.0])),  # an absolute value
         Relation(np.array([1.25]), np.array([3.5])),  # twice a shift
         Relation(np.array([1.25]), np.array([1.75]), reverse=True),

@@ -10,7 +10,7 @@ import pytest
 
 import onnxfold
 from onnxfold.check.reference import Precision, run
-from tests.passes.affine.affine_graphs import graph, weights
+from tests.passes.affine.affine_graphs import Array, graph, weights
 
 # Between the stored weight and the Cast: what passes numbers on as they are.
 _BETWEEN = {
@@ -79,6 +79,21 @@ def test_the_proof_refuses_a_weight_that_is_rounded_again(
     (row,) = result.report["inspect"]["norms"]
     for reason, name in ((row["reason"], "V16"), (row["affine_reason"], "W16")):
         assert f"'{name}' is rounded to FLOAT16 and computed with as FLOAT" in reason["sentence"]
+
+
+@pytest.mark.parametrize("between", ["Mul(V16, three)", "Div(V16, three)", "Add(V16, row)"])
+def test_a_weight_may_change_where_the_model_rounds_it_itself(between: str) -> None:
+    """Its products and sums are rounded to half floats before the Cast."""
+    made = weights(V=(6, 6), gamma=(6,), row=(6,))
+    body = f"T = {between} V = Cast<to=1>(T) h = MatMul(x, V) "
+    body += "y = LayerNormalization<axis=-1>(h, gamma)"
+    constants: dict[str, Array] = {"gamma": made["gamma"].astype(np.float32)}
+    constants["V16"] = made["V"].astype(np.float16)
+    other = "row" if "row" in between else "three"
+    constants[other] = made["row"].astype(np.float16) if other == "row" else np.float16([3])
+    result = onnxfold.optimize(graph(body, "float[B,4,6] x", "float[B,4,6] y", constants), check=0)
+    assert len(result.plan.folds) == 1
+    assert result.report["proof"]["passed"]
 
 
 def test_a_weight_of_float32_behind_a_cast_to_double_stays() -> None:
