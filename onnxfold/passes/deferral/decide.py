@@ -101,7 +101,7 @@ def _deferred(
         sentence = f"nothing was measured to be gained with the target {settings.target}"
         return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
     gone = {other.output for other in _cancelled(site, flow, held)}
-    read = {node.outputs[0] for node in _tables(flow, held)}
+    read = {node.outputs[0] for node in _tables(site, flow, held)}
     return norm, {site.output, *held, *gone, *read}
 
 
@@ -207,7 +207,7 @@ def _norm(info: ModelInfo, site: NormSite, flow: Flow, held: dict[ir.Value, bool
     cancelled = tuple(
         (info.ref(other.output), scale) for other, scale in _cancelled(site, flow, held).items()
     )
-    tables = _tables(flow, held)
+    tables = _tables(site, flow, held)
     scaled = tuple(
         ScaledTable(info.ref(node.outputs[0]), table.indices, table.scale)
         for node, table in tables.items()
@@ -243,12 +243,13 @@ def _with_gammas(
     return replace(norm, gammas=tuple(gammas), multiplications_saved=saved)
 
 
-def _tables(flow: Flow, held: dict[ir.Value, bool]) -> dict[ir.Node, Table]:
+def _tables(site: NormSite, flow: Flow, held: dict[ir.Value, bool]) -> dict[ir.Node, Table]:
     """Return the products that get s from their other factor."""
+    without = {site.output, *(value for value, multiplied in held.items() if not multiplied)}
     return {
         node: table
         for node, table in flow.tables.items()
-        if node.outputs[0] not in held and any(held.get(v) is False for v in node.inputs if v)
+        if node.outputs[0] not in held and not without.isdisjoint(node.inputs)
     }
 
 

@@ -66,6 +66,16 @@ def test_degrees_add_in_products() -> None:
     assert [held.scale.degree for held in norm.multiplied] == [1]
 
 
+def test_a_factor_of_the_norm_itself_takes_its_scale() -> None:
+    """A gate of one number for each row is less to multiply than what it is multiplied to."""
+    body = "gate = ReduceSum<keepdims=1>(x, last) m = Mul(n, gate) r = Sigmoid(m) "
+    body += "h = MatMul(n, W) z = MatMul(r, V) y = Add(h, z)"
+    found = defer(rms_graph(body, W=(6, 3), V=(6, 3)))
+    assert [table.indices for norm in found.plan.norms for table in norm.tables] == [(1,)]
+    assert not found.shown.failures
+    assert error(found.before, found.after) < BOUND
+
+
 def test_a_norm_of_the_norm_itself_cancels_its_scale() -> None:
     second = "r = RMSNormalization<axis=-1, epsilon=0.1>(n, ones)"
     body = f"h = MatMul(n, W) {second} z = MatMul(r, V) y = Add(h, z)"
