@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.rows import Conditions, conditions
 from onnxfold.errors import one_line
-from onnxfold.runtime.cuda import Device, driver
+from onnxfold.runtime.cuda import CudaDevice, driver
 
 __all__ = [
     "BUDGET",
@@ -69,7 +69,7 @@ class GpuConditions(Conditions):
     onnxruntime: str
 
 
-def device() -> Device:
+def device() -> CudaDevice:
     """The first device. Raises SystemExit without one."""
     found = driver()
     if not found.devices:

@@ -45,7 +45,7 @@ from benchmarks.subjects import (
     prepare,
     run_optimizer,
 )
-from onnxfold.runtime.interleaved_timing import Operator, Turns, Variant, operators, take_turns
+from onnxfold.runtime.interleaved_timing import OperatorTime, Turns, Variant, operators, take_turns
 
 __all__ = ["METHODS", "Method", "ModelRow", "bars", "main", "per_norm_us", "rows_of"]
 
@@ -274,7 +274,7 @@ def _sizes(subject: Subject, options: argparse.Namespace) -> tuple[int, ...]:
 
 def _profiles(
     files: Mapping[str, File], threads: int, feeds: Mapping[str, npt.NDArray[Any]]
-) -> list[tuple[Operator, ...]]:
+) -> list[tuple[OperatorTime, ...]]:
     return [
         operators(method.variant(files), threads, _PROVIDERS, dict(feeds))
         for method in _methods(files)
@@ -299,7 +299,7 @@ def _about(
 def rows_of(
     about: Mapping[str, Any],
     files: Mapping[str, File],
-    profiles: Sequence[Sequence[Operator]] | None,
+    profiles: Sequence[Sequence[OperatorTime]] | None,
     seconds: npt.NDArray[np.float64],
 ) -> Iterator[ModelRow]:
     """Yield the rows of one case from seconds: [method, round]."""
@@ -335,18 +335,18 @@ def rows_of(
         )
 
 
-def _norm_ms(profile: Sequence[Operator]) -> float:
+def _norm_ms(profile: Sequence[OperatorTime]) -> float:
     return round(sum(found.milliseconds for found in profile if found.name in NORMS), 4)
 
 
-def per_norm_us(profile: Sequence[Operator]) -> float | None:
+def per_norm_us(profile: Sequence[OperatorTime]) -> float | None:
     """Return the mean time of a norm in microseconds, None where no operator is one."""
     norms = [found for found in profile if found.name in NORMS]
     count = sum(found.nodes for found in norms)
     return 1e3 * sum(found.milliseconds for found in norms) / count if count else None
 
 
-def _table(rows: Sequence[ModelRow], profiles: Sequence[Sequence[Operator]] | None) -> Table:
+def _table(rows: Sequence[ModelRow], profiles: Sequence[Sequence[OperatorTime]] | None) -> Table:
     first = rows[0]
     table = Table(
         title=f"{first.subject}, {first.axis} {first.size}, {first.rounds} rounds",

@@ -28,8 +28,8 @@ from onnxfold.passes.prepare.error_context import error_context
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import AFFINE_PASSES, Result, bytes_of, decide_all, run
 from onnxfold.pipeline.stage_timer import Stages, StageTimer
+from onnxfold.report.before_after import before_and_after
 from onnxfold.report.document import inspection
-from onnxfold.report.figures import before_and_after
 from onnxfold.report.nodes import node_changes, node_rows
 from onnxfold.shapes.claims import unconfirmed_claims
 

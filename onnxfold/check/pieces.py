@@ -19,7 +19,7 @@ from onnx import helper
 from onnxfold.check.memory import weight_bytes
 from onnxfold.check.reference import Array
 from onnxfold.errors import ModelError
-from onnxfold.model_io.tensors import detach, payload, take_number, tensor_protos
+from onnxfold.model_io.tensor_places import detach, payload, take_number, tensor_protos
 
 __all__ = ["Piece", "Pieces"]
 

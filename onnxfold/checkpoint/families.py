@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["FAMILIES", "Family", "Norm"]
+__all__ = ["FAMILIES", "Architecture", "Norm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class Architecture:
     """Architectures with the same modules.
 
     ``base``: the prefix of the base model's tensors in a model with a head.  ``norms`` read the
@@ -65,7 +65,7 @@ def _decoder(
     mlp: tuple[str, ...] = _GATED,
     writers: tuple[str, ...] = ("layers.*.self_attn.o_proj", "layers.*.mlp.down_proj"),
     **others: object,
-) -> Family:
+) -> Architecture:
     """Return a family of the shape of Llama."""
     norms = (
         Norm("layers.*.input_layernorm", attention),
@@ -80,7 +80,7 @@ def _decoder(
         "writers": writers,
         "buffers": _INV_FREQ,
     }
-    return Family(**{**parts, **others})  # type: ignore[arg-type]  # the fields of Family
+    return Architecture(**{**parts, **others})  # type: ignore[arg-type]  # the fields of Family
 
 
 _LLAMA = _decoder()
@@ -105,7 +105,7 @@ _STARCODER2 = _decoder(
     subtracts_mean=True,
     tied=True,
 )
-_GPT2 = Family(
+_GPT2 = Architecture(
     base="transformer",
     norms=(Norm("h.*.ln_1", ("h.*.attn.c_attn",)), Norm("h.*.ln_2", ("h.*.mlp.c_fc",))),
     last="ln_f",
@@ -118,7 +118,7 @@ _GPT2 = Family(
     inputs_first=True,
     buffers=("h.*.attn.bias", "h.*.attn.masked_bias"),
 )
-_GPTJ = Family(
+_GPTJ = Architecture(
     base="transformer",
     norms=(Norm("h.*.ln_1", (*(f"h.*.attn.{name}_proj" for name in "qkv"), "h.*.mlp.fc_in")),),
     last="ln_f",
@@ -128,7 +128,7 @@ _GPTJ = Family(
     subtracts_mean=True,
     buffers=("h.*.attn.bias", "h.*.attn.masked_bias", "h.*.attn.embed_positions"),
 )
-_GPT_NEOX = Family(
+_GPT_NEOX = Architecture(
     base="gpt_neox",
     norms=(
         Norm("layers.*.input_layernorm", ("layers.*.attention.query_key_value",)),
@@ -143,7 +143,7 @@ _GPT_NEOX = Family(
         f"layers.*.attention.{name}" for name in ("bias", "masked_bias", "rotary_emb.inv_freq")
     ),
 )
-_PHI = Family(
+_PHI = Architecture(
     base="model",
     norms=(Norm("layers.*.input_layernorm", (*_ATTENTION, "layers.*.mlp.fc1")),),
     last="final_layernorm",
@@ -154,7 +154,7 @@ _PHI = Family(
     buffers=_INV_FREQ,
     demands={"qk_layernorm": False},
 )
-_OPT = Family(
+_OPT = Architecture(
     base="model",
     norms=(
         Norm(
@@ -199,7 +199,7 @@ _GEMMA = _decoder(
     last="",
     others=(*_ATTENTION, *_GATED),
 )
-FAMILIES: Mapping[str, Family] = {
+FAMILIES: Mapping[str, Architecture] = {
     "gemma": _GEMMA,
     "gemma2": _GEMMA,
     "gemma3_text": _GEMMA,

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.checkpoint.families import FAMILIES, Family, Norm
+from onnxfold.checkpoint.families import FAMILIES, Architecture, Norm
 from onnxfold.checkpoint.files import Checkpoint, Stored
 from onnxfold.errors import ModelError, UsageError
 from onnxfold.graph.channels import Channels
@@ -102,7 +102,7 @@ def _excluded(norm: str, exclude: re.Pattern[str] | None) -> str:
     return "excluded by name" if exclude is not None and exclude.search(norm) else ""
 
 
-def _family(checkpoint: Checkpoint) -> Family:
+def _family(checkpoint: Checkpoint) -> Architecture:
     config, label = checkpoint.config, show(checkpoint.folder / "config.json")
     kind = config.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
@@ -142,7 +142,7 @@ def _pattern(name: str) -> re.Pattern[str]:
 class _Model:
     """The modules of a checkpoint by the names that its family has for them."""
 
-    def __init__(self, checkpoint: Checkpoint, family: Family):
+    def __init__(self, checkpoint: Checkpoint, family: Architecture):
         self.checkpoint, self.family = checkpoint, family
         with_base = any(name.startswith(f"{family.base}.") for name in checkpoint.tensors)
         self._prefix = f"{family.base}." if with_base else ""

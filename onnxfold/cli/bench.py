@@ -30,7 +30,7 @@ def bench(
     Runs are interleaved, so that a machine that slows down slows all of them; the ratio is the
     median over rounds of a model's time to the first one's.
     """
-    from onnxfold.report import text
+    from onnxfold.report import printed
     from onnxfold.runtime.bench import bench as measure
 
     with terminal.progress(context.obj, models[0]) as progress:
@@ -46,4 +46,4 @@ def bench(
     if as_json:
         terminal.print_json(measured.to_json())
     else:
-        text.print_benchmark(terminal.console(), measured.to_json())
+        printed.print_benchmark(terminal.console(), measured.to_json())

@@ -39,7 +39,7 @@ def diff(
     from rich.text import Text
 
     from onnxfold import api
-    from onnxfold.report import text
+    from onnxfold.report import printed
 
     with terminal.progress(context.obj, first, lines=False):
         document = api.diff(first, second, sessions=not no_sessions, nodes=nodes)
@@ -47,7 +47,7 @@ def diff(
         terminal.print_json(document)
     else:
         every = context.obj is Verbosity.VERBOSE
-        text.print_figures(terminal.console(), document, every=every)
+        printed.print_figures(terminal.console(), document, every=every)
         for row in document.get("changes", ()):
             line = f"{_MARKS[row['change']]} {row['kind']} {row['name']}: {'; '.join(row['what'])}"
             terminal.console().print(Text(line))

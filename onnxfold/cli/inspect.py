@@ -39,7 +39,7 @@ def inspect(
     from rich.text import Text
 
     from onnxfold import api
-    from onnxfold.report import text
+    from onnxfold.report import printed
 
     with terminal.progress(context.obj, model):
         document = api.inspect(
@@ -57,4 +57,4 @@ def inspect(
         for row in document.get("nodes", ()):
             line = f"{row['operator']} {row['name']}: {row['what']}"
             terminal.console().print(Text(line))
-        text.print_norms(terminal.console(), document)
+        printed.print_norms(terminal.console(), document)

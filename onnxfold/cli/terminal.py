@@ -96,7 +96,7 @@ def tell_result(
     report: dict[str, Any], files: Sequence[Path] | None, verbosity: Verbosity, *, as_json: bool
 ) -> None:
     """Write the report of a command into its files, and print it as JSON or for people."""
-    from onnxfold.report import text
+    from onnxfold.report import printed
     from onnxfold.report.document import write_report
 
     for path in files or ():
@@ -104,7 +104,7 @@ def tell_result(
     if as_json:
         print_json(report)
     elif verbosity is not Verbosity.QUIET:
-        text.print_result(console(), report, verbose=verbosity is Verbosity.VERBOSE)
+        printed.print_result(console(), report, verbose=verbosity is Verbosity.VERBOSE)
 
 
 @contextmanager

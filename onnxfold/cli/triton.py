@@ -10,7 +10,7 @@ import typer
 from onnxfold.cli import terminal
 from onnxfold.cli.options import FoldOptions, Model, ReportOption, with_fold_options
 from onnxfold.cli.terminal import Verbosity
-from onnxfold.serving.triton.device import Device
+from onnxfold.serving.triton.device import TritonDevice
 
 __all__ = ["triton"]
 
@@ -33,7 +33,9 @@ def triton(
             min=0, metavar="B", help="Let Triton join requests up to this batch size; 0: never."
         ),
     ] = 0,
-    device: Annotated[Device, typer.Option(help="Where Triton runs the model.")] = Device.CPU,
+    device: Annotated[
+        TritonDevice, typer.Option(help="Where Triton runs the model.")
+    ] = TritonDevice.CPU,
     threads: Annotated[
         int | None,
         typer.Option(
@@ -65,7 +67,7 @@ def triton(
     `onnxfold triton model.onnx --repository models --repository-in-server /models`
     for a server that has DIR mounted at /models.
     """
-    from onnxfold.report import text
+    from onnxfold.report import printed
     from onnxfold.report.document import write_report
     from onnxfold.serving.triton.repository import Deployment, publish
 
@@ -88,5 +90,5 @@ def triton(
         write_report(path, published.report)
     if verbosity is not Verbosity.QUIET:
         console = terminal.console()
-        text.print_result(console, published.report, verbose=verbosity is Verbosity.VERBOSE)
-        text.print_triton(console, published.report)
+        printed.print_result(console, published.report, verbose=verbosity is Verbosity.VERBOSE)
+        printed.print_triton(console, published.report)

@@ -41,7 +41,7 @@ def verify(
     errs more than a small multiple of what A errs itself; exits 1 otherwise.
     """
     from onnxfold import api
-    from onnxfold.report import text
+    from onnxfold.report import printed
 
     with terminal.progress(context.obj, first, lines=not as_json) as progress:
         verification = api.verify(
@@ -59,6 +59,6 @@ def verify(
     if as_json:
         terminal.print_json(verification.to_json())
     elif context.obj is not terminal.Verbosity.QUIET:
-        text.print_verification(terminal.console(), verification.to_json())
+        printed.print_verification(terminal.console(), verification.to_json())
     if not verification.passed:
         raise typer.Exit(VerificationError.exit_code)

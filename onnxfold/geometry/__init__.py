@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from onnxfold.geometry.run import Measuring, measured
+from onnxfold.geometry.measurement import Measuring, measured
 
 __all__ = ["Measuring", "measured"]

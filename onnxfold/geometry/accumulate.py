@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from onnxfold.geometry.data import Batch
 from onnxfold.geometry.instrument import MeasuredNorm
+from onnxfold.geometry.norm_statistics import NormStatistic
 from onnxfold.geometry.quantities import SIDE_QUANTITIES, error_without_mean, vector_quantities
-from onnxfold.geometry.statistics import Statistic
 from onnxfold.graph import Dim
 
 __all__ = ["Tables", "Totals", "kept_tables", "of_tables"]
@@ -31,13 +31,15 @@ class Totals:
     """
 
     rows: int
-    norms: tuple[dict[str, Statistic], ...]
+    norms: tuple[dict[str, NormStatistic], ...]
     unmasked: tuple[int, ...]
 
     @staticmethod
     def none(norms: Sequence[MeasuredNorm]) -> Totals:
         """Return the totals before the first row."""
-        empty = tuple({name: Statistic(name.split(".")[-1]) for name in _names(n)} for n in norms)
+        empty = tuple(
+            {name: NormStatistic(name.split(".")[-1]) for name in _names(n)} for n in norms
+        )
         return Totals(0, empty, (0,) * len(norms))
 
     def merged(self, other: Totals) -> Totals:
@@ -77,7 +79,8 @@ class Totals:
     def from_state(state: Mapping[str, Any]) -> Totals:
         """Return the totals of :meth:`to_state`."""
         norms = tuple(
-            {name: Statistic.from_state(s) for name, s in norm.items()} for norm in state["norms"]
+            {name: NormStatistic.from_state(s) for name, s in norm.items()}
+            for norm in state["norms"]
         )
         return Totals(state["rows"], norms, tuple(state["unmasked"]))
 
@@ -139,7 +142,7 @@ def of_tables(norms: Sequence[MeasuredNorm], batches: Sequence[Tables], seed: in
         if norm.subtracts_mean:
             found[_ERROR] = error_without_mean(sides[0], norm)
         measured.append(
-            {name: Statistic.of(name.split(".")[-1], array) for name, array in found.items()}
+            {name: NormStatistic.of(name.split(".")[-1], array) for name, array in found.items()}
         )
     unmasked = tuple(sum(numbers) for numbers in zip(*(b.unmasked for b in batches), strict=True))
     return Totals(sum(b.rows for b in batches), tuple(measured), unmasked)

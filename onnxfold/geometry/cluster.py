@@ -17,7 +17,7 @@ from typing import Any
 from onnxfold.errors import ModelError, UsageError, one_line
 from onnxfold.geometry.accumulate import Totals
 from onnxfold.geometry.data import Shard
-from onnxfold.geometry.data.base import optional
+from onnxfold.geometry.data.shards import optional
 from onnxfold.geometry.work import MOST_DEATHS, Bad, Task, WholeSession, measured_shard
 
 __all__ = ["LOCAL", "in_cluster"]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from onnxfold.geometry.data.base import optional
+from onnxfold.geometry.data.shards import optional
 from onnxfold.geometry.figures import Figure, figures_of
 
 __all__ = ["demand_matplotlib", "svg", "write_figures"]

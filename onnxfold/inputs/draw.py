@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.errors import UsageError
-from onnxfold.inputs.dims import Sizes, bind_dims, symbols_of
+from onnxfold.inputs.bound_sizes import BoundSizes, bind_dims, symbols_of
 from onnxfold.inputs.roles import convolved_channels, index_range, is_mask, reaches
 from onnxfold.inputs.spec import InputSpec
 
@@ -54,7 +54,7 @@ def make_inputs(
     samples = []
     for number in range(count):
         generator = np.random.default_rng([seed, number])
-        sizes = Sizes(
+        sizes = BoundSizes(
             batch=2 if number == 0 else int(generator.integers(1, 4)),
             length=int(generator.integers(5, 18)),
             past=int(generator.integers(1, 8)),

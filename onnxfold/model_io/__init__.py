@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from onnxfold.model_io.data_files import check_sharing
 from onnxfold.model_io.destination import check_destination, default_data_name
 from onnxfold.model_io.external import FileTensor, check_unchanged, read_ahead
-from onnxfold.model_io.layout import check_sharing
 from onnxfold.model_io.load import HAS_EXTERNAL_DATA, data_files, from_proto, load
 from onnxfold.model_io.messages import one_line, show
 from onnxfold.model_io.save import OutputFiles, StagedModel, materialise, stage, stage_copy

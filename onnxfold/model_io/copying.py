@@ -24,9 +24,9 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError, ModelError
 from onnxfold.model_io.external import FileTensor
 from onnxfold.model_io.messages import show
-from onnxfold.model_io.tensors import little_endian, payload
+from onnxfold.model_io.tensor_places import little_endian, payload
 
-__all__ = ["Output", "Progress"]
+__all__ = ["OutputFile", "WrittenBytes"]
 
 # Large enough that calls and threads cost nothing, small enough that progress moves.
 _BATCH_BYTES = 16 << 20
@@ -38,7 +38,7 @@ _LARGE_BYTES = 1 << 30
 
 
 @dataclass(slots=True)
-class Progress:
+class WrittenBytes:
     """Counts written bytes and tells a listener, one thread at a time."""
 
     total: int
@@ -69,7 +69,7 @@ class _Range:
         return same and target == self.target + self.end - self.start
 
 
-class Output:
+class OutputFile:
     """A new file, given front to back and closed by leaving the context.
 
     At most one batch of what was computed is being written while the next is collected, so that no
@@ -81,7 +81,7 @@ class Output:
 
     """
 
-    def __init__(self, path: Path, progress: Progress) -> None:
+    def __init__(self, path: Path, progress: WrittenBytes) -> None:
         self._file = open(path, "xb", buffering=0)  # noqa: SIM115  # closed by __exit__
         # Each thread has a file of its own, and so a position.
         self._copies = open(path, "r+b", buffering=0)  # noqa: SIM115

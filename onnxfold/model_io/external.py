@@ -14,9 +14,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError
-from onnxfold.model_io import tensors, wire
-from onnxfold.model_io.check import packed_nbytes
+from onnxfold.model_io import tensor_places, wire
 from onnxfold.model_io.messages import one_line, show
+from onnxfold.model_io.requirements import packed_nbytes
 
 __all__ = [
     "FileTensor",
@@ -227,7 +227,7 @@ def attach(model: ir.Model, folders: Sequence[Path], model_file: Path | None, la
     try:
         ranges: dict[Path, list[tuple[int, int, str]]] = {}
         files: dict[str, tuple[Path, os.stat_result]] = {}
-        for slot in list(tensors.slots(model)):
+        for slot in list(tensor_places.slots(model)):
             link = slot.tensor
             if not isinstance(link, ir.ExternalTensor):
                 continue

@@ -14,10 +14,10 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped] 
 
 from onnxfold.errors import ModelError
 from onnxfold.model_io import wire
-from onnxfold.model_io.check import ALWAYS_IMPORTED, check_model
 from onnxfold.model_io.external import attach, model_folders, remember, resolve
 from onnxfold.model_io.messages import first_cause, show
-from onnxfold.model_io.tensors import tensor_protos
+from onnxfold.model_io.requirements import ALWAYS_IMPORTED, check_model
+from onnxfold.model_io.tensor_places import tensor_protos
 
 __all__ = ["HAS_EXTERNAL_DATA", "data_files", "from_proto", "load", "references"]
 

@@ -21,9 +21,8 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError, ModelError
 from onnxfold.model_io import wire
-from onnxfold.model_io.copying import Output, Progress
-from onnxfold.model_io.destination import check_destination, orphans, resolved
-from onnxfold.model_io.layout import (
+from onnxfold.model_io.copying import OutputFile, WrittenBytes
+from onnxfold.model_io.data_files import (
     check_sharing,
     data_names,
     is_outside,
@@ -31,10 +30,11 @@ from onnxfold.model_io.layout import (
     shard_numbers,
     shared,
 )
+from onnxfold.model_io.destination import check_destination, orphans, resolved
 from onnxfold.model_io.load import HAS_EXTERNAL_DATA, references
 from onnxfold.model_io.messages import show
 from onnxfold.model_io.staging import StagingFolder, place, sync
-from onnxfold.model_io.tensors import Slot, detach, payload, slots, take_number, tensor_protos
+from onnxfold.model_io.tensor_places import Slot, detach, payload, slots, take_number, tensor_protos
 
 __all__ = ["OutputFiles", "StagedModel", "materialise", "stage", "stage_copy"]
 
@@ -181,7 +181,7 @@ def stage(
     external = _is_external(model, total, source) if external_data is None else external_data
 
     def write(path: Path) -> _Data:
-        counter = Progress(total, progress)
+        counter = WrittenBytes(total, progress)
         if external or share:
             return _write_external(model, path, final, threshold_bytes, home, counter)
         _write_embedded(model, path, threshold_bytes, counter)
@@ -272,7 +272,7 @@ def _write_external(
     final: Path,
     threshold_bytes: int,
     home: Path | None,
-    progress: Progress,
+    progress: WrittenBytes,
 ) -> _Data:
     """Write the model and its data; `home`: the folder whose data files it shares."""
     proto, taken = detach(model, _leaves_protobuf(threshold_bytes))
@@ -292,7 +292,7 @@ def _write_external(
     link_shared(linked, final.parent, path.parent)
     names = _write_data({n: (holders[n], taken[n]) for n in sorted(holders)}, path, final, progress)
     _check_limit(proto.ByteSize(), "it is too large even without its weights")
-    with Output(path, progress) as file:
+    with OutputFile(path, progress) as file:
         file.write(proto.SerializeToString())
     return _Data(tuple(names), tuple(linked))
 
@@ -301,7 +301,7 @@ def _write_data(
     held: dict[int, tuple[onnx.TensorProto, ir.TensorProtocol]],
     path: Path,
     final: Path,
-    progress: Progress,
+    progress: WrittenBytes,
 ) -> list[str]:
     """Write tensors into data files, one after the other, and refer to them; gives the names."""
     numbers = shard_numbers([tensor for _, tensor in held.values()])
@@ -309,7 +309,7 @@ def _write_data(
     names = data_names(final, len(used)) if used else []
     for name, shard in zip(names, used, strict=True):
         offsets: dict[object, int] = {}
-        with Output(path.with_name(name), progress) as data:
+        with OutputFile(path.with_name(name), progress) as data:
             for (holder, tensor), number in zip(held.values(), numbers, strict=True):
                 if number != shard:
                     continue
@@ -322,7 +322,9 @@ def _write_data(
     return names
 
 
-def _write_embedded(model: ir.Model, path: Path, threshold_bytes: int, progress: Progress) -> None:
+def _write_embedded(
+    model: ir.Model, path: Path, threshold_bytes: int, progress: WrittenBytes
+) -> None:
     """Write the model as one protobuf whose large weights never are in memory together."""
     proto, taken = detach(model, _leaves_protobuf(threshold_bytes))
     parts: list[tuple[bytes, ir.TensorProtocol | None]] = []
@@ -338,7 +340,7 @@ def _write_embedded(model: ir.Model, path: Path, threshold_bytes: int, progress:
     shell = proto.SerializeToString()
     length = len(graph) + sum(len(head) + (t.nbytes if t else 0) for head, t in parts)
     _check_limit(len(shell) + length, "save it with external data")
-    with Output(path, progress) as file:
+    with OutputFile(path, progress) as file:
         file.write(shell + wire.graph_header(length) + graph)
         for head, tensor in parts:
             file.write(head)

@@ -11,7 +11,15 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import Fiber, ModelInfo, node_label
-from onnxfold.norms.algebra import Affine, Algebra, Canonical, Coefficient, Match, Over, match_graph
+from onnxfold.norms.algebra import (
+    AffineForm,
+    Algebra,
+    Canonical,
+    Coefficient,
+    Match,
+    Over,
+    match_graph,
+)
 from onnxfold.norms.algebra.forms import Square, Statistic
 from onnxfold.norms.algebra.guards import channel_axis
 from onnxfold.norms.ops import size_refusal, spatial_refusal
@@ -51,7 +59,7 @@ class _Span:
     """One way to cut a norm out of its graph: from x to the output, and the nodes between."""
 
     output: ir.Value
-    form: Affine
+    form: AffineForm
     x: ir.Value
     owned: set[ir.Node]
     same_type: bool
@@ -86,7 +94,7 @@ def _site(algebra: Algebra, span: _Span, order: dict[ir.Node, int]) -> NormSite 
         gamma=_expressed(form.a, 1.0),
         beta=_expressed(form.c, 0.0),
         centred=_centred(algebra, form, nodes),
-        leaks=_leaks(owned, nodes, output),
+        escaping=_escaping(owned, nodes, output),
         compute_dtype=denominator.dtype,
         rounds_before_affine=form.rounds_before_affine,
         moves_by_rounding=denominator.one_pass or form.cancels,
@@ -185,19 +193,23 @@ def _expressed(
     return np.asarray(coefficient.array) if coefficient.source is None else coefficient.source
 
 
-def _centred(algebra: Algebra, form: Affine, nodes: tuple[ir.Node, ...]) -> ir.Value | None:
+def _centred(algebra: Algebra, form: AffineForm, nodes: tuple[ir.Node, ...]) -> ir.Value | None:
     """Return the value x - mean(x) where a node of the norm has exactly that as its result."""
     for node in nodes:
         for value in node.outputs[:1]:
             found = algebra.forms.get(value)
-            if not isinstance(found, Affine) or found.t is not form.t or found.over != form.over:
+            if (
+                not isinstance(found, AffineForm)
+                or found.t is not form.t
+                or found.over != form.over
+            ):
                 continue
             if found.centred == 1.0 and algebra.dims(value) == algebra.dims(form.t):
                 return value
     return None
 
 
-def _leaks(
+def _escaping(
     owned: set[ir.Node], nodes: tuple[ir.Node, ...], output: ir.Value
 ) -> tuple[ir.Value, ...]:
     """Return the inner values that would still be needed if the norm were one operator."""
@@ -231,7 +243,7 @@ def _dies(node: ir.Node, owned: set[ir.Node]) -> bool:
     return True
 
 
-def _kind(algebra: Algebra, form: Affine) -> NormKind:
+def _kind(algebra: Algebra, form: AffineForm) -> NormKind:
     denominator, over = form.denominator, form.over
     if denominator is None or over is None:
         raise InvariantError("a norm without a denominator")

@@ -72,7 +72,7 @@ def _with_affine(
         factor=alpha,
         gamma=factor.source if factor.source is not None else factor.array,
         beta=beta[1].source if beta is not None and closed else None,
-        leaks=tuple(
+        escaping=tuple(
             value
             for value in inner
             if value.is_graph_output() or any(use.node not in readers for use in value.uses())

@@ -73,7 +73,7 @@ def _unless_all(view: ModelInfo, value: ir.Value | None, neutral: float) -> ir.V
     return None if uniform(view, value) == neutral else value
 
 
-def _leaks(node: ir.Node, outputs: tuple[int, ...]) -> tuple[ir.Value, ...]:
+def _escaping(node: ir.Node, outputs: tuple[int, ...]) -> tuple[ir.Value, ...]:
     values = (node.outputs[index] for index in outputs if index < len(node.outputs))
     return tuple(value for value in values if value.uses() or value.is_graph_output())
 
@@ -141,7 +141,7 @@ def _trailing_norm(
         nodes=(node,),
         gamma=_unless_all(view, _operand(node, 1), 1),
         beta=_unless_all(view, _operand(node, 2), 0),
-        leaks=_leaks(node, (1, 2)),
+        escaping=_escaping(node, (1, 2)),
         compute_dtype=_compute_dtype(node),
         refusal=refusal,
     )

@@ -53,7 +53,7 @@ class NormSite:
     ``input`` is x, ``output`` is y, ``fiber`` (in x's coordinates) the elements over which the
     statistics run, ``size`` their number.  ``nodes`` are all nodes that compute y from x, in
     topological order; those of them whose values something else reads have these values in
-    ``leaks``.  gamma and beta are values of the graph, or arrays where the form folds several
+    ``escaping``.  gamma and beta are values of the graph, or arrays where the form folds several
     constants into one; None means absent (or, for an operator, all ones and all zeros).  They
     broadcast with x as in numpy, unless ``affine_axis`` is given: then they are vectors over this
     axis of x, each element standing for ``affine_repeat`` neighbours.  ``centred`` is the value
@@ -80,7 +80,7 @@ class NormSite:
     affine_axis: int | None = None
     affine_repeat: int = 1
     centred: ir.Value | None = None
-    leaks: tuple[ir.Value, ...] = ()
+    escaping: tuple[ir.Value, ...] = ()
     compute_dtype: ir.DataType = ir.DataType.FLOAT
     rounds_before_affine: bool = False
     moves_by_rounding: bool = False
@@ -114,5 +114,5 @@ class NormSite:
             gamma=part(self.gamma),
             beta=part(self.beta),
             centred=part(self.centred),
-            leaks=tuple(value(leak) for leak in self.leaks),
+            escaping=tuple(value(leak) for leak in self.escaping),
         )

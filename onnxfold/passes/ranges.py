@@ -14,7 +14,7 @@ import numpy.typing as npt
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.channels import Channels
 from onnxfold.passes.places import Place
-from onnxfold.weights.affine import column_maxima, column_range
+from onnxfold.weights.affine_parts import column_maxima, column_range
 from onnxfold.weights.edited import evaluated
 
 __all__ = ["RangeWarning", "range_warning"]

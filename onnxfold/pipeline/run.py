@@ -44,8 +44,8 @@ from onnxfold.pipeline.folding import (
 )
 from onnxfold.pipeline.preparation import prepared_for
 from onnxfold.pipeline.stage_timer import StageTimer
+from onnxfold.report.before_after import before_and_after
 from onnxfold.report.document import inspection
-from onnxfold.report.figures import before_and_after
 from onnxfold.shapes.claims import Claim, unconfirmed_claims
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from onnxfold.graph import Fiber, ModelInfo, whole_axes
-from onnxfold.proof.images import images
+from onnxfold.proof.fiber_images import images
 from onnxfold.proof.leaf import Leaf
-from onnxfold.proof.means import ZeroMeans
+from onnxfold.proof.mean_proofs import ZeroMeans
 from onnxfold.proof.region import Region
 
 __all__ = ["Candidates"]

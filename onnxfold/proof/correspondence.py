@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.compare import pairs
+from onnxfold.graph.equality import pairs
 from onnxfold.graph.traversal import bodies
 from onnxfold.proof.certificate import Certificate
 

@@ -9,11 +9,11 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Shape
 from onnxfold.proof.cone import Cone, Unprovable, cone_of
-from onnxfold.proof.constants import exact_numbers
 from onnxfold.proof.correspondence import Correspondence
 from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.region import Region
 from onnxfold.proof.relation import ANY, EQUAL, Drawn, Relation
+from onnxfold.proof.stored import exact_numbers
 
 __all__ = ["Neighbourhood"]
 

@@ -2,7 +2,7 @@
 
 A value's relation follows from those of the values before it.  Equal operators on equal values give
 equal values; everything else is tested: the region of nodes of both models between the pair and
-values that are related already is run on random inputs (region.py, rules.py).  Neither operators
+values that are related already is run on random inputs (region.py, tester.py).  Neither operators
 nor norms are known here by name, and no table of the planner is asked.
 
 Every output of every graph must end equal.
@@ -17,13 +17,18 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, node_label
-from onnxfold.graph.compare import pairs, same_attributes, same_default, same_tensor
+from onnxfold.graph.equality import pairs, same_attributes, same_default, same_tensor
 from onnxfold.graph.traversal import bodies
-from onnxfold.proof.absorb import Absorber
 from onnxfold.proof.candidates import Candidates
 from onnxfold.proof.certificate import Certificate, Proof
 from onnxfold.proof.cone import Unprovable
-from onnxfold.proof.constants import (
+from onnxfold.proof.correspondence import Correspondence
+from onnxfold.proof.linear_layers import Absorber
+from onnxfold.proof.mean_proofs import ZeroMeans, with_zeros
+from onnxfold.proof.neighbourhood import Neighbourhood
+from onnxfold.proof.region import Region
+from onnxfold.proof.relation import ANY, EQUAL, Cut, Float64, Relation
+from onnxfold.proof.stored import (
     compared,
     differing_axis,
     is_product,
@@ -31,12 +36,7 @@ from onnxfold.proof.constants import (
     padded_axis,
     shortened_axis,
 )
-from onnxfold.proof.correspondence import Correspondence
-from onnxfold.proof.means import ZeroMeans, with_zeros
-from onnxfold.proof.neighbourhood import Neighbourhood
-from onnxfold.proof.region import Region
-from onnxfold.proof.relation import ANY, EQUAL, Cut, Float64, Relation
-from onnxfold.proof.rules import Tester
+from onnxfold.proof.tester import Tester
 from onnxfold.proof.widening import Widening
 
 __all__ = ["prove"]

@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.proof.cone import Unprovable
+from onnxfold.proof.draws import ERRORS
 from onnxfold.proof.leaf import FLOATS
 from onnxfold.proof.region import Region
 from onnxfold.proof.relation import Drawn
-from onnxfold.proof.sampling import ERRORS
 from onnxfold.proof.sizes import SAMPLINGS
 
 __all__ = ["Widening"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from onnxfold.report.figures import KIND_NAMES
+from onnxfold.report.before_after import KIND_NAMES
 from onnxfold.report.sentences import folds
 
 __all__ = ["drawing", "fate_of"]

@@ -11,8 +11,8 @@ from string import Template
 from typing import Any
 
 from onnxfold.refusal import EXPLANATIONS, RefusalCode
+from onnxfold.report.before_after import KIND_NAMES, FigureRow, figure_notes, figure_rows
 from onnxfold.report.drawing import drawing, fate_of
-from onnxfold.report.figures import KIND_NAMES, FigureRow, figure_notes, figure_rows
 from onnxfold.report.sentences import folds
 
 __all__ = ["in_pieces", "page"]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import onnx_ir as ir
 
 from onnxfold.graph import operator
-from onnxfold.graph.compare import pairs, same_attributes, same_tensor
+from onnxfold.graph.equality import pairs, same_attributes, same_tensor
 from onnxfold.graph.traversal import all_graphs, declared_shape
 
 __all__ = ["node_changes", "node_rows", "type_and_shape"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-__all__ = ["Build", "Device", "Driver", "capability_text", "compiled_for", "driver", "obstacle"]
+__all__ = ["Build", "CudaDevice", "Driver", "capability_text", "compiled_for", "driver", "obstacle"]
 
 _MARK = re.compile(rb"onnxfold-cuda runtime (\d+) architectures ([\d ]*) ptx (\d+)\0")
 _DRIVER = "libcuda.so.1"
@@ -38,7 +38,7 @@ class Build:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class CudaDevice:
     """A GPU and its compute capability, times ten."""
 
     name: str
@@ -50,7 +50,7 @@ class Driver:
     """The newest CUDA that the driver runs, None without a driver, and its devices."""
 
     version: str | None
-    devices: tuple[Device, ...] = ()
+    devices: tuple[CudaDevice, ...] = ()
 
 
 def compiled_for(library: str) -> Build | None:
@@ -85,7 +85,7 @@ def driver() -> Driver:
     return Driver(_version(version.value), devices)
 
 
-def obstacle(build: Build, version: str, device: Device) -> str | None:
+def obstacle(build: Build, version: str, device: CudaDevice) -> str | None:
     """Why kernels do not run on a device by the driver for CUDA `version`; None where they do.
 
     A driver runs what toolkits of its own major version and of older ones made.
@@ -116,14 +116,14 @@ def _parts(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
 
 
-def _device(library: ctypes.CDLL, index: int) -> Device:
+def _device(library: ctypes.CDLL, index: int) -> CudaDevice:
     handle, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     name = ctypes.create_string_buffer(256)
     library.cuDeviceGet(ctypes.byref(handle), index)
     library.cuDeviceGetName(name, len(name), handle)
     library.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, handle)
     library.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, handle)
-    return Device(name.value.decode(errors="replace"), 10 * major.value + minor.value)
+    return CudaDevice(name.value.decode(errors="replace"), 10 * major.value + minor.value)
 
 
 def _version(number: int) -> str:

@@ -24,7 +24,7 @@ from onnxfold.runtime import library as runtime
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-__all__ = ["Operator", "Turns", "Variant", "operators", "take_turns"]
+__all__ = ["OperatorTime", "Turns", "Variant", "operators", "take_turns"]
 
 Feeds = dict[str, npt.NDArray[Any]]
 Provider = str | tuple[str, dict[str, str]]
@@ -136,7 +136,7 @@ def _turn(run: Callable[[], object], repeats: int, clock: Callable[[], float]) -
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class OperatorTime:
     """The nodes of one operator that ran: how many, and their milliseconds in one run together.
 
     Each node counts with its median over the runs.
@@ -149,7 +149,7 @@ class Operator:
 
 def operators(
     variant: Variant, threads: int, providers: Sequence[Provider], feeds: Feeds
-) -> tuple[Operator, ...]:
+) -> tuple[OperatorTime, ...]:
     """Profile a few runs and return the operators, the longest first; raises as session does."""
     with tempfile.TemporaryDirectory() as folder:
         session = variant.session(threads, providers, profile=Path(folder) / "profile")
@@ -164,5 +164,5 @@ def operators(
     nodes: dict[str, list[float]] = defaultdict(list)
     for (operator, _), milliseconds in durations.items():
         nodes[operator].append(float(np.median(milliseconds)))
-    found = [Operator(name, len(each), sum(each)) for name, each in nodes.items()]
+    found = [OperatorTime(name, len(each), sum(each)) for name, each in nodes.items()]
     return tuple(sorted(found, key=lambda operator: -operator.milliseconds))

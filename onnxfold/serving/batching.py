@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from onnxfold.serving.codec import RequestError
-from onnxfold.serving.signature import Array
+from onnxfold.serving.served_signature import Array
 
 __all__ = ["Batcher", "Run", "RunError"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxfold.serving.signature import Array, Signature, TensorSpec
+from onnxfold.serving.served_signature import Array, ServedSignature, TensorSpec
 
 __all__ = ["RequestError", "Tensor", "decode", "elements", "raw_bytes", "selected"]
 
@@ -38,7 +38,7 @@ class Tensor:
     data: bytes | memoryview | Sequence[Any]
 
 
-def decode(tensors: Sequence[Tensor], signature: Signature) -> dict[str, Array]:
+def decode(tensors: Sequence[Tensor], signature: ServedSignature) -> dict[str, Array]:
     """Return the arrays that ONNX Runtime takes, by name.
 
     Raises RequestError where an input is missing, unknown, twice there, of another type, rank or
@@ -63,7 +63,7 @@ def decode(tensors: Sequence[Tensor], signature: Signature) -> dict[str, Array]:
     return arrays
 
 
-def selected(names: Sequence[str] | None, signature: Signature) -> tuple[str, ...]:
+def selected(names: Sequence[str] | None, signature: ServedSignature) -> tuple[str, ...]:
     """Return the outputs to compute: those asked for, all where nothing was.
 
     Raises RequestError for an unknown output and for one that is asked for twice.

@@ -17,14 +17,14 @@ from onnxfold.model_io.messages import first_cause
 from onnxfold.runtime.library import device_of, get_library_path, runtime_errors
 from onnxfold.serving.batching import RunError
 from onnxfold.serving.codec import RequestError
-from onnxfold.serving.session import open_session
-from onnxfold.serving.signature import (
+from onnxfold.serving.served_signature import (
     Array,
-    Signature,
+    ServedSignature,
     signature_of,
     why_not_batched,
     why_unsure,
 )
+from onnxfold.serving.session import open_session
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -41,7 +41,7 @@ class Engine:
     """
 
     session: ort.InferenceSession
-    signature: Signature
+    signature: ServedSignature
     kernels: str | None
     unbatched: str | None
 

@@ -22,9 +22,9 @@ from onnxfold.passes.centring.plan import CentringPlan, WeightCentring
 from onnxfold.passes.centring.relations import Relations
 from onnxfold.passes.costs import Costs
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.torch.calls import NormCalls
 from onnxfold.torch.exporting import Arguments, exported
 from onnxfold.torch.modules import Written
+from onnxfold.torch.norm_calls import NormCalls
 
 __all__ = ["Analysis", "Changes", "Writer", "analyse"]
 

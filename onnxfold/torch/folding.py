@@ -14,9 +14,9 @@ from torch.nn.utils import parametrize
 
 from onnxfold.errors import UsageError, VerificationError
 from onnxfold.torch.analysis import Analysis, Changes, analyse
-from onnxfold.torch.calls import NormCalls
 from onnxfold.torch.exporting import Arguments
 from onnxfold.torch.modules import CentredOutput, RMSNorm
+from onnxfold.torch.norm_calls import NormCalls
 from onnxfold.torch.parametrization import CentredWeight
 from onnxfold.torch.verification import (
     check_equal,

@@ -35,7 +35,7 @@ def centred(W: Tensor, dim: int, groups: int = 1, dtype: torch.dtype | None = No
     """
     wide = dtype or (torch.float32 if W.dtype in _NARROW else W.dtype)
     axis = dim % W.dim() + 1
-    # The method unflatten is none that torch.compile takes below a mode (calls.py).
+    # The method unflatten is none that torch.compile takes below a mode (norm_calls.py).
     blocks = W.to(wide).reshape(*W.shape[: axis - 1], groups, -1, *W.shape[axis:])
     return (blocks - blocks.mean(axis, keepdim=True)).flatten(axis - 1, axis).to(W.dtype)
 

@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 
 from onnxfold.errors import ModelError, VerificationError
 from onnxfold.model_io import one_line
-from onnxfold.torch.calls import NormCalls, Watch
 from onnxfold.torch.exporting import Arguments
 from onnxfold.torch.modules import CentredOutput, RMSNorm
+from onnxfold.torch.norm_calls import NormCalls, Watch
 
 __all__ = [
     "check_equal",

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import WeightOverflowError
 from onnxfold.graph.channels import Channels
-from onnxfold.weights.affine import weighted_sum
+from onnxfold.weights.affine_parts import weighted_sum
 from onnxfold.weights.edits import Centre, Edit, Shift
 from onnxfold.weights.evaluation import Evaluation
 

@@ -14,7 +14,7 @@ import onnxfold
 from benchmarks.models import bars, per_norm_us, rows_of
 from benchmarks.subjects import File, prepare
 from models import skeleton
-from onnxfold.runtime.interleaved_timing import Operator, Turns, Variant, operators, take_turns
+from onnxfold.runtime.interleaved_timing import OperatorTime, Turns, Variant, operators, take_turns
 from tests.builders import pre_norm_model
 
 _ABOUT = {
@@ -42,7 +42,7 @@ def _seconds() -> np.ndarray:
 
 
 def test_ratios_are_taken_round_by_round_against_stock_and_the_better_baseline() -> None:
-    profiles = [[Operator("Add", 4, 1.0), Operator("LayerNormalization", 2, 0.5)]] * 6
+    profiles = [[OperatorTime("Add", 4, 1.0), OperatorTime("LayerNormalization", 2, 0.5)]] * 6
     rows = {row.method: row for row in rows_of(_ABOUT, _FILES, profiles, _seconds())}
     folded = rows["onnxfold"]
     assert (folded.to_stock, folded.to_stock_p10, folded.to_stock_p90) == (4.0, 4.0, 4.0)
@@ -55,9 +55,9 @@ def test_ratios_are_taken_round_by_round_against_stock_and_the_better_baseline()
 
 
 def test_the_time_of_a_norm_is_that_of_all_norms_over_their_number() -> None:
-    norms = (Operator("LayerNormalization", 2, 0.5), Operator("AddRMSNorm", 3, 0.25))
-    assert per_norm_us([Operator("Add", 4, 1.0), *norms]) == 150.0
-    assert per_norm_us([Operator("Add", 4, 1.0)]) is None
+    norms = (OperatorTime("LayerNormalization", 2, 0.5), OperatorTime("AddRMSNorm", 3, 0.25))
+    assert per_norm_us([OperatorTime("Add", 4, 1.0), *norms]) == 150.0
+    assert per_norm_us([OperatorTime("Add", 4, 1.0)]) is None
 
 
 def test_bars_take_the_method_and_the_subjects_that_they_name() -> None:

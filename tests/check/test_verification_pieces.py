@@ -20,7 +20,7 @@ from onnxfold.check.runners import OnnxRuntime
 from onnxfold.errors import ModelError, UsageError
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.report import html as html_report
-from onnxfold.report import text as report
+from onnxfold.report import printed as report
 from tests.folded import model, weights
 from tests.model_io.files import rich_model
 

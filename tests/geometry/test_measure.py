@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import onnxfold
 from onnxfold.cli.application import app
 from onnxfold.errors import DataError, UsageError
-from onnxfold.geometry import cluster, run
+from onnxfold.geometry import cluster, measurement
 from onnxfold.geometry.data import open_data
 from onnxfold.geometry.work import Task, in_turn
 from tests.builders import chain_model, model_of, pre_norm_model
@@ -72,7 +72,7 @@ def test_a_worker_of_a_cluster_leaves_no_copy_of_the_model_behind(
 
     data = _rows(tmp_path, 1000)
     whole = onnxfold.measure(chain_model(), data)
-    monkeypatch.setattr(run, "in_cluster", measured)
+    monkeypatch.setattr(measurement, "in_cluster", measured)
     assert onnxfold.measure(chain_model(), data, ray="somewhere") == whole
 
 
@@ -89,7 +89,7 @@ def test_an_interrupted_run_goes_on_to_the_same_report(
 
     state = tmp_path / "state.json"
     with monkeypatch.context() as patched:
-        patched.setattr(run, "in_turn", interrupted)
+        patched.setattr(measurement, "in_turn", interrupted)
         part = onnxfold.measure(chain_model(), data, resume=state)
     assert not part["complete"]
     assert part["rows"] == 256
@@ -134,7 +134,7 @@ def test_the_shards_of_a_killed_worker_are_measured_again(
     def opened(*given: Any) -> Deadly:
         return Deadly(open_data(*given), tmp_path / "killed", os.getpid())
 
-    monkeypatch.setattr(run, "open_data", opened)
+    monkeypatch.setattr(measurement, "open_data", opened)
     assert onnxfold.measure(chain_model(), data, workers=2) == whole
     assert (tmp_path / "killed").exists()
 

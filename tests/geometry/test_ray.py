@@ -16,7 +16,7 @@ import pytest
 
 import onnxfold
 from onnxfold.errors import UsageError
-from onnxfold.geometry import run
+from onnxfold.geometry import measurement
 from onnxfold.geometry.data import DataOptions, open_data
 from tests.builders import chain_model
 from tests.geometry.deadly import Deadly, Noting, wait_for
@@ -39,7 +39,7 @@ def test_workers_give_the_same_report_though_one_is_killed(
     def opened(*given: Any) -> Deadly:
         return Deadly(open_data(*given), tmp_path / "killed", os.getpid())
 
-    monkeypatch.setattr(run, "open_data", opened)
+    monkeypatch.setattr(measurement, "open_data", opened)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # Ray's workers load Deadly
     found = onnxfold.measure(chain_model(), data, workers=2, ray="local")
     assert json.dumps(found) == json.dumps(whole)
@@ -78,7 +78,7 @@ def test_a_node_that_dies_under_way_changes_nothing(
     (tmp_path / "notes").mkdir()
     model = ir.from_proto(chain_model())
     noting = Noting(open_data(tmp_path / "x.npz", model, None, DataOptions()), tmp_path / "notes")
-    monkeypatch.setattr(run, "open_data", lambda *_: noting)
+    monkeypatch.setattr(measurement, "open_data", lambda *_: noting)
     dying, lost = cluster.list_all_nodes()[1], dict[str, int]()
 
     def kill(stage: str, _share: float) -> None:

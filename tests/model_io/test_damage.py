@@ -16,7 +16,7 @@ import pytest
 from onnxfold import model_io
 from onnxfold.errors import ModelError
 from onnxfold.model_io import FileTensor
-from onnxfold.model_io.tensors import slots
+from onnxfold.model_io.tensor_places import slots
 from tests.model_io.files import linear, refer, rich_model, save, typed_weights, weight
 
 

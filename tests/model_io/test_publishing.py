@@ -313,14 +313,14 @@ def test_a_full_disk_leaves_nothing_behind(
     before = listing(tmp_path), contents(tmp_path / "out.onnx")
     space = after
 
-    def write(_: copying.Output, __: BinaryIO, data: bytes | memoryview, *___: int) -> None:
+    def write(_: copying.OutputFile, __: BinaryIO, data: bytes | memoryview, *___: int) -> None:
         nonlocal space
         space -= len(data)
         if space < 0:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(copying.Output, "_copy_in_kernel", lambda self, piece: piece.start)
-    monkeypatch.setattr(copying.Output, "_write", write)
+    monkeypatch.setattr(copying.OutputFile, "_copy_in_kernel", lambda self, piece: piece.start)
+    monkeypatch.setattr(copying.OutputFile, "_write", write)
     with pytest.raises(ModelError, match=r"the disk is full: 1.0 MB are needed and .* MB are free"):
         model_io.stage(
             doubled(source) if after else model_io.load(source),

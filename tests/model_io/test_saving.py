@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from onnxfold import model_io
 from onnxfold.errors import ModelError
 from onnxfold.model_io import save as saving
-from onnxfold.model_io.tensors import slots
+from onnxfold.model_io.tensor_places import slots
 from tests.model_io.files import (
     contents,
     lazily,

@@ -152,7 +152,7 @@ def test_one_site_that_says_what_the_module_is(path):
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 def test_a_decomposed_site_owns_its_nodes_and_leaks_nothing(path):
     (site,) = sites_of(onnx.load(path))
-    assert site.leaks == ()
+    assert site.escaping == ()
     assert site.output in site.nodes[-1].outputs
     if site.form is NormForm.DECOMPOSED:
         assert len(site.nodes) > 1

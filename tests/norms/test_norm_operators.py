@@ -61,7 +61,7 @@ def test_statistics_that_something_reads_leak():
     site = only_site(
         model("y, mean, inv = LayerNormalization(x, g)\nz = Neg(inv)", "float[2,8] x, float[8] g")
     )
-    assert [value.name for value in site.leaks] == ["inv"]
+    assert [value.name for value in site.escaping] == ["inv"]
 
 
 def test_the_scale_tells_a_size_that_the_input_does_not():

@@ -36,7 +36,7 @@ def test_the_form_of_torch_is_one_layer_norm():
     assert [node.op_type for node in site.nodes] == (
         "ReduceMean Sub Pow ReduceMean Add Sqrt Div Mul Add".split()
     )
-    assert site.leaks == ()
+    assert site.escaping == ()
     assert not site.moves_by_rounding
     assert error < FLOAT32_BOUND
 
@@ -44,7 +44,7 @@ def test_the_form_of_torch_is_one_layer_norm():
 def test_inner_values_that_are_read_elsewhere_leak():
     proto = norm("y = Div(d, s)\nz = Neg(v)", outputs="float[] y, float[] z, float[] u")
     site = only_site(proto)
-    assert sorted(names(site.leaks)) == ["u", "v"]
+    assert sorted(names(site.escaping)) == ["u", "v"]
 
 
 def test_a_quotient_that_two_branches_read_ends_the_norm():
@@ -53,7 +53,7 @@ def test_a_quotient_that_two_branches_read_ends_the_norm():
     site = only_site(norm(tail, AFFINE, "float[] y, float[] z"))
     assert site.output.name == "n"
     assert site.gamma is None
-    assert site.leaks == ()
+    assert site.escaping == ()
 
 
 def test_gamma_in_the_reciprocal_and_the_mean_taken_late():
@@ -174,7 +174,7 @@ def test_moments_weighted_by_ones_are_moments():
     """tf.nn.weighted_moments, as Keras 2's GroupNormalization calls it."""
     body = CONSTANTS + WEIGHTS + WEIGHTED + DEVIATION + "y = Div(d, s)"
     ((site, error),) = replay_error(model(body))
-    assert (site.kind, site.input.name, site.leaks) == (NormKind.LAYER_NORM, "x", ())
+    assert (site.kind, site.input.name, site.escaping) == (NormKind.LAYER_NORM, "x", ())
     assert error < FLOAT32_BOUND
 
 
@@ -317,7 +317,7 @@ def test_a_reshaped_stream_that_a_residual_reads_is_itself_the_input():
     proto = model(body, "float[B,3,8] x, float[8] g", "float[] y, float[] z")
     site = only_site(with_constants(proto))
     assert (site.input.name, site.output.name) == ("r", "m")
-    assert site.leaks == ()
+    assert site.escaping == ()
 
 
 def test_the_same_layout_made_twice_is_one_tensor():

@@ -246,6 +246,6 @@ def test_every_spelling_is_one_site_that_replays(case):
     assert np.isclose(site.epsilon, EPSILON, rtol=1e-6, atol=0)
     assert site.output.name == y
     assert (site.gamma is not None, site.beta is not None) == (gamma, beta)
-    assert site.leaks == ()
+    assert site.escaping == ()
     values = values_of(model, random_feeds(model))
     assert np.max(np.abs(replay(site, values) - values[y])) < BOUND

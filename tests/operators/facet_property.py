@@ -17,7 +17,7 @@ from onnxfold.operators import facets
 from onnxfold.operators.families.rules import elements_of
 from onnxfold.operators.row import Elements
 from onnxfold.operators.table import row_of
-from onnxfold.passes.affine.transfer import Passes, react
+from onnxfold.passes.affine.reactions import Passes, react
 from onnxfold.shapes.symbolic import SymbolicShapes
 from tests.operators.law_property import UnsoundError
 from tests.operators.sample import Array, Draw, Operand, Sample

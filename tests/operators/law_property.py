@@ -93,7 +93,7 @@ class _Check:
         return [AxisBlock(axis, inner, length, size // inner // length if known else None)]
 
     def _check_pull(self, output: int, fiber: Fiber) -> None:
-        pulled = self.relations.pull(Point(self.node.outputs[output], fiber))
+        pulled = self.relations.backward(Point(self.node.outputs[output], fiber))
         where = f"{self._name()}, output {output}, {fiber or 'empty fiber'}"
         if isinstance(pulled, Refusal):
             self.tally["refused"] += 1
@@ -127,7 +127,7 @@ class _Check:
         value = self.node.inputs[index]
         if value is None:
             return
-        effect = self.relations.effect(Point(value, fiber), Reader(self.node, index))
+        effect = self.relations.forward(Point(value, fiber), Reader(self.node, index))
         where = f"{self._name()}, input {index}, {fiber or 'empty fiber'}"
         if isinstance(effect, Refusal):
             self.tally["exact"] += 1

@@ -31,7 +31,7 @@ def roles_of(view: ModelInfo, relations: Relations, graph: ZeroMeanGraph) -> Cou
             node = reader.node
             if transfer_of(node) is None:
                 continue
-            effect = relations.effect(point, reader)
+            effect = relations.forward(point, reader)
             role = {Unseen: "sink", Carries: "passes"}.get(type(effect), "exact")
             seen[_name(node.domain, node.op_type, role)] += 1
     return seen

@@ -13,7 +13,7 @@ import pytest
 
 import onnxfold
 from onnxfold.graph import ModelInfo
-from onnxfold.norms import find
+from onnxfold.norms import recognition
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings, Shown
 from onnxfold.passes.prepare.working_copy import prepare
@@ -39,7 +39,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(owner, name, counting)
 
     count(ModelInfo, "__init__", "views")
-    count(find, "_find", "recognitions")
+    count(recognition, "_find", "recognitions")
     count(onnx.shape_inference, "infer_shapes", "inferences")
     count(ir.Model, "clone", "clones")
     return counts

@@ -133,3 +133,36 @@ def test_folding_a_model_loads_no_runtime() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=False)  # our own code
     assert done.returncode == 0
+
+
+# One name for one role in every pass, every family of operators or every command.
+_ROLES = {"__init__", "apply", "decide", "plan", "prove", "folding", "options", "bench", "walk"}
+_LONGEST = 80
+
+
+def test_no_two_modules_have_one_name() -> None:
+    """A kernel of the float64 interpreter has the name of its family of operators."""
+    seen: dict[str, Path] = {}
+    for path in _modules():
+        if path.stem in _ROLES or "kernels" in path.parts:
+            continue
+        assert path.stem not in seen, f"{path} and {seen[path.stem]}"
+        seen[path.stem] = path
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    seen: dict[str, Path] = {}
+    for path in _modules():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                assert node.name not in seen, f"{node.name}: {path} and {seen[node.name]}"
+                seen[node.name] = path
+
+
+def test_no_function_is_long() -> None:
+    """A command of typer declares each of its options as a parameter; its body alone counts."""
+    for path in _modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or 0) - node.body[0].lineno + 1
+                assert lines <= _LONGEST, f"{path}: {node.name} has {lines} lines"

@@ -24,7 +24,7 @@ from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.proof import Certificate, Proof
 from onnxfold.proof import prove as prove_models
-from onnxfold.proof.constants import Comparison, compared, has_zero_mean
+from onnxfold.proof.stored import Comparison, compared, has_zero_mean
 from onnxfold.shapes import infer
 from onnxfold.weights.edited import edited
 from onnxfold.weights.edits import Centre, Scale

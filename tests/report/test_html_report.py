@@ -15,7 +15,7 @@ import pytest
 import onnxfold
 from onnxfold import model_io
 from onnxfold.refusal import EXPLANATIONS, RefusalCode
-from onnxfold.report.figures import figures
+from onnxfold.report.before_after import figures
 from onnxfold.report.html import page
 from onnxfold.report.provenance import provenance
 from tests.builders import pre_norm_model

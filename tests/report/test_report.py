@@ -13,7 +13,7 @@ from rich.console import Console
 
 import onnxfold
 from onnxfold.report.html import page
-from onnxfold.report.text import print_norms
+from onnxfold.report.printed import print_norms
 
 SENTENCE = "results move by rounding, towards the exact ones"
 TWO_MOMENTS = "w = ReduceMean<axes=[-1]>(xx)\nuu = Mul(u, u)\nv = Sub(w, uu)\n"

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from onnxfold.check import OutputCheck, Verification
-from onnxfold.report.text import print_verification
+from onnxfold.report.printed import print_verification
 
 
 def check(name: str, **changes: Any) -> OutputCheck:

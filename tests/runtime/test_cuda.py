@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from onnxfold.runtime import cuda
-from onnxfold.runtime.cuda import Build, Device, Driver, compiled_for, driver, obstacle
+from onnxfold.runtime.cuda import Build, CudaDevice, Driver, compiled_for, driver, obstacle
 
 
 class PretendedDriver:
@@ -62,7 +62,7 @@ def test_a_machine_without_a_driver_has_no_devices(monkeypatch: pytest.MonkeyPat
 
 def test_devices_have_names_and_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, PretendedDriver([("First", 90), ("Second", 75)]))
-    assert driver() == Driver("13.1", (Device("First", 90), Device("Second", 75)))
+    assert driver() == Driver("13.1", (CudaDevice("First", 90), CudaDevice("Second", 75)))
 
 
 def test_a_driver_that_cannot_start_has_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,6 +122,6 @@ def test_versions_read_as_people_write_them() -> None:
 def test_what_keeps_kernels_from_running_is_one_sentence(
     toolkit: str, version: str, capability: int, expected: str | None
 ) -> None:
-    sentence = obstacle(Build(toolkit, (75, 80, 90), 80), version, Device("GPU", capability))
+    sentence = obstacle(Build(toolkit, (75, 80, 90), 80), version, CudaDevice("GPU", capability))
     assert (sentence is None) == (expected is None)
     assert expected is None or expected in str(sentence)

@@ -133,7 +133,7 @@ def test_cuda_without_a_driver_is_no_illness(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_devices_are_named_with_what_the_driver_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = (cuda.Device("One GPU", 90), cuda.Device("Another", 120))
+    devices = (cuda.CudaDevice("One GPU", 90), cuda.CudaDevice("Another", 120))
     cuda_is(monkeypatch, cuda.Driver("13.1", devices), BUILD)
     document = examine()
     assert document["healthy"]
@@ -146,7 +146,7 @@ def test_devices_are_named_with_what_the_driver_runs(monkeypatch: pytest.MonkeyP
 def test_a_device_that_the_kernels_were_not_compiled_for_is_a_problem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cuda_is(monkeypatch, cuda.Driver("13.0", (cuda.Device("Old GPU", 70),)), BUILD)
+    cuda_is(monkeypatch, cuda.Driver("13.0", (cuda.CudaDevice("Old GPU", 70),)), BUILD)
     document = examine()
     assert not document["healthy"]
     assert "not compiled for Old GPU, compute capability 7.0" in printed(document)
@@ -155,7 +155,7 @@ def test_a_device_that_the_kernels_were_not_compiled_for_is_a_problem(
 def test_a_driver_that_is_older_than_the_toolkit_is_one_problem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    devices = (cuda.Device("One GPU", 90), cuda.Device("Another", 80))
+    devices = (cuda.CudaDevice("One GPU", 90), cuda.CudaDevice("Another", 80))
     cuda_is(monkeypatch, cuda.Driver("12.9", devices), BUILD)
     document = examine()
     assert document["problems"] == [
@@ -169,7 +169,7 @@ def test_kernels_are_tested_on_cuda_where_the_runtime_has_it(
 ) -> None:
     import onnxruntime
 
-    cuda_is(monkeypatch, cuda.Driver("13.0", (cuda.Device("GPU", 90),)), BUILD)
+    cuda_is(monkeypatch, cuda.Driver("13.0", (cuda.CudaDevice("GPU", 90),)), BUILD)
     assert examine()["cuda_self_test"] is None
     providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)

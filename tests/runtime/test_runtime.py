@@ -19,7 +19,7 @@ from onnxfold.errors import OnnxfoldError, UsageError
 from onnxfold.native import built
 from onnxfold.operators.functions import SIGNATURES, call
 from onnxfold.runtime import library as runtime
-from onnxfold.runtime.cuda import Device, Driver
+from onnxfold.runtime.cuda import CudaDevice, Driver
 from onnxfold.runtime.library import device_of, get_library_path, register, self_test, session
 from tests.calls import call_model, random_inputs
 
@@ -98,7 +98,7 @@ def test_kernels_that_no_device_runs_are_not_registered(
     runtime_has(monkeypatch, "CUDAExecutionProvider", "CPUExecutionProvider")
     with library.open("ab") as file:
         file.write(b"onnxfold-cuda runtime 13000 architectures 90 ptx 80\0")
-    hopper, volta = Device("Hopper", 90), Device("Volta", 70)
+    hopper, volta = CudaDevice("Hopper", 90), CudaDevice("Volta", 70)
     monkeypatch.setattr(runtime, "driver", lambda: Driver("12.9", (hopper,)))
     with pytest.warns(RuntimeWarning, match=r"for the CPU alone; .*the driver is for CUDA 12\.9"):
         register(ort.SessionOptions())

@@ -12,7 +12,7 @@ from onnxfold import model_io
 from onnxfold.api import inspect, optimize
 from onnxfold.errors import ModelError
 from onnxfold.graph.traversal import all_graphs
-from onnxfold.report.text import print_norms
+from onnxfold.report.printed import print_norms
 from onnxfold.shapes.claims import unconfirmed_claims
 
 TESTS = Path(__file__).parents[1]

@@ -25,7 +25,7 @@ import onnxfold
 from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.torch import FoldReport, RMSNorm, bake, fold, unfold
 from onnxfold.torch.analysis import Analysis, Changes
-from onnxfold.torch.calls import NormCalls
+from onnxfold.torch.norm_calls import NormCalls
 from tests.training.models import EXPECTED, MODELS, Tied, bart, encoder, gpt2, opt, whisper
 
 # Sums of at most 100 terms in some hundred layers of operations, divided by deviations that are not

@@ -10,10 +10,10 @@ import pytest
 
 from onnxfold.graph import AxisBlock, Fiber
 from onnxfold.graph.channels import Channels
-from onnxfold.passes.affine.transfer import Passes, react
+from onnxfold.passes.affine.reactions import Passes, react
 from onnxfold.shapes import infer
 from onnxfold.weights import evaluation
-from onnxfold.weights.affine import weighted_sum
+from onnxfold.weights.affine_parts import weighted_sum
 from onnxfold.weights.centre import centred
 from onnxfold.weights.edited import Product, edited, evaluated
 from onnxfold.weights.edits import Centre, Scale, Shift

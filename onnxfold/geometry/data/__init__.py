@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from onnxfold.geometry.data.base import Batch, Data, DataOptions, Shard
 from onnxfold.geometry.data.choose import open_data
-from onnxfold.geometry.data.signature import Signature
+from onnxfold.geometry.data.input_signature import InputSignature
+from onnxfold.geometry.data.shards import Batch, Data, DataOptions, Shard
 
-__all__ = ["Batch", "Data", "DataOptions", "Shard", "Signature", "open_data"]
+__all__ = ["Batch", "Data", "DataOptions", "InputSignature", "Shard", "open_data"]

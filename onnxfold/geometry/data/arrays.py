@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxfold.errors import DataError
-from onnxfold.geometry.data.base import Batch, DataOptions, Shard, blocks
-from onnxfold.geometry.data.signature import Signature
+from onnxfold.geometry.data.input_signature import InputSignature
+from onnxfold.geometry.data.shards import Batch, DataOptions, Shard, blocks
 
 __all__ = ["ArrayFiles"]
 
@@ -25,7 +25,7 @@ class ArrayFiles:
     """Shards of arrays on disk, in the order of their names."""
 
     files: tuple[Path, ...]
-    signature: Signature
+    signature: InputSignature
     options: DataOptions
 
     @property

@@ -8,11 +8,11 @@ import onnx_ir as ir
 
 from onnxfold.errors import UsageError
 from onnxfold.geometry.data.arrays import ArrayFiles
-from onnxfold.geometry.data.base import Data, DataOptions
 from onnxfold.geometry.data.images import SUFFIXES, ImageFolder, find_preprocessor
-from onnxfold.geometry.data.signature import Signature
+from onnxfold.geometry.data.input_signature import InputSignature
+from onnxfold.geometry.data.shards import Data, DataOptions
 from onnxfold.geometry.data.synthetic import Synthetic
-from onnxfold.geometry.data.tables import TableFiles, column_names
+from onnxfold.geometry.data.table_files import TableFiles, column_names
 from onnxfold.geometry.data.text import TextFile, Tokens, find_tokenizer
 
 __all__ = ["open_data"]
@@ -31,7 +31,7 @@ def open_data(
     Raises UsageError for what is no data, and for data whose helpers (a tokenizer, a file of
     preprocessing) are missing.
     """
-    signature = Signature.of(model)
+    signature = InputSignature.of(model)
     if data is None:
         return Synthetic.of(model, signature, options)
     files, suffix = _files(data)
@@ -62,5 +62,5 @@ def _files(data: Path) -> tuple[tuple[Path, ...], str]:
     raise UsageError(f"'{data}' holds nothing to measure on; give {_KINDS}")
 
 
-def _has_columns(file: Path, signature: Signature) -> bool:
+def _has_columns(file: Path, signature: InputSignature) -> bool:
     return signature.inputs.keys() <= set(column_names(file))

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxfold.errors import DataError, UsageError
-from onnxfold.geometry.data.base import Batch, DataOptions, Shard, blocks, optional
-from onnxfold.geometry.data.signature import Signature
+from onnxfold.geometry.data.input_signature import InputSignature
+from onnxfold.geometry.data.shards import Batch, DataOptions, Shard, blocks, optional
 
 __all__ = ["SUFFIXES", "ImageFolder", "find_preprocessor"]
 
@@ -40,7 +40,7 @@ class ImageFolder:
 
     files: tuple[Path, ...]
     preprocessor: Path
-    signature: Signature
+    signature: InputSignature
     options: DataOptions
 
     @property

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.geometry.data.base import Batch, DataOptions, Shard
-from onnxfold.geometry.data.signature import Signature
+from onnxfold.geometry.data.input_signature import InputSignature
+from onnxfold.geometry.data.shards import Batch, DataOptions, Shard
 from onnxfold.inputs import InputSpec, make_inputs
 
 __all__ = ["Synthetic"]
@@ -26,11 +26,11 @@ class Synthetic:
     """
 
     drawn: tuple[dict[str, np.ndarray], ...] = field(repr=False)
-    signature: Signature
+    signature: InputSignature
     options: DataOptions
 
     @staticmethod
-    def of(model: ir.Model, signature: Signature, options: DataOptions) -> Synthetic:
+    def of(model: ir.Model, signature: InputSignature, options: DataOptions) -> Synthetic:
         """Draw inputs for a model; raises UsageError where an input cannot be drawn."""
         count = -(-(options.rows or _ROWS) // _DRAWN_TOGETHER)
         drawn = tuple(

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxfold.errors import DataError, UsageError
-from onnxfold.geometry.data.base import Batch, DataOptions, Shard, blocks, optional
-from onnxfold.geometry.data.signature import Signature
+from onnxfold.geometry.data.input_signature import InputSignature
+from onnxfold.geometry.data.shards import Batch, DataOptions, Shard, blocks, optional
 
 __all__ = ["TextFile", "Tokens", "find_tokenizer"]
 
@@ -45,7 +45,7 @@ class Tokens:
     """Makes batches of texts: padded to the longest of a batch, or to what the model demands."""
 
     tokenizer: Path
-    signature: Signature
+    signature: InputSignature
     options: DataOptions
 
     def __post_init__(self) -> None:

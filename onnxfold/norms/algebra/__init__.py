@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from onnxfold.norms.algebra.canonical import Canonical
 from onnxfold.norms.algebra.coefficient import Coefficient
-from onnxfold.norms.algebra.forms import Affine, Denominator, Moment, Over
+from onnxfold.norms.algebra.forms import AffineForm, Denominator, Moment, Over
+from onnxfold.norms.algebra.graph_state import Algebra
 from onnxfold.norms.algebra.matcher import Match, match_graph
-from onnxfold.norms.algebra.state import Algebra
 
 __all__ = [
-    "Affine",
+    "AffineForm",
     "Algebra",
     "Canonical",
     "Coefficient",

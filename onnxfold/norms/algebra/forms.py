@@ -20,7 +20,7 @@ from onnxfold.graph import Fiber
 from onnxfold.norms.algebra.coefficient import ZERO, Coefficient
 from onnxfold.norms.site import EpsilonMode
 
-__all__ = ["Affine", "Denominator", "Form", "Moment", "Over", "Root", "Square", "Statistic"]
+__all__ = ["AffineForm", "Denominator", "Form", "Moment", "Over", "Root", "Square", "Statistic"]
 
 
 class Statistic(Enum):
@@ -107,7 +107,7 @@ class Root:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Affine:
+class AffineForm:
     """``(a * t + m * mean(t)) / denominator + c``; ``over`` is None while there is no moment.
 
     ``dropped`` is only for a bare mean.  ``narrowed``: rounded to a smaller type on the way;
@@ -152,4 +152,4 @@ class Affine:
         return k if k and bare and self.a.opposes(self.m) else None
 
 
-Form = Square | Moment | Root | Affine
+Form = Square | Moment | Root | AffineForm

@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.norms.algebra.coefficient import ONE, ZERO, Coefficient
-from onnxfold.norms.algebra.forms import Affine, Over
-from onnxfold.norms.algebra.state import Algebra
+from onnxfold.norms.algebra.forms import AffineForm, Over
+from onnxfold.norms.algebra.graph_state import Algebra
 
 __all__ = ["along", "beside", "channel_axis", "extend", "legal", "reading"]
 
@@ -19,13 +19,13 @@ def beside(dropped: tuple[int, ...] | None) -> bool:
     return dropped is None or dropped == tuple(range(len(dropped)))
 
 
-def reading(algebra: Algebra, value: ir.Value, t: ir.Value, depth: int = 2) -> Affine | None:
+def reading(algebra: Algebra, value: ir.Value, t: ir.Value, depth: int = 2) -> AffineForm | None:
     """Return a value as an affine form of t, also a constant multiple of t itself."""
     form = algebra.form(value)
-    if isinstance(form, Affine) and form.t is t:
+    if isinstance(form, AffineForm) and form.t is t:
         return form
     if algebra.atom(value) is t:
-        return Affine(t, None, ONE, ZERO)
+        return AffineForm(t, None, ONE, ZERO)
     node = algebra.canonical.root(value).producer()
     if depth == 0 or form is not None or node is None or node.domain != "":
         return None
@@ -38,7 +38,7 @@ def reading(algebra: Algebra, value: ir.Value, t: ir.Value, depth: int = 2) -> A
                 continue
             factor = algebra.canonical.coefficient(other, t)
             if factor is not None and algebra.varying(factor, t) is not None:
-                return Affine(t, None, factor, ZERO)
+                return AffineForm(t, None, factor, ZERO)
     return None
 
 
@@ -68,7 +68,7 @@ def along(algebra: Algebra, factor: Coefficient, t: ir.Value, over: Over) -> boo
     return axes <= set(over.axes) or axes == {channel_axis(algebra, t, over)}
 
 
-def legal(algebra: Algebra, form: Affine) -> bool:
+def legal(algebra: Algebra, form: AffineForm) -> bool:
     """Whether all coefficients together stay along the fiber, or all along the channels.
 
     A factor computed at run time that came with the root, and a term beside the mean times it, may

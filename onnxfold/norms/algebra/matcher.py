@@ -7,10 +7,17 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxfold.norms.algebra import layout, moments, operators, products, selection, sums
+from onnxfold.norms.algebra import (
+    handled_operators,
+    moments,
+    products,
+    reshaped_forms,
+    selection,
+    summed_forms,
+)
 from onnxfold.norms.algebra.canonical import Canonical
-from onnxfold.norms.algebra.forms import Affine, Form
-from onnxfold.norms.algebra.state import Algebra
+from onnxfold.norms.algebra.forms import AffineForm, Form
+from onnxfold.norms.algebra.graph_state import Algebra
 
 __all__ = ["Match", "match_graph"]
 
@@ -18,34 +25,34 @@ _Rule = Callable[[Algebra, ir.Node], Form | None]
 
 # What each does to a form: the recogniser's own grammar.
 _RULES: dict[str, _Rule] = {
-    "Add": sums.add,
-    "BatchNormalization": operators.batch_normalization,
+    "Add": summed_forms.add,
+    "BatchNormalization": handled_operators.batch_normalization,
     "Cast": products.cast,
     "CastLike": products.cast,
     "Clip": moments.clip,
     "Div": products.divide,
-    "Expand": layout.reshape,
-    "Flatten": layout.reshape,
+    "Expand": reshaped_forms.reshape,
+    "Flatten": reshaped_forms.reshape,
     "GlobalAveragePool": moments.global_average,
-    "InstanceNormalization": operators.instance_normalization,
+    "InstanceNormalization": handled_operators.instance_normalization,
     "Max": moments.maximum,
     "Min": moments.minimum,
     "Mul": products.multiply,
     "Neg": products.negate,
     "Pow": moments.power,
-    "RMSNormalization": operators.rms_operator,
+    "RMSNormalization": handled_operators.rms_operator,
     "Reciprocal": products.reciprocal,
     "ReduceL2": moments.reduce_l2,
     "ReduceMean": moments.reduce_mean,
     "ReduceSum": moments.reduce_sum,
     "ReduceSumSquare": moments.reduce_square_sum,
-    "Reshape": layout.reshape,
-    "SimplifiedLayerNormalization": operators.rms_operator,
+    "Reshape": reshaped_forms.reshape,
+    "SimplifiedLayerNormalization": handled_operators.rms_operator,
     "Sqrt": moments.square_root,
-    "Squeeze": layout.reshape,
-    "Sub": sums.subtract,
-    "Sum": sums.add,
-    "Unsqueeze": layout.reshape,
+    "Squeeze": reshaped_forms.reshape,
+    "Sub": summed_forms.subtract,
+    "Sum": summed_forms.add,
+    "Unsqueeze": reshaped_forms.reshape,
     "Where": selection.where,
 }
 
@@ -63,8 +70,8 @@ class Match:
     """A value that is a norm, its form, and the shorter norms that it extends, longest first."""
 
     output: ir.Value
-    form: Affine
-    shorter: tuple[tuple[ir.Value, Affine], ...]
+    form: AffineForm
+    shorter: tuple[tuple[ir.Value, AffineForm], ...]
 
 
 def match_graph(canonical: Canonical, graph: ir.Graph) -> tuple[Algebra, list[Match]]:
@@ -72,7 +79,7 @@ def match_graph(canonical: Canonical, graph: ir.Graph) -> tuple[Algebra, list[Ma
     algebra = Algebra(canonical)
     if not any(node.op_type in _FIRST for node in graph):
         return algebra, []
-    complete: dict[ir.Value, Affine] = {}
+    complete: dict[ir.Value, AffineForm] = {}
     for node in graph:
         if node.domain not in ("", "com.microsoft") or not node.outputs:
             continue
@@ -85,7 +92,7 @@ def match_graph(canonical: Canonical, graph: ir.Graph) -> tuple[Algebra, list[Ma
             algebra.extends.pop(output, None)
             continue
         algebra.forms[output] = form
-        if isinstance(form, Affine) and form.complete:
+        if isinstance(form, AffineForm) and form.complete:
             complete[output] = form
     extended = set(algebra.extends.values())
     matches = []
@@ -96,8 +103,8 @@ def match_graph(canonical: Canonical, graph: ir.Graph) -> tuple[Algebra, list[Ma
 
 
 def _shorter(
-    algebra: Algebra, complete: dict[ir.Value, Affine], output: ir.Value
-) -> tuple[tuple[ir.Value, Affine], ...]:
+    algebra: Algebra, complete: dict[ir.Value, AffineForm], output: ir.Value
+) -> tuple[tuple[ir.Value, AffineForm], ...]:
     trail = []
     inner = algebra.extends.get(output)
     while inner is not None and inner in complete:

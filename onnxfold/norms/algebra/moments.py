@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxfold.graph import keeps_dims
 from onnxfold.norms.algebra.coefficient import ONE, ZERO, Coefficient
 from onnxfold.norms.algebra.forms import (
-    Affine,
+    AffineForm,
     Denominator,
     Form,
     Moment,
@@ -23,7 +23,7 @@ from onnxfold.norms.algebra.forms import (
     Square,
     Statistic,
 )
-from onnxfold.norms.algebra.state import Algebra
+from onnxfold.norms.algebra.graph_state import Algebra
 from onnxfold.norms.site import EpsilonMode
 
 __all__ = [
@@ -120,7 +120,7 @@ def _mean(
     form = algebra.form(x)
     if isinstance(form, Square):
         return _second(algebra, form.value, over, dropped, factor)
-    return Affine(algebra.atom(x), over, ZERO, Coefficient.of(factor), dropped=dropped)
+    return AffineForm(algebra.atom(x), over, ZERO, Coefficient.of(factor), dropped=dropped)
 
 
 def _second(
@@ -128,7 +128,7 @@ def _second(
 ) -> Moment:
     """Return factor * mean(v^2), as a variance where v is a centred tensor."""
     form = algebra.form(v)
-    if isinstance(form, Affine) and form.over == over and form.centred is not None:
+    if isinstance(form, AffineForm) and form.over == over and form.centred is not None:
         scale = factor * form.centred**2
         return Moment(form.t, over, Statistic.VARIANCE, _snap(scale, over), dropped)
     return Moment(algebra.atom(v), over, Statistic.MEAN_SQUARE, _snap(factor, over), dropped)
@@ -151,7 +151,7 @@ def as_moment(algebra: Algebra, value: ir.Value | None) -> Moment | None:
     if not isinstance(form, Square):
         return None
     mean = algebra.form(form.value)
-    if not isinstance(mean, Affine) or mean.over is None or mean.denominator is not None:
+    if not isinstance(mean, AffineForm) or mean.over is None or mean.denominator is not None:
         return None
     k = mean.m.number
     if k is None or not mean.a.is_zero or not mean.c.is_zero:

@@ -14,7 +14,8 @@ import onnx_ir as ir
 
 from onnxfold.norms.algebra.canonical import is_narrowing
 from onnxfold.norms.algebra.coefficient import MINUS_ONE, Coefficient
-from onnxfold.norms.algebra.forms import Affine, Form, Moment, Root, Square, Statistic
+from onnxfold.norms.algebra.forms import AffineForm, Form, Moment, Root, Square, Statistic
+from onnxfold.norms.algebra.graph_state import Algebra
 from onnxfold.norms.algebra.guards import along, beside, extend, legal, reading
 from onnxfold.norms.algebra.moments import (
     as_moment,
@@ -23,7 +24,6 @@ from onnxfold.norms.algebra.moments import (
     scaled_moment,
     scaled_root,
 )
-from onnxfold.norms.algebra.state import Algebra
 
 __all__ = ["cast", "divide", "multiply", "negate", "reciprocal"]
 
@@ -49,7 +49,7 @@ def multiply(algebra: Algebra, node: ir.Node) -> Form | None:
             return scaled_moment(moment, number)
     for value, other in ((p, q), (q, p)):
         form = algebra.form(value)
-        if isinstance(form, Affine):
+        if isinstance(form, AffineForm):
             factor = algebra.canonical.coefficient(other, form.t)
             if factor is not None and algebra.form(other) is None:
                 return _scaled(algebra, node, value, form, factor)
@@ -78,7 +78,7 @@ def divide(algebra: Algebra, node: ir.Node) -> Form | None:
             return scaled_root(above, 1.0 / number)
         moment = as_moment(algebra, p)
         return None if moment is None else scaled_moment(moment, 1.0 / number)
-    if isinstance(above, Affine):
+    if isinstance(above, AffineForm):
         divisor = algebra.canonical.coefficient(q, above.t)
         factor = None if divisor is None else divisor.inverse()
         return None if factor is None else _scaled(algebra, node, p, above, factor)
@@ -91,7 +91,7 @@ def negate(algebra: Algebra, node: ir.Node) -> Form | None:
     form = None if value is None else algebra.form(value)
     if value is None or form is None:
         return None
-    if isinstance(form, Affine):
+    if isinstance(form, AffineForm):
         return _scaled(algebra, node, value, form, MINUS_ONE)
     if isinstance(form, Root):
         return scaled_root(form, -1.0)
@@ -115,7 +115,7 @@ def cast(algebra: Algebra, node: ir.Node) -> Form | None:
     narrowing = is_narrowing(canonical.dtype(value), canonical.dtype(node.outputs[0]))
     if narrowing is None:
         return None
-    if not isinstance(form, Affine):
+    if not isinstance(form, AffineForm):
         if isinstance(form, Square) or not narrowing:
             return None if narrowing else form
         lossy = is_narrowing(canonical.dtype(form.t), canonical.dtype(node.outputs[0]))
@@ -126,7 +126,7 @@ def cast(algebra: Algebra, node: ir.Node) -> Form | None:
     return replace(form, narrowed=form.narrowed or narrowing, cancels=rough)
 
 
-def _times_root(algebra: Algebra, value: ir.Value, root: Root) -> Affine | None:
+def _times_root(algebra: Algebra, value: ir.Value, root: Root) -> AffineForm | None:
     """Return numerator / denominator; RMS forms are over the bare tensor."""
     denominator = root.denominator
     if root.power != -1 or not beside(root.dropped):
@@ -161,8 +161,8 @@ def _scaled_root(algebra: Algebra, root: Root, value: ir.Value, other: ir.Value)
 
 
 def _scaled(
-    algebra: Algebra, node: ir.Node, value: ir.Value, form: Affine, factor: Coefficient
-) -> Affine | None:
+    algebra: Algebra, node: ir.Node, value: ir.Value, form: AffineForm, factor: Coefficient
+) -> AffineForm | None:
     """Return factor * form."""
     if form.over is None:
         return None

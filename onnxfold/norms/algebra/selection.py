@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxfold.graph import keeps_dims
-from onnxfold.norms.algebra.forms import Affine, Form, Moment, Root
-from onnxfold.norms.algebra.state import Algebra
+from onnxfold.norms.algebra.forms import AffineForm, Form, Moment, Root
+from onnxfold.norms.algebra.graph_state import Algebra
 
 __all__ = ["where"]
 
@@ -27,9 +27,9 @@ def where(algebra: Algebra, node: ir.Node) -> Form | None:
     if chosen is None or algebra.dims(chosen) != algebra.dims(node.outputs[0]):
         return None
     form = algebra.form(chosen)
-    if isinstance(form, Affine) and form.denominator is not None:
+    if isinstance(form, AffineForm) and form.denominator is not None:
         return None
-    return form if isinstance(form, Moment | Root | Affine) else None
+    return form if isinstance(form, Moment | Root | AffineForm) else None
 
 
 def _decided(algebra: Algebra, condition: ir.Value | None) -> bool | None:
@@ -45,7 +45,12 @@ def _guarded(algebra: Algebra, node: ir.Node) -> Form | None:
     """Where(min(x) = max(x) [and ..], 0, x - mean(x)) is x - mean(x): it is zero in such rows."""
     condition, zero, centred = node.inputs
     form = None if centred is None else algebra.form(centred)
-    if condition is None or centred is None or not isinstance(form, Affine) or form.centred is None:
+    if (
+        condition is None
+        or centred is None
+        or not isinstance(form, AffineForm)
+        or form.centred is None
+    ):
         return None
     if algebra.canonical.uniform(zero) != 0.0:
         return None
@@ -60,7 +65,7 @@ def _guarded(algebra: Algebra, node: ir.Node) -> Form | None:
     return form
 
 
-def _constant_rows(algebra: Algebra, condition: ir.Value, form: Affine) -> bool:
+def _constant_rows(algebra: Algebra, condition: ir.Value, form: AffineForm) -> bool:
     """Whether the condition implies that all elements of the row are equal."""
     waiting: list[ir.Value | None] = [condition]
     seen: set[ir.Node] = set()
@@ -77,7 +82,7 @@ def _constant_rows(algebra: Algebra, condition: ir.Value, form: Affine) -> bool:
     return False
 
 
-def _equal_extremes(algebra: Algebra, node: ir.Node, form: Affine) -> bool:
+def _equal_extremes(algebra: Algebra, node: ir.Node, form: AffineForm) -> bool:
     """Whether the node compares the least and the largest element of the row."""
     found = set()
     for operand in node.inputs:

@@ -18,9 +18,9 @@ from onnxfold.graph.channels import Channels
 from onnxfold.graph.edit import Editor, redirect, set_input, sweep
 from onnxfold.norms import find_norms
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
-from onnxfold.passes.affine.source import Source, source_of
+from onnxfold.passes.affine.source import AffineSource, source_of
 from onnxfold.passes.base import Settings
-from onnxfold.passes.constants import PlaceEditor
+from onnxfold.passes.constant_edits import PlaceEditor
 from onnxfold.weights.edited import Product
 from onnxfold.weights.edits import Scale, Shift
 
@@ -34,10 +34,10 @@ def apply(edit: Editor, plan: AffinePlan, settings: Settings) -> bool:
     """Carry out the fusions of a plan."""
     del settings  # what moves has been decided
     by_output = {edit.info.ref(site.output): site for site in find_norms(edit.info)}
-    sources: list[tuple[AffineFusion, Source]] = []
+    sources: list[tuple[AffineFusion, AffineSource]] = []
     for fusion in plan.fusions:
         source = source_of(edit.info, by_output[fusion.output])
-        if not isinstance(source, Source):
+        if not isinstance(source, AffineSource):
             raise InvariantError(f"norm '{fusion.norm}' has no gamma or beta that can move")
         sources.append((fusion, _within(edit, source)))
     places = PlaceEditor(edit)
@@ -50,7 +50,7 @@ def apply(edit: Editor, plan: AffinePlan, settings: Settings) -> bool:
     return not plan.empty
 
 
-def _within(edit: Editor, source: Source) -> Source:
+def _within(edit: Editor, source: AffineSource) -> AffineSource:
     """Return the affine part of the same norm in the model that is edited."""
     return replace(
         source,
@@ -60,7 +60,9 @@ def _within(edit: Editor, source: Source) -> Source:
     )
 
 
-def _absorb(places: PlaceEditor, fusion: AffineFusion, source: Source, reader: Absorption) -> None:
+def _absorb(
+    places: PlaceEditor, fusion: AffineFusion, source: AffineSource, reader: Absorption
+) -> None:
     """Change the weight and the bias of one linear layer."""
     weight = reader.weight
     tensor = places.original(weight.value)
@@ -82,7 +84,7 @@ class _Norms:
         self._view = edit.info
         self._fills: dict[tuple[ir.DataType, tuple[int, ...], float], ir.Value] = {}
 
-    def take_away(self, fusion: AffineFusion, source: Source) -> None:
+    def take_away(self, fusion: AffineFusion, source: AffineSource) -> None:
         """Remove from the norm what its readers have taken."""
         left = None
         if fusion.gamma and not fusion.beta and source.beta is not None:
@@ -92,7 +94,9 @@ class _Norms:
         else:
             self._take_operands(fusion, source, left)
 
-    def _take_operands(self, fusion: AffineFusion, source: Source, left: Float64 | None) -> None:
+    def _take_operands(
+        self, fusion: AffineFusion, source: AffineSource, left: Float64 | None
+    ) -> None:
         node = source.site.nodes[-1]
         gamma, beta = ([*node.inputs, None, None][index] for index in (_GAMMA, _BETA))
         if fusion.gamma and gamma is not None:
@@ -105,7 +109,7 @@ class _Norms:
         for operand in (gamma, beta):
             self._edit.drop_if_unread(operand)
 
-    def _take_nodes(self, fusion: AffineFusion, source: Source, left: Float64 | None) -> None:
+    def _take_nodes(self, fusion: AffineFusion, source: AffineSource, left: Float64 | None) -> None:
         """Let the readers of gamma * x + beta read x, or x + beta / gamma."""
         add, mul = _parts(source)
         start = _data_input(self._view, (mul or add or source.nodes[-1]))
@@ -124,7 +128,7 @@ class _Norms:
             nodes = list(source.nodes)
         self._bypass(source, start, nodes)
 
-    def _bypass(self, source: Source, start: ir.Value, nodes: list[ir.Node]) -> None:
+    def _bypass(self, source: AffineSource, start: ir.Value, nodes: list[ir.Node]) -> None:
         end = source.value
         own = {use.node for use in start.uses()} <= set(nodes) and not start.is_graph_output()
         redirect(end, start)
@@ -167,7 +171,7 @@ class _Norms:
         return self._edit.new_constant(like, tensor, f"{like.name}.left")
 
 
-def _parts(source: Source) -> tuple[ir.Node | None, ir.Node | None]:
+def _parts(source: AffineSource) -> tuple[ir.Node | None, ir.Node | None]:
     by_type = {node.op_type: node for node in source.nodes}
     return by_type.get("Add"), by_type.get("Mul")
 

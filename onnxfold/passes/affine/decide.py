@@ -19,11 +19,11 @@ from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.operators.families.transfer import refuse
+from onnxfold.passes.affine.affine_walk import EditPlace, Reached, follow, root_of
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
+from onnxfold.passes.affine.reactions import Absorbs, adds_bias
 from onnxfold.passes.affine.sharing import Candidate, settle
-from onnxfold.passes.affine.source import Source, source_of
-from onnxfold.passes.affine.transfer import Absorbs, adds_bias
-from onnxfold.passes.affine.walk import Reached, Root, follow, root_of
+from onnxfold.passes.affine.source import AffineSource, source_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.decide import plan_of
 from onnxfold.passes.costs import costs_of, elements
@@ -33,7 +33,7 @@ from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.passes.places import Place, ReaderRef
 from onnxfold.passes.ranges import RangeWarning, range_warning
-from onnxfold.passes.scales.parts import cut_of, element_readers
+from onnxfold.passes.scales.cut_parts import cut_of, element_readers
 from onnxfold.refusal import Refusal, RefusalCode
 
 __all__ = ["Weighing", "decide", "decide_affine", "shape_of"]
@@ -103,7 +103,7 @@ def _ranges(
     warnings = []
     for fusion in fusions:
         source = source_of(view, by_output[fusion.output])
-        if not fusion.gamma or not isinstance(source, Source) or source.gamma is None:
+        if not fusion.gamma or not isinstance(source, AffineSource) or source.gamma is None:
             continue
         for reader in fusion.readers:
             found = range_warning(
@@ -137,7 +137,7 @@ def decide_affine(
             continue
         made: Candidate | Refusal | None = keep(site)
         if made is None:
-            if isinstance(source, Source):
+            if isinstance(source, AffineSource):
                 made = _candidate(view, order, source, weighing)
             else:
                 made = source
@@ -152,7 +152,7 @@ def decide_affine(
 
 
 def _candidate(
-    view: ModelInfo, order: dict[ir.Node, int], source: Source, weighing: Weighing
+    view: ModelInfo, order: dict[ir.Node, int], source: AffineSource, weighing: Weighing
 ) -> Candidate | Refusal:
     reached = follow(view, order, source.value, source.channels)
     if isinstance(reached, Refusal):
@@ -235,7 +235,7 @@ def _behind(view: ModelInfo, node: ir.Node, absorbs: Absorbs, outer: Channels) -
     return Place("", _ref(view, Reader(node, len(node.inputs))), absorbs.output, behind=True)
 
 
-def _keeps_beta(source: Source, shift_refusal: Refusal | None) -> Refusal | None:
+def _keeps_beta(source: AffineSource, shift_refusal: Refusal | None) -> Refusal | None:
     """Say why gamma stays with a beta that cannot move, or None: beta / gamma can stay alone."""
     why = shift_refusal or Refusal(RefusalCode.SHIFT_CANNOT_CROSS, "beta cannot move")
     if source.gamma is None:
@@ -273,7 +273,7 @@ def _absorption(view: ModelInfo, item: Reached) -> Absorption | Refusal:
     return replace(made, parts=_parts(view, node.outputs[0], absorbs))
 
 
-def _bias(view: ModelInfo, node: ir.Node, absorbs: Absorbs, root: Root) -> Place | None:
+def _bias(view: ModelInfo, node: ir.Node, absorbs: Absorbs, root: EditPlace) -> Place | None:
     """Return the constant that takes W beta: the operator's own bias, or that of an Add behind."""
     if absorbs.shift_refusal is not None or node.outputs[0].name is None:
         return None

@@ -13,7 +13,7 @@ from onnxfold.graph.channels import Channels
 from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["Source", "source_of"]
+__all__ = ["AffineSource", "source_of"]
 
 Float64 = npt.NDArray[np.float64]
 Array = npt.NDArray[np.generic]
@@ -23,7 +23,7 @@ _WITHOUT_AFFINE = frozenset({"LpNormalization", "MeanVarianceNormalization"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Source:
+class AffineSource:
     """y = gamma * x + beta, the affine part of a norm, along ``channels`` of ``value`` (y).
 
     ``nodes`` are the Mul and Add that compute y, the last one first; without any, gamma and beta
@@ -38,7 +38,7 @@ class Source:
     nodes: tuple[ir.Node, ...] = ()
 
 
-def source_of(view: ModelInfo, site: NormSite) -> Source | Refusal | None:
+def source_of(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
     """Return the norm's affine part, None where it has none, a refusal where it cannot be told."""
     if view.array(site.output) is not None:
         return None  # all of it is a constant, in which no part is told from the others
@@ -67,7 +67,7 @@ def _unknown(site: NormSite, sentence: str) -> Refusal:
     return Refusal(RefusalCode.UNKNOWN_SHAPE, f"norm '{site.name}' {sentence}", label)
 
 
-def _of_operands(view: ModelInfo, site: NormSite) -> Source | Refusal | None:
+def _of_operands(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
     node = site.nodes[-1]
     if (site.gamma is None and site.beta is None) or node.op_type in _WITHOUT_AFFINE:
         return None
@@ -89,14 +89,14 @@ def _of_operands(view: ModelInfo, site: NormSite) -> Source | Refusal | None:
     if made is None:
         return _unknown(site, "has a gamma or beta of another shape than its input")
     channels, vectors = made
-    return Source(site, site.output, channels, vectors.get(_GAMMA), vectors.get(_BETA))
+    return AffineSource(site, site.output, channels, vectors.get(_GAMMA), vectors.get(_BETA))
 
 
 def _column(array: Array, axis: int, repeat: int, rank: int) -> Array:
     return np.repeat(array.reshape(-1), repeat).reshape((-1, *(1,) * (rank - 1 - axis)))
 
 
-def _of_nodes(view: ModelInfo, site: NormSite) -> Source | Refusal | None:
+def _of_nodes(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
     """Take the constant Mul and Add off the end of a spelled-out norm."""
     if site.gamma is None and site.beta is None:
         return None
@@ -121,7 +121,9 @@ def _of_nodes(view: ModelInfo, site: NormSite) -> Source | Refusal | None:
     if made is None:
         return _unknown(site, "has a gamma or beta of another shape than its input")
     channels, vectors = made
-    return Source(site, value, channels, vectors.get(_GAMMA), vectors.get(_BETA), tuple(nodes))
+    return AffineSource(
+        site, value, channels, vectors.get(_GAMMA), vectors.get(_BETA), tuple(nodes)
+    )
 
 
 def _before_casts(site: NormSite) -> ir.Value:

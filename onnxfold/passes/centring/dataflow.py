@@ -141,7 +141,7 @@ class _Walk:
     def _pull(self, point: Point) -> _Producer:
         if self._view.tensor(point.value) is not None:
             return self._pull_constant(point.value)
-        pulled = self._relations.pull(point, self._assumptions)
+        pulled = self._relations.backward(point, self._assumptions)
         if isinstance(pulled, ZeroMean):
             return _Producer(constant=False, zero_mean=True)
         if isinstance(pulled, Refusal):
@@ -194,7 +194,7 @@ class _Walk:
             sentence = f"'{name}' is an output of its graph"
             exact.append(Refusal(RefusalCode.GRAPH_OUTPUT, sentence, (name,)))
         for reader in self._view.readers(point.value):
-            effect = self._relations.effect(point, reader)
+            effect = self._relations.forward(point, reader)
             if isinstance(effect, Unseen):
                 continue
             asked_by = self._asked_by.get((point, reader))

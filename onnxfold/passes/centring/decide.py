@@ -14,7 +14,7 @@ from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.dataflow import CENTRABLE, PointFacts, ZeroMeanGraph, walk_back
 from onnxfold.passes.centring.fusions import attends, embedded, embeds
-from onnxfold.passes.centring.network import Cut, free_points, solve
+from onnxfold.passes.centring.network import CentringCut, free_points, solve
 from onnxfold.passes.centring.plan import CentringPlan, Fold, Insertion, WeightCentring
 from onnxfold.passes.centring.relations import Assumptions, Embeddings, Point, Relations
 from onnxfold.passes.costs import Costs, costs_of, elements
@@ -262,7 +262,7 @@ def _read_cut(
     view: ModelInfo,
     graph: ZeroMeanGraph,
     demands: Sequence[Demand],
-    cut: Cut,
+    cut: CentringCut,
     prices: _Prices,
 ) -> CentringPlan:
     folds: list[Fold] = []
@@ -306,7 +306,7 @@ def _read_cut(
 
 
 def _writers(
-    view: ModelInfo, graph: ZeroMeanGraph, cut: Cut, start: Point, claimed: set[Point]
+    view: ModelInfo, graph: ZeroMeanGraph, cut: CentringCut, start: Point, claimed: set[Point]
 ) -> tuple[str, ...]:
     """Return the weights centred for ``start`` that are not yet claimed, and claim them."""
     writers, queue = [], deque([start])
@@ -323,7 +323,7 @@ def _writers(
 
 
 def _readers_of_copy(
-    view: ModelInfo, graph: ZeroMeanGraph, cut: Cut, point: Point
+    view: ModelInfo, graph: ZeroMeanGraph, cut: CentringCut, point: Point
 ) -> tuple[ReaderRef, ...]:
     """Return the node inputs that must read the centred copy: those of centred carriers."""
     readers = set()

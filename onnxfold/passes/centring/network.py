@@ -23,13 +23,13 @@ from onnxfold.passes.centring.dataflow import PointFacts, ZeroMeanGraph
 from onnxfold.passes.centring.mincut import INFINITE, minimum_cut
 from onnxfold.passes.centring.relations import Point
 
-__all__ = ["Cut", "free_points", "solve"]
+__all__ = ["CentringCut", "free_points", "solve"]
 
 _SOURCE, _SINK = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CentringCut:
     """The cheapest choice: points computed centred (z = 1) and points at hand centred (c = 1)."""
 
     centred: frozenset[Point]
@@ -40,7 +40,7 @@ def solve(
     graph: ZeroMeanGraph,
     gains: Iterable[tuple[Point, int]],
     copy_price: Callable[[Point, PointFacts], int | None],
-) -> Cut:
+) -> CentringCut:
     """Return the minimum cut; ``copy_price`` gives None where no copy can be made."""
     number = {point: 2 + 2 * i for i, point in enumerate(graph.points)}
     edges: list[tuple[int, int, int]] = []
@@ -58,7 +58,7 @@ def solve(
             edges.append((c, z, price))
         edges += _structural(z, facts, number)
     _, source_side = minimum_cut(edges, _SOURCE, _SINK)
-    return Cut(
+    return CentringCut(
         frozenset(point for point, z in number.items() if z in source_side),
         frozenset(point for point, z in number.items() if z + 1 in source_side),
     )

@@ -2,8 +2,8 @@
 
 Two questions, asked by the backward walk (planning) and by the forward proof alike:
 
-* ``pull``: which inputs must be centred so that this value is centred;
-* ``effect``: what a reader does when the value moves by something constant along the fiber.
+* ``backward``: which inputs must be centred so that this value is centred;
+* ``forward``: what a reader does when the value moves by something constant along the fiber.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Relations:
             if (leak := self._harmful_leak(site)) is not None
         }
 
-    def pull(self, point: Point, assumptions: Assumptions = EXACT) -> Backward:
+    def backward(self, point: Point, assumptions: Assumptions = EXACT) -> Backward:
         """Return what ``point`` follows from; its value is not a constant."""
         value, fiber = point.value, point.fiber
         node = value.producer()
@@ -261,7 +261,7 @@ class Relations:
             return None
         return whole_axes(shape, [axis % len(shape) for axis in axes])
 
-    def effect(self, point: Point, reader: Reader) -> Effect:
+    def forward(self, point: Point, reader: Reader) -> Effect:
         """Return what ``reader`` does when ``point`` moves by a shift constant along its fiber."""
         key = (point, reader)
         if key not in self._effects:
@@ -354,7 +354,7 @@ class Relations:
                     harmless.add(output)
         if site.form is not NormForm.DECOMPOSED:
             harmless |= set(site.nodes[-1].outputs[2:])  # the inverse deviation
-        for leak in site.leaks:
+        for leak in site.escaping:
             if leak not in harmless and not self._read_by_twins(leak, site):
                 return leak
         return None

@@ -12,8 +12,8 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.relations import Point, Relations
 from onnxfold.passes.compression.plan import CompressionPlan, ShapeChange, Shortened
 from onnxfold.passes.compression.shapes import names_size, refuse_shape
-from onnxfold.passes.compression.sizes import entry_of, follows
 from onnxfold.passes.compression.stream import Stream, stream_of
+from onnxfold.passes.compression.stream_sizes import entry_of, follows
 from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode

@@ -23,7 +23,7 @@ from onnxfold.operators.families.transfer import Backward, Carried, ZeroMean
 from onnxfold.operators.table import row_of
 from onnxfold.passes.centring.dataflow import CENTRABLE
 from onnxfold.passes.centring.relations import Carries, Point, Relations
-from onnxfold.passes.compression.sizes import Told, told_by
+from onnxfold.passes.compression.stream_sizes import Told, told_by
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.centre import is_centred_weight
@@ -131,7 +131,7 @@ class StreamWalk:
         if self.info.tensor(point.value) is not None:
             self.stream.weights.append(point)
             return self.refuse_weight(point)
-        pulled = self._relations.pull(point)
+        pulled = self._relations.backward(point)
         if self.enters(point, pulled):
             self.stream.entries.append(point)
             return None
@@ -204,7 +204,7 @@ class StreamWalk:
         if reader.node.op_type == "Shape" and not reader.node.domain:
             self._shapes.append((point, reader.node))
             return None
-        effect = self._relations.effect(point, reader)
+        effect = self._relations.forward(point, reader)
         if not isinstance(effect, Carries):
             shared = self.info.tensor(point.value) is not None
             code = RefusalCode.SHARED_WEIGHT if shared else RefusalCode.EXACT_READER

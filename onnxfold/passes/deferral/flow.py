@@ -74,8 +74,8 @@ def refuse_form(site: NormSite) -> Refusal | None:
     if site.epsilon_mode is not EpsilonMode.INSIDE or site.epsilon <= 0:
         sentence = "no positive epsilon stands under its root"
         return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
-    if site.leaks:
-        blamed = tuple(sorted(value.name or "" for value in site.leaks))
+    if site.escaping:
+        blamed = tuple(sorted(value.name or "" for value in site.escaping))
         sentence = f"'{blamed[0]}' in it is read by others"
         return Refusal(RefusalCode.STATISTICS_READ, sentence, blamed)
     if not site.fiber.whole or site.affine_repeat != 1 or site.affine_axis is not None:

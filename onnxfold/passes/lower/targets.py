@@ -86,8 +86,8 @@ class TargetLowering:
     def _refuse_spelled(self, site: NormSite) -> Refusal | None:
         """The same, where epsilon may be a constant in front of a root."""
         label = (node_label(site.nodes[-1]),)
-        if site.leaks:
-            names = ", ".join(leak.name or "" for leak in site.leaks)
+        if site.escaping:
+            names = ", ".join(leak.name or "" for leak in site.escaping)
             return Refusal(
                 RefusalCode.STATISTICS_READ, f"its statistics ({names}) are read by others", label
             )

@@ -19,7 +19,7 @@ from onnxfold.graph.edit import replace_node
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Output, Signature, op_name
 
-__all__ = ["EMBEDDED", "SPLITTERS", "Builder", "Call"]
+__all__ = ["EMBEDDED", "SPLITTERS", "Builder", "SkipNormCall"]
 
 EMBEDDED = "onnxfold.embedded"  # a mark in memory, on the norm of what was EmbedLayerNormalization
 _SKIP_EPSILON = 1e-12
@@ -44,9 +44,9 @@ class Builder:
                 used.update(value.name or "" for value in node.outputs)
         return used
 
-    def at(self, node: ir.Node) -> Call:
+    def at(self, node: ir.Node) -> SkipNormCall:
         """Start the replacement of a node."""
-        return Call(self, node)
+        return SkipNormCall(self, node)
 
     def unique(self, name: str) -> str:
         """Return the name, with a number where it is taken."""
@@ -58,7 +58,7 @@ class Builder:
         return candidate
 
 
-class Call:
+class SkipNormCall:
     """One node that is being replaced: its operands, the new nodes so far, and their results."""
 
     def __init__(self, builder: Builder, node: ir.Node):
@@ -136,24 +136,26 @@ class Call:
 
 
 def _layer_norm(
-    call: Call, total: ir.Value, gamma: ir.Value, beta: ir.Value | None, outputs: int = 1
+    call: SkipNormCall, total: ir.Value, gamma: ir.Value, beta: ir.Value | None, outputs: int = 1
 ) -> tuple[ir.Value, ...]:
     inputs = (total, gamma) if beta is None else (total, gamma, beta)
     epsilon = call.node.attributes.get_float("epsilon", _SKIP_EPSILON)
     return call.emit("LayerNormalization", inputs, outputs=outputs, axis=-1, epsilon=epsilon)
 
 
-def _statistics(call: Call) -> int:
+def _statistics(call: SkipNormCall) -> int:
     """How many outputs the norm needs for the statistics that something reads."""
     return 3 if call.wants(2) else 2 if call.wants(1) else 1
 
 
-def _results(call: Call, normed: tuple[ir.Value, ...], total: ir.Value) -> dict[int, ir.Value]:
+def _results(
+    call: SkipNormCall, normed: tuple[ir.Value, ...], total: ir.Value
+) -> dict[int, ir.Value]:
     found = {index: value for index, value in enumerate(normed) if index == 0 or call.wants(index)}
     return {**found, 3: total} if call.wants(3) else found
 
 
-def _skip_layer_norm(call: Call) -> str | None:
+def _skip_layer_norm(call: SkipNormCall) -> str | None:
     """Split SkipLayerNormalization(input, skip, gamma[, beta, bias]) -> y, mean, inv_std, sum."""
     total = call.add(call.required(0), call.operand(4), call.required(1))
     normed = _layer_norm(call, total, call.required(2), call.operand(3), _statistics(call))
@@ -161,7 +163,7 @@ def _skip_layer_norm(call: Call) -> str | None:
     return None
 
 
-def _skip_rms_norm(call: Call) -> str | None:
+def _skip_rms_norm(call: SkipNormCall) -> str | None:
     """Split SkipSimplifiedLayerNormalization(input, skip, gamma[, bias]), outputs as above."""
     if call.wants(1):
         return "something reads its mean"
@@ -180,7 +182,7 @@ def _skip_rms_norm(call: Call) -> str | None:
     return None
 
 
-def _embed_layer_norm(call: Call) -> str | None:
+def _embed_layer_norm(call: SkipNormCall) -> str | None:
     """Split EmbedLayerNormalization(ids, segment_ids, word, position, segment, gamma, beta, ..).
 
     The mask index is the number of ones in each row of the mask.
@@ -217,7 +219,7 @@ def _embed_layer_norm(call: Call) -> str | None:
     return None
 
 
-def _skip_group_norm(call: Call) -> str | None:
+def _skip_group_norm(call: SkipNormCall) -> str | None:
     """Split SkipGroupNorm(X, gamma, beta, skip[, bias]) -> Y, S with channels last."""
     skip = call.required(3)
     if skip.shape is None or len(skip.shape) != _LAST_RANK:
@@ -237,7 +239,7 @@ def _skip_group_norm(call: Call) -> str | None:
     return None
 
 
-def _own(call: Call) -> str | None:
+def _own(call: SkipNormCall) -> str | None:
     """Split onnxfold's Add[Bias]Norm[WithSum](X, residual[, linear_bias][, scale[, bias]])."""
     fused = SIGNATURES[call.node.op_type]
     name = op_name(statistics=fused.statistics, affine=fused.affine)
@@ -256,7 +258,7 @@ def _splits(row: Signature) -> bool:
     return row.residual and row.output is Output.NORM and not row.row_scale
 
 
-Splitter = Callable[[Call], str | None]
+Splitter = Callable[[SkipNormCall], str | None]
 
 SPLITTERS: MappingProxyType[tuple[str, str], Splitter] = MappingProxyType(
     {

@@ -17,8 +17,8 @@ from onnxfold.graph import ModelInfo, Reader, node_label, operator
 from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormSite
 from onnxfold.operators.families.transfer import Backward, refuse
-from onnxfold.passes.affine.transfer import Absorbs, before_layout, react
-from onnxfold.passes.affine.walk import Root, root_of
+from onnxfold.passes.affine.affine_walk import EditPlace, root_of
+from onnxfold.passes.affine.reactions import Absorbs, before_layout, react
 from onnxfold.passes.centring.relations import Point, Relations
 from onnxfold.passes.compression.stream import StreamWalk
 from onnxfold.passes.narrow import refuse_narrow
@@ -33,7 +33,7 @@ _MOVES = frozenset({"Identity", "Transpose"})
 class LinearReader:
     """A weight, the axis that it is multiplied over, and layouts of it with theirs."""
 
-    root: Root
+    root: EditPlace
     axis: int
     layouts: tuple[tuple[ir.Value, int], ...]
 

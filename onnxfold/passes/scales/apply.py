@@ -7,7 +7,7 @@ from dataclasses import replace
 from onnxfold.errors import InvariantError
 from onnxfold.graph.edit import Editor, inherit, redirect, sweep
 from onnxfold.passes.base import Settings
-from onnxfold.passes.constants import PlaceEditor
+from onnxfold.passes.constant_edits import PlaceEditor
 from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
 from onnxfold.passes.scales.writer import ChannelOp, channel_op, embedded
 from onnxfold.weights.edits import Scale, Shift

@@ -10,14 +10,14 @@ from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.options import Target
-from onnxfold.passes.affine.walk import Root
+from onnxfold.passes.affine.affine_walk import EditPlace
 from onnxfold.passes.base import Settings
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.passes.places import Place, ReaderRef
 from onnxfold.passes.ranges import RangeWarning, range_warning
-from onnxfold.passes.scales.attention import scales_scores
 from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
-from onnxfold.passes.scales.writer import ChannelOp, Writer, channel_op, embedded, writer_of
+from onnxfold.passes.scales.score_scales import scales_scores
+from onnxfold.passes.scales.writer import ChannelOp, LinearWriter, channel_op, embedded, writer_of
 from onnxfold.refusal import Refusal
 
 __all__ = ["decide", "decide_scales"]
@@ -83,7 +83,7 @@ def decide_scales(
 
 
 def _fusion(
-    view: ModelInfo, op: ChannelOp, writer: Writer, limit: int, biased: bool
+    view: ModelInfo, op: ChannelOp, writer: LinearWriter, limit: int, biased: bool
 ) -> ScaleFusion | None:
     shifted = None
     if op.shift is not None:
@@ -110,7 +110,7 @@ def _fusion(
     )
 
 
-def _shifted(view: ModelInfo, op: ChannelOp, writer: Writer) -> Place | None:
+def _shifted(view: ModelInfo, op: ChannelOp, writer: LinearWriter) -> Place | None:
     """Return the constant that takes the shift: the bias next to the operator, or a new one."""
     size = op.channels.size if writer.part is None else writer.part[2]
     if writer.biases:
@@ -130,7 +130,7 @@ def _shifted(view: ModelInfo, op: ChannelOp, writer: Writer) -> Place | None:
     return Place("", ref, Channels.along([(0, size)]))
 
 
-def _place(view: ModelInfo, root: Root) -> Place:
+def _place(view: ModelInfo, root: EditPlace) -> Place:
     tensor = view.tensor(root.value)
     readers = len(root.value.uses()) + root.value.is_graph_output()
     return Place(

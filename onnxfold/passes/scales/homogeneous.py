@@ -15,7 +15,7 @@ from onnxfold.operators import facets
 from onnxfold.operators.families.rules import elements_of
 from onnxfold.operators.row import Elements
 from onnxfold.operators.table import row_of
-from onnxfold.passes.scales.parts import element_readers
+from onnxfold.passes.scales.cut_parts import element_readers
 
 __all__ = ["FLOATS", "carries_factor", "common_source"]
 

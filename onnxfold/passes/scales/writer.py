@@ -22,13 +22,13 @@ from onnxfold.operators.families.rules import transfer_of
 from onnxfold.operators.families.transfer import Carried, refuse
 from onnxfold.operators.row import Elements, Layer
 from onnxfold.operators.table import row_of
-from onnxfold.passes.affine.transfer import before_layout
-from onnxfold.passes.affine.walk import Root, root_of
+from onnxfold.passes.affine.affine_walk import EditPlace, root_of
+from onnxfold.passes.affine.reactions import before_layout
+from onnxfold.passes.scales.cut_parts import AxisPart, cut_of, element_readers, only_part
 from onnxfold.passes.scales.homogeneous import carries_factor, common_source
-from onnxfold.passes.scales.parts import Cut, cut_of, element_readers, only_part
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["ChannelOp", "Writer", "channel_op", "embedded", "writer_of"]
+__all__ = ["ChannelOp", "LinearWriter", "channel_op", "embedded", "writer_of"]
 
 Float64 = npt.NDArray[np.float64]
 _PRODUCTS = (Layer.EINSUM, Layer.MATMUL)  # either factor may be the weight
@@ -46,7 +46,7 @@ class ChannelOp:
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class LinearWriter:
     """The linear layer behind a channel operator, and every constant that its scale reaches.
 
     ``output`` are the channels in the layer's output.  ``weight`` and ``biases`` are roots with
@@ -57,8 +57,8 @@ class Writer:
 
     node: ir.Node
     output: Channels
-    weight: Root
-    biases: tuple[Root, ...]
+    weight: EditPlace
+    biases: tuple[EditPlace, ...]
     new_bias: Reader | None
     part: tuple[int, int, int] | None = None
 
@@ -135,13 +135,13 @@ def _batch_norm(view: ModelInfo, node: ir.Node) -> ChannelOp | None:
 
 def writer_of(
     view: ModelInfo, op: ChannelOp, passed: frozenset[ir.Node] = frozenset()
-) -> Writer | Refusal:
+) -> LinearWriter | Refusal:
     """Return the linear layer that computes the operator's input, through what has no other reader.
 
     ``passed`` are channel operators that are absorbed as well.
     """
     value, channels = op.node.inputs[op.index], op.channels
-    biases: list[Root] = []
+    biases: list[EditPlace] = []
     part: tuple[int, int, int] | None = None
     known: ir.Value | None = None  # a value of which all readers have been looked at
     while value is not None:
@@ -154,7 +154,7 @@ def writer_of(
             return refuse(RefusalCode.BODY_BORDER, node, "is in another graph")
         if facets.takes_scale(row_of(node)):
             made = _writer(view, node, channels, biases)
-            if isinstance(made, Writer):
+            if isinstance(made, LinearWriter):
                 return replace(made, part=part)
             if isinstance(made, Refusal):
                 return made
@@ -180,7 +180,7 @@ def writer_of(
     return refuse(RefusalCode.ACTIVATION, op.node, "does not follow a linear layer")
 
 
-def _cut_here(view: ModelInfo, value: ir.Value, channels: Channels) -> Cut | None:
+def _cut_here(view: ModelInfo, value: ir.Value, channels: Channels) -> AxisPart | None:
     """Return the part that the value is of another, where a scale of it is one of some channels."""
     cut = cut_of(view, value)
     node = value.producer()
@@ -204,7 +204,7 @@ def _before_cut(
     view: ModelInfo,
     op: ChannelOp,
     value: ir.Value,
-    cut: Cut,
+    cut: AxisPart,
     channels: Channels,
     part: tuple[int, int, int] | None,
 ) -> tuple[Channels, tuple[int, int, int]] | Refusal:
@@ -229,7 +229,7 @@ def _back(
     view: ModelInfo,
     node: ir.Node,
     channels: Channels,
-    biases: list[Root],
+    biases: list[EditPlace],
     passed: frozenset[ir.Node],
 ) -> tuple[ir.Value, Channels] | Refusal:
     moved = before_layout(view, node.outputs[0], channels)
@@ -266,7 +266,7 @@ def _scales_first(view: ModelInfo, node: ir.Node) -> bool:
 
 def _bias_root(
     view: ModelInfo, reader: Reader, channels: Channels, output: ir.Value
-) -> Root | None:
+) -> EditPlace | None:
     operand, rank = reader.node.inputs[reader.index], view.rank(output)
     tensor = view.tensor(operand)
     if operand is None or tensor is None or rank is None:
@@ -277,24 +277,24 @@ def _bias_root(
     if any(axis < offset or shape[axis - offset] == 1 for axis in sizes):
         return None
     placed = channels.renamed({axis: axis - offset for axis in channels.axes})
-    return Root(operand, reader, placed, SCALAR)
+    return EditPlace(operand, reader, placed, SCALAR)
 
 
-def _gamma(view: ModelInfo, node: ir.Node, biases: list[Root]) -> Writer | None:
+def _gamma(view: ModelInfo, node: ir.Node, biases: list[EditPlace]) -> LinearWriter | None:
     """Return the product by a constant that takes one number: c (g x) = (c g) x."""
     for index in facets.factors(row_of(node)):
         tensor = view.tensor(node.inputs[index])
         if tensor is None or not tensor.dtype.is_floating_point() or tensor.size == 1:
             continue
         root = root_of(view, Reader(node, index), SCALAR, SCALAR)
-        if isinstance(root, Root):
-            return Writer(node, SCALAR, root, tuple(biases), None)
+        if isinstance(root, EditPlace):
+            return LinearWriter(node, SCALAR, root, tuple(biases), None)
     return None
 
 
 def _writer(
-    view: ModelInfo, node: ir.Node, channels: Channels, biases: list[Root]
-) -> Writer | Refusal | int:
+    view: ModelInfo, node: ir.Node, channels: Channels, biases: list[EditPlace]
+) -> LinearWriter | Refusal | int:
     """Return the writer, or the input in which the walk goes on where both are activations."""
     places = _operands(view, node, channels)
     if places is None:
@@ -321,8 +321,8 @@ def _writer(
             full = channels.size in (1, shape[-1] if shape else 0)
             if tensor is None or not full or len(axes) > 1:
                 return refuse(RefusalCode.DYNAMIC_WEIGHT, node, "has a bias that cannot follow")
-            found.append(Root(operand, reader, channels.renamed(axes), SCALAR))
-    return Writer(node, channels, root, tuple(found), new_bias)
+            found.append(EditPlace(operand, reader, channels.renamed(axes), SCALAR))
+    return LinearWriter(node, channels, root, tuple(found), new_bias)
 
 
 def _operands(view: ModelInfo, node: ir.Node, channels: Channels) -> tuple[int, Channels] | None:
@@ -355,4 +355,4 @@ def _operands(view: ModelInfo, node: ir.Node, channels: Channels) -> tuple[int, 
 def _is_weight(view: ModelInfo, node: ir.Node, index: int) -> bool:
     """Whether an operand is a layout of a constant."""
     root = root_of(view, Reader(node, index), SCALAR, SCALAR)
-    return isinstance(root, Root)
+    return isinstance(root, EditPlace)

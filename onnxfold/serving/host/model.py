@@ -30,11 +30,11 @@ from onnxfold.serving.codec import RequestError, Tensor, decode, selected
 from onnxfold.serving.engine import Engine
 from onnxfold.serving.host import metrics
 from onnxfold.serving.optimized import served_file
+from onnxfold.serving.request_statistics import RequestStatistics
+from onnxfold.serving.served_signature import Array, TensorSpec
 from onnxfold.serving.settings import NamedModel, ServeSettings
-from onnxfold.serving.signature import Array, TensorSpec
-from onnxfold.serving.statistics import Statistics
 from onnxfold.serving.triton.config import ModelConfig
-from onnxfold.serving.triton.device import Device
+from onnxfold.serving.triton.device import TritonDevice
 
 __all__ = [
     "VERSION",
@@ -73,7 +73,7 @@ class OnnxModel(MLModel):
         self._shared: Shared = extra["shared"]
         self._engine: Engine | None = None
         self._batcher: Batcher | None = None
-        self._statistics = Statistics()
+        self._statistics = RequestStatistics()
 
     def loaded(self) -> Engine:
         """Return the loaded model; raises MLServerError where it is not."""
@@ -122,7 +122,7 @@ class OnnxModel(MLModel):
             self.name,
             engine.signature,
             max_batch=settings.max_batch if engine.unbatched is None else 0,
-            device=Device.CPU if device_of(settings.providers) == "cpu" else Device.GPU,
+            device=TritonDevice.CPU if device_of(settings.providers) == "cpu" else TritonDevice.GPU,
             threads=settings.threads,
             count=settings.workers,
             delay_us=round(settings.batch_delay_ms * 1000),

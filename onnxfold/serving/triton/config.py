@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from onnxfold.serving.signature import Signature, TensorSpec
-from onnxfold.serving.triton.device import Device
+from onnxfold.serving.served_signature import ServedSignature, TensorSpec
+from onnxfold.serving.triton.device import TritonDevice
 
 __all__ = ["ModelConfig"]
 
@@ -30,9 +30,9 @@ class ModelConfig:
     """
 
     name: str
-    signature: Signature
+    signature: ServedSignature
     max_batch: int
-    device: Device
+    device: TritonDevice
     library: str | None = None
     threads: int | None = None
     count: int = 1

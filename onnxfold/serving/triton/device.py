@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["Device"]
+__all__ = ["TritonDevice"]
 
 
-class Device(StrEnum):
+class TritonDevice(StrEnum):
     """Where Triton runs the instances of a model."""
 
     CPU = "cpu"

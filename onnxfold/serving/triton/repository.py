@@ -28,15 +28,15 @@ from onnxfold.model_io.staging import StagingFolder
 from onnxfold.options import Target
 from onnxfold.pipeline.stage_timer import Stages
 from onnxfold.runtime.library import get_library_path
-from onnxfold.serving.session import open_session
-from onnxfold.serving.signature import (
-    Signature,
+from onnxfold.serving.served_signature import (
+    ServedSignature,
     signature_of,
     why_not_batched,
     why_unsure,
 )
+from onnxfold.serving.session import open_session
 from onnxfold.serving.triton.config import ModelConfig
-from onnxfold.serving.triton.device import Device
+from onnxfold.serving.triton.device import TritonDevice
 
 __all__ = ["Deployment", "Publication", "publish"]
 
@@ -59,7 +59,7 @@ class Deployment:
     name: str | None = None
     version: int = 1
     max_batch: int = 0
-    device: Device = Device.CPU
+    device: TritonDevice = TritonDevice.CPU
     threads: int | None = None
     in_server: str | None = None
     keep_config: bool = False
@@ -169,12 +169,12 @@ def _staging(repository: Path) -> Iterator[Path]:
         raise ModelError(f"'{repository}' cannot be written: {error.strerror}") from error
 
 
-def _library(report: dict[str, Any], device: Device) -> tuple[Path | None, str | None]:
+def _library(report: dict[str, Any], device: TritonDevice) -> tuple[Path | None, str | None]:
     """Return the kernels that the model needs on this device, or the reason for none."""
     if not report["output"]["functions"]:
         return None, "the model calls none"
     try:
-        return Path(get_library_path("cuda" if device is Device.GPU else "cpu")), None
+        return Path(get_library_path("cuda" if device is TritonDevice.GPU else "cpu")), None
     except UsageError:
         raise
     except OnnxfoldError as error:
@@ -187,7 +187,7 @@ def _config(
     """Return the content of config.pbtxt, and why joined requests were not tried if so."""
     # This session runs on the CPU, whose own library need not be there where CUDA's is; the bodies
     # of the functions have the same shapes.
-    with_kernels = library is not None and chosen.device is Device.CPU
+    with_kernels = library is not None and chosen.device is TritonDevice.CPU
     name = str(chosen.name)
     session = open_session(staged, name=name, library="cpu" if with_kernels else None)
     signature = signature_of(session, staged, name)
@@ -209,7 +209,7 @@ def _config(
     return config.text(), untried
 
 
-def _demand_elements(signature: Signature, name: str) -> None:
+def _demand_elements(signature: ServedSignature, name: str) -> None:
     for spec in (*signature.inputs, *signature.outputs):
         if 0 in spec.dims:
             raise ModelError(
@@ -219,7 +219,7 @@ def _demand_elements(signature: Signature, name: str) -> None:
 
 
 def _try_rows(
-    session: Any, staged: Path, signature: Signature, spec: InputSpec
+    session: Any, staged: Path, signature: ServedSignature, spec: InputSpec
 ) -> tuple[str | None, str | None]:
     """Return why the rows of requests must not be joined, and why that could not be tried."""
     try:

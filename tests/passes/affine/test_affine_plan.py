@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from onnxfold.norms import find_norms
-from onnxfold.passes.affine.source import Source, source_of
+from onnxfold.passes.affine.source import AffineSource, source_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
@@ -122,7 +122,7 @@ def test_gamma_and_beta_are_read_from_operands_of_any_shape() -> None:
     view = infer(prepare(model).model)
     (site,) = find_norms(view)
     source = source_of(view, site)
-    assert isinstance(source, Source)
+    assert isinstance(source, AffineSource)
     assert source.channels.axes == (1, 2)
     assert source.gamma is not None
     assert source.beta is not None

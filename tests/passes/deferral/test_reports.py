@@ -7,7 +7,7 @@ from rich.console import Console
 
 import onnxfold
 from onnxfold.passes.plan import Plan
-from onnxfold.report.text import print_norms
+from onnxfold.report.printed import print_norms
 from tests.passes.deferral.deferral_graphs import (
     attention,
 )

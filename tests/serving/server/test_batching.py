@@ -12,7 +12,7 @@ import pytest
 
 from onnxfold.serving.batching import Batcher, RunError
 from onnxfold.serving.codec import RequestError
-from onnxfold.serving.signature import Array
+from onnxfold.serving.served_signature import Array
 
 _BAD = -1.0
 

@@ -9,7 +9,7 @@ import pytest
 
 from onnxfold.serving.codec import RequestError, Tensor, decode, elements, raw_bytes, selected
 from onnxfold.serving.datatypes import BY_NAME
-from onnxfold.serving.signature import Array, Signature, TensorSpec
+from onnxfold.serving.served_signature import Array, ServedSignature, TensorSpec
 
 _DTYPES = {
     "BOOL": np.bool_,
@@ -32,8 +32,10 @@ def spec(datatype: str, *dims: int | str | None, name: str = "x") -> TensorSpec:
     return TensorSpec(name, BY_NAME[datatype], dims)
 
 
-def signature(*inputs: TensorSpec) -> Signature:
-    return Signature(inputs, (spec("FP32", "batch", name="y"), spec("FP32", "batch", name="z")))
+def signature(*inputs: TensorSpec) -> ServedSignature:
+    return ServedSignature(
+        inputs, (spec("FP32", "batch", name="y"), spec("FP32", "batch", name="z"))
+    )
 
 
 def example(datatype: str) -> Array:

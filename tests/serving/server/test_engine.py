@@ -19,7 +19,12 @@ from onnxfold.serving.codec import RequestError
 from onnxfold.serving.datatypes import BY_NAME
 from onnxfold.serving.engine import Engine
 from onnxfold.serving.optimized import is_for_kernels, served_file
-from onnxfold.serving.signature import Signature, TensorSpec, why_not_batched, why_unsure
+from onnxfold.serving.served_signature import (
+    ServedSignature,
+    TensorSpec,
+    why_not_batched,
+    why_unsure,
+)
 from tests.builders import pre_norm_model
 from tests.serving.server import models
 
@@ -58,15 +63,15 @@ def test_a_model_that_mixes_rows_is_not_batched(tmp_path: Path) -> None:
 def test_what_names_leave_open_is_told(
     x: tuple[int | str | None, ...], y: tuple[int | str | None, ...], why: str
 ) -> None:
-    signature = Signature((floats("x", *x),), (floats("y", *y),))
+    signature = ServedSignature((floats("x", *x),), (floats("y", *y),))
     assert why_not_batched(signature) is None
     assert why in str(why_unsure(signature))
 
 
 def test_every_input_needs_the_batch_dimension() -> None:
     both = (floats("a", "n", 3), floats("b", None, 3))
-    assert "'b' is not 'n'" in str(why_unsure(Signature(both, (floats("y", "n", 3),))))
-    assert why_unsure(Signature(both[:1], (floats("y", "n", 3),))) is None
+    assert "'b' is not 'n'" in str(why_unsure(ServedSignature(both, (floats("y", "n", 3),))))
+    assert why_unsure(ServedSignature(both[:1], (floats("y", "n", 3),))) is None
 
 
 def test_strings_are_served_one_request_at_a_time(tmp_path: Path) -> None:

@@ -14,10 +14,15 @@ from onnx import TensorProto, helper
 
 from onnxfold.errors import ModelError
 from onnxfold.serving.datatypes import BY_NAME
+from onnxfold.serving.served_signature import (
+    ServedSignature,
+    TensorSpec,
+    signature_of,
+    why_not_batched,
+)
 from onnxfold.serving.session import open_session
-from onnxfold.serving.signature import Signature, TensorSpec, signature_of, why_not_batched
 from onnxfold.serving.triton.config import ModelConfig
-from onnxfold.serving.triton.device import Device
+from onnxfold.serving.triton.device import TritonDevice
 
 model_config_pb2 = pytest.importorskip(
     "tritonclient.grpc.model_config_pb2", reason="tritonclient[grpc] is not installed"
@@ -33,12 +38,12 @@ def parsed(text: str) -> Any:
     return text_format.Parse(text, model_config_pb2.ModelConfig())
 
 
-def config_of(signature: Signature, max_batch: int = 0, **other: Any) -> Any:
-    given = {"name": "m", "device": Device.CPU, "library": None, "threads": None} | other
+def config_of(signature: ServedSignature, max_batch: int = 0, **other: Any) -> Any:
+    given = {"name": "m", "device": TritonDevice.CPU, "library": None, "threads": None} | other
     return parsed(ModelConfig(signature=signature, max_batch=max_batch, **given).text())
 
 
-def read_signature(path: Path) -> Signature:
+def read_signature(path: Path) -> ServedSignature:
     return signature_of(open_session(path, name="m", library=None), path, "m")
 
 
@@ -58,14 +63,14 @@ def identity_model(
     return path
 
 
-def of_shapes(inputs: dict[str, Any], outputs: dict[str, Any]) -> Signature:
-    return Signature(
+def of_shapes(inputs: dict[str, Any], outputs: dict[str, Any]) -> ServedSignature:
+    return ServedSignature(
         tuple(TensorSpec(name, BY_NAME["FP32"], tuple(dims)) for name, dims in inputs.items()),
         tuple(TensorSpec(name, BY_NAME["FP32"], tuple(dims)) for name, dims in outputs.items()),
     )
 
 
-def assert_backend_takes(config: Any, signature: Signature) -> None:
+def assert_backend_takes(config: Any, signature: ServedSignature) -> None:
     """ValidateInputs, ValidateOutputs and CompareDimsSupported of Triton's onnxruntime backend."""
     for fields, tensors in ((config.input, signature.inputs), (config.output, signature.outputs)):
         shapes = {tensor.name: tensor.dims for tensor in tensors}
@@ -192,7 +197,7 @@ def test_what_is_no_tensor_of_triton_is_refused(tmp_path: Path) -> None:
 
 def test_device_threads_and_library_are_told() -> None:
     signature = of_shapes({"x": [2]}, {"y": [2]})
-    config = config_of(signature, device=Device.GPU, threads=3, library="/models/m/lib.so")
+    config = config_of(signature, device=TritonDevice.GPU, threads=3, library="/models/m/lib.so")
     assert config.platform == "onnxruntime_onnx"
     assert config.backend == "onnxruntime"
     (group,) = config.instance_group

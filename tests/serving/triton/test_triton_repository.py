@@ -16,7 +16,7 @@ from onnxfold import cli
 from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.runtime.library import get_library_path
 from onnxfold.serving.triton import repository
-from onnxfold.serving.triton.device import Device
+from onnxfold.serving.triton.device import TritonDevice
 from onnxfold.serving.triton.repository import Deployment, Publication, publish
 from tests.builders import pre_norm_model
 from tests.custom_ops import c_program
@@ -192,7 +192,7 @@ def test_without_cuda_kernels_a_gpu_runs_the_bodies(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onnxfold.runtime.library._FILES", {"cpu": "x.so", "cuda": "missing.so"})
-    result = published(model, device=Device.GPU)
+    result = published(model, device=TritonDevice.GPU)
     assert "model_operations" not in result.config
     assert "cuda kernel library is not built" in str(result.without_kernels)
 

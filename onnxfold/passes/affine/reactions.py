@@ -30,7 +30,7 @@ from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.absorb import LAYERS, Absorbs
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["Absorbs", "Passes", "Reaction", "Unseen", "adds_bias", "before_layout", "react"]
+__all__ = ["Absorbs", "Passes", "Reaction", "ReadsShape", "adds_bias", "before_layout", "react"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class Passes:
 
 
 @dataclass(frozen=True, slots=True)
-class Unseen:
+class ReadsShape:
     """The reader looks at the shape alone."""
 
 
-Reaction = Passes | Absorbs | Unseen | Refusal
+Reaction = Passes | Absorbs | ReadsShape | Refusal
 
 
 def react(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Reaction:
@@ -59,7 +59,7 @@ def react(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Rea
     if row.layer is not None:
         return LAYERS[row.layer](view, node, index, channels)
     if not facets.reads_elements(row):
-        return Unseen()
+        return ReadsShape()
     data = facets.data_inputs(row, len(node.inputs))
     if index in data and facets.passes_scale(row):
         return _carry(view, node, index, channels, (index,) if row.alone else data)

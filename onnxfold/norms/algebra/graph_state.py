@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onnxfold.graph import AxisBlock, Fiber, ModelInfo
 from onnxfold.norms.algebra.canonical import Canonical
 from onnxfold.norms.algebra.coefficient import Coefficient
-from onnxfold.norms.algebra.forms import Affine, Form, Over, Square
+from onnxfold.norms.algebra.forms import AffineForm, Form, Over, Square
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.shapes.symbolic import Token, fits
@@ -103,10 +103,10 @@ class Algebra:
                 return True
             value = source
 
-    def complete(self, value: ir.Value) -> Affine | None:
+    def complete(self, value: ir.Value) -> AffineForm | None:
         """Return the form of a value that is a norm, else None."""
         form = self.form(value)
-        return form if isinstance(form, Affine) and form.complete else None
+        return form if isinstance(form, AffineForm) and form.complete else None
 
 
 def _reads_shape(node: ir.Node) -> bool:

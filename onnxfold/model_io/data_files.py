@@ -18,7 +18,7 @@ from onnxfold.errors import ModelError, UsageError
 from onnxfold.model_io.destination import default_data_name, resolved
 from onnxfold.model_io.external import FileTensor
 from onnxfold.model_io.messages import show
-from onnxfold.model_io.tensors import slots
+from onnxfold.model_io.tensor_places import slots
 
 __all__ = ["check_sharing", "data_names", "is_outside", "link_shared", "shard_numbers", "shared"]
 

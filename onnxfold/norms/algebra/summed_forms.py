@@ -7,7 +7,8 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from onnxfold.norms.algebra.coefficient import MINUS_ONE, ONE, Coefficient
-from onnxfold.norms.algebra.forms import Affine, Form, Moment, Root
+from onnxfold.norms.algebra.forms import AffineForm, Form, Moment, Root
+from onnxfold.norms.algebra.graph_state import Algebra
 from onnxfold.norms.algebra.guards import along, beside, extend, legal, reading
 from onnxfold.norms.algebra.moments import (
     as_moment,
@@ -16,7 +17,6 @@ from onnxfold.norms.algebra.moments import (
     shifted_root,
     summed_moments,
 )
-from onnxfold.norms.algebra.state import Algebra
 
 __all__ = ["add", "subtract"]
 
@@ -42,7 +42,7 @@ def _sum(algebra: Algebra, node: ir.Node, sign: Coefficient) -> Form | None:
     if statistic is not None:
         return statistic
     for form in forms:
-        if isinstance(form, Affine):
+        if isinstance(form, AffineForm):
             left, right = reading(algebra, p, form.t), reading(algebra, q, form.t)
             if left is not None and right is not None:
                 total = _affine_sum(algebra, left, right, sign)
@@ -50,7 +50,7 @@ def _sum(algebra: Algebra, node: ir.Node, sign: Coefficient) -> Form | None:
                     return total
     for value, other, first in ((p, q, True), (q, p, False)):
         form = algebra.form(value)
-        if isinstance(form, Affine) and form.denominator is not None:
+        if isinstance(form, AffineForm) and form.denominator is not None:
             term = algebra.canonical.coefficient(other, form.t, repeated=form.a.is_zero)
             if term is not None and algebra.form(other) is None:
                 if not _may_shift(algebra, node, value, term):
@@ -81,7 +81,9 @@ def _statistic_sum(
     return None
 
 
-def _affine_sum(algebra: Algebra, p: Affine, q: Affine, sign: Coefficient) -> Affine | None:
+def _affine_sum(
+    algebra: Algebra, p: AffineForm, q: AffineForm, sign: Coefficient
+) -> AffineForm | None:
     if p.complete or q.complete or (p.denominator != q.denominator and not _constant(p, q)):
         return None
     if p.over is not None and q.over is not None and p.over != q.over:
@@ -92,7 +94,7 @@ def _affine_sum(algebra: Algebra, p: Affine, q: Affine, sign: Coefficient) -> Af
     if any(term is None for term in terms):
         return None
     a, m, c = (term for term in terms if term is not None)
-    total = Affine(
+    total = AffineForm(
         p.t,
         p.over or q.over,
         a,
@@ -107,7 +109,7 @@ def _affine_sum(algebra: Algebra, p: Affine, q: Affine, sign: Coefficient) -> Af
     return total if total.mixed or legal(algebra, total) else None
 
 
-def _constant(p: Affine, q: Affine) -> bool:
+def _constant(p: AffineForm, q: AffineForm) -> bool:
     """Whether the one without a denominator has only a constant term."""
     bare = [form for form in (p, q) if form.denominator is None]
     return len(bare) == 1 and bare[0].a.is_zero and bare[0].m.is_zero
@@ -116,7 +118,7 @@ def _constant(p: Affine, q: Affine) -> bool:
 def _may_shift(algebra: Algebra, node: ir.Node, value: ir.Value, term: Coefficient) -> bool:
     """Whether a term along the fiber may join the form; a norm that has a beta is closed."""
     form = algebra.form(value)
-    if not isinstance(form, Affine) or form.over is None:
+    if not isinstance(form, AffineForm) or form.over is None:
         return False
     if algebra.varying(term, form.t) is None:
         return False
@@ -128,8 +130,8 @@ def _may_shift(algebra: Algebra, node: ir.Node, value: ir.Value, term: Coefficie
 
 
 def _shifted(
-    algebra: Algebra, form: Affine, term: Coefficient, sign: Coefficient | None
-) -> Affine | None:
+    algebra: Algebra, form: AffineForm, term: Coefficient, sign: Coefficient | None
+) -> AffineForm | None:
     """Return form + sign * term, or term - form where ``sign`` is None."""
     mine, theirs = (ONE, sign) if sign is not None else (MINUS_ONE, ONE)
     c = form.c.times(mine).plus(term.times(theirs))

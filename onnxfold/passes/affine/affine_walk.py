@@ -13,11 +13,11 @@ from onnxfold.graph.channels import Channels
 from onnxfold.operators import facets
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.operators.table import row_of
-from onnxfold.passes.affine.transfer import Absorbs, Passes, before_layout, react
+from onnxfold.passes.affine.reactions import Absorbs, Passes, before_layout, react
 from onnxfold.passes.scales.homogeneous import FLOATS
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["Reached", "Root", "follow", "root_of"]
+__all__ = ["EditPlace", "Reached", "follow", "root_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
-class Root:
+class EditPlace:
     """The constant that an operand is a layout of, and who reads it there.
 
     ``channels`` and ``outer`` are in the coordinates of the constant.
@@ -117,7 +117,9 @@ class _Walk:
         return None
 
 
-def root_of(view: ModelInfo, reader: Reader, channels: Channels, outer: Channels) -> Root | Refusal:
+def root_of(
+    view: ModelInfo, reader: Reader, channels: Channels, outer: Channels
+) -> EditPlace | Refusal:
     """Return the constant behind an operand, through layouts that nothing else reads."""
     holder = reader
     value = reader.node.inputs[reader.index] if reader.index < len(reader.node.inputs) else None
@@ -127,7 +129,7 @@ def root_of(view: ModelInfo, reader: Reader, channels: Channels, outer: Channels
             if tensor.dtype not in FLOATS:
                 sentence = f"has a weight of type {tensor.dtype}"
                 return refuse(RefusalCode.UNSUPPORTED_TYPE, reader.node, sentence)
-            return Root(value, holder, channels, outer)
+            return EditPlace(value, holder, channels, outer)
         node = value.producer()
         back, rest = (before_layout(view, value, each) for each in (channels, outer))
         if node is None or back is None or rest is None:

@@ -15,12 +15,12 @@ from onnxfold.check.memory import available_bytes
 from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import OnnxRuntime, why_not_onnxruntime
 from onnxfold.errors import DataError, ModelError, UsageError
-from onnxfold.geometry import state
+from onnxfold.geometry import measuring_state
 from onnxfold.geometry.accumulate import Totals
 from onnxfold.geometry.cluster import in_cluster
-from onnxfold.geometry.data import Data, DataOptions, Shard, Signature, open_data
+from onnxfold.geometry.data import Data, DataOptions, InputSignature, Shard, open_data
 from onnxfold.geometry.instrument import Instrumented, instrument
-from onnxfold.geometry.state import Progress
+from onnxfold.geometry.measuring_state import Progress
 from onnxfold.geometry.work import Bad, InPieces, Task, WholeSession, in_processes, in_turn
 from onnxfold.model_io.digest import digest
 from onnxfold.model_io.sources import Source
@@ -72,7 +72,7 @@ def measured(
     wanted.check()
     reading = wanted.reading
     opened = open_data(data, source.model, source.path, reading)
-    mask = Signature.of(source.model).mask_input(reading.mask)
+    mask = InputSignature.of(source.model).mask_input(reading.mask)
     instrumented = _instrumented(source, reading.seed)
     shards = opened.shards()
     if not shards:
@@ -80,16 +80,16 @@ def measured(
     task = Task(
         norms=instrumented.norms,
         data=opened,
-        mask_dims=Signature.of(source.model).mask_dims(mask),
+        mask_dims=InputSignature.of(source.model).mask_dims(mask),
         seed=reading.seed,
         model=None,
         providers=wanted.providers or ("CPUExecutionProvider",),
         threads=wanted.threads,
     )
-    mark = state.fingerprint([asdict(reading), shards, task.norms, wanted.threads])
+    mark = measuring_state.fingerprint([asdict(reading), shards, task.norms, wanted.threads])
     progress = Progress(0, Totals.none(task.norms))
     if wanted.resume is not None:
-        progress = state.load(wanted.resume, mark) or progress
+        progress = measuring_state.load(wanted.resume, mark) or progress
     with ExitStack() as stack:
         results = _results(stack, instrumented, task, shards[progress.done :], wanted)
         progress = _merged(results, progress, len(shards), wanted, mark, listener)
@@ -150,14 +150,14 @@ def _merged(
             if listener is not None:
                 listener("measure", progress.done / count)
             if wanted.resume is not None and time.monotonic() - saved > _SAVE_EVERY_S:
-                state.save(wanted.resume, mark, progress)
+                measuring_state.save(wanted.resume, mark, progress)
                 saved = time.monotonic()
     except KeyboardInterrupt:
         if not progress.done:
             raise
     finally:
         if wanted.resume is not None and progress.done:
-            state.save(wanted.resume, mark, progress)
+            measuring_state.save(wanted.resume, mark, progress)
     return progress
 
 

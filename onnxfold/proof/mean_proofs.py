@@ -10,11 +10,11 @@ import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo
 from onnxfold.proof.cone import Unprovable
-from onnxfold.proof.constants import has_zero_mean, largest
-from onnxfold.proof.images import images
+from onnxfold.proof.fiber_images import images
 from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.region import Region
-from onnxfold.proof.rules import Tester
+from onnxfold.proof.stored import has_zero_mean, largest
+from onnxfold.proof.tester import Tester
 from onnxfold.proof.widening import Widening
 
 __all__ = ["ZeroMeans", "with_zeros"]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from onnxfold.errors import DataError
-from onnxfold.geometry.data.base import Batch, DataOptions, Shard, blocks, optional
-from onnxfold.geometry.data.signature import Signature
+from onnxfold.geometry.data.input_signature import InputSignature
+from onnxfold.geometry.data.shards import Batch, DataOptions, Shard, blocks, optional
 from onnxfold.geometry.data.text import Tokens
 
 __all__ = ["TableFiles", "column_names"]
@@ -25,7 +25,7 @@ class TableFiles:
     """
 
     files: tuple[Path, ...]
-    signature: Signature
+    signature: InputSignature
     options: DataOptions
     tokens: Tokens | None
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from onnxfold.norms.algebra.coefficient import MINUS_ONE, ONE, ZERO, Coefficient
-from onnxfold.norms.algebra.forms import Affine, Denominator, Form, Over, Statistic
+from onnxfold.norms.algebra.forms import AffineForm, Denominator, Form, Over, Statistic
+from onnxfold.norms.algebra.graph_state import Algebra
 from onnxfold.norms.algebra.moments import as_moment
-from onnxfold.norms.algebra.state import Algebra
 from onnxfold.norms.site import EpsilonMode
 
 __all__ = ["batch_normalization", "instance_normalization", "rms_operator"]
@@ -40,7 +40,7 @@ def rms_operator(algebra: Algebra, node: ir.Node) -> Form | None:
     """
     d = node.inputs[0]
     form = None if d is None else algebra.form(d)
-    if d is None or not isinstance(form, Affine) or form.over is None or not algebra.single(d):
+    if d is None or not isinstance(form, AffineForm) or form.over is None or not algebra.single(d):
         return None
     dims, k = algebra.dims(form.t), form.centred
     if dims is None or k is None:
@@ -62,7 +62,7 @@ def batch_normalization(algebra: Algebra, node: ir.Node) -> Form | None:
     dims = algebra.dims(x)
     u = None if mean is None else algebra.form(mean)
     v = as_moment(algebra, variance)
-    if x is None or dims is None or not isinstance(u, Affine) or v is None:
+    if x is None or dims is None or not isinstance(u, AffineForm) or v is None:
         return None
     others = tuple(axis for axis in range(len(dims)) if axis != 1)
     over, t = algebra.over(x, others), algebra.atom(x)
@@ -80,7 +80,7 @@ def batch_normalization(algebra: Algebra, node: ir.Node) -> Form | None:
 
 def _normalised(
     algebra: Algebra, x: ir.Value, over: Over, epsilon: float, gamma: Coefficient
-) -> Affine:
+) -> AffineForm:
     """Return the layer norm of x over ``over``."""
     t = algebra.atom(x)
     dtype = algebra.canonical.dtype(t) or ir.DataType.FLOAT
@@ -88,4 +88,4 @@ def _normalised(
     denominator = Denominator(
         t, over, Statistic.VARIANCE, 1.0, epsilon, EpsilonMode.INSIDE, False, wide
     )
-    return Affine(t, over, gamma, gamma.times(MINUS_ONE), ZERO, denominator)
+    return AffineForm(t, over, gamma, gamma.times(MINUS_ONE), ZERO, denominator)

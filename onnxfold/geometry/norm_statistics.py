@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LINEAR_WIDTHS", "Statistic"]
+__all__ = ["LINEAR_WIDTHS", "NormStatistic"]
 
 Array = npt.NDArray[np.float64]
 Counts = Mapping[int, int]
@@ -35,7 +35,7 @@ _HALF = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Statistic:
+class NormStatistic:
     """Count, mean, sum of squared deviations, extremes, and two tables of counts.
 
     ``sketch`` is a DDSketch (Masson, Rim, Lee, VLDB 2019) of the distance from the quantity's
@@ -54,18 +54,18 @@ class Statistic:
     bars: tuple[tuple[int, int], ...] = ()
 
     @staticmethod
-    def of(quantity: str, values: Array) -> Statistic:
+    def of(quantity: str, values: Array) -> NormStatistic:
         """Return the statistic of an array."""
         finite = values[np.isfinite(values)]
         left_out = values.size - finite.size
         if not finite.size:
-            return Statistic(quantity, left_out=left_out)
+            return NormStatistic(quantity, left_out=left_out)
         mean = float(finite.mean())
         width = LINEAR_WIDTHS.get(quantity)
         bars = _log_keys(finite, 10 ** (1 / _DECADE_BARS))
         if width is not None:
             bars = np.floor(finite / width).astype(np.int64)
-        return Statistic(
+        return NormStatistic(
             quantity,
             count=finite.size,
             left_out=left_out,
@@ -77,15 +77,15 @@ class Statistic:
             bars=_counted(bars),
         )
 
-    def merged(self, other: Statistic) -> Statistic:
+    def merged(self, other: NormStatistic) -> NormStatistic:
         """Return the statistic of both streams, this one first."""
         count = self.count + other.count
         left_out = self.left_out + other.left_out
         if not other.count or not self.count:
             kept = self if self.count else other
-            return Statistic(**{**kept.state(), "left_out": left_out})
+            return NormStatistic(**{**kept.state(), "left_out": left_out})
         step = other.mean - self.mean
-        return Statistic(
+        return NormStatistic(
             self.quantity,
             count=count,
             left_out=left_out,
@@ -98,14 +98,14 @@ class Statistic:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return every field, for :meth:`Statistic` again."""
+        """Return every field, for :meth:`NormStatistic` again."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @staticmethod
-    def from_state(state: Mapping[str, Any]) -> Statistic:
+    def from_state(state: Mapping[str, Any]) -> NormStatistic:
         """Return the statistic of a state that went through JSON."""
         counts = {name: tuple((k, n) for k, n in state[name]) for name in ("sketch", "bars")}
-        return Statistic(**{**state, **counts})
+        return NormStatistic(**{**state, **counts})
 
     def quantile(self, share: float) -> float | None:
         """Return the number below which this share of all lies; None of none."""

@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxfold.graph.compare import same_attributes, same_numbers, same_tensor
+from onnxfold.graph.equality import same_attributes, same_numbers, same_tensor
 
 FLOATS = (np.float16, np.float32, np.float64, ml_dtypes.bfloat16)
 

@@ -15,11 +15,11 @@ from onnxfold.operators import facets
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
 
-__all__ = ["Cut", "cut_of", "element_readers", "only_part"]
+__all__ = ["AxisPart", "cut_of", "element_readers", "only_part"]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class AxisPart:
     """Elements ``start`` to ``start + length`` of ``total`` along ``axis`` of ``source``."""
 
     source: ir.Value
@@ -28,13 +28,13 @@ class Cut:
     length: int
     total: int
 
-    def meets(self, other: Cut) -> bool:
+    def meets(self, other: AxisPart) -> bool:
         """Whether some element is in both; always, where they are along different axes."""
         apart = self.start + self.length <= other.start or other.start + other.length <= self.start
         return self.axis != other.axis or not apart
 
 
-def cut_of(view: ModelInfo, value: ir.Value) -> Cut | None:
+def cut_of(view: ModelInfo, value: ir.Value) -> AxisPart | None:
     """Return which part of another value this is, None where it is none or cannot be told."""
     node = value.producer()
     source = node.inputs[0] if node is not None and node.inputs else None
@@ -51,21 +51,21 @@ def cut_of(view: ModelInfo, value: ir.Value) -> Cut | None:
         one = indices is not None and len(indices) == 1 and view.rank(node.inputs[1]) == 0
         if not one or indices is None or not isinstance(total, int):
             return None
-        return Cut(source, axis, indices[0] % total, 1, total)
+        return AxisPart(source, axis, indices[0] % total, 1, total)
     return _of_slice(view, node, source, rank) if family is Family.SLICE else None
 
 
 def _of_split(
     view: ModelInfo, node: ir.Node, source: ir.Value, position: int, axis: int
-) -> Cut | None:
+) -> AxisPart | None:
     sizes = [view.dim(output, axis) for output in node.outputs]
     known = [size for size in sizes if isinstance(size, int) and size > 0]
     if len(known) != len(sizes):
         return None
-    return Cut(source, axis, sum(known[:position]), known[position], sum(known))
+    return AxisPart(source, axis, sum(known[:position]), known[position], sum(known))
 
 
-def _of_slice(view: ModelInfo, node: ir.Node, source: ir.Value, rank: int) -> Cut | None:
+def _of_slice(view: ModelInfo, node: ir.Node, source: ir.Value, rank: int) -> AxisPart | None:
     """Return the part that a Slice along one axis, with step 1, leaves."""
     if len(node.inputs) > 1:
         operands = [*node.inputs[1:5], None, None][:4]
@@ -85,7 +85,7 @@ def _of_slice(view: ModelInfo, node: ir.Node, source: ir.Value, rank: int) -> Cu
     if not isinstance(total, int):
         return None
     start, end, _ = slice(starts[0], ends[0]).indices(total)
-    return Cut(source, axis, start, end - start, total) if end > start else None
+    return AxisPart(source, axis, start, end - start, total) if end > start else None
 
 
 def element_readers(value: ir.Value) -> list[ir.Node]:
@@ -93,7 +93,7 @@ def element_readers(value: ir.Value) -> list[ir.Node]:
     return [use.node for use in value.uses() if facets.reads_elements(row_of(use.node))]
 
 
-def only_part(view: ModelInfo, value: ir.Value, cut: Cut) -> bool:
+def only_part(view: ModelInfo, value: ir.Value, cut: AxisPart) -> bool:
     """Whether nothing else sees the elements of a part: all other readers are parts beside it."""
     node, readers = value.producer(), element_readers(cut.source)
     if node is None or cut.source.is_graph_output():

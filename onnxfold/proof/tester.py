@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from onnxfold.errors import OnnxfoldError
 from onnxfold.graph import Fiber
+from onnxfold.proof.draws import ERRORS, FEW, LIKE_FIRST, Draws, samples
 from onnxfold.proof.generic import generic
 from onnxfold.proof.lines import line
 from onnxfold.proof.region import Pair, Region
 from onnxfold.proof.relation import EQUAL, Float64, Relation, completed, is_small, means, shortened
-from onnxfold.proof.sampling import ERRORS, FEW, LIKE_FIRST, Draws, samples
 
 __all__ = ["Tester"]
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Durations", "Statistics"]
+__all__ = ["Durations", "RequestStatistics"]
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Durations:
 
 
 @dataclass(slots=True)
-class Statistics:
+class RequestStatistics:
     """Counters of one loaded model, kept by the event loop.
 
     A run that several requests share counts once in `executions`, and its whole duration for each

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from onnxfold.check.result import FAR
-from onnxfold.report.figures import figure_notes, figure_rows
+from onnxfold.report.before_after import figure_notes, figure_rows
 from onnxfold.report.html import in_pieces
 from onnxfold.report.sentences import (
     alignment,

@@ -8,16 +8,16 @@ import math
 import numpy as np
 import pytest
 
-from onnxfold.geometry.statistics import Statistic
+from onnxfold.geometry.norm_statistics import NormStatistic
 
 # Of a merge and of a sum: about one unit of 2^-53 for each of some dozens of steps.
 ROUNDING = 1e-13
 
 
-def _merged(quantity: str, parts: list[np.ndarray]) -> Statistic:
-    total = Statistic(quantity)
+def _merged(quantity: str, parts: list[np.ndarray]) -> NormStatistic:
+    total = NormStatistic(quantity)
     for part in parts:
-        total = total.merged(Statistic.of(quantity, part))
+        total = total.merged(NormStatistic.of(quantity, part))
     return total
 
 
@@ -44,30 +44,30 @@ def test_moments_extremes_and_quantiles_agree_with_numpy(quantity: str) -> None:
 
 def test_histogram_counts_every_number_between_its_edges() -> None:
     values = np.array([89.5, 90.0, 90.999, 91.0, 180.0])
-    bars = Statistic.of("angle_a", values).to_json()["histogram"]
+    bars = NormStatistic.of("angle_a", values).to_json()["histogram"]
     assert bars == [
         {"from": 89.0, "to": 90.0, "count": 1},
         {"from": 90.0, "to": 91.0, "count": 2},
         {"from": 91.0, "to": 92.0, "count": 1},
         {"from": 180.0, "to": 181.0, "count": 1},
     ]
-    signed = Statistic.of("mean", np.array([-3.0, 0.0, 0.02, 1.0])).to_json()["histogram"]
+    signed = NormStatistic.of("mean", np.array([-3.0, 0.0, 0.02, 1.0])).to_json()["histogram"]
     for bar, value in zip(signed, (-3.0, 0.0, 0.02, 1.0), strict=True):
         assert bar["from"] <= value <= bar["to"]
         assert bar["count"] == 1
 
 
 def test_numbers_that_are_not_finite_are_left_out_and_counted() -> None:
-    statistic = Statistic.of("norm", np.array([1.0, np.nan, np.inf]))
+    statistic = NormStatistic.of("norm", np.array([1.0, np.nan, np.inf]))
     assert (statistic.count, statistic.left_out) == (1, 2)
-    merged = statistic.merged(Statistic.of("norm", np.array([np.nan])))
+    merged = statistic.merged(NormStatistic.of("norm", np.array([np.nan])))
     assert (merged.count, merged.left_out, merged.mean) == (1, 3, 1.0)
-    assert Statistic.of("norm", np.array([np.nan])).to_json()["mean"] is None
+    assert NormStatistic.of("norm", np.array([np.nan])).to_json()["mean"] is None
 
 
 def test_state_survives_json() -> None:
-    statistic = Statistic.of("mean", np.random.default_rng(2).standard_normal(1000) / 3)
-    assert Statistic.from_state(json.loads(json.dumps(statistic.state()))) == statistic
+    statistic = NormStatistic.of("mean", np.random.default_rng(2).standard_normal(1000) / 3)
+    assert NormStatistic.from_state(json.loads(json.dumps(statistic.state()))) == statistic
 
 
 def test_small_means_of_long_runs_are_kept_where_float32_loses_them() -> None:

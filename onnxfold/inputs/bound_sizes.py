@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import UsageError
 
-__all__ = ["Sizes", "bind_dims", "symbols_of"]
+__all__ = ["BoundSizes", "bind_dims", "symbols_of"]
 
 _BATCH = re.compile(r"batch|^b(s|sz)?$|^n$", re.IGNORECASE)
 _PAST = re.compile(r"past|cache|kv", re.IGNORECASE)
@@ -21,7 +21,7 @@ Dim = int | str
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class BoundSizes:
     """Sizes to use where nothing else says.
 
     Of batches, sequences and other lengths, caches, the sides of images, waveforms and frames;
@@ -67,7 +67,7 @@ def _is_integer(value: ir.Value) -> bool:
 
 
 def bind_dims(
-    inputs: Iterable[ir.Value], given: Mapping[str, tuple[int, ...]], sizes: Sizes
+    inputs: Iterable[ir.Value], given: Mapping[str, tuple[int, ...]], sizes: BoundSizes
 ) -> dict[str, tuple[int, ...]]:
     """A shape for every input that has one, consistent over all inputs.
 
@@ -174,8 +174,8 @@ def _solve(name: str, dim: str, size: int, bound: dict[str, int]) -> None:
 
 
 def _like_given(
-    shapes: Mapping[str, tuple[Dim, ...]], given: Mapping[str, tuple[int, ...]], sizes: Sizes
-) -> Sizes:
+    shapes: Mapping[str, tuple[Dim, ...]], given: Mapping[str, tuple[int, ...]], sizes: BoundSizes
+) -> BoundSizes:
     """Batch and length as in the first given matrix, for inputs whose dims have other names."""
     for name, shape in given.items():
         dims = shapes.get(name, ())
@@ -186,7 +186,7 @@ def _like_given(
     return sizes
 
 
-def _default(value: ir.Value, axis: int, dim: str, sizes: Sizes, *, batch: bool) -> int:
+def _default(value: ir.Value, axis: int, dim: str, sizes: BoundSizes, *, batch: bool) -> int:
     shape = tuple(value.shape) if value.shape is not None else ()
     floating = value.dtype is not None and value.dtype.is_floating_point()
     if batch or _BATCH.search(dim):

@@ -24,12 +24,12 @@ from onnxfold.graph import AxisBlock, ModelInfo
 from onnxfold.graph.channels import Channels
 from onnxfold.proof.certificate import Certificate, LinearLayer
 from onnxfold.proof.cone import Unprovable
-from onnxfold.proof.constants import exact_numbers, is_product
 from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.region import Region
 from onnxfold.proof.relation import EQUAL, Drawn, Float64, Relation, is_small
 from onnxfold.proof.sizes import SAMPLINGS, Sizes
-from onnxfold.weights.affine import weighted_sum
+from onnxfold.proof.stored import exact_numbers, is_product
+from onnxfold.weights.affine_parts import weighted_sum
 from onnxfold.weights.edited import evaluated
 from onnxfold.weights.means import within_rounding
 

@@ -17,7 +17,14 @@ import numpy.typing as npt
 from onnxfold.errors import ModelError
 from onnxfold.serving.datatypes import BY_ONNX, Datatype
 
-__all__ = ["Array", "Signature", "TensorSpec", "signature_of", "why_not_batched", "why_unsure"]
+__all__ = [
+    "Array",
+    "ServedSignature",
+    "TensorSpec",
+    "signature_of",
+    "why_not_batched",
+    "why_unsure",
+]
 
 Array = npt.NDArray[Any]
 Dim = int | str | None  # a size, the name of an open one, an open one without a name
@@ -49,13 +56,13 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class ServedSignature:
     """The inputs and outputs of a model, in its order."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
-    def without_optional(self) -> Signature:
+    def without_optional(self) -> ServedSignature:
         """Return it without the inputs that have a default."""
         return replace(self, inputs=tuple(spec for spec in self.inputs if not spec.optional))
 
@@ -65,14 +72,14 @@ class Signature:
         return (*inputs, *(("output", spec) for spec in self.outputs))
 
 
-def signature_of(session: Any, path: Path, name: str) -> Signature:
+def signature_of(session: Any, path: Path, name: str) -> ServedSignature:
     """Return the signature of an onnxruntime.InferenceSession of the file of the model `name`.
 
     Raises ModelError for a type that the protocol cannot carry and for an unknown number of
     dimensions.
     """
     reader = _Reader(path, name)
-    return Signature(
+    return ServedSignature(
         (
             *reader.specs("input", session.get_inputs()),
             *reader.specs("input", session.get_overridable_initializers(), optional=True),
@@ -118,7 +125,7 @@ class _Reader:
         }
 
 
-def why_not_batched(signature: Signature) -> str | None:
+def why_not_batched(signature: ServedSignature) -> str | None:
     """Return why requests cannot be joined along the first dimension, None where they can.
 
     Every input and output needs an open first dimension, and it must be the same one: named alike,
@@ -148,7 +155,7 @@ def why_not_batched(signature: Signature) -> str | None:
     return None
 
 
-def why_unsure(signature: Signature) -> str | None:
+def why_unsure(signature: ServedSignature) -> str | None:
     """Return what the names leave open of a signature that :func:`why_not_batched` lets pass.
 
     None where one name is the first dimension of every input and output, and every other dimension

@@ -12,10 +12,10 @@ import onnx_ir as ir
 
 from onnxfold.errors import DataError, UsageError
 from onnxfold.graph import Dim
-from onnxfold.inputs.dims import symbols_of
+from onnxfold.inputs.bound_sizes import symbols_of
 from onnxfold.inputs.roles import index_range, is_mask
 
-__all__ = ["Input", "Signature"]
+__all__ = ["Input", "InputSignature"]
 
 Array = npt.NDArray[Any]
 
@@ -71,16 +71,16 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class InputSignature:
     """The inputs that a model must be given, by name."""
 
     inputs: Mapping[str, Input]
 
     @staticmethod
-    def of(model: ir.Model) -> Signature:
+    def of(model: ir.Model) -> InputSignature:
         """Return the signature of a model; raises UsageError for inputs that are no tensors."""
         values = [value for value in model.graph.inputs if not value.is_initializer()]
-        return Signature({str(value.name): _input(model, value) for value in values})
+        return InputSignature({str(value.name): _input(model, value) for value in values})
 
     def mask_input(self, name: str | None) -> str | None:
         """Return the input that is 0 at padding: the named one, or the only mask of rank 2."""

@@ -10,9 +10,9 @@ import onnx_ir as ir
 
 from onnxfold.graph import follow_reshape
 from onnxfold.norms.algebra.coefficient import Coefficient
-from onnxfold.norms.algebra.forms import Affine, Form, Moment, Over, Root, Square
+from onnxfold.norms.algebra.forms import AffineForm, Form, Moment, Over, Root, Square
+from onnxfold.norms.algebra.graph_state import Algebra
 from onnxfold.norms.algebra.guards import extend, legal
-from onnxfold.norms.algebra.state import Algebra
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.shapes.symbolic import Token, fits, same_elements
@@ -24,14 +24,14 @@ def reshape(algebra: Algebra, node: ir.Node) -> Form | None:
     """Reshape and its kin: a reduced axis comes back or goes, or a norm returns to its layout."""
     value = node.inputs[0]
     form = None if value is None else algebra.form(value)
-    if value is None or not isinstance(form, Moment | Root | Affine):
+    if value is None or not isinstance(form, Moment | Root | AffineForm):
         return None
     shape, whole = algebra.dims(node.outputs[0]), algebra.dims(form.t)
     if shape is None or whole is None:
         return None
-    if isinstance(form, Affine) and form.denominator is not None:
+    if isinstance(form, AffineForm) and form.denominator is not None:
         return _returned(algebra, node, value, form)
-    if isinstance(form, Affine) and not (form.a.is_zero and form.c.is_zero):
+    if isinstance(form, AffineForm) and not (form.a.is_zero and form.c.is_zero):
         return None
     if form.over is None:
         return None
@@ -44,7 +44,7 @@ def reshape(algebra: Algebra, node: ir.Node) -> Form | None:
 
 
 def _kept(
-    form: Moment | Root | Affine,
+    form: Moment | Root | AffineForm,
     over: Over,
     node: ir.Node,
     shape: tuple[Token, ...],
@@ -61,7 +61,9 @@ def _kept(
     return None
 
 
-def _returned(algebra: Algebra, node: ir.Node, value: ir.Value, form: Affine) -> Affine | None:
+def _returned(
+    algebra: Algebra, node: ir.Node, value: ir.Value, form: AffineForm
+) -> AffineForm | None:
     """Return a norm of Reshape(x), reshaped back to the shape of x, as a norm of x."""
     if not form.normalises or form.over is None or form.denominator is None:
         return None
