@@ -7,6 +7,7 @@ import onnx_ir as ir
 import pytest
 
 import onnxfold
+from onnxfold.graph import ModelInfo
 from tests.passes.affine.affine_graphs import Array, graph, weights
 
 _MEAN = "m = ReduceMean<axes=[-1]>(h) d = Sub(h, m) "
@@ -60,6 +61,8 @@ _MODELS = {
 def test_a_second_run_changes_nothing(name: str, target: str) -> None:
     once = onnxfold.optimize(_MODELS[name](), target=target, check=0)
     assert "left_out" not in once.report
+    kept = ModelInfo(once.model)
+    assert not [node.op_type for node in kept.nodes() if kept.is_dead(node)]
     again = onnxfold.optimize(once.model, target=target, check=None)
     assert not again.changed
     assert again.report["inspect"]["summary"]["foldable"] == 0

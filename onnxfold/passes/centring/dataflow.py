@@ -139,6 +139,11 @@ class _Walk:
         return fresh
 
     def _pull(self, point: Point) -> _Producer:
+        if self._overflows(point.value):
+            name = point.value.name or ""
+            sentence = f"'{name}' holds inf or NaN, or its type cannot hold its centred values"
+            refusal = Refusal(RefusalCode.NON_FINITE_WEIGHT, sentence, (name,))
+            return _Producer(constant=False, opaque=refusal)
         if self._view.tensor(point.value) is not None:
             return self._pull_constant(point.value)
         pulled = self._relations.backward(point, self._assumptions)
@@ -166,11 +171,6 @@ class _Walk:
     def _pull_constant(self, value: ir.Value) -> _Producer:
         tensor = self._view.tensor(value)
         name = value.name or ""
-        if self._overflows(value):
-            sentence = f"'{name}' holds inf or NaN, or its type cannot hold its centred values"
-            return _Producer(
-                False, opaque=Refusal(RefusalCode.NON_FINITE_WEIGHT, sentence, (name,))
-            )
         narrow = refuse_narrow(self._view, value)
         if narrow is not None:
             return _Producer(False, opaque=narrow)
@@ -180,7 +180,10 @@ class _Walk:
         return _Producer(False, opaque=Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (name,)))
 
     def _overflows(self, value: ir.Value) -> bool:
-        """Whether a weight is known to have no finite centred values; small ones are looked at."""
+        """Whether a value is known to have no finite centred values; small constants are read.
+
+        A constant may overflow on its way alone: -1e300 behind a Cast to float32.
+        """
         if self._overflowing and self._view.ref(value) in self._overflowing:
             return True
         array = self._view.array(value) if value.dtype in CENTRABLE else None

@@ -178,6 +178,12 @@ MOVES: dict[str, tuple[str, Shapes, int]] = {
         {"W": (6, 5), "b": (5,)},
         1,
     ),
+    "mean of two parts in front of a conv": (
+        f"{LN} t = Transpose<perm=[0,2,1]>(n) a, c = Split<axis=2, num_outputs=2>(t) "
+        "j = Mean(a, c) y = Conv(j, W, b)",
+        {"W": (5, 6, 2), "b": (5,)},
+        1,
+    ),
     "sum of two parts": (
         f"{RMS} a, c = Split<axis=1, num_outputs=2>(n) j = Sub(a, c) y = MatMul(j, W)",
         {"W": (6, 5)},
