@@ -5,10 +5,16 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import onnx
+import onnx_ir as ir
+import pytest
 from rich.console import Console
 
-from onnxfold.check import OutputCheck, Verification
-from onnxfold.report.printed import print_verification
+import onnxfold
+from onnxfold.check import ModelSource, OutputCheck, Verification
+from onnxfold.check.compare import verify
+from onnxfold.report.printed import print_result, print_verification
+from tests.builders import chain_model
 
 
 def check(name: str, **changes: Any) -> OutputCheck:
@@ -67,6 +73,56 @@ def test_a_chaotic_output_is_named_with_what_would_pass() -> None:
         in said
     )
     assert "an error of 40 passes" in said
+
+
+def _logistic(steps: int) -> ModelSource:
+    """Steps of 3.9 r (1 - r), each of which doubles an error or nearly so, and one step beside."""
+    step = "l{0} = Sub(one, r{0}) p{0} = Mul(r{0}, l{0}) r{1} = Mul(p{0}, rate) "
+    body = "r0 = Sigmoid(x) steady = Mul(r0, rate) " + "".join(
+        step.format(number, number + 1) for number in range(steps)
+    )
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        logistic (float[4,64] x) => (float[4,64] r{steps}, float[4,64] steady)
+        <float one = {{1.0}}, float rate = {{3.9}}> {{ {body} }}"""
+    )
+    return ModelSource(ir.from_proto(proto))
+
+
+def test_a_chaotic_model_is_said_to_be_one() -> None:
+    made = verify(_logistic(60), _logistic(60))
+    chaotic, steady = made.outputs
+    assert (chaotic.method, steady.method, made.method) == ("onnxruntime", "float64", "mixed")
+    assert str(chaotic.reason).startswith("ONNX Runtime is so far from a float64 run")
+    assert chaotic.relative_noise > 0.1
+    assert steady.relative_noise < 1e-6
+    assert chaotic.bound > 1e5 * steady.bound
+    said = printed(chaotic, steady)
+    assert "an unoptimized run of the original for 'r60'" in said
+    assert "against a float64 run for 'steady'" in said
+    assert f"an error of {chaotic.bound:.2g} passes" in said
+    for output in made.to_json()["outputs"]:
+        assert {"method", "bound", "allowed", "reason"} <= set(output)
+
+
+_COMPARED, _PROVED = "checked: max error", "proved: 1 norm"
+_NOT_COMPARED = "not run: the result is proved, and was not compared (--check 0)"
+_NEITHER = "neither proved nor run (--no-check)"
+
+
+@pytest.mark.parametrize(
+    ("check", "told"),
+    [(1, {_PROVED, _COMPARED}), (0, {_PROVED, _NOT_COMPARED}), (None, {_NEITHER})],
+)
+def test_what_was_proved_and_run_is_said(check: int | None, told: set[str]) -> None:
+    result = onnxfold.optimize(chain_model(), check=check)
+    text = io.StringIO()
+    print_result(Console(file=text, width=1000), result.report, verbose=False)
+    said = {
+        line for line in (_COMPARED, _PROVED, _NOT_COMPARED, _NEITHER) if line in text.getvalue()
+    }
+    assert said == told
+    assert ("float64" in text.getvalue()) is (check == 1)
 
 
 def test_numbers_that_are_not_finite_are_said_to_be() -> None:
