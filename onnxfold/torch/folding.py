@@ -163,15 +163,15 @@ def _settle(
 def _why(making: Mapping[str, float]) -> str:
     if not making:
         return (
-            "its input has a mean in training, which a random function that is no module, such as "
-            "torch.nn.functional.dropout, behind a centred layer makes: its output cannot be "
-            "recentred, dropout='keep' does not mind"
+            "its input has a nonzero mean in training: a random function that is not a module, "
+            "such as torch.nn.functional.dropout, follows a centred layer, and its output cannot "
+            "be recentred; dropout='keep' folds the norm anyway"
         )
     names = ", ".join(f"'{name}' (p={p:g})" for name, p in list(making.items())[:3])
     more = f" and {len(making) - 3} more" if len(making) > 3 else ""
     return (
-        f"its input has a mean in training, which {names}{more} behind a centred layer makes: "
-        "dropout='recentre' takes it out, dropout='keep' does not mind"
+        f"its input has a nonzero mean in training because of {names}{more} behind a centred "
+        "layer: dropout='recentre' removes the mean, dropout='keep' folds the norm anyway"
     )
 
 

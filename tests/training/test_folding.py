@@ -209,17 +209,17 @@ def test_dropout_is_refused_kept_or_recentred(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [opt, whisper, bart])
-def test_dropout_that_is_no_module_is_seen_and_cannot_be_recentred(kind: Any) -> None:
+def test_dropout_that_is_not_a_module_is_seen_and_cannot_be_recentred(kind: Any) -> None:
     model, inputs = kind(0.2)
     report = fold(varied(model), inputs, dropout="recentre")
     # BART's first norms alone have no dropout in front of them.
     assert len(report.folded) == (2 if kind is bart else 0)
     assert not any("dropout" in name for name in report.recentred)
-    said = ["functional.dropout, behind" in reason for reason in report.left.values()]
+    said = ["functional.dropout, follows" in reason for reason in report.left.values()]
     assert any(said) == (kind is not bart)
 
 
-def test_dropout_that_is_no_module_does_not_matter_in_evaluation() -> None:
+def test_dropout_that_is_not_a_module_does_not_matter_in_evaluation() -> None:
     model, inputs = opt(0.2)
     assert len(fold(model, inputs, training=False).folded) == 5
 
@@ -448,7 +448,7 @@ def test_a_dropout_before_a_call_is_seen() -> None:
     model[1].read = nn.Sequential(model[1].read, nn.Dropout(0.5))
     report = fold(copy.deepcopy(model), (torch.randn(3, 4),))
     assert not report.folded
-    assert "dropout='recentre' takes it out" in report.left["1"]
+    assert "dropout='recentre' removes the mean" in report.left["1"]
     recentred = fold(model, (torch.randn(3, 4),), dropout="recentre")
     assert (len(recentred.folded), recentred.recentred) == (2, ("1.read.1",))
 

@@ -26,7 +26,7 @@ from onnxfold.passes.deferral.plan import (
     Held,
 )
 from onnxfold.passes.deferral.row_numbers import RowNumbers, as_type, quotient
-from onnxfold.passes.deferral.row_scale import Rows
+from onnxfold.passes.deferral.row_scale import Rows, rows_of
 from onnxfold.passes.deferral.scaled_tables import TableEditor, product
 from onnxfold.passes.lower.parameters import AffinePart, Parameters
 from onnxfold.passes.places import ReaderRef
@@ -58,11 +58,13 @@ class _Work:
 
     def defer(self, norm: DeferredNorm) -> None:
         """Compute the readers without s, multiply it behind them, let later norms cancel it."""
-        site = self._sites[norm.output].within(self._edit)
+        found = self._sites[norm.output]
+        site = found.within(self._edit)
         x = self._now.get(site.input, site.input)
         shrunk = 4.0**-norm.exponent
         read = replace(site, factor=site.factor * shrunk, epsilon=site.epsilon * shrunk)
-        rows = RowNumbers(self._edit, read, x)
+        axes = rows_of(found.fiber, len(self._edit.info.shape(found.output) or ()))
+        rows = RowNumbers(self._edit, read, x, axes)
         for reader in norm.centred:
             self._reweigh(reader.reader, "centred", Centre(reader.fiber))
         for halved in norm.halved:

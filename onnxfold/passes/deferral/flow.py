@@ -14,7 +14,7 @@ from onnxfold.norms.site import EpsilonMode, NormKind
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.passes.costs import elements
-from onnxfold.passes.deferral.row_scale import RowScale, passed_on
+from onnxfold.passes.deferral.row_scale import RowScale, passed_on, rows_of
 from onnxfold.passes.deferral.tables import Table, tables_of
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -97,8 +97,7 @@ def flow_of(
     behind: Mapping[ir.Value, NormSite],
 ) -> Flow:
     """Follow the scale of a norm forward; ``behind`` are the norms that take one out, by input."""
-    base = info.shape(site.output) or ()
-    rows = tuple(() if axis in site.fiber.axes else (axis,) for axis in range(len(base)))
+    rows = rows_of(site.fiber, len(info.shape(site.output) or ()))
     flow = Flow({site.output: RowScale(1, rows)}, {site.output: site.size})
     waiting: list[tuple[int, ir.Node]] = []
     _visit(info, flow, site.output, site, order, behind, waiting)

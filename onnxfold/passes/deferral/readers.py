@@ -86,6 +86,9 @@ def layer_weight(
     if tensor is None or not tensor.dtype.is_floating_point():
         sentence = "its weight is not a stored constant of floats"
         return _refusal(RefusalCode.DYNAMIC_WEIGHT, node, sentence)
+    if tensor.dtype is not source.dtype:
+        sentence = f"reads a weight of {tensor.dtype} beside activations of {source.dtype}"
+        return _refusal(RefusalCode.UNSUPPORTED_TYPE, node, sentence)
     inside = whole_axes(tuple(tensor.shape.numpy()), place.channels.axes)
     if inside is None or inside.size != fiber.size:
         return _refusal(RefusalCode.FIBER_BROKEN, node, "cuts the channels of the norm")

@@ -99,15 +99,15 @@ def _over_axes(
 class RowNumbers:
     """1 / s^2 = factor * mean(x^2) + epsilon of one norm and what follows from it, each made once.
 
-    All of it is computed before the norm's last node, in the type that the norm is computed in.
+    ``rows`` are the axes of x along which s runs.  All of it is computed before the norm's last
+    node, in the type that the norm is computed in.
     """
 
-    def __init__(self, edit: Editor, site: NormSite, x: ir.Value):
+    def __init__(self, edit: Editor, site: NormSite, x: ir.Value, rows: Rows):
         self._edit, self._site, self._place = edit, site, site.last
         self._opset = opset = edit.info.opset
         self._made: dict[tuple[str, int, Rows], ir.Value] = {}
-        rank = len(x.shape or ())
-        self._rows: Rows = tuple((a,) if a not in site.fiber.axes else () for a in range(rank))
+        self._rows = rows
         nodes, constants = _mean_square(site, x, opset)
         constants.append(_epsilon(site))
         nodes.append(ir.node("Add", [nodes[-1].outputs[0], constants[-1]]))

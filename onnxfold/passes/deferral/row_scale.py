@@ -15,14 +15,14 @@ from itertools import takewhile
 
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo
+from onnxfold.graph import Fiber, ModelInfo
 from onnxfold.graph.dims import Dim, extent
 from onnxfold.operators import facets
 from onnxfold.operators.families.rules import elements_of
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
 
-__all__ = ["RowScale", "Rows", "passed_on"]
+__all__ = ["RowScale", "Rows", "passed_on", "rows_of"]
 
 Rows = tuple[tuple[int, ...], ...]
 
@@ -36,6 +36,11 @@ class RowScale:
 
     degree: int
     rows: Rows
+
+
+def rows_of(fiber: Fiber, rank: int) -> Rows:
+    """Return the axes of a tensor with the channels of a norm along which its scale runs."""
+    return tuple(() if axis in fiber.axes else (axis,) for axis in range(rank))
 
 
 def passed_on(

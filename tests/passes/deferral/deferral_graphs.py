@@ -77,7 +77,7 @@ def _carried_out(info: ModelInfo, plan: DeferralPlan) -> Deferred:
         define_functions(model, ALL.target, ALL.norm_form)
     info = ModelInfo(info.model)
     names = [node.name for node in edit.model.graph if node.name]
-    assert len(set(names)) == len(names)  # or ONNX Runtime takes no such model
+    assert len(set(names)) == len(names)  # ONNX Runtime rejects duplicate names
     return Deferred(info.model, edit.model, plan, prove(info, ModelInfo(edit.model), plan))
 
 

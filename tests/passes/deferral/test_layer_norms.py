@@ -159,3 +159,31 @@ def test_a_second_run_changes_nothing(target: str) -> None:
     assert once.changed
     again = onnxfold.optimize(once.model, target=target, defer="all", check=0)
     assert not again.changed
+
+
+def test_a_norm_of_a_constant_that_declares_no_shape_has_its_rows() -> None:
+    """The graph gives the constant C, and says nothing of its shape; x stands beside it."""
+    body = "n = LayerNormalization<axis=-1>(C, gamma) h = MatMul(n, K) y = Add(h, x)"
+    made = weights(C=(4, 5, 6), gamma=(6,), K=(6, 3))
+    model = graph(body, "double[4,5,3] x", "double[4,5,3] y, C", made)
+    found = defer(model, replace(ALL, allow_split_bytes=0))  # or C is centred, and copied
+    (norm,) = found.plan.norms
+    (held,) = norm.held
+    assert norm.centred
+    assert held.scale.rows == ((0,), (1,), ())
+    assert not found.shown.failures
+    feeds = {"x": np.ones((4, 5, 3))}
+    before, after = (
+        run(m, feeds, precision=Precision.FLOAT64)["y"] for m in (found.before, found.after)
+    )
+    assert np.abs(before - after).max() <= BOUND
+
+
+def test_a_weight_of_another_type_than_its_activations_is_not_centred() -> None:
+    """Centred, it would be rounded to its own 11 bits, where its reader computes with 53."""
+    model = layer_norm_model(NORM.replace(", beta", "") + "y = MatMul(n, K)", **weights(K=(6, 3)))
+    half = model.graph.initializers["K"]
+    assert half.const_value is not None
+    half.const_value = ir.tensor(half.const_value.numpy().astype(np.float16), name="K")
+    half.dtype = ir.DataType.FLOAT16
+    assert defer(model).reasons == {"n": "unsupported_type"}
