@@ -66,7 +66,7 @@ def convert(
         typer.Option(
             "--change-readers",
             help="With --to crms: norms give d - 1 channels where only linear layers read them, "
-            "which take gamma, beta and A - a 1', a the last row of A, without that row.",
+            "which take gamma, beta and A - 1 a', a the last row of A, without that row.",
         ),
     ] = False,
     target: TargetOption = Target.ONNX,
