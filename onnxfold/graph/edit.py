@@ -23,6 +23,7 @@ __all__ = [
     "add_initializer",
     "add_last",
     "change_constant",
+    "drop_states",
     "drop_weight",
     "inherit",
     "insert_before",
@@ -288,6 +289,35 @@ def replace_node(node: ir.Node, new: Sequence[ir.Node], results: Mapping[int, ir
     ir.convenience.replace_nodes_and_values(
         node.graph, node, [node], new, old, list(results.values())
     )
+
+
+def drop_states(
+    loop: ir.Node, body: ir.Graph, values: Mapping[int, ir.Value], first: tuple[int, int]
+) -> None:
+    """Take states from a loop, whose readers read ``values`` instead, in its body and behind it.
+
+    ``first``: the place of the first state among the loop's inputs and among the body's outputs.
+    """
+    for state in sorted(values, reverse=True):
+        body.outputs.pop(first[1] + state)
+        inside = body.inputs.pop(first[0] + state)
+        redirect(inside, values[state])
+        redirect(loop.outputs[state], values[state])
+    if not values:
+        return
+    kept = [index for index in range(len(loop.outputs)) if index not in values]
+    gone = {first[0] + state for state in values}
+    new = ir.Node(
+        loop.domain,
+        loop.op_type,
+        [value for index, value in enumerate(loop.inputs) if index not in gone],
+        list(loop.attributes.values()),
+        num_outputs=len(kept),
+        name=loop.name,
+        doc_string=loop.doc_string,
+        metadata_props=dict(loop.metadata_props),
+    )
+    replace_node(loop, [new], dict(zip(kept, new.outputs, strict=True)))
 
 
 def add_initializer(graph: ir.Graph, value: ir.Value) -> None:

@@ -1,4 +1,6 @@
-"""Layer-normalised RNN, GRU and LSTM as torch exports them: scripted, traced and by dynamo.
+"""Layer-normalised RNN, GRU and LSTM as torch exports them, and tf2onnx those of Keras 3.
+
+Torch: scripted, traced and by dynamo.  tf2onnx gives a Loop its weights as states.
 
 The first paper, appendix C.2.1: a norm behind W x_t + U h_(t-1) + b is foldable; that of a cell
 state is not, since c_t is no linear layer's output and the next step multiplies it by a gate.
@@ -60,6 +62,20 @@ def test_another_number_of_steps_gives_the_same_in_onnx_runtime(name: str) -> No
         results.append(session.run(None, feeds))
     # 7 steps, of which each multiplies what rounding left by less than 10, and 40 additions.
     assert relative_error(*results) < 7 * 10 * 40 * 2.0**-24
+
+
+@pytest.mark.parametrize(
+    ("name", "norms"),
+    [("rnn", 1), ("gru", 1), ("gru_by_gate", 3), ("lstm", 1), ("lstm_by_gate", 4)],
+)
+def test_the_norms_of_gates_fold_as_tf2onnx_writes_keras(name: str, norms: int) -> None:
+    model = onnx.load(FIXTURES / "tf" / f"{name}.onnx")
+    result = onnxfold.optimize(model, check=2)
+    summary = result.report["inspect"]["summary"]
+    assert (summary["foldable"], summary["norms"]) == (norms, norms)
+    assert result.report["proof"]["passed"]
+    assert result.report["verification"]["passed"]
+    assert "left_out" not in result.report
 
 
 def _unbound(keepdims: int, split: int | None, *, reads: str) -> onnx.ModelProto:

@@ -3,8 +3,8 @@
 Calls of model-local functions are inlined, except those that are ours, and operators that fuse a
 residual addition with a norm are split into the addition and the norm, so that the analysis
 walks through the addition; lowering fuses them again.  Transposes that an optimizer moved into
-a norm are moved back in front of it.  Elements of an unbound tensor are picked from the tensor.
-Factors in a row are merged.
+a norm are moved back in front of it.  Elements of an unbound tensor are picked from the tensor,
+and weights that a loop hands on are read from outside.  Factors in a row are merged.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.operators.functions import DOMAIN, LAST_AXIS_ONLY, SIGNATURES
 from onnxfold.passes.prepare.hoist_transposes import hoist_transposes
+from onnxfold.passes.prepare.invariant_states import read_from_outside
 from onnxfold.passes.prepare.merge_constant_factors import merge_constant_factors
 from onnxfold.passes.prepare.own_functions import is_ours, spell_out
 from onnxfold.passes.prepare.shared_weights import read_directly
@@ -71,6 +72,7 @@ def prepare(model: ir.Model, *, compressed: bool = False, deferred: bool = False
     split, left = _split_all(clone)
     pick_from_tensors(clone)
     read_directly(clone)
+    read_from_outside(clone)
     moved = hoist_transposes(clone, Builder(clone).unique)
     info = infer(clone)
     if merge_constant_factors(info):

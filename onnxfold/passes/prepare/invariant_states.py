@@ -1,0 +1,52 @@
+"""Weights that a loop hands on unchanged from step to step, read by its body from outside instead.
+
+A state of Loop or Scan whose next value is its value is what it began with, at every step and
+behind the last one.  tf2onnx gives a loop its weights as such states.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxfold.graph import constant_tensor
+from onnxfold.graph.edit import drop_states
+from onnxfold.graph.traversal import all_graphs, graph_values
+
+__all__ = ["read_from_outside"]
+
+_FIRST_STATE = {"Loop": (2, 1), "Scan": (0, 0)}  # among inputs; among outputs of the body
+_SCAN_WITHOUT_BATCHES = 9  # opset: the older Scan has another first input, and an axis of batches
+
+
+def read_from_outside(model: ir.Model) -> None:
+    """Take the states that are weights and stay as they are from every loop, in place."""
+    old = model.graph.opset_imports.get("", 1) < _SCAN_WITHOUT_BATCHES
+    for graph in list(all_graphs(model)):
+        for node in list(graph):
+            if node.domain or node.op_type not in _FIRST_STATE or (old and node.op_type == "Scan"):
+                continue
+            _free(node, node.attributes["body"].as_graph())
+
+
+def _free(loop: ir.Node, body: ir.Graph) -> None:
+    first, behind = _FIRST_STATE[loop.op_type]
+    scanned = loop.attributes.get_int("num_scan_inputs", 0)
+    taken = {value.name for value in graph_values(body)}
+    weights: dict[int, ir.Value] = {}
+    for state in range(len(loop.inputs) - first - scanned):
+        weight, inside = loop.inputs[first + state], body.inputs[first + state]
+        if weight is None or constant_tensor(weight) is None or weight.name in taken:
+            continue
+        seen = loop.outputs[state].is_graph_output() or list(body.outputs).count(inside) > 1
+        if not seen and _stays(inside, body.outputs[behind + state]):
+            weights[state] = weight
+    drop_states(loop, body, weights, (first, behind))
+
+
+def _stays(before: ir.Value, after: ir.Value) -> bool:
+    """Whether the next value of a state is its value, maybe behind Identity."""
+    node = after.producer()
+    while node is not None and node.op_type == "Identity" and node.inputs[0] is not None:
+        after = node.inputs[0]
+        node = after.producer()
+    return after is before
