@@ -35,7 +35,7 @@ def as_type(x: ir.Value, dtype: ir.DataType | None) -> list[ir.Node]:
     if dtype is None or x.dtype == dtype:
         return []
     node = ir.node("Cast", [x], {"to": dtype.value})
-    node.outputs[0].type = ir.TensorType(dtype)
+    node.outputs[0].type, node.outputs[0].shape = ir.TensorType(dtype), x.shape
     return [node]
 
 

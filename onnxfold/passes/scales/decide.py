@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.norms.site import NormForm
 from onnxfold.options import Target
 from onnxfold.passes.affine.affine_walk import EditPlace
 from onnxfold.passes.base import Settings
@@ -62,7 +63,9 @@ def decide_scales(
     readers is copied up to ``allow_split_bytes``, and left alone above.  Without ``scores`` the
     scales of attention scores stay.
     """
+    sites = tuple(sites)
     of_norms = {node for site in sites if site.kind is not NormKind.DYT for node in site.nodes}
+    norms = {site.output: site for site in sites if _scales_by_gamma(site)}
     passed: set[ir.Node] = set()
     biased: set[ir.Node] = set()  # layers that an earlier fusion gives a bias
     fusions: list[ScaleFusion] = []
@@ -70,7 +73,7 @@ def decide_scales(
         op = None if node in of_norms else channel_op(view, node)
         if op is None or (not scores and scales_scores(view, node)):
             continue
-        writer = writer_of(view, op, frozenset(passed))
+        writer = writer_of(view, op, frozenset(passed), norms)
         if isinstance(writer, Refusal):
             continue
         fusion = _fusion(view, op, writer, allow_split_bytes, writer.node in biased)
@@ -80,6 +83,12 @@ def decide_scales(
             if fusion.shifted is not None and not fusion.shifted.value:
                 biased.add(writer.node)
     return tuple(fusions)
+
+
+def _scales_by_gamma(site: NormSite) -> bool:
+    """Whether a norm is one operator, which multiplies by gamma and adds beta in the end."""
+    operator = site.form is not NormForm.DECOMPOSED and site.refusal is None
+    return operator and site.kind in (NormKind.LAYER_NORM, NormKind.RMS_NORM)
 
 
 def _fusion(

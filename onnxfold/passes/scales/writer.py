@@ -9,6 +9,7 @@ Behind one part of a joined projection, c and d are those of the part, and 1 and
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +18,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, Reader
 from onnxfold.graph.channels import SCALAR, Channels
+from onnxfold.norms import NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.families.rules import transfer_of
 from onnxfold.operators.families.transfer import Carried, refuse
@@ -134,11 +136,15 @@ def _batch_norm(view: ModelInfo, node: ir.Node) -> ChannelOp | None:
 
 
 def writer_of(
-    view: ModelInfo, op: ChannelOp, passed: frozenset[ir.Node] = frozenset()
+    view: ModelInfo,
+    op: ChannelOp,
+    passed: frozenset[ir.Node],
+    norms: Mapping[ir.Value, NormSite],
 ) -> LinearWriter | Refusal:
     """Return the linear layer that computes the operator's input, through what has no other reader.
 
-    ``passed`` are channel operators that are absorbed as well.
+    ``passed`` are channel operators that are absorbed as well; ``norms``, by their results, those
+    of one operator.
     """
     value, channels = op.node.inputs[op.index], op.channels
     biases: list[EditPlace] = []
@@ -174,7 +180,8 @@ def writer_of(
             continue
         step = _back(view, node, channels, biases, passed)
         if isinstance(step, Refusal):
-            gamma = None if channels.digits or op.shift is not None else _gamma(view, node, biases)
+            one = not channels.digits and op.shift is None
+            gamma = _gamma(view, node, norms.get(value), biases) if one else None
             return step if gamma is None else replace(gamma, part=part)
         value, channels = step
     return refuse(RefusalCode.ACTIVATION, op.node, "does not follow a linear layer")
@@ -280,16 +287,43 @@ def _bias_root(
     return EditPlace(operand, reader, placed, SCALAR)
 
 
-def _gamma(view: ModelInfo, node: ir.Node, biases: list[EditPlace]) -> LinearWriter | None:
-    """Return the product by a constant that takes one number: c (g x) = (c g) x."""
+def _gamma(
+    view: ModelInfo, node: ir.Node, site: NormSite | None, biases: list[EditPlace]
+) -> LinearWriter | None:
+    """Return a norm of one operator, or a product by a constant, that takes one number.
+
+    c (g n(x) + b) = (c g) n(x) + c b: all of the norm's constants take it.
+    """
+    places = _factor(view, node) if site is None else _gamma_and_beta(view, site)
+    if not places:
+        return None
+    return LinearWriter(node, SCALAR, places[0], (*biases, *places[1:]), None)
+
+
+def _factor(view: ModelInfo, node: ir.Node) -> list[EditPlace]:
     for index in facets.factors(row_of(node)):
         tensor = view.tensor(node.inputs[index])
         if tensor is None or not tensor.dtype.is_floating_point() or tensor.size == 1:
             continue
         root = root_of(view, Reader(node, index), SCALAR, SCALAR)
         if isinstance(root, EditPlace):
-            return LinearWriter(node, SCALAR, root, tuple(biases), None)
-    return None
+            return [root]
+    return []
+
+
+def _gamma_and_beta(view: ModelInfo, site: NormSite) -> list[EditPlace]:
+    """Return the places of both, none where one is no constant of its own, or gamma is all ones."""
+    inputs = list(site.last.inputs)
+    parts = [part for part in (site.gamma, site.beta) if part is not None]
+    found = []
+    for part in parts:
+        if not isinstance(part, ir.Value) or inputs.count(part) != 1:
+            return []
+        root = root_of(view, Reader(site.last, inputs.index(part)), SCALAR, SCALAR)
+        if isinstance(root, Refusal):
+            return []
+        found.append(root)
+    return found if site.gamma is not None else []
 
 
 def _writer(

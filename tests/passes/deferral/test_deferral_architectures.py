@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+import onnx_ir as ir
 import pytest
 
+from onnxfold import pipeline
 from onnxfold.check.reference import Precision, run
+from onnxfold.options import Defer, Target
+from onnxfold.passes.base import Settings
+from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.pipeline.folding import Folded, residual_calls
+from onnxfold.pipeline.stage_timer import StageTimer
 from tests.passes.deferral.architectures import ARCHITECTURES
 from tests.passes.deferral.deferral_graphs import defer
 
@@ -88,3 +95,18 @@ def test_float16_is_deferred_behind_first_layers(name: str) -> None:
     )
     # Roundings are as many and as large, and add up at random: four times covers their spread.
     assert np.sqrt((after**2).mean()) <= 4 * np.sqrt((before**2).mean())
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_second_run_changes_nothing(name: str, dtype: str) -> None:
+    first = _all_deferred(ARCHITECTURES[name].model(23, 1e-5, dtype))
+    assert first.changed
+    assert first.findings.plan.deferred
+    assert not _all_deferred(ir.from_proto(ir.to_proto(first.model))).changed
+
+
+def _all_deferred(model: ir.Model) -> Folded:
+    before = residual_calls(model)
+    settings = Settings(Target.KERNELS, defer=Defer.ALL, fused_before=before)
+    return pipeline.fold(prepare(model), model, settings, StageTimer(None), prove=False)

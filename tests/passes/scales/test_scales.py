@@ -77,6 +77,15 @@ MOVES = {
         "T = Transpose(U) m = MatMul(x, T) a = Add(m, b) y = Mul(a, ls)",
         1,
     ),
+    "gamma and beta of a norm's operator": (
+        "n = LayerNormalization(x, d, d3) h = Neg(n) y = Mul(h, eight)",
+        1,
+    ),
+    "scores of what a norm's operator gives": (
+        "n = LayerNormalization(x, d) t = Transpose<perm=[0,2,1]>(x) s = MatMul(n, t) "
+        "y = Div(s, eight)",
+        1,
+    ),
     "a factor of 0": (BIASED + "y = Mul(a, zeros)", 1),
 }
 
@@ -105,6 +114,15 @@ REFUSED = {
         "f = Flatten<axis=2>(x) g = Gemm(f, H) r = Reshape(g, heads3x4) y = Add(r, bq)"
     ),
     "a bias per token": "m = MatMul(x, W) a = Add(m, table) y = Mul(a, ls)",
+    "a gamma that is beta too": "n = LayerNormalization(x, d, d) h = Neg(n) y = Mul(h, eight)",
+    "a norm without a gamma": "n = LayerNormalization(x, ones) h = Neg(n) y = Mul(h, eight)",
+    "a norm whose beta is computed": (
+        "s = ReduceMean<keepdims=0>(x, i01) t = Tanh(s) n = LayerNormalization(x, d, t) "
+        "h = Neg(n) y = Mul(h, eight)"
+    ),
+    "a norm that a residual reads": (
+        "n = LayerNormalization(x, d) h = Neg(n) m = Mul(h, eight) y = Add(m, n)"
+    ),
 }
 
 
@@ -116,6 +134,8 @@ def test_what_is_no_scale_of_a_weight_stays(case: str) -> None:
         "table": rng.standard_normal((4, 1)),
         "long": rng.standard_normal(18),
         "heads3x4": np.array([-1, 3, 4]),
+        "ones": np.ones(6),
+        "i01": np.array([0, 1]),
     }
     assert not absorb(scale_model(REFUSED[case], more)).fusions
 
@@ -124,6 +144,16 @@ def test_a_shared_weight_is_copied_or_left() -> None:
     body = "m = MatMul(x, W) p = Mul(m, ls) n = MatMul(x, W) h = Tanh(n) y = Add(p, h)"
     assert_moved(body, 1)
     assert not absorb(scale_model(body), limit=0).fusions
+
+
+def test_a_beta_that_a_scale_forgets_fails_the_proof() -> None:
+    before = scale_model("n = LayerNormalization(x, d, d3) h = Neg(n) y = Mul(h, eight)")
+    done = absorb(before)
+    (fusion,) = done.fusions
+    assert len(fusion.scaled) == 2
+    forgetful = applied(before, (replace(fusion, scaled=fusion.scaled[:1]),), done.fusions)
+    assert error(before, forgetful.model) > 1e-2
+    assert not forgetful.proof.passed
 
 
 def test_a_bias_that_a_scale_forgets_fails_the_proof_behind_a_rotation_of_signs() -> None:
