@@ -14,6 +14,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from tests.optimized import TORCH_IS_MISSING
 from tests.project.test_readme import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +25,7 @@ DIGITS = ROOT / "models" / "digits_vit"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where all commands have run."""
-    pytest.importorskip("torch", reason="ONNX Runtime's transformers optimizer imports torch")
+    pytest.importorskip("torch", reason=TORCH_IS_MISSING)
     made = tmp_path_factory.mktemp("pipeline")
     (made / "models").symlink_to(ROOT / "models")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

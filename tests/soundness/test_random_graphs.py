@@ -29,8 +29,6 @@ _MOST_UNPROVED = 0.03
 
 # What a random graph cannot be refused for.
 _NOT_TRIGGERED = {
-    RefusalCode.NOT_WORTH: "every target's costs make an RMSNorm cheaper, and whatever else stands "
-    "against a fold has a reason of its own",
     RefusalCode.HAS_MEAN: "only convert --to layer asks for it; tests/cli/test_convert.py",
     RefusalCode.UNALIGNED: "only convert --multiple-of asks for it; "
     "tests/passes/compression/test_compression.py",

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper, parser
-from onnxruntime.transformers import optimizer
 
 import onnxfold
+from tests.optimized import optimized
 
 WIDTH, LONGEST = 8, 16
 POSITIONS = """
@@ -64,30 +63,26 @@ def folds(model: onnx.ModelProto, target: str = "onnx") -> int:
     return sum(norm["action"] == "rms" for norm in norms)
 
 
-def fused(model: onnx.ModelProto, path: Path) -> Counter[str]:
+def fused(model: onnx.ModelProto) -> Counter[str]:
     """The operators that the optimizer makes of a model."""
-    onnx.save(model, path)
-    made = optimizer.optimize_model(str(path), "bert", num_heads=2, hidden_size=WIDTH, opt_level=0)
-    return Counter(node.op_type for node in made.model.graph.node)
+    made = optimized(model, "bert", 0, num_heads=2, hidden_size=WIDTH)
+    return Counter(node.op_type for node in made.graph.node)
 
 
-def test_the_optimizer_still_fuses_the_embedding(tmp_path: Path) -> None:
+def test_the_optimizer_still_fuses_the_embedding() -> None:
     model = embedding()
     made = onnxfold.optimize(model)
     for each in (model, made.model):
-        assert fused(each, tmp_path / "model.onnx")["EmbedLayerNormalization"] == 1
+        assert fused(each)["EmbedLayerNormalization"] == 1
     (row,) = made.report["inspect"]["norms"]
     assert row["reason"]["code"] == "not_worth"
     assert "EmbedLayerNormalization" in row["reason"]["sentence"]
 
 
 @pytest.mark.parametrize("target", ["onnx", "ort"])
-def test_what_the_optimizer_has_fused_stays_fused(target: str, tmp_path: Path) -> None:
+def test_what_the_optimizer_has_fused_stays_fused(target: str) -> None:
     """It reads positions as int32, which says no more where they come from."""
-    onnx.save(embedding(TWO_TABLES), tmp_path / "model.onnx")
-    made = optimizer.optimize_model(
-        str(tmp_path / "model.onnx"), "bert", num_heads=2, hidden_size=WIDTH, opt_level=1
-    ).model
+    made = optimized(embedding(TWO_TABLES), "bert", 1, num_heads=2, hidden_size=WIDTH)
     (before,) = (node for node in made.graph.node if node.op_type == "EmbedLayerNormalization")
     result = onnxfold.optimize(made, target=target)
     assert [node.op_type for node in result.model.graph.node].count(before.op_type) == 1
@@ -164,10 +159,10 @@ def post_norm(*, attention: bool = True, pre: bool = False) -> onnx.ModelProto:
     return model
 
 
-def test_the_optimizer_still_fuses_attention(tmp_path: Path) -> None:
+def test_the_optimizer_still_fuses_attention() -> None:
     made = onnxfold.optimize(post_norm())
     for each in (post_norm(), made.model):
-        assert fused(each, tmp_path / "model.onnx")["Attention"] == 1
+        assert fused(each)["Attention"] == 1
     first, behind = made.report["inspect"]["norms"]
     assert first["foldable"]
     assert behind["reason"]["code"] == "not_worth"

@@ -14,6 +14,7 @@ from onnx import numpy_helper, parser
 import onnxfold
 from onnxfold.passes.centring import decide
 from onnxfold.report.sentences import totals
+from tests.optimized import optimized
 
 WIDTH = 8
 TURN, BACK = "Transpose<perm=[0,2,3,1]>", "Transpose<perm=[0,3,1,2]>"
@@ -95,15 +96,6 @@ def farther() -> onnx.ModelProto:
     return channels_first(behind=f"{way}  y = Conv<pads=[1,1,1,1]>(u, W1, B1)", norm=before)
 
 
-def optimized(model: onnx.ModelProto, level: int) -> onnx.ModelProto:
-    from onnxruntime.transformers import optimizer
-
-    made = optimizer.optimize_model(
-        onnx.ModelProto.FromString(model.SerializeToString()), "vit", opt_level=level
-    )
-    return made.model
-
-
 def error(model: onnx.ModelProto, original: onnx.ModelProto) -> float:
     """The largest difference of the outputs, relative to the largest output."""
     feeds = {"x": np.random.default_rng(1).standard_normal((2, 3, 6, 6)).astype(np.float32)}
@@ -125,11 +117,11 @@ ROUNDING = 100 * float(np.finfo(np.float32).eps)
 def test_the_optimizer_keeps_the_outputs_in_both_orders(target: str, level: int) -> None:
     for model in (channels_first(), farther()):
         folded = onnxfold.optimize(model, target=target).model
-        assert error(optimized(folded, level), model) <= ROUNDING
-        fused = optimized(model, level)
+        assert error(optimized(folded, "vit", level), model) <= ROUNDING
+        fused = optimized(model, "vit", level)
         again = onnxfold.optimize(fused, target=target).model
         assert error(again, model) <= ROUNDING
-        assert error(optimized(again, level), model) <= ROUNDING
+        assert error(optimized(again, "vit", level), model) <= ROUNDING
 
 
 @pytest.mark.parametrize("target", ["onnx", "kernels"])
@@ -139,14 +131,14 @@ def test_the_optimizer_breaks_a_norm_that_is_not_left(
     monkeypatch.setattr(decide, "turned_norms", lambda *_: frozenset())
     for model in (channels_first(), farther()):
         folded = onnxfold.optimize(model, target=target).model
-        assert error(optimized(folded, 1), model) > 1e3 * ROUNDING
+        assert error(optimized(folded, "vit", 1), model) > 1e3 * ROUNDING
 
 
 def test_a_norm_that_stays_stops_the_transpose() -> None:
     way = f"r = Mul(n, G)  o = LayerNormalization<axis=-1>(r, G, B)  u = {BACK}(o)"
     model = channels_first(behind=f"{way}  y = Conv<pads=[1,1,1,1]>(u, W1, B1)")
     assert folds(model) == 1  # the second has no reason to fold
-    assert error(optimized(onnxfold.optimize(model).model, 1), model) <= ROUNDING
+    assert error(optimized(onnxfold.optimize(model).model, "vit", 1), model) <= ROUNDING
 
 
 def test_one_norm_that_stays_is_enough() -> None:
@@ -158,7 +150,7 @@ def test_one_norm_that_stays_is_enough() -> None:
             tensor.CopyFrom(numpy_helper.from_array(number, tensor.name))
     first, second = onnxfold.optimize(model).report["inspect"]["norms"]
     assert (first["action"], second["action"]) == ("keep", "rms")
-    assert error(optimized(onnxfold.optimize(model).model, 1), model) <= ROUNDING
+    assert error(optimized(onnxfold.optimize(model).model, "vit", 1), model) <= ROUNDING
 
 
 def test_a_sum_with_what_is_not_turned_stops_the_transpose() -> None:
@@ -167,7 +159,7 @@ def test_a_sum_with_what_is_not_turned_stops_the_transpose() -> None:
     model = channels_first(norm=straight)
     assert folds(model) == 1
     folded = onnxfold.optimize(model).model
-    assert error(optimized(folded, 1), model) <= ROUNDING
+    assert error(optimized(folded, "vit", 1), model) <= ROUNDING
     turned = channels_first(norm=straight.replace("Add(t, w)", "Add(t, t)"))
     assert folds(turned) == 0
 
