@@ -60,7 +60,7 @@ def _scans(settings: Settings) -> Example:
 
     from models.vmamba import VMamba
 
-    width, depths, side = (16, (1, 1, 1, 1), 64) if settings.small else (96, (2, 2, 9, 2), 224)
+    width, depths, side = (12, (1, 1, 1, 1), 64) if settings.small else (96, (2, 2, 9, 2), 224)
     return Example(
         module=VMamba(width, depths, classes=_CLASSES),
         inputs={"pixel_values": torch.randn(2, 3, side, side)},
