@@ -7,8 +7,6 @@ import sys
 from onnxfold.cli.guard import guarded
 from onnxfold.errors import OnnxfoldError
 
-__all__ = ["run"]
-
 
 def run() -> None:
     """Run the command line in a process of its own, but for the server, which has its signals."""

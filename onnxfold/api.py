@@ -33,8 +33,6 @@ from onnxfold.report.document import inspection
 from onnxfold.report.nodes import node_changes, node_rows
 from onnxfold.shapes.claims import unconfirmed_claims
 
-__all__ = ["convert", "diff", "inspect", "measure", "optimize", "verify"]
-
 _SPELLINGS = (WrittenForm.OP, WrittenForm.DECOMPOSED)
 
 

@@ -4,22 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = [
-    "CommandInterruptedError",
-    "DataError",
-    "DependencyError",
-    "InvariantError",
-    "ModelError",
-    "OnnxfoldError",
-    "PassCheckError",
-    "UnchangedError",
-    "UsageError",
-    "VerificationError",
-    "WeightOverflowError",
-    "misfit",
-    "one_line",
-]
-
 
 class OnnxfoldError(Exception):
     """Base of every error that onnxfold raises on purpose; the message is one line for a person."""

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import onnxfold
 
-__all__ = ["built"]
-
 
 def built(name: str) -> Path | None:
     """The absolute path of a library, None where it was not built."""

@@ -7,20 +7,6 @@ from enum import StrEnum
 
 from onnxfold.errors import UsageError
 
-__all__ = [
-    "DEFAULT_NOISE_LIMIT",
-    "DEFAULT_RANGE_LIMIT",
-    "DEFAULT_SPLIT_BYTES",
-    "Conversion",
-    "Defer",
-    "Device",
-    "Options",
-    "Target",
-    "WrittenForm",
-    "conversion_named",
-    "target_named",
-]
-
 DEFAULT_SPLIT_BYTES = 1 << 20
 DEFAULT_RANGE_LIMIT = 16.0  # four of the eight bits of an integer weight
 DEFAULT_NOISE_LIMIT = 4.0

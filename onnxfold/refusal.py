@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["EXPLANATIONS", "Explanation", "Refusal", "RefusalCode"]
-
 
 class RefusalCode(StrEnum):
     """Why something was left as it was."""

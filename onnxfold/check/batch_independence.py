@@ -20,8 +20,6 @@ from onnxfold.runtime.library import runtime_errors
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-__all__ = ["two_rows", "why_rows_mix"]
-
 Array = npt.NDArray[Any]
 
 

@@ -26,8 +26,6 @@ from onnxfold.graph import node_label, operator
 from onnxfold.inputs import InputSpec
 from onnxfold.options import DEFAULT_NOISE_LIMIT
 
-__all__ = ["verify"]
-
 Progress = Callable[[int, int], None]
 Found = dict[str, list[Judgement]]
 

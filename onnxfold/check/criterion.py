@@ -27,8 +27,6 @@ import numpy as np
 
 from onnxfold.check.reference import Array, is_code, is_quantized_float, is_wide_float
 
-__all__ = ["AcceptanceCriterion", "Judgement", "Tolerance", "judge"]
-
 _CONCENTRATION = 4.0
 _OUTLYING = 1000.0
 # Fewer elements than this are no sample of their own.

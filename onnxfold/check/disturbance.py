@@ -26,8 +26,6 @@ from onnxfold.graph.edit import splice_behind
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.shapes import fill_types
 
-__all__ = ["disturbed", "disturbed_model"]
-
 _TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
 # Before opset 9 there is no Where, to keep the largest number of a type from becoming infinite.
 _WHERE_SINCE = 9

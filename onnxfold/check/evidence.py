@@ -31,19 +31,6 @@ from onnxfold.check.runners import (
 from onnxfold.errors import InvariantError, ModelError, VerificationError
 from onnxfold.inputs import IMAGE_SIDES, InputSpec, make_inputs
 
-__all__ = [
-    "FLOAT64_LIMIT_BYTES",
-    "FLOAT64_LIMIT_PARAMETERS",
-    "Evidence",
-    "Outputs",
-    "Pair",
-    "Sampled",
-    "against_itself",
-    "gather",
-    "sample",
-    "with_more_noise",
-]
-
 # Largest tensor in float64 that the truth may need at once.
 FLOAT64_LIMIT_BYTES = 2 << 30
 # Beyond this many parameters a float64 run takes minutes per sample.

@@ -9,8 +9,6 @@ from onnxfold.check.reference import Array, Precision, is_wide_float, run, unit_
 from onnxfold.check.runners import Feeds
 from onnxfold.errors import OnnxfoldError
 
-__all__ = ["locate"]
-
 # Weights of the rewritten model are rounded once more than those of the original, so that exact
 # arithmetic on both differs by u per layer; a defect shows as far more than this many of them.
 _ROUNDINGS = 64.0

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-__all__ = ["available_bytes", "session_bytes", "weight_bytes"]
-
 # ONNX Runtime keeps weights as they are stored and once more: packed for its kernels, or as float32
 # where they are halves.  Resident memory of the model of benchmarks/gptj.py with 1.4e9 parameters
 # was 2.2 times its weights with optimizations off, 2.1 times with all.

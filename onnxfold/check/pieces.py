@@ -21,8 +21,6 @@ from onnxfold.check.reference import Array
 from onnxfold.errors import ModelError
 from onnxfold.model_io.tensor_places import detach, payload, take_number, tensor_protos
 
-__all__ = ["Piece", "Pieces"]
-
 # Weights from this size on are inputs of a piece; smaller ones are embedded in it.
 _FED_BYTES = 4096
 # Types that ONNX Runtime takes from numpy.

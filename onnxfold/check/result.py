@@ -9,8 +9,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-__all__ = ["FAR", "ModelSource", "OutputCheck", "Verification"]
-
 # A relative error of ONNX Runtime that rounding explains in chaotic and quantised models only.
 FAR = 0.02
 

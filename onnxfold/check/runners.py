@@ -29,8 +29,6 @@ from onnxfold.errors import ModelError, UsageError, one_line
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.runtime.library import runtime_errors, takes_name
 
-__all__ = ["CannotRun", "Feeds", "OnnxRuntime", "native", "why_not_onnxruntime"]
-
 Feeds = Mapping[str, Array]
 _EMBEDDED_LIMIT_BYTES = 1_800_000_000
 _THREADS = 2

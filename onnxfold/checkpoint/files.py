@@ -17,8 +17,6 @@ import onnx_ir as ir
 from onnxfold.errors import ModelError
 from onnxfold.model_io import one_line, show
 
-__all__ = ["Checkpoint", "Stored", "open_checkpoint"]
-
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _LENGTH_BYTES = 8  # of the length of the header, with which a file begins

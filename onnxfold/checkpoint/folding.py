@@ -12,8 +12,6 @@ from onnxfold.errors import WeightOverflowError
 from onnxfold.passes.base import exclusion
 from onnxfold.pipeline.stage_timer import Stages, StageTimer
 
-__all__ = ["CheckpointResult", "fold_checkpoint"]
-
 
 @dataclass(frozen=True, slots=True)
 class CheckpointResult:

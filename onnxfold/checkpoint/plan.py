@@ -31,8 +31,6 @@ from onnxfold.model_io import one_line, show
 from onnxfold.weights.edited import Product, edited
 from onnxfold.weights.edits import Centre, Scale, Shift
 
-__all__ = ["CheckpointForm", "CheckpointPlan", "decide", "form_named"]
-
 Float64 = npt.NDArray[np.float64]
 # Parts of a quantised module: of GPTQ and AWQ, compressed-tensors, FP8 by blocks, bitsandbytes.
 _QUANTISED = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "SCB", "absmax")

@@ -17,8 +17,6 @@ from onnxfold.model_io import show
 from onnxfold.model_io.staging import StagingFolder, sync
 from onnxfold.weights.edited import EditedTensor
 
-__all__ = ["check_output", "other_files", "write_checkpoint"]
-
 _BATCH_BYTES = 16 << 20
 # Weights in other formats, which would be those of the model as it was.
 _OTHER_WEIGHTS = frozenset(

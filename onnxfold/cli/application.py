@@ -31,8 +31,6 @@ from onnxfold.cli.triton import triton
 from onnxfold.cli.verify import verify
 from onnxfold.errors import CommandInterruptedError, ModelError, OnnxfoldError, misfit
 
-__all__ = ["app", "fail", "main"]
-
 _LONGEST_MESSAGE = 2000
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 

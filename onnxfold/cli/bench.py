@@ -10,8 +10,6 @@ import typer
 from onnxfold.cli import terminal
 from onnxfold.cli.options import InputsOption, JsonOption, ProvidersOption, SeedOption
 
-__all__ = ["bench"]
-
 
 def bench(
     context: typer.Context,

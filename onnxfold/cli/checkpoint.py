@@ -15,8 +15,6 @@ from onnxfold.errors import UsageError
 if TYPE_CHECKING:
     from onnxfold.checkpoint import CheckpointResult
 
-__all__ = ["checkpoint"]
-
 
 def checkpoint(
     context: typer.Context,

@@ -22,8 +22,6 @@ from onnxfold.cli.options import (
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.options import Conversion, Target, conversion_named
 
-__all__ = ["convert"]
-
 
 @with_fold_options
 def convert(

@@ -11,8 +11,6 @@ from onnxfold.cli import terminal
 from onnxfold.cli.options import JsonOption
 from onnxfold.cli.terminal import Verbosity
 
-__all__ = ["diff"]
-
 _MARKS = {"removed": "-", "added": "+", "changed": "~"}
 
 

@@ -9,8 +9,6 @@ import typer
 from onnxfold.errors import UsageError
 from onnxfold.refusal import EXPLANATIONS, RefusalCode
 
-__all__ = ["explain"]
-
 
 def explain(
     code: Annotated[

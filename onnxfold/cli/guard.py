@@ -20,8 +20,6 @@ from typing import NoReturn
 
 from onnxfold.errors import ModelError
 
-__all__ = ["guarded", "note_stage", "note_work"]
-
 # By name: not every system has them all. The first are what a user or a system asks of a command.
 _ASKED = tuple(n for n in signal.Signals if n.name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"))
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS", "SIGTRAP", "SIGSYS")

@@ -18,8 +18,6 @@ from onnxfold.cli.options import (
 )
 from onnxfold.options import Defer, Target
 
-__all__ = ["inspect"]
-
 
 def inspect(
     context: typer.Context,

@@ -9,8 +9,6 @@ import typer
 from onnxfold.cli import terminal
 from onnxfold.cli.options import JsonOption
 
-__all__ = ["doctor", "lib_path"]
-
 
 def doctor(as_json: JsonOption = False) -> None:
     """Show versions, execution providers and the kernel library, and test the kernels."""

@@ -15,8 +15,6 @@ import typer
 from onnxfold.cli import terminal
 from onnxfold.cli.options import JsonOption, MemoryOption, ProvidersOption, ReportOption
 
-__all__ = ["measure"]
-
 _INTERRUPTED = 130
 
 

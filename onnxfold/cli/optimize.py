@@ -25,8 +25,6 @@ from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import UsageError
 from onnxfold.options import Device, Target
 
-__all__ = ["destination", "optimize"]
-
 
 @with_fold_options
 def optimize(

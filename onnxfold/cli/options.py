@@ -18,33 +18,6 @@ import typer
 from onnxfold.cli.terminal import chosen_verbosity
 from onnxfold.options import Defer, Device, Target, WrittenForm, target_named
 
-__all__ = [
-    "AtolOption",
-    "CheckedOptions",
-    "DeferOption",
-    "DeviceOption",
-    "DryRunOption",
-    "ExcludeOption",
-    "FoldOptions",
-    "ForceOption",
-    "InputsOption",
-    "JsonOption",
-    "MemoryOption",
-    "Model",
-    "NoFuseAffineOption",
-    "ProvidersOption",
-    "QuietOption",
-    "ReportOption",
-    "RtolOption",
-    "SeedOption",
-    "SplitOption",
-    "TargetOption",
-    "VerboseOption",
-    "given_options",
-    "with_fold_options",
-    "with_verbosity",
-]
-
 # What is said and where it goes, not what it is.
 _ABOUT_OUTPUT = frozenset({"as_json", "force", "output", "quiet", "report", "verbose"})
 _NAMED = inspect.Parameter.KEYWORD_ONLY

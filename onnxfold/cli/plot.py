@@ -11,8 +11,6 @@ from onnxfold.cli import terminal
 from onnxfold.cli.options import ReportOption
 from onnxfold.errors import UsageError
 
-__all__ = ["plot"]
-
 
 def plot(
     files: Annotated[

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from onnxfold.serving import ServeSettings
     from onnxfold.serving.host.model import OnnxModel
 
-__all__ = ["serve"]
-
 _NEEDED = ("mlserver", "onnxruntime")
 
 _Models = Annotated[

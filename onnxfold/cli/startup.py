@@ -14,8 +14,6 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
 from types import ModuleType
 
-__all__ = ["go_on_as_usual", "start_quickly"]
-
 # onnx-ir imports sympy for arithmetic with symbolic dimensions, which no command needs; that is
 # half of the time of its import.
 _DEFERRED = frozenset({"sympy", "onnx_ir._symbolic_shapes"})

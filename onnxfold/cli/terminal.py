@@ -19,17 +19,6 @@ from onnxfold.errors import CommandInterruptedError, ModelError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = [
-    "Listener",
-    "Verbosity",
-    "check_reports",
-    "chosen_verbosity",
-    "console",
-    "print_json",
-    "progress",
-    "tell_result",
-]
-
 _UNBROKEN_WIDTH = 10_000  # what reads a pipe wraps lines itself, and cuts no name in two
 # What a stage does, for people.
 _DOINGS = {

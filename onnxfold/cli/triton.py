@@ -12,8 +12,6 @@ from onnxfold.cli.options import FoldOptions, Model, ReportOption, with_fold_opt
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.serving.triton.device import TritonDevice
 
-__all__ = ["triton"]
-
 
 @with_fold_options
 def triton(

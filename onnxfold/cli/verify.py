@@ -19,8 +19,6 @@ from onnxfold.cli.options import (
 )
 from onnxfold.errors import VerificationError
 
-__all__ = ["verify"]
-
 
 def verify(
     context: typer.Context,

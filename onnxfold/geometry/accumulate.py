@@ -15,8 +15,6 @@ from onnxfold.geometry.norm_statistics import NormStatistic
 from onnxfold.geometry.quantities import SIDE_QUANTITIES, error_without_mean, vector_quantities
 from onnxfold.graph import Dim
 
-__all__ = ["Tables", "Totals", "kept_tables", "of_tables"]
-
 Mask = npt.NDArray[np.bool_]
 Sums = npt.NDArray[np.float64]
 _ERROR = "error_without_mean"

@@ -20,8 +20,6 @@ from onnxfold.geometry.data import Shard
 from onnxfold.geometry.data.shards import optional
 from onnxfold.geometry.work import MOST_DEATHS, Bad, Task, WholeSession, measured_shard
 
-__all__ = ["LOCAL", "in_cluster"]
-
 LOCAL = "local"  # the address of a cluster that is started here, and ended with the work
 
 

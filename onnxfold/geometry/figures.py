@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-__all__ = ["MUTED", "Figure", "figures_of"]
-
 Norms = Sequence[Mapping[str, Any]]
 Reports = Sequence[Mapping[str, Any]]
 MUTED = "#8a8f98"

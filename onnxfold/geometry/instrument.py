@@ -18,8 +18,6 @@ from onnxfold.graph import AxisBlock, Dim, ModelInfo, Shape
 from onnxfold.graph.edit import Editor, add_last, set_outputs
 from onnxfold.norms import EpsilonMode, NormKind, NormSite, find_norms
 
-__all__ = ["COLUMNS", "Instrumented", "MeasuredNorm", "control_vectors", "instrument"]
-
 COLUMNS = ("sum", "along_a", "along_b", "sum_of_squares")
 _SIDES = ("before", "after")
 

@@ -27,8 +27,6 @@ from onnxfold.model_io.sources import Source
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.passes.prepare.working_copy import prepare
 
-__all__ = ["Measuring", "measured"]
-
 Listener = Callable[[str, float], None]
 _SAVE_EVERY_S = 10.0
 

@@ -13,8 +13,6 @@ from onnxfold.errors import UsageError
 from onnxfold.geometry.accumulate import Totals
 from onnxfold.geometry.work import Bad
 
-__all__ = ["Progress", "fingerprint", "load", "save"]
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:

@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LINEAR_WIDTHS", "NormStatistic"]
-
 Array = npt.NDArray[np.float64]
 Counts = Mapping[int, int]
 

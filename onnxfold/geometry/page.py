@@ -11,8 +11,6 @@ from typing import Any
 from onnxfold.geometry.figures import figures_of
 from onnxfold.geometry.plots import svg
 
-__all__ = ["page", "summary"]
-
 _MADE_UP = "made-up inputs, which say nothing about real data"
 
 

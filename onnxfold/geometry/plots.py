@@ -12,8 +12,6 @@ from typing import Any
 from onnxfold.geometry.data.shards import optional
 from onnxfold.geometry.figures import Figure, figures_of
 
-__all__ = ["demand_matplotlib", "svg", "write_figures"]
-
 _TEXT = "#123457"  # stands for the colour of the page's text
 _PRINTED = "#222222"
 _DOTS_PER_INCH = 150

@@ -17,8 +17,6 @@ import numpy.typing as npt
 from onnxfold.geometry.instrument import MeasuredNorm, control_vectors
 from onnxfold.norms import EpsilonMode
 
-__all__ = ["ANGLES", "SIDE_QUANTITIES", "error_without_mean", "vector_quantities"]
-
 Array = npt.NDArray[np.float64]
 ANGLES = ("angle_uniform", "angle_a", "angle_b")
 SIDE_QUANTITIES = (*ANGLES, "norm", "mean", "uniform_share")

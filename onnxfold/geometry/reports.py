@@ -9,8 +9,6 @@ from typing import Any
 
 from onnxfold.errors import UsageError
 
-__all__ = ["as_document", "measurement_of", "read_measurements", "write_measurements"]
-
 Report = dict[str, Any]
 
 

@@ -29,18 +29,6 @@ from onnxfold.geometry.instrument import MeasuredNorm
 from onnxfold.graph import Dim
 from onnxfold.runtime.library import runtime_errors
 
-__all__ = [
-    "MOST_DEATHS",
-    "Bad",
-    "InPieces",
-    "Session",
-    "Task",
-    "WholeSession",
-    "in_processes",
-    "in_turn",
-    "measured_shard",
-]
-
 MOST_DEATHS = 3
 _FATAL = 4
 _VECTORS_TOGETHER = 1 << 19  # over all norms: 32 MB of sums

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-__all__ = ["keeps_dims"]
-
 
 def keeps_dims(node: ir.Node) -> bool:
     """Whether a reduction keeps its axes, of size 1; onnx and ONNX Runtime take 1 alone for yes."""

@@ -18,8 +18,6 @@ import numpy.typing as npt
 from onnxfold.errors import InvariantError
 from onnxfold.graph import AxisBlock, Fiber
 
-__all__ = ["SCALAR", "Channels"]
-
 Float64 = npt.NDArray[np.float64]
 
 

@@ -18,15 +18,6 @@ from onnxfold.graph.dims import Shape
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 
-__all__ = [
-    "ConstantFolder",
-    "attribute_tensor",
-    "constant_tensor",
-    "in_memory",
-    "weight_value",
-    "whole_node",
-]
-
 Array = npt.NDArray[np.generic]
 
 # What onnx's evaluator raises for operands that an operator does not take.

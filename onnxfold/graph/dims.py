@@ -11,8 +11,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["ONE", "Dim", "Extent", "Shape", "extent"]
-
 Dim = int | str | None
 Shape = tuple[Dim, ...]
 

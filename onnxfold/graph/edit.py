@@ -17,24 +17,6 @@ from onnxfold.errors import InvariantError
 from onnxfold.graph.model_info import ModelInfo
 from onnxfold.graph.traversal import all_graphs, graph_values
 
-__all__ = [
-    "Editor",
-    "Lowered",
-    "add_initializer",
-    "add_last",
-    "change_constant",
-    "drop_states",
-    "drop_weight",
-    "inherit",
-    "insert_before",
-    "redirect",
-    "replace_node",
-    "set_input",
-    "set_outputs",
-    "splice_behind",
-    "sweep",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Lowered:

@@ -9,8 +9,6 @@ import onnx_ir as ir
 from onnxfold.graph.constants import attribute_tensor
 from onnxfold.graph.stored_rows import paired_rows, stored_rows
 
-__all__ = ["pairs", "same_attributes", "same_default", "same_numbers", "same_tensor"]
-
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 

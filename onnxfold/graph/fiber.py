@@ -17,8 +17,6 @@ from math import prod
 
 from onnxfold.graph.dims import ONE, Dim, Extent, Shape, extent
 
-__all__ = ["AxisBlock", "Fiber", "follow_reshape", "whole_axes"]
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class AxisBlock:

@@ -13,8 +13,6 @@ from onnxfold.graph.constants import ConstantFolder, constant_tensor
 from onnxfold.graph.dims import Dim, Shape
 from onnxfold.graph.traversal import all_graphs, declared_shape, graph_values
 
-__all__ = ["ModelInfo", "Reader", "node_label", "operator"]
-
 _SMALL_CONSTANT_ELEMENTS = 1 << 16
 
 

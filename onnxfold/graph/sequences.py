@@ -14,8 +14,6 @@ import onnx_ir as ir
 from onnxfold.graph.constants import constant_tensor
 from onnxfold.graph.traversal import all_graphs, bodies
 
-__all__ = ["behind_unbind", "inserted_elements", "is_unbind"]
-
 
 def is_unbind(node: ir.Node) -> bool:
     """Whether a node takes a tensor apart along an axis, and the axis away."""

@@ -11,8 +11,6 @@ import onnx_ir as ir
 
 from onnxfold.model_io.external import release
 
-__all__ = ["paired_rows", "stored_rows"]
-
 _ROWS_BYTES = 2 << 20
 
 Array = npt.NDArray[np.generic]

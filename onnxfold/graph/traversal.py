@@ -8,8 +8,6 @@ import onnx_ir as ir
 
 from onnxfold.graph.dims import Dim, Shape
 
-__all__ = ["all_graphs", "attributes", "bodies", "declared_shape", "fixed_tensor", "graph_values"]
-
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 

@@ -10,8 +10,6 @@ import onnx_ir as ir
 
 from onnxfold.errors import UsageError
 
-__all__ = ["BoundSizes", "bind_dims", "symbols_of"]
-
 _BATCH = re.compile(r"batch|^b(s|sz)?$|^n$", re.IGNORECASE)
 _PAST = re.compile(r"past|cache|kv", re.IGNORECASE)
 _TOTAL = re.compile(r"total", re.IGNORECASE)

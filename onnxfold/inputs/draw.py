@@ -15,8 +15,6 @@ from onnxfold.inputs.bound_sizes import BoundSizes, bind_dims, symbols_of
 from onnxfold.inputs.roles import convolved_channels, index_range, is_mask, reaches
 from onnxfold.inputs.spec import InputSpec
 
-__all__ = ["IMAGE_SIDES", "make_inputs"]
-
 Array = npt.NDArray[Any]
 
 _POSITION = re.compile(r"position|pos_ids", re.IGNORECASE)

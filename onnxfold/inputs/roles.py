@@ -13,8 +13,6 @@ from onnxfold.graph import constant_tensor
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 
-__all__ = ["IndexRange", "convolved_channels", "index_range", "is_mask", "reaches"]
-
 _MASK = re.compile(r"mask", re.IGNORECASE)
 
 

@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from onnxfold.errors import UsageError
 
-__all__ = ["InputSpec"]
-
 _NPY = re.compile(r"(?P<name>.+?):(?P<path>(?:[A-Za-z]:[\\/])?[^:]*\.npy)")
 _SHAPE = re.compile(r"(?P<name>.+):(?P<dims>\[[\d,\s]*\]|\d+(?:\s*,\s*\d+)*)")
 _FORMS = "give name:1,128 or name:[1,128] or name:file.npy, or a file.npz"

@@ -11,8 +11,6 @@ import onnx
 
 from onnxfold.errors import ModelError
 
-__all__ = ["check_calls"]
-
 # The models of a thousand layers that were seen have fewer.
 _MOST_NODES = 100_000
 # Real exports nest modules about ten deep; inlining recurses.

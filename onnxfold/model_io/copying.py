@@ -26,8 +26,6 @@ from onnxfold.model_io.external import FileTensor
 from onnxfold.model_io.messages import show
 from onnxfold.model_io.tensor_places import little_endian, payload
 
-__all__ = ["OutputFile", "WrittenBytes"]
-
 # Large enough that calls and threads cost nothing, small enough that progress moves.
 _BATCH_BYTES = 16 << 20
 _BUFFER_BYTES = 1 << 20

@@ -20,8 +20,6 @@ from onnxfold.model_io.external import FileTensor
 from onnxfold.model_io.messages import show
 from onnxfold.model_io.tensor_places import slots
 
-__all__ = ["check_sharing", "data_names", "is_outside", "link_shared", "shard_numbers", "shared"]
-
 
 def is_outside(tensor: ir.TensorProtocol) -> bool:
     """Whether a tensor is in a data file, not in memory and not in the file of its model."""

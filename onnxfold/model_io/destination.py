@@ -10,8 +10,6 @@ from onnxfold.errors import ModelError, UsageError
 from onnxfold.model_io.load import references
 from onnxfold.model_io.messages import show
 
-__all__ = ["check_destination", "default_data_name", "orphans", "resolved"]
-
 
 def resolved(destination: str | os.PathLike[str]) -> Path:
     """The destination with its folder resolved; a symbolic link at the path itself is kept.

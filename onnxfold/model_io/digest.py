@@ -7,8 +7,6 @@ from pathlib import Path
 
 from onnxfold.errors import ModelError
 
-__all__ = ["digest"]
-
 
 def digest(path: Path) -> tuple[str, int]:
     """Return the sha256 of a file, and its bytes; weights in data files are not part of it.

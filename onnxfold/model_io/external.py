@@ -18,17 +18,6 @@ from onnxfold.model_io import tensor_places, wire
 from onnxfold.model_io.messages import one_line, show
 from onnxfold.model_io.requirements import packed_nbytes
 
-__all__ = [
-    "FileTensor",
-    "attach",
-    "check_unchanged",
-    "model_folders",
-    "read_ahead",
-    "release",
-    "remember",
-    "resolve",
-]
-
 # A mapping costs about 15 us; arrays of less than this are read once and kept.
 _KEEP_BYTES = 16384
 # Key of `ir.Model.meta`: the files that a model was read from, and their state then.

@@ -19,8 +19,6 @@ from onnxfold.model_io.messages import first_cause, show
 from onnxfold.model_io.requirements import ALWAYS_IMPORTED, check_model
 from onnxfold.model_io.tensor_places import tensor_protos
 
-__all__ = ["HAS_EXTERNAL_DATA", "data_files", "from_proto", "load", "references"]
-
 # Key of `ir.Model.meta`: whether the model, as it was read, had external data.
 HAS_EXTERNAL_DATA = "onnxfold.has_external_data"
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["first_cause", "one_line", "show"]
-
 # A message names what is wrong last, so a long name is cut out of the middle.
 _HEAD, _TAIL = 240, 160
 

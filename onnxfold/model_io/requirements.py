@@ -18,8 +18,6 @@ from onnxfold.errors import ModelError
 from onnxfold.model_io.calls import check_calls
 from onnxfold.model_io.messages import one_line
 
-__all__ = ["ALWAYS_IMPORTED", "check_model", "packed_nbytes"]
-
 # Before operator set 7, Add and its like broadcast by attributes; no rule here covers that.
 _OLDEST_OPSET = 7
 _OLDEST_IR_VERSION = 3

@@ -36,8 +36,6 @@ from onnxfold.model_io.messages import show
 from onnxfold.model_io.staging import StagingFolder, place, sync
 from onnxfold.model_io.tensor_places import Slot, detach, payload, slots, take_number, tensor_protos
 
-__all__ = ["OutputFiles", "StagedModel", "materialise", "stage", "stage_copy"]
-
 _PROTOBUF_LIMIT_BYTES = 2**31 - 1
 # Room for the graph beside the weights.
 _EMBEDDED_LIMIT_BYTES = 1_800_000_000

@@ -14,8 +14,6 @@ import onnx_ir as ir
 from onnxfold import model_io
 from onnxfold.errors import UsageError
 
-__all__ = ["Source", "open_source"]
-
 
 @dataclass(frozen=True, slots=True)
 class Source:

@@ -22,8 +22,6 @@ try:
 except ImportError:  # Windows has no such lock; left folders stay there
     fcntl = None  # type: ignore[assignment]  # the module is optional
 
-__all__ = ["StagingFolder", "place", "remove_left_by", "sync"]
-
 # A folder exists for a moment before it is locked.
 _MOMENT_S = 60.0
 

@@ -20,16 +20,6 @@ from onnxfold.errors import InvariantError, ModelError, OnnxfoldError
 from onnxfold.model_io import wire
 from onnxfold.model_io.messages import first_cause
 
-__all__ = [
-    "Slot",
-    "detach",
-    "little_endian",
-    "payload",
-    "slots",
-    "take_number",
-    "tensor_protos",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Slot:

@@ -14,16 +14,6 @@ from dataclasses import dataclass
 
 import onnx
 
-__all__ = [
-    "IN_MODEL",
-    "Buffer",
-    "MalformedError",
-    "graph_header",
-    "initializer",
-    "reference",
-    "skeleton",
-]
-
 # No file can have this name, so no reference of a real model is mistaken for one of ours.
 IN_MODEL = "\0in the model file"
 

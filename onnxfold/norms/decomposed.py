@@ -28,8 +28,6 @@ from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal
 
-__all__ = ["decomposed_sites"]
-
 _STEPS = frozenset(("Abs", "Mul", "Neg"))  # what may stand on x before a square or a root
 _PLUMBING_LIMIT = 200
 _DEAD_LIMIT = 8

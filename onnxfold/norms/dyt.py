@@ -14,8 +14,6 @@ from onnxfold.graph import AxisBlock, Fiber, ModelInfo, node_label
 from onnxfold.norms.algebra import Algebra, Canonical, Coefficient
 from onnxfold.norms.site import NormForm, NormKind, NormSite
 
-__all__ = ["dyt_sites"]
-
 
 def dyt_sites(view: ModelInfo) -> Iterator[NormSite]:
     """Yield every Tanh of a scalar multiple of x that is followed by gamma of one axis."""

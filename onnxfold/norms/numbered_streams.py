@@ -9,8 +9,6 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.norms.site import NormSite
 
-__all__ = ["streams"]
-
 _SUMS = frozenset({"Add", "Sum"})
 _SAME_ELEMENTS = frozenset(
     {"Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}

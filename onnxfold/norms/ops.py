@@ -17,8 +17,6 @@ from onnxfold.norms.algebra.canonical import uniform
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["NORM_OPERATORS", "op_site", "size_refusal", "spatial_refusal"]
-
 _MVN_EPSILON = 1e-9
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 

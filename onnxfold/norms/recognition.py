@@ -12,8 +12,6 @@ from onnxfold.norms.dyt import dyt_sites
 from onnxfold.norms.ops import op_site
 from onnxfold.norms.site import NormSite
 
-__all__ = ["find_norms"]
-
 _FOUND: WeakKeyDictionary[ModelInfo, tuple[NormSite, ...]] = WeakKeyDictionary()
 
 

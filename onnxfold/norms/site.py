@@ -15,8 +15,6 @@ from onnxfold.graph.edit import Editor
 from onnxfold.graph.fiber import Fiber
 from onnxfold.refusal import Refusal
 
-__all__ = ["EpsilonMode", "NormForm", "NormKind", "NormSite"]
-
 
 class NormKind(StrEnum):
     """What is computed along the fiber."""

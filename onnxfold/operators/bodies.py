@@ -31,8 +31,6 @@ from onnxfold.operators.functions import (
     Statistics,
 )
 
-__all__ = ["Setting", "function", "setting_of", "type_of"]
-
 _AttributeValue: TypeAlias = ir.Attr | ir.TensorProtocol | int | float | list[int]
 _CASTLIKE_SINCE = 15
 _GELU_SINCE = 20

@@ -8,8 +8,6 @@ from onnxfold.operators.opaque import NOT_LINEAR, QUANTISED, ROTATES
 from onnxfold.operators.row import Elements, Family, Layer, Opaque, Operator, Shapes, each
 from onnxfold.refusal import RefusalCode
 
-__all__ = ["CONTRIB"]
-
 _ACTIVATES = Opaque(RefusalCode.ACTIVATION, "may end in an activation")
 _PACKED = Opaque(
     RefusalCode.FIBER_BROKEN,

@@ -7,40 +7,6 @@ from collections.abc import Collection, Mapping
 from onnxfold.operators.row import Elements, Family, Operator, Shapes
 from onnxfold.refusal import RefusalCode
 
-__all__ = [
-    "adds",
-    "adds_first",
-    "bias_behind",
-    "broadcasts",
-    "cuts",
-    "data_inputs",
-    "decides",
-    "degree",
-    "factors",
-    "foldable",
-    "gives_alike",
-    "in_a_body",
-    "is_embedding",
-    "mixes_last_axis_only",
-    "moves_numbers",
-    "multiplies",
-    "passes_scale",
-    "passes_shift",
-    "positionwise",
-    "positively_homogeneous",
-    "quantised",
-    "reads_elements",
-    "reads_type_alone",
-    "reduces",
-    "reshapes",
-    "rotary_tables",
-    "same_shape",
-    "scales_every_output",
-    "stands_before_a_weight",
-    "stochastic",
-    "takes_scale",
-]
-
 
 def reads_elements(row: Operator) -> bool:
     """Whether a change of the inputs' numbers may reach an output."""

@@ -38,24 +38,6 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 
-__all__ = [
-    "DOMAIN",
-    "LAST_AXIS_ONLY",
-    "LAYER_NORMALIZATION_SINCE",
-    "MAX_OPSET",
-    "MIN_OPSET",
-    "RMS_NORMALIZATION_SINCE",
-    "SIGNATURES",
-    "VERSION",
-    "Activation",
-    "Affine",
-    "Output",
-    "Signature",
-    "Statistics",
-    "call",
-    "op_name",
-]
-
 DOMAIN = "onnxfold"
 VERSION = 1
 MIN_OPSET = 7

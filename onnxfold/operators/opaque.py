@@ -5,8 +5,6 @@ from __future__ import annotations
 from onnxfold.operators.row import Elements, Opaque, Operator, Shapes, each
 from onnxfold.refusal import RefusalCode
 
-__all__ = ["NOT_LINEAR", "OPAQUE", "QUANTISED", "ROTATES"]
-
 NOT_LINEAR = Opaque(RefusalCode.ACTIVATION, "is not linear")
 QUANTISED = Opaque(RefusalCode.QUANTISED, "is quantised; fold before quantising")
 ROTATES = Opaque(

@@ -8,18 +8,6 @@ from enum import Enum, IntEnum, auto
 
 from onnxfold.refusal import RefusalCode
 
-__all__ = [
-    "Condition",
-    "Elements",
-    "Family",
-    "Layer",
-    "Opaque",
-    "Operator",
-    "Shapes",
-    "Unless",
-    "each",
-]
-
 
 class Elements(IntEnum):
     """What an operator does to the numbers of its data inputs; a level implies the later ones.

@@ -15,8 +15,6 @@ from onnxfold.operators.row import (
     each,
 )
 
-__all__ = ["STANDARD"]
-
 _RESHAPE = "P reshape(x) = reshape(P x), row-major digits found again"
 _OF_NUMBERS = Unless(
     Condition.NOT_OF_FLOATS, Elements.OPAQUE, "converts from or to a type that is not floating"

@@ -19,8 +19,6 @@ from onnxfold.operators.row import Family, Opaque, Operator, Shapes
 from onnxfold.operators.standard import STANDARD
 from onnxfold.refusal import RefusalCode
 
-__all__ = ["ROWS", "find", "op_types", "row_of"]
-
 
 def _own() -> Iterator[Operator]:
     """Yield the rows of our own domain: norms, of which the recogniser knows the rest."""

@@ -25,8 +25,6 @@ from onnxfold.options import (
     WrittenForm,
 )
 
-__all__ = ["Decision", "Pass", "Settings", "Shown", "exclusion"]
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:

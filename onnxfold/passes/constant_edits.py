@@ -13,8 +13,6 @@ from onnxfold.passes.places import Place
 from onnxfold.weights.edited import edited
 from onnxfold.weights.edits import Edit, Shift
 
-__all__ = ["PlaceEditor"]
-
 
 class PlaceEditor:
     """Changes the constants that a plan names, in the model that is edited."""

@@ -13,8 +13,6 @@ from math import prod
 from onnxfold.graph import Shape
 from onnxfold.options import Target
 
-__all__ = ["Costs", "costs_of", "elements"]
-
 
 @dataclass(frozen=True, slots=True)
 class Costs:

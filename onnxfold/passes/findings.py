@@ -14,8 +14,6 @@ from onnxfold.passes.ranges import RangeWarning
 from onnxfold.passes.reinstating.plan import FoundDeferred
 from onnxfold.refusal import Refusal
 
-__all__ = ["Description", "Findings", "describe", "norm_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Description:

@@ -16,8 +16,6 @@ from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["refuse_narrow"]
-
 _DIGITS = {
     ir.DataType.BFLOAT16: 8,
     ir.DataType.FLOAT16: 11,

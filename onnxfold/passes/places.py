@@ -9,8 +9,6 @@ from typing import Any
 from onnxfold.graph import AxisBlock, Fiber
 from onnxfold.graph.channels import Channels
 
-__all__ = ["Place", "ReaderRef", "channels_from_json", "fiber_from_json"]
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReaderRef:

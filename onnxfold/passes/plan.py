@@ -13,8 +13,6 @@ from onnxfold.passes.places import ReaderRef, fiber_from_json
 from onnxfold.passes.scales.plan import ScaleFusion
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["Plan"]
-
 
 @dataclass(frozen=True, slots=True)
 class Plan(CentringPlan):

@@ -17,9 +17,6 @@ from onnxfold.passes.places import Place
 from onnxfold.weights.affine_parts import column_maxima, column_range
 from onnxfold.weights.edited import evaluated
 
-__all__ = ["RangeWarning", "range_warning"]
-
-
 Float64 = npt.NDArray[np.float64]
 
 

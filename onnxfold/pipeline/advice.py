@@ -6,8 +6,6 @@ from onnxfold.options import Device, Options, Target
 from onnxfold.passes.lower.installed import onnxruntime_version
 from onnxfold.passes.lower.sums import MEASURED
 
-__all__ = ["advice"]
-
 # The method `target ort`, and `onnxfold` for kernels, in benchmarks/results/models.csv.
 _GAINS = {Target.ORT: (1.02, 1.23), Target.KERNELS: (1.05, 1.27)}
 _OTHERS = (

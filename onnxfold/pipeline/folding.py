@@ -86,18 +86,6 @@ from onnxfold.pipeline.stage_timer import StageTimer
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
 
-__all__ = [
-    "AFFINE_PASSES",
-    "LOWER",
-    "PASSES",
-    "Decided",
-    "Folded",
-    "LeftOut",
-    "decide_all",
-    "fold",
-    "residual_calls",
-]
-
 _AFFINE = Pass("affine", decide_affine, apply_affine, prove_affine)
 _CENTRING = Pass("centring", decide_centring, apply_centring, prove_centring)
 _READERS = Pass("readers", decide_readers, apply_readers, prove_readers)

@@ -15,8 +15,6 @@ from onnxfold.passes.lower.opset import raise_opset
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.passes.reinstating.decide import decide
 
-__all__ = ["prepared_for"]
-
 
 def prepared_for(model: ir.Model, settings: Settings) -> Prepared:
     """Return a working copy of a model, of a newer opset where the form of norms needs one."""

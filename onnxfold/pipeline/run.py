@@ -51,8 +51,6 @@ from onnxfold.shapes.claims import Claim, unconfirmed_claims
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
 
-__all__ = ["Result", "bytes_of", "run"]
-
 _MOST_SESSION_BYTES = 1 << 30
 _LAYER_NORMS = "deferral of LayerNorms"  # a part of a pass that a check may fail with
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-__all__ = ["StageTimer", "Stages"]
-
 _DIGITS = 6  # microseconds: more digits than the clock tells
 Stages = Callable[[str, float], None]  # stage name, fraction done
 

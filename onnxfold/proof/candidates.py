@@ -10,8 +10,6 @@ from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.mean_proofs import ZeroMeans
 from onnxfold.proof.region import Region
 
-__all__ = ["Candidates"]
-
 
 class Candidates:
     """Guesses for the regions of two models.

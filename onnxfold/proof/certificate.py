@@ -10,8 +10,6 @@ import numpy.typing as npt
 from onnxfold.graph import Fiber
 from onnxfold.graph.channels import Channels
 
-__all__ = ["Certificate", "LinearLayer", "Proof", "ScaledWeight"]
-
 
 @dataclass(frozen=True, slots=True)
 class LinearLayer:

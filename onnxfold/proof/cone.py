@@ -12,8 +12,6 @@ from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.graph.traversal import bodies
 from onnxfold.proof.leaf import FLOATS
 
-__all__ = ["Cone", "Unprovable", "cone_of"]
-
 _MOST_NODES = 96
 
 

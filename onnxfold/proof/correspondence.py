@@ -14,8 +14,6 @@ from onnxfold.graph.equality import pairs
 from onnxfold.graph.traversal import bodies
 from onnxfold.proof.certificate import Certificate
 
-__all__ = ["Correspondence"]
-
 
 class Correspondence:
     """``originals``: for values of the rewritten model the value of the original, by name first.

@@ -13,9 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.check.reference import run_nodes
-from onnxfold.proof.relation import Drawn
-
-__all__ = ["READ_NO_NUMBERS", "partly_read"]
+from onnxfold.proof.sizes import Drawn
 
 READ_NO_NUMBERS = frozenset({"Shape", "Size"})
 

@@ -15,8 +15,6 @@ from onnxfold.proof.cone import Unprovable
 from onnxfold.proof.region import Pair, Region
 from onnxfold.proof.sizes import SAMPLINGS, Sizes
 
-__all__ = ["ERRORS", "FEW", "LIKE_FIRST", "Draws", "samples"]
-
 ERRORS = (OnnxfoldError, Unprovable, ArithmeticError, LookupError, ValueError)
 LIKE_FIRST = 4
 FEW = 256

@@ -7,8 +7,6 @@ from itertools import pairwise, product
 
 from onnxfold.graph import AxisBlock, Fiber, Shape, follow_reshape
 
-__all__ = ["images"]
-
 _MOST_IMAGES = 24
 
 

@@ -13,8 +13,6 @@ import numpy as np
 from onnxfold.proof.region import Region
 from onnxfold.proof.relation import Float64, Relation
 
-__all__ = ["Generic", "generic"]
-
 _FOUND_AGAIN = 2.0**-30  # the numbers are 1 / size apart, and known to 2^-38
 
 

@@ -9,10 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, Shape
-from onnxfold.proof.relation import Drawn, Float64, Relation, means
-from onnxfold.proof.sizes import Sizes
-
-__all__ = ["FLOATS", "Leaf", "drawn_pair"]
+from onnxfold.proof.relation import Float64, Relation, means
+from onnxfold.proof.sizes import Drawn, Sizes
 
 FLOATS = frozenset(
     {

@@ -26,14 +26,12 @@ from onnxfold.proof.certificate import Certificate, LinearLayer
 from onnxfold.proof.cone import Unprovable
 from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.region import Region
-from onnxfold.proof.relation import EQUAL, Drawn, Float64, Relation, is_small
-from onnxfold.proof.sizes import SAMPLINGS, Sizes
+from onnxfold.proof.relation import EQUAL, Float64, Relation, is_small
+from onnxfold.proof.sizes import SAMPLINGS, Drawn, Sizes
 from onnxfold.proof.stored import exact_numbers, is_product
 from onnxfold.weights.affine_parts import weighted_sum
 from onnxfold.weights.edited import evaluated
 from onnxfold.weights.means import within_rounding
-
-__all__ = ["Absorber"]
 
 _SCALES = (1.0, 2.0**-6, 2.0**5)
 _MOST_AXES = 3

@@ -7,8 +7,6 @@ import numpy as np
 from onnxfold.proof.region import Pair
 from onnxfold.proof.relation import Float64, is_small
 
-__all__ = ["line"]
-
 _SNAP = 2.0**-42
 _ALIKE = 2.0**-30
 

@@ -17,8 +17,6 @@ from onnxfold.proof.stored import has_zero_mean, largest
 from onnxfold.proof.tester import Tester
 from onnxfold.proof.widening import Widening
 
-__all__ = ["ZeroMeans", "with_zeros"]
-
 Point = tuple[ir.Value, Fiber]
 _Choice = list[tuple[Leaf, Fiber]]
 _MOST_CHOICES = 12

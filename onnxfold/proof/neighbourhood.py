@@ -12,10 +12,9 @@ from onnxfold.proof.cone import Cone, Unprovable, cone_of
 from onnxfold.proof.correspondence import Correspondence
 from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.region import Region
-from onnxfold.proof.relation import ANY, EQUAL, Drawn, Relation
+from onnxfold.proof.relation import ANY, EQUAL, Relation
+from onnxfold.proof.sizes import Drawn
 from onnxfold.proof.stored import exact_numbers
-
-__all__ = ["Neighbourhood"]
 
 _FEW = 1 << 16
 _HUGE = 2.0**20

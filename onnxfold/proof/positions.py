@@ -12,9 +12,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.proof.relation import Drawn
-
-__all__ = ["positions"]
+from onnxfold.proof.sizes import Drawn
 
 _LEAST = 5  # every test reaches the positions before it
 _BEYOND = 2**31 - 1  # as far as there is, and no position

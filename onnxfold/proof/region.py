@@ -19,10 +19,8 @@ from onnxfold.proof.cone import Cone, Unprovable
 from onnxfold.proof.coverage import READ_NO_NUMBERS, partly_read
 from onnxfold.proof.leaf import Leaf, drawn_pair
 from onnxfold.proof.positions import positions
-from onnxfold.proof.relation import Drawn, Float64
-from onnxfold.proof.sizes import SAMPLINGS, Sizes, broadcast_sizes, reduced, symbols
-
-__all__ = ["Pair", "Region"]
+from onnxfold.proof.relation import Float64
+from onnxfold.proof.sizes import SAMPLINGS, Drawn, Sizes, broadcast_sizes, reduced, symbols
 
 _FEW_ELEMENTS = 1 << 15
 _QUICK_ELEMENTS = 1 << 23  # of all values

@@ -15,13 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxfold.graph import Fiber
-from onnxfold.proof.sizes import Drawn, Sizes
+from onnxfold.proof.sizes import Sizes
 from onnxfold.weights.means import split_digits
-
-__all__ = [
-    "ANY", "EQUAL", "Cut", "Drawn", "Float64", "Relation", "completed", "differences", "is_small",
-    "means", "shortened",
-]  # fmt: skip
 
 _TOLERANCE = 2.0**-38  # 2^15 roundings
 _FAR = 2.0**-10  # from u = v, of numbers of the order of 1; no rounding of stored numbers is

@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from onnxfold.graph import AxisBlock, Dim, Fiber, Shape
 
-__all__ = ["SAMPLINGS", "Drawn", "Sizes", "broadcast_sizes", "reduced", "symbols"]
-
 Drawn = npt.NDArray[np.generic]
 # Sizes of the symbols in order of their first use: distinct ones first, then such as a model may
 # demand that divides them or sets them equal.  Two samplings must agree.

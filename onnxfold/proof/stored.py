@@ -15,7 +15,8 @@ import onnx_ir as ir
 
 from onnxfold.graph import Fiber, whole_axes
 from onnxfold.graph.stored_rows import paired_rows, stored_rows
-from onnxfold.proof.relation import Drawn, Float64, shortened
+from onnxfold.proof.relation import Float64, shortened
+from onnxfold.proof.sizes import Drawn
 from onnxfold.weights.edited import EditedTensor, float64_chunks, unrounded
 from onnxfold.weights.means import (
     is_centred,
@@ -24,18 +25,6 @@ from onnxfold.weights.means import (
     split_digits,
     within_rounding,
 )
-
-__all__ = [
-    "Comparison",
-    "compared",
-    "differing_axis",
-    "exact_numbers",
-    "has_zero_mean",
-    "is_product",
-    "largest",
-    "padded_axis",
-    "shortened_axis",
-]
 
 Array = npt.NDArray[np.generic]
 

@@ -22,8 +22,6 @@ from onnxfold.proof.lines import line
 from onnxfold.proof.region import Pair, Region
 from onnxfold.proof.relation import EQUAL, Float64, Relation, completed, is_small, means, shortened
 
-__all__ = ["Tester"]
-
 _MOSTLY = 0.75
 _Bools = npt.NDArray[np.bool_]
 _Shown = dict[tuple[int, ...], _Bools]  # by shape, whether an element was finite in a draw

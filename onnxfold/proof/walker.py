@@ -39,8 +39,6 @@ from onnxfold.proof.stored import (
 from onnxfold.proof.tester import Tester
 from onnxfold.proof.widening import Widening
 
-__all__ = ["prove"]
-
 _MOST_UNKNOWN = 6
 # How far a region reaches: nodes behind the value of the rewritten model and of the original; an
 # original is followed to what stands for the leaves of the other (True) or to any related value.

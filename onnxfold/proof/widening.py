@@ -17,10 +17,7 @@ from onnxfold.proof.cone import Unprovable
 from onnxfold.proof.draws import ERRORS
 from onnxfold.proof.leaf import FLOATS
 from onnxfold.proof.region import Region
-from onnxfold.proof.relation import Drawn
-from onnxfold.proof.sizes import SAMPLINGS
-
-__all__ = ["Widening"]
+from onnxfold.proof.sizes import SAMPLINGS, Drawn
 
 _BITS = {
     ir.DataType.BFLOAT16: 8,

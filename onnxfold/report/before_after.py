@@ -19,16 +19,6 @@ from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.report.nodes import type_and_shape
 
-__all__ = [
-    "KIND_NAMES",
-    "FigureRow",
-    "Figures",
-    "before_and_after",
-    "figure_notes",
-    "figure_rows",
-    "figures",
-]
-
 KIND_NAMES = {
     "layer_norm": "LayerNorm",
     "crms": "CRMSNorm",

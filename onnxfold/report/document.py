@@ -15,8 +15,6 @@ from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.report.html import page
 from onnxfold.shapes.claims import Claim
 
-__all__ = ["SCHEMA", "inspection", "write_report"]
-
 SCHEMA = 1
 
 

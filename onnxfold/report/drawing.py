@@ -9,8 +9,6 @@ from typing import Any
 from onnxfold.report.before_after import KIND_NAMES
 from onnxfold.report.sentences import folds
 
-__all__ = ["drawing", "fate_of"]
-
 _FATES = {
     "folded": "folded to RMSNorm",
     "fused": "made one operator",

@@ -15,8 +15,6 @@ from onnxfold.report.before_after import KIND_NAMES, FigureRow, figure_notes, fi
 from onnxfold.report.drawing import drawing, fate_of
 from onnxfold.report.sentences import folds
 
-__all__ = ["in_pieces", "page"]
-
 _BECOMES = {
     "rms": "RMSNorm",
     "fused_layer_norm": "fused LayerNorm",

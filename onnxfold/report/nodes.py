@@ -13,8 +13,6 @@ from onnxfold.graph import operator
 from onnxfold.graph.equality import pairs, same_attributes, same_tensor
 from onnxfold.graph.traversal import all_graphs, declared_shape
 
-__all__ = ["node_changes", "node_rows", "type_and_shape"]
-
 _Part = TypeVar("_Part", ir.Node, ir.Value)
 _Key = tuple[str, int]
 

@@ -24,15 +24,6 @@ from onnxfold.report.sentences import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = [
-    "print_benchmark",
-    "print_figures",
-    "print_norms",
-    "print_result",
-    "print_triton",
-    "print_verification",
-]
-
 _BECOMES = {
     "rms": "RMSNorm",
     "fused_layer_norm": "one LayerNorm",

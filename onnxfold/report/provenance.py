@@ -13,8 +13,6 @@ from typing import Any
 from onnxfold import __version__
 from onnxfold.model_io.digest import digest
 
-__all__ = ["provenance"]
-
 _PACKAGES = ("onnx", "onnx-ir", "numpy", "onnxruntime", "onnxruntime-gpu")
 
 

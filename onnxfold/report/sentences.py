@@ -6,19 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = [
-    "alignment",
-    "because",
-    "changed_weights",
-    "claimed",
-    "counted",
-    "folds",
-    "roundings",
-    "tallied",
-    "totals",
-    "widest",
-]
-
 
 def totals(summary: Mapping[str, Any]) -> str:
     """Return the one line that says what became of the norms."""

@@ -22,8 +22,6 @@ from onnxfold.operators.functions import DOMAIN
 from onnxfold.runtime import library as runtime
 from onnxfold.runtime.interleaved_timing import Turns, Variant, operators, take_turns
 
-__all__ = ["Benchmark", "Measurement", "bench"]
-
 _PROFILED_OPERATORS = 8
 _DIGITS = 4  # tenths of a microsecond, and of a per mille
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-__all__ = ["Build", "CudaDevice", "Driver", "capability_text", "compiled_for", "driver", "obstacle"]
-
 _MARK = re.compile(rb"onnxfold-cuda runtime (\d+) architectures ([\d ]*) ptx (\d+)\0")
 _DRIVER = "libcuda.so.1"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*

@@ -21,8 +21,6 @@ from onnxfold.runtime.library import CUDA_PROVIDERS, SelfTest, get_library_path,
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["examine", "print_examination"]
-
 _PACKAGES = ("onnxfold", "onnx", "onnx-ir", "numpy", "scipy")
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 _INSTALL_RUNTIME = "pip install 'onnxfold[ort]'"

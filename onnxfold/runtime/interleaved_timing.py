@@ -24,8 +24,6 @@ from onnxfold.runtime import library as runtime
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-__all__ = ["OperatorTime", "Turns", "Variant", "operators", "take_turns"]
-
 Feeds = dict[str, npt.NDArray[Any]]
 Provider = str | tuple[str, dict[str, str]]
 

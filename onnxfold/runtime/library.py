@@ -35,19 +35,6 @@ from onnxfold.runtime.cuda import compiled_for, driver, obstacle
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-__all__ = [
-    "CUDA_PROVIDERS",
-    "SelfTest",
-    "demand_name",
-    "device_of",
-    "get_library_path",
-    "register",
-    "runtime_errors",
-    "self_test",
-    "session",
-    "takes_name",
-]
-
 LIBRARY_VARIABLE = "ONNXFOLD_LIBRARY"
 # ONNX Runtime's own provider for CUDA, and the one that it loads as a plugin.
 CUDA_PROVIDERS = ("CUDAExecutionProvider", "CudaPluginExecutionProvider")

@@ -12,8 +12,6 @@ import onnx
 from onnxfold.errors import ModelError
 from onnxfold.runtime.library import demand_name, runtime_errors
 
-__all__ = ["session_operators"]
-
 _PROVIDERS = ("CPUExecutionProvider",)
 
 

@@ -19,8 +19,6 @@ import numpy as np
 from onnxfold.serving.codec import RequestError
 from onnxfold.serving.served_signature import Array
 
-__all__ = ["Batcher", "Run", "RunError"]
-
 Key = tuple[object, ...]
 
 

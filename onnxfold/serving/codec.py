@@ -17,8 +17,6 @@ import numpy as np
 
 from onnxfold.serving.served_signature import Array, ServedSignature, TensorSpec
 
-__all__ = ["RequestError", "Tensor", "decode", "elements", "raw_bytes", "selected"]
-
 _LENGTH = struct.Struct("<I")
 _INTEGERS = frozenset("iu")
 _NUMBERS = frozenset("iuf")

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BY_NAME", "BY_ONNX", "DATATYPES", "Datatype"]
-
 
 @dataclass(frozen=True, slots=True)
 class Datatype:

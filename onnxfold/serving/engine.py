@@ -29,8 +29,6 @@ from onnxfold.serving.session import open_session
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-__all__ = ["Engine"]
-
 
 @dataclass(frozen=True, slots=True)
 class Engine:

@@ -24,8 +24,6 @@ from onnxfold.errors import ModelError, OnnxfoldError, UsageError, VerificationE
 from onnxfold.options import Target
 from onnxfold.passes.lower.finalize import written_for
 
-__all__ = ["is_for_kernels", "served_file"]
-
 _BY_EXIT_CODE = {error.exit_code: error for error in (VerificationError, UsageError, ModelError)}
 _PREFIX = "onnxfold: "
 

@@ -17,15 +17,6 @@ import numpy.typing as npt
 from onnxfold.errors import ModelError
 from onnxfold.serving.datatypes import BY_ONNX, Datatype
 
-__all__ = [
-    "Array",
-    "ServedSignature",
-    "TensorSpec",
-    "signature_of",
-    "why_not_batched",
-    "why_unsure",
-]
-
 Array = npt.NDArray[Any]
 Dim = int | str | None  # a size, the name of an open one, an open one without a name
 

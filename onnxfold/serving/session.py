@@ -13,8 +13,6 @@ from onnxfold.runtime.library import demand_name, register, runtime_errors
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-__all__ = ["open_session"]
-
 
 def open_session(
     path: Path, *, name: str, library: str | None, threads: int = 0, providers: Sequence[str] = ()

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from onnxfold.errors import ModelError, UsageError
 
-__all__ = ["NamedModel", "ServeSettings", "read_token", "tls_files"]
-
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<path>.+)", re.DOTALL)
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 

@@ -20,8 +20,6 @@ from onnxfold.graph.traversal import all_graphs, declared_shape
 from onnxfold.shapes.completion import complete
 from onnxfold.shapes.inference import fill_types
 
-__all__ = ["Claim", "unconfirmed_claims"]
-
 
 @dataclass(frozen=True, slots=True)
 class Claim:

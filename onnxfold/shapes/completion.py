@@ -24,8 +24,6 @@ from onnxfold.shapes.symbolic import SymbolicShapes, Token
 if TYPE_CHECKING:
     from onnxfold.graph.model_info import ModelInfo
 
-__all__ = ["complete"]
-
 _OWN_DOMAIN = "onnxfold"
 _MADE_UP = "unk__"  # how the symbols begin that onnx's inference gives to sizes
 # What onnx raises for operands that an operator does not take.

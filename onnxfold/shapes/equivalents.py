@@ -13,8 +13,6 @@ from onnxfold.graph.sequences import is_unbind
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 
-__all__ = ["DOMAIN", "FUNCTIONS", "is_doubtful", "shape_equivalent"]
-
 DOMAIN = "onnxfold.shape_equivalents"
 
 _SAME_AS_STANDARD = frozenset({"DequantizeLinear", "QuantizeLinear"})

@@ -26,8 +26,6 @@ from onnxfold.graph.traversal import (
 )
 from onnxfold.shapes.equivalents import DOMAIN, FUNCTIONS, is_doubtful, shape_equivalent
 
-__all__ = ["fill_types", "skeleton", "strip_types"]
-
 _NOT_READ = (ir.ExternalTensor, ir.LazyTensor)
 _LARGE_TENSOR_BYTES = 4096
 _MOST_DIMS = 32

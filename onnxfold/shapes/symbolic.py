@@ -21,8 +21,6 @@ from onnxfold.operators.table import row_of
 if TYPE_CHECKING:
     from onnxfold.graph.model_info import ModelInfo
 
-__all__ = ["SymbolicShapes", "Token", "fits", "same_elements"]
-
 Token = int | str
 
 # Calls within calls until operands are found first, one by one.

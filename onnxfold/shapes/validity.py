@@ -13,8 +13,6 @@ from onnxfold.graph.constants import whole_node
 from onnxfold.shapes.equivalents import shape_equivalent
 from onnxfold.shapes.inference import skeleton
 
-__all__ = ["MALFORMED", "complaint"]
-
 # What Python and onnx raise where a model is not what its operators say.
 MALFORMED = (
     ArithmeticError,

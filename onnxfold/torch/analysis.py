@@ -26,8 +26,6 @@ from onnxfold.torch.exporting import Arguments, exported
 from onnxfold.torch.modules import Written
 from onnxfold.torch.norm_calls import NormCalls
 
-__all__ = ["Analysis", "Changes", "Writer", "analyse"]
-
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _GAIN_PS = 1000
 # No centring is inserted: in a model that is trained, what is centred is a weight.

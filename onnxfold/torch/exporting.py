@@ -16,8 +16,6 @@ from torch import nn
 from onnxfold.errors import ModelError
 from onnxfold.model_io import one_line
 
-__all__ = ["Arguments", "exported"]
-
 
 @dataclass(frozen=True, slots=True)
 class Arguments:

@@ -28,8 +28,6 @@ from onnxfold.torch.verification import (
     shift_invariant,
 )
 
-__all__ = ["DropoutChoice", "FoldReport", "bake", "fold", "unfold"]
-
 M = TypeVar("M", bound=nn.Module)
 _BEFORE_DROPOUT = (
     "weights that are centred for it stand before a dropout, which in training would give the "

@@ -13,8 +13,6 @@ from onnxfold.errors import InvariantError, UsageError
 from onnxfold.norms import EpsilonMode
 from onnxfold.torch.parametrization import centred
 
-__all__ = ["CentredOutput", "RMSNorm", "Written"]
-
 
 @dataclass(frozen=True, slots=True)
 class Written:

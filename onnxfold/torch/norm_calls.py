@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["NormCalls", "Watch"]
-
 _aten = torch.ops.aten.layer_norm
 _LAYER_NORMS = (functional.layer_norm, torch.layer_norm, _aten, _aten.default)
 Watch = Callable[[Tensor, int], None]

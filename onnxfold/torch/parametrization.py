@@ -18,8 +18,6 @@ from torch.nn.utils import parametrize
 
 from onnxfold.errors import UsageError
 
-__all__ = ["CentredWeight", "cbwc", "centred"]
-
 M = TypeVar("M", bound=nn.Module)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

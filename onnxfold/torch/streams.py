@@ -23,8 +23,6 @@ from onnxfold.geometry.instrument import MeasuredNorm, control_vectors
 from onnxfold.norms import EpsilonMode, NormKind
 from onnxfold.torch.modules import RMSNorm
 
-__all__ = ["AnglesCallback", "StreamStatistics"]
-
 _KNOWN = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, RMSNorm)
 
 

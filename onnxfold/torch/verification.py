@@ -22,16 +22,6 @@ from onnxfold.torch.exporting import Arguments
 from onnxfold.torch.modules import CentredOutput, RMSNorm
 from onnxfold.torch.norm_calls import NormCalls, Watch
 
-__all__ = [
-    "check_equal",
-    "double",
-    "dropouts",
-    "means_in_training",
-    "needed_centrings",
-    "probe",
-    "shift_invariant",
-]
-
 _TOLERANCE = 2.0**-26  # the root of half the spacing of float64 at 1
 _SEED = 20
 _NOISE = 0.5

@@ -24,8 +24,6 @@ import numpy.typing as npt
 
 from onnxfold.graph.channels import Channels
 
-__all__ = ["Weight", "column_maxima", "column_range", "weighted_sum"]
-
 Array = npt.NDArray[np.generic]
 Float64 = npt.NDArray[np.float64]
 Result = TypeVar("Result")

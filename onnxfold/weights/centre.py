@@ -27,8 +27,6 @@ from onnxfold.weights.edited import EditedTensor, edited
 from onnxfold.weights.edits import Centre
 from onnxfold.weights.means import is_centred
 
-__all__ = ["centred", "centred_tensor", "is_centred_weight"]
-
 Array = npt.NDArray[np.generic]
 _SAMPLED_ROWS = 64
 

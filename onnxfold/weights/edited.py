@@ -22,15 +22,6 @@ from onnxfold.weights.affine_parts import weighted_sum
 from onnxfold.weights.edits import Centre, Edit, Shift
 from onnxfold.weights.evaluation import Evaluation
 
-__all__ = [
-    "EditedTensor",
-    "Product",
-    "edited",
-    "evaluated",
-    "float64_chunks",
-    "unrounded",
-]
-
 _PART_BYTES = 16 << 20
 # The bits of a half float without its sign, which order as the magnitudes do, and those of 2^-12.
 _MAGNITUDE = np.uint16(0x7FFF)

@@ -11,8 +11,6 @@ import numpy.typing as npt
 from onnxfold.graph import Fiber
 from onnxfold.graph.channels import Channels
 
-__all__ = ["Centre", "Deferred", "Edit", "Scale", "Shift"]
-
 Float64 = npt.NDArray[np.float64]
 
 

@@ -22,8 +22,6 @@ from onnxfold.weights.edits import Centre, Edit, Scale
 from onnxfold.weights.means import split_digits
 from onnxfold.weights.native_rows import RowEdit, RowProgram
 
-__all__ = ["Evaluation"]
-
 _CHUNK_ELEMENTS = 1 << 16  # float64 work space of 512 KiB, which stays in the cache of a core
 _GROUP = 8  # chunks that a thread takes at a time where results are collected
 _LAST_OF_FLOAT32 = np.uint64(1 << 29)

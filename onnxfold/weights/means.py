@@ -18,14 +18,6 @@ import numpy.typing as npt
 from onnxfold.errors import InvariantError
 from onnxfold.graph import Fiber
 
-__all__ = [
-    "is_centred",
-    "parts_of_sets",
-    "rounding_of",
-    "split_digits",
-    "within_rounding",
-]
-
 _SAMPLED_SETS = 64
 _PART_ELEMENTS = 1 << 20  # float64 work space of a few times 8 MiB
 # Half the distance of neighbouring numbers: relative, and absolute below the normal range.

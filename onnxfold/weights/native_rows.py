@@ -18,8 +18,6 @@ import numpy.typing as npt
 
 from onnxfold.native import built
 
-__all__ = ["RowEdit", "RowProgram"]
-
 # The enumerations of custom_ops/weights/edit_rows.h.
 _KINDS = {"centre": 0, "scale": 1, "shift": 2}
 _TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}

@@ -24,8 +24,6 @@ from onnxfold.check.reference.precision import Array, Precision, carried, is_flo
 from onnxfold.errors import ModelError
 from onnxfold.graph import node_label, operator
 
-__all__ = ["Observer", "check_supported", "moves_numbers", "run", "run_nodes"]
-
 # Sees every value that a node computes, inside functions and subgraphs too, and gives the array to
 # go on with: the same one, or another of its shape and type.
 Observer: TypeAlias = Callable[[ir.Value, Array], Array]

@@ -16,17 +16,6 @@ from onnxfold.errors import ModelError
 from onnxfold.graph import node_label, operator
 from onnxfold.operators.table import find
 
-__all__ = [
-    "Call",
-    "Datum",
-    "Kernel",
-    "Output",
-    "ResourceLimitError",
-    "UnsupportedOperator",
-    "find_kernel",
-    "kernel",
-]
-
 # What flows along an edge: a tensor, a sequence of tensors, or nothing (an absent optional).
 Datum: TypeAlias = "Array | list[Array] | None"
 # One result, or a tuple of them.

@@ -9,18 +9,6 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "Array",
-    "Precision",
-    "carried",
-    "is_code",
-    "is_floating",
-    "is_half",
-    "is_quantized_float",
-    "is_wide_float",
-    "unit_roundoff",
-]
-
 Array: TypeAlias = npt.NDArray[Any]
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

@@ -9,8 +9,6 @@ from onnxfold.operators import facets
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
 
-__all__ = ["is_stochastic"]
-
 
 def is_stochastic(node: ir.Node) -> bool:
     """Whether a node may draw random numbers, as Dropout does when it is told to train."""

@@ -15,8 +15,6 @@ from onnxfold.errors import DataError
 from onnxfold.geometry.data.input_signature import InputSignature
 from onnxfold.geometry.data.shards import Batch, DataOptions, Shard, blocks
 
-__all__ = ["ArrayFiles"]
-
 Array = npt.NDArray[Any]
 
 

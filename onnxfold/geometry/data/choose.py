@@ -15,8 +15,6 @@ from onnxfold.geometry.data.synthetic import Synthetic
 from onnxfold.geometry.data.table_files import TableFiles, column_names
 from onnxfold.geometry.data.text import TextFile, Tokens, find_tokenizer
 
-__all__ = ["open_data"]
-
 _ARRAYS = frozenset({".npz", ".npy"})
 _TABLES = frozenset({".parquet", ".arrow"})
 _TEXTS = frozenset({".txt", ".jsonl"})

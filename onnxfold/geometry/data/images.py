@@ -15,8 +15,6 @@ from onnxfold.errors import DataError, UsageError
 from onnxfold.geometry.data.input_signature import InputSignature
 from onnxfold.geometry.data.shards import Batch, DataOptions, Shard, blocks, optional
 
-__all__ = ["SUFFIXES", "ImageFolder", "find_preprocessor"]
-
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
 _IMAGE_RANK = 4
 Array = npt.NDArray[np.float32]

@@ -15,8 +15,6 @@ from onnxfold.graph import Dim
 from onnxfold.inputs.bound_sizes import symbols_of
 from onnxfold.inputs.roles import index_range, is_mask
 
-__all__ = ["Input", "InputSignature"]
-
 Array = npt.NDArray[Any]
 
 

@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from onnxfold.errors import UsageError
 
-__all__ = ["Batch", "Data", "DataOptions", "Shard", "blocks", "optional"]
-
 Array = npt.NDArray[Any]
 # A shard is a unit of work, of what a bad row costs with --skip-bad, and of what is resumed.
 _SHARD_ROWS = 256

@@ -12,8 +12,6 @@ from onnxfold.geometry.data.input_signature import InputSignature
 from onnxfold.geometry.data.shards import Batch, DataOptions, Shard
 from onnxfold.inputs import InputSpec, make_inputs
 
-__all__ = ["Synthetic"]
-
 _ROWS = 64
 _DRAWN_TOGETHER = 2  # the batch of the first sample of a draw
 

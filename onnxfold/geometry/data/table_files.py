@@ -14,8 +14,6 @@ from onnxfold.geometry.data.input_signature import InputSignature
 from onnxfold.geometry.data.shards import Batch, DataOptions, Shard, blocks, optional
 from onnxfold.geometry.data.text import Tokens
 
-__all__ = ["TableFiles", "column_names"]
-
 
 @dataclass(frozen=True, slots=True)
 class TableFiles:

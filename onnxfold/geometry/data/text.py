@@ -16,8 +16,6 @@ from onnxfold.errors import DataError, UsageError
 from onnxfold.geometry.data.input_signature import InputSignature
 from onnxfold.geometry.data.shards import Batch, DataOptions, Shard, blocks, optional
 
-__all__ = ["TextFile", "Tokens", "find_tokenizer"]
-
 Array = npt.NDArray[Any]
 _MADE: dict[str, Callable[[Any], Sequence[int]]] = {
     "input_ids": lambda encoding: encoding.ids,

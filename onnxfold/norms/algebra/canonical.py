@@ -21,8 +21,6 @@ from onnxfold.operators.row import Elements, Family
 from onnxfold.operators.table import row_of
 from onnxfold.shapes.symbolic import SymbolicShapes, Token, fits, same_elements
 
-__all__ = ["Canonical", "is_narrowing", "uniform"]
-
 _FLOAT_BITS = {  # exponent and fraction: a Cast is exact iff neither shrinks
     ir.DataType.FLOAT16: (5, 10),
     ir.DataType.BFLOAT16: (8, 7),

@@ -8,8 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-__all__ = ["MINUS_ONE", "ONE", "ZERO", "Coefficient"]
-
 # 1/n is rounded to float32 before it meets n, so n * (1/n) is 1 only up to this.
 _UNIT_TOLERANCE = 1e-6
 

@@ -20,8 +20,6 @@ from onnxfold.graph import Fiber
 from onnxfold.norms.algebra.coefficient import ZERO, Coefficient
 from onnxfold.norms.site import EpsilonMode
 
-__all__ = ["AffineForm", "Denominator", "Form", "Moment", "Over", "Root", "Square", "Statistic"]
-
 
 class Statistic(Enum):
     """Which second moment: mean(t^2), mean((t - mean(t))^2), or mean(t)^2."""

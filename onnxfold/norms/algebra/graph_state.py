@@ -12,8 +12,6 @@ from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.shapes.symbolic import Token, fits
 
-__all__ = ["Algebra"]
-
 
 class Algebra:
     """The forms of values; a value without one is just a tensor.

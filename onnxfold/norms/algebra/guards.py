@@ -11,8 +11,6 @@ from onnxfold.norms.algebra.coefficient import ONE, ZERO, Coefficient
 from onnxfold.norms.algebra.forms import AffineForm, Over
 from onnxfold.norms.algebra.graph_state import Algebra
 
-__all__ = ["along", "beside", "channel_axis", "extend", "legal", "reading"]
-
 
 def beside(dropped: tuple[int, ...] | None) -> bool:
     """Whether a statistic broadcasts against t: axes in front may be missing."""

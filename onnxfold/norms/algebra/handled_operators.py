@@ -12,8 +12,6 @@ from onnxfold.norms.algebra.graph_state import Algebra
 from onnxfold.norms.algebra.moments import as_moment
 from onnxfold.norms.site import EpsilonMode
 
-__all__ = ["batch_normalization", "instance_normalization", "rms_operator"]
-
 _EPSILON = 1e-5  # the default of every operator here
 
 

@@ -19,8 +19,6 @@ from onnxfold.norms.algebra.canonical import Canonical
 from onnxfold.norms.algebra.forms import AffineForm, Form
 from onnxfold.norms.algebra.graph_state import Algebra
 
-__all__ = ["Match", "match_graph"]
-
 _Rule = Callable[[Algebra, ir.Node], Form | None]
 
 # What each does to a form: the recogniser's own grammar.

@@ -26,27 +26,6 @@ from onnxfold.norms.algebra.forms import (
 from onnxfold.norms.algebra.graph_state import Algebra
 from onnxfold.norms.site import EpsilonMode
 
-__all__ = [
-    "as_moment",
-    "clip",
-    "global_average",
-    "inverted",
-    "maximum",
-    "minimum",
-    "power",
-    "reduce_l2",
-    "reduce_mean",
-    "reduce_square_sum",
-    "reduce_sum",
-    "rescaled",
-    "scaled_moment",
-    "scaled_root",
-    "shifted_moment",
-    "shifted_root",
-    "square_root",
-    "summed_moments",
-]
-
 _FACTOR_TOLERANCE = 1e-6  # 1/n is rounded to float32 before it meets n, and maybe squared
 _LARGEST_FLOAT32 = 3.4e38
 

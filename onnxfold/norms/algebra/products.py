@@ -25,8 +25,6 @@ from onnxfold.norms.algebra.moments import (
     scaled_root,
 )
 
-__all__ = ["cast", "divide", "multiply", "negate", "reciprocal"]
-
 _ROOT_TOLERANCE = 1e-6  # a float32 constant sqrt(n) is that near
 
 

@@ -17,8 +17,6 @@ from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.shapes.symbolic import Token, fits, same_elements
 
-__all__ = ["reshape"]
-
 
 def reshape(algebra: Algebra, node: ir.Node) -> Form | None:
     """Reshape and its kin: a reduced axis comes back or goes, or a norm returns to its layout."""

@@ -8,8 +8,6 @@ from onnxfold.graph import keeps_dims
 from onnxfold.norms.algebra.forms import AffineForm, Form, Moment, Root
 from onnxfold.norms.algebra.graph_state import Algebra
 
-__all__ = ["where"]
-
 _CONDITION_LIMIT = 24
 
 

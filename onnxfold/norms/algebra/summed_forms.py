@@ -18,8 +18,6 @@ from onnxfold.norms.algebra.moments import (
     summed_moments,
 )
 
-__all__ = ["add", "subtract"]
-
 
 def add(algebra: Algebra, node: ir.Node) -> Form | None:
     """Add, or Sum of two."""

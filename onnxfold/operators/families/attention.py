@@ -22,8 +22,6 @@ from onnxfold.operators.families.transfer import (
 )
 from onnxfold.refusal import RefusalCode
 
-__all__ = ["Attention"]
-
 _VALUE, _PRESENT_VALUE = 2, 2  # an input, an output
 
 

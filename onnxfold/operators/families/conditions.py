@@ -11,8 +11,6 @@ from onnxfold.operators.families.elementwise import between_floats, trains
 from onnxfold.operators.families.layout import Pad
 from onnxfold.operators.row import Condition
 
-__all__ = ["CONDITIONS"]
-
 
 def _averages_padding(view: ModelInfo, node: ir.Node) -> bool:
     """Whether an AveragePool may count what is not there; a last, partial window may."""

@@ -19,8 +19,6 @@ from onnxfold.operators.families.transfer import (
 )
 from onnxfold.refusal import RefusalCode
 
-__all__ = ["Additive", "Cast", "Dropout", "Masked", "Scaled", "between_floats", "trains"]
-
 _FLOATS = frozenset(
     {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
 )

@@ -22,19 +22,6 @@ from onnxfold.operators.families.transfer import (
 )
 from onnxfold.refusal import RefusalCode
 
-__all__ = [
-    "Concat",
-    "Expand",
-    "Gather",
-    "GatherND",
-    "OnOtherAxes",
-    "Pad",
-    "Reshape",
-    "Tile",
-    "Transpose",
-    "sizes_changed",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Transpose:

@@ -23,8 +23,6 @@ from onnxfold.operators.families.transfer import (
 )
 from onnxfold.refusal import RefusalCode
 
-__all__ = ["Convolution", "Einsum", "Gemm", "MatMul", "einsum_labels"]
-
 
 @dataclass(frozen=True, slots=True)
 class MatMul:

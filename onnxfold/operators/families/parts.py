@@ -19,8 +19,6 @@ from onnxfold.operators.families.transfer import (
     unknown_shape,
 )
 
-__all__ = ["Slice", "Split", "may_reverse"]
-
 
 @dataclass(frozen=True, slots=True)
 class Split:

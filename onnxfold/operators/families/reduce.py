@@ -19,8 +19,6 @@ from onnxfold.operators.families.transfer import (
 )
 from onnxfold.refusal import RefusalCode
 
-__all__ = ["Blind", "Centring", "Reduce", "Resize", "ShiftInvariant", "SpatialAverage"]
-
 
 @dataclass(frozen=True, slots=True)
 class Reduce:

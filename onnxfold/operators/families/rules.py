@@ -36,8 +36,6 @@ from onnxfold.operators.row import Elements, Family
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal
 
-__all__ = ["TRANSFERS", "elements_of", "keeps_order", "refuse_opaque", "transfer_of"]
-
 TRANSFERS: Mapping[Family, Transfer] = {
     Family.ADDITIVE: Additive(),
     Family.ATTENTION: Attention("q_num_heads", "kv_num_heads", adds=(5,), inputs=7),

@@ -23,19 +23,6 @@ import onnx_ir as ir
 from onnxfold.graph import AxisBlock, Fiber, ModelInfo, Shape, node_label, operator
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = [
-    "Backward",
-    "Carried",
-    "Forward",
-    "Transfer",
-    "ZeroMean",
-    "along_broadcast",
-    "broken",
-    "constant_along",
-    "refuse",
-    "unknown_shape",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Carried:

@@ -18,8 +18,6 @@ from onnxfold.operators.families.transfer import refuse, unknown_shape
 from onnxfold.operators.row import Layer
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["LAYERS", "Absorbs"]
-
 
 @dataclass(frozen=True, slots=True)
 class Absorbs:

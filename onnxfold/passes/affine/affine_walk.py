@@ -13,11 +13,10 @@ from onnxfold.graph.channels import Channels
 from onnxfold.operators import facets
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.operators.table import row_of
-from onnxfold.passes.affine.reactions import Absorbs, Passes, before_layout, react
+from onnxfold.passes.affine.absorb import Absorbs
+from onnxfold.passes.affine.reactions import Passes, before_layout, react
 from onnxfold.passes.scales.homogeneous import FLOATS
 from onnxfold.refusal import Refusal, RefusalCode
-
-__all__ = ["EditPlace", "Reached", "follow", "root_of"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,6 @@ from onnxfold.passes.constant_edits import PlaceEditor
 from onnxfold.weights.edited import Product
 from onnxfold.weights.edits import Scale, Shift
 
-__all__ = ["apply"]
-
 Float64 = npt.NDArray[np.float64]
 _GAMMA, _BETA = 1, 2
 

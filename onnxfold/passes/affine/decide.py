@@ -19,9 +19,10 @@ from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.operators.families.transfer import refuse
+from onnxfold.passes.affine.absorb import Absorbs
 from onnxfold.passes.affine.affine_walk import EditPlace, Reached, follow, root_of
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
-from onnxfold.passes.affine.reactions import Absorbs, adds_bias
+from onnxfold.passes.affine.reactions import adds_bias
 from onnxfold.passes.affine.sharing import Candidate, settle
 from onnxfold.passes.affine.source import AffineSource, source_of
 from onnxfold.passes.base import Settings
@@ -35,8 +36,6 @@ from onnxfold.passes.places import Place, ReaderRef
 from onnxfold.passes.ranges import RangeWarning, range_warning
 from onnxfold.passes.scales.cut_parts import cut_of, element_readers
 from onnxfold.refusal import Refusal, RefusalCode
-
-__all__ = ["Weighing", "decide", "decide_affine", "shape_of"]
 
 
 @dataclass(frozen=True, slots=True)

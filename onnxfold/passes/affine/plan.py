@@ -11,8 +11,6 @@ from onnxfold.passes.places import Place, ReaderRef, channels_from_json
 from onnxfold.passes.ranges import RangeWarning
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["Absorption", "AffineFusion", "AffinePlan"]
-
 
 @dataclass(frozen=True, slots=True)
 class Absorption:

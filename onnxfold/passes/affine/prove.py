@@ -10,8 +10,6 @@ from onnxfold.passes.base import Shown
 from onnxfold.proof import Certificate, LinearLayer, Proof
 from onnxfold.proof import prove as prove_models
 
-__all__ = ["prove", "prove_affine"]
-
 
 def prove(before: ModelInfo, after: ModelInfo, plan: AffinePlan) -> Shown:
     """Check ``after`` against ``before``; the plan names the values that changed places."""

@@ -30,8 +30,6 @@ from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.absorb import LAYERS, Absorbs
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["Absorbs", "Passes", "Reaction", "ReadsShape", "adds_bias", "before_layout", "react"]
-
 
 @dataclass(frozen=True, slots=True)
 class Passes:

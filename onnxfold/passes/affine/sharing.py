@@ -14,8 +14,6 @@ from onnxfold.passes.affine.plan import AffineFusion
 from onnxfold.passes.places import Place, ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["Candidate", "settle"]
-
 
 @dataclass(frozen=True, slots=True)
 class Candidate:

@@ -13,8 +13,6 @@ from onnxfold.graph.channels import Channels
 from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["AffineSource", "source_of"]
-
 Float64 = npt.NDArray[np.float64]
 Array = npt.NDArray[np.generic]
 

@@ -17,8 +17,6 @@ from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.places import ReaderRef
 from onnxfold.weights.centre import centred_tensor
 
-__all__ = ["apply", "overflowing_weights"]
-
 
 def apply(edit: Editor, decision: CentringDecision, settings: Settings) -> bool:
     """Centre weights, insert centrings, and spell the folded norms as RMSNorms."""

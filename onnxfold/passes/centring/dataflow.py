@@ -23,8 +23,6 @@ from onnxfold.passes.centring.relations import EXACT, Assumptions, Carries, Poin
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["CENTRABLE", "PointFacts", "ZeroMeanGraph", "walk_back"]
-
 CENTRABLE = frozenset(
     {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
 )

@@ -24,8 +24,6 @@ from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.centre import is_centred_weight
 
-__all__ = ["CentringDecision", "Demand", "cheapest_plan", "count_foldable", "decide", "plan_of"]
-
 _FUSED = "ONNX Runtime's transformers optimizer makes {} of it, which gains as much or more"
 
 

@@ -14,8 +14,6 @@ from onnxfold.graph import ModelInfo
 from onnxfold.norms import NormSite
 from onnxfold.passes.prepare.split_skip_norms import EMBEDDED
 
-__all__ = ["attends", "embedded", "embeds"]
-
 _END = 2  # input of Slice
 _ATTENTION = ("Reshape", "Transpose", "MatMul", "Softmax")  # before a projection, backwards
 _PROJECTIONS = 3  # of queries, keys and values

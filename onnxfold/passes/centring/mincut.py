@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from onnxfold.errors import InvariantError
 
-__all__ = ["INFINITE", "minimum_cut"]
-
 INFINITE = -1
 
 

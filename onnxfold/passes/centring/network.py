@@ -23,8 +23,6 @@ from onnxfold.passes.centring.dataflow import PointFacts, ZeroMeanGraph
 from onnxfold.passes.centring.mincut import INFINITE, minimum_cut
 from onnxfold.passes.centring.relations import Point
 
-__all__ = ["CentringCut", "free_points", "solve"]
-
 _SOURCE, _SINK = 0, 1
 
 

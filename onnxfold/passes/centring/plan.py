@@ -8,8 +8,6 @@ from onnxfold.graph import Fiber
 from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal
 
-__all__ = ["CentringPlan", "Fold", "Insertion", "WeightCentring"]
-
 
 @dataclass(frozen=True, slots=True)
 class Fold:

@@ -9,8 +9,6 @@ from onnxfold.passes.centring.plan import CentringPlan
 from onnxfold.proof import Certificate, Proof
 from onnxfold.proof import prove as prove_models
 
-__all__ = ["prove", "prove_centring"]
-
 
 def prove(before: ModelInfo, after: ModelInfo, decision: CentringDecision) -> Shown:
     """Check ``after`` against ``before``; the plan names the fibers of the changed weights."""

@@ -27,17 +27,6 @@ from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = [
-    "EXACT",
-    "Assumptions",
-    "Carries",
-    "Effect",
-    "Embeddings",
-    "Point",
-    "Relations",
-    "Unseen",
-]
-
 AffinePart = ir.Value | npt.NDArray[np.generic] | None
 
 _SCALES_BACK = (Family.CAST, Family.QUOTIENT, Family.PRODUCT)

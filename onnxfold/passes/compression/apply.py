@@ -15,8 +15,6 @@ from onnxfold.passes.compression.plan import CompressionPlan, Shortened
 from onnxfold.passes.compression.shapes import change_shapes, declare
 from onnxfold.passes.lower.targets import TargetLowering
 
-__all__ = ["apply", "shorten_weight"]
-
 
 def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> bool:
     """Leave out the last channel of every stream that is named; norms give it back."""

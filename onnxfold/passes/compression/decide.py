@@ -18,8 +18,6 @@ from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["decide", "plan_of", "refuse_shapes"]
-
 
 def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:
     """Return the streams of which every part can do without a channel, and why others cannot."""

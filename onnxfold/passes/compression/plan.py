@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["CompressionPlan", "ShapeChange", "Shortened"]
-
 
 @dataclass(frozen=True, slots=True)
 class Shortened:

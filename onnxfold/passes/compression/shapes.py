@@ -14,8 +14,6 @@ from onnxfold.graph.edit import Editor, drop_weight, insert_before, set_input, s
 from onnxfold.passes.compression.plan import CompressionPlan
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["change_shapes", "declare", "names_size", "refuse_shape"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Entry:

@@ -28,8 +28,6 @@ from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.centre import is_centred_weight
 
-__all__ = ["Stream", "StreamWalk", "stream_of"]
-
 # What acts on every channel alike, or is linear; Reshape and Expand with the size in their shape.
 _KEEP_CHANNELS = frozenset(
     {

@@ -12,8 +12,6 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader
 
-__all__ = ["Told", "entry_of", "follows", "told_by"]
-
 # The entries of a vector, or one number, in their order.
 _KEEPS = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 

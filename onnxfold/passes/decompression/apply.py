@@ -13,8 +13,6 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.compression.plan import CompressionPlan
 from onnxfold.passes.compression.shapes import change_shapes, declare
 
-__all__ = ["apply", "lengthen_weight"]
-
 
 def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> bool:
     """Give every stream that is named its last channel; E v, which norms read, is then v."""

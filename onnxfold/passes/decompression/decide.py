@@ -22,8 +22,6 @@ from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.passes.restoring.zero_means import completed_part
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["decide", "sliced_from"]
-
 
 def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:
     """Return the streams of CRMSNorms that can have all channels, and why others cannot."""

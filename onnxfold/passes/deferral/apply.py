@@ -33,8 +33,6 @@ from onnxfold.passes.places import ReaderRef
 from onnxfold.weights.edited import edited
 from onnxfold.weights.edits import Centre, Scale
 
-__all__ = ["apply"]
-
 
 def apply(edit: Editor, plan: DeferralPlan, settings: Settings) -> bool:
     """Carry out the plan, norm by norm."""

@@ -39,9 +39,6 @@ from onnxfold.passes.deferral.tables import Table
 from onnxfold.passes.lower.parameters import AffinePart
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["decide"]
-
-
 _ROWS = 128  # of one run: with fewer, products cost little beside what loads the weights
 _Factor = tuple[ir.Value | None, ir.Value | None, RowScale]
 _DEFERRED = (NormKind.RMS_NORM, NormKind.L2_NORM, NormKind.LAYER_NORM)

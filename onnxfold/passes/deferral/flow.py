@@ -18,8 +18,6 @@ from onnxfold.passes.deferral.row_scale import RowScale, passed_on, rows_of
 from onnxfold.passes.deferral.tables import Table, tables_of
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["Flow", "cancels", "flow_of", "may_wait", "refuse_form"]
-
 _HIGHEST_DEGREE = 2  # of a GLU; s^4 of long rows is beyond float32
 _MOST_STEPS = 4  # from a stored weight to a product: DequantizeLinear, Cast, Transpose
 _TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)  # whose range is float32's

@@ -28,8 +28,6 @@ from onnxfold.operators.table import row_of
 from onnxfold.passes.costs import elements
 from onnxfold.passes.deferral.row_scale import Rows
 
-__all__ = ["GammaTables", "gamma_tables"]
-
 Float64 = npt.NDArray[np.float64]
 
 

@@ -32,8 +32,6 @@ from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.edits import Scale
 
-__all__ = ["exponent_of", "halved_readers", "halving"]
-
 _ROUNDING = 2.0**-11
 _MOST = 15  # 2^-25 times 2^15 is a thousandth already
 

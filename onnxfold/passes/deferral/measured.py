@@ -5,8 +5,6 @@ from __future__ import annotations
 from onnxfold.options import Defer, Target
 from onnxfold.passes.base import Settings
 
-__all__ = ["MEASURED_CHEAPER", "OPERATOR_ELEMENTS", "is_wanted"]
-
 # Targets with which benchmarks/results/defer.csv has no median under 0.99 and some above 1.
 MEASURED_CHEAPER: frozenset[Target] = frozenset()
 # A product costs as much as this many elements, and its own: benchmarks/results/row_scale_costs.csv

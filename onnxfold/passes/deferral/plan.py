@@ -11,8 +11,6 @@ from onnxfold.passes.deferral.row_scale import RowScale
 from onnxfold.passes.places import ReaderRef, fiber_from_json
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["CentredReader", "DeferralPlan", "DeferredNorm", "HalvedReader", "Held", "ScaledTable"]
-
 
 @dataclass(frozen=True, slots=True)
 class Held:

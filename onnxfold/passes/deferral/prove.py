@@ -11,8 +11,6 @@ from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.proof import Certificate, ScaledWeight
 from onnxfold.proof import prove as prove_models
 
-__all__ = ["prove"]
-
 
 def prove(before: ModelInfo, after: ModelInfo, plan: DeferralPlan) -> Shown:
     """Check ``after`` against ``before``: regions reach from each product back to the norm's x."""

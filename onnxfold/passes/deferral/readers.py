@@ -29,8 +29,6 @@ from onnxfold.passes.deferral.plan import CentredReader
 from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["centred_readers", "image", "layer_weight"]
-
 
 def centred_readers(
     info: ModelInfo, site: NormSite, flow: Flow, settings: Settings

@@ -22,8 +22,6 @@ from onnxfold.operators.families.rules import elements_of
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
 
-__all__ = ["RowScale", "Rows", "passed_on", "rows_of"]
-
 Rows = tuple[tuple[int, ...], ...]
 
 

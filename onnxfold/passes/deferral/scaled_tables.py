@@ -19,8 +19,6 @@ from onnxfold.passes.deferral.plan import ScaledTable
 from onnxfold.passes.deferral.row_numbers import RowNumbers, as_type
 from onnxfold.passes.deferral.row_scale import RowScale
 
-__all__ = ["TableEditor", "product"]
-
 
 def product(value: ir.Value, scale: ir.Value) -> list[ir.Node]:
     """Return the nodes that multiply a value in the type of its scale and round the product."""

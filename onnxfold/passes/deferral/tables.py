@@ -20,8 +20,6 @@ from onnxfold.operators.table import row_of
 from onnxfold.passes.costs import elements
 from onnxfold.passes.deferral.row_scale import RowScale
 
-__all__ = ["Table", "tables_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Table:

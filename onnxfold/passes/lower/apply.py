@@ -12,8 +12,6 @@ from onnxfold.passes.lower.residual import residual_fusions
 from onnxfold.passes.lower.row_scales import ROUNDS, row_fusions
 from onnxfold.passes.lower.targets import TargetLowering
 
-__all__ = ["apply"]
-
 
 def apply(edit: Editor, plan: LoweringPlan, settings: Settings) -> bool:
     """Carry out ``plan``; return whether the model has become another than the one that came."""

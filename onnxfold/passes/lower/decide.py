@@ -14,9 +14,6 @@ from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.lower.targets import TargetLowering
 
-__all__ = ["LoweringPlan", "decide"]
-
-
 _Setting = tuple[NormKind, int, float]
 
 

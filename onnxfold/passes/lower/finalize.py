@@ -15,15 +15,6 @@ from onnxfold.options import Target, WrittenForm
 from onnxfold.passes.plan import Plan
 from onnxfold.shapes.inference import strip_types
 
-__all__ = [
-    "METADATA_KEY",
-    "define_functions",
-    "finished",
-    "list_initializers",
-    "settle_functions",
-    "written_for",
-]
-
 METADATA_KEY = "onnxfold"
 _FUNCTIONS_SINCE_IR = 8
 _INLINED = "inlined_"  # how the overloads of calls start that do not stay

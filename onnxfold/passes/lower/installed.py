@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-__all__ = ["onnxruntime_version"]
-
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
 
 

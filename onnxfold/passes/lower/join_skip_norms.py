@@ -22,8 +22,6 @@ from onnxfold.passes.lower.sums import MEASURED, SLOW_SINCE
 from onnxfold.passes.prepare.split_skip_norms import SPLITTERS, Builder
 from onnxfold.shapes import fill_types
 
-__all__ = ["join_skip_norms"]
-
 _DOMAIN = "com.microsoft"
 _EMBEDDING = (_DOMAIN, "EmbedLayerNormalization")
 

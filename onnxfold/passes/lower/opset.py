@@ -17,8 +17,6 @@ from onnxfold.graph.edit import add_initializer, set_input
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.operators.functions import DOMAIN
 
-__all__ = ["raise_opset"]
-
 _OLDEST = 13
 # Between these versions they gained types, or attributes whose defaults are what was before.
 _SAME = frozenset(

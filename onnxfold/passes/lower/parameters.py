@@ -14,8 +14,6 @@ from onnxfold.graph.constants import weight_value
 from onnxfold.norms.site import NormSite
 from onnxfold.operators.functions import Affine, Statistics
 
-__all__ = ["AffinePart", "Operands", "Parameters"]
-
 AffinePart = ir.Value | npt.NDArray[np.generic] | None
 
 

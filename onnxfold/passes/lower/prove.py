@@ -8,8 +8,6 @@ from onnxfold.passes.lower.decide import LoweringPlan
 from onnxfold.proof import Certificate
 from onnxfold.proof import prove as prove_models
 
-__all__ = ["prove"]
-
 
 def prove(before: ModelInfo, after: ModelInfo, plan: LoweringPlan) -> Shown:
     """Check the prepared result against the model before it was spelled for the target."""

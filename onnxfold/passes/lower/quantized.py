@@ -29,8 +29,6 @@ from onnxfold.operators.functions import DOMAIN, SIGNATURES, Output, Signature, 
 from onnxfold.operators.table import row_of
 from onnxfold.passes.lower.residual import ready
 
-__all__ = ["QuantizeFusion", "quantize_fusions"]
-
 _CODES = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.FLOAT8E4M3FN)
 # In ONNX Runtime 1.32; others have no kernel for them.
 _LAYOUTS_OF_FLOAT8 = ("Reshape", "Transpose")

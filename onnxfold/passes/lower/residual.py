@@ -21,8 +21,6 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Lowered
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Signature, call, op_name
 
-__all__ = ["ResidualFusion", "ready", "residual_fusions"]
-
 
 @dataclass(frozen=True, slots=True)
 class ResidualFusion:

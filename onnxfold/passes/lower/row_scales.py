@@ -31,8 +31,6 @@ from onnxfold.operators.functions import (
 )
 from onnxfold.passes.lower.residual import ready
 
-__all__ = ["ROUNDS", "RowFusion", "row_fusions"]
-
 ROUNDS = 3  # roots, sums with what they are added to, products that are left
 
 

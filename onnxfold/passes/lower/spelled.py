@@ -8,8 +8,6 @@ import onnx_ir as ir
 from onnxfold.graph.constants import weight_value
 from onnxfold.norms.site import NormForm, NormSite
 
-__all__ = ["mean_has_one_reader", "spelled_rms", "wide_epsilon"]
-
 _AXES_ARE_INPUTS_SINCE = 18
 
 

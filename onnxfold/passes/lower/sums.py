@@ -16,8 +16,6 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import replace_node
 from onnxfold.norms import NormKind, find_norms
 
-__all__ = ["MEASURED", "SLOW_SINCE", "fused_additions", "replace_by_sums"]
-
 SLOW_SINCE = (1, 30)
 MEASURED = ((1, 17), (1, 32))  # the oldest and the newest version
 

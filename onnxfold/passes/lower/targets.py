@@ -31,8 +31,6 @@ from onnxfold.passes.lower.parameters import AffinePart, Operands, Parameters
 from onnxfold.passes.lower.spelled import mean_has_one_reader, spelled_rms, wide_epsilon
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["TargetLowering"]
-
 _STATISTICS = {NormKind.LAYER_NORM: Statistics.LAYER, NormKind.RMS_NORM: Statistics.RMS}
 _SLICE_SINCE = 10  # with constants as inputs
 _FUNCTION_TYPES = frozenset(

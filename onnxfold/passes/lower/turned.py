@@ -15,8 +15,6 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.traversal import all_graphs
 
-__all__ = ["turned_norms"]
-
 _ALL_OPERANDS = frozenset(
     "Add And BitShift Concat Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Mul"
     " Or PRelu Pow Sub Sum Where Xor".split()

@@ -13,8 +13,6 @@ from onnxfold.model_io.sources import Source
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.shapes.validity import MALFORMED, complaint
 
-__all__ = ["error_context"]
-
 _PLACES = ("node '", "value '", "loops ", "opset ", "function ")
 
 

@@ -21,8 +21,6 @@ from onnxfold.graph import constant_tensor, keeps_dims, node_label
 from onnxfold.graph.edit import insert_before, redirect, replace_node, sweep
 from onnxfold.graph.traversal import all_graphs
 
-__all__ = ["hoist_transposes"]
-
 # What a norm takes its statistics with; a Transpose behind another reduction is left alone.
 _REDUCTIONS = frozenset(("ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare"))
 _Unique = Callable[[str], str]

@@ -12,8 +12,6 @@ from onnxfold.graph import constant_tensor
 from onnxfold.graph.edit import drop_states
 from onnxfold.graph.traversal import all_graphs, graph_values
 
-__all__ = ["read_from_outside"]
-
 _FIRST_STATE = {"Loop": (2, 1), "Scan": (0, 0)}  # among inputs; among outputs of the body
 _SCAN_WITHOUT_BATCHES = 9  # opset: the older Scan has another first input, and an axis of batches
 

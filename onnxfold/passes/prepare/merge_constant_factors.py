@@ -16,8 +16,6 @@ from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import add_initializer, drop_weight, set_input, sweep
 from onnxfold.graph.traversal import graph_values
 
-__all__ = ["merge_constant_factors"]
-
 
 def merge_constant_factors(view: ModelInfo) -> tuple[str, ...]:
     """Merge factors in a working copy with types; return the names of the products that changed."""

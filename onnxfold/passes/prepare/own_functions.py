@@ -16,8 +16,6 @@ from onnxfold.operators.bodies import Setting, function, setting_of, type_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES
 from onnxfold.shapes import fill_types
 
-__all__ = ["is_ours", "spell_out"]
-
 _TYPES = (
     ir.DataType.FLOAT,
     ir.DataType.FLOAT16,

@@ -12,8 +12,6 @@ from onnxfold.graph import constant_tensor
 from onnxfold.graph.edit import redirect, sweep
 from onnxfold.graph.traversal import all_graphs
 
-__all__ = ["read_directly"]
-
 
 def read_directly(model: ir.Model) -> None:
     """Let bodies, and all who read the same Identity, read the weight itself, in place."""

@@ -19,8 +19,6 @@ from onnxfold.graph.edit import replace_node
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Output, Signature, op_name
 
-__all__ = ["EMBEDDED", "SPLITTERS", "Builder", "SkipNormCall"]
-
 EMBEDDED = "onnxfold.embedded"  # a mark in memory, on the norm of what was EmbedLayerNormalization
 _SKIP_EPSILON = 1e-12
 _LAST_RANK = 4  # channels last: N, H, W, C

@@ -14,8 +14,6 @@ from onnxfold.graph.sequences import behind_unbind, is_unbind
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.passes.prepare.split_skip_norms import Builder
 
-__all__ = ["pick_from_tensors"]
-
 
 def pick_from_tensors(model: ir.Model) -> tuple[str, ...]:
     """Replace SequenceAt and SequenceLength of unbound tensors, in place; return their names.

@@ -30,8 +30,6 @@ from onnxfold.passes.prepare.unbind import pick_from_tensors
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.shapes import fill_types, infer
 
-__all__ = ["Prepared", "prepare"]
-
 _OVERRIDABLE_SINCE_IR = 4
 
 

@@ -18,8 +18,6 @@ from onnxfold.passes.decompression.apply import lengthen_weight
 from onnxfold.passes.readers.plan import ReadersPlan
 from onnxfold.weights.edited import unrounded
 
-__all__ = ["apply"]
-
 
 def apply(edit: Editor, plan: ReadersPlan, settings: Settings) -> bool:
     """Let norms give, and linear layers read, one channel less, or again all."""

@@ -20,8 +20,6 @@ from onnxfold.passes.readers.plan import ReadersPlan
 from onnxfold.passes.readers.walk import LinearReader, ReadersWalk
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["decide", "decide_back", "is_full"]
-
 
 def decide(info: ModelInfo, settings: Settings) -> ReadersPlan:
     """Return the CRMSNorms that need give no more channels than they read, and why others must."""

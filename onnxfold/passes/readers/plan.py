@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from onnxfold.passes.compression.plan import CompressionPlan, Shortened
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["ReadersPlan"]
-
 
 @dataclass(frozen=True, slots=True)
 class ReadersPlan:

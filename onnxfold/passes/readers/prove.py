@@ -8,8 +8,6 @@ from onnxfold.passes.readers.plan import ReadersPlan
 from onnxfold.proof import Certificate
 from onnxfold.proof import prove as prove_models
 
-__all__ = ["prove"]
-
 
 def prove(before: ModelInfo, after: ModelInfo, plan: ReadersPlan) -> Shown:
     """Check ``after`` against ``before``; the plan is asked for a count alone."""

@@ -17,14 +17,13 @@ from onnxfold.graph import ModelInfo, Reader, node_label, operator
 from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormSite
 from onnxfold.operators.families.transfer import Backward, refuse
+from onnxfold.passes.affine.absorb import Absorbs
 from onnxfold.passes.affine.affine_walk import EditPlace, root_of
-from onnxfold.passes.affine.reactions import Absorbs, before_layout, react
+from onnxfold.passes.affine.reactions import before_layout, react
 from onnxfold.passes.centring.relations import Point, Relations
 from onnxfold.passes.compression.stream import StreamWalk
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.refusal import Refusal, RefusalCode
-
-__all__ = ["LinearReader", "ReadersWalk"]
 
 _MOVES = frozenset({"Identity", "Transpose"})
 

@@ -16,8 +16,6 @@ from onnxfold.passes.deferral.row_numbers import as_type, quotient
 from onnxfold.passes.reinstating.find import DeferredSite, find_deferred
 from onnxfold.passes.reinstating.plan import ReinstatingPlan
 
-__all__ = ["apply"]
-
 
 def apply(edit: Editor, plan: ReinstatingPlan, settings: Settings) -> bool:
     """Carry out the plan, norm by norm."""

@@ -8,8 +8,6 @@ from onnxfold.passes.deferral.measured import is_wanted
 from onnxfold.passes.reinstating.find import find_deferred
 from onnxfold.passes.reinstating.plan import FoundDeferred, ReinstatingPlan
 
-__all__ = ["decide"]
-
 
 def decide(info: ModelInfo, settings: Settings) -> ReinstatingPlan:
     """Return the deferred norms of a model; they are left where deferral is wanted."""

@@ -25,8 +25,6 @@ from onnxfold.passes.deferral.tables import tables_of
 from onnxfold.passes.reinstating.row_powers import RowPower, row_powers
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["DeferredSite", "find_deferred"]
-
 _REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceSumSquare"})
 
 

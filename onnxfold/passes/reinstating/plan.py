@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["FoundDeferred", "ReinstatingPlan"]
-
 
 @dataclass(frozen=True, slots=True)
 class FoundDeferred:

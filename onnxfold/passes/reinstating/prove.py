@@ -20,8 +20,6 @@ from onnxfold.proof import Certificate
 from onnxfold.proof import prove as prove_models
 from onnxfold.refusal import Refusal
 
-__all__ = ["prove"]
-
 
 def prove(before: ModelInfo, after: ModelInfo, plan: ReinstatingPlan) -> Shown:
     """Check ``after`` against ``before``; the plan says which norms to count."""

@@ -13,8 +13,6 @@ from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
 from onnxfold.passes.deferral.row_scale import Rows, RowScale, passed_on
 
-__all__ = ["RowPower", "row_powers"]
-
 
 @dataclass(frozen=True, slots=True)
 class RowPower:

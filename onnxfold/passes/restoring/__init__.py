@@ -1,5 +1,1 @@
 """RMSNorms become LayerNorms: where their inputs have mean 0 the two are one function."""
-
-from __future__ import annotations
-
-__all__: list[str] = []

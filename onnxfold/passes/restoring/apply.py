@@ -8,8 +8,6 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.restoring.plan import RestoringPlan
 
-__all__ = ["apply"]
-
 
 def apply(edit: Editor, plan: RestoringPlan, settings: Settings) -> bool:
     """Put a LayerNorm of the same epsilon, gamma and beta in the place of every norm named."""

@@ -12,8 +12,6 @@ from onnxfold.passes.restoring.plan import RestoringPlan
 from onnxfold.passes.restoring.zero_means import obstacle
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["decide"]
-
 
 def decide(info: ModelInfo, settings: Settings) -> RestoringPlan:
     """Return the RMSNorms whose inputs have mean 0 by the weights, and why the others stay."""

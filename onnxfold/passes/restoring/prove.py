@@ -8,8 +8,6 @@ from onnxfold.passes.restoring.plan import RestoringPlan
 from onnxfold.proof import Certificate
 from onnxfold.proof import prove as prove_models
 
-__all__ = ["prove"]
-
 
 def prove(before: ModelInfo, after: ModelInfo, plan: RestoringPlan) -> Shown:
     """Check ``after`` against ``before``; the plan only names the norms to count."""

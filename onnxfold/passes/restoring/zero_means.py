@@ -20,8 +20,6 @@ from onnxfold.passes.centring.relations import Point
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.centre import is_centred_weight
 
-__all__ = ["completed_part", "obstacle"]
-
 
 def obstacle(
     info: ModelInfo, graph: ZeroMeanGraph, start: Point, known: dict[Point, bool]

@@ -12,8 +12,6 @@ from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
 from onnxfold.passes.scales.writer import ChannelOp, channel_op, embedded
 from onnxfold.weights.edits import Scale, Shift
 
-__all__ = ["apply"]
-
 
 def apply(edit: Editor, plan: ScalesPlan, settings: Settings) -> bool:
     """Carry out the fusions in order: a later one scales what an earlier one has added."""

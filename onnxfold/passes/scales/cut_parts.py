@@ -15,8 +15,6 @@ from onnxfold.operators import facets
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
 
-__all__ = ["AxisPart", "cut_of", "element_readers", "only_part"]
-
 
 @dataclass(frozen=True, slots=True)
 class AxisPart:

@@ -21,8 +21,6 @@ from onnxfold.passes.scales.score_scales import scales_scores
 from onnxfold.passes.scales.writer import ChannelOp, LinearWriter, channel_op, embedded, writer_of
 from onnxfold.refusal import Refusal
 
-__all__ = ["decide", "decide_scales"]
-
 
 def decide(info: ModelInfo, settings: Settings) -> ScalesPlan:
     """Return what linear layers take over, and which weights that widens much."""

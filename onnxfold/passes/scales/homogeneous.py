@@ -17,8 +17,6 @@ from onnxfold.operators.row import Elements
 from onnxfold.operators.table import row_of
 from onnxfold.passes.scales.cut_parts import element_readers
 
-__all__ = ["FLOATS", "carries_factor", "common_source"]
-
 FLOATS = frozenset(
     {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
 )

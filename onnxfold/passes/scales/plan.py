@@ -9,8 +9,6 @@ from typing import Any
 from onnxfold.passes.places import Place
 from onnxfold.passes.ranges import RangeWarning
 
-__all__ = ["ScaleFusion", "ScalesPlan"]
-
 
 @dataclass(frozen=True, slots=True)
 class ScaleFusion:

@@ -11,8 +11,6 @@ from onnxfold.passes.scales.writer import channel_op, embedded
 from onnxfold.proof import Certificate, Proof, ScaledWeight
 from onnxfold.proof import prove as prove_models
 
-__all__ = ["prove", "prove_scales"]
-
 
 def prove(before: ModelInfo, after: ModelInfo, plan: ScalesPlan) -> Shown:
     """Check ``after`` against ``before``; the plan names the operators that are gone."""

@@ -10,8 +10,6 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 
-__all__ = ["scales_scores"]
-
 _PRODUCTS = frozenset({"Einsum", "FusedMatMul", "MatMul"})
 _BETWEEN = frozenset(
     "Add Cast Concat Div Expand Identity Mul Reshape Split Squeeze Sub Transpose Unsqueeze "

@@ -30,8 +30,6 @@ from onnxfold.passes.scales.cut_parts import AxisPart, cut_of, element_readers, 
 from onnxfold.passes.scales.homogeneous import carries_factor, common_source
 from onnxfold.refusal import Refusal, RefusalCode
 
-__all__ = ["ChannelOp", "LinearWriter", "channel_op", "embedded", "writer_of"]
-
 Float64 = npt.NDArray[np.float64]
 _PRODUCTS = (Layer.EINSUM, Layer.MATMUL)  # either factor may be the weight
 

@@ -24,8 +24,6 @@ from onnxfold.passes.shifting.plan import ShiftingPlan, WeightShift
 from onnxfold.weights.edited import EditedTensor, edited
 from onnxfold.weights.edits import Shift
 
-__all__ = ["apply"]
-
 
 def apply(edit: Editor, plan: ShiftingPlan, settings: Settings) -> bool:
     """Shift every weight that is named."""

@@ -16,8 +16,6 @@ from onnxfold.passes.centring.dataflow import ZeroMeanGraph, walk_back
 from onnxfold.passes.centring.relations import Point, Relations
 from onnxfold.passes.shifting.plan import ShiftingPlan, WeightShift
 
-__all__ = ["decide"]
-
 
 def decide(info: ModelInfo, settings: Settings) -> ShiftingPlan:
     """Return the weights before the LayerNorms of the model of which no reader sees a shift."""

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from onnxfold.graph import Fiber
 
-__all__ = ["ShiftingPlan", "WeightShift"]
-
 
 @dataclass(frozen=True, slots=True)
 class WeightShift:

@@ -8,8 +8,6 @@ from onnxfold.passes.shifting.plan import ShiftingPlan
 from onnxfold.proof import Certificate
 from onnxfold.proof import prove as prove_models
 
-__all__ = ["prove"]
-
 
 def prove(before: ModelInfo, after: ModelInfo, plan: ShiftingPlan) -> Shown:
     """Check ``after`` against ``before``; the plan names the fibers of the changed weights."""

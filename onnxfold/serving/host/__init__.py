@@ -2,7 +2,3 @@
 
 Importing this package needs the extra `onnxfold[serve]`.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -16,8 +16,6 @@ from google.protobuf import (  # type: ignore[import-untyped]
     message_factory,
 )
 
-__all__ = ["SERVICE", "config_response", "message", "statistics_response"]
-
 SERVICE = "inference.GRPCInferenceService"
 _DURATIONS = (
     *("success", "fail", "queue", "compute_input", "compute_infer", "compute_output"),

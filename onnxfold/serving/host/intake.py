@@ -18,8 +18,6 @@ import orjson
 from onnxfold.serving.host import metrics
 from onnxfold.serving.settings import ServeSettings
 
-__all__ = ["OPEN_PATHS", "Intake"]
-
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-__all__ = ["BATCH_REQUESTS", "BATCH_ROWS", "REFUSED", "RUNS_FAILED", "RUN_SECONDS", "WAITING"]
-
 _POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 BATCH_REQUESTS = Histogram(

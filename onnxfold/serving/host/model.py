@@ -36,16 +36,6 @@ from onnxfold.serving.settings import NamedModel, ServeSettings
 from onnxfold.serving.triton.config import ModelConfig
 from onnxfold.serving.triton.device import TritonDevice
 
-__all__ = [
-    "VERSION",
-    "OnnxModel",
-    "Shared",
-    "demand_ready",
-    "model_settings",
-    "ready_model",
-    "statistics",
-]
-
 VERSION = "1"  # of every model: a file that is loaded again takes the place of the old one
 _INTERNAL_ERROR, _UNAVAILABLE = 500, 503
 

@@ -37,8 +37,6 @@ from onnxfold.serving.host.intake import Intake
 from onnxfold.serving.host.model import demand_ready, ready_model, statistics
 from onnxfold.serving.settings import ServeSettings
 
-__all__ = ["Metrics", "Rest"]
-
 _JSON_SIZE = "inference-header-content-length"
 _VERSIONED = ("/v2/models/{model_name}", "/v2/models/{model_name}/versions/{model_version}")
 _INDEX = "/v2/repository/index"

@@ -39,8 +39,6 @@ from onnxfold.serving.host.model import demand_ready, ready_model, statistics
 from onnxfold.serving.host.sockets import unsent
 from onnxfold.serving.settings import ServeSettings
 
-__all__ = ["Rpc"]
-
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     404: grpc.StatusCode.NOT_FOUND,

@@ -24,8 +24,6 @@ from onnxfold.serving.host.rpc import Rpc
 from onnxfold.serving.host.sockets import allow_connections
 from onnxfold.serving.settings import ServeSettings
 
-__all__ = ["run"]
-
 Started = Callable[[Sequence[OnnxModel]], None]
 
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-__all__ = ["allow_connections", "unsent"]
-
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _OPEN = ("01", "08")  # ESTABLISHED and CLOSE_WAIT
 

@@ -14,8 +14,6 @@ from typing import Any
 from onnxfold.serving.served_signature import ServedSignature, TensorSpec
 from onnxfold.serving.triton.device import TritonDevice
 
-__all__ = ["ModelConfig"]
-
 # Their values are names of an enum, which protobuf's text has without quotes.
 _ENUMS = frozenset({"data_type", "kind"})
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["TritonDevice"]
-
 
 class TritonDevice(StrEnum):
     """Where Triton runs the instances of a model."""

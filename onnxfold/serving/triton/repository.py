@@ -38,8 +38,6 @@ from onnxfold.serving.session import open_session
 from onnxfold.serving.triton.config import ModelConfig
 from onnxfold.serving.triton.device import TritonDevice
 
-__all__ = ["Deployment", "Publication", "publish"]
-
 CONFIG = "config.pbtxt"
 _MODEL = "model.onnx"
 # No model's name begins so. Behind a dot a server that polls reads the name of a backend: it takes

@@ -8,8 +8,6 @@ from onnxfold.check.reference.kernel import Call, kernel
 from onnxfold.check.reference.kernels.special import erf, expit
 from onnxfold.check.reference.precision import Array
 
-__all__ = ["gelu_erf", "gelu_tanh", "quick_gelu", "softmax"]
-
 
 def _of(x: Array, value: float) -> Array:
     """The number in the type of x, so that float32 stays float32."""

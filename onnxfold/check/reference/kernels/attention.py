@@ -10,8 +10,6 @@ from onnxfold.check.reference.kernel import Call, kernel
 from onnxfold.check.reference.kernels.activation import softmax
 from onnxfold.check.reference.precision import Array
 
-__all__: list[str] = []
-
 _DOMAIN = "com.microsoft"
 
 

@@ -14,8 +14,6 @@ from onnxfold.check.reference.kernels.normalization import layer_norm, rms_norm
 from onnxfold.check.reference.kernels.special import expit
 from onnxfold.check.reference.precision import Array
 
-__all__: list[str] = []
-
 _DOMAIN = "com.microsoft"
 
 

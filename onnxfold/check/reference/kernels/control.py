@@ -11,8 +11,6 @@ import onnx_ir as ir
 from onnxfold.check.reference.kernel import Call, Datum, kernel
 from onnxfold.check.reference.precision import Array
 
-__all__: list[str] = []
-
 
 @kernel("If", raw=True)
 def if_kernel(call: Call, condition: Array) -> tuple[Datum, ...]:

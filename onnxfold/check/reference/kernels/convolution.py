@@ -10,8 +10,6 @@ from onnxfold.check.reference.kernel import Call, kernel
 from onnxfold.check.reference.kernels.windows import Windows, padded, windows_of
 from onnxfold.check.reference.precision import Array
 
-__all__ = ["conv", "convolve"]
-
 # From this many input channels per group on, one matrix product per kernel position is as fast
 # as one product over gathered patches, and it needs no copy of the patches.
 _CHANNELS_FOR_SHIFTS = 16

@@ -16,8 +16,6 @@ from onnxfold.check.reference.kernel import Call, Datum, Output, kernel
 from onnxfold.check.reference.precision import Precision
 from onnxfold.operators.table import op_types
 
-__all__ = ["delegated"]
-
 # Attributes that name the type to compute in, which under FLOAT64 is float64 all the same.
 _COMPUTE_TYPES = frozenset({"softmax_precision", "stash_type"})
 

@@ -12,8 +12,6 @@ from onnxfold.check.reference.kernels.special import erf
 from onnxfold.check.reference.precision import Array, is_floating
 from onnxfold.graph import node_label
 
-__all__: list[str] = []
-
 _UNARY: dict[str, Callable[[Array], Array]] = {
     "Abs": np.abs,
     "Acos": np.arccos,

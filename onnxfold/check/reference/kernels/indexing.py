@@ -7,8 +7,6 @@ import numpy as np
 from onnxfold.check.reference.kernel import Call, kernel
 from onnxfold.check.reference.precision import Array
 
-__all__: list[str] = []
-
 _COMBINE: dict[str, np.ufunc] = {
     "add": np.add,
     "mul": np.multiply,

@@ -10,8 +10,6 @@ import numpy as np
 from onnxfold.check.reference.kernel import Call, kernel
 from onnxfold.check.reference.precision import Array
 
-__all__: list[str] = []
-
 
 def _axes(call: Call, axes: Array | None) -> tuple[int, ...] | None:
     return call.integers("axes") if axes is None else tuple(int(a) for a in axes.reshape(-1))

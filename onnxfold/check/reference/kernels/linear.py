@@ -7,8 +7,6 @@ import numpy as np
 from onnxfold.check.reference.kernel import Call, kernel
 from onnxfold.check.reference.precision import Array
 
-__all__ = ["gemm", "integer_matmul"]
-
 
 @kernel("MatMul")
 def matmul(call: Call, a: Array, b: Array) -> Array:

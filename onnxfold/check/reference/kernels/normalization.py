@@ -12,8 +12,6 @@ import numpy as np
 from onnxfold.check.reference.kernel import Call, kernel
 from onnxfold.check.reference.precision import Array
 
-__all__ = ["layer_norm", "rms_norm"]
-
 
 def layer_norm(x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
     """(x - mean)/sqrt(var + epsilon) with its mean and 1/sqrt(var + epsilon), axes kept."""

@@ -8,8 +8,6 @@ from onnxfold.check.reference.kernel import Call, kernel
 from onnxfold.check.reference.kernels.windows import Windows, padded, windows_of
 from onnxfold.check.reference.precision import Array, is_floating
 
-__all__: list[str] = []
-
 
 def _windows(call: Call, x: Array) -> Windows:
     shape = call.integers("kernel_shape")

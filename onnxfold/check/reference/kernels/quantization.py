@@ -17,8 +17,6 @@ from onnxfold.check.reference.kernels.tensors import cast_to
 from onnxfold.check.reference.kernels.windows import padded, windows_of
 from onnxfold.check.reference.precision import Array, Precision, is_floating
 
-__all__: list[str] = []
-
 
 def _wide(call: Call, x: Array) -> Array:
     """The array in the type to compute in: float64 for the truth, else at least float32."""

@@ -14,8 +14,6 @@ import onnx_ir as ir
 from onnxfold.check.reference.kernel import Call, kernel
 from onnxfold.check.reference.precision import Array
 
-__all__: list[str] = []
-
 
 def _generator(call: Call) -> np.random.Generator:
     seed = call.attributes["seed"].value if call.has("seed") else 0

@@ -11,8 +11,6 @@ from onnxfold.check.reference.kernel import Call, kernel
 from onnxfold.check.reference.kernels.special import expit
 from onnxfold.check.reference.precision import Array
 
-__all__: list[str] = []
-
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "sigmoid": expit,
     "tanh": np.tanh,

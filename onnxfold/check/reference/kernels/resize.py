@@ -9,8 +9,6 @@ import numpy as np
 from onnxfold.check.reference.kernel import Call, kernel
 from onnxfold.check.reference.precision import Array
 
-__all__ = ["cubic_weight"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Axis:

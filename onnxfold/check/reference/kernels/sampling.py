@@ -11,8 +11,6 @@ from onnxfold.check.reference.kernel import Call, kernel
 from onnxfold.check.reference.kernels.resize import cubic_weight
 from onnxfold.check.reference.precision import Array
 
-__all__: list[str] = []
-
 _CUBIC = -0.75
 
 

@@ -10,8 +10,6 @@ from onnxfold.check.reference.precision import Array
 from onnxfold.graph.sequences import is_unbind
 from onnxfold.operators.table import op_types
 
-__all__: list[str] = []
-
 
 def _split_to_sequence(call: Call, x: Array, split: Datum = None) -> Output:
     """Unbind as ONNX Runtime reads it, everything else as the standard does."""

@@ -16,8 +16,6 @@ from onnxfold.check.reference.precision import (
     is_quantized_float,
 )
 
-__all__ = ["cast_to"]
-
 
 def cast_to(x: Array, dtype: np.dtype[Any], precision: Precision, *, saturate: bool) -> Array:
     """The array in `dtype`.

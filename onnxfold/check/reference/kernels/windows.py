@@ -11,8 +11,6 @@ import numpy as np
 from onnxfold.check.reference.kernel import Call
 from onnxfold.check.reference.precision import Array
 
-__all__ = ["Windows", "padded", "windows_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Windows:
