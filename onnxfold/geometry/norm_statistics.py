@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
-Counts = Mapping[int, int]
 
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 # The width of a bar of the histogram; what is not here has ten bars to a decade.

@@ -27,11 +27,6 @@ class Extent:
     def __mul__(self, other: Extent) -> Extent:
         return Extent(self.factor * other.factor, tuple(sorted(self.symbols + other.symbols)))
 
-    @property
-    def static(self) -> bool:
-        """Whether the product is a known integer."""
-        return not self.symbols
-
 
 ONE = Extent(1)
 

@@ -28,11 +28,6 @@ def passes_shift(elements: Elements) -> bool:
     return elements <= Elements.AVERAGES
 
 
-def positively_homogeneous(row: Operator) -> bool:
-    """Whether the first output is c times what it was for data inputs times c > 0."""
-    return row.elements <= Elements.HOMOGENEOUS
-
-
 def moves_numbers(row: Operator) -> bool:
     """Whether every number of the outputs is one of the data inputs'."""
     return row.elements <= Elements.COPIES
@@ -178,11 +173,6 @@ def decides(row: Operator) -> bool:
 def is_embedding(row: Operator) -> bool:
     """Whether rows are looked up in a table, the first input."""
     return row.family in (Family.GATHER, Family.GATHER_ND)
-
-
-def in_a_body(row: Operator) -> bool:
-    """Whether graphs in attributes compute the outputs."""
-    return row.opaque is not None and row.opaque.code is RefusalCode.BODY_BORDER
 
 
 def quantised(row: Operator) -> bool:

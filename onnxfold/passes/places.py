@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from onnxfold.graph import AxisBlock, Fiber
 from onnxfold.graph.channels import Channels
 
 
@@ -35,26 +32,3 @@ class Place:
     copy: bool = False
     behind: bool = False
     start: int = 0
-
-    @staticmethod
-    def from_json(document: Mapping[str, Any]) -> Place:
-        """Read what ``dataclasses.asdict`` gave."""
-        return Place(
-            document["value"],
-            ReaderRef(**document["reader"]),
-            channels_from_json(document["channels"]),
-            document["nbytes"],
-            document["copy"],
-            document["behind"],
-            document["start"],
-        )
-
-
-def channels_from_json(document: Mapping[str, Any]) -> Channels:
-    """Read what ``dataclasses.asdict`` gave."""
-    return Channels(tuple(AxisBlock(**digit) for digit in document["digits"]))
-
-
-def fiber_from_json(document: Mapping[str, Any]) -> Fiber:
-    """Read what ``dataclasses.asdict`` gave."""
-    return Fiber(tuple(AxisBlock(**block) for block in document["blocks"]))

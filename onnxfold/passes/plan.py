@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from itertools import repeat
+from typing import Any, get_args, get_origin, get_type_hints
 
 from onnxfold.passes.affine.plan import AffineFusion
-from onnxfold.passes.centring.plan import CentringPlan, Fold, Insertion, WeightCentring
+from onnxfold.passes.centring.plan import CentringPlan
 from onnxfold.passes.deferral.plan import DeferredNorm
-from onnxfold.passes.places import ReaderRef, fiber_from_json
 from onnxfold.passes.scales.plan import ScaleFusion
-from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.refusal import RefusalCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,43 +48,9 @@ class Plan(CentringPlan):
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Plan:
         """Read what :meth:`to_json` wrote; raises KeyError or TypeError on anything else."""
-        return Plan(
-            tuple(
-                Fold(fold["norm"], fold["output"], tuple(fold["writers"]))
-                for fold in document["folds"]
-            ),
-            tuple(
-                WeightCentring(
-                    weight["value"],
-                    fiber_from_json(weight["fiber"]),
-                    weight["nbytes"],
-                    _readers(weight["readers"]),
-                    tuple(weight["norms"]),
-                )
-                for weight in document["weights"]
-            ),
-            tuple(
-                Insertion(
-                    insertion["value"],
-                    fiber_from_json(insertion["fiber"]),
-                    _readers(insertion["readers"]),
-                    tuple(insertion["norms"]),
-                )
-                for insertion in document["insertions"]
-            ),
-            tuple(
-                (
-                    row["output"],
-                    Refusal(RefusalCode(row["code"]), row["sentence"], tuple(row["nodes"])),
-                )
-                for row in document["refusals"]
-            ),
-            document["gain_ps"],
-            document["cost_ps"],
-            tuple(AffineFusion.from_json(row) for row in document["fusions"]),
-            tuple(ScaleFusion.from_json(row) for row in document["scales"]),
-            tuple(DeferredNorm.from_json(row) for row in document["deferred"]),
-        )
+        refusals = [(row["output"], row) for row in document["refusals"]]
+        plan: Plan = _read(Plan, {**document, "refusals": refusals})
+        return plan
 
     def __str__(self) -> str:
         lines = [f"fuse      {fusion}" for fusion in self.fusions]
@@ -102,5 +68,15 @@ class Plan(CentringPlan):
         return "\n".join(lines) or "nothing to do"
 
 
-def _readers(rows: Any) -> tuple[ReaderRef, ...]:
-    return tuple(ReaderRef(**row) for row in rows)
+def _read(kind: Any, document: Any) -> Any:
+    """Return the value of a type of which ``document`` has the fields."""
+    inner = get_args(kind)
+    if get_origin(kind) is tuple:
+        return tuple(map(_read, repeat(inner[0]) if inner[-1] is Ellipsis else inner, document))
+    if inner:  # X | None
+        return None if document is None else _read(inner[0], document)
+    if not (isinstance(kind, type) and is_dataclass(kind)):
+        return RefusalCode(document) if kind is RefusalCode else document
+    names = {each.name for each in fields(kind)}
+    types = get_type_hints(kind).items()
+    return kind(**{name: _read(of, document[name]) for name, of in types if name in names})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -71,36 +71,6 @@ class Proof:
     deferred_norms: int = 0
     reinstated_norms: int = 0
 
-    def joined(self, other: Proof) -> Proof:
-        """Return the proof of two steps, of which ``other`` is the first."""
-        return Proof(
-            self.passed and other.passed,
-            self.folded_norms + other.folded_norms,
-            self.centred_weights + other.centred_weights,
-            (*other.failures, *self.failures),
-            self.scaled_weights + other.scaled_weights,
-            self.shifted_biases + other.shifted_biases,
-            self.shifted_weights + other.shifted_weights,
-            self.compressed_norms + other.compressed_norms,
-            self.decompressed_norms + other.decompressed_norms,
-            self.changed_readers + other.changed_readers,
-            self.deferred_norms + other.deferred_norms,
-            self.reinstated_norms + other.reinstated_norms,
-        )
-
     def to_json(self) -> dict[str, object]:
         """Return the report's form."""
-        return {
-            "passed": self.passed,
-            "folded_norms": self.folded_norms,
-            "centred_weights": self.centred_weights,
-            "scaled_weights": self.scaled_weights,
-            "shifted_biases": self.shifted_biases,
-            "shifted_weights": self.shifted_weights,
-            "compressed_norms": self.compressed_norms,
-            "decompressed_norms": self.decompressed_norms,
-            "changed_readers": self.changed_readers,
-            "deferred_norms": self.deferred_norms,
-            "reinstated_norms": self.reinstated_norms,
-            "failures": list(self.failures),
-        }
+        return {**asdict(self), "failures": list(self.failures)}

@@ -41,11 +41,6 @@ class Coefficient:
         return not self.array.any()
 
     @property
-    def is_one(self) -> bool:
-        """Whether the coefficient changes nothing but perhaps a shape."""
-        return not self.runtime and bool((self.array == 1).all())
-
-    @property
     def number(self) -> float | None:
         """The value of a constant scalar, else None."""
         return float(self.array.reshape(())) if not self.runtime and self.array.size == 1 else None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from onnxfold.graph.channels import Channels
-from onnxfold.passes.places import Place, ReaderRef, channels_from_json
+from onnxfold.passes.places import Place, ReaderRef
 from onnxfold.passes.ranges import RangeWarning
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -67,17 +65,6 @@ class AffineFusion:
         )
         return f"{parts} of {self.norm} into {len(self.readers)} linear layers"
 
-    @staticmethod
-    def from_json(document: Mapping[str, Any]) -> AffineFusion:
-        """Read what ``dataclasses.asdict`` gave."""
-        return AffineFusion(
-            document["norm"],
-            document["output"],
-            document["gamma"],
-            document["beta"],
-            tuple(_absorption(row) for row in document["readers"]),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class AffinePlan:
@@ -97,15 +84,3 @@ class AffinePlan:
         why = Refusal(RefusalCode.NOT_PROVED, reason)
         moved = ((fusion.output, why) for fusion in self.fusions)
         return AffinePlan(refusals=(*self.refusals, *moved))
-
-
-def _absorption(document: Mapping[str, Any]) -> Absorption:
-    bias = document["bias"]
-    return Absorption(
-        ReaderRef(**document["reader"]),
-        Place.from_json(document["weight"]),
-        channels_from_json(document["outer"]),
-        None if bias is None else Place.from_json(bias),
-        document["factor"],
-        tuple(Place.from_json(row) for row in document["parts"]),
-    )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from onnxfold.graph import Fiber
 from onnxfold.passes.deferral.row_scale import RowScale
-from onnxfold.passes.places import ReaderRef, fiber_from_json
+from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 
 
@@ -110,44 +108,6 @@ class DeferredNorm:
             "gammas": list(self.gammas),
             "centred": [reader.reader.node for reader in self.centred],
         }
-
-    @staticmethod
-    def from_json(document: Mapping[str, Any]) -> DeferredNorm:
-        """Read what ``dataclasses.asdict`` gave."""
-        return DeferredNorm(
-            document["name"],
-            document["output"],
-            tuple(
-                Held(row["value"], _scale(row["scale"]), row["multiplied"], row["biased"])
-                for row in document["held"]
-            ),
-            tuple((output, _scale(scale)) for output, scale in document["cancelled"]),
-            document["multiplications_saved"],
-            tuple(
-                CentredReader(
-                    ReaderRef(**row["reader"]), fiber_from_json(row["fiber"]), row["nbytes"]
-                )
-                for row in document["centred"]
-            ),
-            tuple(
-                ScaledTable(row["node"], tuple(row["indices"]), _scale(row["scale"]))
-                for row in document["tables"]
-            ),
-            tuple(document["gammas"]),
-            tuple(
-                HalvedReader(
-                    ReaderRef(**row["reader"]),
-                    fiber_from_json(row["fiber"]),
-                    row["exponent"],
-                    row["nbytes"],
-                )
-                for row in document["halved"]
-            ),
-        )
-
-
-def _scale(document: Mapping[str, Any]) -> RowScale:
-    return RowScale(document["degree"], tuple(tuple(merged) for merged in document["rows"]))
 
 
 @dataclass(frozen=True, slots=True)

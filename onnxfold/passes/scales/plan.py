@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from onnxfold.passes.places import Place
 from onnxfold.passes.ranges import RangeWarning
@@ -30,19 +28,6 @@ class ScaleFusion:
     def places(self) -> tuple[Place, ...]:
         """All constants that change."""
         return self.scaled if self.shifted is None else (*self.scaled, self.shifted)
-
-    @staticmethod
-    def from_json(document: Mapping[str, Any]) -> ScaleFusion:
-        """Read what ``dataclasses.asdict`` gave."""
-        shifted, part = document["shifted"], document["part"]
-        return ScaleFusion(
-            document["name"],
-            document["output"],
-            document["writer"],
-            tuple(Place.from_json(row) for row in document["scaled"]),
-            None if shifted is None else Place.from_json(shifted),
-            None if part is None else (part[0], part[1], part[2]),
-        )
 
 
 @dataclass(frozen=True, slots=True)
