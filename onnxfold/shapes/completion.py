@@ -4,11 +4,13 @@ onnx (1.23) gives such a result not even a rank, and nothing behind it a shape, 
 for sizes that are numbers.  Exporters that write no value_info, such as paddle2onnx before 2, leave
 whole transformers so, and simplifiers leave Reshape to [batch, channels, -1].  Here the sizes are
 followed as :class:`SymbolicShapes` does, and operators that it has no rule for are inferred by
-onnx one by one.
+onnx one by one.  Bodies go first, so that what they give tells the shape of the results of If, Loop
+and Scan.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +19,8 @@ import onnx_ir as ir
 
 from onnxfold.graph.constants import whole_node
 from onnxfold.graph.dims import Dim, Shape
-from onnxfold.graph.traversal import declared_shape
+from onnxfold.graph.traversal import bodies, declared_shape
+from onnxfold.shapes.body_results import body_results
 from onnxfold.shapes.equivalents import DOMAIN, FUNCTIONS, is_doubtful, shape_equivalent
 from onnxfold.shapes.symbolic import SymbolicShapes, Token
 
@@ -43,13 +46,9 @@ def complete(view: ModelInfo) -> bool:
     """
     tokens: SymbolicShapes | None = None
     numbered: set[ir.Value | None] = set()
-    for graph in view.graphs:
-        for node in graph:
-            if all(not output.name or output.shape is not None for output in node.outputs):
-                if not numbered.isdisjoint(node.inputs) or _reads_sizes(node):
-                    tokens = tokens or SymbolicShapes(view)
-                    numbered.update(_numbered(view, tokens, node))
-                continue
+    for node in _bodies_first(view.model.graph):
+        unknown = any(output.name and output.shape is None for output in node.outputs)
+        if unknown:
             tokens = tokens or SymbolicShapes(view)
             for value, dims in _found(view, tokens, node):
                 if view.shape(value) is not None:
@@ -57,7 +56,19 @@ def complete(view: ModelInfo) -> bool:
                 value.shape = ir.Shape(dims)
                 known = enumerate(dims)
                 tokens.learn(value, tuple(_token(value, axis, dim) for axis, dim in known))
+        may_be_numbered = not numbered.isdisjoint(node.inputs) or _reads_sizes(node)
+        if bodies(node) or (may_be_numbered and not unknown):
+            tokens = tokens or SymbolicShapes(view)
+            numbered.update(_numbered(view, tokens, node))
     return bool(numbered)
+
+
+def _bodies_first(graph: ir.Graph) -> Iterator[ir.Node]:
+    """Yield the nodes of a graph in order, each behind those of its bodies."""
+    for node in graph:
+        for _, _, body in bodies(node):
+            yield from _bodies_first(body)
+        yield node
 
 
 def _reads_sizes(node: ir.Node) -> bool:
@@ -141,9 +152,8 @@ def _inferred(
     view: ModelInfo, tokens: SymbolicShapes, node: ir.Node
 ) -> list[tuple[ir.Value, Shape]]:
     """Ask onnx about one node; [] where an operand has no shape, or there is no answer."""
-    graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-    if any(attribute.type in graphs for attribute in node.attributes.values()):
-        return []
+    if bodies(node):
+        return body_results(node, view.opset)
     types: dict[str, onnx.TypeProto] = {}
     data: dict[str, onnx.TensorProto] = {}
     for operand in node.inputs:

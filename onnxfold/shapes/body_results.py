@@ -1,0 +1,83 @@
+"""Shapes of what If, Loop and Scan compute, from those that their bodies give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import onnx_ir as ir
+
+from onnxfold.graph.dims import Shape
+from onnxfold.graph.traversal import bodies, declared_shape
+
+__all__ = ["body_results"]
+
+_WITHOUT_A_BATCH_AXIS = 9  # the first opset of such a Scan
+_CONTROLS = 2  # how often a Loop runs, and whether: its first operands
+
+
+def body_results(node: ir.Node, opset: int) -> list[tuple[ir.Value, Shape]]:
+    """Return the shapes that can be known of a node's results; symbols of bodies stay there."""
+    rule = None if node.domain else _RULES.get(node.op_type)
+    found = [] if rule is None else rule(node, opset)
+    shapes = zip(node.outputs, found, strict=False)
+    return [(value, shape) for value, shape in shapes if value.name and shape is not None]
+
+
+def _of_if(node: ir.Node, _: int) -> list[Shape | None]:
+    branches = [[_shape(value) for value in body.outputs] for _, _, body in bodies(node)]
+    return [_either(pair) for pair in zip(*branches, strict=False)]
+
+
+def _of_loop(node: ir.Node, _: int) -> list[Shape | None]:
+    """A state is what it was at first, or what the body gave last."""
+    given = [_shape(value) for value in _only_body(node).outputs[1:]]
+    initial = [_shape(value) for value in node.inputs[_CONTROLS:]]
+    states = [_either(pair) for pair in zip(initial, given, strict=False)]
+    return states + [_stacked(shape, 0) for shape in given[len(states) :]]
+
+
+def _of_scan(node: ir.Node, opset: int) -> list[Shape | None]:
+    """A state keeps its shape."""
+    if opset < _WITHOUT_A_BATCH_AXIS:
+        return []
+    given = [_shape(value) for value in _only_body(node).outputs]
+    count = len(node.inputs) - node.attributes.get_int("num_scan_inputs", len(node.inputs))
+    axes = node.attributes.get_ints("scan_output_axes", [0] * len(given))
+    stacked = map(_stacked, given[count:], axes)
+    return [*(_either([shape]) for shape in given[:count]), *stacked]
+
+
+_RULES: dict[str, Callable[[ir.Node, int], list[Shape | None]]] = {
+    "If": _of_if,
+    "Loop": _of_loop,
+    "Scan": _of_scan,
+}
+
+
+def _shape(value: ir.Value | None) -> Shape | None:
+    return None if value is None else declared_shape(value)
+
+
+def _only_body(node: ir.Node) -> ir.Graph:
+    return bodies(node)[0][2]
+
+
+def _either(shapes: Iterable[Shape | None]) -> Shape | None:
+    """Return the numbers that shapes have in common."""
+    known = [shape for shape in shapes if shape is not None]
+    ranks = {None if shape is None else len(shape) for shape in shapes}
+    if len(ranks) != 1 or not known:
+        return None
+    return tuple(
+        dims[0] if isinstance(dims[0], int) and len(set(dims)) == 1 else None
+        for dims in zip(*known, strict=True)
+    )
+
+
+def _stacked(shape: Shape | None, axis: int) -> Shape | None:
+    """Return the shape of the results of many runs, one behind another along a new axis."""
+    numbers = _either([shape])
+    if numbers is None:
+        return None
+    place = axis % (len(numbers) + 1)
+    return (*numbers[:place], None, *numbers[place:])
