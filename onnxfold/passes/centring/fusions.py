@@ -27,16 +27,22 @@ def embedded(site: NormSite) -> bool:
 def embeds(info: ModelInfo, site: NormSite) -> bool:
     """Whether a norm alone reads the sum of rows of two or three tables, one by position.
 
-    Of three tables, the optimizer fuses them as TorchScript exports BERT, and not as dynamo does.
+    Of three tables, the optimizer fuses them as TorchScript exports BERT, and not as dynamo does;
+    of two, wherever the positions come from in front of post-LN attention.
     """
     rows = list(_rows(info, site))
-    ends = [end for node in rows if (end := _length_read(info, node)) is not None]
+    ends = [end for node in rows if (end := _length_read(node)) is not None]
     if len(rows) == 3:
         return any(end.op_type == "Unsqueeze" for end in ends)
-    return len(rows) == 2 and bool(ends)
+    return len(rows) == 2 and (bool(ends) or _begins_attention(info, site, rows))
 
 
 def attends(site: NormSite) -> bool:
+    """Whether a norm stands behind post-LN attention, or in front with beta on the wrong side."""
+    return _is_behind_attention(site) or _hides_attention(site)
+
+
+def _is_behind_attention(site: NormSite) -> bool:
     """Whether a norm reads the sum of a value and of attention to it, as in post-LN."""
     node = site.input.producer()
     if node is None or node.op_type != "Add":
@@ -48,6 +54,31 @@ def attends(site: NormSite) -> bool:
         for residual, branch in pairs
         if residual is not None and branch is not None
     )
+
+
+def _hides_attention(site: NormSite) -> bool:
+    """Whether beta would be added in the first operand of a sum with attention, as in BART.
+
+    The optimizer goes back from the first operand that is an Add, looking for attention's bias.
+    """
+    if site.beta is None or _projections(site.output) != _PROJECTIONS:
+        return False
+    return any(
+        branch is not None and _is_attention(branch)
+        for use in site.output.uses()
+        if use.node.op_type == "Add" and use.idx == 0
+        for branch in use.node.inputs[1:]
+    )
+
+
+def _begins_attention(info: ModelInfo, site: NormSite, rows: list[ir.Node]) -> bool:
+    """Whether a norm of one sum of ``rows`` is read by three projections and another sum alone."""
+    total = site.input.producer()
+    if total is None or {operand and operand.producer() for operand in total.inputs} != set(rows):
+        return False
+    readers = [use.node for use in site.output.uses() if use.node.op_type != "Shape"]
+    kinds = sorted(node.op_type for node in readers if not info.is_dead(node))
+    return kinds == ["Add", *["MatMul"] * _PROJECTIONS]
 
 
 def _rows(info: ModelInfo, site: NormSite) -> Iterator[ir.Node]:
@@ -66,14 +97,16 @@ def _rows(info: ModelInfo, site: NormSite) -> Iterator[ir.Node]:
             yield node
 
 
-def _length_read(info: ModelInfo, gather: ir.Node) -> ir.Node | None:
+def _length_read(gather: ir.Node) -> ir.Node | None:
     """Return what computes the length n where a table is read at 0, 1, .. n - 1."""
     ids = gather.inputs[1]
     node = None if ids is None else ids.producer()
     if node is None or node.op_type != "Slice":
         return None
     end = node.inputs[_END]
-    return None if end is None or info.array(end) is not None else end.producer()
+    maker = None if end is None else end.producer()
+    # Of ids of a fixed length it is known too, and the optimizer fuses what is spelled like this.
+    return None if maker is None or maker.op_type == "Constant" else maker
 
 
 def _projections(value: ir.Value) -> int:

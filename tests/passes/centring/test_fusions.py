@@ -95,6 +95,24 @@ def test_two_tables_are_left_at_any_length() -> None:
     assert folds(embedding(TWO_TABLES)) == 0
 
 
+def test_two_tables_in_front_of_attention_are_left_wherever_positions_come_from() -> None:
+    """BART and MPNet compute them from the ids; the optimizer takes them as an input then."""
+    body = "at = Add(segments, ONE)  placed = Gather(PLACE_TABLE, at)" + EMBEDDING
+    model = embedding(body.replace("Add(known, placed)", "Add(words, placed)"))
+    for each in (model, onnxfold.optimize(model).model):
+        assert fused(each)["EmbedLayerNormalization"] == 1
+
+
+def test_ids_of_a_fixed_length_are_left_too() -> None:
+    """TorchScript computes the length from them all the same, and the optimizer looks for that."""
+    model = embedding()
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[1].dim_value = LONGEST // 2
+    made = onnxfold.optimize(model)
+    for each in (model, made.model):
+        assert fused(each)["EmbedLayerNormalization"] == 1
+
+
 @pytest.mark.parametrize("target", ["ort", "kernels"])
 def test_other_targets_fold_it(target: str) -> None:
     assert folds(embedding(), target) == 1
@@ -125,8 +143,14 @@ def heads(name: str, order: str) -> str:
     )
 
 
-def post_norm(*, attention: bool = True, pre: bool = False) -> onnx.ModelProto:
-    """A layer that was never trained: its norms have a gamma of 1 and a beta of 0."""
+def post_norm(
+    *, attention: bool = True, pre: bool = False, trained: bool = False
+) -> onnx.ModelProto:
+    """A layer of BERT that was never trained: its norms have a gamma of 1 and a beta of 0.
+
+    A trained one is of BART, which adds attention to the stream and not the stream to attention.
+    """
+    stream = "h" if pre else "n"
     body = (
         "h = MatMul(x, WX)  n = LayerNormalization<axis=-1>(h, GAMMA, BETA)\n"
         + heads("q", "[0,2,1,3]")
@@ -136,20 +160,20 @@ def post_norm(*, attention: bool = True, pre: bool = False) -> onnx.ModelProto:
         + f"weights = {'Softmax<axis=-1>' if attention else 'Relu'}(scaled)\n"
         + "mixed = MatMul(weights, v)  turned = Transpose<perm=[0,2,1,3]>(mixed)\n"
         + "joined = Reshape(turned, JOINED)  out = MatMul(joined, WO)  biased = Add(out, BO)\n"
-        + f"sum = Add(biased, {'h' if pre else 'n'})\n"
+        + f"sum = Add({f'{stream}, biased' if trained else f'biased, {stream}'})\n"
         + "m = LayerNormalization<axis=-1>(sum, GAMMA, BETA)  y = MatMul(m, WY)\n"
     )
-    stream = f"float[B,4,{WIDTH}]"
+    kind = f"float[B,4,{WIDTH}]"
     model = parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : 17]>\ngraph ({stream} x) => ({stream} y) {{{body}}}'
+        f'<ir_version: 8, opset_import: ["" : 17]>\ngraph ({kind} x) => ({kind} y) {{{body}}}'
     )
     rng = np.random.default_rng(0)
     weights = {
         "HEADS": np.array([0, 0, 2, WIDTH // 2]),
         "JOINED": np.array([0, 0, WIDTH]),
         "ROOT": np.array(2.0),
-        "GAMMA": np.ones(WIDTH),
-        "BETA": np.zeros(WIDTH),
+        "GAMMA": rng.standard_normal(WIDTH) if trained else np.ones(WIDTH),
+        "BETA": rng.standard_normal(WIDTH) if trained else np.zeros(WIDTH),
         **{f"W{name}": rng.standard_normal((WIDTH, WIDTH)) for name in "XQKVOY"},
         **{f"B{name}": rng.standard_normal(WIDTH) for name in "QKVO"},
     }
@@ -167,6 +191,17 @@ def test_the_optimizer_still_fuses_attention() -> None:
     assert first["foldable"]
     assert behind["reason"]["code"] == "not_worth"
     assert "Attention" in behind["reason"]["sentence"]
+
+
+def test_attention_is_found_where_beta_would_be_added_first() -> None:
+    """The optimizer would take the Add of beta for that of attention's bias."""
+    made = onnxfold.optimize(post_norm(trained=True))
+    for each in (post_norm(trained=True), made.model):
+        assert fused(each)["Attention"] == 1
+    first, _ = made.report["inspect"]["norms"]
+    assert first["reason"]["code"] == "not_worth"
+    assert "Attention" in first["reason"]["sentence"]
+    assert folds(post_norm(trained=True), "ort") == 1
 
 
 @pytest.mark.parametrize("changed", [{"attention": False}, {"pre": True}])
