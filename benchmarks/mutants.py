@@ -1,10 +1,15 @@
 """Mutants of the code that decides and proves, and whether a test notices.
 
-    python -m benchmarks.mutants --count 300 --seed 0 [--jobs 2] [--keep mutants.csv]
+    python -m benchmarks.mutants --count 300 --seed 0 [--each 50] [--keep FILE.csv]
 
-A mutant is a copy of the tree with one decision turned around: a comparison, an `and` or `or`, a
-`not`.  The tests run on it, those nearest to the changed module first, until one fails (the mutant
-is killed) or all have passed (it survives: a test is missing, or the decision decides nothing).
+A mutant has one decision turned around: a comparison, an `and` or `or`, a `not`.  The tests are
+collected once, in one process.  A child of it first notes which functions of the mutated parts each
+test runs, kept in build/mutants; of a test with many parameters `--each` of them are taken.  Each
+mutant is then a child that has the code of one function replaced, and runs the tests that run this
+function, those of the folder that mirrors its module first and the quick before the slow, until one
+fails (the mutant is killed) or all have passed (it survives: a test is missing, or the decision
+decides nothing).  Limits are of processor time, which a busy machine does not shorten.  What is
+decided while a module is imported is not tried, for the child has imported it.
 """
 
 from __future__ import annotations
@@ -12,36 +17,43 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import gc
+import json
 import os
-import shutil
-import subprocess
+import resource
+import signal
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Any
 
 import numpy as np
+import pytest
 
-import onnxfold
-from benchmarks.rows import write
+from benchmarks.rows import append
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("operators", "passes", "proof", "norms")
-# Every suite that sees what these parts decide; the nearest are moved to the front.
+# Every suite that sees what these parts decide; the quick and near first.
 SUITES = (
-    "tests/operators",
     "tests/norms",
-    "tests/passes",
+    "tests/operators",
     "tests/proof",
+    "tests/passes",
     "tests/refusal",
     "tests/pipeline",
     "tests/soundness",
-    "tests/models/test_recipes.py",
     "tests/check",
+    "tests/models/test_recipes.py",
 )
-_TIMEOUT_S = 1800
+KNOWN = ROOT / "build" / "mutants" / "functions.jsonl"
+# Of a test that is too long with so many parameters, the others are not tried.
+_SLOW = 2
+# Far above what the tests need on the code as it is.
+_LIMIT_S, _LIMIT_TIMES = 60, 10
 _TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq,
@@ -54,44 +66,42 @@ _TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Is: ast.IsNot,
     ast.IsNot: ast.Is,
 }
-# An editable install answers for the package before sys.path does.
-_START = (
-    "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'Editable' not in repr(f)];"
-    "sys.path.insert(0, '.'); import pytest; sys.exit(pytest.main(sys.argv[1:]))"
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One decision of one module, and what it becomes."""
+    """One decision of one module, what it becomes, and the code objects that change."""
 
     module: str
     line: int
     before: str
     after: str
+    codes: dict[CodeType, CodeType]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the tests said of a mutant; ``test`` is the one that killed it."""
+    """What the tests said of a mutant; ``why`` is the test that killed it, or why none can."""
 
+    seed: int
     module: str
     line: int
     before: str
     after: str
-    killed: bool
-    test: str
+    verdict: str
+    why: str
 
 
 def turned(node: ast.AST) -> Iterator[ast.expr]:
     """Yield what a decision may be turned into."""
     if isinstance(node, ast.Compare):
         for index, operator in enumerate(node.ops):
-            other = copy.deepcopy(node)
+            other = copy.copy(node)
+            other.ops = [*node.ops]
             other.ops[index] = _TURNED[type(operator)]()
             yield other
     elif isinstance(node, ast.BoolOp):
-        other = copy.deepcopy(node)
+        other = copy.copy(node)
         other.op = ast.And() if isinstance(node.op, ast.Or) else ast.Or()
         yield other
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
@@ -106,93 +116,202 @@ class _Swap(ast.NodeTransformer):
         return self._new if node is self._old else self.generic_visit(node)
 
 
-def decisions(path: Path) -> int:
-    """Return how many mutants a module has."""
-    return sum(len(list(turned(node))) for node in ast.walk(ast.parse(path.read_text())))
+def mutants_of(path: Path) -> Iterator[Callable[[], Mutant]]:
+    """Yield a maker of each mutant of a module."""
+    source = path.read_text()
+    pairs = [(node, new) for node in ast.walk(ast.parse(source)) for new in turned(node)]
+    for number in range(len(pairs)):
+        yield lambda number=number: _mutant(path, source, number)  # type: ignore[misc]
 
 
-def mutant_of(path: Path, number: int) -> tuple[Mutant, str]:
-    """Return one mutant of a module, and its source."""
-    tree = ast.parse(path.read_text())
-    pairs = [(node, new) for node in ast.walk(tree) for new in turned(node)]
-    old, new = pairs[number]
-    words = ast.unparse(old), ast.unparse(new)
-    place = Mutant(str(path.relative_to(ROOT)), getattr(old, "lineno", 0), *words)
-    return place, ast.unparse(_Swap(old, new).visit(tree))
+def _mutant(path: Path, source: str, number: int) -> Mutant:
+    tree = ast.parse(source)
+    old, new = [(node, new) for node in ast.walk(tree) for new in turned(node)][number]
+    words = old.lineno, ast.unparse(old), ast.unparse(new)  # type: ignore[attr-defined]
+    before = compile(source, str(path), "exec", dont_inherit=True)
+    after = compile(_Swap(old, new).visit(tree), str(path), "exec", dont_inherit=True)
+    return Mutant(str(path), *words, dict(_changed(before, after)))
 
 
-def suites_of(module: str) -> list[str]:
-    """Return all suites, the ones that mirror the module's folder first."""
-    folder = Path("tests") / Path(module).relative_to("onnxfold").parent
-    near = [str(place) for place in (folder, *folder.parents) if (ROOT / place).is_dir()]
-    near = [place for place in near if place not in ("tests", ".")]
-    return list(dict.fromkeys((*near, *SUITES)))
+def _changed(before: CodeType, after: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
+    """Yield the code objects of functions, methods and lambdas that differ, the outermost first."""
+    if before != after:
+        yield before, after
+        inner = [code for code in before.co_consts if isinstance(code, CodeType)]
+        others = [code for code in after.co_consts if isinstance(code, CodeType)]
+        for one, other in zip(inner, others, strict=True):
+            yield from _changed(one, other)
 
 
-def judge(mutant: Mutant, source: str) -> Verdict:
-    """Run the tests on a copy of the tree that holds the mutant."""
-    with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "tree"
-        hidden = shutil.ignore_patterns(".*", "build", "__pycache__", "_native")
-        shutil.copytree(ROOT, tree, ignore=hidden, symlinks=True)
-        for place in onnxfold.__path__:
-            built = Path(place) / "_native"
-            if built.is_dir():
-                shutil.copytree(built, tree / "onnxfold" / "_native", dirs_exist_ok=True)
-        (tree / mutant.module).write_text(source)
-        test = _first_failure(tree, suites_of(mutant.module))
-    fields = (mutant.module, mutant.line, mutant.before, mutant.after)
-    return Verdict(*fields, test is not None, test or "")
+def replace(codes: dict[CodeType, CodeType]) -> int:
+    """Give every living function its new code; return how many there are."""
+    living = [one for one in gc.get_objects() if isinstance(one, FunctionType)]
+    changed = [function for function in living if function.__code__ in codes]
+    for function in changed:
+        function.__code__ = codes[function.__code__]
+    return len(changed)
 
 
-def _first_failure(tree: Path, suites: Sequence[str]) -> str | None:
-    """Return the test that fails, None where all pass; a run without end is a failure too."""
-    command = [sys.executable, "-c", _START, "-q", "-x", "--no-header", "-p", "no:cacheprovider"]
-    environment = os.environ | {"HYPOTHESIS_STORAGE_DIRECTORY": str(tree / ".hypothesis")}
-    for suite in suites:
+class Tester:
+    """A pytest plugin that does its own loop over the collected tests."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._items: dict[str, pytest.Item] = {}
+        self._outcomes: set[str] = set()
+        self._trusted: set[str] = set()
+        self._seconds: dict[str, float] = {}
+        self._tests: dict[str, set[str]] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Note what the tests run, then judge the mutants."""
+        self._items = {item.nodeid: item for item in spread(session.items, self._options.each)}
+        in_a_child(self._note, 36_000)
+        self._read()
+        print(f"{len(self._seconds)} tests, {sum(self._seconds.values()):.0f} s")
+        for number, mutant in enumerate(sample(self._options.count, self._options.seed)):
+            if number >= self._options.skip:
+                self._judge(mutant)
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._outcomes.add(report.outcome)
+
+    def _run(self, item: pytest.Item) -> set[str]:
+        """Run one test; return the outcomes of its parts."""
+        self._outcomes.clear()
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        return self._outcomes
+
+    def _note(self) -> str:
+        """Write for each test its processor time, and the functions of the parts that it runs."""
+        KNOWN.parent.mkdir(parents=True, exist_ok=True)
+        done = {row["test"] for row in known()}
+        signal.signal(signal.SIGPROF, _too_long)
+        roots = tuple(str(ROOT / "onnxfold" / part) + os.sep for part in PARTS)
+        slow: dict[str, int] = {}
+        for name, item in self._items.items():
+            test = name.partition("[")[0]
+            if name in done or slow.get(test, 0) == _SLOW:
+                continue
+            seen: set[CodeType] = set()
+            start = time.process_time()
+            sys.settrace(lambda frame, _event, _arg, seen=seen: seen.add(frame.f_code))  # type: ignore[misc]
+            signal.setitimer(signal.ITIMER_PROF, self._options.longest)
+            passed = self._run(item) == {"passed"}
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            sys.settrace(None)
+            ours = [code for code in seen if code.co_filename.startswith(roots)]
+            row = {
+                "test": name,
+                "seconds": round(time.process_time() - start, 3),
+                "functions": sorted(map(_name, ours)) if passed else [],
+            }
+            slow[test] = slow.get(test, 0) + ("skipped" in self._outcomes)
+            with KNOWN.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        return ""
+
+    def _read(self) -> None:
+        for row in known():
+            if row["functions"] and row["test"] in self._items:
+                self._seconds[row["test"]] = row["seconds"]
+                for name in row["functions"]:
+                    self._tests.setdefault(name, set()).add(row["test"])
+
+    def _judge(self, mutant: Mutant) -> None:
+        module = str(Path(mutant.module).relative_to(ROOT))
+        near = str(Path("tests") / Path(module).relative_to("onnxfold").parent) + "/"
+        found = set().union(*(self._tests.get(_name(code), set()) for code in mutant.codes))
+        order = sorted(found, key=lambda name: (not name.startswith(near), self._seconds[name]))
+        limit = _LIMIT_S + _LIMIT_TIMES * sum(self._seconds[name] for name in order)
+        said = in_a_child(lambda: self._first_failure(mutant, order), int(limit))
+        if said in self._items and said not in self._trusted:
+            if in_a_child(lambda: "".join(self._run(self._items[said])), int(limit)) != "passed":
+                raise AssertionError(f"{said} fails on the code as it is")
+            self._trusted.add(said)
+        verdict = {"": "survives", "import": "at import"}.get(said, "killed")
+        words = (module, mutant.line, mutant.before, mutant.after)
+        row = Verdict(self._options.seed, *words, verdict, said)
+        print(f"{verdict:9} {module}:{words[1]}: {words[2]} -> {words[3]}  {said} ({len(order)})")
+        sys.stdout.flush()
+        if self._options.keep:
+            append(self._options.keep, [row])
+
+    def _first_failure(self, mutant: Mutant, order: Iterable[str]) -> str:
+        if not replace(mutant.codes):
+            return "import"
+        return next((name for name in order if "failed" in self._run(self._items[name])), "")
+
+
+def _too_long(_signal: int, _frame: FrameType | None) -> None:
+    pytest.skip("too long for each mutant")
+
+
+def known() -> list[dict[str, Any]]:
+    """Return what is noted of the tests."""
+    return [json.loads(row) for row in KNOWN.read_text().splitlines()] if KNOWN.exists() else []
+
+
+def _name(code: CodeType) -> str:
+    return f"{Path(code.co_filename).relative_to(ROOT)}:{code.co_qualname}:{code.co_firstlineno}"
+
+
+def in_a_child(work: Callable[[], str], limit_s: int) -> str:
+    """Return what a forked process says, or how it ended without a word."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
         try:
-            done = subprocess.run(
-                [*command, suite],
-                cwd=tree,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return f"{suite}: no end"
-        if done.returncode:
-            named = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ER"))]
-            return named[0].split(" - ")[0] if named else f"{suite}: exit {done.returncode}"
-    return None
+            os.write(writer, work().encode())
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(writer)
+    said = b""
+    while part := os.read(reader, 1 << 16):
+        said += part
+    os.close(reader)
+    _, status = os.waitpid(child, 0)
+    return said.decode() if not status else f"no end, or a crash: status {status}"
+
+
+def spread(items: Iterable[pytest.Item], each: int) -> list[pytest.Item]:
+    """Return at most so many parameters of each test, evenly spread, in the order of the tests."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return [group[k] for group in groups.values() for k in _places(len(group), each)]
+
+
+def _places(count: int, most: int) -> list[int]:
+    return sorted({int(place) for place in np.linspace(0, count - 1, min(count, most))})
+
+
+def sample(count: int, seed: int) -> Iterator[Mutant]:
+    """Yield mutants of the parts, drawn without putting back."""
+    paths = sorted(path for part in PARTS for path in (ROOT / "onnxfold" / part).rglob("*.py"))
+    every = [make for path in paths for make in mutants_of(path)]
+    for index in np.random.default_rng(seed).permutation(len(every))[:count]:
+        yield every[index]()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--count", type=int, default=20, help="how many mutants")
     parser.add_argument("--seed", type=int, default=0, help="which ones")
-    parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
-    parser.add_argument("--keep", type=Path, help="write the verdicts to this CSV file")
+    parser.add_argument("--skip", type=int, default=0, help="how many of them were tried before")
+    parser.add_argument("--each", type=int, default=50, help="how many parameters of one test")
+    parser.add_argument("--longest", type=float, default=10, help="seconds of one test")
+    parser.add_argument("--suites", nargs="*", default=SUITES, help="the tests to take")
+    parser.add_argument("--keep", type=Path, help="add the verdicts to this CSV file")
     options = parser.parse_args()
-    paths = sorted(path for part in PARTS for path in (ROOT / "onnxfold" / part).rglob("*.py"))
-    every = [(path, number) for path in paths for number in range(decisions(path))]
-    order = np.random.default_rng(options.seed).permutation(len(every))
-    chosen = [every[index] for index in order[: options.count]]
-    verdicts = []
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for verdict in pool.map(lambda place: judge(*mutant_of(*place)), chosen):
-            verdicts.append(verdict)
-            mark = "killed  " if verdict.killed else "SURVIVES"
-            place = f"{verdict.module}:{verdict.line}"
-            print(
-                f"{mark} {place}: {verdict.before} -> {verdict.after}  {verdict.test}", flush=True
-            )
-    killed = sum(verdict.killed for verdict in verdicts)
-    print(f"{killed} of {len(verdicts)} killed ({len(every)} possible, seed {options.seed})")
-    if options.keep:
-        write(options.keep, verdicts)
-    return 0
+    flags = ["-q", "-s", "-p", "no:cacheprovider", "--graphs", "100"]
+    return int(pytest.main([*flags, *options.suites], plugins=[Tester(options)]))
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ _DIGITS = {
 }
 
 
-def refuse_narrow(view: ModelInfo, value: ir.Value | None) -> Refusal | None:
+def refuse_narrow(view: ModelInfo, value: ir.Value) -> Refusal | None:
     """Say why a weight must keep its numbers: something computes with them in a wider type."""
     tensor = view.tensor(value)
-    if value is None or tensor is None or tensor.dtype not in _DIGITS:
+    if tensor is None or tensor.dtype not in _DIGITS:
         return None
     waiting, seen = [value], {value}
     while waiting:

@@ -11,6 +11,8 @@ from safetensors.numpy import save_file
 
 Array = npt.NDArray[np.generic]
 WIDTH, INNER, WORDS = 16, 24, 20
+LAYER = "gpt_neox.layers.1"
+NORM, READER = f"{LAYER}.input_layernorm", f"{LAYER}.attention.query_key_value"
 METADATA = {"format": "pt", "note": "stays"}
 
 

@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 from torch.nn import functional as F
 
-__all__ = ["EXPECTED", "MODELS", "Tied", "bart", "encoder", "gpt2", "opt", "whisper"]
+__all__ = ["EXPECTED", "MODELS", "Annotated", "Tied", "bart", "encoder", "gpt2", "opt", "whisper"]
 
 TOKENS = (2, 7)
 Example = tuple[nn.Module, dict[str, Any] | tuple[Any, ...]]
@@ -150,6 +150,19 @@ class Residual(nn.Module):
         for norm, layer in zip(self.norms, self.layers, strict=True):
             x = x + layer(F.relu(norm(x)))
         return self.head(F.relu(self.last(x)))
+
+
+class Annotated(nn.Module):
+    """The norm of "The Annotated Transformer": by the unbiased deviation, epsilon outside."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a_2, self.b_2 = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.eps = 1e-6
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        mean, deviation = hidden.mean(-1, keepdim=True), hidden.std(-1, keepdim=True)
+        return self.a_2 * (hidden - mean) / (deviation + self.eps) + self.b_2
 
 
 class Tied(nn.Module):

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import logging
-import pickle
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +22,18 @@ import onnxfold
 from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.torch import FoldReport, RMSNorm, bake, fold, unfold
 from onnxfold.torch.analysis import Analysis, Changes
-from onnxfold.torch.norm_calls import NormCalls
-from tests.training.models import EXPECTED, MODELS, Tied, bart, encoder, gpt2, opt, whisper
-
-# Sums of at most 100 terms in some hundred layers of operations, divided by deviations that are not
-# small: 1e5 units of 1e-16, of the largest number.
-TOLERANCE = 1e-10
+from tests.training.models import (
+    EXPECTED,
+    MODELS,
+    Annotated,
+    Tied,
+    bart,
+    encoder,
+    gpt2,
+    opt,
+    whisper,
+)
+from tests.training.outcomes import TOLERANCE, assert_same, called, distance, outcome, varied, wide
 
 pytestmark = pytest.mark.filterwarnings("default")  # the exporter's, on its own code
 
@@ -39,59 +42,6 @@ pytestmark = pytest.mark.filterwarnings("default")  # the exporter's, on its own
 def _quiet_and_seeded() -> None:
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.manual_seed(0)
-
-
-def called(model: nn.Module, inputs: Any) -> torch.Tensor:
-    if isinstance(inputs, torch.Tensor):
-        inputs = (inputs,)
-    output = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
-    return output if isinstance(output, torch.Tensor) else output[0]
-
-
-def varied(model: nn.Module) -> nn.Module:
-    """The model with gammas, betas and biases that are not 1 and 0."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return model
-
-
-def wide(inputs: Any) -> Any:
-    if isinstance(inputs, dict):
-        return {key: wide(value) for key, value in inputs.items()}
-    if isinstance(inputs, tuple):
-        return tuple(wide(value) for value in inputs)
-    floating = isinstance(inputs, torch.Tensor) and inputs.is_floating_point()
-    return inputs.double() if floating else inputs
-
-
-def outcome(
-    model: nn.Module, parameters: dict[str, nn.Parameter], inputs: Any, training: bool
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The output and the gradient of every parameter, in float64 from one seed."""
-    model.train(training)
-    torch.manual_seed(7)
-    output = called(model, inputs)
-    torch.manual_seed(8)
-    (output * torch.randn_like(output)).sum().backward()
-    grads = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    for parameter in parameters.values():
-        parameter.grad = None
-    return output.detach(), grads
-
-
-def distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a - b).abs().max()) if a.numel() else 0.0
-
-
-def assert_same(
-    first: tuple[torch.Tensor, dict[str, torch.Tensor]],
-    second: tuple[torch.Tensor, dict[str, torch.Tensor]],
-) -> None:
-    assert distance(first[0], second[0]) <= TOLERANCE * float(first[0].abs().max())
-    largest = max(float(grad.abs().max()) for grad in first[1].values())
-    for name, grad in first[1].items():
-        assert distance(grad, second[1][name]) <= TOLERANCE * largest, name
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -266,191 +216,6 @@ def test_a_norm_that_two_places_share_folds_where_both_do() -> None:
     both, one = Shared(True), Shared(False)
     assert fold(both, (x,)).folded == ("norm",)
     assert "not every call folds" in fold(one, (x,)).left["norm"]
-
-
-class Annotated(nn.Module):
-    """The norm of "The Annotated Transformer": by the unbiased deviation, epsilon outside."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.a_2, self.b_2 = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
-        self.eps = 1e-6
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        mean, deviation = hidden.mean(-1, keepdim=True), hidden.std(-1, keepdim=True)
-        return self.a_2 * (hidden - mean) / (deviation + self.eps) + self.b_2
-
-
-class Explicit(nn.Module):
-    """A norm without a bias that computes its variance as the mean square of what is centred."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x - x.mean(-1, keepdim=True)
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * self.gain
-
-
-class AndMore(Explicit):
-    """The same with an activation behind it: the module is no norm alone."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(super().forward(x))
-
-
-@pytest.mark.parametrize("kind", [Annotated, Explicit])
-def test_norms_that_are_written_by_hand_fold(kind: type[nn.Module]) -> None:
-    model = nn.Sequential(nn.Linear(4, 8), kind(8), nn.Linear(8, 8), AndMore(8), nn.Linear(8, 2))
-    varied(model).double()
-    original, x = copy.deepcopy(model), torch.randn(3, 4, dtype=torch.float64)
-    parameters, names = dict(model.named_parameters()), list(model.state_dict())
-    report = fold(model, (x,))
-    assert report.folded == ("1",)
-    assert isinstance(model[1], RMSNorm)
-    for training in (False, True):
-        assert_same(
-            outcome(original, dict(original.named_parameters()), x, training),
-            outcome(model, parameters, x, training),
-        )
-    unfold(model)
-    assert list(model.state_dict()) == names
-    assert isinstance(model[1], kind)
-
-
-class Called(nn.Module):
-    """A block whose forward calls its norms, around a module whose own norm may have to stay."""
-
-    def __init__(self, call: Callable[..., torch.Tensor], *, opaque: bool) -> None:
-        super().__init__()
-        self.read, self.write, self.last = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
-        self.gain, self.shift = (nn.Parameter(torch.ones(8)) for _ in range(2))
-        self.inner, self.call, self.opaque = nn.LayerNorm(8), call, opaque
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.read(x)
-        y = self.call(x, [8], self.gain, self.shift)
-        y = self.inner(F.gelu(y) if self.opaque else self.write(y))
-        x = x + self.write(y)
-        return self.last(self.call(x, (8,), weight=self.gain, eps=1e-3))
-
-
-CALLS = {
-    "functional": F.layer_norm,
-    "torch": torch.layer_norm,
-    "aten": torch.ops.aten.layer_norm,
-    "overload": torch.ops.aten.layer_norm.default,
-}
-
-
-@pytest.mark.parametrize("opaque", [False, True])
-@pytest.mark.parametrize("kind", CALLS)
-def test_norms_that_a_forward_calls_fold(kind: str, opaque: bool) -> None:
-    model = varied(nn.Sequential(Called(CALLS[kind], opaque=opaque), nn.Tanh())).double()
-    original, x = copy.deepcopy(model), torch.randn(3, 4, dtype=torch.float64)
-    parameters, names = dict(model.named_parameters()), list(model.state_dict())
-    report = fold(model, (x,))
-    assert report.folded == (("0",) if opaque else ("0", "0.inner"))
-    assert set(report.left) == ({"0.inner"} if opaque else set())
-    for training in (False, True):
-        assert_same(
-            outcome(original, dict(original.named_parameters()), x, training),
-            outcome(model, parameters, x, training),
-        )
-    # Where the mean is there, the two norms differ: the calls are RMSNorms, and not all of them.
-    baked = bake(copy.deepcopy(model))
-    with torch.no_grad():
-        baked[0].read.bias.add_(1)
-        assert distance(baked(x), original(x)) > 1e-3
-    unfold(model)
-    assert "forward" not in model[0].__dict__ | model[0].inner.__dict__
-    assert list(model.state_dict()) == names
-    assert torch.equal(model(x), original(x))
-
-
-def test_the_norm_within_a_call_that_folds_must_not_fold_with_it() -> None:
-    """Forced, the LayerNorm that reads what GELU gives is an RMSNorm too: the outputs differ."""
-    model = varied(Called(F.layer_norm, opaque=True)).double()
-    x = torch.randn(3, 4, dtype=torch.float64)
-    with torch.no_grad():
-        truth = model(x)
-        assert fold(model, (x,)).folded == ("",)
-        assert distance(model(x), truth) <= TOLERANCE * float(truth.abs().max())
-        NormCalls.remove(model.inner)
-        assert distance(model(x), truth) > 1e-3
-
-
-class TwoCalls(nn.Module):
-    """The second norm reads what GELU gives: one answer cannot be right for both."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = F.gelu(F.layer_norm(self.layer(x), (8,)))
-        return self.last(F.layer_norm(y, (8,)))
-
-
-class Inline(TwoCalls):
-    """A norm of single operations amid a forward."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.layer(x)
-        x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
-        return self.last(x)
-
-
-class Native(TwoCalls):
-    """The call that gives the mean and the deviation as well."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(torch.native_layer_norm(self.layer(x), (8,), None, None, 1e-5)[0])
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        (TwoCalls, "it is called more than once, and not every call folds"),
-        (Inline, "its forward normalises in operations of its own"),
-        (Native, "its forward normalises in operations of its own"),
-    ],
-)
-def test_norms_in_a_forward_that_stay_are_named(kind: type[nn.Module], reason: str) -> None:
-    model = nn.Sequential(kind())
-    report = fold(model, (torch.randn(3, 4),))
-    assert not report.folded
-    assert reason in report.left["0"]
-    assert "forward" not in model[0].__dict__
-
-
-def test_models_with_calls_compile_export_and_are_copied() -> None:
-    model, x = varied(Called(F.layer_norm, opaque=True)), torch.randn(3, 4)
-    fold(model, (x,))
-    y = model(x)
-    for each in (
-        torch.compile(copy.deepcopy(model), backend="aot_eager", fullgraph=True),
-        pickle.loads(pickle.dumps(bake(copy.deepcopy(model)))),  # noqa: S301  # ours
-    ):
-        # V is V, and the same operations follow in the same order.
-        assert torch.equal(each(x), y)
-    assert list(inspect.signature(model.forward).parameters) == ["x"]
-    with torch.no_grad():
-        program = torch.onnx.export(model.eval(), (x,), dynamo=True, verbose=False)
-    kinds = [node.op_type for node in program.model.graph]
-    assert kinds.count("LayerNormalization") == 1
-
-
-def test_a_dropout_before_a_call_is_seen() -> None:
-    model = nn.Sequential(nn.Dropout(0.5), Called(F.layer_norm, opaque=False))
-    assert set(fold(copy.deepcopy(model), (torch.randn(3, 4),)).folded) == {"1", "1.inner"}
-    model[1].read = nn.Sequential(model[1].read, nn.Dropout(0.5))
-    report = fold(copy.deepcopy(model), (torch.randn(3, 4),))
-    assert not report.folded
-    assert "dropout='recentre' removes the mean" in report.left["1"]
-    recentred = fold(model, (torch.randn(3, 4),), dropout="recentre")
-    assert (len(recentred.folded), recentred.recentred) == (2, ("1.read.1",))
 
 
 class ReadTwice(nn.Module):

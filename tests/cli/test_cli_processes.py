@@ -1,0 +1,155 @@
+"""The command in a process of its own: shells, terminals, full devices, unfit packages."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+import onnxfold
+from tests.builders import chain_model
+
+
+def test_chain_of_every_target_runs_from_a_shell(tmp_path: Path) -> None:
+    """One real process, so that entry point, imports and exit code are the shipped ones."""
+    onnx.save(chain_model(), tmp_path / "m.onnx")
+    command = [sys.executable, "-m", "onnxfold", "optimize", "m.onnx", "-o", "o.onnx"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 1 LayerNorm folds" in done.stdout
+    assert done.stderr == ""
+
+
+def test_help_teaches_without_loading_anything_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['onnxfold', '--help']\n"
+        "from onnxfold.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "heavy = ('numpy', 'onnx', 'onnx_ir', 'onnxruntime', 'scipy')\n"
+        "print([module for module in heavy if module in sys.modules])"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Usage: onnxfold [OPTIONS]" in done.stdout
+    assert "optimize" in done.stdout
+    assert "Exit codes" in done.stdout
+    assert done.stdout.strip().endswith("[]")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full here")
+def test_an_output_that_takes_nothing_is_one_line(model: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "onnxfold", "inspect", str(model), "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[0] == (
+        "onnxfold: what there is to say cannot be written: No space left on device"
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_times_are_told_to_the_microsecond(model: Path) -> None:
+    seconds = onnxfold.optimize(model, dry_run=True).report["timing_s"]
+    assert seconds
+    assert all(spent == round(spent, 6) for spent in seconds.values())
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_a_terminal_gets_colour_and_width_unless_it_asks_for_none(
+    model: Path, monkeypatch: pytest.MonkeyPatch, colour: bool
+) -> None:
+    green = b"\x1b[32m"
+    names = {"TERM": "xterm", "COLUMNS": "60"} | ({} if colour else {"NO_COLOR": "1"})
+    said = on_terminal(model, names)
+    assert (green in said) == colour
+    plain = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", said)
+    assert max(len(line) for line in re.split(rb"[\r\n]+", plain)) <= 60
+
+
+def on_terminal(model: Path, names: dict[str, str]) -> bytes:
+    """Return what `inspect` writes to a terminal of its own."""
+    ours, theirs = os.openpty()
+    inherited = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
+    words = [sys.executable, "-m", "onnxfold", "inspect", str(model)]
+    with subprocess.Popen(words, env=inherited | names, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        said = b""
+        with contextlib.suppress(OSError):  # the other end was closed
+            while piece := os.read(ours, 1024):
+                said += piece
+        assert process.wait(timeout=60) == 0
+    os.close(ours)
+    return said
+
+
+_OLD_PROTOBUF = """
+import sys
+import google.protobuf.runtime_version as version
+version.MAJOR = version.OSS_MAJOR = 4
+sys.argv = ["onnxfold", "inspect", "model.onnx"]
+from onnxfold.__main__ import run
+run()
+"""
+
+
+_NO_ML_DTYPES = """
+import sys
+sys.modules["ml_dtypes"] = None
+sys.argv = ["onnxfold", "inspect", "model.onnx"]
+from onnxfold.__main__ import run
+run()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "what"), [(_OLD_PROTOBUF, "runtime 4."), (_NO_ML_DTYPES, "ml_dtypes")]
+)
+def test_packages_that_do_not_fit_together_are_named_with_the_remedy(
+    program: str, what: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    assert done.stderr.startswith("onnxfold: the installed packages do not fit together: ")
+    assert what in done.stderr
+    assert "pip install --upgrade" in done.stderr
+    assert "defect" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["optimize", "Plan", "verify"])
+@pytest.mark.parametrize(
+    ("program", "what"), [(_OLD_PROTOBUF, "runtime 4."), (_NO_ML_DTYPES, "ml_dtypes")]
+)
+def test_python_says_the_same_of_packages(program: str, what: str, name: str) -> None:
+    used = program[: program.index("sys.argv")] + (
+        "import onnxfold\n"
+        f"try: onnxfold.{name}\n"
+        "except onnxfold.DependencyError as error: print(error, isinstance(error, ImportError))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", used], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("the installed packages do not fit together: ")
+    assert what in done.stdout
+    assert done.stdout.endswith("pip install --upgrade onnxfold onnx protobuf True\n")
+
+
+def test_a_fault_of_our_own_stays_what_it_is() -> None:
+    program = (
+        "import sys\nsys.modules['onnxfold.model_io'] = None\nimport onnxfold\nonnxfold.optimize"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "fit together" not in done.stderr
