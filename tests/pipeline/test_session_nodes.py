@@ -21,14 +21,19 @@ ADDITIONS = ("Add", "Sum")
 VIEWS = ("Reshape",)  # moves no number: a fused addition leaves one behind the norm and the sum
 
 
-def executed(path: Path, folder: Path) -> Counter[str]:
-    """The additions and the other operators that a session executes."""
+def session(path: Path, folder: Path) -> list[onnx.NodeProto]:
+    """The nodes that a session executes."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.optimized_model_filepath = str(folder / "session.onnx")
     ort.InferenceSession(path, options, ["CPUExecutionProvider"])
+    return list(onnx.load(folder / "session.onnx").graph.node)
+
+
+def executed(path: Path, folder: Path) -> Counter[str]:
+    """The additions and the other operators that a session executes."""
     counts: Counter[str] = Counter()
-    for node in onnx.load(folder / "session.onnx").graph.node:
+    for node in session(path, folder):
         if node.op_type in BIAS:
             counts["additions"] += 1 + any(node.input[BIAS[node.op_type] :])
         if node.op_type not in VIEWS:
@@ -63,6 +68,16 @@ def test_a_session_executes_what_the_plan_has_priced(
     result = onnxfold.optimize(path, output, target=target, check=None)
     more = executed(output if output.exists() else path, tmp_path) - executed(path, tmp_path)
     assert more - priced(result, onnx.load(path), target) == Counter()
+
+
+def test_all_recipes_together_execute_fewer_nodes(tmp_path: Path) -> None:
+    before = after = 0
+    for path in RECIPES:
+        output = tmp_path / path.name
+        onnxfold.optimize(path, output, check=None)
+        before += len(session(path, tmp_path))
+        after += len(session(output if output.exists() else path, tmp_path))
+    assert after < before
 
 
 def test_nothing_is_priced_where_nothing_folds() -> None:

@@ -219,7 +219,22 @@ class TargetLowering:
         kernels = self._target is Target.KERNELS and site.input.dtype is not ir.DataType.DOUBLE
         if site.form is not NormForm.DECOMPOSED:
             return kernels and site.nodes[-1].domain != DOMAIN
-        return kernels or self._has_operator(_STATISTICS[site.kind])
+        return kernels or self._has_operator(_STATISTICS[site.kind]) or self._respells(site)
+
+    def _respells(self, site: NormSite) -> bool:
+        """Whether ONNX Runtime makes one operator of a norm once it is written as a quotient.
+
+        It looks for x / sqrt(..), or x * (1 / sqrt(..)), with gamma behind; dynamo writes
+        x * Reciprocal(sqrt(..)).
+        """
+        return (
+            self._target is Target.ONNX
+            and site.kind is NormKind.RMS_NORM
+            and site.input.dtype is ir.DataType.FLOAT
+            and site.gamma is not None
+            and self._trailing_axes(site) == 1
+            and any(node.op_type == "Reciprocal" for node in site.nodes)
+        )
 
     def _has_operator(self, statistics: Statistics) -> bool:
         """Whether the file has one operator for a norm, else it is spelled out."""
@@ -241,7 +256,7 @@ class TargetLowering:
         """
         if site.kind is NormKind.DYT or site.form is not NormForm.DECOMPOSED:
             return None
-        if self.calls_in_place(site):
+        if self.calls_in_place(site) and not self._respells(site):
             return None
         sentence = "stays spelled out, and runtimes fuse it only with the product by gamma in it"
         label = (node_label(site.nodes[-1]),)

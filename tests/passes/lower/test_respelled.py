@@ -1,0 +1,73 @@
+"""RMSNorms that dynamo writes as products with a Reciprocal, of which sessions make no operator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import numpy_helper, parser
+
+import onnxfold
+
+WIDTH = 8
+
+
+def rms(*, gamma: bool = True, kind: str = "float") -> onnx.ModelProto:
+    """An RMSNorm in front of a linear layer, as dynamo exports it."""
+    scaled = "n = Mul(G, normed)" if gamma else "n = Identity(normed)"
+    model = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 18]>\n'
+        f"graph ({kind}[B,4,{WIDTH}] x) => ({kind}[B,4,{WIDTH}] y) {{"
+        " square = Pow(x, TWO)  mean = ReduceMean<keepdims=1>(square, LAST)"
+        " shifted = Add(mean, EPSILON)  root = Sqrt(shifted)  inverse = Reciprocal(root)"
+        f" normed = Mul(x, inverse)  {scaled}  y = MatMul(n, W) }}"
+    )
+    rng = np.random.default_rng(0)
+    dtype = np.float32 if kind == "float" else np.float16
+    weights = {
+        "TWO": np.array(2, dtype),
+        "EPSILON": np.array(1e-5, dtype),
+        "LAST": np.array([-1]),
+        "G": rng.standard_normal(WIDTH).astype(dtype),
+        "W": rng.standard_normal((WIDTH, WIDTH)).astype(dtype),
+    }
+    for name, array in weights.items():
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return model
+
+
+def executed(model: onnx.ModelProto, path: str) -> list[str]:
+    """The operators of a session."""
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = path
+    ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    return [node.op_type for node in onnx.load(path).graph.node]
+
+
+def operators(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def test_a_session_makes_one_operator_of_a_quotient(tmp_path: Path) -> None:
+    path = str(tmp_path / "session.onnx")
+    result = onnxfold.optimize(rms())
+    assert "SimplifiedLayerNormalization" not in executed(rms(), path)
+    assert executed(result.model, path) == ["SimplifiedLayerNormalization", "MatMul"]
+    assert onnxfold.optimize(result.model).model == result.model
+
+
+def test_no_weight_changes() -> None:
+    """The product by gamma has to stay, so that nothing were gained by moving gamma."""
+    made = onnxfold.optimize(rms()).model
+    kept = {each.name: numpy_helper.to_array(each) for each in made.graph.initializer}
+    for each in rms().graph.initializer:
+        if each.name in "GW":
+            np.testing.assert_array_equal(kept[each.name], numpy_helper.to_array(each))
+
+
+@pytest.mark.parametrize("model", [rms(gamma=False), rms(kind="float16")])
+def test_what_a_session_makes_no_operator_of_stays(model: onnx.ModelProto) -> None:
+    assert "Reciprocal" in operators(onnxfold.optimize(model).model)
