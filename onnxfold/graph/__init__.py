@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from onnxfold.graph.attributes import keeps_dims
-from onnxfold.graph.constants import constant_tensor
+from onnxfold.graph.constants import FLOATS, constant_tensor
 from onnxfold.graph.dims import ONE, Dim, Extent, Shape, extent
 from onnxfold.graph.fiber import AxisBlock, Fiber, follow_reshape, whole_axes
 from onnxfold.graph.model_info import ModelInfo, Reader, node_label, operator
 
 __all__ = [
+    "FLOATS",
     "ONE",
     "AxisBlock",
     "Dim",

@@ -20,6 +20,11 @@ from onnxfold.operators.table import row_of
 
 Array = npt.NDArray[np.generic]
 
+# The types of what norms compute with, and of weights that can be edited.
+FLOATS = frozenset(
+    {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
+)
+
 # What onnx's evaluator raises for operands that an operator does not take.
 _NO_RESULT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxfold.graph.constants import ConstantFolder, constant_tensor
 from onnxfold.graph.dims import Dim, Shape
-from onnxfold.graph.traversal import all_graphs, declared_shape, graph_values
+from onnxfold.graph.traversal import NodeQueue, all_graphs, declared_shape, graph_values
 
 _SMALL_CONSTANT_ELEMENTS = 1 << 16
 
@@ -51,12 +51,24 @@ class ModelInfo:
         self.graphs = tuple(all_graphs(model))
         self._refs: dict[ir.Value, str] | None = None
         self._dead: frozenset[ir.Node] | None = None
+        self._order: dict[ir.Node, int] | None = None
         self._folder = ConstantFolder(self.opset, self.shape, _SMALL_CONSTANT_ELEMENTS)
 
     def nodes(self) -> Iterator[ir.Node]:
         """Yield every node of the main graph and of all bodies, parents first."""
         for graph in self.graphs:
             yield from graph
+
+    @property
+    def order(self) -> Mapping[ir.Node, int]:
+        """The number of every node in that order, which is topological in each graph."""
+        if self._order is None:
+            self._order = {node: number for number, node in enumerate(self.nodes())}
+        return self._order
+
+    def queue(self) -> NodeQueue:
+        """Return an empty queue of nodes of any graph."""
+        return NodeQueue(self.order)
 
     def ref(self, value: ir.Value) -> str:
         """Return a name for the value that is unique in the model, bodies included.

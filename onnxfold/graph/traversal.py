@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import heapq
+from collections.abc import Collection, Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -72,3 +73,32 @@ def fixed_tensor(value: ir.Value) -> ir.TensorProtocol | None:
 
 def _symbol(dim: ir.SymbolicDimProtocol) -> Dim:
     return str(dim.value) if dim.value is not None else None
+
+
+class NodeQueue:
+    """Nodes to visit in the order of the graph, each once however often it is added.
+
+    What is added while a node is visited stands behind it: then all that reaches a node has been
+    visited before it.
+    """
+
+    def __init__(self, order: Mapping[ir.Node, int]):
+        self._order = order
+        self._waiting: list[tuple[int, ir.Node]] = []
+        self._known: set[ir.Node] = set()
+
+    def add(self, node: ir.Node) -> None:
+        """Let a node wait for its turn."""
+        if node not in self._known:
+            self._known.add(node)
+            heapq.heappush(self._waiting, (self._order[node], node))
+
+    def add_readers(self, value: ir.Value) -> None:
+        """Let the nodes wait that read a value, but for those without a place in the order."""
+        for use in value.uses():
+            if use.node in self._order:
+                self.add(use.node)
+
+    def __iter__(self) -> Iterator[ir.Node]:
+        while self._waiting:
+            yield heapq.heappop(self._waiting)[1]

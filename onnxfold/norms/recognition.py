@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
-import onnx_ir as ir
-
 from onnxfold.graph import ModelInfo
 from onnxfold.norms.decomposed import decomposed_sites
 from onnxfold.norms.dyt import dyt_sites
@@ -30,9 +28,4 @@ def _find(view: ModelInfo) -> tuple[NormSite, ...]:
     taken = {node for site in spelled for node in site.nodes}
     whole = [op_site(view, node) for node in view.nodes() if node not in taken]
     sites = [*spelled, *(site for site in whole if site is not None)]
-    order = {node: index for index, node in enumerate(view.nodes())}
-    return tuple(sorted(sites, key=lambda site: order[_last(site)]))
-
-
-def _last(site: NormSite) -> ir.Node:
-    return site.nodes[-1]
+    return tuple(sorted(sites, key=lambda site: view.order[site.nodes[-1]]))

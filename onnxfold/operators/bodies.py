@@ -29,6 +29,7 @@ from onnxfold.operators.functions import (
     Output,
     Signature,
     Statistics,
+    axes_of,
 )
 
 _AttributeValue: TypeAlias = ir.Attr | ir.TensorProtocol | int | float | list[int]
@@ -88,7 +89,7 @@ def setting_of(
     convertible = convertible and opset >= _CASTLIKE_SINCE and dtype is not ir.DataType.DOUBLE
     return Setting(
         ir.DataType.FLOAT if convertible else dtype,
-        -node.attributes.get_int("axis", -1),
+        axes_of(node),
         node.attributes.get_float("epsilon", 0.0),
         convertible,
         rms_operator,

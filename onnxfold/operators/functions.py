@@ -294,3 +294,8 @@ def call(
         domain=DOMAIN,
         num_outputs=len(signature.outputs),
     )
+
+
+def axes_of(node: ir.Node) -> int:
+    """Return over how many of the last axes a call works."""
+    return -node.attributes.get_int("axis", -1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber, ModelInfo, whole_axes
+from onnxfold.graph import FLOATS, Fiber, ModelInfo, whole_axes
 from onnxfold.operators.families.transfer import (
     Backward,
     Carried,
@@ -18,10 +18,6 @@ from onnxfold.operators.families.transfer import (
     unknown_shape,
 )
 from onnxfold.refusal import RefusalCode
-
-_FLOATS = frozenset(
-    {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
-)
 
 
 def _carry(
@@ -75,9 +71,9 @@ class Cast:
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         source, target = node.inputs[0], node.outputs[0]
-        if source is None or source.dtype not in _FLOATS:
+        if source is None or source.dtype not in FLOATS:
             return refuse(RefusalCode.UNSUPPORTED_TYPE, node, "converts from a non-floating type")
-        if _target(node) not in _FLOATS and target.dtype not in _FLOATS:
+        if _target(node) not in FLOATS and target.dtype not in FLOATS:
             return refuse(RefusalCode.UNSUPPORTED_TYPE, node, "converts to a non-floating type")
         return Carried(((0, fiber),))
 
@@ -96,8 +92,8 @@ def _target(node: ir.Node) -> ir.DataType | None:
 def between_floats(node: ir.Node) -> bool:
     """Whether a Cast or CastLike goes from one floating type to another."""
     source, target = node.inputs[0], node.outputs[0]
-    known = source is not None and source.dtype in _FLOATS
-    return known and (_target(node) in _FLOATS or target.dtype in _FLOATS)
+    known = source is not None and source.dtype in FLOATS
+    return known and (_target(node) in FLOATS or target.dtype in FLOATS)
 
 
 @dataclass(frozen=True, slots=True)

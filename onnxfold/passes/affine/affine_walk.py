@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from heapq import heappop, heappush
 
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo, Reader
+from onnxfold.graph import FLOATS, ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.operators import facets
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.absorb import Absorbs
 from onnxfold.passes.affine.reactions import Passes, before_layout, react
-from onnxfold.passes.scales.homogeneous import FLOATS
 from onnxfold.refusal import Refusal, RefusalCode
 
 
@@ -41,34 +38,37 @@ class EditPlace:
 
 
 def follow(
-    view: ModelInfo, order: Mapping[ir.Node, int], value: ir.Value, channels: Channels
+    view: ModelInfo, value: ir.Value, channels: Channels
 ) -> tuple[list[Reached], Refusal | None] | Refusal:
     """Return all linear readers, and why a shift does not reach all of them (None: it does).
 
     ``order`` numbers the nodes topologically.
     """
-    walk = _Walk(view, order, value)
-    refusal = walk.enter(value, channels)
-    while refusal is None and walk.pending:
-        refusal = walk.visit()
-    if refusal is not None:
-        return refusal
-    return walk.found, walk.shift_refusal
+    walk = _Walk(view, value)
+    refusal = walk.run(value, channels)
+    return (walk.found, walk.shift_refusal) if refusal is None else refusal
 
 
 class _Walk:
-    def __init__(self, view: ModelInfo, order: Mapping[ir.Node, int], start: ir.Value):
+    def __init__(self, view: ModelInfo, start: ir.Value):
         self._view = view
-        self._order = order
+        self._queue = view.queue()
         producer = start.producer()
         self._home = producer.graph if producer is not None else start.graph
         self._at: dict[ir.Value, Channels] = {}
-        self._nodes: dict[int, ir.Node] = {}
-        self.pending: list[int] = []
         self.found: list[Reached] = []
         self.shift_refusal: Refusal | None = None
 
-    def enter(self, value: ir.Value, channels: Channels) -> Refusal | None:
+    def run(self, value: ir.Value, channels: Channels) -> Refusal | None:
+        """Look at nodes in topological order: all that can reach one has been entered."""
+        refusal = self._enter(value, channels)
+        for node in self._queue:
+            refusal = refusal or self._visit(node)
+            if refusal is not None:
+                break
+        return refusal
+
+    def _enter(self, value: ir.Value, channels: Channels) -> Refusal | None:
         """Note that a value carries the diagonal, and queue its readers."""
         if self._view.is_output(value):
             sentence = f"'{value.name}' is an output of its graph"
@@ -77,15 +77,10 @@ class _Walk:
         for reader in self._view.readers(value):
             if reader.node.graph is not self._home:
                 return refuse(RefusalCode.BODY_BORDER, reader.node, "reads it from inside a body")
-            number = self._order[reader.node]
-            if number not in self._nodes:
-                self._nodes[number] = reader.node
-                heappush(self.pending, number)
+            self._queue.add(reader.node)
         return None
 
-    def visit(self) -> Refusal | None:
-        """Look at the next node in topological order: all that can reach it has been entered."""
-        node = self._nodes[heappop(self.pending)]
+    def _visit(self, node: ir.Node) -> Refusal | None:
         met = {i: self._at[v] for i, v in enumerate(node.inputs) if v is not None and v in self._at}
         passes: Passes | None = None
         for index, channels in met.items():
@@ -110,7 +105,7 @@ class _Walk:
     def _go_on(self, node: ir.Node, passes: Passes) -> Refusal | None:
         self.shift_refusal = self.shift_refusal or passes.shift_refusal
         for position, channels in passes.outputs:
-            refusal = self.enter(node.outputs[position], channels)
+            refusal = self._enter(node.outputs[position], channels)
             if refusal is not None:
                 return refusal
         return None

@@ -127,7 +127,6 @@ def decide_affine(
     no beta is worth a new Add.
     """
     weighing = weighing or Weighing(0, lambda _: 0)
-    order = {node: number for number, node in enumerate(view.nodes())}
     candidates: list[Candidate] = []
     refusals: dict[str, Refusal] = {}
     for site in sites:
@@ -137,7 +136,7 @@ def decide_affine(
         made: Candidate | Refusal | None = keep(site)
         if made is None:
             if isinstance(source, AffineSource):
-                made = _candidate(view, order, source, weighing)
+                made = _candidate(view, source, weighing)
             else:
                 made = source
         if isinstance(made, Refusal):
@@ -150,10 +149,8 @@ def decide_affine(
     return AffinePlan(tuple(kept), tuple({**refusals, **shared}.items()))
 
 
-def _candidate(
-    view: ModelInfo, order: dict[ir.Node, int], source: AffineSource, weighing: Weighing
-) -> Candidate | Refusal:
-    reached = follow(view, order, source.value, source.channels)
+def _candidate(view: ModelInfo, source: AffineSource, weighing: Weighing) -> Candidate | Refusal:
+    reached = follow(view, source.value, source.channels)
     if isinstance(reached, Refusal):
         return reached
     found, shift_refusal = reached

@@ -16,16 +16,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph import Reader
+from onnxfold.graph import FLOATS, Reader
 from onnxfold.norms.site import NormSite
 from onnxfold.operators.families.transfer import ZeroMean
 from onnxfold.passes.centring.relations import EXACT, Assumptions, Carries, Point, Relations, Unseen
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.refusal import Refusal, RefusalCode
-
-CENTRABLE = frozenset(
-    {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +168,7 @@ class _Walk:
         narrow = refuse_narrow(self._view, value)
         if narrow is not None:
             return _Producer(False, opaque=narrow)
-        if tensor is not None and tensor.dtype in CENTRABLE:
+        if tensor is not None and tensor.dtype in FLOATS:
             return _Producer(constant=True)
         sentence = f"'{name}' holds {tensor.dtype if tensor else 'no tensor'}, not floats"
         return _Producer(False, opaque=Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (name,)))
@@ -184,7 +180,7 @@ class _Walk:
         """
         if self._overflowing and self._view.ref(value) in self._overflowing:
             return True
-        array = self._view.array(value) if value.dtype in CENTRABLE else None
+        array = self._view.array(value) if value.dtype in FLOATS else None
         return array is not None and not np.all(np.isfinite(array.astype(np.float64)))
 
     def _look_at_readers(self, point: Point) -> tuple[tuple[Point, ...], tuple[Refusal, ...]]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo, node_label
+from onnxfold.graph import FLOATS, ModelInfo, node_label
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
-from onnxfold.passes.centring.dataflow import CENTRABLE, PointFacts, ZeroMeanGraph, walk_back
+from onnxfold.passes.centring.dataflow import PointFacts, ZeroMeanGraph, walk_back
 from onnxfold.passes.centring.fusions import attends, embedded, embeds
 from onnxfold.passes.centring.network import CentringCut, free_points, solve
 from onnxfold.passes.centring.plan import CentringPlan, Fold, Insertion, WeightCentring
@@ -241,7 +241,7 @@ class _Prices:
         shape = self._view.shape(point.value)
         if not point.fiber.whole or not point.fiber.blocks or shape is None:
             return None
-        if point.value.dtype not in CENTRABLE:
+        if point.value.dtype not in FLOATS:
             return None
         sizes = dict(enumerate(shape))
         if not all(isinstance(sizes.get(axis), int) for axis in point.fiber.axes):

@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo, Reader, node_label, operator
+from onnxfold.graph import FLOATS, ModelInfo, Reader, node_label, operator
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.families.transfer import Backward, Carried, ZeroMean
 from onnxfold.operators.table import row_of
-from onnxfold.passes.centring.dataflow import CENTRABLE
 from onnxfold.passes.centring.relations import Carries, Point, Relations
 from onnxfold.passes.compression.stream_sizes import Told, told_by
 from onnxfold.passes.narrow import refuse_narrow
@@ -162,7 +161,7 @@ class StreamWalk:
     def refuse_weight(self, point: Point) -> Refusal | None:
         """Say why a weight cannot be without a channel, or None."""
         tensor, name = self.info.tensor(point.value), point.value.name or ""
-        if tensor is None or tensor.dtype not in CENTRABLE:
+        if tensor is None or tensor.dtype not in FLOATS:
             sentence = f"'{name}' holds no floats"
             return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (name,))
         if not is_centred_weight(tensor, point.fiber):

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo, Reader, whole_axes
+from onnxfold.graph import FLOATS, ModelInfo, Reader, whole_axes
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.operators.families.transfer import Backward
 from onnxfold.passes.base import Settings
-from onnxfold.passes.centring.dataflow import CENTRABLE
 from onnxfold.passes.centring.relations import Point, Relations
 from onnxfold.passes.compression.decide import plan_of, refuse_shapes
 from onnxfold.passes.compression.plan import CompressionPlan
@@ -73,7 +72,7 @@ class _Longer(StreamWalk):
 
     def refuse_weight(self, point: Point) -> Refusal | None:
         tensor, name = self.info.tensor(point.value), point.value.name or ""
-        if tensor is not None and tensor.dtype in CENTRABLE:
+        if tensor is not None and tensor.dtype in FLOATS:
             return refuse_narrow(self.info, point.value)
         return Refusal(RefusalCode.UNSUPPORTED_TYPE, f"'{name}' holds no floats", (name,))
 

@@ -51,7 +51,6 @@ class _Work:
         self._values: Mapping[str, ir.Value] = edit.by_ref()
         self._sites = {edit.info.ref(site.output): site for site in find_norms(edit.info)}
         self._parameters = Parameters(edit.info)
-        self._order = {node: number for number, node in enumerate(edit.info.nodes())}
         self._now: dict[ir.Value, ir.Value] = {}
 
     def defer(self, norm: DeferredNorm) -> None:
@@ -136,7 +135,7 @@ class _Work:
 
     def _gammas(self, output: str, rows: Rows) -> GammaTables:
         """Return where the gamma of a norm goes."""
-        found = gamma_tables(self._edit.info, self._sites[output], rows, self._order)
+        found = gamma_tables(self._edit.info, self._sites[output], rows)
         if found is None:
             raise InvariantError(f"no tables take the gamma of '{output}'")
         return found

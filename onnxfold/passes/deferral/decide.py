@@ -47,7 +47,6 @@ _DEFERRED = (NormKind.RMS_NORM, NormKind.L2_NORM, NormKind.LAYER_NORM)
 def decide(info: ModelInfo, settings: Settings) -> DeferralPlan:
     """Return which norms are deferred; a value is computed without one scale at most."""
     sites = find_norms(info)
-    order = {node: number for number, node in enumerate(info.nodes())}
     free = {site.input: site for site in sites if cancels(site)}
     norms: list[DeferredNorm] = []
     refusals: list[tuple[str, Refusal]] = []
@@ -55,7 +54,7 @@ def decide(info: ModelInfo, settings: Settings) -> DeferralPlan:
     for site in sites:
         if site.output in taken or site.kind not in _DEFERRED:
             continue
-        found = _deferred(info, site, settings, order, free, taken)
+        found = _deferred(info, site, settings, free, taken)
         if isinstance(found, Refusal):
             refusals.append((info.ref(site.output), found))
             continue
@@ -70,7 +69,6 @@ def _deferred(
     info: ModelInfo,
     site: NormSite,
     settings: Settings,
-    order: dict[ir.Node, int],
     free: dict[ir.Value, NormSite],
     taken: set[ir.Value],
 ) -> tuple[DeferredNorm, set[ir.Value]] | Refusal:
@@ -78,7 +76,7 @@ def _deferred(
     refusal = _refuse_site(info, site, settings)
     if refusal is not None:
         return refusal
-    flow = flow_of(info, site, order, free)
+    flow = flow_of(info, site, free)
     first = _first_layers(flow, site.output)
     refusal = _refuse_flow(info, site, flow, first, taken)
     if refusal is not None:
@@ -93,7 +91,7 @@ def _deferred(
     held = _cut(site, flow, first, settings.target)
     norm = replace(_norm(info, site, flow, held), centred=centred, halved=halved)
     if not half:  # products of tables and gammas may exceed the range that they had apart
-        norm = _with_gammas(info, norm, flow, _cancelled(site, flow, held), order)
+        norm = _with_gammas(info, norm, flow, _cancelled(site, flow, held))
     if not is_wanted(settings):
         sentence = f"nothing was measured to be gained with the target {settings.target}"
         return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
@@ -228,12 +226,11 @@ def _with_gammas(
     norm: DeferredNorm,
     flow: Flow,
     cancelled: dict[NormSite, RowScale],
-    order: dict[ir.Node, int],
 ) -> DeferredNorm:
     """Let gammas of norms that cancel the scale go into tables, where that is less to multiply."""
     gammas, saved = [], norm.multiplications_saved
     for other, scale in cancelled.items():
-        found = gamma_tables(info, other, scale.rows, order)
+        found = gamma_tables(info, other, scale.rows)
         if found is not None:
             gammas.append(info.ref(other.output))
             saved += flow.widths[other.input] - found.width

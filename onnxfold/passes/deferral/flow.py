@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.traversal import NodeQueue
 from onnxfold.norms import NormSite
 from onnxfold.norms.site import EpsilonMode, NormKind
 from onnxfold.operators import facets
@@ -91,22 +91,16 @@ def _is_wide_half(site: NormSite) -> bool:
 def flow_of(
     info: ModelInfo,
     site: NormSite,
-    order: Mapping[ir.Node, int],
     behind: Mapping[ir.Value, NormSite],
 ) -> Flow:
     """Follow the scale of a norm forward; ``behind`` are the norms that take one out, by input."""
     rows = rows_of(site.fiber, len(info.shape(site.output) or ()))
     flow = Flow({site.output: RowScale(1, rows)}, {site.output: site.size})
-    waiting: list[tuple[int, ir.Node]] = []
-    _visit(info, flow, site.output, site, order, behind, waiting)
-    met: set[ir.Node] = set()
-    while waiting:
-        _, node = heapq.heappop(waiting)
-        if node in met:
-            continue
-        met.add(node)
+    queue = info.queue()
+    _visit(info, flow, site.output, site, behind, queue)
+    for node in queue:
         for output in _hand_on(info, flow, node, site.output.dtype):
-            _visit(info, flow, output, site, order, behind, waiting)
+            _visit(info, flow, output, site, behind, queue)
     return flow
 
 
@@ -115,9 +109,8 @@ def _visit(
     flow: Flow,
     value: ir.Value,
     site: NormSite,
-    order: Mapping[ir.Node, int],
     behind: Mapping[ir.Value, NormSite],
-    waiting: list[tuple[int, ir.Node]],
+    queue: NodeQueue,
 ) -> None:
     """Let the readers of a value wait for their turn; note where it must be what it was."""
     last = behind.get(value)
@@ -133,7 +126,7 @@ def _visit(
         if node in taken or not facets.reads_elements(row_of(node)):
             continue
         if node.graph is site.last.graph:
-            heapq.heappush(waiting, (order[node], node))
+            queue.add(node)
         else:
             flow.ended.add(value)
 

@@ -10,7 +10,6 @@ Source: N. Graef, M. Clapp, A. Wasielewski, "Flash normalization" (arXiv:2407.09
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -21,6 +20,7 @@ import onnx_ir as ir
 from onnxfold.check.reference import run_nodes
 from onnxfold.errors import ModelError
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.traversal import NodeQueue
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.row import Elements
@@ -49,9 +49,7 @@ class GammaTables:
         return sum(self.widths.values())
 
 
-def gamma_tables(
-    info: ModelInfo, site: NormSite, rows: Rows, order: Mapping[ir.Node, int]
-) -> GammaTables | None:
+def gamma_tables(info: ModelInfo, site: NormSite, rows: Rows) -> GammaTables | None:
     """Return where a norm's gamma can go in place of its product; None where that saves nothing.
 
     ``rows`` are those of its result, axis by axis.
@@ -60,22 +58,17 @@ def gamma_tables(
     if gamma is None:
         return None
     found = GammaTables({site.output: gamma})
-    waiting: list[tuple[int, ir.Node]] = []
-    if not _push(info, site.output, site, order, waiting):
+    queue = info.queue()
+    if not _push(info, site.output, site, queue):
         return None
-    met: set[ir.Node] = set()
-    while waiting:
-        _, node = heapq.heappop(waiting)
-        if node in met:
-            continue
-        met.add(node)
+    for node in queue:
         if _takes(info, node, found):
             continue
         outputs = _moved(info, node, found.held)
         if outputs is None:
             return None
         found.held |= outputs
-        if not all(_push(info, output, site, order, waiting) for output in outputs):
+        if not all(_push(info, output, site, queue) for output in outputs):
             return None
     return found if found.factors and found.width < gamma.size else None
 
@@ -96,13 +89,7 @@ def _gamma(info: ModelInfo, site: NormSite, rows: Rows) -> Float64 | None:
     return np.broadcast_to(np.asarray(part, np.float64).reshape(aligned), sizes)
 
 
-def _push(
-    info: ModelInfo,
-    value: ir.Value,
-    site: NormSite,
-    order: Mapping[ir.Node, int],
-    waiting: list[tuple[int, ir.Node]],
-) -> bool:
+def _push(info: ModelInfo, value: ir.Value, site: NormSite, queue: NodeQueue) -> bool:
     """Let the readers of a value wait; whether all of them can be followed."""
     if info.is_output(value):
         return False
@@ -110,7 +97,7 @@ def _push(
         if facets.reads_elements(row_of(use.node)):
             if use.node.graph is not site.last.graph:
                 return False
-            heapq.heappush(waiting, (order[use.node], use.node))
+            queue.add(use.node)
     return True
 
 

@@ -18,17 +18,15 @@ from math import ceil, log2
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
-from onnxfold.graph import Fiber, ModelInfo, node_label
+from onnxfold.graph import ModelInfo
 from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormSite
-from onnxfold.operators.table import row_of
+from onnxfold.operators.families.transfer import refuse
 from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.flow import Flow
 from onnxfold.passes.deferral.plan import HalvedReader
-from onnxfold.passes.deferral.readers import image, layer_weight
-from onnxfold.passes.places import ReaderRef
+from onnxfold.passes.deferral.readers import FirstLayer, first_layers
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.edits import Scale
 
@@ -50,27 +48,21 @@ def halved_readers(
     info: ModelInfo, site: NormSite, flow: Flow, settings: Settings
 ) -> tuple[HalvedReader, ...] | Refusal:
     """Return the weights of all first layers behind a norm with one power of two, or why not."""
-    fibers = {site.output: site.fiber}
-    found: list[HalvedReader] = []
-    for node, outputs in flow.handed.items():
-        source = next((value for value in node.inputs if value in fibers), None)
-        if source is None:
-            continue
-        if row_of(node).layer is not None:
-            reader = _reader(info, node, source, fibers[source], settings)
-            if isinstance(reader, Refusal):
-                return reader
-            found.append(reader)
-            continue
-        behind = image(info, node, source, fibers[source])
-        if behind is None:
-            return _refusal(site, "what moves its channels is not followed in float16")
-        fibers.update(dict.fromkeys(outputs, behind))
-    exponent = max((reader.exponent for reader in found), default=0)
+    layers = first_layers(info, {site.output: site.fiber}, flow, settings)
+    if isinstance(layers, Refusal):
+        return layers
+    exponent = 0
+    for layer in layers:
+        needed = _exponent(layer)
+        if isinstance(needed, Refusal):
+            return needed
+        exponent = max(exponent, needed)
     if exponent > _MOST:
-        return _refusal(site, f"it would take 2^-{exponent} to keep it in the range of float16")
-    readers = (HalvedReader(each.reader, each.fiber, exponent, each.nbytes) for each in found)
-    return tuple(readers) if exponent else ()
+        sentence = f"it would take 2^-{exponent} to keep it in the range of float16"
+        return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (site.name,))
+    if exponent == 0:
+        return ()
+    return tuple(HalvedReader(each.reader, each.fiber, exponent, each.nbytes) for each in layers)
 
 
 def halving(halved: HalvedReader) -> Scale:
@@ -79,33 +71,13 @@ def halving(halved: HalvedReader) -> Scale:
     return Scale(Channels(halved.fiber.blocks), vector)
 
 
-def _reader(
-    info: ModelInfo, node: ir.Node, source: ir.Value, fiber: Fiber, settings: Settings
-) -> HalvedReader | Refusal:
-    found = layer_weight(info, node, source, fiber)
-    if isinstance(found, Refusal):
-        return found
-    index, inside = found
-    weight = node.inputs[index]
-    tensor = info.tensor(weight)
-    if weight is None or tensor is None or len(inside.axes) != 1 or len(tensor.shape) != 2:
-        label = node_label(node)
-        sentence = f"'{label}' is followed in float16 only with a matrix"
-        return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (label,))
-    shared = len(weight.uses()) > 1 or weight.is_graph_output() or weight.is_graph_input()
-    if shared and tensor.nbytes > settings.allow_split_bytes:
-        label = node_label(node)
-        sentence = f"the weight of '{label}' is read by others as well"
-        return Refusal(RefusalCode.SHARED_WEIGHT, sentence, (label,))
-    exponent = exponent_of(tensor.numpy(), inside.axes[0])
-    alpha = abs(node.attributes.get_float("alpha", 1.0))
-    if exponent is None or alpha > 1:
-        label = node_label(node)
-        sentence = f"no bound holds for '{label}': its weight is not finite, or its alpha above 1"
-        return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (label,))
-    reader = ReaderRef(info.ref(node.outputs[0]), index)
-    return HalvedReader(reader, inside, exponent, tensor.nbytes if shared else 0)
-
-
-def _refusal(site: NormSite, sentence: str) -> Refusal:
-    return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (site.name,))
+def _exponent(layer: FirstLayer) -> int | Refusal:
+    """Return the power that a layer's weight needs, or why no bound holds for its product."""
+    if len(layer.fiber.axes) != 1 or len(layer.weight.shape) != 2:
+        sentence = "is followed in float16 only with a matrix"
+        return refuse(RefusalCode.UNSUPPORTED_TYPE, layer.node, sentence)
+    exponent = exponent_of(layer.weight.numpy(), layer.fiber.axes[0])
+    if exponent is None or abs(layer.node.attributes.get_float("alpha", 1.0)) > 1:
+        sentence = "has no bound: its weight is not finite, or its alpha above 1"
+        return refuse(RefusalCode.UNSUPPORTED_TYPE, layer.node, sentence)
+    return exponent

@@ -14,6 +14,8 @@ Source of the bound: N. Higham, Accuracy and Stability of Numerical Algorithms, 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
@@ -21,6 +23,7 @@ from onnxfold.graph import Fiber, ModelInfo, follow_reshape, node_label, whole_a
 from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
+from onnxfold.operators.families.transfer import refuse
 from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.absorb import LAYERS
 from onnxfold.passes.base import Settings
@@ -28,6 +31,20 @@ from onnxfold.passes.deferral.flow import Flow
 from onnxfold.passes.deferral.plan import CentredReader
 from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
+
+
+@dataclass(frozen=True, slots=True)
+class FirstLayer:
+    """A linear layer that reads what a norm gives: its weight, and the channels along that.
+
+    ``nbytes``: the size of the weight where others read it too, else 0.
+    """
+
+    node: ir.Node
+    reader: ReaderRef
+    weight: ir.TensorProtocol
+    fiber: Fiber
+    nbytes: int
 
 
 def centred_readers(
@@ -38,30 +55,42 @@ def centred_readers(
         sentence = "the mean that it takes out costs a product with it more than the check allows"
         return Refusal(RefusalCode.NOT_PROVED, sentence, (site.name,))
     fibers = {site.output: site.fiber}
-    found: list[CentredReader] = []
-    for node, outputs in flow.handed.items():
-        source = next((value for value in node.inputs if value in fibers), None)
-        if source is None:
-            continue
-        if row_of(node).layer is not None:
-            reader = _reader(info, node, source, fibers[source], settings)
-            if isinstance(reader, Refusal):
-                return reader
-            found.append(reader)
-            continue
-        behind = image(info, node, source, fibers[source])
-        if behind is None:
-            sentence = "does not keep the channels of its mean"
-            return _refusal(RefusalCode.EXACT_READER, node, sentence)
-        fibers.update(dict.fromkeys(outputs, behind))
+    found = first_layers(info, fibers, flow, settings)
+    if isinstance(found, Refusal):
+        return found
     seeing = next((other for other in flow.cancelled if other.input in fibers), None)
     if seeing is not None:
-        return _refusal(RefusalCode.HAS_MEAN, seeing.last, "does not take out the mean itself")
+        return refuse(RefusalCode.HAS_MEAN, seeing.last, "does not take out the mean itself")
     ended = fibers.keys() & flow.ended
     if ended:
         sentence = f"'{next(iter(ended)).name}' is read by other operators than linear layers"
         return Refusal(RefusalCode.EXACT_READER, sentence, (site.name,))
-    return tuple(found)
+    return tuple(CentredReader(layer.reader, layer.fiber, layer.nbytes) for layer in found)
+
+
+def first_layers(
+    info: ModelInfo, fibers: dict[ir.Value, Fiber], flow: Flow, settings: Settings
+) -> list[FirstLayer] | Refusal:
+    """Return all first layers behind a norm, or why one cannot have a weight of its own.
+
+    ``fibers``: the channels of the norm's result; those of what is behind it are added.
+    """
+    found: list[FirstLayer] = []
+    for node, outputs in flow.handed.items():
+        source = next((value for value in node.inputs if value in fibers), None)
+        if source is None:
+            continue
+        if row_of(node).layer is None:
+            behind = image(info, node, source, fibers[source])
+            if behind is None:
+                return refuse(RefusalCode.EXACT_READER, node, "does not keep the norm's channels")
+            fibers.update(dict.fromkeys(outputs, behind))
+            continue
+        layer = _first_layer(info, node, source, fibers[source], settings)
+        if isinstance(layer, Refusal):
+            return layer
+        found.append(layer)
+    return found
 
 
 def image(info: ModelInfo, node: ir.Node, source: ir.Value, fiber: Fiber) -> Fiber | None:
@@ -79,23 +108,23 @@ def layer_weight(
     layer, index = row_of(node).layer, list(node.inputs).index(source)
     place = LAYERS[layer](info, node, index, Channels(fiber.blocks)) if layer in LAYERS else None
     if place is None or isinstance(place, Refusal):
-        return place or _refusal(RefusalCode.UNKNOWN_OP, node, "is a layer that cannot be followed")
+        return place or refuse(RefusalCode.UNKNOWN_OP, node, "is a layer that cannot be followed")
     tensor = info.tensor(node.inputs[place.weight])
     if tensor is None or not tensor.dtype.is_floating_point():
-        sentence = "its weight is not a stored constant of floats"
-        return _refusal(RefusalCode.DYNAMIC_WEIGHT, node, sentence)
+        sentence = "has a weight that is no stored constant of floats"
+        return refuse(RefusalCode.DYNAMIC_WEIGHT, node, sentence)
     if tensor.dtype is not source.dtype:
         sentence = f"reads a weight of {tensor.dtype} beside activations of {source.dtype}"
-        return _refusal(RefusalCode.UNSUPPORTED_TYPE, node, sentence)
+        return refuse(RefusalCode.UNSUPPORTED_TYPE, node, sentence)
     inside = whole_axes(tuple(tensor.shape.numpy()), place.channels.axes)
     if inside is None or inside.size != fiber.size:
-        return _refusal(RefusalCode.FIBER_BROKEN, node, "cuts the channels of the norm")
+        return refuse(RefusalCode.FIBER_BROKEN, node, "cuts the channels of the norm")
     return place.weight, inside
 
 
-def _reader(
+def _first_layer(
     info: ModelInfo, node: ir.Node, source: ir.Value, fiber: Fiber, settings: Settings
-) -> CentredReader | Refusal:
+) -> FirstLayer | Refusal:
     found = layer_weight(info, node, source, fiber)
     if isinstance(found, Refusal):
         return found
@@ -106,10 +135,6 @@ def _reader(
         raise InvariantError(f"'{node_label(node)}' has no weight")
     shared = len(weight.uses()) > 1 or weight.is_graph_output() or weight.is_graph_input()
     if shared and tensor.nbytes > settings.allow_split_bytes:
-        return _refusal(RefusalCode.SHARED_WEIGHT, node, "its weight is read by others as well")
+        return refuse(RefusalCode.SHARED_WEIGHT, node, "has a weight that others read as well")
     reader = ReaderRef(info.ref(node.outputs[0]), index)
-    return CentredReader(reader, inside, tensor.nbytes if shared else 0)
-
-
-def _refusal(code: RefusalCode, node: ir.Node, sentence: str) -> Refusal:
-    return Refusal(code, f"'{node_label(node)}' {sentence}", (node_label(node),))
+    return FirstLayer(node, reader, tensor, inside, tensor.nbytes if shared else 0)

@@ -21,13 +21,23 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph import ModelInfo
+from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import Lowered
+from onnxfold.graph.operands import only_reader, operand
 from onnxfold.operators.facets import stands_before_a_weight
-from onnxfold.operators.functions import DOMAIN, SIGNATURES, Output, Signature, call, op_name
+from onnxfold.operators.functions import (
+    DOMAIN,
+    SIGNATURES,
+    Output,
+    Signature,
+    axes_of,
+    call,
+    op_name,
+)
 from onnxfold.operators.table import row_of
 from onnxfold.passes.lower.residual import ready
+from onnxfold.passes.lower.row_scales import reduces_rows
 
 _CODES = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.FLOAT8E4M3FN)
 # In ONNX Runtime 1.32; others have no kernel for them.
@@ -73,7 +83,7 @@ class QuantizeFusion:
         node = call(
             self.name,
             [*inputs, *given, self.zero_point],
-            axes=_axes(self.norm),
+            axes=axes_of(self.norm),
             epsilon=self.norm.attributes.get_float("epsilon", 0.0),
             levels=self.levels,
             least=self.least,
@@ -128,10 +138,6 @@ def _norms(view: ModelInfo) -> list[tuple[ir.Node, Signature]]:
     ]
 
 
-def _axes(norm: ir.Node) -> int:
-    return -norm.attributes.get_int("axis", -1)
-
-
 def _is_new(value: ir.Value) -> bool:
     return value.graph is None and value.producer() is None
 
@@ -157,12 +163,12 @@ def _name(signature: Signature, output: Output) -> str | None:
 def _of_tensor(view: ModelInfo, norm: ir.Node, signature: Signature) -> QuantizeFusion | None:
     layouts = _layouts(norm)
     y, name = (layouts or (norm,))[-1].outputs[0], _name(signature, Output.QUANTIZED)
-    reader = _only_reader(y)
+    reader = only_reader(y)
     if name is None or reader is None or not _quantizes(reader, y):
         return None
     scale = reader.inputs[1]
     x = norm.inputs[0]
-    if scale is None or x is None or _elements(view, scale) != 1 or scale.dtype != x.dtype:
+    if scale is None or x is None or not _is_single(view, scale) or scale.dtype != x.dtype:
         return None
     zero_point = _zero_point(view, reader, f"{y.name}.zero_point")
     if zero_point is None or not _takes(view, layouts, zero_point):
@@ -177,7 +183,7 @@ def _layouts(norm: ir.Node) -> tuple[ir.Node, ...]:
     """The nodes that change the layout of a norm, each the one reader of the one before it."""
     found: list[ir.Node] = []
     value = norm.outputs[0]
-    while (node := _only_reader(value)) is not None and _is_layout(node, value):
+    while (node := only_reader(value)) is not None and _is_layout(node, value):
         found.append(node)
         value = node.outputs[0]
     return tuple(found)
@@ -199,7 +205,7 @@ def _takes(view: ModelInfo, layouts: tuple[ir.Node, ...], zero_point: ir.Value) 
 
 
 def _quantizes(node: ir.Node, y: ir.Value) -> bool:
-    if (node.domain, node.op_type) != ("", "QuantizeLinear") or node.inputs[0] is not y:
+    if operator(node) != "QuantizeLinear" or node.inputs[0] is not y:
         return False
     producer = y.producer()
     return _is_plain(node) and producer is not None and node.graph is producer.graph
@@ -213,25 +219,16 @@ def _is_plain(node: ir.Node) -> bool:
 
 def _zero_point(view: ModelInfo, node: ir.Node, name: str) -> ir.Value | None:
     """Return the one zero point of QuantizeLinear, of a type that the kernels have."""
-    given = node.inputs[2] if len(node.inputs) > 2 else None
+    given = operand(node, 2)
     if given is not None:
-        return given if given.dtype in _CODES and _elements(view, given) == 1 else None
+        return given if given.dtype in _CODES and _is_single(view, given) else None
     code = ir.DataType(node.attributes.get_int("output_dtype", 0) or _DEFAULT_CODE.value)
     return weight_value(name, np.zeros((), code.numpy())) if code in _CODES else None
 
 
-def _elements(view: ModelInfo, value: ir.Value) -> int | None:
+def _is_single(view: ModelInfo, value: ir.Value) -> bool:
     shape = view.shape(value)
-    if shape is None or not all(isinstance(size, int) for size in shape):
-        return None
-    return int(np.prod([int(size) for size in shape if isinstance(size, int)], dtype=np.int64))
-
-
-def _only_reader(value: ir.Value | None) -> ir.Node | None:
-    if value is None or value.is_graph_output():
-        return None
-    readers = {use.node for use in value.uses()}
-    return readers.pop() if len(readers) == 1 else None
+    return shape is not None and all(size == 1 for size in shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +242,8 @@ class _Chain:
         return self.nodes[-1].outputs[0]
 
     def follow(self, op_type: str) -> _Chain | None:
-        node = _only_reader(self.end)
-        found = node is not None and (node.domain, node.op_type) == ("", op_type)
+        node = only_reader(self.end)
+        found = node is not None and operator(node) == op_type
         return _Chain((*self.nodes, node)) if found and node is not None else None
 
 
@@ -289,13 +286,18 @@ class _Measured:
 def _scale_of_rows(view: ModelInfo, absolute: ir.Node, norm: ir.Node) -> _Measured | None:
     """Match ReduceMax [Max] Div [Max] behind Abs; a floor before the division is divided too."""
     chain = _Chain((absolute,)).follow("ReduceMax")
-    if chain is None or not _reduces_rows(view, chain.nodes[-1], _axes(norm)):
+    rank = view.rank(absolute.outputs[0])
+    if (
+        chain is None
+        or rank is None
+        or not reduces_rows(view, chain.nodes[-1], rank, axes_of(norm))
+    ):
         return None
     before, chain = _floor(view, chain)
     divided = chain.follow("Div")
     if divided is None or divided.nodes[-1].inputs[0] is not chain.end:
         return None
-    levels = _number(view, divided.nodes[-1].inputs[1])
+    levels = view.scalar(divided.nodes[-1].inputs[1])
     if levels is None or not levels > 0:
         return None
     after, chain = _floor(view, divided)
@@ -310,22 +312,8 @@ def _floor(view: ModelInfo, chain: _Chain) -> tuple[float, _Chain]:
         return 0.0, chain
     others = [value for value in present if value is not chain.end]
     at_most = more.nodes[-1].op_type == "Clip" and more.nodes[-1].inputs[1] is None
-    floor = _number(view, others[0]) if len(others) == 1 and not at_most else None
+    floor = view.scalar(others[0]) if len(others) == 1 and not at_most else None
     return (0.0, chain) if floor is None or floor < 0 else (floor, more)
-
-
-def _reduces_rows(view: ModelInfo, node: ir.Node, axes: int) -> bool:
-    given = node.inputs[1] if len(node.inputs) > 1 else None
-    listed = view.array(given) if given is not None else node.attributes.get_ints("axes", None)
-    rank = view.rank(node.inputs[0])
-    if listed is None or rank is None or node.attributes.get_int("keepdims", 1) != 1:
-        return False
-    return {int(axis) % rank for axis in listed} == set(range(rank - axes, rank))
-
-
-def _number(view: ModelInfo, value: ir.Value | None) -> float | None:
-    array = None if value is None else view.array(value)
-    return float(array.reshape(())) if array is not None and array.size == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +343,7 @@ def _cast(view: ModelInfo, divided: ir.Node) -> _Codes | None:
     clipped = chain.follow("Clip")
     if clipped is not None:
         given = (*clipped.nodes[-1].inputs[1:], None, None)[:2]
-        if tuple(_number(view, value) for value in given) not in _LIMITS[code]:
+        if tuple(view.scalar(value) for value in given) not in _LIMITS[code]:
             return None
     cast = (clipped or chain).follow("Cast")
     if cast is None or cast.nodes[-1].attributes.get_int("to", 0) != code.value:
@@ -372,7 +360,7 @@ def _blocked(view: ModelInfo, node: ir.Node) -> _Codes | None:
     whole = shape is not None and axis % rank == rank - 1 and shape[-1] == size != 0
     if not whole or not _is_plain(node):
         return None
-    given = node.inputs[2] if len(node.inputs) > 2 else None
+    given = operand(node, 2)
     zeros = None if given is None else view.array(given)
     if given is not None and (zeros is None or np.any(zeros.astype(np.float32))):
         return None

@@ -17,9 +17,10 @@ from itertools import takewhile
 
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo
+from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.edit import Lowered
-from onnxfold.operators.functions import DOMAIN, SIGNATURES, Signature, call, op_name
+from onnxfold.graph.operands import is_read_once, producer_of
+from onnxfold.operators.functions import DOMAIN, SIGNATURES, Signature, axes_of, call, op_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class ResidualFusion:
     def lower(self) -> Lowered:
         """Return the call, and the Reshape that now follows it."""
         inputs = [*self.operands, *self.norm.inputs[1:]]
-        axes = _axes(self.norm)
+        axes = axes_of(self.norm)
         node = call(
             self.name,
             [value for value in inputs if value is not None],
@@ -80,10 +81,6 @@ def _reshaped(reshape: ir.Node, value: ir.Value, name: str) -> ir.Node:
     return ir.node("Reshape", inputs, dict(reshape.attributes), name=name)
 
 
-def _axes(norm: ir.Node) -> int:
-    return -norm.attributes.get_int("axis", -1)
-
-
 def residual_fusions(view: ModelInfo) -> tuple[ResidualFusion, ...]:
     """Return every fusion in a lowered model; no addition takes part in two."""
     taken: set[ir.Node] = set()
@@ -109,7 +106,7 @@ def _fusion(
 ) -> ResidualFusion | None:
     reshape = _reshape_before(view, norm)
     total = (norm if reshape is None else reshape).inputs[0]
-    addition = None if total is None else total.producer()
+    addition = producer_of(total)
     if total is None or addition is None or addition in taken or not _is_add(addition, norm):
         return None
     dtype = norm.outputs[0].dtype
@@ -140,11 +137,10 @@ def _read_elsewhere(value: ir.Value | None) -> bool:
 
 def _reshape_before(view: ModelInfo, norm: ir.Node) -> ir.Node | None:
     """Return the Reshape that a norm reads, where it keeps the axes of the norm as they are."""
-    value = norm.inputs[0]
-    reshape = None if value is None else value.producer()
-    if reshape is None or (reshape.domain, reshape.op_type) != ("", "Reshape"):
+    reshape = producer_of(norm.inputs[0])
+    if reshape is None or operator(reshape) != "Reshape":
         return None
-    keeps = reshape.graph is norm.graph and _keeps_rows(view, reshape, _axes(norm))
+    keeps = reshape.graph is norm.graph and _keeps_rows(view, reshape, axes_of(norm))
     return reshape if keeps else None
 
 
@@ -165,7 +161,7 @@ def _operands(
     """Return the additions to swallow, and X, residual and the bias of the last linear layer."""
     first, second = (value for value in addition.inputs if value is not None)
     # A bias vector runs along the last axis only, so a norm over several axes cannot take one.
-    if _axes(norm) == 1:
+    if axes_of(norm) == 1:
         for linear, residual in ((first, second), (second, first)):
             found = _biased(view, linear, addition, taken)
             if found is not None:
@@ -175,8 +171,7 @@ def _operands(
 
 
 def _is_add(node: ir.Node, norm: ir.Node) -> bool:
-    same_graph = node.graph is norm.graph
-    return node.op_type == "Add" and node.domain == "" and same_graph and None not in node.inputs
+    return operator(node) == "Add" and node.graph is norm.graph and None not in node.inputs
 
 
 def _same_shape(view: ModelInfo, addition: ir.Node) -> bool:
@@ -203,7 +198,7 @@ def _biased(
     inner = linear.producer()
     if inner is None or inner in taken or not _is_add(inner, addition):
         return None
-    if len(linear.uses()) != 1 or linear.is_graph_output():
+    if not is_read_once(linear):
         return None
     width = view.dim(linear, -1)
     for x, bias in (tuple(inner.inputs), tuple(inner.inputs)[::-1]):

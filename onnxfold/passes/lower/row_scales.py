@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo
+from onnxfold.graph import ModelInfo, keeps_dims, operator
 from onnxfold.graph.edit import Lowered
+from onnxfold.graph.operands import is_read_once, only_reader, producer_of
 from onnxfold.operators.functions import (
     DOMAIN,
     SIGNATURES,
@@ -64,23 +65,13 @@ def row_fusions(view: ModelInfo, number: int) -> tuple[RowFusion, ...]:
     return tuple(found)
 
 
-def _is(node: ir.Node | None, op_type: str) -> bool:
-    return node is not None and (node.domain, node.op_type) == ("", op_type)
-
-
 def _before(node: ir.Node | None, op_type: str, index: int = 0) -> ir.Node | None:
     """Return the node of this type that gives an operand which nothing else reads."""
     value = None if node is None else node.inputs[index]
-    producer = None if value is None else value.producer()
-    if producer is None or not _is(producer, op_type) or node is None:
+    producer = producer_of(value)
+    if node is None or value is None or producer is None or operator(producer) != op_type:
         return None
-    alone = len(value.uses()) == 1 and not value.is_graph_output() if value is not None else False
-    return producer if alone and producer.graph is node.graph else None
-
-
-def _number(view: ModelInfo, value: ir.Value | None) -> float | None:
-    array = None if value is None else view.array(value)
-    return float(array.reshape(())) if array is not None and array.size == 1 else None
+    return producer if is_read_once(value) and producer.graph is node.graph else None
 
 
 def _of_rows(view: ModelInfo, numbers: ir.Value | None, like: ir.Value | None) -> bool:
@@ -97,25 +88,26 @@ def _of_rows(view: ModelInfo, numbers: ir.Value | None, like: ir.Value | None) -
 def _shape(view: ModelInfo, value: ir.Value | None) -> tuple[int | str | None, ...] | None:
     """The shape of a value; of what passes have just written it follows from the operands."""
     known = None if value is None else view.shape(value)
-    node = None if value is None else value.producer()
+    node = producer_of(value)
     if known is not None or node is None:
         return known
     first = _shape(view, node.inputs[0])
     if node.domain == DOMAIN and node.op_type in SIGNATURES:
         scales = SIGNATURES[node.op_type].output is Output.SCALE and value is node.outputs[0]
         return (*first[:-1], 1) if first and scales else first
-    if _is(node, "ReduceMean") and first:
-        return (*first[:-1], 1) if _reduces_last(view, node, len(first)) else None
+    if operator(node) == "ReduceMean" and first:
+        return (*first[:-1], 1) if reduces_rows(view, node, len(first)) else None
     others = [_shape(view, operand) for operand in node.inputs[1:]]
-    elementwise = any(_is(node, op_type) for op_type in ("Mul", "Add", "Sqrt", "Reciprocal"))
+    elementwise = operator(node) in ("Mul", "Add", "Sqrt", "Reciprocal")
     return first if elementwise and all(other in (first, ()) for other in others) else None
 
 
-def _reduces_last(view: ModelInfo, node: ir.Node, rank: int) -> bool:
-    given = node.inputs[1] if len(node.inputs) > 1 else None
-    axes = node.attributes.get_ints("axes", ()) if given is None else view.array(given)
-    kept = node.attributes.get_int("keepdims", 1) == 1
-    return kept and axes is not None and [int(axis) % rank for axis in axes] == [rank - 1]
+def reduces_rows(view: ModelInfo, node: ir.Node, rank: int, axes: int = 1) -> bool:
+    """Whether a reduction of a tensor of a rank is along its last axes, which stay."""
+    reduced = view.axes(node)
+    if reduced is None or not keeps_dims(node):
+        return False
+    return sorted(axis % rank for axis in reduced) == list(range(rank - axes, rank))
 
 
 def _mean_square(view: ModelInfo, mean: ir.Node | None) -> tuple[ir.Node, ir.Value] | None:
@@ -128,15 +120,15 @@ def _mean_square(view: ModelInfo, mean: ir.Node | None) -> tuple[ir.Node, ir.Val
         return None
     # The mean of one element has the shape of no mean at all.
     full = _shape(view, x)
-    if full is None or not _reduces_last(view, mean, len(full)):
+    if full is None or not reduces_rows(view, mean, len(full)):
         return None
     return square, x
 
 
 def _root(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
-    if _is(node, "Reciprocal"):
+    if operator(node) == "Reciprocal":
         yield from _row_scale(view, node)
-    if _is(node, "Div"):
+    if operator(node) == "Div":
         yield from _row_epsilon(view, node)
 
 
@@ -147,7 +139,7 @@ def _row_scale(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
     found = _mean_square(view, mean)
     if found is None or root is None or shifted is None or mean is None:
         return
-    epsilon = _number(view, shifted.inputs[1])
+    epsilon = view.scalar(shifted.inputs[1])
     if epsilon is None or epsilon < 0 or float(np.float32(epsilon)) != epsilon:
         return
     nodes = (found[0], mean, shifted, root, node)
@@ -183,22 +175,14 @@ def _row_epsilon(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
     yield RowFusion(tuple(nodes), name, tuple(inputs), (result.outputs[0],))
 
 
-def _only_reader(value: ir.Value) -> ir.Node | None:
-    uses = list(value.uses())
-    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
-
-
-def _graph_of(value: ir.Value) -> object:
-    producer = value.producer()
-    return None if producer is None else producer.graph
-
-
 def _follower(
     view: ModelInfo, value: ir.Value, op_type: str
 ) -> tuple[ir.Node | None, ir.Value | None]:
     """Return what alone reads a value and joins it with a constant vector of its last axis."""
-    node, width = _only_reader(value), view.dim(value, -1)
-    if node is None or not _is(node, op_type) or _graph_of(value) is not node.graph:
+    node, producer, width = only_reader(value), value.producer(), view.dim(value, -1)
+    if node is None or producer is None or operator(node) != op_type:
+        return None, None
+    if producer.graph is not node.graph:
         return None, None
     others = [operand for operand in node.inputs if operand is not value]
     if len(others) != 1 or others[0] is None or view.tensor(others[0]) is None:
@@ -209,7 +193,7 @@ def _follower(
 
 def _scaled(view: ModelInfo, node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     """Match x * s, s a number of each row; return both."""
-    if not _is(node, "Mul"):
+    if operator(node) != "Mul":
         return None
     for x, rows in (tuple(node.inputs), tuple(node.inputs)[::-1]):
         if x is not None and rows is not None and _of_rows(view, rows, x):
@@ -240,16 +224,16 @@ def _activation(value: ir.Value) -> tuple[list[ir.Node], Activation]:
         return [], Activation.NONE
     if len(readers) == 1:
         node = readers[0]
-        if _is(node, "Relu"):
+        if operator(node) == "Relu":
             return [node], Activation.RELU
-        if _is(node, "Gelu"):
+        if operator(node) == "Gelu":
             tanh = node.attributes.get_string("approximate", "none") == "tanh"
             return [node], Activation.GELU_TANH if tanh else Activation.GELU
-    sigmoid = next((node for node in readers if _is(node, "Sigmoid")), None)
-    product = next((node for node in readers if _is(node, "Mul")), None)
+    sigmoid = next((node for node in readers if operator(node) == "Sigmoid"), None)
+    product = next((node for node in readers if operator(node) == "Mul"), None)
     if len(readers) == 2 and sigmoid is not None and product is not None:
         gate = sigmoid.outputs[0]
-        if set(product.inputs) == {value, gate} and _only_reader(gate) is product:
+        if set(product.inputs) == {value, gate} and only_reader(gate) is product:
             return [sigmoid, product], Activation.SILU
     return [], Activation.NONE
 
@@ -273,8 +257,8 @@ _TWINS = {
 
 def _row_scale_of_sum(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
     total = node.inputs[0]
-    addition = None if total is None else total.producer()
-    if total is None or addition is None or not _is(addition, "Add"):
+    addition = producer_of(total)
+    if total is None or addition is None or operator(addition) != "Add":
         return
     x, residual = addition.inputs
     same = {_shape(view, value) for value in (x, residual, total) if value is not None}
@@ -288,11 +272,7 @@ def _row_scale_of_sum(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
     name, nodes = "AddRowScaleWithSum", [addition, node]
     for product, other in zip(products, (residual, x), strict=True):
         found = None if product is None else _scaled(view, product)
-        if (
-            found is not None
-            and product is not None
-            and _only_reader(product.outputs[0]) is addition
-        ):
+        if found is not None and product is not None and is_read_once(product.outputs[0]):
             inputs, name = (found[0], other, found[1]), "AddScaledRowScaleWithSum"
             nodes = [product, addition, node]
             break

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph import Fiber, ModelInfo, node_label
+from onnxfold.graph import FLOATS, Fiber, ModelInfo, node_label
 from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import Lowered
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
@@ -33,9 +33,6 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 _STATISTICS = {NormKind.LAYER_NORM: Statistics.LAYER, NormKind.RMS_NORM: Statistics.RMS}
 _SLICE_SINCE = 10  # with constants as inputs
-_FUNCTION_TYPES = frozenset(
-    {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
-)
 
 
 class TargetLowering:
@@ -53,8 +50,7 @@ class TargetLowering:
         if site.refusal is not None:
             return site.refusal
         if self._form is WrittenForm.LAYER:
-            sentence = "every LayerNorm stays one with --norm-form layer"
-            return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, (node_label(site.nodes[-1]),))
+            return _no_form(site, "every LayerNorm stays one with --norm-form layer")
         if self._can_bypass(site):
             return None
         return self._refuse_spelled(site)
@@ -77,8 +73,7 @@ class TargetLowering:
         refusal = self._refuse_spelled(site)
         if refusal is None and wide_epsilon(site):
             sentence = f"epsilon {site.epsilon!r} fits no attribute, which are float32"
-            label = (node_label(site.nodes[-1]),)
-            return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, label)
+            return _no_form(site, sentence)
         return refusal
 
     def _refuse_spelled(self, site: NormSite) -> Refusal | None:
@@ -86,42 +81,27 @@ class TargetLowering:
         label = (node_label(site.nodes[-1]),)
         if site.escaping:
             names = ", ".join(leak.name or "" for leak in site.escaping)
-            return Refusal(
-                RefusalCode.STATISTICS_READ, f"its statistics ({names}) are read by others", label
-            )
+            sentence = f"its statistics ({names}) are read by others"
+            return Refusal(RefusalCode.STATISTICS_READ, sentence, label)
         if site.epsilon_mode is not EpsilonMode.INSIDE or site.factor != 1.0:
-            return Refusal(
-                RefusalCode.NO_CHEAPER_FORM,
-                f"no operator has epsilon {site.epsilon_mode.value} with factor {site.factor:g}",
-                label,
-            )
+            mode = site.epsilon_mode.value
+            return _no_form(site, f"no operator has epsilon {mode} with factor {site.factor:g}")
         blocks = None if wide_epsilon(site) else self._blocks(site)
         if self._trailing_axes(site) is None and blocks is None:
-            return Refusal(
-                RefusalCode.NO_CHEAPER_FORM, "no operator normalises other than last axes", label
-            )
+            return _no_form(site, "no operator normalises other than last axes")
         dtype = site.input.dtype
-        opset = self._view.opset
-        if dtype not in _FUNCTION_TYPES or dtype != _output_type(site):
-            return Refusal(
-                RefusalCode.UNSUPPORTED_TYPE,
-                f"no operator for {dtype} to {site.output.dtype}",
-                label,
-            )
+        if dtype not in FLOATS or dtype != _output_type(site):
+            sentence = f"no operator for {dtype} to {site.output.dtype}"
+            return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, label)
         if site.affine_repeat > 1 and not all(map(self._is_known, (site.gamma, site.beta))):
             sentence = "its gamma or beta stands for several channels and is not a constant"
             return Refusal(RefusalCode.DYNAMIC_WEIGHT, sentence, label)
         if not all(self._fits(part, dtype) for part in (site.gamma, site.beta)):
-            return Refusal(
-                RefusalCode.UNSUPPORTED_TYPE, f"its gamma or beta is no number of {dtype}", label
-            )
-        least = _least_opset(dtype)
+            sentence = f"its gamma or beta is no number of {dtype}"
+            return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, label)
+        least, opset = _least_opset(dtype), self._view.opset
         if not least <= opset <= MAX_OPSET:
-            return Refusal(
-                RefusalCode.NO_CHEAPER_FORM,
-                f"opset {opset} is not among {least} to {MAX_OPSET}",
-                label,
-            )
+            return _no_form(site, f"opset {opset} is not among {least} to {MAX_OPSET}")
         return None
 
     def _is_known(self, part: AffinePart) -> bool:
@@ -186,9 +166,7 @@ class TargetLowering:
         """Say why an RMSNorm cannot be written as a LayerNorm of the same parameters, or None."""
         refusal = self._refuse_call(site)
         if refusal is None and self._trailing_axes(site) is None:
-            label = (node_label(site.nodes[-1]),)
-            sentence = "LayerNormalization works over last axes alone"
-            return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, label)
+            return _no_form(site, "LayerNormalization works over last axes alone")
         return refusal
 
     def restored(self, site: NormSite) -> Lowered:
@@ -199,9 +177,8 @@ class TargetLowering:
         """Say why an RMSNorm cannot be a CRMSNorm, which reads one channel less, or None."""
         refusal = self.refuse_layer(site)
         if refusal is None and (self._trailing_axes(site) != 1 or self._view.opset < _SLICE_SINCE):
-            label = (node_label(site.nodes[-1]),)
             sentence = f"CRMSNorm works over the last axis, from opset {_SLICE_SINCE} on"
-            return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, label)
+            return _no_form(site, sentence)
         return refusal
 
     def compressed(self, site: NormSite, x: ir.Value) -> Lowered:
@@ -259,14 +236,13 @@ class TargetLowering:
         if self.calls_in_place(site) and not self._respells(site):
             return None
         sentence = "stays spelled out, and runtimes fuse it only with the product by gamma in it"
-        label = (node_label(site.nodes[-1]),)
-        return Refusal(RefusalCode.NO_CHEAPER_FORM, f"norm '{site.name}' {sentence}", label)
+        return _no_form(site, f"norm '{site.name}' {sentence}")
 
     def centring(self, value: ir.Value, fiber: Fiber) -> Lowered:
         """Return value - mean(value) as a call, or as two operators for other axes or types."""
         rank = self._view.rank(value) or 0
         trailing = fiber.axes == tuple(range(rank - len(fiber.axes), rank))
-        called = value.dtype in _FUNCTION_TYPES
+        called = value.dtype in FLOATS
         if trailing and called and _least_opset(value.dtype) <= self._view.opset <= MAX_OPSET:
             node = call(op_name(statistics=Statistics.CENTER), [value], axes=len(fiber.axes))
             output, node.name = node.outputs[0], f"{value.name}.centred"
@@ -361,6 +337,10 @@ class TargetLowering:
         for number, node in enumerate(nodes[1:], 1):
             node.name = f"{site.name}.affine{number}"
         return Lowered(tuple(nodes), ((site.output, nodes[-1].outputs[0]),), initializers)
+
+
+def _no_form(site: NormSite, sentence: str) -> Refusal:
+    return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, (node_label(site.nodes[-1]),))
 
 
 def _least_opset(dtype: ir.DataType | None) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, node_label, operator
+from onnxfold.graph.traversal import NodeQueue
 from onnxfold.norms import EpsilonMode, NormForm, NormKind, NormSite, find_norms
 from onnxfold.norms.algebra import Algebra, Canonical, Moment, match_graph
 from onnxfold.norms.algebra.forms import Statistic
@@ -142,10 +143,9 @@ class _Walk:
         self._follow()
 
     def _follow(self) -> None:
-        waiting = {use.node for use in self._site.input.uses()} & self._order.keys()
-        while waiting:
-            node = min(waiting, key=self._order.__getitem__)
-            waiting.remove(node)
+        queue = NodeQueue(self._order)
+        queue.add_readers(self._site.input)
+        for node in queue:
             scaled = {i: self._scales[v] for i, v in enumerate(node.inputs) if v in self._scales}
             passed = None if self._ends_at(node, scaled) else passed_on(self._info, node, scaled)
             if passed is None:
@@ -153,7 +153,7 @@ class _Walk:
             for output in node.outputs:
                 self._scales[output] = passed
                 self._made[output] = node, tuple(scaled)
-                waiting |= {use.node for use in output.uses()} & self._order.keys()
+                queue.add_readers(output)
 
     def _ends_at(self, node: ir.Node, scaled: Mapping[int, RowScale]) -> bool:
         """Whether a node takes s out of its one scaled input; remember how."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.traversal import NodeQueue
 from onnxfold.operators import facets
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
@@ -39,16 +40,13 @@ def row_powers(
 ) -> dict[ir.Value, RowPower]:
     """Return every power that the graph of ``order`` computes from ``start``, in order."""
     found = {start: RowPower(1.0, rows)}
-    waiting = {use.node for use in start.uses()}
-    while waiting:
-        node = min(waiting & order.keys(), key=order.__getitem__, default=None)
-        if node is None:
-            break
-        waiting.remove(node)
+    queue = NodeQueue(order)
+    queue.add_readers(start)
+    for node in queue:
         power = _power(info, node, found)
         if power is not None:
             found[node.outputs[0]] = power
-            waiting |= {use.node for use in node.outputs[0].uses()}
+            queue.add_readers(node.outputs[0])
     return found
 
 

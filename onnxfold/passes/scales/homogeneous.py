@@ -17,9 +17,6 @@ from onnxfold.operators.row import Elements
 from onnxfold.operators.table import row_of
 from onnxfold.passes.scales.cut_parts import element_readers
 
-FLOATS = frozenset(
-    {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
-)
 _MOST_NODES = 64  # of one rotary embedding there are some ten
 
 
