@@ -8,11 +8,10 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.norms.site import NormSite
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
 
 _SUMS = frozenset({"Add", "Sum"})
-_SAME_ELEMENTS = frozenset(
-    {"Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
-)
 
 
 def streams(info: ModelInfo, sites: Iterable[NormSite]) -> list[int]:
@@ -43,7 +42,7 @@ def _continued(info: ModelInfo, node: ir.Node) -> list[ir.Value]:
     if node.domain:
         return []
     operands = [value for value in node.inputs if value is not None]
-    if node.op_type in _SAME_ELEMENTS:
+    if facets.stands_before_a_weight(row_of(node)):
         return operands[:1]
     if node.op_type not in _SUMS:
         return []

@@ -112,5 +112,5 @@ class NormSite:
             gamma=part(self.gamma),
             beta=part(self.beta),
             centred=part(self.centred),
-            escaping=tuple(value(leak) for leak in self.escaping),
+            escaping=tuple(value(each) for each in self.escaping),
         )

@@ -60,11 +60,6 @@ def degree(
     return powers.pop() if set(degrees) == data and len(powers) == 1 else None
 
 
-def gives_alike(row: Operator, read: Collection[int]) -> bool:
-    """Whether the outputs that are read are all alike: the first alone, or parts of one input."""
-    return set(read) <= {0} or scales_every_output(row)
-
-
 _POSITIONWISE = frozenset(
     {
         Family.ADDITIVE,
@@ -75,6 +70,36 @@ _POSITIONWISE = frozenset(
         Family.QUOTIENT,
     }
 )
+
+
+def keeps_order(row: Operator) -> bool:
+    """Whether every number keeps its place in row-major order."""
+    return row.elements <= Elements.PERMUTES and (reshapes(row) or positionwise(row))
+
+
+_CHANNELWISE = _POSITIONWISE | {
+    Family.CONCAT,
+    Family.CONVOLUTION,
+    Family.EXPAND,
+    Family.GATHER,
+    Family.GATHER_ND,
+    Family.GEMM,
+    Family.MATMUL,
+    Family.RESHAPE,
+    Family.SLICE,
+    Family.SPLIT,
+    Family.TRANSPOSE,
+}
+
+
+def keeps_channels_apart(row: Operator) -> bool:
+    """Whether a channel left out of what the family follows is one left out of the result."""
+    return row.family in _CHANNELWISE
+
+
+def gives_alike(row: Operator, read: Collection[int]) -> bool:
+    """Whether the outputs that are read are all alike: the first alone, or parts of one input."""
+    return set(read) <= {0} or scales_every_output(row)
 
 
 def positionwise(row: Operator) -> bool:

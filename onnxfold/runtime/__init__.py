@@ -1,1 +1,1 @@
-"""ONNX Runtime with the kernel library: registration, self-test, timing, diagnosis."""
+"""ONNX Runtime with the kernel library: registration, self-test, timing, examination."""

@@ -22,7 +22,7 @@ from onnxfold.graph.dims import Dim, Shape
 from onnxfold.graph.traversal import bodies, declared_shape
 from onnxfold.shapes.body_results import body_results
 from onnxfold.shapes.equivalents import DOMAIN, FUNCTIONS, is_doubtful, shape_equivalent
-from onnxfold.shapes.symbolic import SymbolicShapes, Token
+from onnxfold.shapes.symbolic import Size, SymbolicShapes
 
 if TYPE_CHECKING:
     from onnxfold.graph.model_info import ModelInfo
@@ -44,22 +44,22 @@ def complete(view: ModelInfo) -> bool:
 
     Return whether a shape that ``view`` may have told before is another one now.
     """
-    tokens: SymbolicShapes | None = None
+    symbolic: SymbolicShapes | None = None
     numbered: set[ir.Value | None] = set()
     for node in _bodies_first(view.model.graph):
         unknown = any(output.name and output.shape is None for output in node.outputs)
         if unknown:
-            tokens = tokens or SymbolicShapes(view)
-            for value, dims in _found(view, tokens, node):
+            symbolic = symbolic or SymbolicShapes(view)
+            for value, dims in _found(view, symbolic, node):
                 if view.shape(value) is not None:
                     continue
                 value.shape = ir.Shape(dims)
                 known = enumerate(dims)
-                tokens.learn(value, tuple(_token(value, axis, dim) for axis, dim in known))
+                symbolic.learn(value, tuple(_size(value, axis, dim) for axis, dim in known))
         may_be_numbered = not numbered.isdisjoint(node.inputs) or _reads_sizes(node)
         if bodies(node) or (may_be_numbered and not unknown):
-            tokens = tokens or SymbolicShapes(view)
-            numbered.update(_numbered(view, tokens, node))
+            symbolic = symbolic or SymbolicShapes(view)
+            numbered.update(_numbered(view, symbolic, node))
     return bool(numbered)
 
 
@@ -82,7 +82,7 @@ def _reads_sizes(node: ir.Node) -> bool:
     )
 
 
-def _numbered(view: ModelInfo, tokens: SymbolicShapes, node: ir.Node) -> list[ir.Value]:
+def _numbered(view: ModelInfo, symbolic: SymbolicShapes, node: ir.Node) -> list[ir.Value]:
     """Put the numbers that are known in the place of symbols; return the values where there are."""
     shapes = {value: declared_shape(value) or () for value in node.outputs if value.name}
     answers: dict[ir.Value, Shape] | None = None
@@ -90,16 +90,16 @@ def _numbered(view: ModelInfo, tokens: SymbolicShapes, node: ir.Node) -> list[ir
     for value, shape in shapes.items():
         if all(isinstance(dim, int) for dim in shape):
             continue
-        dims = tokens.dims(value) or shape
+        dims = symbolic.dims(value) or shape
         numbers = tuple(dim if isinstance(dim, int) else None for dim in dims)
         found = _refined(shape, numbers)
         if answers is None and any(map(_is_unnamed, found)):
-            answers = dict(_inferred(view, tokens, node))
+            answers = dict(_inferred(view, symbolic, node))
         found = _refined(found, (answers or {}).get(value, found))
         if found != shape:
             value.shape = ir.Shape(found)
             known = enumerate(_refined(dims, found))
-            tokens.learn(value, tuple(_token(value, axis, dim) for axis, dim in known))
+            symbolic.learn(value, tuple(_size(value, axis, dim) for axis, dim in known))
             changed.append(value)
     return changed
 
@@ -121,35 +121,37 @@ def _is_unnamed(dim: Dim) -> bool:
     return dim is None or (isinstance(dim, str) and dim.startswith(_MADE_UP))
 
 
-def _token(value: ir.Value, axis: int, dim: Token | None) -> Token:
+def _size(value: ir.Value, axis: int, dim: Size | None) -> Size:
     return f"{value.name}@{axis}" if dim is None else dim
 
 
-def _found(view: ModelInfo, tokens: SymbolicShapes, node: ir.Node) -> list[tuple[ir.Value, Shape]]:
-    derived = tokens.dims(node.outputs[0])
+def _found(
+    view: ModelInfo, symbolic: SymbolicShapes, node: ir.Node
+) -> list[tuple[ir.Value, Shape]]:
+    derived = symbolic.dims(node.outputs[0])
     if derived is not None:
-        names = _names(view, tokens, node)
+        names = _names(view, symbolic, node)
         derived = tuple(names.get(dim, dim) for dim in derived)
     if node.domain == _OWN_DOMAIN:
         return [] if derived is None else [(output, derived) for output in node.outputs]
     if derived is not None and len(node.outputs) == 1:
         return [(node.outputs[0], derived)]
-    return _inferred(view, tokens, node)
+    return _inferred(view, symbolic, node)
 
 
-def _names(view: ModelInfo, tokens: SymbolicShapes, node: ir.Node) -> dict[Token, Token]:
+def _names(view: ModelInfo, symbolic: SymbolicShapes, node: ir.Node) -> dict[Size, Size]:
     """Map sizes of the operands, where they have one name here and another in their shapes."""
-    names: dict[Token, Token] = {}
+    names: dict[Size, Size] = {}
     for operand in node.inputs:
-        shape, dims = view.shape(operand), tokens.dims(operand)
-        for name, token in zip(shape or (), dims or (), strict=False):
-            if isinstance(name, str) and isinstance(token, str):
-                names[token] = name
+        shape, dims = view.shape(operand), symbolic.dims(operand)
+        for name, size in zip(shape or (), dims or (), strict=False):
+            if isinstance(name, str) and isinstance(size, str):
+                names[size] = name
     return names
 
 
 def _inferred(
-    view: ModelInfo, tokens: SymbolicShapes, node: ir.Node
+    view: ModelInfo, symbolic: SymbolicShapes, node: ir.Node
 ) -> list[tuple[ir.Value, Shape]]:
     """Ask onnx about one node; [] where an operand has no shape, or there is no answer."""
     if bodies(node):
@@ -166,7 +168,7 @@ def _inferred(
             return []  # which onnx 1.23 may crash on
         name = operand.name or ""
         types[name] = onnx.helper.make_tensor_type_proto(dtype.value, shape)
-        numbers = tokens.vector(operand) if dtype.is_integer() and len(shape) <= 1 else None
+        numbers = symbolic.vector(operand) if dtype.is_integer() and len(shape) <= 1 else None
         if numbers is not None and all(isinstance(number, int) for number in numbers):
             array = np.array(numbers, dtype.numpy()).reshape(-1 if shape else ())
             data[name] = onnx.numpy_helper.from_array(array, name)

@@ -21,13 +21,14 @@ from onnxfold.operators.table import row_of
 if TYPE_CHECKING:
     from onnxfold.graph.model_info import ModelInfo
 
-Token = int | str
+Size = int | str
+SymbolicShape = tuple[Size, ...]
 
 # Calls within calls until operands are found first, one by one.
 _DEEP = 40
 
 
-def fits(small: tuple[Token, ...] | None, large: tuple[Token, ...] | None) -> bool:
+def fits(small: SymbolicShape | None, large: SymbolicShape | None) -> bool:
     """Whether broadcasting the first against the second gives the second's shape."""
     if small is None or large is None or len(small) > len(large):
         return False
@@ -35,7 +36,7 @@ def fits(small: tuple[Token, ...] | None, large: tuple[Token, ...] | None) -> bo
     return all(a in (1, b) for a, b in zip(small, tail, strict=True))
 
 
-def same_elements(a: tuple[Token, ...] | None, b: tuple[Token, ...] | None) -> bool:
+def same_elements(a: SymbolicShape | None, b: SymbolicShape | None) -> bool:
     """Whether shapes of equally many elements are equal: one unknown pair follows from the rest."""
     if a is None or b is None or len(a) != len(b):
         return False
@@ -73,20 +74,20 @@ class SymbolicShapes:
     def __init__(self, view: ModelInfo):
         self._view = view
         self._depth = 0
-        self._dims: dict[ir.Value, tuple[Token, ...] | None] = {}
-        self._vectors: dict[ir.Value, tuple[Token, ...] | None] = {}
+        self._dims: dict[ir.Value, SymbolicShape | None] = {}
+        self._vectors: dict[ir.Value, SymbolicShape | None] = {}
 
-    def dims(self, value: ir.Value | None) -> tuple[Token, ...] | None:
-        """Return the shape with a distinct token for every size that nothing is known about."""
+    def dims(self, value: ir.Value | None) -> SymbolicShape | None:
+        """Return the shape with a distinct symbol for every size that nothing is known about."""
         if value is None:
             return None
         return self._settled(value, self._dims, self._find_dims)
 
-    def learn(self, value: ir.Value, dims: tuple[Token, ...]) -> None:
+    def learn(self, value: ir.Value, dims: SymbolicShape) -> None:
         """Take a shape that was found by other means."""
         self._dims[value] = dims
 
-    def vector(self, value: ir.Value | None) -> tuple[Token, ...] | None:
+    def vector(self, value: ir.Value | None) -> SymbolicShape | None:
         """Return an integer tensor, flattened, as far as it follows from shapes and constants."""
         if value is None:
             return None
@@ -95,9 +96,9 @@ class SymbolicShapes:
     def _settled(
         self,
         value: ir.Value,
-        known: dict[ir.Value, tuple[Token, ...] | None],
-        find: Callable[[ir.Value], tuple[Token, ...] | None],
-    ) -> tuple[Token, ...] | None:
+        known: dict[ir.Value, SymbolicShape | None],
+        find: Callable[[ir.Value], SymbolicShape | None],
+    ) -> SymbolicShape | None:
         """Find what a value's operands determine; after some recursion, operands go first."""
         if value in known:
             return known[value]
@@ -110,7 +111,7 @@ class SymbolicShapes:
         self._depth -= 1
         return known[value]
 
-    def _find_dims(self, value: ir.Value) -> tuple[Token, ...] | None:
+    def _find_dims(self, value: ir.Value) -> SymbolicShape | None:
         shape = self._view.shape(value)
         if shape is not None and all(isinstance(dim, int) for dim in shape):
             return tuple(dim for dim in shape if isinstance(dim, int))
@@ -119,17 +120,17 @@ class SymbolicShapes:
         if shape is None:
             return derived
         known = derived if derived is not None and len(derived) == len(shape) else None
-        tokens: list[Token] = []
+        sizes: list[Size] = []
         for axis, dim in enumerate(shape):
             if isinstance(dim, int):
-                tokens.append(dim)
+                sizes.append(dim)
             elif known is not None:
-                tokens.append(known[axis])
+                sizes.append(known[axis])
             else:
-                tokens.append(dim if dim is not None else f"{value.name}@{axis}")
-        return tuple(tokens)
+                sizes.append(dim if dim is not None else f"{value.name}@{axis}")
+        return tuple(sizes)
 
-    def _derived(self, node: ir.Node, value: ir.Value) -> tuple[Token, ...] | None:
+    def _derived(self, node: ir.Node, value: ir.Value) -> SymbolicShape | None:
         if not node.inputs or value is not node.outputs[0]:
             return None
         row = row_of(node)
@@ -144,7 +145,7 @@ class SymbolicShapes:
         rule = _SHAPE_RULES.get(node.op_type)
         return None if rule is None else rule(self, node)
 
-    def reshaped(self, node: ir.Node) -> tuple[Token, ...] | None:
+    def reshaped(self, node: ir.Node) -> SymbolicShape | None:
         """Return the shape that Reshape gives, resolving 0 and -1 where they can be."""
         source, target = self.dims(node.inputs[0]), self.vector(node.inputs[1])
         if source is None or target is None:
@@ -156,18 +157,18 @@ class SymbolicShapes:
         if -1 not in target:
             return target
         missing = _quotient(source, tuple(dim for dim in target if dim != -1))
-        token: Token = f"{node.outputs[0].name}@-1" if missing is None else missing
-        return tuple(token if dim == -1 else dim for dim in target)
+        size: Size = f"{node.outputs[0].name}@-1" if missing is None else missing
+        return tuple(size if dim == -1 else dim for dim in target)
 
-    def expanded(self, node: ir.Node) -> tuple[Token, ...] | None:
+    def expanded(self, node: ir.Node) -> SymbolicShape | None:
         """Return the shape that Expand gives."""
         return _broadcast([self.dims(node.inputs[0]), self.vector(node.inputs[1])])
 
-    def filled(self, node: ir.Node) -> tuple[Token, ...] | None:
+    def filled(self, node: ir.Node) -> SymbolicShape | None:
         """Return the shape that ConstantOfShape gives."""
         return self.vector(node.inputs[0])
 
-    def stacked(self, node: ir.Node) -> tuple[Token, ...] | None:
+    def stacked(self, node: ir.Node) -> SymbolicShape | None:
         """Return the shape that ConcatFromSequence gives where it stacks elements of one shape."""
         shapes = {self.dims(element) for element in inserted_elements(node.inputs[0])}
         if len(shapes) != 1 or node.attributes.get_int("new_axis", 0) != 1:
@@ -179,7 +180,7 @@ class SymbolicShapes:
         place = axis % (len(element) + 1)
         return (*element[:place], f"{node.outputs[0].name}@{place}", *element[place:])
 
-    def transposed(self, node: ir.Node) -> tuple[Token, ...] | None:
+    def transposed(self, node: ir.Node) -> SymbolicShape | None:
         """Return the shape that Transpose gives."""
         source = self.dims(node.inputs[0])
         if source is None:
@@ -189,7 +190,7 @@ class SymbolicShapes:
             return None  # of a shape that no inference knows, so that none has complained
         return tuple(source[axis] for axis in order)
 
-    def unsqueezed(self, node: ir.Node) -> tuple[Token, ...] | None:
+    def unsqueezed(self, node: ir.Node) -> SymbolicShape | None:
         """Return the shape that Unsqueeze gives."""
         source, axes = self.dims(node.inputs[0]), self._view.axes(node)
         if source is None or not axes:
@@ -201,7 +202,7 @@ class SymbolicShapes:
         rest = iter(source)
         return tuple(1 if axis in places else next(rest) for axis in range(rank))
 
-    def reduced(self, node: ir.Node) -> tuple[Token, ...] | None:
+    def reduced(self, node: ir.Node) -> SymbolicShape | None:
         """Return the shape that a reduction gives."""
         source, axes = self.dims(node.inputs[0]), self._view.axes(node)
         if source is None or axes is None:
@@ -213,7 +214,7 @@ class SymbolicShapes:
             return tuple(1 if axis in places else dim for axis, dim in enumerate(source))
         return tuple(dim for axis, dim in enumerate(source) if axis not in places)
 
-    def spectra(self, node: ir.Node) -> tuple[Token, ...] | None:
+    def spectra(self, node: ir.Node) -> SymbolicShape | None:
         """Return the shape that STFT gives: batch, frames, frequencies, real and imaginary."""
         signal = self.dims(node.inputs[0])
         window, length = (*node.inputs[2:4], None, None)[:2]
@@ -221,13 +222,13 @@ class SymbolicShapes:
         if signal is None:
             return None
         name = node.outputs[0].name
-        frequencies: Token = f"{name}@2"
+        frequencies: Size = f"{name}@2"
         if size is not None and len(size) == 1 and isinstance(size[0], int):
             half = node.attributes.get_int("onesided", 1)
             frequencies = size[0] // 2 + 1 if half else size[0]
         return signal[0], f"{name}@1", frequencies, 2
 
-    def _find_vector(self, value: ir.Value) -> tuple[Token, ...] | None:
+    def _find_vector(self, value: ir.Value) -> SymbolicShape | None:
         integers = self._view.integers(value)
         if integers is not None:
             return integers
@@ -237,23 +238,23 @@ class SymbolicShapes:
         rule = _VECTOR_RULES.get(node.op_type)
         return None if rule is None else rule(self, node)
 
-    def _of_shape(self, node: ir.Node) -> tuple[Token, ...] | None:
+    def _of_shape(self, node: ir.Node) -> SymbolicShape | None:
         dims = self.dims(node.inputs[0])
         if dims is None:
             return None
         end = node.attributes.get_int("end", len(dims))
         return dims[node.attributes.get_int("start", 0) : end]
 
-    def _of_first(self, node: ir.Node) -> tuple[Token, ...] | None:
+    def _of_first(self, node: ir.Node) -> SymbolicShape | None:
         return self.vector(node.inputs[0])
 
-    def _of_concat(self, node: ir.Node) -> tuple[Token, ...] | None:
+    def _of_concat(self, node: ir.Node) -> SymbolicShape | None:
         parts = [self.vector(operand) for operand in node.inputs]
         if any(part is None for part in parts):
             return None
         return tuple(item for part in parts if part is not None for item in part)
 
-    def _of_gather(self, node: ir.Node) -> tuple[Token, ...] | None:
+    def _of_gather(self, node: ir.Node) -> SymbolicShape | None:
         vector, indices = self.vector(node.inputs[0]), self._view.integers(node.inputs[1])
         if vector is None or indices is None:
             return None
@@ -261,7 +262,7 @@ class SymbolicShapes:
             return None
         return tuple(vector[index] for index in indices)
 
-    def _of_slice(self, node: ir.Node) -> tuple[Token, ...] | None:
+    def _of_slice(self, node: ir.Node) -> SymbolicShape | None:
         vector = self.vector(node.inputs[0])
         bounds = [self._view.integers(operand) for operand in node.inputs[1:3]]
         if self._view.opset < 10:
@@ -275,13 +276,13 @@ class SymbolicShapes:
             return None
         return vector[bounds[0][0] : bounds[1][0] : steps[0]]
 
-    def _of_product(self, node: ir.Node) -> tuple[Token, ...] | None:
+    def _of_product(self, node: ir.Node) -> SymbolicShape | None:
         vector = self.vector(node.inputs[0])
         if vector is None or not all(isinstance(item, int) for item in vector):
             return None if vector is None or len(vector) != 1 else vector
         return (prod(item for item in vector if isinstance(item, int)),)
 
-    def _of_arithmetic(self, node: ir.Node) -> tuple[Token, ...] | None:
+    def _of_arithmetic(self, node: ir.Node) -> SymbolicShape | None:
         a, b = self.vector(node.inputs[0]), self.vector(node.inputs[1])
         if a is None or b is None or len(a) != 1 or len(b) != 1:
             return None
@@ -299,12 +300,12 @@ def _is_integer(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_integer()
 
 
-def _broadcast(shapes: list[tuple[Token, ...] | None]) -> tuple[Token, ...] | None:
+def _broadcast(shapes: list[SymbolicShape | None]) -> SymbolicShape | None:
     if any(shape is None for shape in shapes):
         return None
     known = [shape for shape in shapes if shape is not None]
     rank = max(len(shape) for shape in known)
-    result: list[Token] = []
+    result: list[Size] = []
     for back in range(rank, 0, -1):
         sizes = {shape[-back] for shape in known if len(shape) >= back} - {1}
         numbers = [size for size in sizes if isinstance(size, int)]
@@ -314,22 +315,22 @@ def _broadcast(shapes: list[tuple[Token, ...] | None]) -> tuple[Token, ...] | No
     return tuple(result)
 
 
-def _quotient(whole: tuple[Token, ...], part: tuple[Token, ...]) -> Token | None:
+def _quotient(whole: SymbolicShape, part: SymbolicShape) -> Size | None:
     """Divide products of sizes; None where the quotient is not one size."""
-    symbols = [token for token in whole if isinstance(token, str)]
-    for token in part:
-        if isinstance(token, str):
-            if token not in symbols:
+    symbols = [size for size in whole if isinstance(size, str)]
+    for size in part:
+        if isinstance(size, str):
+            if size not in symbols:
                 return None
-            symbols.remove(token)
-    above = prod(token for token in whole if isinstance(token, int))
-    below = prod(token for token in part if isinstance(token, int))
+            symbols.remove(size)
+    above = prod(size for size in whole if isinstance(size, int))
+    below = prod(size for size in part if isinstance(size, int))
     if below == 0 or above % below or (symbols and above != below) or len(symbols) > 1:
         return None
     return symbols[0] if symbols else above // below
 
 
-_Rule = Callable[[SymbolicShapes, ir.Node], tuple[Token, ...] | None]
+_Rule = Callable[[SymbolicShapes, ir.Node], SymbolicShape | None]
 
 # Each has a rule of its own for its result; so have integer vectors.
 _SHAPE_RULES: dict[str, _Rule] = {

@@ -58,6 +58,10 @@ class _Check:
             self._elements(chosen)
         if self.level <= Elements.COPIES:
             self._copies()
+        if facets.keeps_order(self.row) and self.level <= Elements.PERMUTES:
+            x, y = self._array(0), self.y[0]
+            same = np.array_equal(y.reshape(-1), x.reshape(-1).astype(y.dtype))
+            self._claim("in the same order", same)
         if facets.passes_scale(self.row) and self.row.layer is None:
             self._channels()
         return self.tally

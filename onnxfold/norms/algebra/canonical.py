@@ -19,7 +19,7 @@ from onnxfold.operators import facets
 from onnxfold.operators.families.rules import elements_of
 from onnxfold.operators.row import Elements, Family
 from onnxfold.operators.table import row_of
-from onnxfold.shapes.symbolic import SymbolicShapes, Token, fits, same_elements
+from onnxfold.shapes.symbolic import SymbolicShape, SymbolicShapes, fits, same_elements
 
 _FLOAT_BITS = {  # exponent and fraction: a Cast is exact iff neither shrinks
     ir.DataType.FLOAT16: (5, 10),
@@ -75,7 +75,7 @@ def uniform(view: ModelInfo, value: ir.Value | None) -> float | None:
     return None
 
 
-def _repeats(small: tuple[Token, ...], large: tuple[Token, ...]) -> bool:
+def _repeats(small: SymbolicShape, large: SymbolicShape) -> bool:
     """Whether a shape of the same rank broadcasts along at least one axis."""
     return fits(small, large) and small != large
 
@@ -85,16 +85,16 @@ class Canonical:
 
     def __init__(self, view: ModelInfo):
         self.view = view
-        self.tokens = SymbolicShapes(view)
+        self._symbolic = SymbolicShapes(view)
         self._first: dict[tuple[object, ...], ir.Value] = {}
         self._roots: dict[ir.Value, ir.Value] = {}
         self._atoms: dict[ir.Value, ir.Value] = {}
         self._dtypes: dict[ir.Value, ir.DataType | None] = {}
         self._numbers: dict[ir.Value, float | None] = {}
 
-    def dims(self, value: ir.Value | None) -> tuple[Token, ...] | None:
-        """Return the shape in tokens."""
-        return self.tokens.dims(value)
+    def dims(self, value: ir.Value | None) -> SymbolicShape | None:
+        """Return the shape in symbols and numbers."""
+        return self._symbolic.dims(value)
 
     def root(self, value: ir.Value) -> ir.Value:
         """Return the value that this one is a plain copy of."""
@@ -258,7 +258,7 @@ class Canonical:
         scalar = self.view.scalar(value)
         if scalar is not None:
             return scalar
-        vector = self.tokens.vector(value)
+        vector = self._symbolic.vector(value)
         if vector is not None and len(vector) == 1 and isinstance(vector[0], int):
             return float(vector[0])
         return None

@@ -10,7 +10,7 @@ from onnxfold.norms.algebra.coefficient import Coefficient
 from onnxfold.norms.algebra.forms import AffineForm, Form, Over, Square
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
-from onnxfold.shapes.symbolic import Token, fits
+from onnxfold.shapes.symbolic import SymbolicShape, fits
 
 
 class Algebra:
@@ -40,8 +40,8 @@ class Algebra:
         """Return the tensor that a value is, seen through copies and exact Casts."""
         return self.canonical.atom(value)
 
-    def dims(self, value: ir.Value | None) -> tuple[Token, ...] | None:
-        """Return the shape in tokens."""
+    def dims(self, value: ir.Value | None) -> SymbolicShape | None:
+        """Return the shape in symbols and numbers."""
         return self.canonical.dims(value)
 
     def over(self, value: ir.Value, axes: tuple[int, ...]) -> Over | None:
@@ -79,7 +79,7 @@ class Algebra:
     def varying(self, factor: Coefficient, t: ir.Value) -> frozenset[int] | None:
         """Return the axes of t along which a coefficient varies; None if it would enlarge t."""
         limit = self.dims(t)
-        shape: tuple[Token, ...] | None = factor.array.shape
+        shape: SymbolicShape | None = factor.array.shape
         if factor.runtime:
             shape = self.dims(factor.runtime[0])
         if not fits(shape, limit) or shape is None or limit is None:

@@ -15,7 +15,7 @@ from onnxfold.norms.algebra.graph_state import Algebra
 from onnxfold.norms.algebra.guards import extend, legal
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
-from onnxfold.shapes.symbolic import Token, fits, same_elements
+from onnxfold.shapes.symbolic import SymbolicShape, fits, same_elements
 
 
 def reshape(algebra: Algebra, node: ir.Node) -> Form | None:
@@ -45,8 +45,8 @@ def _kept(
     form: Moment | Root | AffineForm,
     over: Over,
     node: ir.Node,
-    shape: tuple[Token, ...],
-    whole: tuple[Token, ...],
+    shape: SymbolicShape,
+    whole: SymbolicShape,
 ) -> Form | None:
     """Repeat a statistic up to the shape of t, or drop the axes that it was reduced over."""
     if node.op_type == "Expand":
@@ -105,7 +105,7 @@ def _only_the_norm_reads(algebra: Algebra, t: ir.Value) -> bool:
     return True
 
 
-def _over_before(over: Over, whole: tuple[Token, ...], shape: tuple[Token, ...]) -> Over | None:
+def _over_before(over: Over, whole: SymbolicShape, shape: SymbolicShape) -> Over | None:
     """Return the same elements in the coordinates of the tensor before its Reshape."""
     if over.fiber is None:
         grouped = len(whole) == 3 and over.axes == (2,) and len(shape) > 2
@@ -125,9 +125,7 @@ def _over_before(over: Over, whole: tuple[Token, ...], shape: tuple[Token, ...])
     return Over(fiber.axes, fiber, 0, channel)
 
 
-def _before(
-    term: Coefficient, whole: tuple[Token, ...], shape: tuple[Token, ...]
-) -> Coefficient | None:
+def _before(term: Coefficient, whole: SymbolicShape, shape: SymbolicShape) -> Coefficient | None:
     """Return a constant that varies along trailing axes in the layout before the Reshape."""
     if term.number is not None:
         return Coefficient.of(term.number)

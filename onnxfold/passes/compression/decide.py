@@ -11,7 +11,7 @@ from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.relations import Point, Relations
 from onnxfold.passes.compression.plan import CompressionPlan, ShapeChange, Shortened
-from onnxfold.passes.compression.shapes import names_size, refuse_shape
+from onnxfold.passes.compression.shapes import is_told_shape, names_size, refuse_shape
 from onnxfold.passes.compression.stream import Stream, stream_of
 from onnxfold.passes.compression.stream_sizes import entry_of, follows
 from onnxfold.passes.lower.targets import TargetLowering
@@ -69,21 +69,21 @@ def _refuse_unaligned(site: NormSite, settings: Settings) -> Refusal | None:
     return Refusal(RefusalCode.UNALIGNED, sentence, (site.input.name or "",))
 
 
-def _shaped(info: ModelInfo, stream: Stream) -> list[tuple[ir.Node, int, int]]:
-    """Return (node, axis, size) of what gives the stream a shape that names its size."""
+def _shaped(info: ModelInfo, stream: Stream) -> list[tuple[ir.Node, int]]:
+    """Return (node, axis) of what gives the stream a shape that names its size."""
     found, channels = [], stream.channels
     for point in stream.values:
         node, (block,) = point.value.producer(), point.fiber.blocks
         if node is None or _follows(info, node, block.axis, channels):
             continue
         if names_size(info, node, block.axis, block.size):
-            found.append((node, block.axis, block.size))
+            found.append((node, block.axis))
     return found
 
 
 def _follows(info: ModelInfo, node: ir.Node, axis: int, channels: Mapping[ir.Value, int]) -> bool:
     """Whether the shape that a node is told has the stream's own number of channels."""
-    if node.op_type not in ("Reshape", "Expand") or len(node.inputs) < 2:
+    if not is_told_shape(node) or len(node.inputs) < 2:
         return False
     rank, length = info.rank(node.outputs[0]), info.dim(node.inputs[1], 0)
     if rank is None or not isinstance(length, int):
@@ -131,7 +131,7 @@ def plan_of(
         tuple(
             ShapeChange(ReaderRef(ref(node), 1), axis)
             for stream in streams
-            for node, axis, _ in _shaped(info, stream)
+            for node, axis in _shaped(info, stream)
         ),
         tuple(refusals.items()),
         frozenset(info.ref(site.output) for site in sites),

@@ -24,17 +24,21 @@ class _Entry:
     position: int
 
 
+def is_told_shape(node: ir.Node) -> bool:
+    """Whether a node is told the shape of its result, from opset 5 on by its second input."""
+    return operator(node) in ("Reshape", "Expand")
+
+
 def names_size(info: ModelInfo, node: ir.Node, axis: int, size: int) -> bool:
     """Whether a node is told a shape that does not follow from what it reads."""
-    if node.domain or node.op_type not in ("Reshape", "Expand"):
+    if not is_told_shape(node):
         return False
     entry = _entry(info, node, axis)
     return entry is None or int(entry.numbers[entry.position]) == size
 
 
-def refuse_shape(info: ModelInfo, node: ir.Node, axis: int, size: int) -> Refusal | None:
+def refuse_shape(info: ModelInfo, node: ir.Node, axis: int) -> Refusal | None:
     """Say why the shape that a node is told cannot be changed, or None."""
-    del size
     if _entry(info, node, axis) is not None:
         return None
     label = node_label(node)

@@ -22,20 +22,11 @@ from onnxfold.operators import facets
 from onnxfold.operators.families.transfer import Backward, Carried, ZeroMean
 from onnxfold.operators.table import row_of
 from onnxfold.passes.centring.relations import Carries, Point, Relations
+from onnxfold.passes.compression.shapes import is_told_shape
 from onnxfold.passes.compression.stream_sizes import Told, told_by
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.centre import is_centred_weight
-
-# What acts on every channel alike, or is linear; Reshape and Expand with the size in their shape.
-_KEEP_CHANNELS = frozenset(
-    {
-        "Add", "Cast", "Concat", "Conv", "Div", "Dropout", "Expand", "Gather", "GatherND", "Gemm",
-        "Identity", "MatMul", "Mul", "Neg", "Reshape", "Slice", "Split", "Squeeze", "Sub", "Sum",
-        "Transpose", "Unsqueeze", "Where",
-    }
-)  # fmt: skip
-_SHAPED = ("Reshape", "Expand")
 
 
 @dataclass(slots=True)
@@ -102,7 +93,7 @@ class StreamWalk:
     def _is_own(self, told: Told, axes: Mapping[ir.Value, int]) -> bool:
         """Whether a size is that of the channels of a value of the stream."""
         node, index = told.reader.node, told.reader.index
-        if node.domain or node.op_type not in _SHAPED or index != 1:
+        if not is_told_shape(node) or index != 1:
             return False
         rank, length = self.info.rank(node.outputs[0]), self.info.dim(node.inputs[1], 0)
         if rank is None or not isinstance(length, int):
@@ -144,7 +135,12 @@ class StreamWalk:
 
     def _through(self, point: Point, pulled: Carried) -> Refusal | None:
         node = point.value.producer()
-        if node is None or node.domain or node.op_type not in _KEEP_CHANNELS or _loses(node):
+        if (
+            node is None
+            or node.domain
+            or not facets.keeps_channels_apart(row_of(node))
+            or _loses(node)
+        ):
             return _unknown(node)
         for output in node.outputs:
             if output is not point.value and output.uses():

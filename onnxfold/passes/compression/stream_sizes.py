@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo, Reader
-
-# The entries of a vector, or one number, in their order.
-_KEEPS = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+from onnxfold.graph import ModelInfo, Reader, operator
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ def follows(
 
 def _before(info: ModelInfo, node: ir.Node, position: int) -> tuple[ir.Value | None, int] | None:
     """Return which operand, and which of its entries, an entry of a result is."""
-    if node.op_type in _KEEPS:
+    if facets.keeps_order(row_of(node)):
         return node.inputs[0], position
     if node.op_type == "Concat":
         for operand in node.inputs:
@@ -114,8 +113,9 @@ def told_by(info: ModelInfo, value: ir.Value, position: int) -> Iterator[Told | 
         yield None
     for reader in info.readers(value):
         node = reader.node
-        passes = node.op_type in (*_KEEPS, "Concat", "Gather", "Slice")
-        if node.domain or not passes or (node.op_type == "Reshape" and reader.index == 1):
+        row = row_of(node)
+        passes = facets.keeps_order(row) or operator(node) in ("Concat", "Gather", "Slice")
+        if not passes or (facets.keeps_order(row) and reader.index > 0):
             yield Told(reader, position)
             continue
         for following in _behind(info, reader, position):
@@ -125,7 +125,7 @@ def told_by(info: ModelInfo, value: ir.Value, position: int) -> Iterator[Told | 
 def _behind(info: ModelInfo, reader: Reader, position: int) -> tuple[int | None, ...]:
     """Return the entries of a result that an entry becomes; None where that cannot be told."""
     node = reader.node
-    if node.op_type in _KEEPS:
+    if facets.keeps_order(row_of(node)):
         return (position,)
     if node.op_type == "Concat":
         lengths = [info.dim(operand, 0) for operand in node.inputs[: reader.index]]

@@ -80,7 +80,7 @@ class TargetLowering:
         """The same, where epsilon may be a constant in front of a root."""
         label = (node_label(site.nodes[-1]),)
         if site.escaping:
-            names = ", ".join(leak.name or "" for leak in site.escaping)
+            names = ", ".join(value.name or "" for value in site.escaping)
             sentence = f"its statistics ({names}) are read by others"
             return Refusal(RefusalCode.STATISTICS_READ, sentence, label)
         if site.epsilon_mode is not EpsilonMode.INSIDE or site.factor != 1.0:

@@ -16,7 +16,9 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, Reader, node_label, operator
 from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormSite
+from onnxfold.operators import facets
 from onnxfold.operators.families.transfer import Backward, refuse
+from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.absorb import Absorbs
 from onnxfold.passes.affine.affine_walk import EditPlace, root_of
 from onnxfold.passes.affine.reactions import before_layout, react
@@ -24,8 +26,6 @@ from onnxfold.passes.centring.relations import Point, Relations
 from onnxfold.passes.compression.stream import StreamWalk
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.refusal import Refusal, RefusalCode
-
-_MOVES = frozenset({"Identity", "Transpose"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def _layouts(
     while value is not None and info.tensor(value) is None:
         node, axis = value.producer(), _own_axis(channels)
         back = before_layout(info, value, channels)
-        if node is None or back is None or axis is None or node.op_type not in _MOVES:
+        if node is None or back is None or axis is None or facets.reshapes(row_of(node)):
             return None
         found.append((value, axis))
         value, channels = back

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 
+# What exporters write between a scale and Softmax; behind other layouts no runtime looks for it.
 _PRODUCTS = frozenset({"Einsum", "FusedMatMul", "MatMul"})
 _BETWEEN = frozenset(
     "Add Cast Concat Div Expand Identity Mul Reshape Split Squeeze Sub Transpose Unsqueeze "
