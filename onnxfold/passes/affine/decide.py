@@ -70,7 +70,7 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
         info,
         # A set of one element is normalised to 0: its gamma does nothing, wherever it is.
         [site for site in sites if site.size != 1 and not settings.excludes(site.name)],
-        allow_split_bytes=settings.allow_split_bytes,
+        allow_split_bytes=settings.allow_split,
         keep=keep,
         weighing=Weighing(costs_of(settings.target).addition, _savings(info, settings, folds)),
     )

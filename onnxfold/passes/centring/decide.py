@@ -117,7 +117,7 @@ def _cheapest(relations: Relations, demands: Sequence[Demand], settings: Setting
         relations,
         demands,
         costs_of(settings.target),
-        allow_split_bytes=settings.allow_split_bytes,
+        allow_split_bytes=settings.allow_split,
         overflowing=settings.overflowing,
     )
 
@@ -137,7 +137,7 @@ def _demands(
             continue
         count = elements(info.shape(site.input))
         gain = costs.gain(count, site.beta is not None)
-        if settings.conversion is not None:  # a centring for one norm is a LayerNorm in two parts
+        if settings.convert_to is not None:  # a centring for one norm is a LayerNorm in two parts
             gain = count * (costs.centring - 1)
         shared = 1 if site.centred is None else sharing[site.centred]
         if shared > 1:  # together they compute x - mean(x) once, as a centring does
@@ -150,7 +150,7 @@ def _left(
     info: ModelInfo, sites: Sequence[NormSite], lowering: TargetLowering, settings: Settings
 ) -> dict[str, Refusal]:
     """Return those of the norms of which runtimes make more as they stand, and how."""
-    if settings.conversion is not None:
+    if settings.convert_to is not None:
         return {}  # it asks for the form, whatever it costs
     fused = {} if settings.target is Target.KERNELS else _fused(info, sites, settings)
     spelled = [site for site in sites if site.output not in fused and lowering.spells_rms(site)]

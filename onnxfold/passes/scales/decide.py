@@ -27,7 +27,7 @@ def decide(info: ModelInfo, settings: Settings) -> ScalesPlan:
     fusions = decide_scales(
         info,
         find_norms(info),
-        allow_split_bytes=settings.allow_split_bytes,
+        allow_split_bytes=settings.allow_split,
         scores=settings.target is Target.KERNELS,
     )
     return ScalesPlan(fusions, _ranges(info, fusions, settings.range_limit))
