@@ -68,13 +68,14 @@ class Pass(Generic[D]):
     """One rewriting.
 
     ``decide`` reads one version of a model and changes nothing.  ``apply`` carries a decision out
-    through the editor and says whether the model differs now.  ``prove`` shows, from the two
-    versions, that they compute the same; the decision only names what was changed.
+    through the editor; lowering alone, which may spell a model as it was, says whether the model
+    differs now.  ``prove`` shows, from the two versions, that they compute the same; the decision
+    only names what was changed.
     """
 
     name: str
     decide: Callable[[ModelInfo, Settings], D]
-    apply: Callable[[Editor, D, Settings], bool]
+    apply: Callable[[Editor, D, Settings], bool | None]
     prove: Callable[[ModelInfo, ModelInfo, D], Shown]
 
 

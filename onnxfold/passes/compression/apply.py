@@ -19,7 +19,7 @@ from onnxfold.passes.compression.shapes import (
 from onnxfold.passes.lower.targets import TargetLowering
 
 
-def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> bool:
+def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:
     """Leave out the last channel of every stream that is named; norms give it back."""
     values = edit.by_ref()
     sites = [(edit.info.ref(site.output), site.within(edit)) for site in find_norms(edit.info)]
@@ -42,7 +42,6 @@ def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> bool:
         if ref in wanted:
             x = entries.get(site.input, site.input)
             edit.stand_in(lowering.compressed(site, x), site.last, site.nodes)
-    return not plan.empty
 
 
 def shorten_weight(value: ir.Value, axis: int) -> None:

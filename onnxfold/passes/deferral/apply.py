@@ -34,13 +34,12 @@ from onnxfold.weights.edited import edited
 from onnxfold.weights.edits import Centre, Scale
 
 
-def apply(edit: Editor, plan: DeferralPlan, settings: Settings) -> bool:
+def apply(edit: Editor, plan: DeferralPlan, settings: Settings) -> None:
     """Carry out the plan, norm by norm."""
     del settings  # what is deferred has been decided
     work = _Work(edit)
     for norm in plan.norms:
         work.defer(norm)
-    return not plan.empty
 
 
 class _Work:

@@ -23,7 +23,7 @@ from onnxfold.passes.readers.plan import ReadersPlan
 from onnxfold.weights.edited import unrounded
 
 
-def apply(edit: Editor, plan: ReadersPlan, settings: Settings) -> bool:
+def apply(edit: Editor, plan: ReadersPlan, settings: Settings) -> None:
     """Let norms give, and linear layers read, one channel less, or again all."""
     values = edit.by_ref()
     change_shapes(edit, plan.between, plan.more)
@@ -39,7 +39,6 @@ def apply(edit: Editor, plan: ReadersPlan, settings: Settings) -> bool:
             _shorten_norm(edit, values[start], settings.target)
         else:
             _read_all(values[start])
-    return not plan.empty
 
 
 def _change_layer(value: ir.Value, axis: int, more: int) -> None:
