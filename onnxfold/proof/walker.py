@@ -128,8 +128,8 @@ class _Walker:
                     continue
                 for value in node.outputs:
                     u = self._match.originals.get(value)
-                    if u is None:
-                        continue
+                    if u is None or self._after.tensor(value) is not None:
+                        continue  # what is stored is related already, whether that tells anything
                     relation = self.relation(u, value)
                     constant = self._match.is_constant(value)
                     if not (relation.known or constant or self._match.is_guess(value)):
