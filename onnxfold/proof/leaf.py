@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -69,6 +69,16 @@ class Leaf:
     def all_finite(self) -> Leaf:
         """Return the leaf with 1 where its constant is NaN or infinite."""
         return replace(self, array=_finite(self.array), given=_finite(self.given))
+
+    def with_reciprocal(self, sizes: Collection[int]) -> Leaf:
+        """Return the leaf with 1 / n, n one of the sizes, for its rounding in the original."""
+        if self.v is not None or self.array is None or self.array.size != 1:
+            return self
+        number = float(self.array.reshape(()))
+        n = round(1 / number) if 0 < number < 1 else 1
+        if n == 1 or n not in sizes or self.array.dtype.type(1 / n) != number or 1 / n == number:
+            return self
+        return replace(self, array=np.full(self.array.shape, 1 / n))
 
     @property
     def random(self) -> bool:

@@ -65,6 +65,17 @@ class Region:
         same = all(a.key == b.key for a, b in zip(leaves, self.leaves, strict=True))
         return None if same else replace(self, leaves=leaves)
 
+    def with_reciprocals(self) -> Region | None:
+        """Return the region in which the original multiplies by 1 / n, n a number of elements.
+
+        A mean may be written as a sum times 1 / n, rounded to the type of the model.  None where
+        no constant that the original alone reads is that.
+        """
+        sizes = frozenset(_counts(self.shapes))
+        leaves = tuple(leaf.with_reciprocal(sizes) for leaf in self.leaves)
+        same = all(a is b for a, b in zip(leaves, self.leaves, strict=True))
+        return None if same else replace(self, leaves=leaves)
+
     @property
     def dims(self) -> frozenset[int]:
         """The sizes that are known of its values."""
@@ -211,6 +222,18 @@ class Region:
         if node is not None:
             raise Unprovable(f"node '{node_label(node)}' may read a part of a constant alone")
         return computed
+
+
+def _counts(shapes: Iterable[Shape]) -> Iterator[int]:
+    """Yield how many elements neighbouring axes have."""
+    for shape in shapes:
+        for first in range(len(shape)):
+            count = 1
+            for dim in shape[first:]:
+                if not isinstance(dim, int):
+                    break
+                count *= dim
+                yield count
 
 
 def _place(
