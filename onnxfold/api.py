@@ -21,6 +21,7 @@ from onnxfold.options import (
     Target,
     WrittenForm,
     conversion_named,
+    member,
     target_named,
 )
 from onnxfold.passes.base import Settings
@@ -33,6 +34,7 @@ from onnxfold.report.document import inspection
 from onnxfold.report.nodes import node_changes, node_rows
 from onnxfold.shapes.claims import unconfirmed_claims
 
+_CHOICES = {"device": Device, "defer": Defer, "norm_form": WrittenForm}
 _SPELLINGS = (WrittenForm.OP, WrittenForm.DECOMPOSED)
 
 
@@ -57,7 +59,7 @@ def inspect(
         allow_split=allow_split,
         exclude=exclude,
         fuse_affine=fuse_affine,
-        defer=Defer(defer),
+        defer=member(Defer, defer, f"defer '{defer}'"),
     )
     with error_context(source):
         claims = unconfirmed_claims(source.model)
@@ -173,9 +175,11 @@ def optimize(
     """
     named = {
         "target": target_named(options.get("target", Target.ONNX)),
-        "device": Device(options.get("device", Device.CPU)),
-        "defer": Defer(options.get("defer", Defer.OFF)),
-        "norm_form": WrittenForm(options.get("norm_form", WrittenForm.AUTO)),
+        **{
+            name: member(kind, options[name], f"{name} '{options[name]}'")
+            for name, kind in _CHOICES.items()
+            if name in options
+        },
     }
     chosen = Options(**{**options, **named})
     if chosen.device is Device.CUDA and chosen.target is not Target.ORT:
