@@ -154,6 +154,7 @@ class Decided:
             made.refusals,
             made.gain_ps,
             made.cost_ps,
+            made.parts,
             () if affine is None else affine.fusions,
             () if scales is None else scales.fusions,
             self._deferral.norms,

@@ -97,10 +97,12 @@ class Leaf:
         """
         array = self.given if self.array is None else self.array
         r = self.relation.r
+        known = (fiber.part for fiber in self.fibers if fiber.part is not None)
+        parts = frozenset(digit.axis for part in known for digit in part.digits)
         if r is None and self.u is not None and self.v is not None and self.relation.known:
-            return frozenset()
+            return parts
         if r is None and (array is None or array.dtype.kind not in "fV"):
-            return frozenset()
+            return parts
         shape = r.shape if array is None and r is not None else self.shape
         return frozenset(axis for axis, dim in enumerate(shape) if dim != 1)
 

@@ -137,13 +137,15 @@ class Region:
     def _smaller(self, fibers: Collection[Fiber]) -> dict[int, int]:
         """Return smaller sizes, for axes along which no constant and no relation has numbers."""
         kept = {size for leaf in self.leaves for size in leaf.kept}
-        digits = {n for fiber in fibers for b in fiber.blocks for n in (b.inner, b.size, b.outer)}
+        parts = (fiber.part for fiber in fibers if fiber.part is not None)
+        kept |= {digit.size for part in parts for digit in part.digits}
+        digits = {n for fiber in fibers for b in fiber.digits for n in (b.inner, b.size, b.outer)}
         dims = self.dims | {n for n in digits if n is not None}
         integers = positions(self.nodes, self.constants, floats=True)
         while True:
             smaller = reduced(dims, integers, kept)
             sizes = Sizes((), smaller)
-            unfit = [block for fiber in fibers if not sizes.fits(fiber) for block in fiber.blocks]
+            unfit = [block for fiber in fibers if not sizes.fits(fiber) for block in fiber.digits]
             if not unfit:
                 return smaller
             for block in unfit:

@@ -65,15 +65,15 @@ class _Walker:
         self._near = Neighbourhood(before, after, self._match, self._related)
         self._tester = Tester(whole=certificate.by_name_alone)
         original = self._match.originals.get
-        self._widening = Widening(after, lambda value: self._near.alone(value, 1, actual=True))
-        self._means = ZeroMeans(
-            before, after, self._tester, self._widening, self._near.alone, original
-        )
-        self._absorber = Absorber(before, after, certificate)
-        self._changed: dict[ir.Value, str] = {}
         self._fibers: dict[str, list[Fiber]] = defaultdict(list)
         for ref, fiber in certificate.centred:
             self._fibers[ref].append(fiber)
+        self._widening = Widening(after, lambda value: self._near.alone(value, 1, actual=True))
+        self._means = ZeroMeans(
+            before, after, self._tester, self._widening, self._near.alone, original, self._fibers
+        )
+        self._absorber = Absorber(before, after, certificate)
+        self._changed: dict[ir.Value, str] = {}
         self._fibers_near = Candidates(
             before, after, self._means, self._fibers, by_name_alone=certificate.by_name_alone
         )
@@ -374,5 +374,5 @@ def _fits(fiber: Fiber, tensor: ir.TensorProtocol) -> bool:
     shape: Sequence[int] = tensor.shape.numpy()
     return all(
         block.axis < len(shape) and shape[block.axis] % (block.inner * block.size) == 0
-        for block in fiber.blocks
+        for block in fiber.digits
     )
