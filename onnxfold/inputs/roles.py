@@ -94,6 +94,7 @@ def _table_shape(table: ir.Value | None) -> tuple[object, ...]:
         if known is not None:
             return _ordered(tuple(known), orders[::-1])
         maker = table.producer()
+        # Rows tell no shape of these two; the shape of the one is turned, of the other the same.
         if maker is None or not (
             facets.same_shape(row_of(maker)) or maker.op_type in ("DequantizeLinear", "Transpose")
         ):

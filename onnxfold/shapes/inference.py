@@ -244,6 +244,7 @@ def _check_parts(node: ir.Node) -> None:
         raise ModelError(f"node '{node.name or 'Split'}' has {results} of {parts} parts")
 
 
+# What onnx takes from the file without a look, operator by operator.
 _CHECKS = {
     "GatherND": _check_batch,
     "Pad": _check_pads,

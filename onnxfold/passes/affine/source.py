@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo, Shape, node_label
+from onnxfold.graph import ModelInfo, Shape, node_label, operator
 from onnxfold.graph.channels import Channels
 from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
@@ -131,7 +131,8 @@ def _before_casts(site: NormSite) -> ir.Value:
         source = node.inputs[0] if node is not None and node.inputs else None
         if node is None or node not in site.nodes or source is None:
             return value
-        if node.domain != "" or node.op_type not in ("Cast", "Identity"):
+        # What a spelled-out norm ends with where its result has another type than its statistics.
+        if operator(node) not in ("Cast", "Identity"):
             return value
         value = source
 

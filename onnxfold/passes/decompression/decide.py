@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxfold.graph import FLOATS, ModelInfo, Reader, whole_axes
+from onnxfold.graph import FLOATS, ModelInfo, Reader, operator, whole_axes
+from onnxfold.graph.operands import producer_of
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.operators.families.transfer import Backward
 from onnxfold.passes.base import Settings
@@ -60,10 +61,8 @@ def _start(info: ModelInfo, site: NormSite) -> Point | None:
 def _completing(info: ModelInfo, site: NormSite, start: Point) -> list[Reader]:
     """Return the readers of v that compute E v: the Concat and the sum."""
     joined = site.input.producer()
-    negated = None if joined is None else joined.inputs[1]
-    maker = None if negated is None else negated.producer()
-    total = None if maker is None else maker.inputs[0]
-    nodes = {joined, None if total is None else total.producer()}
+    negated = None if joined is None else producer_of(joined.inputs[1])
+    nodes = {joined, None if negated is None else producer_of(negated.inputs[0])}
     return [reader for reader in info.readers(start.value) if reader.node in nodes]
 
 
@@ -88,13 +87,10 @@ class _Longer(StreamWalk):
 def sliced_from(info: ModelInfo, point: Point) -> ir.Value | None:
     """Return x of a value x[:-1] along the one axis of its fiber, or None."""
     node = point.value.producer()
-    if node is None or node.domain or node.op_type != "Slice" or len(node.inputs) != 4:
+    if node is None or operator(node) != "Slice" or len(node.inputs) != 4:
         return None
-    numbers = [info.array(operand) for operand in node.inputs[1:]]
-    if any(array is None or array.size != 1 for array in numbers):
+    start, end, axis = (info.scalar(operand) for operand in node.inputs[1:])
+    rank = info.rank(point.value)
+    if rank is None or start != 0 or end != -1 or axis is None:
         return None
-    start, end, axis = (int(array.reshape(())) for array in numbers if array is not None)
-    shape = info.shape(point.value)
-    if shape is None or start != 0 or end != -1 or (axis % len(shape),) != point.fiber.axes:
-        return None
-    return node.inputs[0]
+    return node.inputs[0] if (int(axis) % rank,) == point.fiber.axes else None

@@ -14,7 +14,8 @@ from collections import deque
 
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo, keeps_dims
+from onnxfold.graph import ModelInfo, keeps_dims, operator
+from onnxfold.graph.operands import producer_of
 from onnxfold.passes.centring.dataflow import ZeroMeanGraph
 from onnxfold.passes.centring.relations import Point
 from onnxfold.refusal import Refusal, RefusalCode
@@ -61,9 +62,8 @@ def completed_part(info: ModelInfo, point: Point) -> ir.Value | None:
 
 
 def _made_by(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    node = None if value is None else value.producer()
-    known = node is not None and not node.domain and node.op_type == op_type
-    return node if known else None
+    node = producer_of(value)
+    return node if node is not None and operator(node) == op_type else None
 
 
 def _is_centred(info: ModelInfo, point: Point, known: dict[Point, bool]) -> bool:
