@@ -6,15 +6,14 @@ ONNX Runtime's ContribOperators.md.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError
 from onnxfold.graph import AxisBlock, Dim, Fiber, ModelInfo, Shape, node_label, operator
-from onnxfold.graph.operands import operand
 from onnxfold.norms.algebra.canonical import uniform
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
@@ -44,17 +43,34 @@ def spatial_refusal(label: str) -> Refusal:
 def size_refusal(view: ModelInfo, value: ir.Value, label: str) -> Refusal:
     """Say that the number of normalised elements is not a constant, and which node hides it."""
     sentence = "the size of a normalised axis is not known"
-    seen = {value}
-    while (maker := value.producer()) is not None and view.shape(value) is None:
-        unknown = (v for v in maker.inputs if v is not None and view.shape(v) is None)
-        cause = next((v for v in unknown if v not in seen), None)
-        if cause is None:
-            sentence += f": nothing tells the shape of what '{node_label(maker)}'"
-            sentence += f" ({operator(maker)}) computes"
-            break
-        seen.add(cause)
-        value = cause
+    maker = _hiding(view, value)
+    if maker is not None:
+        sentence += f": nothing tells the shape of what '{node_label(maker)}'"
+        sentence += f" ({operator(maker)}) computes"
     return Refusal(RefusalCode.DYNAMIC_FIBER, sentence, (label,))
+
+
+def _hiding(view: ModelInfo, value: ir.Value) -> ir.Node | None:
+    """Return the farthest node before a value that makes a shape unknown, or None."""
+    found, waiting, seen = None, deque([value]), {value}
+    while waiting:
+        maker = waiting.popleft().producer()
+        if maker is None:
+            continue
+        operands = [operand for operand in maker.inputs if operand is not None]
+        hidden = any(view.shape(output) is None for output in maker.outputs)
+        if hidden and all(view.shape(operand) is not None for operand in operands):
+            found = maker
+        unknown = [v for v in operands if v not in seen and _may_hide_sizes(view, v)]
+        seen.update(unknown)
+        waiting.extend(unknown)
+    return found
+
+
+def _may_hide_sizes(view: ModelInfo, value: ir.Value) -> bool:
+    """Whether a value has a size that nobody knows, or may hold one that becomes a shape."""
+    shape = view.shape(value)
+    return shape is None or None in shape or value.dtype is ir.DataType.INT64
 
 
 def _x(node: ir.Node) -> ir.Value:
@@ -62,6 +78,10 @@ def _x(node: ir.Node) -> ir.Value:
     if value is None:
         raise ModelError(f"node {node_label(node)} has no input")
     return value
+
+
+def _operand(node: ir.Node, index: int) -> ir.Value | None:
+    return node.inputs[index] if index < len(node.inputs) else None
 
 
 def _unless_all(view: ModelInfo, value: ir.Value | None, neutral: float) -> ir.Value | None:
@@ -119,22 +139,14 @@ def _trailing_norm(
     if dims is None:
         return None
     if -1 not in dims:
-        _sized_by_scale(view, dims, operand(node, 1))
-    site = _site(view, node, kind, _fiber(dims), epsilon)
-    if not all(_may_broadcast(view, node, index, dims) for index in (1, 2)):
-        site = replace(site, refusal=_affine_refusal(node_label(node)))
-    return replace(_with_affine(view, site, node), escaping=_escaping(node, (1, 2)))
-
-
-def _site(
-    view: ModelInfo, node: ir.Node, kind: NormKind, normalised: tuple[Fiber, int], epsilon: float
-) -> NormSite:
-    """Return the site of a norm over a fiber and its size, 0 where that is unknown."""
-    fiber, size = normalised
+        _sized_by_scale(view, dims, _operand(node, 1))
+    fiber, size = _fiber(dims)
     contrib = node.op_type.startswith("Simplified") or node.domain == "com.microsoft"
-    label = node_label(node)
+    refusal = None if size else size_refusal(view, _x(node), node_label(node))
+    if not all(_may_broadcast(view, node, index, dims) for index in (1, 2)):
+        refusal = _affine_refusal(node_label(node))
     return NormSite(
-        name=label,
+        name=node_label(node),
         kind=kind,
         form=NormForm.CONTRIB if contrib else NormForm.OP,
         input=_x(node),
@@ -143,23 +155,17 @@ def _site(
         size=size,
         epsilon=epsilon,
         nodes=(node,),
+        gamma=_unless_all(view, _operand(node, 1), 1),
+        beta=_unless_all(view, _operand(node, 2), 0),
+        escaping=_escaping(node, (1, 2)),
         compute_dtype=_compute_dtype(node),
-        refusal=None if size else size_refusal(view, _x(node), label),
-    )
-
-
-def _with_affine(view: ModelInfo, site: NormSite, node: ir.Node) -> NormSite:
-    """Return the site with the scale and the bias of its operator, but for ones and zeros."""
-    return replace(
-        site,
-        gamma=_unless_all(view, operand(node, 1), 1),
-        beta=_unless_all(view, operand(node, 2), 0),
+        refusal=refusal,
     )
 
 
 def _may_broadcast(view: ModelInfo, node: ir.Node, index: int, dims: dict[int, Dim]) -> bool:
     """Whether scale or bias fits the normalised axes, as far as is known."""
-    value, rank = operand(node, index), view.rank(_x(node))
+    value, rank = _operand(node, index), view.rank(_x(node))
     shape = view.shape(value)
     if value is None or shape is None or rank is None:
         return True
@@ -209,12 +215,21 @@ def _lp_normalization(view: ModelInfo, node: ir.Node) -> NormSite | None:
     axis = node.attributes.get_int("axis", -1)
     if node.attributes.get_int("p", 2) != 2 or not -rank <= axis < rank:
         return None
-    normalised = _fiber({axis % rank: view.dim(_x(node), axis)})
-    return replace(
-        _site(view, node, NormKind.L2_NORM, normalised, _SMALLEST),
+    fiber, size = _fiber({axis % rank: view.dim(_x(node), axis)})
+    return NormSite(
+        name=node_label(node),
+        kind=NormKind.L2_NORM,
+        form=NormForm.OP,
+        input=_x(node),
+        output=node.outputs[0],
+        fiber=fiber,
+        size=size,
+        epsilon=_SMALLEST,
         epsilon_mode=EpsilonMode.MAX_OUTSIDE,
-        factor=float(normalised[1]),
+        nodes=(node,),
+        factor=float(size),
         compute_dtype=_x(node).dtype or ir.DataType.FLOAT,
+        refusal=None if size else size_refusal(view, _x(node), node_label(node)),
     )
 
 
@@ -224,11 +239,20 @@ def _mean_variance_normalization(view: ModelInfo, node: ir.Node) -> NormSite | N
     axes = tuple(node.attributes.get_ints("axes", (0, 2, 3)))
     if any(not -rank <= axis < rank for axis in axes):
         return None
-    normalised = _fiber({axis % rank: view.dim(_x(node), axis) for axis in axes})
-    return replace(
-        _site(view, node, NormKind.LAYER_NORM, normalised, _MVN_EPSILON),
+    fiber, size = _fiber({axis % rank: view.dim(_x(node), axis) for axis in axes})
+    return NormSite(
+        name=node_label(node),
+        kind=NormKind.LAYER_NORM,
+        form=NormForm.OP,
+        input=_x(node),
+        output=node.outputs[0],
+        fiber=fiber,
+        size=size,
+        epsilon=_MVN_EPSILON,
         epsilon_mode=EpsilonMode.OUTSIDE,
+        nodes=(node,),
         compute_dtype=_x(node).dtype or ir.DataType.FLOAT,
+        refusal=None if size else size_refusal(view, _x(node), node_label(node)),
     )
 
 
@@ -263,14 +287,36 @@ def _grouped(
         return None
     channel = channel if shape is None else channel % len(shape)
     fiber, size, spatial = _grouped_fiber(shape, groups, channel)
-    epsilon = node.attributes.get_float("epsilon", 1e-5)
-    site = _with_affine(view, _site(view, node, kind, (fiber, size), epsilon), node)
-    if spatial:
-        site = replace(site, refusal=spatial_refusal(site.name))
     channels = None if shape is None else shape[channel]
-    per_group = node.domain == "" and (node.version or view.opset) < 21
-    repeat = channels // groups if per_group and groups and isinstance(channels, int) else 1
-    return replace(site, affine_axis=channel, affine_repeat=repeat)
+    label = node_label(node)
+    refusal = None if size else size_refusal(view, _x(node), label)
+    if spatial:
+        refusal = spatial_refusal(label)
+    repeat = 1
+    if (
+        node.domain == ""
+        and groups
+        and isinstance(channels, int)
+        and (node.version or view.opset) < 21
+    ):
+        repeat = channels // groups
+    return NormSite(
+        name=label,
+        kind=kind,
+        form=NormForm.CONTRIB if node.domain else NormForm.OP,
+        input=_x(node),
+        output=node.outputs[0],
+        fiber=fiber,
+        size=size,
+        epsilon=node.attributes.get_float("epsilon", 1e-5),
+        nodes=(node,),
+        gamma=_unless_all(view, _operand(node, 1), 1),
+        beta=_unless_all(view, _operand(node, 2), 0),
+        affine_axis=channel,
+        affine_repeat=repeat,
+        compute_dtype=_compute_dtype(node),
+        refusal=refusal,
+    )
 
 
 def _instance_normalization(view: ModelInfo, node: ir.Node) -> NormSite | None:

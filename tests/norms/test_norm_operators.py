@@ -228,12 +228,40 @@ def test_a_scale_of_ones_made_from_the_shape_of_x_is_absent():
     assert site.refusal is None
 
 
-def test_a_norm_of_unknown_size_names_the_operator_that_hides_it() -> None:
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        ("h = org.x.Foo (x)", "'org.x.Foo->h' (org.x.Foo)"),
+        ("f = org.x.Foo (x)  h = Neg (f)", "'org.x.Foo->f' (org.x.Foo)"),
+        ("f = org.x.Foo (x)  e = Neg (f)  h = org.x.Bar (e)", "'org.x.Foo->f' (org.x.Foo)"),
+        ("f = org.x.Foo (x)  s = Shape (f)  h = Reshape (x, s)", "'org.x.Foo->f' (org.x.Foo)"),
+        ("f = org.x.Foo (x)  h = Tile (x, f)", "'org.x.Foo->f' (org.x.Foo)"),
+        ("f = org.x.Foo ()  h = MatMul (x, f)", "'org.x.Foo->f' (org.x.Foo)"),
+        (
+            "f = org.x.Foo (x)  s = Shape (f)  k = Constant <value = int64[1] {1}> ()"
+            "o = Gather (s, k)  t = Concat <axis = 0> (k, o)  h = Reshape (x, t)",
+            "'org.x.Foo->f' (org.x.Foo)",
+        ),
+        ("h = Frobnicate (x)", "'Frobnicate->h' (Frobnicate)"),
+        ("h = com.microsoft.Unheard (x)", "'com.microsoft.Unheard->h' (com.microsoft.Unheard)"),
+    ],
+)
+@pytest.mark.parametrize("norm", ["LayerNormalization", "SimplifiedLayerNormalization"])
+def test_a_norm_of_unknown_size_names_the_operator_that_hides_it(
+    body: str, cause: str, norm: str
+) -> None:
     proto = onnx.parser.parse_model(
-        '<ir_version: 9, opset_import: ["": 18, "org.x": 1]>'
+        '<ir_version: 9, opset_import: ["": 18, "org.x": 1, "com.microsoft": 1]>'
         "g (float[2, 8] x, float[K] g) => (float[A, B] y)"
-        "{ f = org.x.Foo (x)  h = Neg (f)  y = LayerNormalization (h, g) }"
+        f"{{ {body}  y = {norm} (h, g) }}"
     )
-    (norm,) = onnxfold.inspect(proto)["norms"]
-    sentence = "nothing tells the shape of what 'org.x.Foo->f' (org.x.Foo) computes"
-    assert norm["reason"]["sentence"].endswith(sentence)
+    (site,) = onnxfold.inspect(proto)["norms"]
+    told = f"is not known: nothing tells the shape of what {cause} computes"
+    assert site["reason"]["sentence"].endswith(told)
+
+
+def test_a_size_that_the_input_leaves_open_blames_no_operator() -> None:
+    body = "h = Neg (x)  y = LayerNormalization (h, g)"
+    site = only_site(model(body, "float[2,D] x, float[K] g"))
+    assert site.refusal is not None
+    assert site.refusal.sentence == "the size of a normalised axis is not known"
