@@ -24,11 +24,10 @@ import onnx_ir as ir
 
 from onnxfold.checkpoint.families import FAMILIES, Architecture, Norm
 from onnxfold.checkpoint.files import Checkpoint, Stored
-from onnxfold.errors import ModelError
+from onnxfold.errors import ModelError, UsageError
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.fiber import whole_axes
 from onnxfold.model_io import one_line, show
-from onnxfold.options import member
 from onnxfold.weights.edited import Product, edited
 from onnxfold.weights.edits import Centre, Scale, Shift
 
@@ -46,7 +45,11 @@ class CheckpointForm(StrEnum):
 
 def form_named(name: str) -> CheckpointForm:
     """Return the form of a name; raises UsageError where there is none."""
-    return member(CheckpointForm, name, f"form '{name}' of a checkpoint")
+    try:
+        return CheckpointForm(name)
+    except ValueError as error:
+        forms = ", ".join(CheckpointForm)
+        raise UsageError(f"there is no form '{name}' of a checkpoint; there are {forms}") from error
 
 
 @dataclass(slots=True)

@@ -273,10 +273,12 @@ def _normalised(
     return y if bias is None else body.op("Add", y, bias)
 
 
-def _epsilon(body: _Body, inputs: Mapping[str, ir.Value]) -> ir.Value:
+def _deviation(body: _Body, square: ir.Value, inputs: Mapping[str, ir.Value]) -> ir.Value:
     if "row_epsilon" in inputs:
-        return body.of_rows(inputs["row_epsilon"])
-    return body.constant(float(np.float32(body.setting.epsilon)))
+        epsilon = body.of_rows(inputs["row_epsilon"])
+    else:
+        epsilon = body.constant(float(np.float32(body.setting.epsilon)))
+    return body.op("Sqrt", body.op("Add", body.reduce("ReduceMean", square), epsilon))
 
 
 def _standard(body: _Body, statistics: Statistics) -> str | None:
@@ -315,18 +317,16 @@ def _decomposed(
     # ORT 1.31 fuses Pow .. Div only with a Mul behind it (0.4 against 0.9 ns per element), and puts
     # 1e-5 in the place of an epsilon in float64 or (before 1.32) a computed one: no Pow there.
     wrongly_fused = body.setting.dtype is ir.DataType.DOUBLE or "row_epsilon" in inputs
+    # ORT's transformers optimizer raises TypeError for a Mul behind a quotient with Mul for a
+    # square, unless the reciprocal stands first.
     if factor is not None and not wrongly_fused and not shorter:
         square = body.op("Pow", vector, body.constant(2.0))
+        y = body.op("Div", numerator, _deviation(body, square, inputs))
     else:
-        square = body.op("Mul", vector, vector)
-    epsilon = _epsilon(body, inputs)
-    deviation = body.op("Sqrt", body.op("Add", body.reduce("ReduceMean", square), epsilon))
-    if factor is None or shorter:
-        y = body.op("Mul", numerator, body.op("Reciprocal", deviation))
-        y = _without_last(body, y) if shorter else y
-        y = y if factor is None else body.op("Mul", y, factor)
-    else:
-        y = body.op("Mul", body.op("Div", numerator, deviation), factor)
+        deviation = _deviation(body, body.op("Mul", vector, vector), inputs)
+        y = body.op("Mul", body.op("Reciprocal", deviation), numerator)
+    y = _without_last(body, y) if shorter else y
+    y = y if factor is None else body.op("Mul", y, factor)
     if bias is not None:
         y = body.op("Add", y, body.wide(bias))
     return body.narrow(y, x)

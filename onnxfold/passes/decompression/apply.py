@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph.edit import Editor, redirect, sweep
+from onnxfold.errors import InvariantError
+from onnxfold.graph import constant_tensor
+from onnxfold.graph.edit import Editor, change_constant, redirect, sweep
 from onnxfold.norms import find_norms
 from onnxfold.passes.base import Settings
 from onnxfold.passes.compression.plan import CompressionPlan
-from onnxfold.passes.compression.shapes import Array, change_shapes, declare, resize_weight
+from onnxfold.passes.compression.shapes import change_shapes, declare
 
 
-def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:
+def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> bool:
     """Give every stream that is named its last channel; E v, which norms read, is then v."""
     del settings
     values, wanted = edit.by_ref(), set(plan.norms)
@@ -27,17 +29,27 @@ def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:
     for ref, site in sites:
         if ref in wanted:
             _replace(site.input)
+    return not plan.empty
 
 
 def lengthen_weight(value: ir.Value, axis: int) -> None:
     """Append minus the sum, taken in float64 and rounded once."""
+    tensor = constant_tensor(value)
+    if tensor is None:
+        raise InvariantError(f"the plan lengthens '{value.name}', which is no weight")
+    sizes = enumerate(tensor.shape.numpy())
+    shape = ir.Shape(size + (place == axis) for place, size in sizes)
 
-    def completed(tensor: ir.TensorProtocol) -> Array:
+    def completed() -> ir.TensorProtocol:
         array = tensor.numpy()
         last = -array.sum(axis=axis, keepdims=True, dtype=np.float64)
-        return np.concatenate([array, last.astype(array.dtype)], axis=axis)
+        joined = np.concatenate([array, last.astype(array.dtype)], axis=axis)
+        return ir.Tensor(joined, dtype=tensor.dtype, name=tensor.name)
 
-    resize_weight(value, axis, 1, completed)
+    change_constant(
+        value, ir.LazyTensor(completed, dtype=tensor.dtype, shape=shape, name=tensor.name)
+    )
+    value.shape = shape
 
 
 def _replace(value: ir.Value) -> None:

@@ -11,9 +11,9 @@ from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import Editor, Lowered
 from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.passes.deferral.row_scale import Rows, RowScale
-from onnxfold.passes.lower.spelled import reduced
 
 _AXES_ARE_INPUTS_SINCE = 13
+_REDUCED_AXES_ARE_INPUTS_SINCE = 18
 
 
 def _number(site: NormSite, given: float, role: str) -> ir.Value:
@@ -64,6 +64,8 @@ def quotient(
     """Return the nodes and constants of x / sqrt(factor * mean(x^2) + e), e the norm's epsilon.
 
     Of u / sqrt(factor * mean(u^2) + e / s^2) where 1 / s^2, one number for each row, is given.
+    The reciprocal of the latter stands first: a quotient, and a Mul behind it, would make ONNX
+    Runtime's transformers optimizer raise TypeError.
     """
     nodes, made = _mean_square(site, x, opset)
     numerator = next(node for node in nodes if node.op_type == "Mul").inputs[0]
@@ -77,7 +79,11 @@ def quotient(
         epsilon = nodes[-1].outputs[0]
     nodes.append(ir.node("Add", [mean, epsilon]))
     nodes.append(ir.node("Sqrt", [nodes[-1].outputs[0]]))
-    nodes.append(ir.node("Div", [numerator, nodes[-1].outputs[0]]))
+    if inverse_square is None:
+        nodes.append(ir.node("Div", [numerator, nodes[-1].outputs[0]]))
+    else:
+        nodes.append(ir.node("Reciprocal", [nodes[-1].outputs[0]]))
+        nodes.append(ir.node("Mul", [nodes[-1].outputs[0], numerator]))
     for node in nodes:
         node.outputs[0].type = ir.TensorType(site.compute_dtype)
     return nodes, made
@@ -87,9 +93,11 @@ def _over_axes(
     op_type: str, x: ir.Value, site: NormSite, opset: int, made: list[ir.Value]
 ) -> ir.Node:
     """Return a reduction along the norm's axes, which stay with size 1; ``made``: its constants."""
-    node, axes = reduced(op_type, x, site.fiber.axes, opset, str(site.output.name))
-    made += axes
-    return node
+    axes = list(site.fiber.axes)
+    if opset < _REDUCED_AXES_ARE_INPUTS_SINCE:
+        return ir.node(op_type, [x], {"axes": axes, "keepdims": 1})
+    made.append(weight_value(f"{site.output.name}.axes", np.array(axes, np.int64)))
+    return ir.node(op_type, [x, made[-1]], {"keepdims": 1})
 
 
 class RowNumbers:

@@ -128,7 +128,7 @@ def _mean_square(view: ModelInfo, mean: ir.Node | None) -> tuple[ir.Node, ir.Val
 def _root(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
     if operator(node) == "Reciprocal":
         yield from _row_scale(view, node)
-    if operator(node) == "Div":
+    if operator(node) == "Mul":
         yield from _row_epsilon(view, node)
 
 
@@ -147,17 +147,18 @@ def _row_scale(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
 
 
 def _row_epsilon(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
-    root = _before(node, "Sqrt", 1)
+    inverse = _before(node, "Reciprocal")
+    root = _before(inverse, "Sqrt")
     shifted = _before(root, "Add")
     mean = _before(shifted, "ReduceMean")
     found = _mean_square(view, mean)
-    if found is None or root is None or shifted is None or mean is None:
+    if found is None or inverse is None or root is None or shifted is None or mean is None:
         return
     (square, x), rows = found, shifted.inputs[1]
-    if x is not node.inputs[0] or rows is None or not _of_rows(view, rows, x):
+    if x is not node.inputs[1] or rows is None or not _of_rows(view, rows, x):
         return
     nodes, result, inputs, affine = (
-        [square, mean, shifted, root, node],
+        [square, mean, shifted, root, inverse, node],
         node,
         [x, rows],
         Affine.NONE,

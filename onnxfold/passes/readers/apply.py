@@ -6,24 +6,20 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph.edit import Editor, Lowered, redirect, sweep
+from onnxfold.graph import constant_tensor
+from onnxfold.graph.constants import weight_value
+from onnxfold.graph.edit import Editor, Lowered, change_constant, redirect, sweep
 from onnxfold.operators.functions import Affine, Statistics, call, op_name
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.compression.apply import shorten_weight
-from onnxfold.passes.compression.shapes import (
-    Array,
-    change_shapes,
-    declare,
-    resize_weight,
-    slice_off_last,
-)
+from onnxfold.passes.compression.shapes import change_shapes, declare
 from onnxfold.passes.decompression.apply import lengthen_weight
 from onnxfold.passes.readers.plan import ReadersPlan
 from onnxfold.weights.edited import unrounded
 
 
-def apply(edit: Editor, plan: ReadersPlan, settings: Settings) -> None:
+def apply(edit: Editor, plan: ReadersPlan, settings: Settings) -> bool:
     """Let norms give, and linear layers read, one channel less, or again all."""
     values = edit.by_ref()
     change_shapes(edit, plan.between, plan.more)
@@ -39,21 +35,32 @@ def apply(edit: Editor, plan: ReadersPlan, settings: Settings) -> None:
             _shorten_norm(edit, values[start], settings.target)
         else:
             _read_all(values[start])
+    return not plan.empty
 
 
 def _change_layer(value: ir.Value, axis: int, more: int) -> None:
     """Store E' A, taken in float64 and rounded once, or A and a row of 0."""
+    tensor = constant_tensor(value)
+    if tensor is None:
+        raise InvariantError(f"the plan changes '{value.name}', which is no weight")
+    sizes = enumerate(tensor.shape.numpy())
+    shape = ir.Shape(size + more * (place == axis) for place, size in sizes)
 
-    def less(tensor: ir.TensorProtocol) -> Array:
+    def less() -> ir.TensorProtocol:
         wide = unrounded(tensor).astype(np.float64)
         rest, last = np.split(wide, [wide.shape[axis] - 1], axis=axis)
-        return np.asarray((rest - last).astype(tensor.dtype.numpy()))
+        return ir.Tensor((rest - last).astype(tensor.dtype.numpy()), dtype=tensor.dtype)
 
-    def padded(tensor: ir.TensorProtocol) -> Array:
+    def padded() -> ir.TensorProtocol:
         array = tensor.numpy()
-        return np.concatenate([array, np.zeros_like(array.take([0], axis=axis))], axis=axis)
+        zeros = np.zeros_like(array.take([0], axis=axis))
+        return ir.Tensor(np.concatenate([array, zeros], axis=axis), dtype=tensor.dtype)
 
-    resize_weight(value, axis, more, less if more < 0 else padded)
+    made = ir.LazyTensor(
+        less if more < 0 else padded, dtype=tensor.dtype, shape=shape, name=tensor.name
+    )
+    change_constant(value, made)
+    value.shape = shape
 
 
 def _shorten_norm(edit: Editor, value: ir.Value, target: Target) -> None:
@@ -73,8 +80,12 @@ def _shorten_norm(edit: Editor, value: ir.Value, target: Target) -> None:
         full = ir.node(node.op_type, list(node.inputs), dict(node.attributes), domain=node.domain)
         full.outputs[0].name, full.outputs[0].type = f"{value.name}.all", value.type
         full.outputs[0].shape = None if value.shape is None else value.shape.copy()
-        last, constants = slice_off_last(full.outputs[0], -1, f"{node.name}.short")
-        nodes, made = [full, last], list(constants)
+        numbers = {"start": 0, "end": -1, "axis": -1}
+        made = [
+            weight_value(f"{value.name}.{role}", np.array([k], np.int64))
+            for role, k in numbers.items()
+        ]
+        nodes = [full, ir.node("Slice", [full.outputs[0], *made])]
     nodes[0].name = node.name
     nodes[-1].name = node.name if len(nodes) == 1 else f"{node.name}.short"
     axis = (len(value.shape) if value.shape is not None else 0) - 1

@@ -30,7 +30,8 @@ ROW_EPSILON = [
     node("ReduceMean", ["square_of_u", "last"], ["mean_of_u"], keepdims=1),
     node("Add", ["mean_of_u", "e"], ["shifted"]),
     node("Sqrt", ["shifted"], ["root"]),
-    node("Div", ["u", "root"], ["normed"]),
+    node("Reciprocal", ["root"], ["inverse_root"]),
+    node("Mul", ["inverse_root", "u"], ["normed"]),
 ]
 
 

@@ -1,0 +1,77 @@
+"""Norms with Mul for a square, which ONNX Runtime's transformers optimizer must not trip over.
+
+Its SimplifiedLayerNormalization fusion raises TypeError for such a square under a quotient.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import onnxfold
+from tests.optimized import optimized
+from tests.passes.affine.affine_graphs import error, graph, weights
+
+_NORM = "n = LayerNormalization<axis=-1, epsilon=1e-3>(h, gamma, beta) "
+_SPELLED = (
+    "m = ReduceMean<axes=[-1]>(h) d = Sub(h, m) c = Pow(d, two) v = ReduceMean<axes=[-1]>(c) "
+    "e = Add(v, eps) r = Sqrt(e) q = Div(d, r) g = Mul(q, gamma) n = Add(g, beta) "
+)
+BITS_OF_DOUBLE = 42  # both run in float64: some 50 roundings of numbers near 10
+BITS_OF_FLOAT = 14
+_WAYS: dict[str, dict[str, Any]] = {
+    "onnx": {},
+    "kernels": {"target": "kernels"},
+    "deferred": {"defer": "all"},
+}
+
+
+def _made(norm: str, behind: str, dtype: str, opset: int) -> ir.Model:
+    made = weights(W=(6, 6), gamma=(6,), beta=(6,)) | {"eps": np.array(1e-5), "two": np.array(2.0)}
+    text = f"h = MatMul(x, W) {norm} {behind}"
+    if dtype == "float":
+        made = {name: array.astype(np.float32) for name, array in made.items()}
+    if opset >= 18:
+        text = re.sub(r"ReduceMean<axes=\[-1\]>\((\w)\)", r"ReduceMean(\1, last)", text)
+        made["last"] = np.array([-1])
+    return graph(text, f"{dtype}[B,4,6] x", f"{dtype}[B,4,6] y", made, opset=opset)
+
+
+def _after_optimizer(model: ir.Model) -> ir.Model:
+    return ir.from_proto(optimized(ir.to_proto(model), "bert", 0))
+
+
+@pytest.mark.parametrize("opset", [17, 18])
+@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("behind", ["y = Relu(n)", "y = MatMul(n, W)", "y = Mul(n, gamma)"])
+@pytest.mark.parametrize("norm", [_NORM, _SPELLED])
+def test_the_optimizer_takes_norms_in_double(norm: str, behind: str, way: str, opset: int) -> None:
+    model = _made(norm, behind, "double", opset)
+    result = onnxfold.optimize(model, check=0, **_WAYS[way])
+    assert len(result.plan.folds) == 1
+    assert error(model, _after_optimizer(result.model)) < 2.0**-BITS_OF_DOUBLE
+
+
+@pytest.mark.parametrize("form", ["rms", "crms", "layer"])
+def test_the_optimizer_takes_conversions_in_double(form: str) -> None:
+    model = _made(_NORM, "y = MatMul(n, W)", "double", 17)
+    converted = onnxfold.convert(model, to=form, check=0).model
+    assert error(model, _after_optimizer(converted)) < 2.0**-BITS_OF_DOUBLE
+
+
+@pytest.mark.parametrize("dtype", ["float", "double"])
+@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
+def test_the_optimizer_takes_a_norm_behind_a_deferred_one(target: str, dtype: str) -> None:
+    norms = (
+        "n = LayerNormalization<axis=-1>(h, gamma) z = MatMul(n, W) "
+        "u = LayerNormalization<axis=-1>(z, gamma)"
+    )
+    model = _made(norms, "y = Mul(u, gamma)", dtype, 17)
+    result = onnxfold.optimize(model, target=target, defer="all", check=0)
+    assert result.report["inspect"]["summary"]["deferred"] == 1
+    bits = BITS_OF_DOUBLE if dtype == "double" else BITS_OF_FLOAT
+    assert error(model, _after_optimizer(result.model)) < 2.0**-bits
