@@ -62,7 +62,10 @@ STATISTICS = ("RMS", "LAYER", "CENTER", "CRMS", "CRMS_FULL", "ROW")  # kernels.h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SassRow:
-    """One op: the kernel's registers and spilled bytes, and the instructions of a warp."""
+    """One op: the kernel's registers and spilled bytes, and the instructions of a warp.
+
+    late_constants: vectors of scale and bias that a thread loads after the last sum of the row.
+    """
 
     nvcc: str
     sm: int
@@ -74,6 +77,7 @@ class SassRow:
     spilled_bytes: int
     fewest: int
     most: int
+    late_constants: int
     bar: int | None
 
 
@@ -96,8 +100,8 @@ class Kernel:
 
 # Known predicates and words of registers, sorted.
 Facts = tuple[tuple[str, int], ...]
-# Loads of x and residual, of constants; stores; shuffles.
-Traffic = tuple[int, int, int, int]
+# Loads of x and residual, of constants; stores; shuffles; constants loaded since the last of these.
+Traffic = tuple[int, int, int, int, int]
 
 
 def readable(mangled: str) -> str:
@@ -149,7 +153,7 @@ class Walk:
         self.kernel, self.words = kernel, words
         self.ends: dict[Traffic, int] = {}
         self.reached: list[dict[tuple[Facts, Traffic], int]] = [{} for _ in kernel.code]
-        self.arrive(0, {"PT": 1, "UPT": 1, "RZ": 0, "URZ": 0}, (0, 0, 0, 0), 0)
+        self.arrive(0, {"PT": 1, "UPT": 1, "RZ": 0, "URZ": 0}, (0, 0, 0, 0, 0), 0)
         for index, states in enumerate(self.reached):
             for (facts, traffic), count in states.items():
                 self.step(index, dict(facts), traffic, count)
@@ -268,17 +272,20 @@ def written(code: Instruction) -> Iterator[str]:
 
 
 def counted(name: str, traffic: Traffic) -> Traffic:
-    loads, constants, stores, shuffles = traffic
+    loads, constants, stores, shuffles, late = traffic
     if name.startswith("STG"):
-        return loads, constants, stores + 1, shuffles
+        return loads, constants, stores + 1, shuffles, late
     if name.startswith("SHFL"):
-        return loads, constants, stores, shuffles + 1
+        return loads, constants, stores, shuffles + 1, 0
     constant = "CONSTANT" in name
-    return loads + (not constant), constants + constant, stores, shuffles
+    return loads + (not constant), constants + constant, stores, shuffles, late + constant
 
 
-def instructions(kernel: Kernel, case: Case, base: int) -> tuple[int, int]:
-    """Of a warp whose threads have all their vectors: where it shuffles least, and most."""
+def instructions(kernel: Kernel, case: Case, base: int) -> tuple[int, int, int]:
+    """Of a warp whose threads have all their vectors: where it shuffles least, and most.
+
+    And the constants that it loads after the last sum, where it shuffles least.
+    """
     words = case.kernel.split()
     vectors, residual = int(words[-3]), words[2] == "1"
     ends = Walk(kernel, parameters(case.operands, base)).ends
@@ -295,8 +302,8 @@ def instructions(kernel: Kernel, case: Case, base: int) -> tuple[int, int]:
         raise SystemExit(f"{case.op}: no way through {case.kernel} does what the op does: {ends}")
     # Kernels that load what they do not need, by a false predicate, are not walked for free.
     least = min((traffic[1], traffic[2]) for traffic in full)
-    ways = {traffic[3]: count for traffic, count in full.items() if traffic[1:3] == least}
-    return ways[min(ways)], ways[max(ways)]
+    ways = {traffic[3:]: count for traffic, count in full.items() if traffic[1:3] == least}
+    return ways[min(ways)], ways[max(ways)], min(ways)[1]
 
 
 def compiled(folder: Path, dtype: str, sm: int) -> tuple[Path, dict[str, tuple[int, int]]]:
@@ -365,7 +372,7 @@ def rows_of(dtype: str, sm: int, listing: Listing) -> Iterator[SassRow]:
     version = nvcc_version()
     for case in CASES:
         registers, spilled = facts[case.kernel]
-        fewest, most = instructions(kernels[case.kernel], case, base)
+        fewest, most, late = instructions(kernels[case.kernel], case, base)
         yield SassRow(
             nvcc=version,
             sm=sm,
@@ -377,6 +384,7 @@ def rows_of(dtype: str, sm: int, listing: Listing) -> Iterator[SassRow]:
             spilled_bytes=spilled,
             fewest=fewest,
             most=most,
+            late_constants=late,
             bar=case.bar if dtype == "half" else None,
         )
 

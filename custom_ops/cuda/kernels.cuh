@@ -48,13 +48,12 @@ __global__ void __launch_bounds__(kShortRowThreads, 1)
     short_rows_kernel(const Arguments arguments, float inverse) {
   begin();
   constexpr int kRows = kShortRowThreads / Width;
-  WarpGroup<RowThread<T, S, Residual, Vectors, Shifted, Extended>, Width> group;
+  WarpGroup<RowThread<T, S, Residual, Vectors, Shifted, Extended, false>, Width> group;
   const unsigned row = blockIdx.x * kRows + threadIdx.x / Width;
-  // A row of one vector for each thread is so short that the questions would be a tenth of it.
-  if constexpr (Vectors == 1 && !Shifted && !Extended)
-    normalise_by_operands(group, arguments, row, inverse);
-  else
+  if constexpr (Shifted || Extended || Vectors == 8)
     normalise(group, arguments, row, inverse);
+  else
+    normalise_by_operands(group, arguments, row, inverse);
 }
 
 template <class T, Statistics S, bool Residual, int Vectors, bool Shifted, bool Extended>
@@ -62,8 +61,11 @@ __global__ void __launch_bounds__(kMostThreads<Vectors, Shifted, Extended>, 1)
     row_kernel(const Arguments arguments, float inverse) {
   begin();
   __shared__ Moments slots[kSlots<Extended>][32];
-  BlockGroup<RowThread<T, S, Residual, Vectors, Shifted, Extended>> group(slots);
-  normalise(group, arguments, blockIdx.x, inverse);
+  BlockGroup<RowThread<T, S, Residual, Vectors, Shifted, Extended, true>> group(slots);
+  if constexpr (Shifted || Extended)
+    normalise(group, arguments, blockIdx.x, inverse);
+  else
+    normalise_by_operands(group, arguments, blockIdx.x, inverse);
 }
 
 template <class T, Statistics S, bool Residual, bool Wide, bool Extended>

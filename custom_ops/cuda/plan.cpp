@@ -44,8 +44,9 @@ int resident(const Plan& plan, bool shifted) {
 // some vectors each before they wait: 4 are 64 KB at 1024 threads. And one row takes as long as its
 // chain of loads, conversions, additions and shuffles, which is all that counts where an SM has
 // a row or two and cannot hide it behind others: there more threads with fewer vectors win.
-// plain: neither shifted nor extended, which leaves registers for more vectors.
-Plan in_registers(int64_t row_vectors, bool shifted, bool plain, int64_t rows,
+// plain: neither shifted nor extended, which leaves registers for more vectors; bare: without a scale
+// or bias, too.
+Plan in_registers(int64_t row_vectors, bool shifted, bool plain, bool bare, int64_t rows,
                   int multiprocessors) {
   // Eight threads: three shuffles for each sum, and 16 rows in a block; a whole warp would leave at
   // least half of its lanes without a vector.
@@ -59,7 +60,9 @@ Plan in_registers(int64_t row_vectors, bool shifted, bool plain, int64_t rows,
   const int64_t sms = multiprocessors;
   if (row_vectors <= 256) {
     // 8 warps of 8 vectors are 32 KB under way; with fewer rows than that, four warps share a row.
-    return rows >= 8 * sms && plain ? short_rows(32, 8) : row_in_block(row_vectors, 2);
+    // Beside 8 vectors of x there is no room to load those of a scale before the sums: two warps.
+    if (rows < 8 * sms || !plain) return row_in_block(row_vectors, 2);
+    return bare ? short_rows(32, 8) : row_in_block(row_vectors, 4);
   }
   // Up to two rows on each multiprocessor are too few to hide one behind the other: they are to be
   // quick, and all at once.
@@ -118,7 +121,7 @@ Plan plan_rows(const Op& op, ElementType type, const Arguments& a, int multiproc
   const bool plain = !shifted && !extended(op);
   Plan plan = {0, 0, false, false, 0, 0};
   if (tensors_aligned && !full && !(shifted && extended(op)) && a.rows <= kMostRows)
-    plan = in_registers(vectors, shifted, plain, a.rows, multiprocessors);
+    plan = in_registers(vectors, shifted, plain, plain && a.scale == nullptr, a.rows, multiprocessors);
   if (plan.vectors == 0) {
     const bool wide = tensors_aligned && !full && plain;
     const int64_t steps = wide ? vectors : a.size;

@@ -14,7 +14,8 @@ namespace cuda {
 //
 // `Extended` has what few ops need: a scale or an epsilon for each row, activations, codes. It is never
 // shifted: rows of whole vectors are what is quantised.
-template <class T, Statistics S, bool Residual, int Vectors, bool Shifted, bool Extended>
+// `Block`: a block has one row, and up to 1024 threads, which leaves few registers for each.
+template <class T, Statistics S, bool Residual, int Vectors, bool Shifted, bool Extended, bool Block>
 class RowThread {
  public:
   using Element = T;
@@ -38,7 +39,7 @@ class RowThread {
     ONNXFOLD_UNROLL
     for (int k = 0; k < Vectors; ++k) v_[k] = read(x, k, end);
     if constexpr (Residual) add(a, row, end);
-    if constexpr (!Extended) read_affine(a);
+    if constexpr (!Extended && kAffine) read_affine(a);
   }
 
   template <bool Sum, bool Squares>
@@ -72,6 +73,7 @@ class RowThread {
   // that it lacks are issued all the same, with a false predicate. A bias comes with a scale.
   ONNXFOLD_THREAD void write(const Arguments& a, const Coefficients& c) {
     if constexpr (Extended) return write_extended(a, c);
+    if constexpr (!kAffine) return write_as<false, false>(a, c);
     if (a.scale == nullptr) return write_as<false, false>(a, c);
     if (a.bias == nullptr) return write_as<true, false>(a, c);
     write_as<true, true>(a, c);
@@ -110,13 +112,22 @@ class RowThread {
   struct alignas(kWidth) CodeWords {
     uint32_t word[kWidth / 4];
   };
-  // So many vectors of scale and bias are under way before the reduction, so that latencies pass
-  // together, and as many ahead of the one that is written. All of them do not fit: at 4 vectors x,
-  // scale and bias are 48 registers of the 64 that a thread of a block of 1024 has. Shifted vectors
-  // are gathered by element.
-  static constexpr int kAhead = Shifted ? (Vectors == 1 ? 1 : 0) : Vectors <= 2 ? Vectors : 1;
-  // The second pass of LayerNorm leaves no room for them at 4 vectors, on compute capability 8.0.
-  static constexpr int kEarly = S == Statistics::LAYER && Vectors > 2 ? 0 : kAhead;
+  // No scale or bias of 8 vectors: those of x alone fill 32 registers (plan.cpp).
+  static constexpr bool kAffine = Vectors < 8;
+  // So many vectors of scale and bias are loaded before the sums of the row (early), so that their
+  // latencies pass with those of x, and so many before the first one is written; as many are then kept
+  // ahead. All of them, where there are registers: x, scale and bias of 4 vectors fill 48, and a thread
+  // of a block of 1024 has 64. Elements of 2 bytes are widened as well, and there it is what ptxas finds
+  // room for without a spill, for 8.0 as for 12.0. Shifted vectors are gathered by element.
+  static constexpr bool kLayer = S == Statistics::LAYER;
+  static constexpr bool kTight = Block && Vectors == 4 && !Shifted && sizeof(T) == 2;
+  static constexpr int kAll = Shifted && Vectors > 1 ? 0 : Vectors;
+  template <bool Bias>
+  static constexpr int kScalesEarly = !kTight ? kAll : Bias ? (kLayer ? 0 : 2) : (kLayer ? 1 : 4);
+  template <bool Bias>
+  static constexpr int kScalesAhead = !kTight ? kAll : Bias ? (kLayer ? 1 : 2) : 4;
+  static constexpr int kBiasesEarly = !kTight ? kAll : kLayer ? 0 : 1;
+  static constexpr int kBiasesAhead = !kTight ? kAll : 1;
 
   template <class Pointer>
   ONNXFOLD_THREAD Pointer row_of(Pointer tensor) const {
@@ -166,28 +177,30 @@ class RowThread {
   }
 
   ONNXFOLD_THREAD void read_affine(const Arguments& a) {
-    ONNXFOLD_UNROLL
-    for (int k = 0; k < kEarly; ++k) {
-      if (a.scale != nullptr && touches(k)) scale_[k] = constants(a.scale, k);
-      if (a.bias != nullptr && touches(k)) bias_[k] = constants(a.bias, k);
-    }
+    if (a.scale == nullptr) return;
+    if (a.bias == nullptr) return read_constants(scale_, a.scale, 0, kScalesEarly<false>);
+    read_constants(scale_, a.scale, 0, kScalesEarly<true>);
+    read_constants(bias_, a.bias, 0, kBiasesEarly);
   }
 
-  template <bool Scale, bool Bias>
-  ONNXFOLD_THREAD void read_constants(const Arguments& a, int k) {
-    if (!touches(k)) return;
-    if constexpr (Scale) scale_[k] = constants(a.scale, k);
-    if constexpr (Bias) bias_[k] = constants(a.bias, k);
+  // Of the vectors from begin to end, if there are so many.
+  ONNXFOLD_THREAD void read_constants(Packed (&to)[Vectors], const void* row, int begin,
+                                      int end) const {
+    ONNXFOLD_UNROLL
+    for (int k = begin; k < end && k < Vectors; ++k)
+      if (touches(k)) to[k] = constants(row, k);
   }
 
   template <bool Scale, bool Bias>
   ONNXFOLD_THREAD void write_as(const Arguments& a, const Coefficients& c) {
+    constexpr int kAhead = kScalesAhead<Bias>;
     T* to = row_of(static_cast<T*>(a.y));
-    ONNXFOLD_UNROLL
-    for (int k = kEarly; k < kAhead; ++k) read_constants<Scale, Bias>(a, k);
+    if constexpr (Scale) read_constants(scale_, a.scale, kScalesEarly<Bias>, kAhead);
+    if constexpr (Bias) read_constants(bias_, a.bias, kBiasesEarly, kBiasesAhead);
     ONNXFOLD_UNROLL
     for (int k = 0; k < Vectors; ++k) {
-      if (k + kAhead < Vectors) read_constants<Scale, Bias>(a, k + kAhead);
+      if constexpr (Scale) read_constants(scale_, a.scale, k + kAhead, k + kAhead + 1);
+      if constexpr (Bias) read_constants(bias_, a.bias, k + kBiasesAhead, k + kBiasesAhead + 1);
       if (!touches(k)) continue;
       Values<T> y = unpack<T>(v_[k]);
       ONNXFOLD_UNROLL

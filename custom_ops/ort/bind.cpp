@@ -12,7 +12,8 @@ namespace onnxfold {
 namespace {
 
 constexpr uint32_t kOldestMinor = 17;  // ParallelFor, shape inference
-constexpr uint32_t kNewestUsed = 18;   // GetMayInplace
+constexpr uint32_t kNewestUsed = 18;   // GetMayInplace, of OrtCustomOp
+constexpr uint32_t kLendsShapes = 24;  // GetTensorElementTypeAndShapeDataReference
 
 // Kernels for a provider that the runtime at hand does not have disturb nobody.
 const Backend* const backends[] = {
@@ -97,11 +98,12 @@ size_t (*pairs_of(const Op& op))(int**, int**) {
 
 // ONNX Runtime calls every callback that the version implies, so none is left null but the two
 // that the V2 forms replace.
-BoundOp bind(const OrtApi* api, uint32_t version, const Op& op, const Backend& backend,
+BoundOp bind(const OrtApi* api, uint32_t minor, const Op& op, const Backend& backend,
              ElementType type, Code code) {
   BoundOp b = {};
-  b.version = version;
+  b.version = minor < kNewestUsed ? minor : kNewestUsed;
   b.api = api;
+  b.lends_shapes = minor >= kLendsShapes;
   b.op = &op;
   b.backend = &backend;
   b.type = type;
@@ -138,30 +140,30 @@ struct Registration {
   Registration* next;
 };
 
-OrtStatus* add_op(const OrtApi* api, uint32_t version, OrtCustomOpDomain* domain, const Op& op,
+OrtStatus* add_op(const OrtApi* api, uint32_t minor, OrtCustomOpDomain* domain, const Op& op,
                   const Backend& backend, ElementType type) {
   const size_t count = quantised(op) ? sizeof(codes) / sizeof(codes[0]) : 1;
   for (size_t i = 0; i < count; ++i) {
     const Code code = quantised(op) ? codes[i] : Code::NONE;
-    BoundOp* made = copy_to_heap(bind(api, version, op, backend, type, code));
+    BoundOp* made = copy_to_heap(bind(api, minor, op, backend, type, code));
     if (made == nullptr) return api->CreateStatus(ORT_FAIL, "onnxfold: out of memory");
     if (OrtStatus* status = api->CustomOpDomain_Add(domain, made)) return status;
   }
   return nullptr;
 }
 
-OrtStatus* add_ops(const OrtApi* api, uint32_t version, OrtCustomOpDomain* domain) {
+OrtStatus* add_ops(const OrtApi* api, uint32_t minor, OrtCustomOpDomain* domain) {
   for (const Backend* backend : backends) {
     for (size_t i = 0; i < op_count; ++i) {
       for (ElementType type : types) {
-        if (OrtStatus* status = add_op(api, version, domain, ops[i], *backend, type)) return status;
+        if (OrtStatus* status = add_op(api, minor, domain, ops[i], *backend, type)) return status;
       }
     }
   }
   return nullptr;
 }
 
-OrtStatus* registration(const OrtApi* api, uint32_t version, OrtCustomOpDomain** domain) {
+OrtStatus* registration(const OrtApi* api, uint32_t minor, OrtCustomOpDomain** domain) {
   static Registration* first = nullptr;
   for (Registration* known = first; known != nullptr; known = known->next) {
     if (known->api == api) {
@@ -170,7 +172,7 @@ OrtStatus* registration(const OrtApi* api, uint32_t version, OrtCustomOpDomain**
     }
   }
   if (OrtStatus* status = api->CreateCustomOpDomain("onnxfold", domain)) return status;
-  if (OrtStatus* status = add_ops(api, version, *domain)) return status;
+  if (OrtStatus* status = add_ops(api, minor, *domain)) return status;
   Registration* made = copy_to_heap(Registration{api, *domain, first});
   if (made == nullptr) return api->CreateStatus(ORT_FAIL, "onnxfold: out of memory");
   first = made;
@@ -180,7 +182,7 @@ OrtStatus* registration(const OrtApi* api, uint32_t version, OrtCustomOpDomain**
 // The table of entries. A runtime gives none of a version that it does not know, or no longer; all
 // that stands in one stands in every later one.
 const OrtApi* find_api(const OrtApiBase* base, uint32_t minor) {
-  const OrtApi* api = base->GetApi(kOldestMinor);
+  const OrtApi* api = base->GetApi(minor < kLendsShapes ? kOldestMinor : kLendsShapes);
   return api != nullptr ? api : base->GetApi(minor);
 }
 
@@ -218,7 +220,7 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   pthread_mutex_lock(&lock);
   OrtCustomOpDomain* domain = nullptr;
-  OrtStatus* status = registration(api, minor < kNewestUsed ? minor : kNewestUsed, &domain);
+  OrtStatus* status = registration(api, minor, &domain);
   pthread_mutex_unlock(&lock);
   return status != nullptr ? status : api->AddCustomOpDomain(options, domain);
 }

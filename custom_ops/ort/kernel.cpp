@@ -20,8 +20,8 @@ struct Kernel {
   const BoundOp* bound;
   int64_t axis;
   Arguments attributes;  // the rest of it is empty
-  // Elements of the inputs that are constants of the model, else -1: ONNX Runtime allocates memory
-  // to tell a shape, which for a small tensor takes as long as the norm.
+  // Elements of the inputs that are constants of the model, else -1: ONNX Runtime before 1.24 allocates
+  // memory to tell a shape, which for a small tensor takes as long as the norm.
   int64_t constant_counts[kMaxInputs];
 };
 
@@ -40,19 +40,42 @@ OrtStatus* missing_attribute(const OrtApi* api, const Op& op, const char* name, 
   return refuse(api, op, why);
 }
 
+OrtStatus* refuse_rank(const OrtApi* api, const Op& op) {
+  return refuse(api, op, "a tensor has more than 16 axes");
+}
+
 OrtStatus* read_shape(const OrtApi* api, const Op& op, const OrtTensorTypeAndShapeInfo* info,
                       Shape& shape) {
   ONNXFOLD_TRY(api->GetDimensionsCount(info, &shape.rank));
-  if (shape.rank > Shape::kMaxRank) return refuse(api, op, "a tensor has more than 16 axes");
+  if (shape.rank > Shape::kMaxRank) return refuse_rank(api, op);
   return api->GetDimensions(info, shape.dims, shape.rank);
 }
 
-OrtStatus* count_elements(const OrtApi* api, const OrtValue* value, size_t* count) {
+OrtStatus* describe(const BoundOp& bound, const OrtValue* value, Shape& shape) {
   OrtTensorTypeAndShapeInfo* info = nullptr;
-  ONNXFOLD_TRY(api->GetTensorTypeAndShape(value, &info));
-  OrtStatus* status = api->GetTensorShapeElementCount(info, count);
-  api->ReleaseTensorTypeAndShapeInfo(info);
+  ONNXFOLD_TRY(bound.api->GetTensorTypeAndShape(value, &info));
+  OrtStatus* status = read_shape(bound.api, *bound.op, info, shape);
+  bound.api->ReleaseTensorTypeAndShapeInfo(info);
   return status;
+}
+
+OrtStatus* shape_of(const BoundOp& bound, const OrtValue* value, Shape& shape) {
+  if (!bound.lends_shapes) return describe(bound, value, shape);
+  int type = 0;
+  const int64_t* dims = nullptr;
+  const OrtApi* api = bound.api;
+  ONNXFOLD_TRY(api->GetTensorElementTypeAndShapeDataReference(value, &type, &dims, &shape.rank));
+  if (shape.rank > Shape::kMaxRank) return refuse_rank(api, *bound.op);
+  for (size_t axis = 0; axis < shape.rank; ++axis) shape.dims[axis] = dims[axis];
+  return nullptr;
+}
+
+OrtStatus* count_elements(const BoundOp& bound, const OrtValue* value, size_t* count) {
+  Shape shape;
+  ONNXFOLD_TRY(shape_of(bound, value, shape));
+  *count = 1;
+  for (size_t axis = 0; axis < shape.rank; ++axis) *count *= static_cast<size_t>(shape.dims[axis]);
+  return nullptr;
 }
 
 // Reads the inputs of one call in the order of the signature.
@@ -62,21 +85,16 @@ struct Inputs {
   size_t next;
 
   OrtStatus* tensor(const void** data, Shape& shape) {
-    const OrtApi* api = kernel.bound->api;
     const OrtValue* value = nullptr;
     ONNXFOLD_TRY(open(&value, data));
-    OrtTensorTypeAndShapeInfo* info = nullptr;
-    ONNXFOLD_TRY(api->GetTensorTypeAndShape(value, &info));
-    OrtStatus* status = read_shape(api, *kernel.bound->op, info, shape);
-    api->ReleaseTensorTypeAndShapeInfo(info);
-    return status;
+    return shape_of(*kernel.bound, value, shape);
   }
 
   OrtStatus* vector(const void** data, size_t* count) {
     const int64_t known = kernel.constant_counts[next];
     const OrtValue* value = nullptr;
     ONNXFOLD_TRY(open(&value, data));
-    if (known < 0) return count_elements(kernel.bound->api, value, count);
+    if (known < 0) return count_elements(*kernel.bound, value, count);
     *count = static_cast<size_t>(known);
     return nullptr;
   }
@@ -208,14 +226,14 @@ OrtStatus* type_of_codes(const OrtApi* api, const Op& op, const OrtShapeInferCon
   return api->GetTensorElementType(zero_point, type);
 }
 
-OrtStatus* count_constant(const OrtApi* api, const OrtKernelInfo* info, size_t input,
+OrtStatus* count_constant(const BoundOp& bound, const OrtKernelInfo* info, size_t input,
                           int64_t& count) {
   int is_constant = 0;
   const OrtValue* value = nullptr;
-  ONNXFOLD_TRY(api->KernelInfoGetConstantInput_tensor(info, input, &is_constant, &value));
+  ONNXFOLD_TRY(bound.api->KernelInfoGetConstantInput_tensor(info, input, &is_constant, &value));
   if (is_constant == 0 || value == nullptr) return nullptr;
   size_t elements = 0;
-  ONNXFOLD_TRY(count_elements(api, value, &elements));
+  ONNXFOLD_TRY(count_elements(bound, value, &elements));
   count = static_cast<int64_t>(elements);
   return nullptr;
 }
@@ -310,7 +328,7 @@ OrtStatus* create_kernel(const OrtCustomOp* self, const OrtApi* api, const OrtKe
   }
   ONNXFOLD_TRY(refuse(api, op, check_attributes(op, read.axis, a)));
   for (size_t input = 0; input < inputs_of(op).count; ++input) {
-    ONNXFOLD_TRY(count_constant(api, info, input, read.constant_counts[input]));
+    ONNXFOLD_TRY(count_constant(*bound, info, input, read.constant_counts[input]));
   }
   *kernel = copy_to_heap(read);
   return *kernel != nullptr ? nullptr : refuse(api, op, "out of memory");

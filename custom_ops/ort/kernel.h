@@ -8,6 +8,7 @@ namespace onnxfold {
 
 struct BoundOp : OrtCustomOp {
   const OrtApi* api;
+  bool lends_shapes;  // the runtime has GetTensorElementTypeAndShapeDataReference
   const Op* op;
   const Backend* backend;
   ElementType type;

@@ -96,6 +96,17 @@ def boundaries_of_the_table(kernels: Kernels, thorough: bool) -> None:
                     assert_right(kernels, name, inputs, multiprocessors=multiprocessors)
 
 
+def rows_of_eight_vectors_for_each_thread(kernels: Kernels, thorough: bool) -> None:
+    """Which have neither scale nor bias."""
+    names = ("RMSNorm", "LayerNorm", "Center", "AddRMSNorm", "AddBiasLayerNormWithSum")
+    for name in names if thorough else (names[2], names[-1]):
+        for dtype in TYPES:
+            width = 16 // NUMPY_TYPES[dtype].itemsize
+            for vectors in (129, 255, 256):
+                inputs = random_inputs(name, (9, vectors * width), dtype, seed=vectors)
+                assert_right(kernels, name, inputs, multiprocessors=FEW_SMS)
+
+
 def every_shift(kernels: Kernels, thorough: bool) -> None:
     lengths = (*range(1, 41), *range(1016, 1033)) if thorough else (*range(1, 18), 1021)
     for name in FULLEST:
@@ -335,6 +346,7 @@ CHECKS: Sequence[Check] = (
     codes_keep_within_their_type,
     every_op_at_every_length,
     boundaries_of_the_table,
+    rows_of_eight_vectors_for_each_thread,
     every_shift,
     any_number_of_rows,
     rows_without_elements,

@@ -18,7 +18,7 @@ from typing import Any
 __all__ = ["CUDA", "Runtime", "Tensor"]
 
 CUDA = "CUDAExecutionProvider"
-OLDEST_API = 17
+SHAPES_SINCE = 24  # GetTensorElementTypeAndShapeDataReference
 FLOAT = 1
 CODES = (2, 3, 17)  # UINT8, INT8, FLOAT8E4M3FN
 POINTER, SIZE, INT64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64
@@ -54,19 +54,22 @@ class Runtime:
     """The slots of OrtApi that a library uses; `asked` holds what it was asked for.
 
     A value, and its description, is the number of its tensor: inputs from 1 on, then outputs.
+    It says that it is 1.`minor`, and has tables up to `newest_api`, by default its own.
     """
 
-    def __init__(self, library: str, newest_api: int = 18) -> None:
+    def __init__(self, library: str, minor: int = 31, newest_api: int | None = None) -> None:
         self.ops: dict[tuple[str, str, int, int], int] = {}
         self.asked: list[str] = []
         self.tensors: Sequence[Tensor] = ()
         self.inputs = self.stream = self.device = 0
         self.epsilon, self.levels = 1e-5, 127.0
         self._kept: list[Any] = []
-        self._table = (POINTER * 300)()
+        self._table = (POINTER * 415)()
         for give in (give_domains, give_tensors, give_attributes, give_calls):
             give(self)
-        self._register(library, newest_api)
+        if minor >= SHAPES_SINCE:
+            give_shapes(self)
+        self._register(library, minor, minor if newest_api is None else newest_api)
 
     def slot(self, number: int, *types: Any) -> Callable[[Callable[..., Any]], None]:
         def put(function: Callable[..., Any]) -> None:
@@ -95,8 +98,8 @@ class Runtime:
         op.KernelDestroy(kernel)
         return None if status is None else self.asked[-1]
 
-    def _register(self, library: str, newest_api: int) -> None:
-        version = ctypes.create_string_buffer(b"1.31.1")
+    def _register(self, library: str, minor: int, newest_api: int) -> None:
+        version = ctypes.create_string_buffer(f"1.{minor}.1".encode())
         get_api = ctypes.CFUNCTYPE(POINTER, ctypes.c_uint32)(
             lambda version: ctypes.addressof(self._table) if version <= newest_api else None
         )
@@ -157,20 +160,14 @@ def give_tensors(runtime: Runtime) -> None:
     def dims(info: int, out: int, count: int) -> None:
         (INT64 * count).from_address(out)[:] = runtime.tensors[info - 1].shape
 
-    @slot(64, POINTER, POINTER)
-    def element_count(info: int, out: int) -> None:
-        count = 1
-        for dim in runtime.tensors[info - 1].shape:
-            count *= dim
-        put(out, SIZE, count)
-
     @slot(65, POINTER, POINTER)
     def type_and_shape(value: int, out: int) -> None:
+        runtime.asked.append(f"description of {value}")
         put(out, POINTER, value)
 
     @slot(99, POINTER)
     def release_info(info: int) -> None:
-        del info
+        runtime.asked.append(f"release of {info}")
 
     @slot(194, POINTER, POINTER)
     def memory_info(value: int, out: int) -> None:
@@ -181,6 +178,19 @@ def give_tensors(runtime: Runtime) -> None:
     def memory_id(info: int, out: int) -> None:
         assert info == 11
         put(out, ctypes.c_int, runtime.device)
+
+
+def give_shapes(runtime: Runtime) -> None:
+    kept: dict[tuple[int, ...], ctypes.Array[INT64]] = {}
+
+    @runtime.slot(414, POINTER, POINTER, POINTER, POINTER)
+    def shape_data(value: int, kind: int, dims: int, count: int) -> None:
+        shape = runtime.tensors[value - 1].shape
+        runtime.asked.append(f"shape of {value}")
+        lent = kept.setdefault(shape, (INT64 * len(shape))(*shape))
+        put(kind, ctypes.c_int, FLOAT)
+        put(dims, POINTER, ctypes.addressof(lent) if shape else None)  # as of a scalar
+        put(count, SIZE, len(shape))
 
 
 def give_attributes(runtime: Runtime) -> None:

@@ -145,8 +145,8 @@ def test_every_plan_covers_its_rows_and_fits_the_device(plan, dtype: ir.DataType
         (64, (32, 2, 128), (32, 2, 128), (32, 2, 128)),
         (65, (32, 4, 128), (32, 4, 128), (32, 4, 128)),
         (128, (32, 4, 128), (32, 4, 128), (32, 4, 128)),
-        (129, (32, 8, 128), (0, 2, 96), (0, 2, 96)),
-        (256, (32, 8, 128), (0, 2, 128), (0, 2, 128)),
+        (129, (0, 4, 64), (0, 2, 96), (0, 2, 96)),
+        (256, (0, 4, 64), (0, 2, 128), (0, 2, 128)),
         (257, (0, 4, 96), (0, 1, 288), (0, 1, 288)),
         (768, (0, 4, 192), (0, 1, 768), (0, 1, 768)),
         (769, (0, 4, 224), (0, 4, 224), (0, 1, 800)),
@@ -173,10 +173,18 @@ def test_the_table_of_launches(
         assert not p.shifted
 
 
+@pytest.mark.parametrize("vectors", [129, 256])
+def test_a_thread_has_eight_vectors_where_no_scale_needs_registers(plan, vectors: int) -> None:
+    for dtype in TYPES:
+        size = vectors * 16 // NUMPY_TYPES[dtype].itemsize
+        p = plan(dtype, 8 * H100, size, scale=0)
+        assert (p.threads_per_row, p.vectors, p.threads) == (32, 8, 128)
+
+
 def test_few_rows_are_counted_by_the_multiprocessors(plan) -> None:
     size = 8 * 200
-    assert plan(ir.DataType.FLOAT16, 8 * 20, size, multiprocessors=20).threads_per_row == 32
-    assert plan(ir.DataType.FLOAT16, 8 * 20 - 1, size, multiprocessors=20).threads_per_row == 0
+    assert plan(ir.DataType.FLOAT16, 8 * 20, size, multiprocessors=20).vectors == 4
+    assert plan(ir.DataType.FLOAT16, 8 * 20 - 1, size, multiprocessors=20).vectors == 2
     size = 8 * 300
     assert plan(ir.DataType.FLOAT16, 41, size, multiprocessors=20).vectors == 4
     assert plan(ir.DataType.FLOAT16, 40, size, multiprocessors=20).vectors == 1

@@ -50,6 +50,30 @@ def test_every_op_is_right_as_the_runtime_calls_it(runtime: Runtime) -> None:
     assert_every_op_right(runtime, HostMemory(), device=0, stream=1)
 
 
+@pytest.fixture(scope="module")
+def older(library: Path) -> Runtime:
+    return Runtime(str(library), minor=23)
+
+
+def test_every_op_is_right_where_shapes_are_described(older: Runtime) -> None:
+    assert_every_op_right(older, HostMemory(), device=0, stream=1)
+
+
+def asked_for_shapes(runtime: Runtime) -> list[str]:
+    """What a norm of two tensors and two vectors asks for shapes."""
+    del runtime.asked[:]
+    inputs = random_inputs("AddLayerNormAffine", (3, 64), ir.DataType.FLOAT)
+    call = Call(runtime, HostMemory(), "AddLayerNormAffine", inputs)
+    assert call.run(device=0, stream=1) is None
+    return [what for what in runtime.asked if what.startswith(("shape", "desc", "release"))]
+
+
+def test_a_runtime_that_lends_shapes_allocates_none(runtime: Runtime, older: Runtime) -> None:
+    assert asked_for_shapes(runtime) == [f"shape of {value}" for value in (1, 2, 3, 4)]
+    told = [f"{what} of {value}" for value in (1, 2, 3, 4) for what in ("description", "release")]
+    assert asked_for_shapes(older) == told
+
+
 @pytest.mark.parametrize("device", [1, 3])
 def test_a_launch_goes_to_the_device_of_the_tensors(
     device: int, runtime: Runtime, devices: ctypes.CDLL
@@ -114,13 +138,18 @@ def test_a_failure_is_told_once_and_leaves_the_device_as_it_was(
 # On each of three devices, for each type of X and, where an op quantises, of its codes.
 CALLS = sum(3 * 3 * (3 if signature.quantized else 1) for signature in SIGNATURES.values())
 REGISTER = "import sys; from tests.custom_ops.fake_runtime import Runtime; " + (
-    "print(len(Runtime(sys.argv[1], int(sys.argv[2])).ops))"
+    "print(len(Runtime(*sys.argv[1:2], *map(int, sys.argv[2:])).ops))"
 )
 
 
-@pytest.mark.parametrize(("newest", "ops"), [(17, CALLS), (16, 0)])
-def test_a_runtime_without_the_api_gets_no_kernels(newest: int, ops: int, library: Path) -> None:
-    command = [sys.executable, "-c", REGISTER, str(library), str(newest)]
+@pytest.mark.parametrize(
+    ("minor", "newest", "ops"),
+    [(17, 17, CALLS), (23, 23, CALLS), (24, 24, CALLS), (17, 16, 0), (31, 23, 0)],
+)
+def test_a_runtime_without_the_api_gets_no_kernels(
+    minor: int, newest: int, ops: int, library: Path
+) -> None:
+    command = [sys.executable, "-c", REGISTER, str(library), str(minor), str(newest)]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stderr

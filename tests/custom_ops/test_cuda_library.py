@@ -90,10 +90,11 @@ def test_every_op_is_registered_for_every_provider_and_type() -> None:
 def test_a_launch_goes_to_the_runtime_s_stream_and_its_failure_comes_back() -> None:
     lines = asked_of_a_runtime_without_devices()
     asked = [line.removeprefix("asked ") for line in lines if line.startswith("asked ")]
-    assert asked[:7] == [
+    assert asked[:8] == [
         "domain onnxfold",
         "options get domain 7",
         "input 0",
+        "shape of 1",
         "output 0 (4, 64)",
         "stream",
         "input 0",

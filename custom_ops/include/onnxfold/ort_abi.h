@@ -1,6 +1,7 @@
 // The subset of ONNX Runtime's C ABI that this library uses, declared by us so that building needs
 // no package of ONNX Runtime. The ABI is append-only: a slot never moves and never changes meaning.
-// Newest entry used: API 17 (ONNX Runtime 1.17); OrtCustomOp up to version 18.
+// Newest entry used: API 17 (ONNX Runtime 1.17), and one of API 24 where the runtime has it; OrtCustomOp
+// up to version 18.
 #pragma once
 
 #include <stddef.h>
@@ -103,6 +104,10 @@ typedef struct OrtApi {
   // 274
   OrtStatus* (*KernelContext_ParallelFor)(const OrtKernelContext* context,
       void (*task)(void* data, size_t index), size_t total, size_t batches, void* data);
+  void* unused_275[139];
+  // 414, since 24: dims are the value's own, and null for a scalar
+  OrtStatus* (*GetTensorElementTypeAndShapeDataReference)(const OrtValue* value, int* type,
+      const int64_t** dims, size_t* rank);
 } OrtApi;
 
 typedef struct OrtApiBase {
@@ -166,5 +171,6 @@ ONNXFOLD_SLOT(ShapeInferContext_SetOutputTypeShape, 270);
 ONNXFOLD_SLOT(SetSymbolicDimensions, 271);
 ONNXFOLD_SLOT(ReadOpAttr, 272);
 ONNXFOLD_SLOT(KernelContext_ParallelFor, 274);
+ONNXFOLD_SLOT(GetTensorElementTypeAndShapeDataReference, 414);
 #undef ONNXFOLD_SLOT
 #endif
