@@ -118,15 +118,16 @@ class RowThread {
   // latencies pass with those of x, and so many before the first one is written; as many are then kept
   // ahead. All of them, where there are registers: x, scale and bias of 4 vectors fill 48, and a thread
   // of a block of 1024 has 64. Elements of 2 bytes are widened as well, and there it is what ptxas finds
-  // room for without a spill, for 8.0 as for 12.0. Shifted vectors are gathered by element.
-  static constexpr bool kLayer = S == Statistics::LAYER;
+  // room for without a spill, for 8.0 as for 12.0: RMSNorm has one sum, the others two. Shifted vectors
+  // are gathered by element.
   static constexpr bool kTight = Block && Vectors == 4 && !Shifted && sizeof(T) == 2;
+  static constexpr bool kLean = S == Statistics::RMS;
   static constexpr int kAll = Shifted && Vectors > 1 ? 0 : Vectors;
   template <bool Bias>
-  static constexpr int kScalesEarly = !kTight ? kAll : Bias ? (kLayer ? 0 : 2) : (kLayer ? 1 : 4);
+  static constexpr int kScalesEarly = !kTight ? kAll : Bias ? (kLean ? 2 : 0) : (kLean ? 4 : 1);
   template <bool Bias>
-  static constexpr int kScalesAhead = !kTight ? kAll : Bias ? (kLayer ? 1 : 2) : 4;
-  static constexpr int kBiasesEarly = !kTight ? kAll : kLayer ? 0 : 1;
+  static constexpr int kScalesAhead = !kTight ? kAll : Bias ? (kLean ? 2 : 1) : 4;
+  static constexpr int kBiasesEarly = !kTight ? kAll : kLean ? 1 : 0;
   static constexpr int kBiasesAhead = !kTight ? kAll : 1;
 
   template <class Pointer>

@@ -52,20 +52,26 @@ def test_names_are_read_as_the_table_has_them() -> None:
 
 def test_an_op_goes_where_its_operands_send_it() -> None:
     code = kernel(LINES)
-    assert instructions(code, PLAIN, 0x210) == (9, 9)
-    assert instructions(code, SCALED, 0x210) == (11, 11)
+    assert instructions(code, PLAIN, 0x210) == (9, 9, 0)
+    assert instructions(code, SCALED, 0x210) == (11, 11, 1)
 
 
 def test_an_instruction_counts_where_its_predicate_is_false() -> None:
     predicated = LINES.replace("@!P0 BRA `(.L_x_1) ;\nLDG", "@P0 LDG")
     predicated = predicated.replace("\nFMUL R4", "\n@P0 FMUL R4")
-    assert instructions(kernel(predicated), PLAIN, 0x210) == (10, 10)
+    assert instructions(kernel(predicated), PLAIN, 0x210) == (10, 10, 0)
 
 
 def test_a_way_that_sums_more_is_the_other_count() -> None:
     again = "@P5 BRA `(.L_x_3) ;\nSHFL.BFLY PT, R9, R3, 0x1, 0x1f ;\nFADD R3, R3, R9 ;\n.L_x_3:\n"
     code = kernel(LINES.replace("@!P0 BRA", again + "@!P0 BRA"))
-    assert instructions(code, PLAIN, 0x210) == (10, 12)
+    assert instructions(code, PLAIN, 0x210) == (10, 12, 0)
+
+
+def test_a_constant_before_the_last_sum_is_not_late() -> None:
+    shuffle = "SHFL.BFLY PT, R9, R3, 0x1, 0x1f ;\n"
+    early = LINES.replace("FMUL R4", f"{shuffle}FMUL R4")
+    assert instructions(kernel(early), SCALED, 0x210) == (12, 12, 0)
 
 
 def test_a_kernel_that_does_not_do_what_the_op_does_is_refused() -> None:
@@ -83,3 +89,10 @@ def test_no_kernel_of_the_table_spills() -> None:
     rows = read(RESULTS / "sass.csv")
     assert {row["dtype"] for row in rows} == {"float", "half", "bfloat16"}
     assert all(row["spilled_bytes"] == "0" for row in rows)
+
+
+def test_constants_are_late_in_blocks_of_few_registers_alone() -> None:
+    """Before the sums of a row, but where 4 vectors of elements of 2 bytes leave no registers."""
+    for row in read(RESULTS / "sass.csv"):
+        tight = row["dtype"] != "float" and row["kernel"].startswith("row_kernel")
+        assert int(row["late_constants"]) <= (8 if "LAYER" in row["kernel"] else 1) * tight, row
