@@ -8,16 +8,17 @@ level cache. `warm`: one set of buffers. Methods take turns within each shape. B
 the tensors that have to be read and written, so that bytes/s compare with the copy's. A method
 whose result is wrong, or that fails, is named in one line and not timed. What is not installed is
 left out: quack-kernels, liger-kernel, flashinfer-python, onnxruntime-gpu (with the library of
-`make cuda`). Rows are written after each shape. Needs PyTorch, a CUDA device, and nvcc and CMake or
-a built driver. When the budget is spent what is left is counted, and the exit status is 1; with
---resume the next call goes on from there.
+`make cuda`). With --variants the other ways of custom_ops/cuda/variant.h, which
+`make cuda-variants` builds, are methods as well. Rows are written after each shape. Needs PyTorch,
+a CUDA device, and nvcc and CMake or a built driver. When the budget is spent what is left is
+counted, and the exit status is 1; with --resume the next call goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,9 +42,11 @@ from benchmarks.gpu_methods import (
     OPERATIONS,
     OURS,
     Call,
+    Method,
     Operation,
     Tensors,
     UnavailableError,
+    variants_in,
 )
 from benchmarks.rows import RESULTS, append, read
 
@@ -170,11 +173,11 @@ def is_right(call: Call, shape: Shape, tensors: Tensors) -> bool:
 
 
 def graphs_of(
-    shape: Shape, tensors: Tensors, driver: Path
+    shape: Shape, tensors: Tensors, driver: Path, methods: Mapping[str, Method]
 ) -> dict[str, tuple[torch.cuda.CUDAGraph, list[object]]]:
     """A captured graph for each method that there is, ours first, and for the copy."""
     graphs = {}
-    for name, method in METHODS.items():
+    for name, method in methods.items():
         if shape.size > LONGEST and name not in (OURS, "torch"):
             continue
         try:
@@ -218,10 +221,12 @@ def onnxruntime_times(
     return found
 
 
-def measure(shape: Shape, driver: Path, repeats: int) -> Iterator[GpuKernelRow]:
+def measure(
+    shape: Shape, driver: Path, methods: Mapping[str, Method], repeats: int
+) -> Iterator[GpuKernelRow]:
     """One row for each method."""
     tensors = Tensors(shape.what, shape.rows, shape.size, TYPES[shape.dtype], shape.sets)
-    graphs = graphs_of(shape, tensors, driver)
+    graphs = graphs_of(shape, tensors, driver, methods)
     times = {name: np.empty(repeats) for name in graphs}
     for repeat in range(-3, repeats):
         for name, (graph, _) in graphs.items():
@@ -282,6 +287,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_kernels.csv")
     parser.add_argument("--build", type=Path, default=BUILD)
     parser.add_argument("--driver", type=Path, help="a built driver: nothing is compiled")
+    parser.add_argument("--variants", type=Path, help="a folder of `make cuda-variants`")
     parser.add_argument("--resume", action="store_true", help="leave out what the file has")
     parser.add_argument(
         "--budget", type=float, default=BUDGET, help="seconds, default: %(default)g"
@@ -293,6 +299,7 @@ def main() -> int:
     options = parser.parse_args()
     budget, _ = Budget(options.budget), device()
     driver = options.driver.resolve() if options.driver else build(options.build)
+    methods = METHODS | (variants_in(options.variants) if options.variants else {})
     known = measured(options.out) if options.resume else set()
     every = shapes(options.operations, options.dtypes, small=not options.no_small)
     wanted = [shape for shape in every if key(shape) not in known]
@@ -302,7 +309,7 @@ def main() -> int:
             print(f"the budget is spent: {len(wanted) - done} of {len(wanted)} shapes are left")
             return 1
         try:
-            rows = list(measure(shape, driver, options.repeats))
+            rows = list(measure(shape, driver, methods, options.repeats))
         except Exception as error:
             failures += 1
             failed(str(shape), error)

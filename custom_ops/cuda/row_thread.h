@@ -120,9 +120,10 @@ class RowThread {
   // of a block of 1024 has 64. Elements of 2 bytes are widened as well, and there it is what ptxas finds
   // room for without a spill, for 8.0 as for 12.0: RMSNorm has one sum, the others two. Shifted vectors
   // are gathered by element.
-  static constexpr bool kTight = Block && Vectors == 4 && !Shifted && sizeof(T) == 2;
+  static constexpr bool kLate = kVariant == Variant::LATE_CONSTANTS;
+  static constexpr bool kTight = !kLate && Block && Vectors == 4 && !Shifted && sizeof(T) == 2;
   static constexpr bool kLean = S == Statistics::RMS;
-  static constexpr int kAll = Shifted && Vectors > 1 ? 0 : Vectors;
+  static constexpr int kAll = kLate || (Shifted && Vectors > 1) ? 0 : Vectors;
   template <bool Bias>
   static constexpr int kScalesEarly = !kTight ? kAll : Bias ? (kLean ? 2 : 0) : (kLean ? 4 : 1);
   template <bool Bias>

@@ -10,7 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is missing, beside which kernels are timed")
 
-from benchmarks import gpu_kernels, gpu_models, norm_forms  # noqa: E402  # they import torch
+from benchmarks import gpu_kernels, gpu_methods, gpu_models, norm_forms  # noqa: E402  # they import torch
+from benchmarks.gpu import DRIVER  # noqa: E402
 from benchmarks.gpu_methods import Call, Operation, Tensors, UnavailableError  # noqa: E402
 
 SHAPE = gpu_kernels.Shape("rms", "float32", 2, 8, warm=True)
@@ -57,10 +58,9 @@ def test_a_method_that_fails_is_one_line_and_the_others_are_timed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     methods = {m.__name__: m for m in (right, wrong, missing, broken, uncapturable)}
-    monkeypatch.setattr(gpu_kernels, "METHODS", methods)
     monkeypatch.setattr(gpu_kernels, "graph_of", lambda call, shape: (call(0), []))
     monkeypatch.setattr(gpu_kernels, "copy_call", lambda shape: lambda i: None)
-    graphs = gpu_kernels.graphs_of(SHAPE, TENSORS, Path())
+    graphs = gpu_kernels.graphs_of(SHAPE, TENSORS, Path(), methods)
     assert list(graphs) == ["right", gpu_kernels.COPY]
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("): ")[1].split(" (")[0] for line in lines] == [
@@ -75,8 +75,8 @@ def test_a_shape_that_fails_is_one_line_and_the_next_is_measured(
 ) -> None:
     tried: list[int] = []
 
-    def measure(shape: gpu_kernels.Shape, driver: Path, repeats: int) -> list[Any]:
-        del driver, repeats
+    def measure(shape: gpu_kernels.Shape, driver: Path, methods: Any, repeats: int) -> list[Any]:
+        del driver, methods, repeats
         tried.append(shape.size)
         raise RuntimeError("out of memory")
 
@@ -108,3 +108,17 @@ def test_models_that_fail_or_come_too_late_are_named(
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("vit-ti: FAILED, ModelError: ")
     assert second.startswith("vit-s: FAILED, ModelError: ")
+
+
+def test_each_variant_s_driver_is_a_method(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="make cuda-variants"):
+        gpu_methods.variants_in(tmp_path)
+    for name in ("TWO_PASSES", "PLAIN_STORES"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / DRIVER).touch()
+    monkeypatch.setattr(gpu_methods, "onnxfold", lambda driver, *_: driver)
+    methods = gpu_methods.variants_in(tmp_path)
+    assert list(methods) == ["onnxfold PLAIN_STORES", "onnxfold TWO_PASSES"]
+    for name, method in methods.items():
+        used = method(Path("chosen.so"), gpu_methods.OPERATIONS["rms"], TENSORS)
+        assert used == tmp_path / name.split()[1] / DRIVER
