@@ -131,3 +131,13 @@ def test_the_tanh_form_of_gelu_is_no_dyt():
     body = "a = Constant<value=float {0.7978846}>()\none = Constant<value=float {1.0}>()\n"
     body += "x1 = Mul(x, a)\nt = Tanh(x1)\nt1 = Add(t, one)\nh = Mul(x, t1)\ny = Mul(h, g)"
     assert sites_of(with_constants(model(body, "float[B,3,8] x, float[8] g"))) == ()
+
+
+def test_a_row_of_unknown_size_that_a_reshape_joins_stays_a_row() -> None:
+    body = (
+        "flat = Constant<value_ints=[0,-1]>()\nf = Reshape(x, flat)\nm = ReduceMean<axes=[1]>(f)\n"
+        "d = Sub(f, m)\nq = Mul(d, d)\nv = ReduceMean<axes=[1]>(q)\ne = Constant<value_float=1e-5>()\n"
+        "ve = Add(v, e)\ns = Sqrt(ve)\nn = Div(d, s)\nshape = Shape(x)\ny = Reshape(n, shape)"
+    )
+    (site,) = sites_of(model(body, "float[N,8,S] x"))
+    assert site.input.name == "f"

@@ -112,9 +112,7 @@ class Dropout:
 def trains(view: ModelInfo, node: ir.Node) -> bool:
     """Whether a Dropout may run in training mode."""
     training = node.inputs[2] if len(node.inputs) > 2 else None
-    if training is not None and view.scalar(training) != 0.0:
-        return True
-    return view.opset < 7 and node.attributes.get_int("is_test", 0) == 0
+    return training is not None and view.scalar(training) != 0.0
 
 
 @dataclass(frozen=True, slots=True)

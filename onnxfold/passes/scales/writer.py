@@ -116,7 +116,7 @@ def _elementwise(
 def _batch_norm(view: ModelInfo, node: ir.Node) -> ChannelOp | None:
     """(y - mean) * scale / sqrt(var + epsilon) + B on axis 1, in inference mode."""
     y = node.inputs[0]
-    if view.opset < 7 or node.attributes.get_int("spatial", 1) != 1:
+    if node.attributes.get_int("spatial", 1) != 1:
         return None
     if y is None or node.attributes.get_int("training_mode", 0) != 0 or len(node.outputs) > 1:
         return None
