@@ -1,6 +1,6 @@
 """Mutants of the code that decides and proves, and whether a test notices.
 
-    python -m benchmarks.mutants --count 300 --seed 0 [--each 50] [--keep FILE.csv]
+    python -m benchmarks.mutants --count 300 --seed 0 [--each 50]
 
 A mutant has one decision turned around: a comparison, an `and` or `or`, a `not`.  The tests are
 collected once, in one process.  A child of it first notes which functions of the mutated parts each
@@ -9,7 +9,8 @@ mutant is then a child that has the code of one function replaced, and runs the 
 function, those of the folder that mirrors its module first and the quick before the slow, until one
 fails (the mutant is killed) or all have passed (it survives: a test is missing, or the decision
 decides nothing).  Limits are of processor time, which a busy machine does not shorten.  What is
-decided while a module is imported is not tried, for the child has imported it.
+decided while a module is imported is not tried, for the child has imported it.  The verdicts are
+rows of benchmarks/results/mutants.csv, where a survivor is tried again and the others are not.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -33,7 +35,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.rows import append
+from benchmarks.rows import RESULTS, read, replace
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("operators", "passes", "proof", "norms")
@@ -78,16 +80,23 @@ class Mutant:
     after: str
     codes: dict[CodeType, CodeType]
 
+    @property
+    def place(self) -> tuple[str, int, str, str]:
+        return self.module, self.line, self.before, self.after
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line}: {self.before} -> {self.after} "
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What the tests said of a mutant; ``why`` is the test that killed it, or why none can."""
 
-    seed: int
     module: str
     line: int
     before: str
     after: str
+    seed: int
     verdict: str
     why: str
 
@@ -130,7 +139,7 @@ def _mutant(path: Path, source: str, number: int) -> Mutant:
     words = old.lineno, ast.unparse(old), ast.unparse(new)  # type: ignore[attr-defined]
     before = compile(source, str(path), "exec", dont_inherit=True)
     after = compile(_Swap(old, new).visit(tree), str(path), "exec", dont_inherit=True)
-    return Mutant(str(path), *words, dict(_changed(before, after)))
+    return Mutant(str(path).removeprefix(f"{ROOT}/"), *words, dict(_changed(before, after)))
 
 
 def _changed(before: CodeType, after: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
@@ -143,7 +152,7 @@ def _changed(before: CodeType, after: CodeType) -> Iterator[tuple[CodeType, Code
             yield from _changed(one, other)
 
 
-def replace(codes: dict[CodeType, CodeType]) -> int:
+def put_in(codes: dict[CodeType, CodeType]) -> int:
     """Give every living function its new code; return how many there are."""
     living = [one for one in gc.get_objects() if isinstance(one, FunctionType)]
     changed = [function for function in living if function.__code__ in codes]
@@ -166,12 +175,14 @@ class Tester:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Note what the tests run, then judge the mutants."""
-        self._items = {item.nodeid: item for item in spread(session.items, self._options.each)}
-        in_a_child(self._note, 36_000)
+        self._items = {item.nodeid: item for item in session.items}
+        in_a_child(lambda: self._note(spread(session.items, self._options.each)), 36_000)
         self._read()
-        print(f"{len(self._seconds)} tests, {sum(self._seconds.values()):.0f} s")
-        for number, mutant in enumerate(sample(self._options.count, self._options.seed)):
-            if number >= self._options.skip:
+        print(f"{len(self._seconds)} tests of {sum(self._seconds.values()):.0f} s", flush=True)
+        kept = read(self._options.keep) if self._options.keep.exists() else []
+        settled = {_place(row) for row in kept if row["verdict"] != "survives"}
+        for mutant in sample(self._options.count, self._options.seed):
+            if mutant.place not in settled:
                 self._judge(mutant)
         return True
 
@@ -184,15 +195,15 @@ class Tester:
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         return self._outcomes
 
-    def _note(self) -> str:
+    def _note(self, items: Iterable[pytest.Item]) -> str:
         """Write for each test its processor time, and the functions of the parts that it runs."""
         KNOWN.parent.mkdir(parents=True, exist_ok=True)
         done = {row["test"] for row in known()}
         signal.signal(signal.SIGPROF, _too_long)
         roots = tuple(str(ROOT / "onnxfold" / part) + os.sep for part in PARTS)
         slow: dict[str, int] = {}
-        for name, item in self._items.items():
-            test = name.partition("[")[0]
+        for item in items:
+            name, test = item.nodeid, _test(item.nodeid)
             if name in done or slow.get(test, 0) == _SLOW:
                 continue
             seen: set[CodeType] = set()
@@ -221,28 +232,47 @@ class Tester:
                     self._tests.setdefault(name, set()).add(row["test"])
 
     def _judge(self, mutant: Mutant) -> None:
-        module = str(Path(mutant.module).relative_to(ROOT))
-        near = str(Path("tests") / Path(module).relative_to("onnxfold").parent) + "/"
-        found = set().union(*(self._tests.get(_name(code), set()) for code in mutant.codes))
-        order = sorted(found, key=lambda name: (not name.startswith(near), self._seconds[name]))
-        limit = _LIMIT_S + _LIMIT_TIMES * sum(self._seconds[name] for name in order)
+        order, seconds = self._order(mutant)
+        limit = _LIMIT_S + _LIMIT_TIMES * seconds
         said = in_a_child(lambda: self._first_failure(mutant, order), int(limit))
         if said in self._items and said not in self._trusted:
             if in_a_child(lambda: "".join(self._run(self._items[said])), int(limit)) != "passed":
                 raise AssertionError(f"{said} fails on the code as it is")
             self._trusted.add(said)
         verdict = {"": "survives", "import": "at import"}.get(said, "killed")
-        words = (module, mutant.line, mutant.before, mutant.after)
-        row = Verdict(self._options.seed, *words, verdict, said)
-        print(f"{verdict:9} {module}:{words[1]}: {words[2]} -> {words[3]}  {said} ({len(order)})")
-        sys.stdout.flush()
-        if self._options.keep:
-            append(self._options.keep, [row])
+        print(f"{verdict:9} {mutant} {said} ({len(order)} tests)", flush=True)
+        row = Verdict(*mutant.place, self._options.seed, verdict, said)
+        replace(self._options.keep, row, _place)
+
+    def _order(self, mutant: Mutant) -> tuple[list[str], float]:
+        """Return the tests of a mutant, and what they cost; other parameters of them come last."""
+        near = str(Path("tests") / Path(mutant.module).relative_to("onnxfold").parent) + "/"
+        kind = f"[{[*mutant.codes][-1].co_qualname.partition('.')[0]}]"
+        found = set().union(*(self._tests.get(_name(code), set()) for code in mutant.codes))
+        like = {_test(name): self._seconds[name] for name in found}
+        cost = {name: self._seconds.get(name, like.get(_test(name), 0)) for name in self._items}
+        order = sorted(
+            (name for name in self._items if _test(name) in like),
+            key=lambda name: (
+                name not in found,
+                not name.startswith(near),
+                kind not in name,
+                cost[name],
+            ),
+        )
+        chosen = {name: cost[name] for name in order}
+        sums = accumulate(chosen.values())
+        order = order[: sum(each <= self._options.budget for each in sums)]
+        return order, sum(chosen[name] for name in order)
 
     def _first_failure(self, mutant: Mutant, order: Iterable[str]) -> str:
-        if not replace(mutant.codes):
+        if not put_in(mutant.codes):
             return "import"
         return next((name for name in order if "failed" in self._run(self._items[name])), "")
+
+
+def _test(name: str) -> str:
+    return name.partition("[")[0]
 
 
 def _too_long(_signal: int, _frame: FrameType | None) -> None:
@@ -252,6 +282,10 @@ def _too_long(_signal: int, _frame: FrameType | None) -> None:
 def known() -> list[dict[str, Any]]:
     """Return what is noted of the tests."""
     return [json.loads(row) for row in KNOWN.read_text().splitlines()] if KNOWN.exists() else []
+
+
+def _place(row: dict[str, str]) -> tuple[str, int, str, str]:
+    return row["module"], int(row["line"]), row["before"], row["after"]
 
 
 def _name(code: CodeType) -> str:
@@ -284,7 +318,7 @@ def spread(items: Iterable[pytest.Item], each: int) -> list[pytest.Item]:
     """Return at most so many parameters of each test, evenly spread, in the order of the tests."""
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
-        groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        groups.setdefault(_test(item.nodeid), []).append(item)
     return [group[k] for group in groups.values() for k in _places(len(group), each)]
 
 
@@ -304,11 +338,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--count", type=int, default=20, help="how many mutants")
     parser.add_argument("--seed", type=int, default=0, help="which ones")
-    parser.add_argument("--skip", type=int, default=0, help="how many of them were tried before")
     parser.add_argument("--each", type=int, default=50, help="how many parameters of one test")
     parser.add_argument("--longest", type=float, default=10, help="seconds of one test")
+    parser.add_argument("--budget", type=float, default=600, help="seconds of tests of a mutant")
     parser.add_argument("--suites", nargs="*", default=SUITES, help="the tests to take")
-    parser.add_argument("--keep", type=Path, help="add the verdicts to this CSV file")
+    parser.add_argument("--keep", type=Path, default=RESULTS / "mutants.csv", help="the verdicts")
     options = parser.parse_args()
     flags = ["-q", "-s", "-p", "no:cacheprovider", "--graphs", "100"]
     return int(pytest.main([*flags, *options.suites], plugins=[Tester(options)]))

@@ -143,8 +143,8 @@ class Chain:
     def _onnxfold(self, model: onnx.ModelProto, target: str) -> onnx.ModelProto:
         # Unchecked: what comes out of all steps is compared.
         result = onnxfold.optimize(model, target=target or "onnx", check=None)
-        summary = result.report["inspect"]["summary"]
-        self.norms, self.folds = summary["layer_norms"], summary["foldable"]
+        self.norms = result.report["inspect"]["summary"]["layer_norms"]
+        self.folds = len(result.plan.folds)
         found: onnx.ModelProto = result.model
         return found
 

@@ -21,18 +21,20 @@ from onnxfold.options import (
     Target,
     WrittenForm,
     conversion_named,
+    member,
     target_named,
 )
-from onnxfold.passes.base import Settings, exclusion
+from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.error_context import error_context
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.pipeline import AFFINE_PASSES, Result, bytes_of, decide_all, run
+from onnxfold.pipeline import Result, bytes_of, decide_all, run, unwanted
 from onnxfold.pipeline.stage_timer import Stages, StageTimer
 from onnxfold.report.before_after import before_and_after
 from onnxfold.report.document import inspection
 from onnxfold.report.nodes import node_changes, node_rows
 from onnxfold.shapes.claims import unconfirmed_claims
 
+_CHOICES = {"device": Device, "defer": Defer, "norm_form": WrittenForm}
 _SPELLINGS = (WrittenForm.OP, WrittenForm.DECOMPOSED)
 
 
@@ -52,16 +54,19 @@ def inspect(
     ``nodes``: list every node too.  Raises ModelError when it cannot be read.
     """
     source = open_source(model)
-    settings = Settings(target_named(target), allow_split, exclusion(exclude), defer=Defer(defer))
-    without = frozenset[str]() if fuse_affine else AFFINE_PASSES
-    if settings.defer is Defer.OFF:
-        without |= {"deferral"}
+    settings = Settings(
+        target_named(target),
+        allow_split=allow_split,
+        exclude=exclude,
+        fuse_affine=fuse_affine,
+        defer=member(Defer, defer, f"defer '{defer}'"),
+    )
     with error_context(source):
         claims = unconfirmed_claims(source.model)
         prepared = prepare(source.model, compressed=True, deferred=True)
-        decided = decide_all(prepared, settings, without=without)
+        decided = decide_all(prepared, settings, without=unwanted(settings))
         listed = {"nodes": node_rows(source.model)} if nodes else {}
-    return inspection(decided.findings, claims, settings.exclude) | listed
+    return inspection(decided.findings, claims, settings.excluded) | listed
 
 
 def diff(first: Any, second: Any, *, sessions: bool = True, nodes: bool = False) -> dict[str, Any]:
@@ -170,9 +175,11 @@ def optimize(
     """
     named = {
         "target": target_named(options.get("target", Target.ONNX)),
-        "device": Device(options.get("device", Device.CPU)),
-        "defer": Defer(options.get("defer", Defer.OFF)),
-        "norm_form": WrittenForm(options.get("norm_form", WrittenForm.AUTO)),
+        **{
+            name: member(kind, options[name], f"{name} '{options[name]}'")
+            for name, kind in _CHOICES.items()
+            if name in options
+        },
     }
     chosen = Options(**{**options, **named})
     if chosen.device is Device.CUDA and chosen.target is not Target.ORT:

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from onnxfold.errors import UsageError
 
 DEFAULT_SPLIT_BYTES = 1 << 20
 DEFAULT_RANGE_LIMIT = 16.0  # four of the eight bits of an integer weight
 DEFAULT_NOISE_LIMIT = 4.0
+
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def member(kind: type[Choice], name: str, what: str) -> Choice:
+    """Return the member of a name; raises UsageError, which lists all, where there is none."""
+    try:
+        return kind(name)
+    except ValueError as error:
+        raise UsageError(f"there is no {what}; there are {', '.join(kind)}") from error
 
 
 class Target(StrEnum):
@@ -24,11 +36,7 @@ def target_named(name: str) -> Target:
     """Return the target of a name; raises UsageError where there is none."""
     if name == "portable":
         raise UsageError("the target 'portable' is called 'kernels' now")
-    try:
-        return Target(name)
-    except ValueError as error:
-        names = ", ".join(Target)
-        raise UsageError(f"there is no target '{name}'; the targets are {names}") from error
+    return member(Target, name, f"target '{name}'")
 
 
 class Device(StrEnum):
@@ -65,11 +73,7 @@ class Conversion(StrEnum):
 
 def conversion_named(name: str) -> Conversion:
     """Return the conversion of a name; raises UsageError where there is none."""
-    try:
-        return Conversion(name)
-    except ValueError as error:
-        names = ", ".join(Conversion)
-        raise UsageError(f"there is no conversion to '{name}'; there are {names}") from error
+    return member(Conversion, name, f"conversion to '{name}'")
 
 
 @dataclass(frozen=True, slots=True)

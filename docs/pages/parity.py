@@ -75,7 +75,8 @@ def _packages() -> str:
 
 def _architectures() -> str:
     rows = read_rows("architectures.csv", PARITY)
-    date, release = max(row["date"] for row in rows), rows[0]["transformers"]
+    date = max(row["date"] for row in rows)
+    release = " and ".join(sorted({row["transformers"] for row in rows}))
     return (
         "## Architectures of transformers\n\n"
         f"{len(rows)} architectures of transformers {release} with two layers and random weights, "

@@ -24,10 +24,11 @@ import onnx_ir as ir
 
 from onnxfold.checkpoint.families import FAMILIES, Architecture, Norm
 from onnxfold.checkpoint.files import Checkpoint, Stored
-from onnxfold.errors import ModelError, UsageError
+from onnxfold.errors import ModelError
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.fiber import whole_axes
 from onnxfold.model_io import one_line, show
+from onnxfold.options import member
 from onnxfold.weights.edited import Product, edited
 from onnxfold.weights.edits import Centre, Scale, Shift
 
@@ -45,11 +46,7 @@ class CheckpointForm(StrEnum):
 
 def form_named(name: str) -> CheckpointForm:
     """Return the form of a name; raises UsageError where there is none."""
-    try:
-        return CheckpointForm(name)
-    except ValueError as error:
-        forms = ", ".join(CheckpointForm)
-        raise UsageError(f"there is no form '{name}' of a checkpoint; there are {forms}") from error
+    return member(CheckpointForm, name, f"form '{name}' of a checkpoint")
 
 
 @dataclass(slots=True)

@@ -56,10 +56,16 @@ def _bars(
     ``shift`` keeps the bars of several lines apart.
     """
     found = [(i, n[side][quantity]) for i, n in enumerate(norms) if n[side][quantity]["count"]]
+    places = [number + shift for number, _ in found]
+    _line(axes, places, [statistic for _, statistic in found], colour, label)
+
+
+def _line(axes: Any, places: Sequence[float], statistics: Norms, colour: str, label: str) -> None:
+    """Draw means with one standard deviation to both sides."""
     axes.errorbar(
-        [number + shift for number, _ in found],
-        [statistic["mean"] for _, statistic in found],
-        yerr=[statistic["std"] for _, statistic in found],
+        places,
+        [statistic["mean"] for statistic in statistics],
+        yerr=[statistic["std"] for statistic in statistics],
         color=colour,
         label=label,
         marker="o",
@@ -95,19 +101,11 @@ def _angles_with_random(figure: Any, norms: Norms) -> None:
     panels[0].legend(frameon=False, fontsize=8)
 
 
-def _lengths(figure: Any, norms: Norms) -> None:
+def _over_depth(figure: Any, norms: Norms, quantity: str, **scale: str) -> None:
     axes = figure.add_subplot()
     for side, colour in _SIDES:
-        _bars(axes, norms, side, "norm", colour, f"{side} the norm")
-    axes.set(xlabel="norm, in the order of the model", ylabel="length |x|", yscale="log")
-    axes.legend(frameon=False)
-
-
-def _means(figure: Any, norms: Norms) -> None:
-    axes = figure.add_subplot()
-    for side, colour in _SIDES:
-        _bars(axes, norms, side, "mean", colour, f"{side} the norm")
-    axes.set(xlabel="norm, in the order of the model", ylabel="mean of the elements")
+        _bars(axes, norms, side, quantity, colour, f"{side} the norm")
+    axes.set(xlabel="norm, in the order of the model", **scale)
     axes.legend(frameon=False)
 
 
@@ -141,7 +139,14 @@ def _of_models(figure: Any, reports: Reports, quantity: str, label: str) -> None
                 (i, n[side][quantity]) for i, n in enumerate(norms) if n[side][quantity]["count"]
             ]
             places = [i / max(1, len(norms) - 1) for i, _ in found]
-            _line(axes, places, [statistic for _, statistic in found], number, report["model"])
+            name = report["model"] or f"model {number}"
+            _line(
+                axes,
+                places,
+                [statistic for _, statistic in found],
+                _COLOURS[number % len(_COLOURS)],
+                name,
+            )
         axes.set(xlabel=f"depth, {side} the norms")
     panels[0].set(ylabel=label)
     panels[0].legend(frameon=False, fontsize=8)
@@ -160,35 +165,22 @@ def _over_training(figure: Any, reports: Reports, quantity: str, label: str) -> 
                 for norm in report["norms"]
                 if norm["name"] == name and norm[side][quantity]["count"]
             ]
-            _line(axes, [s for s, _ in found], [statistic for _, statistic in found], number, name)
+            colour = _COLOURS[number % len(_COLOURS)]
+            _line(axes, [s for s, _ in found], [statistic for _, statistic in found], colour, name)
         axes.set(xlabel=f"step, {side} the norm")
     panels[0].set(ylabel=label)
     panels[0].legend(frameon=False, fontsize=8)
 
 
-def _line(
-    axes: Any, places: Sequence[float], statistics: Norms, number: int, label: str | None
-) -> None:
-    """Draw means with one standard deviation to both sides."""
-    axes.errorbar(
-        places,
-        [statistic["mean"] for statistic in statistics],
-        yerr=[statistic["std"] for statistic in statistics],
-        color=_COLOURS[number % len(_COLOURS)],
-        label=label or f"model {number}",
-        marker="o",
-        markersize=3.0,
-        linewidth=1.2,
-        elinewidth=0.8,
-        capsize=2.0,
-    )
-
-
 _OF_ONE: Sequence[tuple[str, str, Callable[..., None]]] = (
     ("angles", "Angle to the uniform vector, before and after each norm", _angles),
     ("angles_with_random_vectors", "The same with two random vectors", _angles_with_random),
-    ("lengths", "Lengths", _lengths),
-    ("means", "Means", _means),
+    (
+        "lengths",
+        "Lengths",
+        partial(_over_depth, quantity="norm", ylabel="length |x|", yscale="log"),
+    ),
+    ("means", "Means", partial(_over_depth, quantity="mean", ylabel="mean of the elements")),
     (
         "angle_histograms",
         "Angles to the uniform vector: first, middle and last norm",

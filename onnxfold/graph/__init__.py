@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnxfold.graph.attributes import keeps_dims
 from onnxfold.graph.constants import FLOATS, constant_tensor
 from onnxfold.graph.dims import ONE, Dim, Extent, Shape, extent
-from onnxfold.graph.fiber import AxisBlock, Fiber, follow_reshape, whole_axes
+from onnxfold.graph.fiber import AxisBlock, Fiber, Part, follow_reshape, whole_axes
 from onnxfold.graph.model_info import ModelInfo, Reader, node_label, operator
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Extent",
     "Fiber",
     "ModelInfo",
+    "Part",
     "Reader",
     "Shape",
     "constant_tensor",

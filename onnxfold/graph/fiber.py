@@ -6,6 +6,8 @@ middle digit.  A whole axis has outer = inner = 1; a group norm's block of C = G
 has outer = G, size = C/G, inner = 1.  The order of blocks does not matter for a mean, so equal
 partitions have equal (canonical) fibers.
 
+A fiber may be of a part of the sets alone, as of those of q among q, k and v.
+
 Source: CBWC ("Enjoy your Layer Normalization ..."), where the fiber is the feature axis.
 """
 
@@ -34,10 +36,22 @@ class AxisBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Of all sets those whose index in ``digits``, most significant first, is ``chosen``."""
+
+    digits: tuple[AxisBlock, ...]
+    chosen: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Fiber:
-    """Blocks in canonical order; no blocks means sets of one element."""
+    """Blocks in canonical order; no blocks means sets of one element.
+
+    ``part``: the sets that count, None for all; laws of operators are about all.
+    """
 
     blocks: tuple[AxisBlock, ...]
+    part: Part | None = None
 
     @staticmethod
     def of(blocks: Iterable[AxisBlock]) -> Fiber:
@@ -66,6 +80,33 @@ class Fiber:
         """Whether every block is its whole axis."""
         return all(block.whole for block in self.blocks)
 
+    @property
+    def every(self) -> Fiber:
+        """The fiber of all sets."""
+        return self if self.part is None else Fiber(self.blocks)
+
+    @property
+    def digits(self) -> tuple[AxisBlock, ...]:
+        """The blocks, and the digits that tell its part from the other sets."""
+        return self.blocks if self.part is None else (*self.blocks, *self.part.digits)
+
+    def within(self, digits: Iterable[AxisBlock], chosen: Iterable[bool]) -> Fiber:
+        """Return the fiber of the sets whose index in ``digits`` is chosen."""
+        part = Part(tuple(digits), tuple(chosen))
+        return Fiber(self.blocks, None if all(part.chosen) else part)
+
+    def joined(self, other: Fiber) -> Fiber | None:
+        """Return the fiber of the sets of both, None where they are not written alike."""
+        mine, theirs = self.part, other.part
+        if self.blocks != other.blocks:
+            return None
+        if mine is None or theirs is None:
+            return self.every
+        if mine.digits != theirs.digits:
+            return None
+        pairs = zip(mine.chosen, theirs.chosen, strict=True)
+        return self.within(mine.digits, (a or b for a, b in pairs))
+
     def moved(self, axis_of: dict[int, int]) -> Fiber:
         """Return the fiber with axis a renamed to ``axis_of[a]``."""
         return Fiber.of(AxisBlock(axis_of[b.axis], b.inner, b.size, b.outer) for b in self.blocks)
@@ -85,7 +126,7 @@ class Fiber:
         return "+".join(
             f"axis {b.axis}" + ("" if b.whole else f"[block {b.size}, stride {b.inner}]")
             for b in self.blocks
-        )
+        ) + ("" if self.part is None else " of a part")
 
 
 def _contains(mine: AxisBlock, theirs: AxisBlock) -> bool:

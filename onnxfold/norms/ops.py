@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError
 from onnxfold.graph import AxisBlock, Dim, Fiber, ModelInfo, Shape, node_label, operator
+from onnxfold.graph.operands import operand
 from onnxfold.norms.algebra.canonical import uniform
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
@@ -80,10 +82,6 @@ def _x(node: ir.Node) -> ir.Value:
     return value
 
 
-def _operand(node: ir.Node, index: int) -> ir.Value | None:
-    return node.inputs[index] if index < len(node.inputs) else None
-
-
 def _unless_all(view: ModelInfo, value: ir.Value | None, neutral: float) -> ir.Value | None:
     """Return the operand, or None where it is a constant full of the neutral element."""
     return None if uniform(view, value) == neutral else value
@@ -139,14 +137,22 @@ def _trailing_norm(
     if dims is None:
         return None
     if -1 not in dims:
-        _sized_by_scale(view, dims, _operand(node, 1))
-    fiber, size = _fiber(dims)
-    contrib = node.op_type.startswith("Simplified") or node.domain == "com.microsoft"
-    refusal = None if size else size_refusal(view, _x(node), node_label(node))
+        _sized_by_scale(view, dims, operand(node, 1))
+    site = _site(view, node, kind, _fiber(dims), epsilon)
     if not all(_may_broadcast(view, node, index, dims) for index in (1, 2)):
-        refusal = _affine_refusal(node_label(node))
+        site = replace(site, refusal=_affine_refusal(node_label(node)))
+    return replace(_with_affine(view, site, node), escaping=_escaping(node, (1, 2)))
+
+
+def _site(
+    view: ModelInfo, node: ir.Node, kind: NormKind, normalised: tuple[Fiber, int], epsilon: float
+) -> NormSite:
+    """Return the site of a norm over a fiber and its size, 0 where that is unknown."""
+    fiber, size = normalised
+    contrib = node.op_type.startswith("Simplified") or node.domain == "com.microsoft"
+    label = node_label(node)
     return NormSite(
-        name=node_label(node),
+        name=label,
         kind=kind,
         form=NormForm.CONTRIB if contrib else NormForm.OP,
         input=_x(node),
@@ -155,17 +161,23 @@ def _trailing_norm(
         size=size,
         epsilon=epsilon,
         nodes=(node,),
-        gamma=_unless_all(view, _operand(node, 1), 1),
-        beta=_unless_all(view, _operand(node, 2), 0),
-        escaping=_escaping(node, (1, 2)),
         compute_dtype=_compute_dtype(node),
-        refusal=refusal,
+        refusal=None if size else size_refusal(view, _x(node), label),
+    )
+
+
+def _with_affine(view: ModelInfo, site: NormSite, node: ir.Node) -> NormSite:
+    """Return the site with the scale and the bias of its operator, but for ones and zeros."""
+    return replace(
+        site,
+        gamma=_unless_all(view, operand(node, 1), 1),
+        beta=_unless_all(view, operand(node, 2), 0),
     )
 
 
 def _may_broadcast(view: ModelInfo, node: ir.Node, index: int, dims: dict[int, Dim]) -> bool:
     """Whether scale or bias fits the normalised axes, as far as is known."""
-    value, rank = _operand(node, index), view.rank(_x(node))
+    value, rank = operand(node, index), view.rank(_x(node))
     shape = view.shape(value)
     if value is None or shape is None or rank is None:
         return True
@@ -215,21 +227,12 @@ def _lp_normalization(view: ModelInfo, node: ir.Node) -> NormSite | None:
     axis = node.attributes.get_int("axis", -1)
     if node.attributes.get_int("p", 2) != 2 or not -rank <= axis < rank:
         return None
-    fiber, size = _fiber({axis % rank: view.dim(_x(node), axis)})
-    return NormSite(
-        name=node_label(node),
-        kind=NormKind.L2_NORM,
-        form=NormForm.OP,
-        input=_x(node),
-        output=node.outputs[0],
-        fiber=fiber,
-        size=size,
-        epsilon=_SMALLEST,
+    normalised = _fiber({axis % rank: view.dim(_x(node), axis)})
+    return replace(
+        _site(view, node, NormKind.L2_NORM, normalised, _SMALLEST),
         epsilon_mode=EpsilonMode.MAX_OUTSIDE,
-        nodes=(node,),
-        factor=float(size),
+        factor=float(normalised[1]),
         compute_dtype=_x(node).dtype or ir.DataType.FLOAT,
-        refusal=None if size else size_refusal(view, _x(node), node_label(node)),
     )
 
 
@@ -239,20 +242,11 @@ def _mean_variance_normalization(view: ModelInfo, node: ir.Node) -> NormSite | N
     axes = tuple(node.attributes.get_ints("axes", (0, 2, 3)))
     if any(not -rank <= axis < rank for axis in axes):
         return None
-    fiber, size = _fiber({axis % rank: view.dim(_x(node), axis) for axis in axes})
-    return NormSite(
-        name=node_label(node),
-        kind=NormKind.LAYER_NORM,
-        form=NormForm.OP,
-        input=_x(node),
-        output=node.outputs[0],
-        fiber=fiber,
-        size=size,
-        epsilon=_MVN_EPSILON,
+    normalised = _fiber({axis % rank: view.dim(_x(node), axis) for axis in axes})
+    return replace(
+        _site(view, node, NormKind.LAYER_NORM, normalised, _MVN_EPSILON),
         epsilon_mode=EpsilonMode.OUTSIDE,
-        nodes=(node,),
         compute_dtype=_x(node).dtype or ir.DataType.FLOAT,
-        refusal=None if size else size_refusal(view, _x(node), node_label(node)),
     )
 
 
@@ -287,36 +281,14 @@ def _grouped(
         return None
     channel = channel if shape is None else channel % len(shape)
     fiber, size, spatial = _grouped_fiber(shape, groups, channel)
-    channels = None if shape is None else shape[channel]
-    label = node_label(node)
-    refusal = None if size else size_refusal(view, _x(node), label)
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    site = _with_affine(view, _site(view, node, kind, (fiber, size), epsilon), node)
     if spatial:
-        refusal = spatial_refusal(label)
-    repeat = 1
-    if (
-        node.domain == ""
-        and groups
-        and isinstance(channels, int)
-        and (node.version or view.opset) < 21
-    ):
-        repeat = channels // groups
-    return NormSite(
-        name=label,
-        kind=kind,
-        form=NormForm.CONTRIB if node.domain else NormForm.OP,
-        input=_x(node),
-        output=node.outputs[0],
-        fiber=fiber,
-        size=size,
-        epsilon=node.attributes.get_float("epsilon", 1e-5),
-        nodes=(node,),
-        gamma=_unless_all(view, _operand(node, 1), 1),
-        beta=_unless_all(view, _operand(node, 2), 0),
-        affine_axis=channel,
-        affine_repeat=repeat,
-        compute_dtype=_compute_dtype(node),
-        refusal=refusal,
-    )
+        site = replace(site, refusal=spatial_refusal(site.name))
+    channels = None if shape is None else shape[channel]
+    per_group = node.domain == "" and (node.version or view.opset) < 21
+    repeat = channels // groups if per_group and groups and isinstance(channels, int) else 1
+    return replace(site, affine_axis=channel, affine_repeat=repeat)
 
 
 def _instance_normalization(view: ModelInfo, node: ir.Node) -> NormSite | None:

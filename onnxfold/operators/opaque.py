@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from onnxfold.operators.row import Elements, Opaque, Operator, Shapes, each
 from onnxfold.refusal import RefusalCode
 
@@ -16,99 +18,44 @@ _RECURS = Opaque(
 )
 _IN_A_BODY = Opaque(RefusalCode.BODY_BORDER, "computes it in a body")
 
+_NONLINEAR = Operator("", opaque=NOT_LINEAR)
+_HOMOGENEOUS = replace(_NONLINEAR, elements=Elements.HOMOGENEOUS)
+_REDUCED = replace(_NONLINEAR, shape=Shapes.REDUCED, kernel="reduction")
+_ELEMENTWISE = replace(_NONLINEAR, shape=Shapes.SAME, kernel="elementwise")
+_ACTIVATION = replace(_NONLINEAR, shape=Shapes.SAME, kernel="activation")
+_TRUE_OR_FALSE = Operator("", decides=True, shape=Shapes.BROADCAST, kernel="elementwise")
+
 _REDUCTIONS = (
-    *each(
-        "ReduceMax ReduceMin",
-        Operator(
-            "",
-            opaque=NOT_LINEAR,
-            elements=Elements.HOMOGENEOUS,
-            shape=Shapes.REDUCED,
-            foldable=True,
-            kernel="reduction",
-        ),
-    ),
-    *each(
-        "ReduceL1 ReduceL2",
-        Operator(
-            "",
-            opaque=NOT_LINEAR,
-            elements=Elements.HOMOGENEOUS,
-            shape=Shapes.REDUCED,
-            kernel="reduction",
-        ),
-    ),
-    Operator(
-        "ReduceProd", opaque=NOT_LINEAR, shape=Shapes.REDUCED, foldable=True, kernel="reduction"
-    ),
-    *each(
-        "ReduceLogSum ReduceLogSumExp ReduceSumSquare",
-        Operator("", opaque=NOT_LINEAR, shape=Shapes.REDUCED, kernel="reduction"),
-    ),
-    *each("ArgMax ArgMin TopK", Operator("", opaque=NOT_LINEAR, kernel="reduction")),
-    *each(
-        "GlobalLpPool GlobalMaxPool LpPool MaxPool",
-        Operator("", opaque=NOT_LINEAR, elements=Elements.HOMOGENEOUS, kernel="pooling"),
-    ),
+    *each("ReduceMax ReduceMin", replace(_REDUCED, elements=Elements.HOMOGENEOUS, foldable=True)),
+    *each("ReduceL1 ReduceL2", replace(_REDUCED, elements=Elements.HOMOGENEOUS)),
+    replace(_REDUCED, op_type="ReduceProd", foldable=True),
+    *each("ReduceLogSum ReduceLogSumExp ReduceSumSquare", _REDUCED),
+    *each("ArgMax ArgMin TopK", replace(_NONLINEAR, kernel="reduction")),
+    *each("GlobalLpPool GlobalMaxPool LpPool MaxPool", replace(_HOMOGENEOUS, kernel="pooling")),
 )
 
-_NONLINEAR = (
+_FUNCTIONS = (
     *each(
         "Acos Acosh Asin Asinh Atan Atanh Clip Cos Cosh Erf Log Round Sign Sin Sinh Tan Tanh",
-        Operator("", opaque=NOT_LINEAR, shape=Shapes.SAME, kernel="elementwise"),
+        _ELEMENTWISE,
     ),
-    *each(
-        "Ceil Exp Floor Reciprocal Sqrt",
-        Operator("", opaque=NOT_LINEAR, shape=Shapes.SAME, foldable=True, kernel="elementwise"),
-    ),
-    Operator(
-        "Abs",
-        opaque=NOT_LINEAR,
-        elements=Elements.HOMOGENEOUS,
-        shape=Shapes.SAME,
-        kernel="elementwise",
-    ),
+    *each("Ceil Exp Floor Reciprocal Sqrt", replace(_ELEMENTWISE, foldable=True)),
+    replace(_ELEMENTWISE, op_type="Abs", elements=Elements.HOMOGENEOUS),
     *each(
         "Max Min",
-        Operator(
-            "",
-            opaque=NOT_LINEAR,
-            elements=Elements.HOMOGENEOUS,
-            data=None,
-            shape=Shapes.BROADCAST,
-            foldable=True,
-            kernel="elementwise",
+        replace(
+            _HOMOGENEOUS, data=None, shape=Shapes.BROADCAST, foldable=True, kernel="elementwise"
         ),
     ),
-    *each(
-        "Mod Pow",
-        Operator(
-            "", opaque=NOT_LINEAR, shape=Shapes.BROADCAST, foldable=True, kernel="elementwise"
-        ),
-    ),
+    *each("Mod Pow", replace(_ELEMENTWISE, shape=Shapes.BROADCAST, foldable=True)),
     *each(
         "Celu Elu Gelu HardSigmoid HardSwish Hardmax Mish Selu Shrink Sigmoid Softplus Softsign "
         "Swish ThresholdedRelu",
-        Operator("", opaque=NOT_LINEAR, shape=Shapes.SAME, kernel="activation"),
+        _ACTIVATION,
     ),
-    *each(
-        "LeakyRelu Relu",
-        Operator(
-            "",
-            opaque=NOT_LINEAR,
-            elements=Elements.HOMOGENEOUS,
-            shape=Shapes.SAME,
-            kernel="activation",
-        ),
-    ),
-    Operator(
-        "PRelu",
-        opaque=NOT_LINEAR,
-        elements=Elements.HOMOGENEOUS,
-        shape=Shapes.BROADCAST,
-        kernel="activation",
-    ),
-    Operator("LpNormalization", opaque=NOT_LINEAR, shape=Shapes.SAME, kernel="normalization"),
+    *each("LeakyRelu Relu", replace(_ACTIVATION, elements=Elements.HOMOGENEOUS)),
+    replace(_HOMOGENEOUS, op_type="PRelu", shape=Shapes.BROADCAST, kernel="activation"),
+    replace(_ACTIVATION, op_type="LpNormalization", kernel="normalization"),
     # Norms and their like: the recogniser (norms/) knows what they do to a mean.
     *each(
         "GroupNormalization InstanceNormalization LayerNormalization MeanVarianceNormalization "
@@ -120,11 +67,11 @@ _NONLINEAR = (
 _LOGIC = (
     *each(
         "And Equal Greater GreaterOrEqual Less LessOrEqual Or",
-        Operator("", decides=True, shape=Shapes.BROADCAST, foldable=True, kernel="elementwise"),
+        replace(_TRUE_OR_FALSE, foldable=True),
     ),
-    Operator("Not", decides=True, shape=Shapes.SAME, foldable=True, kernel="elementwise"),
-    Operator("Xor", decides=True, shape=Shapes.BROADCAST, kernel="elementwise"),
-    *each("IsInf IsNaN", Operator("", decides=True, shape=Shapes.SAME, kernel="elementwise")),
+    replace(_TRUE_OR_FALSE, op_type="Not", shape=Shapes.SAME, foldable=True),
+    replace(_TRUE_OR_FALSE, op_type="Xor"),
+    *each("IsInf IsNaN", replace(_TRUE_OR_FALSE, shape=Shapes.SAME)),
     *each(
         "BitShift BitwiseAnd BitwiseOr BitwiseXor",
         Operator("", shape=Shapes.BROADCAST, kernel="elementwise"),
@@ -177,4 +124,4 @@ _OTHERS = (
     ),
 )
 
-OPAQUE = (*_REDUCTIONS, *_NONLINEAR, *_LOGIC, *_OTHERS)
+OPAQUE = (*_REDUCTIONS, *_FUNCTIONS, *_LOGIC, *_OTHERS)

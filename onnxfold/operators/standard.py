@@ -231,46 +231,40 @@ _LAYOUT = (
     Operator("Upsample", elements=Elements.AVERAGES, kernel="resize"),
 )
 
+_PRODUCT = Operator("", elements=Elements.LINEAR, data=(0, 1), alone=True)
+
 _LINEAR = (
-    Operator(
-        "MatMul",
+    replace(
+        _PRODUCT,
+        op_type="MatMul",
         family=Family.MATMUL,
         law="P(A B) = A (P B) on columns, (P A) B on rows",
-        elements=Elements.LINEAR,
-        data=(0, 1),
-        alone=True,
         layer=Layer.MATMUL,
         kernel="linear",
     ),
-    Operator(
-        "Gemm",
+    replace(
+        _PRODUCT,
+        op_type="Gemm",
         family=Family.GEMM,
         law="P(alpha A' B' + beta C) = alpha A' (P B') + beta P C on columns",
-        elements=Elements.LINEAR,
-        data=(0, 1),
-        alone=True,
         layer=Layer.GEMM,
         bias=2,
         kernel="linear",
     ),
-    Operator(
-        "Conv",
+    replace(
+        _PRODUCT,
+        op_type="Conv",
         family=Family.CONVOLUTION,
         law="P(W * x + b) = (P W) * x + P b on channels, one group",
-        elements=Elements.LINEAR,
-        data=(0, 1),
-        alone=True,
         layer=Layer.CONVOLUTION,
         bias=2,
         kernel="convolution",
     ),
-    Operator(
-        "ConvTranspose",
+    replace(
+        _PRODUCT,
+        op_type="ConvTranspose",
         family=Family.TRANSPOSED_CONVOLUTION,
         law="as Conv, channels on axis 1 of W",
-        elements=Elements.LINEAR,
-        data=(0, 1),
-        alone=True,
         layer=Layer.TRANSPOSED_CONVOLUTION,
         bias=2,
         kernel="convolution",

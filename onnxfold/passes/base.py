@@ -15,50 +15,30 @@ from typing import Generic, Protocol, Self, TypeVar
 from onnxfold.errors import UsageError
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
-from onnxfold.options import (
-    DEFAULT_RANGE_LIMIT,
-    DEFAULT_SPLIT_BYTES,
-    Conversion,
-    Defer,
-    Device,
-    Target,
-    WrittenForm,
-)
+from onnxfold.options import Options
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What the user and earlier attempts ask of the passes.
+class Settings(Options):
+    """What the user asks of the passes, and what the model and earlier attempts add to it.
 
-    Weights above ``allow_split_bytes`` are never stored twice.  Norms whose name ``exclude``
-    matches anywhere stay as they are.  A weight whose range grows more than ``range_limit`` times
-    is named.  ``overflowing`` are references of weights that must not be centred.
-    ``fused_before`` counts the calls of ours that the model came with and that add a residual.
-    ``defer_layer_norms``: whether their means may stay in what layers behind them read.
-    ``conversion``: the one form that the norms get; ``shift``: a seed of shifts, for LAYER alone;
-    ``multiple_of``: what divides the channels of a compressed stream, and ``change_readers``:
-    whether linear layers behind its norms read as few, for CRMS alone.
+    ``overflowing`` are references of weights that must not be centred.  ``fused_before`` counts the
+    calls of ours that the model came with and that add a residual.  ``defer_layer_norms``: whether
+    the means of LayerNorms may stay in what layers behind them read.
     """
 
-    target: Target = Target.ONNX
-    allow_split_bytes: int = DEFAULT_SPLIT_BYTES
-    exclude: re.Pattern[str] | None = None
-    range_limit: float = DEFAULT_RANGE_LIMIT
     overflowing: frozenset[str] = frozenset()
-    fuse_residual: bool = True
-    norm_form: WrittenForm = WrittenForm.AUTO
-    device: Device = Device.CPU
     fused_before: int = 0
-    conversion: Conversion | None = None
-    shift: int | None = None
-    multiple_of: int = 1
-    defer: Defer = Defer.OFF
     defer_layer_norms: bool = True
-    change_readers: bool = False
+
+    @property
+    def excluded(self) -> re.Pattern[str] | None:
+        """What the names of norms match that stay as they are; UsageError for no expression."""
+        return exclusion(self.exclude)
 
     def excludes(self, name: str) -> bool:
         """Whether a norm of this name stays as it is."""
-        return self.exclude is not None and self.exclude.search(name) is not None
+        return self.excluded is not None and self.excluded.search(name) is not None
 
 
 class Decision(Protocol):
@@ -88,13 +68,14 @@ class Pass(Generic[D]):
     """One rewriting.
 
     ``decide`` reads one version of a model and changes nothing.  ``apply`` carries a decision out
-    through the editor and says whether the model differs now.  ``prove`` shows, from the two
-    versions, that they compute the same; the decision only names what was changed.
+    through the editor; lowering alone, which may spell a model as it was, says whether the model
+    differs now.  ``prove`` shows, from the two versions, that they compute the same; the decision
+    only names what was changed.
     """
 
     name: str
     decide: Callable[[ModelInfo, Settings], D]
-    apply: Callable[[Editor, D, Settings], bool]
+    apply: Callable[[Editor, D, Settings], bool | None]
     prove: Callable[[ModelInfo, ModelInfo, D], Shown]
 
 

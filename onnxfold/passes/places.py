@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 
 
@@ -32,3 +35,17 @@ class Place:
     copy: bool = False
     behind: bool = False
     start: int = 0
+
+
+def ref_of(info: ModelInfo, reader: Reader) -> ReaderRef:
+    """Return a reader by reference."""
+    return ReaderRef(info.ref(reader.node.outputs[0]), reader.index)
+
+
+def place_of(
+    info: ModelInfo, value: ir.Value, reader: Reader, channels: Channels, *, copy: bool = False
+) -> Place:
+    """Return the place of a constant that the reader, or a layout of it, reads."""
+    tensor = info.tensor(value)
+    nbytes = 0 if tensor is None else tensor.nbytes
+    return Place(info.ref(value), ref_of(info, reader), channels, nbytes, copy)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from onnxfold.pipeline.folding import AFFINE_PASSES, PASSES, Folded, LeftOut, decide_all, fold
+from onnxfold.pipeline.folding import (
+    AFFINE_PASSES,
+    PASSES,
+    Folded,
+    LeftOut,
+    decide_all,
+    fold,
+    unwanted,
+)
 from onnxfold.pipeline.run import Result, bytes_of, run
 
 __all__ = [
@@ -15,4 +23,5 @@ __all__ = [
     "decide_all",
     "fold",
     "run",
+    "unwanted",
 ]

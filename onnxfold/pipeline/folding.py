@@ -24,7 +24,7 @@ from onnxfold.graph.edit import Editor
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.norms import find_norms
 from onnxfold.operators.functions import DOMAIN
-from onnxfold.options import Conversion, Device, Target
+from onnxfold.options import Conversion, Defer, Device, Options, Target
 from onnxfold.passes.affine.apply import apply as apply_affine
 from onnxfold.passes.affine.decide import decide as decide_affine
 from onnxfold.passes.affine.plan import AffinePlan
@@ -154,6 +154,7 @@ class Decided:
             made.refusals,
             made.gain_ps,
             made.cost_ps,
+            made.parts,
             () if affine is None else affine.fusions,
             () if scales is None else scales.fusions,
             self._deferral.norms,
@@ -262,10 +263,16 @@ def fold(
     return Folded(result, state.changed, state.findings, proof, tuple(state.left_out))
 
 
+def unwanted(chosen: Options) -> frozenset[str]:
+    """Return the names of the passes that the options leave out."""
+    names = frozenset[str]() if chosen.fuse_affine else AFFINE_PASSES
+    return names | {"deferral"} if chosen.defer is Defer.OFF else names
+
+
 def _passes(settings: Settings) -> tuple[Pass[Any], ...]:
-    if settings.conversion is None:
+    if settings.convert_to is None:
         return PASSES
-    chosen = _CONVERSIONS[settings.conversion]
+    chosen = _CONVERSIONS[settings.convert_to]
     return (_AFFINE, *chosen, _READERS) if settings.change_readers else chosen
 
 
@@ -318,7 +325,7 @@ def _spelled(
         edit = Editor(state.info, copy=prove)
         differs = LOWER.apply(edit, decision, settings)
         join_skip_norms(edit.model, original, settings)
-        wanted = state.changed or settings.conversion is None  # a conversion is of norms alone
+        wanted = state.changed or settings.convert_to is None  # a conversion is of norms alone
         slow = _slow_additions(edit.model, settings) if wanted else ()
         if not (differs or slow or state.changed):
             return original

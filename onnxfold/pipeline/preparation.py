@@ -19,7 +19,7 @@ from onnxfold.passes.reinstating.decide import decide
 def prepared_for(model: ir.Model, settings: Settings) -> Prepared:
     """Return a working copy of a model, of a newer opset where the form of norms needs one."""
     prepared = _to_reinstate(model, settings)
-    prepared = prepared or prepare(model, compressed=settings.conversion is not None)
+    prepared = prepared or prepare(model, compressed=settings.convert_to is not None)
     if settings.norm_form is WrittenForm.OP and settings.target is not Target.ORT:
         raise_opset(prepared.model, RMS_NORMALIZATION_SINCE)
         return replace(prepared, info=ModelInfo(prepared.model))
@@ -28,7 +28,7 @@ def prepared_for(model: ir.Model, settings: Settings) -> Prepared:
 
 def _to_reinstate(model: ir.Model, settings: Settings) -> Prepared | None:
     """Return a copy without the calls that deferral has left, where a norm can be taken back."""
-    if settings.conversion is not None or is_wanted(settings) or not _has_calls_of_rows(model):
+    if settings.convert_to is not None or is_wanted(settings) or not _has_calls_of_rows(model):
         return None
     prepared = prepare(model, deferred=True)
     return None if decide(prepared.info, settings).empty else prepared

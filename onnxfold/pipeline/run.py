@@ -9,7 +9,7 @@ What proves and verifies is imported when it is used, for a run without it is to
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from onnxfold.errors import (
     WeightOverflowError,
 )
 from onnxfold.model_io.sources import Source
-from onnxfold.options import Defer, Options
+from onnxfold.options import Options
 from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.centring.apply import overflowing_weights
 from onnxfold.passes.findings import Findings
@@ -41,6 +41,7 @@ from onnxfold.pipeline.folding import (
     decide_all,
     fold,
     residual_calls,
+    unwanted,
 )
 from onnxfold.pipeline.preparation import prepared_for
 from onnxfold.pipeline.stage_timer import StageTimer
@@ -117,10 +118,7 @@ def _without_weights(
 
 def _without(chosen: Options, attempt: _Attempt) -> frozenset[str]:
     """Return the names of the passes that this attempt leaves out."""
-    unwanted = frozenset[str]() if chosen.fuse_affine else AFFINE_PASSES
-    if chosen.defer is Defer.OFF:
-        unwanted |= {"deferral"}
-    return unwanted | attempt.needless | {left.name for left in attempt.left_out}
+    return unwanted(chosen) | attempt.needless | {left.name for left in attempt.left_out}
 
 
 def _without_needless(attempt: _Attempt, findings: Findings) -> _Attempt | None:
@@ -131,23 +129,14 @@ def _without_needless(attempt: _Attempt, findings: Findings) -> _Attempt | None:
 
 
 def _settings(source: Source, chosen: Options, attempt: _Attempt) -> Settings:
-    return Settings(
-        chosen.target,
-        chosen.allow_split,
-        exclusion(chosen.exclude),
-        chosen.range_limit,
-        attempt.overflowing,
-        chosen.fuse_residual,
-        chosen.norm_form,
-        chosen.device,
-        residual_calls(source.model),
-        chosen.convert_to,
-        chosen.shift,
-        chosen.multiple_of,
-        chosen.defer,
-        all(left.name != _LAYER_NORMS for left in attempt.left_out),
-        chosen.change_readers,
+    settings = Settings(
+        **asdict(chosen),
+        overflowing=attempt.overflowing,
+        fused_before=residual_calls(source.model),
+        defer_layer_norms=all(left.name != _LAYER_NORMS for left in attempt.left_out),
     )
+    exclusion(settings.exclude)  # a pattern that is none fails before any norm is looked at
+    return settings
 
 
 def _decided(source: Source, chosen: Options, attempt: _Attempt) -> Decided:
@@ -216,7 +205,7 @@ def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attem
     if again is not None:
         return _planned(source, chosen, timer, again)
     report = {
-        "inspect": inspection(decided.findings, attempt.claims, settings.exclude),
+        "inspect": inspection(decided.findings, attempt.claims, settings.excluded),
         "prepared": _prepared(prepared),
     }
     report["timing_s"] = timer.seconds

@@ -11,7 +11,11 @@ _MOST_IMAGES = 24
 
 
 def images(fiber: Fiber, source: Shape, target: Shape) -> Iterator[Fiber]:
-    """Yield fibers of another tensor that may be the same partition: by digits, places, sizes."""
+    """Yield fibers of another tensor that may be the same partition: by digits, places, sizes.
+
+    Of all sets there, whatever part of its own the fiber is of.
+    """
+    fiber = fiber.every
     found: dict[Fiber, None] = {}
     whole = follow_reshape(fiber, source, target) if None not in (source, target) else None
     if whole is not None and _are_digits(whole.blocks):  # not so where it is no reshape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -37,9 +37,11 @@ class ZeroMeans:
         widening: Widening,
         region_of: Callable[[ir.Value, int], Region],
         original: Callable[[ir.Value], ir.Value | None],
+        claimed: Mapping[str, Sequence[Fiber]],
     ):
         self._before, self._after, self._tester = before, after, tester
         self._widening, self._region_of, self._original = widening, region_of, original
+        self._claimed = claimed
         self._known: dict[Point, bool] = {}
 
     def holds(self, value: ir.Value, fiber: Fiber) -> bool:
@@ -115,7 +117,8 @@ class ZeroMeans:
         for leaf in region.leaves if target is not None else ():
             if leaf.v is None or (leaf.dtype is not None and not leaf.dtype.is_floating_point()):
                 continue
-            places = [(leaf, place) for place in images(fiber, target or (), leaf.shape)]
+            near = (*self._parts(leaf.v, fiber), *images(fiber, target or (), leaf.shape))
+            places = [(leaf, place) for place in near]
             places.sort(key=lambda place: place[1].size == 1)  # where only 0 has mean 0
             tensor = self._after.tensor(leaf.v)
             if tensor is not None:
@@ -123,6 +126,12 @@ class ZeroMeans:
             if places:
                 found.append(places)
         return sorted(found, key=lambda places: not self._is_stored(places[0][0]))
+
+    def _parts(self, value: ir.Value, fiber: Fiber) -> list[Fiber]:
+        """Return the parts of its sets along which a value is said to have mean 0."""
+        u = self._original(value)
+        claimed = () if u is None else self._claimed.get(self._before.ref(u), ())
+        return [each for each in claimed if each.part is not None and each.size == fiber.size]
 
     def _is_stored(self, leaf: Leaf) -> bool:
         return self._after.tensor(leaf.v) is not None
@@ -152,7 +161,7 @@ def _fits(tensor: ir.TensorProtocol, fiber: Fiber) -> bool:
         and tensor.size > 0
         and all(
             block.axis < len(shape) and shape[block.axis] % (block.inner * block.size) == 0
-            for block in fiber.blocks
+            for block in fiber.digits
         )
     )
 

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Shape
+from onnxfold.graph.traversal import bodies
 from onnxfold.proof.cone import Cone, Unprovable, cone_of
 from onnxfold.proof.correspondence import Correspondence
 from onnxfold.proof.leaf import Leaf
@@ -40,10 +41,14 @@ class Neighbourhood:
         self._standing.add(u)
 
     def alone(self, value: ir.Value, depth: int, *, actual: bool = False) -> Region:
-        """Return the nodes of the rewritten model alone before a value; ``actual``: see region."""
+        """Return the nodes of the rewritten model alone before a value; ``actual``: see region.
+
+        What bodies compute may be anything, wherever it is read.
+        """
         cone = cone_of(
             self._after, self._order[1], value,
-            lambda leaf, at: at >= depth and not self._match.is_constant(leaf),
+            lambda leaf, at: (at > 0 and _comes_of_a_body(leaf))
+            or (at >= depth and not self._match.is_constant(leaf)),
         )  # fmt: skip
         leaves = []
         for leaf in cone.leaves:
@@ -173,6 +178,11 @@ class Neighbourhood:
         if np.any(np.isfinite(wide) & (wide > _HUGE)):
             return None, 0.0
         return numbers, slack
+
+
+def _comes_of_a_body(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and bool(bodies(node))
 
 
 def _shape(view: ModelInfo, value: ir.Value) -> Shape | None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from onnxfold.graph import Fiber
 from onnxfold.proof.sizes import Sizes
-from onnxfold.weights.means import split_digits
+from onnxfold.weights.means import chosen_elements, split_digits
 
 _TOLERANCE = 2.0**-38  # 2^15 roundings
 _FAR = 2.0**-10  # from u = v, of numbers of the order of 1; no rounding of stored numbers is
@@ -24,7 +24,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 def means(array: Float64, fiber: Fiber) -> Float64:
-    """Return the mean of every set of the fiber, in the shape of the array.
+    """Return the mean of every set of the fiber, in the shape of the array; 0 outside its part.
 
     Raises InvariantError where the fiber does not fit the shape.
     """
@@ -32,7 +32,9 @@ def means(array: Float64, fiber: Fiber) -> Float64:
     if array.size == 0:
         return array
     shown = array.reshape(digits).mean(axis=members, keepdims=True)
-    return np.broadcast_to(shown, digits).reshape(array.shape)
+    spread = np.broadcast_to(shown, digits).reshape(array.shape)
+    chosen = chosen_elements(array.shape, fiber)
+    return spread if chosen is None else np.where(chosen, spread, 0.0)
 
 
 def completed(v: Float64, axis: int) -> Float64:

@@ -63,7 +63,10 @@ class Sizes:
 
     def fiber(self, fiber: Fiber) -> Fiber:
         """Return the fiber of the smaller tensors."""
-        return Fiber(tuple(map(self._block, fiber.blocks)))
+        blocks, part = tuple(map(self._block, fiber.blocks)), fiber.part
+        if part is None:
+            return Fiber(blocks)
+        return Fiber(blocks).within(map(self._block, part.digits), part.chosen)
 
     def _block(self, block: AxisBlock) -> AxisBlock:
         inner, size = (self._smaller.get(n, n) for n in (block.inner, block.size))
@@ -71,8 +74,10 @@ class Sizes:
         return AxisBlock(block.axis, inner, size, outer)
 
     def fits(self, fiber: Fiber) -> bool:
-        """Whether the digits of the smaller axes are those of the fiber."""
-        return all(map(self._has_digits, fiber.blocks))
+        """Whether the digits of the smaller axes are those of the fiber, with all of its part."""
+        named = () if fiber.part is None else fiber.part.digits
+        whole = all(self._block(digit).size == digit.size for digit in named)
+        return whole and all(map(self._has_digits, fiber.digits))
 
     def _has_digits(self, block: AxisBlock) -> bool:
         if block.outer is None:

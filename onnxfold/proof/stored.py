@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber, whole_axes
+from onnxfold.graph import AxisBlock, Fiber, whole_axes
 from onnxfold.graph.stored_rows import paired_rows, stored_rows
 from onnxfold.proof.relation import Float64, shortened
 from onnxfold.proof.sizes import Drawn
@@ -22,6 +22,7 @@ from onnxfold.weights.means import (
     is_centred,
     parts_of_sets,
     rounding_of,
+    sets_of_part,
     split_digits,
     within_rounding,
 )
@@ -83,7 +84,7 @@ def largest(tensor: ir.TensorProtocol) -> float:
 
 
 def _within_rows(tensor: ir.TensorProtocol, fiber: Fiber) -> bool:
-    return len(tensor.shape) > 1 and all(block.axis != 0 for block in fiber.blocks)
+    return len(tensor.shape) > 1 and all(digit.axis != 0 for digit in fiber.digits)
 
 
 def _rows(tensor: ir.TensorProtocol) -> Iterator[Array]:
@@ -98,7 +99,15 @@ def _whole(old: ir.TensorProtocol, new: ir.TensorProtocol) -> Iterator[tuple[Arr
 
 
 def _is_shift(old: Array, new: Array, fiber: Fiber) -> bool:
-    """Whether old - new is constant along the fiber, up to one rounding of each new element."""
+    """Whether old - new is constant along the fiber, up to one rounding of each new element.
+
+    And 0 outside the part of the fiber.
+    """
+    if fiber.part is not None:
+        (old, rest), (new, same) = (sets_of_part(array, fiber) for array in (old, new))
+        if not within_rounding(same, rest.astype(np.float64), 0.0):
+            return False
+        fiber = Fiber.of([AxisBlock(1, 1, fiber.size, 1)])
     digits, members = split_digits(old.shape, fiber)
     wide, stored = old.reshape(digits), new.reshape(digits)
     parts = parts_of_sets(digits, members)

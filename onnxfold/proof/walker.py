@@ -65,15 +65,15 @@ class _Walker:
         self._near = Neighbourhood(before, after, self._match, self._related)
         self._tester = Tester(whole=certificate.by_name_alone)
         original = self._match.originals.get
-        self._widening = Widening(after, lambda value: self._near.alone(value, 1, actual=True))
-        self._means = ZeroMeans(
-            before, after, self._tester, self._widening, self._near.alone, original
-        )
-        self._absorber = Absorber(before, after, certificate)
-        self._changed: dict[ir.Value, str] = {}
         self._fibers: dict[str, list[Fiber]] = defaultdict(list)
         for ref, fiber in certificate.centred:
             self._fibers[ref].append(fiber)
+        self._widening = Widening(after, lambda value: self._near.alone(value, 1, actual=True))
+        self._means = ZeroMeans(
+            before, after, self._tester, self._widening, self._near.alone, original, self._fibers
+        )
+        self._absorber = Absorber(before, after, certificate)
+        self._changed: dict[ir.Value, str] = {}
         self._fibers_near = Candidates(
             before, after, self._means, self._fibers, by_name_alone=certificate.by_name_alone
         )
@@ -128,8 +128,8 @@ class _Walker:
                     continue
                 for value in node.outputs:
                     u = self._match.originals.get(value)
-                    if u is None:
-                        continue
+                    if u is None or self._after.tensor(value) is not None:
+                        continue  # what is stored is related already, whether that tells anything
                     relation = self.relation(u, value)
                     constant = self._match.is_constant(value)
                     if not (relation.known or constant or self._match.is_guess(value)):
@@ -324,6 +324,12 @@ class _Walker:
                     self._changed.setdefault(leaf.v, "shifted")
 
     def _test(self, region: Region) -> Relation | None:
+        found = self._test_as_stored(region)
+        exact = None if found is not None and found.equal else region.with_reciprocals()
+        better = None if exact is None else self._test_as_stored(exact)
+        return better if better is not None and better.equal else found
+
+    def _test_as_stored(self, region: Region) -> Relation | None:
         slack = max((leaf.slack for leaf in region.leaves), default=0.0)
         fibers = self._fibers_near.of_shift(region)
         weaker = self._tester.relation(region, fibers, slack)
@@ -368,5 +374,5 @@ def _fits(fiber: Fiber, tensor: ir.TensorProtocol) -> bool:
     shape: Sequence[int] = tensor.shape.numpy()
     return all(
         block.axis < len(shape) and shape[block.axis] % (block.inner * block.size) == 0
-        for block in fiber.blocks
+        for block in fiber.digits
     )

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from onnxfold.errors import UsageError, VerificationError
+from onnxfold.options import member
 from onnxfold.torch.analysis import Analysis, Changes, analyse
 from onnxfold.torch.exporting import Arguments
 from onnxfold.torch.modules import CentredOutput, RMSNorm
@@ -91,7 +92,7 @@ def fold(
 
     Source: "Enjoy your Layer Normalization ...", sections 3.1, 3.2, Proposition 2.
     """
-    choice = _choice(dropout)
+    choice = member(DropoutChoice, dropout, f"dropout={dropout!r}")
     given = Arguments((), dict(example_args)) if isinstance(example_args, Mapping) else None
     arguments = given or Arguments(tuple(example_args), {})
     exported = probe(model)
@@ -114,14 +115,6 @@ def fold(
         (*changes.tables, *recentred),
         not inexact if training else None,
     )
-
-
-def _choice(name: DropoutChoice | str) -> DropoutChoice:
-    try:
-        return DropoutChoice(name)
-    except ValueError as error:
-        names = ", ".join(DropoutChoice)
-        raise UsageError(f"there is no dropout={name!r}; there are {names}") from error
 
 
 def _settle(

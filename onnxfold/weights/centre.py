@@ -47,7 +47,8 @@ def is_centred_weight(tensor: ir.TensorProtocol, fiber: Fiber) -> bool:
     Raises InvariantError when the fiber does not fit the shape.
     """
     rows = tensor.shape.numpy()[0] if len(tensor.shape) else 0
-    if isinstance(tensor, FileTensor) and rows >= 2 * _SAMPLED_ROWS and 0 not in fiber.axes:
+    within_rows = all(digit.axis != 0 for digit in fiber.digits)
+    if isinstance(tensor, FileTensor) and rows >= 2 * _SAMPLED_ROWS and within_rows:
         sample = tensor.rows(range(0, rows, rows // _SAMPLED_ROWS))
         if not is_centred(sample, fiber):
             return False

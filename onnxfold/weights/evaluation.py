@@ -19,7 +19,7 @@ import numpy.typing as npt
 from onnxfold.errors import WeightOverflowError
 from onnxfold.model_io.external import release
 from onnxfold.weights.edits import Centre, Edit, Scale
-from onnxfold.weights.means import split_digits
+from onnxfold.weights.means import chosen_elements, split_digits
 from onnxfold.weights.native_rows import RowEdit, RowProgram
 
 _CHUNK_ELEMENTS = 1 << 16  # float64 work space of 512 KiB, which stays in the cache of a core
@@ -47,6 +47,12 @@ class Evaluation:
             number: self._digits_of(edit)
             for number, edit in enumerate(edits)
             if isinstance(edit, Centre)
+        }
+        self._chosen = {  # of centrings of a part
+            number: chosen
+            for number, edit in enumerate(edits)
+            if isinstance(edit, Centre)
+            and (chosen := chosen_elements(self._view.shape, edit.fiber)) is not None
         }
         rows: int = self._view.shape[0]
         unit = lcm(1, *(self._rows_per_digit(number) for number in self._digits))
@@ -78,7 +84,7 @@ class Evaluation:
             kind = "scale" if isinstance(edit, Scale) else "shift"
             return RowEdit.spread(kind, self._spreads[number], self._view.shape)
         axes, last = edit.fiber.axes, self._view.ndim - 1
-        if not edit.fiber.whole or last == 0:
+        if not edit.fiber.whole or edit.fiber.part is not None or last == 0:
             return None
         if axes == (last,):
             return RowEdit("centre")
@@ -209,13 +215,21 @@ class Evaluation:
         chunk[...] = given
         rows = slice(start, start + given.shape[0])
         for number, edit in enumerate(self._edits[:count]):
-            if isinstance(edit, Centre):
+            if number in self._chosen:
+                self._centre_part(number, chunk, rows)
+            elif isinstance(edit, Centre):
                 self._centre(number, chunk)
             elif isinstance(edit, Scale):
                 chunk *= _of_rows(self._spreads[number], rows)
             else:
                 chunk += _of_rows(self._spreads[number], rows)
         return chunk
+
+    def _centre_part(self, number: int, chunk: Float64, rows: slice) -> None:
+        chosen, given = self._chosen[number], chunk.copy()
+        self._centre(number, chunk)
+        others = ~chosen[rows] if chosen.shape[0] > 1 else ~chosen
+        np.copyto(chunk, given, where=others)
 
     def _centre(self, number: int, chunk: Float64) -> None:
         digits, members = self._digits[number]

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph import Fiber
+from onnxfold.graph import AxisBlock, Fiber
+from onnxfold.graph.channels import Channels
 
 _SAMPLED_SETS = 64
 _PART_ELEMENTS = 1 << 20  # float64 work space of a few times 8 MiB
@@ -57,6 +58,32 @@ def split_digits(shape: tuple[int, ...], fiber: Fiber) -> tuple[tuple[int, ...],
     return tuple(digits), tuple(members)
 
 
+def chosen_elements(shape: tuple[int, ...], fiber: Fiber) -> npt.NDArray[np.bool_] | None:
+    """Return which elements are of the part of a fiber, to broadcast; None where all are.
+
+    Raises InvariantError when the fiber does not fit the shape.
+    """
+    if fiber.part is None:
+        return None
+    chosen = np.array(fiber.part.chosen, np.float64)
+    return np.asarray(Channels(fiber.part.digits).spread(chosen, shape) != 0)
+
+
+def sets_of_part(array: Array, fiber: Fiber) -> tuple[Array, Array]:
+    """Return the sets of the part of a fiber as rows, and the other sets.
+
+    Raises InvariantError when the fiber does not fit the shape.
+    """
+    digits, members = split_digits(array.shape, fiber)
+    others = [axis for axis in range(len(digits)) if axis not in members]
+    chosen = chosen_elements(array.shape, fiber)
+    elements = np.broadcast_to(True if chosen is None else chosen, array.shape)
+    order, size = (*others, *members), fiber.size
+    rows = array.reshape(digits).transpose(order).reshape(-1, size)
+    own = elements.reshape(digits).transpose(order).reshape(-1, size)[:, 0]
+    return rows[own], rows[~own]
+
+
 def parts_of_sets(digits: tuple[int, ...], members: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
     """Yield parts of an array of digits that hold whole sets, of about 2^20 elements each."""
     others = [axis for axis in range(len(digits)) if axis not in members]
@@ -78,6 +105,9 @@ def is_centred(array: Array, fiber: Fiber, magnitude: float = 0.0) -> bool:
     elements before the centring, whose means were taken in float64.  A few sets decide first, so
     that "no" is cheap.
     """
+    if fiber.part is not None:
+        array, _ = sets_of_part(array, fiber)
+        fiber = Fiber.of([AxisBlock(1, 1, fiber.size, 1)])
     digits, members = split_digits(array.shape, fiber)
     view = array.reshape(digits)
     relative, absolute = _ROUNDOFF[array.dtype.name]

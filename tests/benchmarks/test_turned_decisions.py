@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("resource", reason="limits of processor time are for Unix")
 
-from benchmarks.mutants import in_a_child, mutants_of, replace
+from benchmarks.mutants import in_a_child, mutants_of, put_in
 
 SOURCE = """
 from functools import cache
@@ -59,9 +59,9 @@ def test_every_mutant_within_a_function_changes_what_it_computes(
     found = {}
     for make in mutants_of(path):
         mutant = make()
-        live = in_a_child(lambda codes=mutant.codes: str(replace(codes)), 60)  # type: ignore[misc]
+        live = in_a_child(lambda codes=mutant.codes: str(put_in(codes)), 60)  # type: ignore[misc]
         changed = in_a_child(
-            lambda codes=mutant.codes: str((replace(codes), _numbers(module) != before)[1]),  # type: ignore[misc]
+            lambda codes=mutant.codes: str((put_in(codes), _numbers(module) != before)[1]),  # type: ignore[misc]
             60,
         )
         found[f"{mutant.before} -> {mutant.after}"] = (live, changed)

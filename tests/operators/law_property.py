@@ -16,6 +16,7 @@ import numpy as np
 
 from onnxfold.graph import AxisBlock, Fiber, ModelInfo, Reader, Shape
 from onnxfold.operators.families.transfer import Carried, ZeroMean
+from onnxfold.passes.centring import fiber_parts
 from onnxfold.passes.centring.relations import Carries, Point, Relations, Unseen
 from onnxfold.refusal import Refusal
 from tests.operators.projector import mean_along, project
@@ -82,7 +83,21 @@ class _Check:
             for axis, (dim, size) in enumerate(zip(shape, sizes, strict=True)):
                 if self.draw.chance(0.45):
                     blocks += self._block(axis, isinstance(dim, int), size)
-            yield Fiber.of(blocks)
+            yield self._some(Fiber.of(blocks), shape, sizes)
+
+    def _some(self, fiber: Fiber, shape: Shape, sizes: tuple[int, ...]) -> Fiber:
+        """Return the fiber, at times of a part: the sets at some places of a digit beside it."""
+        axes = [
+            axis
+            for axis, size in enumerate(sizes)
+            if size > 1 and isinstance(shape[axis], int) and axis not in fiber.axes
+        ]
+        if not axes or self.draw.chance(0.5):
+            return fiber
+        axis = self.draw.pick(axes)
+        (digit,) = self._block(axis, known=True, size=sizes[axis])
+        chosen = [self.draw.chance(0.5) for _ in range(digit.size)]
+        return fiber.within((digit,), chosen) if any(chosen) and digit.size > 1 else fiber
 
     def _block(self, axis: int, known: bool, size: int) -> list[AxisBlock]:
         if known and self.draw.chance(0.7):
@@ -95,6 +110,7 @@ class _Check:
     def _check_pull(self, output: int, fiber: Fiber) -> None:
         pulled = self.relations.backward(Point(self.node.outputs[output], fiber))
         where = f"{self._name()}, output {output}, {fiber or 'empty fiber'}"
+        self._check_cut(output, fiber, where)
         if isinstance(pulled, Refusal):
             self.tally["refused"] += 1
             return
@@ -106,6 +122,21 @@ class _Check:
         self._check_centring(pulled, output, fiber, where)
         for chosen in [(pair,) for pair in pulled.inputs] + [pulled.inputs]:
             self._check_shift(chosen, output, fiber, where)
+
+    def _check_cut(self, output: int, fiber: Fiber, where: str) -> None:
+        """P cut(x) = cut(P x) for P of the part alone, whose shift no other output sees."""
+        source = fiber_parts.before_cut(self.view, self.node.outputs[output], fiber)
+        if source is None:
+            return
+        self.tally["cut"] += 1
+        self._check_centring(Carried(((0, source),)), output, fiber, where)
+        arrays = list(self.x)
+        arrays[0] = self._shifted(self._moving(0, where), source, 0)
+        results = self.f(arrays)
+        for other in range(len(self.y)):
+            moved = self._change(results, other)
+            moved = project(moved, fiber) if other == output else moved
+            self._equal(moved, 0.0, f"{where}: a shift of the part reaches output {other}")
 
     def _check_centring(self, pulled: Carried, output: int, fiber: Fiber, where: str) -> None:
         arrays = list(self.x)

@@ -32,7 +32,7 @@ def set_numbers(shape: Sequence[int], fiber: Fiber) -> npt.NDArray[np.int64]:
 
 
 def mean_along(array: npt.NDArray[np.generic], fiber: Fiber) -> Float64:
-    """The mean of each element's set, in the shape of the array."""
+    """The mean of each element's set, in the shape of the array; 0 outside the fiber's part."""
     sets = set_numbers(array.shape, fiber)
     flat = np.asarray(array, dtype=np.float64).reshape(-1)
     if flat.size == 0:
@@ -41,7 +41,19 @@ def mean_along(array: npt.NDArray[np.generic], fiber: Fiber) -> Float64:
     total = np.bincount(sets, weights=flat)
     if len(set(count.tolist())) != 1:
         raise AssertionError(f"{fiber} does not cut shape {array.shape} into equal sets")
-    return np.asarray((total / count)[sets].reshape(array.shape), dtype=np.float64)
+    means = np.asarray((total / count)[sets].reshape(array.shape), dtype=np.float64)
+    return np.where(_in_part(array.shape, fiber), means, 0.0)
+
+
+def _in_part(shape: Sequence[int], fiber: Fiber) -> npt.NDArray[np.bool_]:
+    """Whether each element is of a set that the fiber is of."""
+    found = np.ones(shape, dtype=bool)
+    for index in np.ndindex(*shape) if fiber.part is not None else ():
+        number = 0
+        for digit in fiber.part.digits if fiber.part is not None else ():
+            number = number * digit.size + index[digit.axis] // digit.inner % digit.size
+        found[index] = fiber.part is None or fiber.part.chosen[number]
+    return found
 
 
 def project(array: npt.NDArray[np.generic], fiber: Fiber) -> Float64:

@@ -249,3 +249,11 @@ def test_what_a_target_cannot_have_is_refused() -> None:
         onnxfold.optimize(pre_norm_model(), target="portable")
     with pytest.raises(onnxfold.UsageError, match="--device cuda is for --target ort"):
         onnxfold.optimize(pre_norm_model(), device="cuda")
+
+
+@pytest.mark.parametrize("option", ["target", "device", "defer", "norm_form"])
+def test_a_choice_that_an_option_does_not_have_is_refused_with_those_that_it_has(
+    option: str,
+) -> None:
+    with pytest.raises(onnxfold.UsageError, match=f"there is no {option} 'none'; there are "):
+        onnxfold.optimize(pre_norm_model(), **{option: "none"})

@@ -196,6 +196,11 @@ def _input_becomes_a_weight(model: onnx.ModelProto) -> None:
     model.graph.initializer.append(numpy_helper.from_array(array, "x"))
 
 
+def _input_is_negated(model: onnx.ModelProto) -> None:
+    model.graph.node.insert(0, helper.make_node("Neg", ["x"], ["negated"]))
+    _node(model, "h").input[0] = "negated"
+
+
 def _stream_is_an_output(model: onnx.ModelProto) -> None:
     model.graph.output.append(helper.make_empty_tensor_value_info("t"))
 
@@ -222,6 +227,7 @@ DAMAGES: tuple[Damage, ...] = (
     _output_lost,
     _weight_becomes_an_input,
     _input_becomes_a_weight,
+    _input_is_negated,
     _stream_is_an_output,
 )
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxfold.norms import find_norms
 from onnxfold.options import Target
-from onnxfold.passes.base import Settings, exclusion
+from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.decide import Demand, cheapest_plan
 from onnxfold.passes.centring.relations import Relations
 from onnxfold.passes.costs import Costs
@@ -146,7 +146,7 @@ def test_norms_that_are_refused_early_say_why(
 
 def test_an_excluded_norm_says_so() -> None:
     model = _one_norm("LayerNormalization", ["batch", 4], ((4,),))
-    settings = Settings(exclude=exclusion("^norm$"))
+    settings = Settings(exclude="^norm$")
     findings = decide_all(prepare(model), settings, without=AFFINE_PASSES).findings
     assert findings.refusals["y"].code is RefusalCode.EXCLUDED
 

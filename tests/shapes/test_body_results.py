@@ -104,3 +104,25 @@ def test_norms_behind_a_body_fold_in_the_first_run() -> None:
     assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(
         deterministic=True
     )
+
+
+def test_a_centred_value_behind_a_body_is_proved_to_be_centred() -> None:
+    """What computes the mean of an If's result cannot be run with the If."""
+    branches = (f"n = {f}(x) {_HEADS} q = Identity(r)" for f in ("Neg", "Tanh"))
+    first, second = (f"b{i} () => (float q) {{ {text} }}" for i, text in enumerate(branches))
+    nodes = (
+        f"i = If (c) <then_branch = {first}, else_branch = {second}> "
+        "t = ReduceSum<keepdims=1>(i, last) m = Div(t, six) b = Sub(i, m) v = Mul(b, b) "
+        "e = ReduceMean<axes=[-1]>(v) a = Add(e, six) r = Sqrt(a) d = Div(b, r) "
+        "p = MatMul(x, W) s = Add(d, p) h = LayerNormalization<axis=-1>(s, G)"
+    )
+    proto = _model(nodes, inputs="float[2,3,6] x, bool c")
+    rng = np.random.default_rng(0)
+    made = {"W": rng.standard_normal((6, 6)), "G": rng.standard_normal(6), "six": np.array(6.0)}
+    arrays = {name: array.astype(np.float32) for name, array in made.items()}
+    for name, array in (arrays | {"last": np.array([-1])}).items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    _unshaped(proto.graph)
+    result = onnxfold.optimize(proto)
+    assert "left_out" not in result.report
+    assert result.report["inspect"]["summary"]["foldable"] == 1

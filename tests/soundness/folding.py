@@ -14,7 +14,7 @@ from onnxfold.graph.edit import Editor
 from onnxfold.model_io.sources import open_source
 from onnxfold.norms import find_norms
 from onnxfold.options import Defer, Target
-from onnxfold.passes.base import Settings, exclusion
+from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.dataflow import walk_back
 from onnxfold.passes.centring.decide import CentringDecision
@@ -66,7 +66,11 @@ def fold(
     original = open_source(ir.from_proto(model)).model
     deferral = Defer.ALL if defer else Defer.OFF
     settings = Settings(
-        target, allow_split_bytes, exclusion(exclude), fuse_residual=fuse, defer=deferral
+        target,
+        allow_split=allow_split_bytes,
+        exclude=exclude,
+        fuse_residual=fuse,
+        defer=deferral,
     )
     without = frozenset[str]() if fuse_affine else AFFINE_PASSES
     without |= frozenset[str]() if defer else {"deferral"}

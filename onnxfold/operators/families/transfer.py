@@ -26,9 +26,13 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The inputs (index, fiber in the input's coordinates) whose centring centres the output."""
+    """The inputs (index, fiber in the input's coordinates) whose centring centres the output.
+
+    ``alone``: the node's other outputs do not move with it.
+    """
 
     inputs: tuple[tuple[int, Fiber], ...]
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

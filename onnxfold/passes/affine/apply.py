@@ -28,7 +28,7 @@ Float64 = npt.NDArray[np.float64]
 _GAMMA, _BETA = 1, 2
 
 
-def apply(edit: Editor, plan: AffinePlan, settings: Settings) -> bool:
+def apply(edit: Editor, plan: AffinePlan, settings: Settings) -> None:
     """Carry out the fusions of a plan."""
     del settings  # what moves has been decided
     by_output = {edit.info.ref(site.output): site for site in find_norms(edit.info)}
@@ -45,7 +45,6 @@ def apply(edit: Editor, plan: AffinePlan, settings: Settings) -> bool:
     norms = _Norms(edit)
     for fusion, source in sources:
         norms.take_away(fusion, source)
-    return not plan.empty
 
 
 def _within(edit: Editor, source: AffineSource) -> AffineSource:

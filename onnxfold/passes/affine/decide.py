@@ -32,7 +32,7 @@ from onnxfold.passes.deferral.flow import may_wait
 from onnxfold.passes.deferral.measured import is_wanted
 from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.narrow import refuse_narrow
-from onnxfold.passes.places import Place, ReaderRef
+from onnxfold.passes.places import Place, place_of, ref_of
 from onnxfold.passes.ranges import RangeWarning, range_warning
 from onnxfold.passes.scales.cut_parts import cut_of, element_readers
 from onnxfold.refusal import Refusal, RefusalCode
@@ -70,7 +70,7 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
         info,
         # A set of one element is normalised to 0: its gamma does nothing, wherever it is.
         [site for site in sites if site.size != 1 and not settings.excludes(site.name)],
-        allow_split_bytes=settings.allow_split_bytes,
+        allow_split_bytes=settings.allow_split,
         keep=keep,
         weighing=Weighing(costs_of(settings.target).addition, _savings(info, settings, folds)),
     )
@@ -228,7 +228,7 @@ def _behind(view: ModelInfo, node: ir.Node, absorbs: Absorbs, outer: Channels) -
     (axis,) = absorbs.output.axes
     if axis >= len(shape) or shape[axis] != absorbs.output.size or not node.outputs[0].name:
         return None
-    return Place("", _ref(view, Reader(node, len(node.inputs))), absorbs.output, behind=True)
+    return Place("", ref_of(view, Reader(node, len(node.inputs))), absorbs.output, behind=True)
 
 
 def _keeps_beta(source: AffineSource, shift_refusal: Refusal | None) -> Refusal | None:
@@ -259,11 +259,11 @@ def _absorption(view: ModelInfo, item: Reached) -> Absorption | Refusal:
     narrow = refuse_narrow(view, root.value)
     if narrow is not None:
         return narrow
-    weight = _place(view, root.value, root.reader, root.channels)
+    weight = place_of(view, root.value, root.reader, root.channels)
     whole = all(digit.whole for digit in root.outer.digits)
     disjoint = not set(root.outer.axes) & set(root.channels.axes) or absorbs.bias is not None
     bias = _bias(view, node, absorbs, root) if whole and disjoint else None
-    made = Absorption(_ref(view, item.reader), weight, root.outer, bias, absorbs.factor)
+    made = Absorption(ref_of(view, item.reader), weight, root.outer, bias, absorbs.factor)
     if bias is not None or not (whole and disjoint) or absorbs.bias is not None:
         return made
     return replace(made, parts=_parts(view, node.outputs[0], absorbs))
@@ -278,11 +278,11 @@ def _bias(view: ModelInfo, node: ir.Node, absorbs: Absorbs, root: EditPlace) -> 
         operand = node.inputs[absorbs.bias] if absorbs.bias < len(node.inputs) else None
         reader = Reader(node, absorbs.bias)
         if operand is None:
-            return Place("", _ref(view, reader), Channels.along([(0, size)]), 0)
+            return Place("", ref_of(view, reader), Channels.along([(0, size)]), 0)
         shape = shape_of(view, operand)
         if shape is None or not shape or shape[-1] != size or any(d != 1 for d in shape[:-1]):
             return None
-        return _place(view, operand, reader, Channels.along([(len(shape) - 1, size)]))
+        return place_of(view, operand, reader, Channels.along([(len(shape) - 1, size)]))
     return _added(view, node.outputs[0], absorbs.output)
 
 
@@ -332,7 +332,7 @@ def _added(view: ModelInfo, value: ir.Value, output: Channels) -> Place | None:
     if any(dim != sizes.get(axis + offset, 1) for axis, dim in enumerate(shape)):
         return None
     channels = output.renamed({axis: axis - offset for axis in output.axes})
-    return _place(view, operand, Reader(node, 1 - index), channels)
+    return place_of(view, operand, Reader(node, 1 - index), channels)
 
 
 def shape_of(view: ModelInfo, value: ir.Value | None) -> tuple[int, ...] | None:
@@ -341,13 +341,3 @@ def shape_of(view: ModelInfo, value: ir.Value | None) -> tuple[int, ...] | None:
     if tensor is None or not tensor.dtype.is_floating_point():
         return None
     return tuple(tensor.shape.numpy())
-
-
-def _ref(view: ModelInfo, reader: Reader) -> ReaderRef:
-    return ReaderRef(view.ref(reader.node.outputs[0]), reader.index)
-
-
-def _place(view: ModelInfo, value: ir.Value, reader: Reader, channels: Channels) -> Place:
-    tensor = view.tensor(value)
-    nbytes = 0 if tensor is None else tensor.nbytes
-    return Place(view.ref(value), _ref(view, reader), channels, nbytes)

@@ -88,7 +88,7 @@ def _carry(
         return refuse(RefusalCode.EXACT_READER, node, why)
     outputs: list[tuple[int, Channels]] = []
     for position, output in enumerate(node.outputs):
-        moved = channels.mapped(partial(_forward, view, node, index, position))
+        moved = channels.mapped(partial(digit_behind, view, node, index, position))
         if moved is None:
             if position == 0 or output.uses() or output.is_graph_output():
                 return refuse(
@@ -102,7 +102,7 @@ def _carry(
     return Passes(tuple(outputs), jointly, shift)
 
 
-def _forward(
+def digit_behind(
     view: ModelInfo, node: ir.Node, index: int, position: int, digit: Fiber
 ) -> Fiber | None:
     """Return where one digit stands in an output, confirmed from the output back."""

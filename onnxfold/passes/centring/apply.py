@@ -18,7 +18,7 @@ from onnxfold.passes.places import ReaderRef
 from onnxfold.weights.centre import centred_tensor
 
 
-def apply(edit: Editor, decision: CentringDecision, settings: Settings) -> bool:
+def apply(edit: Editor, decision: CentringDecision, settings: Settings) -> None:
     """Centre weights, insert centrings, and spell the folded norms as RMSNorms."""
     plan = decision.plan
     sites = [(edit.info.ref(site.output), site.within(edit)) for site in find_norms(edit.info)]
@@ -29,7 +29,6 @@ def apply(edit: Editor, decision: CentringDecision, settings: Settings) -> bool:
         if ref in folded:
             lowered = lowering.rms_norm(site, fed.get(ref, site.input))
             edit.stand_in(lowered, site.last, site.nodes)
-    return not plan.empty
 
 
 def _feed(edit: Editor, plan: CentringPlan, lowering: TargetLowering) -> dict[str, ir.Value]:

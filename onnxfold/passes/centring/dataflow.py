@@ -156,7 +156,7 @@ class _Walk:
             self._asked_by.setdefault((carried[-1], reader), {})[point] = None
         siblings = tuple(
             Point(output, point.fiber)
-            for output in (node.outputs if node is not None else ())
+            for output in (node.outputs if node is not None and not pulled.alone else ())
             if output is not point.value and (output.uses() or output.is_graph_output())
         )
         positions = tuple(index for index, _ in pulled.inputs)

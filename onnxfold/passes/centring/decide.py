@@ -8,14 +8,20 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from onnxfold.graph import FLOATS, ModelInfo, node_label
+from onnxfold.graph import FLOATS, Fiber, ModelInfo, node_label
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.dataflow import PointFacts, ZeroMeanGraph, walk_back
 from onnxfold.passes.centring.fusions import attends, embedded, embeds
 from onnxfold.passes.centring.network import CentringCut, free_points, solve
-from onnxfold.passes.centring.plan import CentringPlan, Fold, Insertion, WeightCentring
+from onnxfold.passes.centring.plan import (
+    CentringPlan,
+    Fold,
+    Insertion,
+    WeightCentring,
+    joined,
+)
 from onnxfold.passes.centring.relations import Assumptions, Embeddings, Point, Relations
 from onnxfold.passes.costs import Costs, costs_of, elements
 from onnxfold.passes.lower.targets import TargetLowering
@@ -70,7 +76,7 @@ def decide(info: ModelInfo, settings: Settings) -> CentringDecision:
     sites = find_norms(info)
     lowering = TargetLowering(info, settings.target, settings.norm_form)
     demands, refused = _demands(info, sites, lowering, settings)
-    relations = Relations(info, sites)
+    relations = Relations(info, sites, of_parts=True)
     plan, left = _worthwhile(relations, demands, lowering, settings)
     layer_norms = [site for site in sites if site.kind is NormKind.LAYER_NORM]
     in_place = (site for site in sites if lowering.calls_in_place(site))
@@ -90,7 +96,7 @@ def plan_of(info: ModelInfo, settings: Settings) -> CentringPlan:
     sites = find_norms(info)
     lowering = TargetLowering(info, settings.target, settings.norm_form)
     demands, _ = _demands(info, sites, lowering, settings)
-    plan, _ = _worthwhile(Relations(info, sites), demands, lowering, settings)
+    plan, _ = _worthwhile(Relations(info, sites, of_parts=True), demands, lowering, settings)
     return plan
 
 
@@ -117,7 +123,7 @@ def _cheapest(relations: Relations, demands: Sequence[Demand], settings: Setting
         relations,
         demands,
         costs_of(settings.target),
-        allow_split_bytes=settings.allow_split_bytes,
+        allow_split_bytes=settings.allow_split,
         overflowing=settings.overflowing,
     )
 
@@ -137,7 +143,7 @@ def _demands(
             continue
         count = elements(info.shape(site.input))
         gain = costs.gain(count, site.beta is not None)
-        if settings.conversion is not None:  # a centring for one norm is a LayerNorm in two parts
+        if settings.convert_to is not None:  # a centring for one norm is a LayerNorm in two parts
             gain = count * (costs.centring - 1)
         shared = 1 if site.centred is None else sharing[site.centred]
         if shared > 1:  # together they compute x - mean(x) once, as a centring does
@@ -150,7 +156,7 @@ def _left(
     info: ModelInfo, sites: Sequence[NormSite], lowering: TargetLowering, settings: Settings
 ) -> dict[str, Refusal]:
     """Return those of the norms of which runtimes make more as they stand, and how."""
-    if settings.conversion is not None:
+    if settings.convert_to is not None:
         return {}  # it asks for the form, whatever it costs
     fused = {} if settings.target is Target.KERNELS else _fused(info, sites, settings)
     spelled = [site for site in sites if site.output not in fused and lowering.spells_rms(site)]
@@ -213,7 +219,28 @@ def cheapest_plan(
     prices = _Prices(view, costs, allow_split_bytes)
     gains = [(Point(d.site.input, d.site.fiber), d.gain_ps) for d in demands]
     cut = solve(graph, gains, prices.of_copy)
-    return _read_cut(view, graph, demands, cut, prices)
+    plan = _read_cut(view, graph, demands, cut, prices)
+    weights = joined(plan.weights)
+    if weights is not None:
+        return replace(plan, weights=weights, parts=_parts(view, cut))
+    return cheapest_plan(
+        relations.without_parts(),
+        demands,
+        costs,
+        allow_split_bytes=allow_split_bytes,
+        overflowing=overflowing,
+    )
+
+
+def _parts(view: ModelInfo, cut: CentringCut) -> tuple[tuple[str, Fiber], ...]:
+    """Return the values of which parts are centred, with as many of these together as join."""
+    found: dict[str, Fiber] = {}
+    for point in cut.centred:
+        if point.fiber.part is not None and view.tensor(point.value) is None:
+            ref = view.ref(point.value)
+            fiber = found.get(ref, point.fiber)
+            found[ref] = fiber.joined(point.fiber) or fiber
+    return tuple(sorted(found.items(), key=lambda pair: pair[0]))
 
 
 def count_foldable(
@@ -239,7 +266,8 @@ class _Prices:
         if facts.opaque is not None and facts.opaque.code is RefusalCode.NON_FINITE_WEIGHT:
             return None
         shape = self._view.shape(point.value)
-        if not point.fiber.whole or not point.fiber.blocks or shape is None:
+        fiber = point.fiber
+        if not fiber.whole or not fiber.blocks or fiber.part is not None or shape is None:
             return None
         if point.value.dtype not in FLOATS:
             return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from onnxfold.graph import Fiber
 from onnxfold.passes.places import ReaderRef
@@ -41,6 +42,29 @@ class WeightCentring:
         return bool(self.readers or self.norms)
 
 
+def joined(weights: Iterable[WeightCentring]) -> tuple[WeightCentring, ...] | None:
+    """Return one centring for all parts of a weight, None where it is centred otherwise as well.
+
+    Law: P_M P_N = P_(M or N) for parts M and N of the same sets.
+    """
+    by_value: dict[str, list[WeightCentring]] = {}
+    for weight in weights:
+        by_value.setdefault(weight.value, []).append(weight)
+    result: list[WeightCentring] = []
+    for first, *others in by_value.values():
+        if all(weight.fiber.part is None for weight in (first, *others)):
+            result += (first, *others)
+            continue
+        fiber = first.fiber
+        for weight in others:
+            together = fiber.joined(weight.fiber)
+            if together is None or replace(weight, fiber=first.fiber) != first:
+                return None
+            fiber = together
+        result.append(replace(first, fiber=fiber))
+    return tuple(result)
+
+
 @dataclass(frozen=True, slots=True)
 class Insertion:
     """A centring node after ``value``, for the given node inputs and the given folded norms."""
@@ -55,6 +79,7 @@ class Insertion:
 class CentringPlan:
     """What is centred, why the rest is left (by the norm's output), and the estimated effect.
 
+    ``parts`` are the values of which a part is centred with such a part of a weight.
     ``gain_ps`` and ``cost_ps`` are picoseconds with every symbolic dimension counted once; a plan
     never costs more than it gains.
     """
@@ -65,6 +90,7 @@ class CentringPlan:
     refusals: tuple[tuple[str, Refusal], ...] = ()
     gain_ps: int = 0
     cost_ps: int = 0
+    parts: tuple[tuple[str, Fiber], ...] = ()
 
     @property
     def empty(self) -> bool:

@@ -21,5 +21,6 @@ def prove_centring(before: ModelInfo, after: ModelInfo, plan: CentringPlan) -> P
     """Check a model whose norms were folded; both are views of prepared models."""
     centred = [(weight.value, weight.fiber) for weight in plan.weights]
     centred += [(insertion.value, insertion.fiber) for insertion in plan.insertions]
+    centred += plan.parts
     folded = tuple(fold.output for fold in plan.folds)
     return prove_models(before, after, Certificate(tuple(dict.fromkeys(centred)), folded))

@@ -17,20 +17,24 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber, ModelInfo, Reader, keeps_dims, node_label, operator, whole_axes
+from onnxfold.graph import Fiber, ModelInfo, Reader, keeps_dims, whole_axes
 from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.families.reduce import Centring
-from onnxfold.operators.families.rules import refuse_opaque, transfer_of
+from onnxfold.operators.families.rules import transfer_of
 from onnxfold.operators.families.transfer import Backward, Carried, ZeroMean, refuse
-from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
+from onnxfold.passes.centring import fiber_parts
+from onnxfold.passes.centring.obstacles import (
+    refuse_affine_output,
+    refuse_dequantised,
+    refuse_exact,
+    refuse_foreign,
+    refuse_unknown,
+)
 from onnxfold.refusal import Refusal, RefusalCode
 
 AffinePart = ir.Value | npt.NDArray[np.generic] | None
-
-_SCALES_BACK = (Family.CAST, Family.QUOTIENT, Family.PRODUCT)
-_OF_INTEGERS = (Family.ADDITIVE, Family.CAST)  # what may stand between a product and its scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +86,19 @@ Effect = Unseen | Carries | Refusal
 class Relations:
     """Answers about one model, from the law table and the norms that were recognised.
 
+    ``of_parts``: a value cut from a product follows from a part of the weight; else from all of it.
     They are remembered, so that several walks of one model cost little more than one.
     """
 
-    def __init__(self, view: ModelInfo, sites: Iterable[NormSite]):
-        self.view = view
+    def __init__(self, view: ModelInfo, sites: Iterable[NormSite], *, of_parts: bool = False):
+        self.view, self._of_parts = view, of_parts
+        self._sites = tuple(sites)
         self._pulled: dict[Point, Backward] = {}
         self._effects: dict[tuple[Point, Reader], Effect] = {}
         self._owners: dict[ir.Node, list[NormSite]] = defaultdict(list)
         self._site_of_output: dict[ir.Value, NormSite] = {}
         self._site_of_centred: dict[ir.Value, NormSite] = {}
-        for site in sites:
+        for site in self._sites:
             if not site.size:
                 continue  # a norm of unknown extent is an operator of which nothing is known
             self._site_of_output[site.output] = site
@@ -146,13 +152,13 @@ class Relations:
             return None
         if not fiber.covers(site.fiber):
             # Gamma and beta belong to the norm: centring one would make it another norm.
-            return None if site.gamma is None and site.beta is None else _affine_output(node)
+            return None if site.gamma is None and site.beta is None else refuse_affine_output(node)
         if assumptions.norm_output_centred and site.subtracts_mean:
             return ZeroMean()
         if site.subtracts_mean and self.keeps_zero_mean(site):
             return ZeroMean()
         if site.subtracts_mean:
-            return _affine_output(node)
+            return refuse_affine_output(node)
         return refuse(RefusalCode.NOT_CENTRED_NORM, node, "is a norm that keeps the mean")
 
     def keeps_zero_mean(self, site: NormSite) -> bool:
@@ -178,51 +184,49 @@ class Relations:
     def _find_pulled(self, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         transfer = transfer_of(node)
         if transfer is None:
-            return _opaque(node)
+            return refuse_unknown(node)
         mean_of = self.centring_fiber(node)
         if mean_of is not None and fiber.covers(mean_of):
             return ZeroMean()
-        pulled = transfer.backward(self.view, node, output, fiber)
+        source = self._part_before(node, output, fiber)
+        if source is not None:
+            return Carried(((0, source),), alone=True)
+        pulled = fiber_parts.backward(self.view, transfer, node, output, fiber)
         if isinstance(pulled, Refusal):
-            return self._dequantised(node) or pulled
+            return refuse_dequantised(node) or pulled
         if isinstance(pulled, Carried):
             for index, _ in pulled.inputs:
-                foreign = self._foreign(node, node.inputs[index])
+                foreign = refuse_foreign(self.view, node, node.inputs[index])
                 if foreign is not None:
                     return foreign
         return pulled
 
-    def _dequantised(self, node: ir.Node) -> Refusal | None:
-        """Refuse what brings an integer product back to floats, spelled as [Add,] Cast and Mul."""
-        waiting, seen = [node], {node}
+    def _part_before(self, node: ir.Node, output: int, fiber: Fiber) -> Fiber | None:
+        """Return the part of the sets that a cut takes, where it follows from parts of weights."""
+        source = node.inputs[0] if self._of_parts and node.inputs else None
+        within = (
+            None
+            if source is None
+            else fiber_parts.before_cut(self.view, node.outputs[output], fiber)
+        )
+        if source is None or within is None or self.view.tensor(source) is not None:
+            return None
+        waiting = [Point(source, within)]
+        seen = set(waiting)
         while waiting:
-            node = waiting.pop()
-            dtype = node.outputs[0].dtype
-            of_integers = dtype is not None and dtype.is_integer()
-            added = of_integers and row_of(node).family is Family.ADDITIVE
-            if not (row_of(node).family in _SCALES_BACK or added):
-                continue
-            makers = (operand.producer() for operand in node.inputs if operand is not None)
-            for maker in makers:
-                if maker is None or maker in seen:
-                    continue
-                why = refuse_opaque(maker)
-                if why is not None and why.code is RefusalCode.QUANTISED:
-                    return why
-                if row_of(maker).family in _OF_INTEGERS:
-                    seen.add(maker)
-                    waiting.append(maker)
-        return None
+            point = waiting.pop()
+            if self.view.tensor(point.value) is None:
+                pulled = self.backward(point)
+                if isinstance(pulled, Refusal):
+                    return None
+                new = _operands(point, pulled) - seen
+                seen |= new
+                waiting += new
+        return within
 
-    def _foreign(self, node: ir.Node, value: ir.Value | None) -> Refusal | None:
-        """Refuse an activation of an outer graph that a body reads."""
-        if value is None or self.view.tensor(value) is not None:
-            return None
-        producer = value.producer()
-        home = producer.graph if producer is not None else value.graph
-        if home is node.graph:
-            return None
-        return refuse(RefusalCode.BODY_BORDER, node, f"reads '{value.name}' of an outer graph")
+    def without_parts(self) -> Relations:
+        """Return answers in which no part of a weight is centred alone."""
+        return Relations(self.view, self._sites)
 
     def carried(self, point: Point) -> tuple[tuple[int, Fiber], ...]:
         """Return the inputs that the law of the point's producer carries, () where it has none."""
@@ -264,18 +268,18 @@ class Relations:
         for site in self._owners.get(node, ()):
             if site.input is point.value:
                 if any(part is point.value for part in (site.gamma, site.beta)):
-                    return _exact(node)  # it is scaled or moved by what it normalises
+                    return refuse_exact(node)  # it is scaled or moved by what it normalises
                 return self._effect_on_norm(site, point.fiber, node)
         if self._reads_only_centred(node, point):
             return Unseen()
         transfer = transfer_of(node)
         if transfer is None:
-            return _exact(node)
-        if self._foreign(node, point.value) is not None:
+            return refuse_exact(node)
+        if refuse_foreign(self.view, node, point.value) is not None:
             return refuse(RefusalCode.BODY_BORDER, node, "reads the value from inside a body")
-        outputs = transfer.forward(self.view, node, reader.index, point.fiber)
+        outputs = fiber_parts.forward(self.view, transfer, node, reader.index, point.fiber)
         if outputs is None:
-            return _exact(node)
+            return refuse_exact(node)
         return self._confirmed(node, reader.index, point.fiber, outputs)
 
     def reached(self, point: Point, reader: Reader) -> tuple[Point, ...]:
@@ -294,8 +298,10 @@ class Relations:
         for output, outer in outputs:
             point = Point(node.outputs[output], outer)
             pulled = self._pull_by_law(node, point)
-            if not isinstance(pulled, Carried) or (index, fiber) not in pulled.inputs:
-                return _exact(node)
+            carried = pulled.inputs if isinstance(pulled, Carried) else ()
+            # Of a part of its sets, where an operator takes no others.
+            if not any(i == index and fiber.joined(inner) == fiber for i, inner in carried):
+                return refuse_exact(node)
             points.append(point)
         return Carries(tuple(points)) if points else Unseen()
 
@@ -361,23 +367,10 @@ class Relations:
         )
 
 
-def _affine_output(node: ir.Node) -> Refusal:
-    sentence = "gives a norm's output with gamma and beta, which has a mean"
-    return refuse(RefusalCode.AFFINE_NORM_OUTPUT, node, sentence)
-
-
-def _opaque(node: ir.Node) -> Refusal:
-    return refuse_opaque(node) or refuse(RefusalCode.UNKNOWN_OP, node, "has no law")
-
-
-def _exact(node: ir.Node) -> Refusal:
-    why = refuse_opaque(node)
-    row = row_of(node)
-    if why is not None and (facets.quantised(row) or not row.known):
-        return why
-    label = node_label(node)
-    return Refusal(
-        RefusalCode.EXACT_READER,
-        f"{operator(node)} '{label}' must see the original value",
-        (label,),
-    )
+def _operands(point: Point, pulled: Backward) -> set[Point]:
+    """Return the points that one follows from."""
+    node = point.value.producer()
+    if node is None or not isinstance(pulled, Carried):
+        return set()
+    operands = ((node.inputs[index], inner) for index, inner in pulled.inputs)
+    return {Point(value, inner) for value, inner in operands if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,10 +10,20 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph import ModelInfo, node_label, operator
-from onnxfold.graph.edit import Editor, drop_weight, insert_before, set_input, sweep
+from onnxfold.graph import ModelInfo, constant_tensor, node_label, operator
+from onnxfold.graph.constants import weight_value
+from onnxfold.graph.edit import (
+    Editor,
+    change_constant,
+    drop_weight,
+    insert_before,
+    set_input,
+    sweep,
+)
 from onnxfold.passes.compression.plan import CompressionPlan
 from onnxfold.refusal import Refusal, RefusalCode
+
+Array = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +135,28 @@ def declare(value: ir.Value, axis: int, more: int) -> None:
     if value.shape is not None and isinstance(size, int):
         dims = enumerate(value.shape)
         value.shape = ir.Shape(size + more if place == axis else dim for place, dim in dims)
+
+
+def resize_weight(
+    value: ir.Value, axis: int, more: int, computed: Callable[[ir.TensorProtocol], Array]
+) -> None:
+    """Store what is computed from a weight, when it is read, with so many channels more."""
+    tensor = constant_tensor(value)
+    if tensor is None:
+        raise InvariantError(f"the plan changes '{value.name}', which is no weight")
+    dtype, name = tensor.dtype, tensor.name
+    sizes = enumerate(tensor.shape.numpy())
+    shape = ir.Shape(size + more * (place == axis) for place, size in sizes)
+
+    def made() -> ir.TensorProtocol:
+        return ir.Tensor(computed(tensor), dtype=dtype, name=name)
+
+    change_constant(value, ir.LazyTensor(made, dtype=dtype, shape=shape, name=name))
+    value.shape = shape
+
+
+def slice_off_last(value: ir.Value, axis: int, name: str) -> tuple[ir.Node, tuple[ir.Value, ...]]:
+    """Return the node of a value without its last channel, and its constants."""
+    numbers = {"start": 0, "end": -1, "axis": axis}
+    made = [weight_value(f"{name}.{role}", np.array([k], np.int64)) for role, k in numbers.items()]
+    return ir.node("Slice", [value, *made], name=name), tuple(made)

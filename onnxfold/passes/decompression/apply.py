@@ -5,16 +5,14 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.errors import InvariantError
-from onnxfold.graph import constant_tensor
-from onnxfold.graph.edit import Editor, change_constant, redirect, sweep
+from onnxfold.graph.edit import Editor, redirect, sweep
 from onnxfold.norms import find_norms
 from onnxfold.passes.base import Settings
 from onnxfold.passes.compression.plan import CompressionPlan
-from onnxfold.passes.compression.shapes import change_shapes, declare
+from onnxfold.passes.compression.shapes import Array, change_shapes, declare, resize_weight
 
 
-def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> bool:
+def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:
     """Give every stream that is named its last channel; E v, which norms read, is then v."""
     del settings
     values, wanted = edit.by_ref(), set(plan.norms)
@@ -29,27 +27,17 @@ def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> bool:
     for ref, site in sites:
         if ref in wanted:
             _replace(site.input)
-    return not plan.empty
 
 
 def lengthen_weight(value: ir.Value, axis: int) -> None:
     """Append minus the sum, taken in float64 and rounded once."""
-    tensor = constant_tensor(value)
-    if tensor is None:
-        raise InvariantError(f"the plan lengthens '{value.name}', which is no weight")
-    sizes = enumerate(tensor.shape.numpy())
-    shape = ir.Shape(size + (place == axis) for place, size in sizes)
 
-    def completed() -> ir.TensorProtocol:
+    def completed(tensor: ir.TensorProtocol) -> Array:
         array = tensor.numpy()
         last = -array.sum(axis=axis, keepdims=True, dtype=np.float64)
-        joined = np.concatenate([array, last.astype(array.dtype)], axis=axis)
-        return ir.Tensor(joined, dtype=tensor.dtype, name=tensor.name)
+        return np.concatenate([array, last.astype(array.dtype)], axis=axis)
 
-    change_constant(
-        value, ir.LazyTensor(completed, dtype=tensor.dtype, shape=shape, name=tensor.name)
-    )
-    value.shape = shape
+    resize_weight(value, axis, 1, completed)
 
 
 def _replace(value: ir.Value) -> None:

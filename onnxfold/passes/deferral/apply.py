@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
@@ -33,14 +34,15 @@ from onnxfold.passes.places import ReaderRef
 from onnxfold.weights.edited import edited
 from onnxfold.weights.edits import Centre, Scale
 
+_GEMM_WITHOUT_BIAS = 11  # the first opset in which a Gemm may have none
 
-def apply(edit: Editor, plan: DeferralPlan, settings: Settings) -> bool:
+
+def apply(edit: Editor, plan: DeferralPlan, settings: Settings) -> None:
     """Carry out the plan, norm by norm."""
     del settings  # what is deferred has been decided
     work = _Work(edit)
     for norm in plan.norms:
         work.defer(norm)
-    return not plan.empty
 
 
 class _Work:
@@ -123,8 +125,17 @@ class _Work:
         if node is None or index is None:
             raise InvariantError(f"no layer adds a bias to '{value.name}'")
         bias = node.inputs[index]
-        set_input(node, index, None)
+        required = node.op_type == "Gemm" and self._edit.info.opset < _GEMM_WITHOUT_BIAS
+        set_input(node, index, self._zero(bias) if required else None)
         return bias
+
+    def _zero(self, bias: ir.Value | None) -> ir.Value:
+        """Return what an operator adds that may not go without a bias."""
+        if bias is None or bias.dtype is None:
+            raise InvariantError("a bias that is taken away has no type")
+        name = f"{bias.name}.zero"
+        zero = ir.Tensor(np.zeros(1, bias.dtype.numpy()), dtype=bias.dtype, name=name)
+        return self._edit.new_constant(bias, zero, name)
 
     def _reads_held(self, norm: DeferredNorm, node: ir.Node) -> bool:
         """Whether a node hands the scale on, or belongs to a norm that cancels it."""

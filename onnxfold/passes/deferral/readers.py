@@ -134,7 +134,7 @@ def _first_layer(
     if weight is None or tensor is None:
         raise InvariantError(f"'{node_label(node)}' has no weight")
     shared = len(weight.uses()) > 1 or weight.is_graph_output() or weight.is_graph_input()
-    if shared and tensor.nbytes > settings.allow_split_bytes:
+    if shared and tensor.nbytes > settings.allow_split:
         return refuse(RefusalCode.SHARED_WEIGHT, node, "has a weight that others read as well")
     reader = ReaderRef(info.ref(node.outputs[0]), index)
     return FirstLayer(node, reader, tensor, inside, tensor.nbytes if shared else 0)

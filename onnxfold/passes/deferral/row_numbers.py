@@ -11,9 +11,9 @@ from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import Editor, Lowered
 from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.passes.deferral.row_scale import Rows, RowScale
+from onnxfold.passes.lower.spelled import reduced
 
 _AXES_ARE_INPUTS_SINCE = 13
-_REDUCED_AXES_ARE_INPUTS_SINCE = 18
 
 
 def _number(site: NormSite, given: float, role: str) -> ir.Value:
@@ -93,11 +93,9 @@ def _over_axes(
     op_type: str, x: ir.Value, site: NormSite, opset: int, made: list[ir.Value]
 ) -> ir.Node:
     """Return a reduction along the norm's axes, which stay with size 1; ``made``: its constants."""
-    axes = list(site.fiber.axes)
-    if opset < _REDUCED_AXES_ARE_INPUTS_SINCE:
-        return ir.node(op_type, [x], {"axes": axes, "keepdims": 1})
-    made.append(weight_value(f"{site.output.name}.axes", np.array(axes, np.int64)))
-    return ir.node(op_type, [x, made[-1]], {"keepdims": 1})
+    node, axes = reduced(op_type, x, site.fiber.axes, opset, str(site.output.name))
+    made += axes
+    return node
 
 
 class RowNumbers:

@@ -37,7 +37,7 @@ class LoweringPlan:
 
 def decide(info: ModelInfo, settings: Settings) -> LoweringPlan:
     """Return which norms one operator computes cheaper and as exactly."""
-    if settings.conversion is not None:
+    if settings.convert_to is not None:
         return LoweringPlan()  # only the form that was asked for changes
     sites = find_norms(info)
     lowering = TargetLowering(info, settings.target, settings.norm_form)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
@@ -27,22 +29,26 @@ def spelled_rms(
     """
     square = ir.node("Mul", [x, x])
     epsilon = weight_value(f"{x.name}.epsilon", np.array(site.epsilon, np.float64))
-    made = [epsilon]
-    if opset >= _AXES_ARE_INPUTS_SINCE:
-        axes = weight_value(f"{x.name}.axes", np.array(site.fiber.axes, np.int64))
-        made.append(axes)
-        mean = ir.node("ReduceMean", [square.outputs[0], axes], {"keepdims": 1})
-    else:
-        mean = ir.node("ReduceMean", [square.outputs[0]], {"axes": site.fiber.axes, "keepdims": 1})
+    mean, axes = reduced("ReduceMean", square.outputs[0], site.fiber.axes, opset, str(x.name))
     shifted = ir.node("Add", [mean.outputs[0], epsilon])
     root = ir.node("Sqrt", [shifted.outputs[0]])
     inverse = ir.node("Reciprocal", [root.outputs[0]])
     nodes = [square, mean, shifted, root, inverse, ir.node("Mul", [inverse.outputs[0], x])]
     dims = enumerate(tuple(site.input.shape or ()))
-    reduced = [1 if axis in site.fiber.axes else dim for axis, dim in dims]
+    rows = [1 if axis in site.fiber.axes else dim for axis, dim in dims]
     for node in nodes[1:5]:
-        node.outputs[0].shape = ir.Shape(reduced)
-    return nodes, tuple(made)
+        node.outputs[0].shape = ir.Shape(rows)
+    return nodes, (epsilon, *axes)
+
+
+def reduced(
+    op_type: str, x: ir.Value, axes: Sequence[int], opset: int, name: str
+) -> tuple[ir.Node, tuple[ir.Value, ...]]:
+    """Return a reduction along axes, which stay with size 1, and its constants."""
+    if opset < _AXES_ARE_INPUTS_SINCE:
+        return ir.node(op_type, [x], {"axes": list(axes), "keepdims": 1}), ()
+    constant = weight_value(f"{name}.axes", np.array(axes, np.int64))
+    return ir.node(op_type, [x, constant], {"keepdims": 1}), (constant,)
 
 
 def mean_has_one_reader(site: NormSite, centred: ir.Value) -> bool:

@@ -28,7 +28,7 @@ from onnxfold.operators.functions import (
 )
 from onnxfold.options import Target, WrittenForm
 from onnxfold.passes.lower.parameters import AffinePart, Operands, Parameters
-from onnxfold.passes.lower.spelled import mean_has_one_reader, spelled_rms, wide_epsilon
+from onnxfold.passes.lower.spelled import mean_has_one_reader, reduced, spelled_rms, wide_epsilon
 from onnxfold.refusal import Refusal, RefusalCode
 
 _STATISTICS = {NormKind.LAYER_NORM: Statistics.LAYER, NormKind.RMS_NORM: Statistics.RMS}
@@ -251,13 +251,8 @@ class TargetLowering:
         return self._plain_centring(value, fiber)
 
     def _plain_centring(self, value: ir.Value, fiber: Fiber) -> Lowered:
-        initializers: tuple[ir.Value, ...] = ()
-        if self._view.opset >= 18:
-            axes = weight_value(f"{value.name}.centred.axes", np.array(fiber.axes, np.int64))
-            mean = ir.node("ReduceMean", [value, axes], {"keepdims": 1})
-            initializers = (axes,)
-        else:
-            mean = ir.node("ReduceMean", [value], {"axes": fiber.axes, "keepdims": 1})
+        name = f"{value.name}.centred"
+        mean, axes = reduced("ReduceMean", value, fiber.axes, self._view.opset, name)
         mean.outputs[0].name = f"{value.name}.mean"
         mean.outputs[0].type = value.type
         dims = tuple(value.shape or ())
@@ -266,8 +261,8 @@ class TargetLowering:
         )
         centred = ir.node("Sub", [value, mean.outputs[0]])
         output = centred.outputs[0]
-        output.name, output.shape, output.type = f"{value.name}.centred", value.shape, value.type
-        return Lowered((mean, centred), ((value, output),), initializers)
+        output.name, output.shape, output.type = name, value.shape, value.type
+        return Lowered((mean, centred), ((value, output),), axes)
 
     def _call(self, site: NormSite, statistics: Statistics, x: ir.Value) -> Lowered:
         axes = self._trailing_axes(site) or 1

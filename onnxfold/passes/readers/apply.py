@@ -6,20 +6,24 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph import constant_tensor
-from onnxfold.graph.constants import weight_value
-from onnxfold.graph.edit import Editor, Lowered, change_constant, redirect, sweep
+from onnxfold.graph.edit import Editor, Lowered, redirect, sweep
 from onnxfold.operators.functions import Affine, Statistics, call, op_name
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.compression.apply import shorten_weight
-from onnxfold.passes.compression.shapes import change_shapes, declare
+from onnxfold.passes.compression.shapes import (
+    Array,
+    change_shapes,
+    declare,
+    resize_weight,
+    slice_off_last,
+)
 from onnxfold.passes.decompression.apply import lengthen_weight
 from onnxfold.passes.readers.plan import ReadersPlan
 from onnxfold.weights.edited import unrounded
 
 
-def apply(edit: Editor, plan: ReadersPlan, settings: Settings) -> bool:
+def apply(edit: Editor, plan: ReadersPlan, settings: Settings) -> None:
     """Let norms give, and linear layers read, one channel less, or again all."""
     values = edit.by_ref()
     change_shapes(edit, plan.between, plan.more)
@@ -35,32 +39,21 @@ def apply(edit: Editor, plan: ReadersPlan, settings: Settings) -> bool:
             _shorten_norm(edit, values[start], settings.target)
         else:
             _read_all(values[start])
-    return not plan.empty
 
 
 def _change_layer(value: ir.Value, axis: int, more: int) -> None:
     """Store E' A, taken in float64 and rounded once, or A and a row of 0."""
-    tensor = constant_tensor(value)
-    if tensor is None:
-        raise InvariantError(f"the plan changes '{value.name}', which is no weight")
-    sizes = enumerate(tensor.shape.numpy())
-    shape = ir.Shape(size + more * (place == axis) for place, size in sizes)
 
-    def less() -> ir.TensorProtocol:
+    def less(tensor: ir.TensorProtocol) -> Array:
         wide = unrounded(tensor).astype(np.float64)
         rest, last = np.split(wide, [wide.shape[axis] - 1], axis=axis)
-        return ir.Tensor((rest - last).astype(tensor.dtype.numpy()), dtype=tensor.dtype)
+        return np.asarray((rest - last).astype(tensor.dtype.numpy()))
 
-    def padded() -> ir.TensorProtocol:
+    def padded(tensor: ir.TensorProtocol) -> Array:
         array = tensor.numpy()
-        zeros = np.zeros_like(array.take([0], axis=axis))
-        return ir.Tensor(np.concatenate([array, zeros], axis=axis), dtype=tensor.dtype)
+        return np.concatenate([array, np.zeros_like(array.take([0], axis=axis))], axis=axis)
 
-    made = ir.LazyTensor(
-        less if more < 0 else padded, dtype=tensor.dtype, shape=shape, name=tensor.name
-    )
-    change_constant(value, made)
-    value.shape = shape
+    resize_weight(value, axis, more, less if more < 0 else padded)
 
 
 def _shorten_norm(edit: Editor, value: ir.Value, target: Target) -> None:
@@ -80,12 +73,8 @@ def _shorten_norm(edit: Editor, value: ir.Value, target: Target) -> None:
         full = ir.node(node.op_type, list(node.inputs), dict(node.attributes), domain=node.domain)
         full.outputs[0].name, full.outputs[0].type = f"{value.name}.all", value.type
         full.outputs[0].shape = None if value.shape is None else value.shape.copy()
-        numbers = {"start": 0, "end": -1, "axis": -1}
-        made = [
-            weight_value(f"{value.name}.{role}", np.array([k], np.int64))
-            for role, k in numbers.items()
-        ]
-        nodes = [full, ir.node("Slice", [full.outputs[0], *made])]
+        last, constants = slice_off_last(full.outputs[0], -1, f"{node.name}.short")
+        nodes, made = [full, last], list(constants)
     nodes[0].name = node.name
     nodes[-1].name = node.name if len(nodes) == 1 else f"{node.name}.short"
     axis = (len(value.shape) if value.shape is not None else 0) - 1

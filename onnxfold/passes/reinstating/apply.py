@@ -17,14 +17,13 @@ from onnxfold.passes.reinstating.find import DeferredSite, find_deferred
 from onnxfold.passes.reinstating.plan import ReinstatingPlan
 
 
-def apply(edit: Editor, plan: ReinstatingPlan, settings: Settings) -> bool:
+def apply(edit: Editor, plan: ReinstatingPlan, settings: Settings) -> None:
     """Carry out the plan, norm by norm."""
     del settings  # what is reinstated has been decided
     now: dict[ir.Value, ir.Value] = {}
     for found in find_deferred(edit.info):
         if edit.info.ref(found.site.output) in plan.norms:
             _reinstate(edit, found, now)
-    return not plan.empty
 
 
 def _reinstate(edit: Editor, found: DeferredSite, now: dict[ir.Value, ir.Value]) -> None:

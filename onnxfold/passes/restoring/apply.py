@@ -9,7 +9,7 @@ from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.restoring.plan import RestoringPlan
 
 
-def apply(edit: Editor, plan: RestoringPlan, settings: Settings) -> bool:
+def apply(edit: Editor, plan: RestoringPlan, settings: Settings) -> None:
     """Put a LayerNorm of the same epsilon, gamma and beta in the place of every norm named."""
     wanted = set(plan.norms)
     found = [(edit.info.ref(site.output), site.within(edit)) for site in find_norms(edit.info)]
@@ -17,4 +17,3 @@ def apply(edit: Editor, plan: RestoringPlan, settings: Settings) -> bool:
     for ref, site in found:
         if ref in wanted:
             edit.stand_in(lowering.restored(site), site.last, site.nodes)
-    return not plan.empty

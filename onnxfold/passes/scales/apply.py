@@ -13,7 +13,7 @@ from onnxfold.passes.scales.writer import ChannelOp, channel_op, embedded
 from onnxfold.weights.edits import Scale, Shift
 
 
-def apply(edit: Editor, plan: ScalesPlan, settings: Settings) -> bool:
+def apply(edit: Editor, plan: ScalesPlan, settings: Settings) -> None:
     """Carry out the fusions in order: a later one scales what an earlier one has added."""
     del settings  # what moves has been decided
     values = edit.info.by_ref()
@@ -27,7 +27,6 @@ def apply(edit: Editor, plan: ScalesPlan, settings: Settings) -> bool:
     places = PlaceEditor(edit)
     for fusion, op in made:
         _do_before(places, fusion, op)
-    return not plan.empty
 
 
 def _do_before(places: PlaceEditor, fusion: ScaleFusion, op: ChannelOp) -> None:

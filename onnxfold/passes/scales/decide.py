@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo, Reader
+from onnxfold.graph import ModelInfo
 from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.norms.site import NormForm
@@ -14,7 +14,7 @@ from onnxfold.options import Target
 from onnxfold.passes.affine.affine_walk import EditPlace
 from onnxfold.passes.base import Settings
 from onnxfold.passes.narrow import refuse_narrow
-from onnxfold.passes.places import Place, ReaderRef
+from onnxfold.passes.places import Place, place_of, ref_of
 from onnxfold.passes.ranges import RangeWarning, range_warning
 from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
 from onnxfold.passes.scales.score_scales import scales_scores
@@ -27,7 +27,7 @@ def decide(info: ModelInfo, settings: Settings) -> ScalesPlan:
     fusions = decide_scales(
         info,
         find_norms(info),
-        allow_split_bytes=settings.allow_split_bytes,
+        allow_split_bytes=settings.allow_split,
         scores=settings.target is Target.KERNELS,
     )
     return ScalesPlan(fusions, _ranges(info, fusions, settings.range_limit))
@@ -103,7 +103,7 @@ def _fusion(
     scaled = tuple(_place(view, root) for root in roots)
     if biased and op.scale is not None and writer.new_bias is not None:
         channels = writer.output.renamed(dict.fromkeys(writer.output.axes, 0))
-        scaled = (*scaled, Place("", _ref(view, writer.new_bias), channels))
+        scaled = (*scaled, Place("", ref_of(view, writer.new_bias), channels))
     places = (*scaled, *((shifted,) if shifted is not None else ()))
     if any(place.copy and place.nbytes > limit for place in places):
         return None
@@ -133,21 +133,10 @@ def _shifted(view: ModelInfo, op: ChannelOp, writer: LinearWriter) -> Place | No
         return None
     if not all(digit.whole for digit in writer.output.digits):
         return None
-    ref = _ref(view, writer.new_bias)
+    ref = ref_of(view, writer.new_bias)
     return Place("", ref, Channels.along([(0, size)]))
 
 
 def _place(view: ModelInfo, root: EditPlace) -> Place:
-    tensor = view.tensor(root.value)
     readers = len(root.value.uses()) + root.value.is_graph_output()
-    return Place(
-        view.ref(root.value),
-        _ref(view, root.reader),
-        root.channels,
-        0 if tensor is None else tensor.nbytes,
-        copy=readers != 1,
-    )
-
-
-def _ref(view: ModelInfo, reader: Reader) -> ReaderRef:
-    return ReaderRef(view.ref(reader.node.outputs[0]), reader.index)
+    return place_of(view, root.value, root.reader, root.channels, copy=readers != 1)

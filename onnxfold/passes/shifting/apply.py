@@ -25,7 +25,7 @@ from onnxfold.weights.edited import EditedTensor, edited
 from onnxfold.weights.edits import Shift
 
 
-def apply(edit: Editor, plan: ShiftingPlan, settings: Settings) -> bool:
+def apply(edit: Editor, plan: ShiftingPlan, settings: Settings) -> None:
     """Shift every weight that is named."""
     del settings
     values = edit.by_ref()
@@ -35,7 +35,6 @@ def apply(edit: Editor, plan: ShiftingPlan, settings: Settings) -> bool:
         if tensor is None:
             raise InvariantError(f"the plan shifts '{weight.value}', which is no weight")
         change_constant(value, _shifted(tensor, weight, plan.seed))
-    return not plan.empty
 
 
 def _shifted(tensor: ir.TensorProtocol, weight: WeightShift, seed: int) -> EditedTensor:

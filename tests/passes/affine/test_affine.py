@@ -428,3 +428,22 @@ def test_gamma_of_a_centring_that_ends_in_an_rms_operator_moves(name: str) -> No
     assert fused.moved == (1, 0)
     assert fused.proof.passed
     assert error(model, fused.model) < BOUND
+
+
+def test_many_layers_with_weights_in_constant_nodes_take_gamma_and_beta() -> None:
+    """Their stored weights counted as values of which nothing is known: the proof gave up."""
+    layers = range(8)
+    shapes: Shapes = dict(AFFINE)
+    for i in layers:
+        shapes |= {f"W{i}": (6, 5), f"b{i}": (5,)}
+    body = " ".join(f"m{i} = MatMul(n, W{i}) y{i} = Add(m{i}, b{i})" for i in layers)
+    made = weights(**shapes)
+    constants = " ".join(
+        f"{name} = Constant<value = double[{','.join(map(str, array.shape))}] "
+        f"{{{','.join(map(repr, array.ravel().tolist()))}}}>()"
+        for name, array in made.items()
+    )
+    outputs = ", ".join(f"double[B,4,5] y{i}" for i in layers)
+    found = fuse(graph(f"{constants} {LN} {body}", X, outputs, {}))
+    assert found.decision.fusions
+    assert found.proof.passed

@@ -167,7 +167,7 @@ def test_a_large_table_that_is_not_centred_is_not_mapped_to_find_that_out(
     onnx.save(model, tmp_path / "m.onnx")
     source = model_io.load(tmp_path / "m.onnx")
     monkeypatch.setattr(FileTensor, "_bytes", _never)
-    settings = Settings(allow_split_bytes=1 << 10)
+    settings = Settings(allow_split=1 << 10)
     findings = decide_all(prepare(source), settings, without=AFFINE_PASSES).findings
     assert findings.plan.empty
     assert len(findings.refusals) == 1

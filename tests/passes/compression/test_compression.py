@@ -45,7 +45,7 @@ def _forced(model: onnx.ModelProto, plan: CompressionPlan) -> tuple[onnx.ModelPr
     """Carry out a plan that nobody made for the model."""
     before = prepare(ir.from_proto(model)).info
     edit = Editor(before, copy=True)
-    apply(edit, plan, Settings(conversion=Conversion.CRMS))
+    apply(edit, plan, Settings(convert_to=Conversion.CRMS))
     define_functions(edit.model, Target.ONNX, WrittenForm.AUTO)
     shown = prove(before, ModelInfo(edit.model), plan)
     settle_functions(edit.model, 10)
@@ -124,7 +124,7 @@ def test_layer_norms_are_folded_first() -> None:
 def test_one_number_of_a_shorter_weight_that_is_another_fails_the_proof(weight: str) -> None:
     before = prepare(ir.from_proto(CentredStream().model())).info
     edit = Editor(before, copy=True)
-    apply(edit, _PLAN, Settings(conversion=Conversion.CRMS))
+    apply(edit, _PLAN, Settings(convert_to=Conversion.CRMS))
     define_functions(edit.model, Target.ONNX, WrittenForm.AUTO)
     value = edit.model.graph.initializers[weight]
     assert value.const_value is not None

@@ -29,7 +29,7 @@ from tests.soundness.float64 import evaluate, relative_error
 
 Array = npt.NDArray[Any]
 _VISIBLE, _ROUNDING = 1e-4, 1e-12  # outputs of size 1 in float64
-_SETTINGS = Settings(conversion=Conversion.RMS)
+_SETTINGS = Settings(convert_to=Conversion.RMS)
 
 
 def _told(graph: CentredStream) -> str:

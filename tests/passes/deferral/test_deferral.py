@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 import pytest
 
 import onnxfold
@@ -103,11 +105,14 @@ def test_every_epsilon_and_size_of_rows_is_exact(epsilon: float, size: float) ->
     assert np.abs(first - second).max() <= 1e-12 * largest
 
 
-def test_a_layer_with_a_bias_is_taken_apart() -> None:
-    body = "f = Reshape(n, flat) h = Gemm(f, W, c) a = Relu(h) y = Gemm(a, V)"
+@pytest.mark.parametrize("opset", [9, 18])  # a Gemm must have a bias before opset 11
+def test_a_layer_with_a_bias_is_taken_apart(opset: int) -> None:
+    body = "f = Reshape(n, flat) h = Gemm(f, W, c) a = Relu(h) y = MatMul(a, V)"
     constants = {"W": (6, 12), "c": (12,), "V": (12, 3)}
-    model = rms_graph(body, outputs="double[N,3] y", flat=np.array([-1, 6]), **constants)
+    flat, outputs = np.array([-1, 6]), "double[N,3] y"
+    model = rms_graph(body, opset=opset, outputs=outputs, flat=flat, **constants)
     found = defer(model)
+    onnx.checker.check_model(ir.to_proto(found.after), full_check=True)
     ((held,),) = (norm.held[1:] for norm in found.plan.norms)
     assert (held.value, held.biased, held.scale.rows) == ("h", True, ((0, 1), ()))
     assert not found.shown.failures

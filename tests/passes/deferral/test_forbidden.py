@@ -8,7 +8,6 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxfold.passes.base import exclusion
 from onnxfold.passes.deferral.plan import DeferralPlan
 from tests.passes.affine.affine_graphs import Array, error, graph, weights
 from tests.passes.deferral.deferral_graphs import (
@@ -132,7 +131,7 @@ def test_rows_are_followed_through_merged_axes_alone() -> None:
 
 def test_excluded_norms_stay() -> None:
     model = feed_forward("Relu(h)")
-    settings = replace(ALL, exclude=exclusion("."))
+    settings = replace(ALL, exclude=".")
     found = defer(model, settings)
     assert found.plan.empty
     assert found.reasons == {"n": "excluded"}

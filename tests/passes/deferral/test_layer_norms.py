@@ -72,7 +72,7 @@ def test_a_weight_that_others_read_is_copied_or_left() -> None:
     assert reader.nbytes == 6 * 3 * 8
     assert not found.shown.failures
     assert error(found.before, found.after) < BOUND
-    kept = defer(layer_norm_model(plain, **more), replace(ALL, allow_split_bytes=0))
+    kept = defer(layer_norm_model(plain, **more), replace(ALL, allow_split=0))
     assert kept.reasons == {"n": "shared_weight"}
 
 
@@ -166,7 +166,7 @@ def test_a_norm_of_a_constant_that_declares_no_shape_has_its_rows() -> None:
     body = "n = LayerNormalization<axis=-1>(C, gamma) h = MatMul(n, K) y = Add(h, x)"
     made = weights(C=(4, 5, 6), gamma=(6,), K=(6, 3))
     model = graph(body, "double[4,5,3] x", "double[4,5,3] y, C", made)
-    found = defer(model, replace(ALL, allow_split_bytes=0))  # or C is centred, and copied
+    found = defer(model, replace(ALL, allow_split=0))  # or C is centred, and copied
     (norm,) = found.plan.norms
     (held,) = norm.held
     assert norm.centred

@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from onnxfold.errors import InvariantError
 from onnxfold.operators.bodies import Setting, function
 from onnxfold.operators.functions import (
+    DOMAIN,
     MAX_OPSET,
     MIN_OPSET,
     SIGNATURES,
@@ -22,6 +23,8 @@ from onnxfold.operators.functions import (
     call,
     op_name,
 )
+from onnxfold.options import Target, WrittenForm
+from onnxfold.passes.lower.finalize import define_functions
 from tests.calls import LEVELS, call_model, random_inputs
 from tests.custom_ops.bounds import allowed
 from tests.oracle import Array, normalised, rounded_sum
@@ -267,6 +270,24 @@ def test_calls_that_break_the_signature_are_refused() -> None:
         call("RMSNormScale", [x])
     with pytest.raises(InvariantError, match="last 2 axes"):
         call("CRMSNorm", [x], axes=2)
+
+
+@pytest.mark.parametrize("target", Target)
+def test_a_call_of_unknown_type_keeps_the_body_that_it_came_with(target: Target) -> None:
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT))
+    unknown = ir.node("Foo", [x], domain="org.x")
+    kept = ir.node("Center", unknown.outputs, domain=DOMAIN, overload="own")
+    made = ir.node("Center", [x], domain=DOMAIN, overload="another")
+    graph = ir.Graph([x], kept.outputs, nodes=[unknown, kept, made], opset_imports={"": 17})
+    own = function("Center", 17, Setting(ir.DataType.FLOAT16), "own")
+    another = function("Center", 17, Setting(ir.DataType.FLOAT16), "another")
+    bodies = {body.identifier(): body for body in (own, another)}
+    model = ir.Model(graph, ir_version=10, functions=bodies.values())
+    define_functions(model, target, WrittenForm.AUTO)
+    assert kept.overload == "own"
+    assert made.overload != "another"
+    assert set(model.functions) == {kept.op_identifier(), made.op_identifier()}
+    assert model.functions[own.identifier()] is own
 
 
 def reference(model: onnx.ModelProto, inputs: dict[str, Array]) -> list[Array]:

@@ -32,7 +32,7 @@ from tests.soundness.float64 import evaluate, relative_error
 
 Array = npt.NDArray[Any]
 _VISIBLE, _ROUNDING = 1e-4, 1e-12  # outputs of size 1 in float64
-_CRMS = Settings(conversion=Conversion.CRMS, change_readers=True)
+_CRMS = Settings(convert_to=Conversion.CRMS, change_readers=True)
 _PLAN = ReadersPlan(("n",), layers=(Shortened("head", 0),))
 
 
@@ -255,12 +255,12 @@ def test_the_way_back_appends_a_row_of_zeros(to: str, target: Target) -> None:
 def test_another_last_row_on_the_way_back_fails_the_proof() -> None:
     short = _shorter(CentredStream().model()).model
     before = prepare(ir.from_proto(short), compressed=True).info
-    plan = decide_back(before, replace(_CRMS, conversion=Conversion.RMS, change_readers=False))
+    plan = decide_back(before, replace(_CRMS, convert_to=Conversion.RMS, change_readers=False))
     assert plan.more == 1
     results = []
     for spoil in (lambda array: array, _one_number):
         edit = Editor(before, copy=True)
-        apply(edit, plan, Settings(conversion=Conversion.RMS))
+        apply(edit, plan, Settings(convert_to=Conversion.RMS))
         _set(edit.model, "head", spoil)
         shown = prove(before, ModelInfo(edit.model), plan)
         results.append((bool(shown.failures), _error(short, ir.to_proto(edit.model)) > _VISIBLE))

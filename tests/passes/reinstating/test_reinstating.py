@@ -15,7 +15,7 @@ from onnxfold.check.reference import Precision, run
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.inputs import InputSpec, make_inputs
-from onnxfold.passes.base import Settings, exclusion
+from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.reinstating.apply import apply
 from onnxfold.passes.reinstating.decide import decide
@@ -105,7 +105,7 @@ def test_other_spellings_are_taken_back_too() -> None:
 
 def test_excluded_norms_stay_deferred() -> None:
     info = prepare(_spelled_by_others()).info
-    assert decide(info, Settings(exclude=exclusion("."))).empty
+    assert decide(info, Settings(exclude=".")).empty
     assert not decide(info, Settings()).empty
 
 

@@ -44,7 +44,7 @@ def _forced(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Shown]:
     before = prepare(ir.from_proto(model)).info
     edit = Editor(before, copy=True)
     plan = RestoringPlan(("n",))
-    apply(edit, plan, Settings(conversion=Conversion.LAYER))
+    apply(edit, plan, Settings(convert_to=Conversion.LAYER))
     define_functions(edit.model, Target.ONNX, WrittenForm.AUTO)
     after = ModelInfo(edit.model)
     shown = prove(before, after, plan)

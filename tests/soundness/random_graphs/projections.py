@@ -14,7 +14,7 @@ __all__ = ["STEPS", "projection_graph"]
 
 STEPS = (
     "bias", "bias", "difference", "number", "number", "factors", "heads", "rotary", "rotary",
-    "turned", "read", "integers",
+    "turned", "read", "integers", "norm", "norm", "norm",
 )  # fmt: skip
 
 
@@ -154,6 +154,10 @@ class _Projections(Streams):
     def dress_read(self, x: str) -> str:
         self.body.outputs.append(self.node("Sigmoid", x))
         return x
+
+    def dress_norm(self, x: str) -> str:
+        """A norm of queries or keys, over all channels or per head."""
+        return self.grouped(x) if self.chance(0.4) else self.layer_norm(x, (self.C,))
 
     def dress_integers(self, x: str) -> str:
         return self.node("Cast", self.node("Cast", x, to=TensorProto.INT64), to=self.dtype)

@@ -1,0 +1,189 @@
+"""Time of models whose folds and Attention of the transformers optimizer exclude one another.
+
+    python -m benchmarks.attention_orders [--models siglip whisper] [--budget SECONDS]
+
+Vision and speech encoders of transformers with eager attention (TorchScript, opset 17, random
+weights, the sizes of SigLIP-B/16 and of Whisper tiny with fewer layers) go through onnxfold and
+ONNX Runtime's transformers optimizer in both orders.  Sessions without a library take turns, one
+thread; the time is that of the thread, which other work on the machine lengthens little.  A ratio
+is the median over the rounds of the export's time to the order's, so that more than 1 is faster.
+Rows go to benchmarks/results/attention_orders.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+
+import onnxfold
+from benchmarks.rows import RESULTS, Conditions, conditions, write
+from onnxfold.runtime.interleaved_timing import Turns, Variant, take_turns
+
+ORDERS: Final[tuple[tuple[str, ...], ...]] = (
+    (),
+    ("onnx",),
+    ("ort",),
+    ("optimizer",),
+    ("onnx", "optimizer"),
+    ("optimizer", "onnx"),
+    ("optimizer", "ort"),
+)
+_OPSET, _ROUNDS, _LEAST = 17, 101, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A module with an input of one shape, and what the optimizer has to be told of it."""
+
+    build: Callable[[], Any]
+    shape: tuple[int, ...]
+    model_type: str
+    heads: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionRow(Conditions):
+    """One order on one model; ``attention`` counts the optimizer's nodes in the final file."""
+
+    onnxruntime: str
+    model: str
+    order: str
+    folds: int
+    attention: int
+    rounds: int
+    milliseconds: float
+    ratio: float
+    ratio_25: float
+    ratio_75: float
+
+
+def _siglip() -> Any:
+    import transformers
+
+    config = transformers.SiglipVisionConfig(
+        num_hidden_layers=4, vision_use_head=False, attn_implementation="eager"
+    )
+    return transformers.SiglipVisionModel(config)
+
+
+def _whisper() -> Any:
+    import transformers
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+    config = transformers.WhisperConfig(
+        d_model=384, encoder_layers=2, encoder_attention_heads=6, encoder_ffn_dim=1536,
+        attn_implementation="eager",
+    )  # fmt: skip
+    return WhisperEncoder(config)
+
+
+SUBJECTS: Final[Mapping[str, Subject]] = {
+    "siglip": Subject(_siglip, (1, 3, 224, 224), "clip", 12, 768),
+    "whisper": Subject(_whisper, (1, 80, 3000), "bart", 6, 384),
+}
+
+
+def exported(subject: Subject, path: Path) -> Any:
+    """Write the export of a model whose weights are random, biases and betas too."""
+    import torch
+
+    torch.manual_seed(0)
+    module = subject.build().eval().requires_grad_(False)
+    for parameter in module.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    example = torch.randn(*subject.shape)
+
+    class Plain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, x: Any) -> Any:
+            return self.module(x).last_hidden_state
+
+    torch.onnx.export(
+        Plain(), (example,), path, input_names=["x"], output_names=["y"],
+        dynamic_axes={"x": {0: "batch"}}, opset_version=_OPSET, dynamo=False,
+    )  # fmt: skip
+    return example.numpy()
+
+
+def ordered(subject: Subject, source: Path, steps: Sequence[str], path: Path) -> int:
+    """Write what the steps make of the export in turn; return how many norms fold."""
+    from onnxruntime.transformers import optimizer
+
+    model, folds = onnx.load(source), 0
+    for step in steps:
+        if step == "optimizer":
+            onnx.save(model, path)
+            model = optimizer.optimize_model(
+                str(path), subject.model_type, num_heads=subject.heads,
+                hidden_size=subject.width, opt_level=1,
+            ).model  # fmt: skip
+        else:
+            result = onnxfold.optimize(model, target=step, check=None)
+            model, folds = result.model, len(result.plan.folds)
+    onnx.save(model, path)
+    return folds
+
+
+def measured(name: str, budget_s: float) -> list[AttentionRow]:
+    """Time every order of one model in turns."""
+    subject = SUBJECTS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "export.onnx")
+        feeds = {"x": exported(subject, source)}
+        paths = [Path(folder, f"{number}.onnx") for number in range(len(ORDERS))]
+        folds = [
+            ordered(subject, source, steps, path) for steps, path in zip(ORDERS, paths, strict=True)
+        ]
+        kinds = [Counter(node.op_type for node in onnx.load(path).graph.node) for path in paths]
+        sessions = [Variant(path).session(1, ["CPUExecutionProvider"]) for path in paths]
+        runs = [lambda session=session: session.run(None, feeds) for session in sessions]
+        seconds = take_turns(runs, Turns(_ROUNDS, _LEAST, budget_s, clock=time.thread_time))
+    ratios = np.percentile(seconds[0] / seconds, (25, 50, 75), axis=1).round(3)
+    return [
+        AttentionRow(
+            **conditions(),
+            onnxruntime=version("onnxruntime"),
+            model=name,
+            order=", ".join(steps) or "export",
+            folds=folds[number],
+            attention=kinds[number]["Attention"],
+            rounds=seconds.shape[1],
+            milliseconds=round(1e3 * float(np.median(seconds[number])), 3),
+            ratio_25=float(ratios[0, number]),
+            ratio=float(ratios[1, number]),
+            ratio_75=float(ratios[2, number]),
+        )
+        for number, steps in enumerate(ORDERS)
+    ]
+
+
+def main() -> None:
+    """Write the rows of every model."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--models", nargs="+", choices=list(SUBJECTS), default=list(SUBJECTS))
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds for each model")
+    parser.add_argument("--out", type=Path, default=RESULTS / "attention_orders.csv")
+    options = parser.parse_args()
+    rows = [row for name in options.models for row in measured(name, options.budget)]
+    write(options.out, rows)
+    for row in rows:
+        print(f"{row.model:8} {row.order:18} {row.folds} folds  {row.attention} Attention  "
+              f"{row.ratio:.3f} [{row.ratio_25:.3f} {row.ratio_75:.3f}]")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
