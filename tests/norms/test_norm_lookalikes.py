@@ -136,7 +136,8 @@ def test_the_tanh_form_of_gelu_is_no_dyt():
 def test_a_row_of_unknown_size_that_a_reshape_joins_stays_a_row() -> None:
     body = (
         "flat = Constant<value_ints=[0,-1]>()\nf = Reshape(x, flat)\nm = ReduceMean<axes=[1]>(f)\n"
-        "d = Sub(f, m)\nq = Mul(d, d)\nv = ReduceMean<axes=[1]>(q)\ne = Constant<value_float=1e-5>()\n"
+        "d = Sub(f, m)\nq = Mul(d, d)\nv = ReduceMean<axes=[1]>(q)\n"
+        "e = Constant<value_float=1e-5>()\n"
         "ve = Add(v, e)\ns = Sqrt(ve)\nn = Div(d, s)\nshape = Shape(x)\ny = Reshape(n, shape)"
     )
     (site,) = sites_of(model(body, "float[N,8,S] x"))
