@@ -137,6 +137,8 @@ def main() -> None:
         if isinstance(error, OSError) and error.errno in _FULL:
             what = error.filename or "what there is to say"
             fail(ModelError(f"{what} cannot be written: {error.strerror}"))
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            fail(ModelError(f"{error.filename}: {error.strerror}; choose another path"))
         if _verbose():
             raise
         unfit = misfit(error)

@@ -52,8 +52,15 @@ def check_destination(
         raise ModelError(
             f"{label}: the folder {show(folder)} cannot be written; choose another output folder"
         )
-    if path.exists():
+    if _exists(path, label):
         _check_existing(path, label, source, force)
+
+
+def _exists(path: Path, label: str) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:  # such as a name that is too long
+        raise ModelError(f"{label}: {error.strerror}; choose another output path") from error
 
 
 def _check_existing(path: Path, label: str, source: Path | None, force: bool) -> None:

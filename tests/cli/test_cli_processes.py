@@ -59,6 +59,22 @@ def test_an_output_that_takes_nothing_is_one_line(model: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("arguments", [("measure", "--data"), ("triton", "--repository")])
+def test_a_name_that_is_too_long_is_no_defect(model: Path, arguments: tuple[str, str]) -> None:
+    command, option = arguments
+    name = f"{'a' * 300}.npz"
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxfold", command, str(model), option, name],
+        cwd=model.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert name in done.stderr
+    assert done.stderr.splitlines()[-1].endswith("File name too long; choose another path")
+
+
 def test_times_are_told_to_the_microsecond(model: Path) -> None:
     seconds = onnxfold.optimize(model, dry_run=True).report["timing_s"]
     assert seconds
