@@ -45,6 +45,8 @@ def samples(
     ``whole``: on tensors of full size, where smaller ones do not fit.  Raises Unprovable where the
     region cannot be computed for any.
     """
+    single = region.of_single_rows()
+    region = region if single is None or _runs(region) else single
     symbolic = bool(region.symbols)
     wanted, problem = 1 + symbolic, "no sizes fit"
     for number, numbers in enumerate((*SAMPLINGS, ()) if symbolic else SAMPLINGS[:1]):
@@ -68,6 +70,15 @@ def samples(
         yield from _with_more(region, _of_known_sizes(region, problem), rng, at_first)
     if symbolic and region.far:
         yield from _far(region, fibers)
+
+
+def _runs(region: Region) -> bool:
+    """Whether drawn integers do for positions along the axes of more than one element."""
+    try:
+        _first(region, region.sizes(SAMPLINGS[0]), np.random.default_rng(0), 1)
+    except ERRORS:
+        return False
+    return True
 
 
 def _of_known_sizes(region: Region, problem: str) -> Draws:

@@ -17,7 +17,7 @@ from onnxfold.check.reference import run_nodes
 from onnxfold.graph import Fiber, Shape, node_label
 from onnxfold.proof.cone import Cone, Unprovable
 from onnxfold.proof.coverage import READ_NO_NUMBERS, partly_read
-from onnxfold.proof.leaf import Leaf, drawn_pair
+from onnxfold.proof.leaf import FLOATS, Leaf, drawn_pair
 from onnxfold.proof.positions import positions
 from onnxfold.proof.relation import Float64
 from onnxfold.proof.sizes import SAMPLINGS, Drawn, Sizes, broadcast_sizes, reduced, symbols
@@ -35,7 +35,8 @@ Pair = tuple[Float64, Float64]
 class Region:
     """Both cones, the leaves of both, and the pair (u, v) that they compute.
 
-    ``shapes``: of all values of both, as far as they are known.
+    ``shapes``: of all values of both, as far as they are known.  ``shortest``: the least size of an
+    axis along which drawn integers may be positions.
     """
 
     before: ir.Model
@@ -45,6 +46,7 @@ class Region:
     leaves: tuple[Leaf, ...]
     pair: tuple[ir.Value | None, ir.Value]
     shapes: tuple[Shape, ...]
+    shortest: int = 2
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -64,6 +66,15 @@ class Region:
         leaves = tuple(leaf.all_finite() for leaf in self.leaves)
         same = all(a.key == b.key for a, b in zip(leaves, self.leaves, strict=True))
         return None if same else replace(self, leaves=leaves)
+
+    def of_single_rows(self) -> Region | None:
+        """Return the region whose drawn integers may be positions along axes of one element too.
+
+        None where there are no such integers or no such axis.
+        """
+        drawn = any(not leaf.fixed and leaf.dtype not in FLOATS for leaf in self.leaves)
+        single = any(1 in leaf.shape for leaf in self.leaves if leaf.dtype in FLOATS)
+        return replace(self, shortest=1) if drawn and single else None
 
     def with_reciprocals(self) -> Region | None:
         """Return the region in which the original multiplies by 1 / n, n a number of elements.
@@ -173,7 +184,7 @@ class Region:
         old: dict[ir.Value, Drawn] = {}
         new: dict[ir.Value, Drawn] = {}
         # Integers may be indices: none beyond the smallest axis that they may be of.
-        lengths = (n for leaf in self.leaves for n in sizes.of(leaf.shape) if n > 1)
+        lengths = (n for leaf in self.leaves for n in sizes.of(leaf.shape) if n >= self.shortest)
         most = min((_MOST_INDEX, *lengths))
         if any(prod(sizes.of(leaf.shape)) > _MOST_ELEMENTS for leaf in self.leaves if leaf.random):
             raise Unprovable("these sizes make tensors too large to draw")
