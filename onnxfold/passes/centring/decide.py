@@ -80,11 +80,12 @@ def decide(info: ModelInfo, settings: Settings) -> CentringDecision:
     plan, left = _worthwhile(relations, demands, lowering, settings)
     layer_norms = [site for site in sites if site.kind is NormKind.LAYER_NORM]
     in_place = (site for site in sites if lowering.calls_in_place(site))
+    whole = relations.without_parts()  # the paper centres whole weights
     return CentringDecision(
         plan,
         tuple({**refused, **dict(plan.refusals), **left}.items()),
-        count_foldable(relations, layer_norms, Assumptions(True, Embeddings.OPAQUE)),
-        count_foldable(relations, layer_norms, Assumptions(True, Embeddings.CENTRED)),
+        count_foldable(whole, layer_norms, Assumptions(True, Embeddings.OPAQUE)),
+        count_foldable(whole, layer_norms, Assumptions(True, Embeddings.CENTRED)),
         frozenset(info.ref(site.output) for site in sites),
         frozenset(info.ref(site.output) for site in in_place),
         frozenset(left),

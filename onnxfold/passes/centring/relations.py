@@ -91,7 +91,7 @@ class Relations:
     """
 
     def __init__(self, view: ModelInfo, sites: Iterable[NormSite], *, of_parts: bool = False):
-        self.view, self._of_parts = view, of_parts
+        self.view, self._of_parts, self._found_parts = view, of_parts, False
         self._sites = tuple(sites)
         self._pulled: dict[Point, Backward] = {}
         self._effects: dict[tuple[Point, Reader], Effect] = {}
@@ -222,11 +222,12 @@ class Relations:
                 new = _operands(point, pulled) - seen
                 seen |= new
                 waiting += new
+        self._found_parts = True
         return within
 
     def without_parts(self) -> Relations:
         """Return answers in which no part of a weight is centred alone."""
-        return Relations(self.view, self._sites)
+        return Relations(self.view, self._sites) if self._found_parts else self
 
     def carried(self, point: Point) -> tuple[tuple[int, Fiber], ...]:
         """Return the inputs that the law of the point's producer carries, () where it has none."""

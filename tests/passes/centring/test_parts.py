@@ -16,7 +16,11 @@ import pytest
 
 from onnxfold.graph import Fiber
 from onnxfold.graph.constants import constant_tensor
+from onnxfold.options import Target
+from onnxfold.passes.base import Settings
+from onnxfold.passes.centring.decide import decide
 from onnxfold.passes.plan import Plan
+from onnxfold.passes.prepare.working_copy import prepare
 from tests.passes.affine.affine_graphs import Array, graph, weights
 from tests.soundness.folding import evaluate, fold, forced, relative_error
 
@@ -236,3 +240,10 @@ def test_the_plan_is_read_back_with_its_parts() -> None:
     plan = fold(ir.to_proto(_model(_FOLDING["fewer heads of keys"], "double"))).plan
     assert plan.parts
     assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_algorithm_1_centres_whole_weights() -> None:
+    """The paper's count is of its own rules, in which v would move with q and k."""
+    info = prepare(_model(_FOLDING["heads of three, as Persimmon"], "double")).info
+    decision = decide(info, Settings(Target.KERNELS))
+    assert (len(decision.plan.folds), decision.algorithm1) == (2, 0)
