@@ -9,8 +9,6 @@ import onnx_ir as ir
 from onnxfold.graph.dims import Shape
 from onnxfold.graph.traversal import bodies, declared_shape
 
-__all__ = ["body_results"]
-
 _WITHOUT_A_BATCH_AXIS = 9  # the first opset of such a Scan
 _CONTROLS = 2  # how often a Loop runs, and whether: its first operands
 
