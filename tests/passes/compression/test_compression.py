@@ -368,6 +368,17 @@ def test_a_stream_whose_rest_is_a_multiple_is_compressed(number: int) -> None:
     assert _converted(CentredStream().model(), multiple_of=number).changed
 
 
+def test_a_stream_of_two_channels_keeps_one() -> None:
+    graph = CentredStream()
+    for name in ("table", "W", "b"):
+        one = graph.weights[name][..., :1]
+        graph.weights[name] = np.concatenate([one, -one], axis=-1)
+    for name in ("gamma", "head"):
+        graph.weights[name] = graph.weights[name][:2]
+    compressed = _is_right(graph.model(), "table", "W", "b")
+    assert _shapes(compressed)["table"][1] == 1
+
+
 @pytest.mark.parametrize("number", [2, C, 2 * (C - 1)])
 def test_a_stream_whose_rest_is_no_multiple_stays_and_says_so(number: int) -> None:
     result = _converted(CentredStream().model(), multiple_of=number)
