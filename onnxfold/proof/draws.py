@@ -66,6 +66,7 @@ def samples(
                 continue
         wanted -= 1
         yield from _with_more(region, first, rng, at_first)
+        at_first = 1  # what a line is drawn through is known
     if wanted == 1 + symbolic:
         yield from _with_more(region, _of_known_sizes(region, problem), rng, at_first)
     if symbolic and region.far:

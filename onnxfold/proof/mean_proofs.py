@@ -43,6 +43,11 @@ class ZeroMeans:
         self._widening, self._region_of, self._original = widening, region_of, original
         self._claimed = claimed
         self._known: dict[Point, bool] = {}
+        self._stored: set[Point] = set()
+
+    def note_stored(self, value: ir.Value, fiber: Fiber) -> None:
+        """Note that the stored numbers of a weight have mean 0, up to their own roundings."""
+        self._stored.add((value, fiber))
 
     def holds(self, value: ir.Value, fiber: Fiber) -> bool:
         """Whether the value's mean along the fiber is 0."""
@@ -147,7 +152,7 @@ class ZeroMeans:
         wide = self._widening.reader_of(value, tensor.dtype)
         if wide is not None:  # whose roundings are smaller than those of the stored numbers
             return has_zero_mean(tensor, fiber, dtype=wide.dtype)
-        if has_zero_mean(tensor, fiber):
+        if (value, fiber) in self._stored or has_zero_mean(tensor, fiber):
             return True
         original = self._original(value)
         old = None if original is None else self._before.tensor(original)

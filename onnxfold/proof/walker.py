@@ -259,6 +259,8 @@ class _Walker:
             found = compared(old, new, fibers) if old.dtype == new.dtype else None
             if found is not None and found.fiber is not None:
                 self._changed[v] = "centred"
+                if found.centred:
+                    self._means.note_stored(v, found.fiber)
                 return Relation(fiber=found.fiber)
         for factor in factors:
             if is_product(old, new, factor):

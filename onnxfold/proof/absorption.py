@@ -1,0 +1,211 @@
+"""The rule of a linear layer that takes r and s of what it reads, tested with numbers of its own.
+
+    f(r * x + s, W, b) = f(x, W diag(r), b + factor * W s)
+
+Both sides are polynomials in r and s: the rule holds for all of them if it does for random ones.
+So it is tested once for all layers that are alike, on smaller tensors where their sizes may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations, permutations
+from math import prod
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.errors import OnnxfoldError
+from onnxfold.graph import Fiber, Shape
+from onnxfold.graph.channels import Channels
+from onnxfold.proof.certificate import LinearLayer
+from onnxfold.proof.cone import Unprovable
+from onnxfold.proof.leaf import Leaf
+from onnxfold.proof.region import Region
+from onnxfold.proof.relation import EQUAL, Float64, Relation, is_small
+from onnxfold.proof.sizes import SAMPLINGS, Drawn, Sizes
+from onnxfold.weights.affine_parts import weighted_sum
+from onnxfold.weights.edited import evaluated
+
+_SCALES = (1.0, 2.0**-6, 2.0**5)
+_MOST_AXES = 3
+_ERRORS = (OnnxfoldError, Unprovable, ArithmeticError, LookupError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The axes of x, in order, over which the channels of a weight run; none for one r and s.
+
+    ``digits``: outer, size and inner of the axes' elements, of which the channels are the second.
+    """
+
+    axes: tuple[int, ...]
+    digits: tuple[int, int, int] | None = None
+
+    def vector(self, array: Float64, shape: Shape, size: int) -> Float64 | None:
+        """Return what broadcasts against x as a vector over channels, None where it is none."""
+        if not self.axes:
+            return np.full(size, array.flat[0])
+        dims = [dim if axis in self.axes and isinstance(dim, int) else 1
+                for axis, dim in enumerate(shape)]  # fmt: skip
+        rest = [axis for axis in range(len(dims)) if axis not in self.axes]
+        vector = np.broadcast_to(array, dims).transpose(*rest, *self.axes).reshape(-1)
+        if self.digits is None:
+            return vector
+        wide = vector.reshape(self.digits)
+        repeats = np.array_equal(wide, np.broadcast_to(wide[:1, :, :1], wide.shape))
+        return wide[0, :, 0] if repeats else None
+
+    def spread(self, vector: Float64, shape: tuple[int, ...]) -> Float64:
+        """Return a vector over channels as what broadcasts against an x of a shape."""
+        if not self.axes:
+            return vector[:1].reshape((1,) * len(shape))
+        if self.digits is not None:
+            vector = np.broadcast_to(vector[:, np.newaxis], self.digits)
+        array = vector.reshape([shape[axis] for axis in self.axes])
+        dims = [dim if axis in self.axes else 1 for axis, dim in enumerate(shape)]
+        return array.transpose(np.argsort(self.axes)).reshape(dims)
+
+
+def readings(x: Leaf, inner: Channels) -> Iterator[Reading]:
+    """Yield the axes of x, in every order, that may be the channels of a weight."""
+    yield from _over_axes(x, inner.size)
+    if len(inner.digits) == 1 and not (digit := inner.digits[0]).whole:
+        yield from _over_axes(x, 0, (digit.outer or 1, digit.size, digit.inner))
+
+
+def _over_axes(x: Leaf, size: int, digits: tuple[int, int, int] | None = None) -> Iterator[Reading]:
+    arrays = (a for a in (x.relation.r, x.relation.s) if a is not None)
+    varying = {axis for a in arrays for axis, dim in enumerate(a.shape) if dim > 1}
+    static = {axis: dim for axis, dim in enumerate(x.shape) if isinstance(dim, int) and dim > 1}
+    size = size if digits is None else prod(digits)
+    for count in range(max(1, len(varying)), min(len(static), _MOST_AXES) + 1):
+        for axes in combinations(static, count):
+            if varying <= set(axes) and prod(static[axis] for axis in axes) == size:
+                yield from (Reading(order, digits) for order in permutations(axes))
+    if not varying:
+        yield Reading(())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AbsorptionRule:
+    """The rule for one layer: ``region`` starts from the weight, from x and from the bias.
+
+    ``scales`` and ``shifts``: whether there is an r other than 1, an s other than 0.
+    """
+
+    layer: LinearLayer
+    region: Region
+    weight: Leaf
+    x: Leaf
+    bias: Leaf | None
+    reading: Reading
+    scales: bool
+    shifts: bool
+
+    @staticmethod
+    def of(
+        layer: LinearLayer, region: Region, weight: Leaf, x: Leaf, bias: Leaf | None,
+        reading: Reading, r: Float64, s: Float64,
+    ) -> AbsorptionRule:  # fmt: skip
+        """Return the rule for a region, whatever its numbers are."""
+        drawn = {leaf: replace(leaf, relation=EQUAL, array=None, given=None, slack=0.0)
+                 for leaf in (weight, x, bias) if leaf is not None}  # fmt: skip
+        others = tuple(leaf for leaf in region.leaves if leaf not in drawn)
+        return AbsorptionRule(
+            layer, replace(region, leaves=(*drawn.values(), *others)), drawn[weight], drawn[x],
+            None if bias is None else drawn[bias], reading,
+            bool(np.any(r != 1)), bool(np.any(s)),
+        )  # fmt: skip
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal keys, equal tests."""
+        layer = self.layer
+        said = (layer.inner, layer.outer, layer.factor, self.bias is None)
+        return (self.region.key, *said, self.reading, self.scales, self.shifts)
+
+    @np.errstate(all="ignore")
+    def axis(self) -> int | None:
+        """Return the axis of the output that takes W s, 0 where a bias does; None for no rule."""
+        symbolic = bool(self.region.symbols)
+        axes: set[int] | None = None
+        wanted = 1 + symbolic
+        for number, numbers in enumerate((*SAMPLINGS, ()) if symbolic else SAMPLINGS[:1]):
+            found = self._draws(number, numbers) if wanted else None
+            if found is not None:
+                wanted -= 1
+                axes = set.intersection(*found, *([] if axes is None else [axes]))
+        return max(axes) if axes and wanted <= symbolic else None
+
+    def _draws(self, number: int, numbers: tuple[int, ...]) -> list[set[int]] | None:
+        """Return what each draw finds, on tensors as small as they fit; None where none do."""
+        digits = [Fiber(channels.digits) for channels in (self.layer.inner, self.layer.outer)]
+        for whole in (False, True):
+            rng = np.random.default_rng(number)
+            sizes = self.region.sizes(numbers, digits, whole=whole)
+            try:
+                return [self._draw(sizes, rng, scale) for scale in _SCALES]
+            except _ERRORS:
+                if not sizes.reduced:
+                    break
+        return None
+
+    def _draw(self, sizes: Sizes, rng: np.random.Generator, scale: float) -> set[int]:
+        """Return the axes of the output along which the difference is factor * W s."""
+        inner, outer = (_resized(c, sizes) for c in (self.layer.inner, self.layer.outer))
+        r, s = self._vectors(inner.size, rng)
+        region = self._related(sizes, inner, r, s)
+        old, new = region.drawn(sizes, rng, scale)
+        total = self._total(old, s, inner, outer)
+        if self.bias is not None and self.bias.v is not None:
+            shape = new[self.bias.v].shape
+            start = old[self.bias.u] if self.bias.u is not None else np.zeros(shape)
+            new[self.bias.v] = np.asarray(start, np.float64) + total.reshape(shape)
+        u, v = region.outputs(old, new)
+        if self.bias is not None:
+            return {0} if is_small(u - v, u, v) else set()
+        return set(self._axes_of_shift(u, v, total))
+
+    def _axes_of_shift(self, u: Float64, v: Float64, total: Float64) -> Iterator[int]:
+        for axis, size in enumerate(u.shape):
+            if total.size in (size, 1) or not self.shifts:
+                behind = (1,) * (u.ndim - 1 - axis)
+                shift = total.reshape(-1, *behind) if size == total.size else np.zeros(1)
+                if is_small(u - v - shift, u, v):
+                    yield axis
+
+    def _vectors(self, size: int, rng: np.random.Generator) -> tuple[Float64, Float64]:
+        """Return random r, far from 0, and s over the channels."""
+        count = size if self.reading.axes else 1
+        r = rng.uniform(1.0, 2.0, count) * rng.choice((-1.0, 1.0), count)
+        s = rng.standard_normal(count)
+        r, s = (np.broadcast_to(each, (size,)) for each in (r, s))
+        return (r if self.scales else np.ones(size)), (s if self.shifts else np.zeros(size))
+
+    def _related(self, sizes: Sizes, inner: Channels, r: Float64, s: Float64) -> Region:
+        """Return the region with u = r * v + s for x, and W' = W diag(r)."""
+        x, W = (sizes.of(leaf.shape) for leaf in (self.x, self.weight))
+        of_x = Relation(self.reading.spread(r, x), self.reading.spread(s, x))
+        of_weight = Relation(inner.spread(r, W), np.zeros((1,) * len(W)), reverse=True)
+        relations = {self.x: of_x, self.weight: of_weight}
+        return replace(self.region, leaves=tuple(
+            replace(leaf, relation=relations.get(leaf, leaf.relation))
+            for leaf in self.region.leaves
+        ))  # fmt: skip
+
+    def _total(
+        self, old: Mapping[ir.Value, Drawn], s: Float64, inner: Channels, outer: Channels
+    ) -> Float64:
+        if self.weight.u is None:
+            raise Unprovable("a weight is new")
+        if not self.shifts:
+            return np.zeros(outer.size)
+        W = old[self.weight.u].astype(np.float64)
+        return self.layer.factor * weighted_sum(evaluated(ir.tensor(W)), W.shape, s, inner, outer)
+
+
+def _resized(channels: Channels, sizes: Sizes) -> Channels:
+    """Return channels in the sizes in which the weight is drawn."""
+    return Channels.of(sizes.fiber(Fiber(channels.digits)).blocks)
