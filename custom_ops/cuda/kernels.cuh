@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kShortRowThreads, 1)
 }
 
 template <class T, Statistics S, bool Residual, int Vectors, bool Shifted, bool Extended>
-__global__ void __launch_bounds__(kMostThreads<Vectors, Shifted, Extended>, 1)
+__global__ void __launch_bounds__(kMostThreads<Vectors, Shifted, Extended, sizeof(T)>, 1)
     row_kernel(const Arguments arguments, float inverse) {
   begin();
   __shared__ Moments slots[kSlots<Extended>][32];
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kMostThreads<Vectors, Shifted, Extended>, 1)
 }
 
 template <class T, Statistics S, bool Residual, bool Wide, bool Extended>
-__global__ void __launch_bounds__(kMostThreads<0, false, Extended>, 1)
+__global__ void __launch_bounds__(kMostThreads<0, false, Extended, sizeof(T)>, 1)
     loop_kernel(const Arguments arguments, float inverse) {
   begin();
   __shared__ Moments slots[kSlots<Extended>][32];
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kMostThreads<0, false, Extended>, 1)
 }
 
 template <class T, Statistics S, bool Residual, bool Wide>
-__global__ void __launch_bounds__(kMostThreads<0, false, false>, 1)
+__global__ void __launch_bounds__(kMostThreads<0, false, false, sizeof(T)>, 1)
     measure_part_kernel(const Arguments arguments, float, const Parts parts) {
   begin();
   __shared__ Moments slots[kSlots<false>][32];
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kMostThreads<0, false, false>, 1)
 }
 
 template <class T, Statistics S, bool Residual, bool Wide>
-__global__ void __launch_bounds__(kMostThreads<0, false, false>, 1)
+__global__ void __launch_bounds__(kMostThreads<0, false, false, sizeof(T)>, 1)
     normalise_part_kernel(const Arguments arguments, float inverse, const Parts parts) {
   begin();
   __shared__ Moments slots[kSlots<false>][32];

@@ -31,9 +31,9 @@ Plan row_in_block(int64_t row_vectors, int vectors) {
 // How many rows a multiprocessor has at once, of two at most. Most have
 // 1536 threads or more.
 int resident(const Plan& plan, bool shifted) {
-  const int registers = plan.vectors == 2 ? kRegisters<2, false, false>
-                        : shifted         ? kRegisters<1, true, false>
-                                          : kRegisters<1, false, false>;
+  const int registers = plan.vectors == 2 ? kRegisters<2, false, false, 2>
+                        : shifted         ? kRegisters<1, true, false, 2>
+                                          : kRegisters<1, false, false, 2>;
   return 2 * plan.threads <= 1536 && 2 * plan.threads * registers <= kAllRegisters ? 2 : 1;
 }
 
@@ -45,8 +45,8 @@ int resident(const Plan& plan, bool shifted) {
 // chain of loads, conversions, additions and shuffles, which is all that counts where an SM has
 // a row or two and cannot hide it behind others: there more threads with fewer vectors win.
 // plain: neither shifted nor extended, which leaves registers for more vectors; bare: without a scale
-// or bias, too.
-Plan in_registers(int64_t row_vectors, bool shifted, bool plain, bool bare, int64_t rows,
+// or bias, too; most: the largest block of threads with 4 vectors.
+Plan in_registers(int64_t row_vectors, bool shifted, bool plain, bool bare, int64_t most, int64_t rows,
                   int multiprocessors) {
   // Eight threads: three shuffles for each sum, and 16 rows in a block; a whole warp would leave at
   // least half of its lanes without a vector.
@@ -68,16 +68,22 @@ Plan in_registers(int64_t row_vectors, bool shifted, bool plain, bool bare, int6
   // quick, and all at once.
   const Plan quick = row_in_block(row_vectors, row_vectors <= 1024 ? 1 : 2);
   if (row_vectors <= 2048 && rows <= sms * resident(quick, shifted)) return quick;
-  const int64_t most = plain ? kMostThreads<4, false, false> : kMostThreads<4, true, true>;
   if (row_vectors <= 4 * most) return row_in_block(row_vectors, 4);
   return {0, 0, false, false, 0, 0};
+}
+
+// The largest block of threads with 4 vectors.
+int64_t most_threads(bool shifted, bool extended, ElementType type) {
+  if (extended) return kMostThreads<4, false, true, 2>;
+  if (!shifted) return kMostThreads<4, false, false, 2>;
+  return type == ElementType::FLOAT ? kMostThreads<4, true, false, 4> : kMostThreads<4, true, false, 2>;
 }
 
 // A row for each block, read again for every step. Blocks take further rows where there are more
 // rows than blocks in a grid.
 Plan loop(int64_t rows, int64_t steps, bool wide) {
   const int64_t threads = divided_up(steps > 0 ? steps : 1, 32) * 32;
-  const int64_t most = kMostThreads<0, false, false>;
+  const int64_t most = kMostThreads<0, false, false, 2>;
   return {0, 0, false, wide, static_cast<int>(threads < most ? threads : most),
           rows < kMostBlocks ? rows : kMostBlocks};
 }
@@ -87,7 +93,7 @@ Plan loop(int64_t rows, int64_t steps, bool wide) {
 // fill it with their registers, of the others it holds two. A part is a round of loads at least, and
 // rows that are no longer than two are left alone: splitting costs a second launch.
 Plan split(Plan plan, int64_t rows, int64_t steps, int multiprocessors) {
-  constexpr int64_t kRound = 4 * kMostThreads<0, false, false>;
+  constexpr int64_t kRound = 4 * kMostThreads<0, false, false, 2>;
   if (steps <= 2 * kRound) return plan;
   const int64_t room = int64_t{multiprocessors} * (plan.wide ? 1 : 2) / rows;
   int64_t parts = divided_up(steps, kRound);
@@ -121,7 +127,8 @@ Plan plan_rows(const Op& op, ElementType type, const Arguments& a, int multiproc
   const bool plain = !shifted && !extended(op);
   Plan plan = {0, 0, false, false, 0, 0};
   if (tensors_aligned && !full && !(shifted && extended(op)) && a.rows <= kMostRows)
-    plan = in_registers(vectors, shifted, plain, plain && a.scale == nullptr, a.rows, multiprocessors);
+    plan = in_registers(vectors, shifted, plain, plain && a.scale == nullptr,
+                        most_threads(shifted, extended(op), type), a.rows, multiprocessors);
   if (plan.vectors == 0) {
     const bool wide = tensors_aligned && !full && plain;
     const int64_t steps = wide ? vectors : a.size;

@@ -19,23 +19,24 @@ struct Plan {
 
 // Registers of a thread of a block that has one row, at most (benchmarks/results/sass.csv): a vector
 // fills 4, the operations on one some 30, shifted vectors need their places and extended kernels
-// their scales as well.
-template <int Vectors, bool Shifted, bool Extended>
+// their scales as well; fewer where an element has 4 bytes, for a vector then holds 4 of them.
+template <int Vectors, bool Shifted, bool Extended, int Bytes>
 constexpr int kRegisters = Vectors == 1   ? (Shifted ? 56 : 40)
                            : Vectors == 2 ? 64
-                           : Vectors == 4 && !Shifted && !Extended ? 64
-                                                                   : 128;
+                           : Vectors == 4 && !Shifted && !Extended             ? 64
+                           : Vectors == 4 && Shifted && !Extended && Bytes == 4 ? 80
+                                                                               : 128;
 constexpr int kAllRegisters = 65536;  // of a multiprocessor
 // The largest block: what the registers leave room for, in groups of four warps. A multiprocessor has
 // its registers in quarters, and every fourth warp is on the same one: of 17 warps one quarter has 5,
 // whose registers, 112 where a thread uses 105, would be more than its 16384, though those of all 17
 // are fewer than 65536, and no block would be launched. 96 would fit, but for 12.0 ptxas spills to
-// get there. So shifted rows end at 4 * 512 vectors: one of 8191 elements of 4 bytes, or of 16383 of
-// 2, touches 2049 and is read by element.
-template <int Vectors, bool Shifted, bool Extended>
+// get there where elements have 2 bytes. So shifted rows of those end at 4 * 512 vectors: one of 16383
+// elements touches 2049 and is read by element.
+template <int Vectors, bool Shifted, bool Extended, int Bytes>
 constexpr int kMostThreads =
-    kAllRegisters / kRegisters<Vectors, Shifted, Extended> < 1024
-        ? kAllRegisters / kRegisters<Vectors, Shifted, Extended> / 128 * 128
+    kAllRegisters / kRegisters<Vectors, Shifted, Extended, Bytes> < 1024
+        ? kAllRegisters / kRegisters<Vectors, Shifted, Extended, Bytes> / 128 * 128
         : 1024;
 constexpr int kShortRowThreads = 128;  // of a block that holds several rows
 

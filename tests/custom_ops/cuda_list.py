@@ -36,7 +36,7 @@ EXTENDED = (
     *("AddRMSNormAffineQuantizeRowsWithSum", "AddLayerNormAffineQuantizeRowsWithSum"),
 )
 FEW_SMS, MANY_SMS = 1, 1000  # so that a handful of rows are many, or few
-ROW_VECTORS = (8, 16, 32, 64, 128, 256, 1024, 2048, 4096)  # the table of custom_ops/cuda/plan.cpp
+ROW_VECTORS = (8, 16, 32, 64, 128, 256, 1024, 2048, 3072, 4096)  # the table of plan.cpp
 
 Check = Callable[[Kernels, bool], None]
 
