@@ -124,7 +124,7 @@ class ZeroMeans:
                 continue
             near = (*self._parts(leaf.v, fiber), *images(fiber, target or (), leaf.shape))
             places = [(leaf, place) for place in near]
-            places.sort(key=lambda place: place[1].size == 1)  # where only 0 has mean 0
+            places.sort(key=lambda place: _unlikely(place[1]))
             tensor = self._after.tensor(leaf.v)
             if tensor is not None:
                 places = [p for p in places if self._is_centred(leaf.v, tensor, p[1])]
@@ -157,6 +157,11 @@ class ZeroMeans:
         original = self._original(value)
         old = None if original is None else self._before.tensor(original)
         return old is not None and has_zero_mean(tensor, fiber, largest(old))
+
+
+def _unlikely(fiber: Fiber) -> tuple[bool, int]:
+    """Rank the places of a fiber: last where only 0 has mean 0; first made of whole axes."""
+    return fiber.size == 1, sum(block.inner > 1 or block.outer > 1 for block in fiber.blocks)
 
 
 def _fits(tensor: ir.TensorProtocol, fiber: Fiber) -> bool:

@@ -53,3 +53,23 @@ def test_a_weight_of_zeros_takes_any_scale() -> None:
     result = onnxfold.optimize(graph(body, "double[2,3,4] x", "double[2,4,4] y", made))
     assert len(result.plan.scales) == 1
     assert result.report["proof"]["passed"]
+
+
+def test_positions_that_are_resized_have_mean_0_along_their_channels() -> None:
+    """As in YOLOS untrained: zeros have mean 0 along other fibers of 32 numbers too, which must wait."""
+    body = (
+        "h = MatMul(x, W) t = Concat<axis=1>(first, h) "
+        'r = Resize<mode="cubic">(positions, none, none, sizes) s = Shape(r) '
+        "two = Slice(s, zero, end) shape = Concat<axis=0>(two, rest) "
+        "f = Reshape(r, shape) p = Transpose<perm=[0, 2, 1]>(f) "
+        "e = Concat<axis=1>(first, p) a = Add(t, e) y = LayerNormalization(a, gamma)"
+    )
+    draw = np.random.default_rng(3).standard_normal
+    made = {
+        "W": draw((5, 32)), "first": draw((1, 1, 32)), "positions": np.zeros((1, 32, 4, 4)),
+        "none": np.array([], np.float32), "sizes": np.array([1, 32, 4, 4]), "gamma": draw(32),
+        "zero": np.array([0]), "end": np.array([2]), "rest": np.array([-1]),
+    }  # fmt: skip
+    result = onnxfold.optimize(graph(body, "double[1,16,5] x", "double[1,17,32] y", made))
+    assert len(result.plan.folds) == 1
+    assert result.report["proof"]["passed"]
