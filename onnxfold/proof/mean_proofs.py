@@ -161,7 +161,7 @@ class ZeroMeans:
 
 def _unlikely(fiber: Fiber) -> tuple[bool, int]:
     """Rank the places of a fiber: last where only 0 has mean 0; first made of whole axes."""
-    return fiber.size == 1, sum(block.inner > 1 or block.outer > 1 for block in fiber.blocks)
+    return fiber.size == 1, sum((block.inner, block.outer) != (1, 1) for block in fiber.blocks)
 
 
 def _fits(tensor: ir.TensorProtocol, fiber: Fiber) -> bool:

@@ -56,7 +56,7 @@ def test_a_weight_of_zeros_takes_any_scale() -> None:
 
 
 def test_positions_that_are_resized_have_mean_0_along_their_channels() -> None:
-    """As in YOLOS untrained: zeros have mean 0 along other fibers of 32 numbers too, which must wait."""
+    """As in YOLOS untrained: zeros have mean 0 along other fibers of 32 numbers, too."""
     body = (
         "h = MatMul(x, W) t = Concat<axis=1>(first, h) "
         'r = Resize<mode="cubic">(positions, none, none, sizes) s = Shape(r) '

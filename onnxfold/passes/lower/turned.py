@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.traversal import all_graphs
+from onnxfold.operators.functions import DOMAIN, SIGNATURES, Statistics
 
 _ALL_OPERANDS = frozenset(
     "Add And BitShift Concat Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Mul"
@@ -63,6 +64,9 @@ def _leading(nodes: list[ir.Node], outputs: Collection[ir.Value]) -> set[ir.Valu
 def _moved_through(node: ir.Node, outputs: Collection[ir.Value]) -> list[ir.Value]:
     """Return the inputs whose Transposes can move behind a node."""
     norm = any(output in outputs for output in node.outputs)
+    spelled = SIGNATURES.get(node.op_type) if node.domain == DOMAIN else None
+    if spelled is not None and spelled.statistics is not Statistics.LAYER:
+        return [value for value in node.inputs[: 1 + spelled.residual] if value is not None]
     if node.domain not in ("", "ai.onnx") and not norm:
         return []
     if norm or node.op_type in _FIRST_OPERAND:

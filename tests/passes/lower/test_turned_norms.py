@@ -151,6 +151,9 @@ def test_one_norm_that_stays_is_enough() -> None:
     first, second = onnxfold.optimize(model).report["inspect"]["norms"]
     assert (first["action"], second["action"]) == ("keep", "rms")
     assert error(optimized(onnxfold.optimize(model).model, "vit", 1), model) <= ROUNDING
+    # The second is a function by now, which a session without the library spells out.
+    again = onnxfold.optimize(onnxfold.optimize(model, target="kernels").model, target="kernels")
+    assert not again.changed
 
 
 def test_a_sum_with_what_is_not_turned_stops_the_transpose() -> None:
