@@ -100,8 +100,8 @@ def test_a_launch_goes_to_the_runtime_s_stream_and_its_failure_comes_back() -> N
         "input 0",
         "memory of 1",
     ]
-    assert len(asked) == 8
-    assert asked[7].startswith("status 1: onnxfold LayerNorm: CUDA: ")
+    assert len(asked) == 9
+    assert asked[8].startswith("status 1: onnxfold LayerNorm: CUDA: ")
 
 
 @pytest.mark.skipif(
