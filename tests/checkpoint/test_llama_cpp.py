@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tarfile
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,8 +26,7 @@ def converter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     name = "llama-cpp-python"
     pip("download", "--quiet", "--no-deps", "--no-binary", name, "--dest", folder, name)
     (archive,) = folder.glob("*.tar.gz")
-    with tarfile.open(archive) as file:
-        file.extractall(folder, filter="data")
+    shutil.unpack_archive(archive, folder)
     (found,) = folder.glob("*/vendor/llama.cpp/convert_hf_to_gguf.py")
     return found
 
