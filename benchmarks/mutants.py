@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -130,7 +131,7 @@ def mutants_of(path: Path) -> Iterator[Callable[[], Mutant]]:
     source = path.read_text()
     pairs = [(node, new) for node in ast.walk(ast.parse(source)) for new in turned(node)]
     for number in range(len(pairs)):
-        yield lambda number=number: _mutant(path, source, number)  # type: ignore[misc]
+        yield partial(_mutant, path, source, number)
 
 
 def _mutant(path: Path, source: str, number: int) -> Mutant:

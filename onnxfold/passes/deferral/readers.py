@@ -111,7 +111,7 @@ def layer_weight(
         return place or refuse(RefusalCode.UNKNOWN_OP, node, "is a layer that cannot be followed")
     tensor = info.tensor(node.inputs[place.weight])
     if tensor is None or not tensor.dtype.is_floating_point():
-        sentence = "has a weight that is no stored constant of floats"
+        sentence = "has a weight that is not a stored floating-point constant"
         return refuse(RefusalCode.DYNAMIC_WEIGHT, node, sentence)
     if tensor.dtype is not source.dtype:
         sentence = f"reads a weight of {tensor.dtype} beside activations of {source.dtype}"
