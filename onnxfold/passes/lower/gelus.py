@@ -1,0 +1,84 @@
+"""The product of a spelled Gelu in the order in which ONNX Runtime makes one operator of it.
+
+dynamo exports x * (0.5 * (1 + erf(x / sqrt(2)))), which a session runs as five operators; of
+(0.5 * x) * (1 + erf(x / sqrt(2))) it makes one, alone or with the bias in front of it.  Halving a
+float is exact, so that both give the same number, unless half of x has no normal number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.edit import Editor, Lowered
+
+
+@dataclass(frozen=True, slots=True)
+class LateHalf:
+    """A Gelu that halves 1 + erf instead of x: its last product, and what that is of."""
+
+    product: ir.Node
+    halving: ir.Node
+    x: ir.Value
+    half: ir.Value
+    total: ir.Value  # 1 + erf(x / sqrt(2))
+
+    def lower(self) -> Lowered:
+        """Return the nodes that halve x first."""
+        halving = ir.node("Mul", [self.x, self.half], name=self.halving.name)
+        halved, old = halving.outputs[0], self.halving.outputs[0]
+        halved.name, halved.shape, halved.type = old.name, old.shape, old.type
+        product = ir.node("Mul", [halved, self.total], name=self.product.name)
+        return Lowered((halving, product), ((self.product.outputs[0], product.outputs[0]),))
+
+
+def late_halves(view: ModelInfo) -> tuple[LateHalf, ...]:
+    """Return the Gelus that a session would run operator by operator."""
+    products = (node for node in view.nodes() if _is(node, "Mul"))
+    found = (_found(view, node, place) for node in products for place in (0, 1))
+    return tuple(each for each in found if each is not None)
+
+
+def halve_first(edit: Editor, gelus: Iterable[LateHalf]) -> None:
+    """Let each Gelu halve x instead of 1 + erf."""
+    for gelu in gelus:
+        edit.stand_in(gelu.lower(), gelu.product, (gelu.halving, gelu.product))
+
+
+def _found(view: ModelInfo, product: ir.Node, place: int) -> LateHalf | None:
+    """Return the Gelu of which a product's operand is the halved sum, or None."""
+    x, halved = product.inputs[1 - place], product.inputs[place]
+    halving = _computed(halved, "Mul")
+    if x is None or halved is None or halving is None or halving.graph is not product.graph:
+        return None
+    half, total = _with_number(view, halving, 0.5)
+    addition = _computed(total, "Add")
+    erf = None if addition is None else _computed(_with_number(view, addition, 1.0)[1], "Erf")
+    scaling = None if erf is None or erf.inputs[0] is None else erf.inputs[0].producer()
+    if half is None or total is None or scaling is None or x not in scaling.inputs:
+        return None
+    alone = len(halved.uses()) == 1 and not halved.is_graph_output()
+    return LateHalf(product, halving, x, half, total) if alone else None
+
+
+def _with_number(
+    view: ModelInfo, node: ir.Node, number: float
+) -> tuple[ir.Value | None, ir.Value | None]:
+    """Return the operand of a node that is a number, and the other one; None for both else."""
+    first, second = node.inputs
+    if view.scalar(first) == number:
+        return first, second
+    return (second, first) if view.scalar(second) == number else (None, None)
+
+
+def _computed(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """Return the node that computes a value, where it is of a type, or None."""
+    node = None if value is None else value.producer()
+    return node if node is not None and _is(node, op_type) else None
+
+
+def _is(node: ir.Node, op_type: str) -> bool:
+    return not node.domain and node.op_type == op_type

@@ -1,0 +1,124 @@
+"""Gelus that dynamo spells in an order of which sessions make no operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import numpy_helper, parser
+
+import onnxfold
+
+WIDTH = 8
+LINES = {
+    "root": ("h", "ROOT"),
+    "sum": ("e", "ONE"),
+    "half": ("HALF", "t"),
+    "gelu": ("h", "g"),
+}
+
+
+def model(
+    order: dict[str, tuple[str, str]] = LINES,
+    *,
+    norm: bool = False,
+    more: str = "",
+    given: str = "y",
+) -> onnx.ModelProto:
+    """A Gelu between linear layers, as dynamo exports it; ``norm``: with one behind that folds."""
+    last = "r = MatMul(gelu, V)  y = LayerNormalization<axis=-1>(r, G)" if norm else "y = Neg(gelu)"
+    outputs = ", ".join(f"float[B,4,{WIDTH}] {name}" for name in given.split())
+    scaled, total, half, gelu = (", ".join(order[name]) for name in LINES)
+    made = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 18]>\n'
+        f"graph (float[B,4,{WIDTH}] x) => ({outputs}) {{"
+        f" m = MatMul(x, W)  h = Add(m, B)  s = Div({scaled})  e = Erf(s)  t = Add({total})"
+        f" g = Mul({half})  gelu = Mul({gelu}) {more} {last} }}"
+    )
+    rng = np.random.default_rng(0)
+    weights = {
+        "W": rng.standard_normal((WIDTH, WIDTH)),
+        "V": rng.standard_normal((WIDTH, WIDTH)),
+        "B": rng.standard_normal(WIDTH),
+        "G": rng.standard_normal(WIDTH),
+        "ROOT": np.sqrt(2.0),
+        "ONE": np.array(1.0),
+        "HALF": np.array(0.5),
+        "THIRD": np.array(1 / 3),
+    }
+    for name, array in weights.items():
+        made.graph.initializer.append(numpy_helper.from_array(np.float32(array), name))
+    return made
+
+
+def executed(given: onnx.ModelProto, path: Path) -> list[str]:
+    """The operators of a session."""
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(path)
+    ort.InferenceSession(given.SerializeToString(), options, ["CPUExecutionProvider"])
+    return [node.op_type for node in onnx.load(path).graph.node]
+
+
+def orders() -> Iterator[dict[str, tuple[str, str]]]:
+    """Every order of the operands of what commutes."""
+    for turned in product((False, True), repeat=3):
+        names = [name for name, turn in zip(("sum", "half", "gelu"), turned, strict=True) if turn]
+        yield {name: pair[::-1] if name in names else pair for name, pair in LINES.items()}
+
+
+@pytest.mark.parametrize("order", list(orders()))
+def test_a_session_makes_one_operator_of_it(
+    order: dict[str, tuple[str, str]], tmp_path: Path
+) -> None:
+    given = model(order)
+    made = onnxfold.optimize(given, target="ort")
+    assert "Erf" in executed(given, tmp_path / "session.onnx")
+    assert executed(made.model, tmp_path / "session.onnx") == ["MatMul", "BiasGelu", "Neg"]
+    assert not onnxfold.optimize(made.model, target="ort").changed
+
+
+@pytest.mark.parametrize("target", ["onnx", "kernels"])
+def test_other_targets_write_it_beside_what_folds_alone(target: str, tmp_path: Path) -> None:
+    made = onnxfold.optimize(model(norm=True), target=target).model
+    assert "BiasGelu" in executed(made, tmp_path / "session.onnx")
+    assert not onnxfold.optimize(model(), target=target).changed
+
+
+def test_the_numbers_are_the_same() -> None:
+    """Halving is exact: without fusions, every bit."""
+    given = model()
+    made = onnxfold.optimize(given, target="ort").model
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    x = 4 * np.random.default_rng(1).standard_normal((50, 4, WIDTH)).astype(np.float32)
+    before, after = (
+        ort.InferenceSession(each.SerializeToString(), options).run(None, {"x": x})[0]
+        for each in (given, made)
+    )
+    np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        model(LINES | {"half": ("THIRD", "t")}),
+        model(LINES | {"sum": ("e", "THIRD")}),
+        model(LINES | {"gelu": ("m", "g")}),
+        model(LINES | {"half": ("t", "t")}),
+        model(given="y g"),
+        model(more="again = Neg(g)", given="y again"),
+    ],
+)
+def test_what_is_no_gelu_or_is_read_by_others_stays(given: onnx.ModelProto) -> None:
+    assert not onnxfold.optimize(given, target="ort").changed
+
+
+def test_a_conversion_is_of_norms_alone() -> None:
+    made = onnxfold.convert(model(norm=True), to="rms").model
+    halving = next(node for node in made.graph.node if "HALF" in node.input)
+    assert "t" in halving.input
