@@ -3,43 +3,45 @@
     python -m benchmarks.mutants --count 300 --seed 0 [--each 50]
 
 A mutant has one decision turned around: a comparison, an `and` or `or`, a `not`.  The tests are
-collected once, in one process.  A child of it first notes which functions of the mutated parts each
-test runs, kept in build/mutants; of a test with many parameters `--each` of them are taken.  Each
-mutant is then a child that has the code of one function replaced, and runs the tests that run this
-function, those of the folder that mirrors its module first and the quick before the slow, until one
-fails (the mutant is killed) or all have passed (it survives: a test is missing, or the decision
-decides nothing).  Limits are of processor time, which a busy machine does not shorten.  What is
-decided while a module is imported is not tried, for the child has imported it.  The verdicts are
-rows of benchmarks/results/mutants.csv, where a survivor is tried again and the others are not.
+collected once, in one process.  A child of it first notes for each test the decisions that a mutant
+would have come out otherwise (`a <= b` for `a < b` where both are equal, `or` for `and` where the
+`and` is false), for no other test can kill that mutant; this is kept in build/mutants for these
+sources, and of a test with many parameters `--each` of them are taken.  Each mutant is then a child
+that has the code of one function replaced, and runs its tests, those of the folder that mirrors its
+module first and the quick before the slow, until one fails (the mutant is killed) or all have
+passed (it survives: a test is missing, or the decision decides nothing).  Limits are of processor
+time, which a busy machine does not shorten.  What is decided while a module is imported is not
+tried, for the child has imported it.  The verdicts are rows of benchmarks/results/mutants.csv, with
+the commit at which each was seen; a survivor is tried again and the others are not.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import copy
 import gc
+import hashlib
 import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+import traceback
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import _lru_cache_wrapper
 from itertools import accumulate
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.decisions import ROOT, Mutant, Noted, modules, put_in, sample
 from benchmarks.rows import RESULTS, read, replace
 
-ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("operators", "passes", "proof", "norms")
 # Every suite that sees what these parts decide; the quick and near first.
 SUITES = (
     "tests/norms",
@@ -52,41 +54,11 @@ SUITES = (
     "tests/check",
     "tests/models/test_recipes.py",
 )
-KNOWN = ROOT / "build" / "mutants" / "functions.jsonl"
+KNOWN = ROOT / "build" / "mutants"
 # Of a test that is too long with so many parameters, the others are not tried.
 _SLOW = 2
 # Far above what the tests need on the code as it is.
 _LIMIT_S, _LIMIT_TIMES = 60, 10
-_TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """One decision of one module, what it becomes, and the code objects that change."""
-
-    module: str
-    line: int
-    before: str
-    after: str
-    codes: dict[CodeType, CodeType]
-
-    @property
-    def place(self) -> tuple[str, int, str, str]:
-        return self.module, self.line, self.before, self.after
-
-    def __str__(self) -> str:
-        return f"{self.module}:{self.line}: {self.before} -> {self.after} "
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,68 +70,9 @@ class Verdict:
     before: str
     after: str
     seed: int
+    commit: str
     verdict: str
     why: str
-
-
-def turned(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield what a decision may be turned into."""
-    if isinstance(node, ast.Compare):
-        for index, operator in enumerate(node.ops):
-            other = copy.copy(node)
-            other.ops = [*node.ops]
-            other.ops[index] = _TURNED[type(operator)]()
-            yield other
-    elif isinstance(node, ast.BoolOp):
-        other = copy.copy(node)
-        other.op = ast.And() if isinstance(node.op, ast.Or) else ast.Or()
-        yield other
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        yield node.operand
-
-
-class _Swap(ast.NodeTransformer):
-    def __init__(self, old: ast.AST, new: ast.expr) -> None:
-        self._old, self._new = old, new
-
-    def visit(self, node: ast.AST) -> ast.AST:
-        return self._new if node is self._old else self.generic_visit(node)
-
-
-def mutants_of(path: Path) -> Iterator[Callable[[], Mutant]]:
-    """Yield a maker of each mutant of a module."""
-    source = path.read_text()
-    pairs = [(node, new) for node in ast.walk(ast.parse(source)) for new in turned(node)]
-    for number in range(len(pairs)):
-        yield partial(_mutant, path, source, number)
-
-
-def _mutant(path: Path, source: str, number: int) -> Mutant:
-    tree = ast.parse(source)
-    old, new = [(node, new) for node in ast.walk(tree) for new in turned(node)][number]
-    words = old.lineno, ast.unparse(old), ast.unparse(new)  # type: ignore[attr-defined]
-    before = compile(source, str(path), "exec", dont_inherit=True)
-    after = compile(_Swap(old, new).visit(tree), str(path), "exec", dont_inherit=True)
-    return Mutant(str(path).removeprefix(f"{ROOT}/"), *words, dict(_changed(before, after)))
-
-
-def _changed(before: CodeType, after: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
-    """Yield the code objects of functions, methods and lambdas that differ, the outermost first."""
-    if before != after:
-        yield before, after
-        inner = [code for code in before.co_consts if isinstance(code, CodeType)]
-        others = [code for code in after.co_consts if isinstance(code, CodeType)]
-        for one, other in zip(inner, others, strict=True):
-            yield from _changed(one, other)
-
-
-def put_in(codes: dict[CodeType, CodeType]) -> int:
-    """Give every living function its new code; return how many there are."""
-    living = [one for one in gc.get_objects() if isinstance(one, FunctionType)]
-    changed = [function for function in living if function.__code__ in codes]
-    for function in changed:
-        function.__code__ = codes[function.__code__]
-    return len(changed)
 
 
 class Tester:
@@ -171,7 +84,8 @@ class Tester:
         self._outcomes: set[str] = set()
         self._trusted: set[str] = set()
         self._seconds: dict[str, float] = {}
-        self._tests: dict[str, set[str]] = {}
+        self._tests: dict[int, set[str]] = {}
+        self._commit = _commit()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -197,40 +111,39 @@ class Tester:
         return self._outcomes
 
     def _note(self, items: Iterable[pytest.Item]) -> str:
-        """Write for each test its processor time, and the functions of the parts that it runs."""
-        KNOWN.parent.mkdir(parents=True, exist_ok=True)
+        """Write for each test its processor time, and the decisions that it decides."""
+        KNOWN.mkdir(parents=True, exist_ok=True)
         done = {row["test"] for row in known()}
         signal.signal(signal.SIGPROF, _too_long)
-        roots = tuple(str(ROOT / "onnxfold" / part) + os.sep for part in PARTS)
+        noted = Noted()
+        noted.put_in(modules())
+        caches = [one for one in gc.get_objects() if type(one) is _lru_cache_wrapper]
+        caches = [one for one in caches if one.__module__.startswith("onnxfold.")]
         slow: dict[str, int] = {}
         for item in items:
             name, test = item.nodeid, _test(item.nodeid)
             if name in done or slow.get(test, 0) == _SLOW:
                 continue
-            seen: set[CodeType] = set()
+            for one in caches:
+                one.cache_clear()
+            noted.take()
             start = time.process_time()
-            sys.settrace(lambda frame, _event, _arg, seen=seen: seen.add(frame.f_code))  # type: ignore[misc]
             signal.setitimer(signal.ITIMER_PROF, self._options.longest)
             passed = self._run(item) == {"passed"}
             signal.setitimer(signal.ITIMER_PROF, 0)
-            sys.settrace(None)
-            ours = [code for code in seen if code.co_filename.startswith(roots)]
-            row = {
-                "test": name,
-                "seconds": round(time.process_time() - start, 3),
-                "functions": sorted(map(_name, ours)) if passed else [],
-            }
+            seconds = round(time.process_time() - start, 3)
+            row = {"test": name, "seconds": seconds, "decisions": noted.take() if passed else []}
             slow[test] = slow.get(test, 0) + ("skipped" in self._outcomes)
-            with KNOWN.open("a") as file:
+            with _noted().open("a") as file:
                 file.write(json.dumps(row) + "\n")
         return ""
 
     def _read(self) -> None:
         for row in known():
-            if row["functions"] and row["test"] in self._items:
+            if row["decisions"] and row["test"] in self._items:
                 self._seconds[row["test"]] = row["seconds"]
-                for name in row["functions"]:
-                    self._tests.setdefault(name, set()).add(row["test"])
+                for number in row["decisions"]:
+                    self._tests.setdefault(number, set()).add(row["test"])
 
     def _judge(self, mutant: Mutant) -> None:
         order, seconds = self._order(mutant)
@@ -242,29 +155,20 @@ class Tester:
             self._trusted.add(said)
         verdict = {"": "survives", "import": "at import"}.get(said, "killed")
         print(f"{verdict:9} {mutant} {said} ({len(order)} tests)", flush=True)
-        row = Verdict(*mutant.place, self._options.seed, verdict, said)
+        row = Verdict(*mutant.place, self._options.seed, self._commit, verdict, said)
         replace(self._options.keep, row, _place)
 
     def _order(self, mutant: Mutant) -> tuple[list[str], float]:
-        """Return the tests of a mutant, and what they cost; other parameters of them come last."""
+        """Return the tests of a mutant, the likely and the quick first, and what they cost."""
         near = str(Path("tests") / Path(mutant.module).relative_to("onnxfold").parent) + "/"
         kind = f"[{[*mutant.codes][-1].co_qualname.partition('.')[0]}]"
-        found = set().union(*(self._tests.get(_name(code), set()) for code in mutant.codes))
-        like = {_test(name): self._seconds[name] for name in found}
-        cost = {name: self._seconds.get(name, like.get(_test(name), 0)) for name in self._items}
         order = sorted(
-            (name for name in self._items if _test(name) in like),
-            key=lambda name: (
-                name not in found,
-                not name.startswith(near),
-                kind not in name,
-                cost[name],
-            ),
+            self._tests.get(mutant.number, ()),
+            key=lambda name: (not name.startswith(near), kind not in name, self._seconds[name]),
         )
-        chosen = {name: cost[name] for name in order}
-        sums = accumulate(chosen.values())
+        sums = accumulate(self._seconds[name] for name in order)
         order = order[: sum(each <= self._options.budget for each in sums)]
-        return order, sum(chosen[name] for name in order)
+        return order, sum(self._seconds[name] for name in order)
 
     def _first_failure(self, mutant: Mutant, order: Iterable[str]) -> str:
         if not put_in(mutant.codes):
@@ -281,37 +185,55 @@ def _too_long(_signal: int, _frame: FrameType | None) -> None:
 
 
 def known() -> list[dict[str, Any]]:
-    """Return what is noted of the tests."""
-    return [json.loads(row) for row in KNOWN.read_text().splitlines()] if KNOWN.exists() else []
+    """Return what is noted of the tests for these sources."""
+    path = _noted()
+    return [json.loads(row) for row in path.read_text().splitlines()] if path.exists() else []
+
+
+def _noted() -> Path:
+    sources = b"".join(path.read_bytes() for path in modules())
+    return KNOWN / f"{hashlib.sha256(sources).hexdigest()[:12]}.jsonl"
+
+
+def _commit() -> str:
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _place(row: dict[str, str]) -> tuple[str, int, str, str]:
     return row["module"], int(row["line"]), row["before"], row["after"]
 
 
-def _name(code: CodeType) -> str:
-    return f"{Path(code.co_filename).relative_to(ROOT)}:{code.co_qualname}:{code.co_firstlineno}"
-
-
 def in_a_child(work: Callable[[], str], limit_s: int) -> str:
-    """Return what a forked process says, or how it ended without a word."""
+    """Return what a forked process says, or how it ended without a word.
+
+    Raises:
+        RuntimeError: The work raised an exception.
+
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
         resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
+        code = 2
         try:
             os.write(writer, work().encode())
-            os._exit(0)
+            code = 0
+        except Exception:
+            os.write(writer, traceback.format_exc().encode())
+            code = 1
         finally:
-            os._exit(1)
+            os._exit(code)
     os.close(writer)
     said = b""
     while part := os.read(reader, 1 << 16):
         said += part
     os.close(reader)
     _, status = os.waitpid(child, 0)
+    if os.waitstatus_to_exitcode(status) == 1:
+        raise RuntimeError(said.decode())
     return said.decode() if not status else f"no end, or a crash: status {status}"
 
 
@@ -325,14 +247,6 @@ def spread(items: Iterable[pytest.Item], each: int) -> list[pytest.Item]:
 
 def _places(count: int, most: int) -> list[int]:
     return sorted({int(place) for place in np.linspace(0, count - 1, min(count, most))})
-
-
-def sample(count: int, seed: int) -> Iterator[Mutant]:
-    """Yield mutants of the parts, drawn without putting back."""
-    paths = sorted(path for part in PARTS for path in (ROOT / "onnxfold" / part).rglob("*.py"))
-    every = [make for path in paths for make in mutants_of(path)]
-    for index in np.random.default_rng(seed).permutation(len(every))[:count]:
-        yield every[index]()
 
 
 def main() -> int:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
+from functools import partial
+from itertools import product
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 import pytest
 
 pytest.importorskip("resource", reason="limits of processor time are for Unix")
 
-from benchmarks.mutants import in_a_child, mutants_of, put_in
+from benchmarks.decisions import Noted, mutants_of, put_in
+from benchmarks.mutants import in_a_child
 
 SOURCE = """
 from functools import cache
@@ -26,6 +30,9 @@ class Site:
         return any(x == y for y in (1, 4))
 
 first = lambda x: x in (1, 2)
+
+def refuses(x):
+    return x == 2 or [][x]
 
 @cache
 def kept(x):
@@ -45,23 +52,32 @@ def toy(tmp_path: Path) -> tuple[Path, ModuleType]:
     return path, module
 
 
-def _numbers(module: ModuleType) -> list[object]:
-    site = module.Site()
-    return [f(x) for x in range(5) for f in (site.small, site.odd, module.first, module.kept)]
+CALLS = [*product(("small", "odd", "first", "refuses", "kept"), range(5))]
+
+
+def _value(module: ModuleType, name: str, x: int) -> str:
+    try:
+        return repr(getattr(module.Site() if name in ("small", "odd") else module, name)(x))
+    except IndexError:
+        return "refused"
+
+
+def _values(module: ModuleType) -> list[str]:
+    return [_value(module, *call) for call in CALLS]
 
 
 def test_every_mutant_within_a_function_changes_what_it_computes(
     toy: tuple[Path, ModuleType],
 ) -> None:
     path, module = toy
-    before = _numbers(toy[1])
+    before = _values(module)
     module.kept.cache_clear()
     found = {}
     for make in mutants_of(path):
         mutant = make()
         live = in_a_child(lambda codes=mutant.codes: str(put_in(codes)), 60)  # type: ignore[misc]
         changed = in_a_child(
-            lambda codes=mutant.codes: str((put_in(codes), _numbers(module) != before)[1]),  # type: ignore[misc]
+            lambda codes=mutant.codes: str((put_in(codes), _values(module) != before)[1]),  # type: ignore[misc]
             60,
         )
         found[f"{mutant.before} -> {mutant.after}"] = (live, changed)
@@ -72,12 +88,45 @@ def test_every_mutant_within_a_function_changes_what_it_computes(
         "not self.odd(x) -> self.odd(x)": ("1", "True"),
         "x == y -> x != y": ("1", "True"),
         "x in (1, 2) -> x not in (1, 2)": ("1", "True"),
+        "x == 2 or [][x] -> x == 2 and [][x]": ("1", "True"),
+        "x == 2 -> x != 2": ("1", "True"),
         "x is None -> x is not None": ("1", "True"),
         "x is None or x > 1 -> x is None and x > 1": ("1", "True"),
         "x > 1 -> x >= 1": ("1", "True"),
     }
-    assert _numbers(module) == before
+    assert _values(module) == before
     assert path.read_text() == SOURCE
+
+
+def test_a_call_is_noted_where_a_mutant_computes_another_value(
+    toy: tuple[Path, ModuleType],
+) -> None:
+    path, module = toy
+    noted = Noted()
+
+    def probed() -> str:
+        noted.put_in([path])
+        return json.dumps([(_value(module, *call), noted.take()) for call in CALLS])
+
+    def plain(codes: dict[CodeType, CodeType]) -> str:
+        put_in(codes)
+        return json.dumps(_values(module))
+
+    values = json.loads(in_a_child(lambda: json.dumps(_values(module)), 60))
+    rows = json.loads(in_a_child(probed, 60))
+    assert [value for value, _ in rows] == values
+    calls = {}
+    for mutant in (make() for make in mutants_of(path)):
+        others = json.loads(in_a_child(partial(plain, mutant.codes), 60))
+        found = {call for call, row in zip(CALLS, rows, strict=True) if mutant.number in row[1]}
+        differ = zip(CALLS, values, others, strict=True)
+        assert {call for call, one, other in differ if one != other} <= found
+        calls[mutant.after] = found
+    assert calls["x <= 3"] == {("small", 3)}
+    assert calls["x < 3 or not self.odd(x)"] == {("small", 1), ("small", 3), ("small", 4)}
+    assert calls["x == 2 and [][x]"] == {("refuses", x) for x in range(5)}
+    assert calls["x >= 1"] == {("kept", 1)}
+    assert calls["1 <= 2"] == set()
 
 
 def test_what_does_not_end_or_crashes_is_told() -> None:
@@ -88,3 +137,5 @@ def test_what_does_not_end_or_crashes_is_told() -> None:
     assert in_a_child(lambda: "said", 60) == "said"
     assert in_a_child(endless, 1).startswith("no end, or a crash")
     assert in_a_child(lambda: sys.exit(3), 60).startswith("no end, or a crash")
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        in_a_child(lambda: str(1 / 0), 60)

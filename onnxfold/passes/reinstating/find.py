@@ -82,13 +82,10 @@ def _site(algebra: Algebra, node: ir.Node, form: Moment) -> NormSite | None:
         return None
     if form.statistic is Statistic.SQUARED_MEAN or dtype is None or form.t.dtype is None:
         return None
-    summed = form.over.size > 1 and form.factor == form.over.size
-    kind = NormKind.L2_NORM if summed else NormKind.RMS_NORM
-    if form.statistic is Statistic.VARIANCE:
-        kind = NormKind.LAYER_NORM
+    variance = form.statistic is Statistic.VARIANCE
     return NormSite(
         name=node_label(node),
-        kind=kind,
+        kind=NormKind.LAYER_NORM if variance else NormKind.RMS_NORM,
         form=NormForm.DECOMPOSED,
         input=form.t,
         output=node.outputs[0],

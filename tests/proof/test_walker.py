@@ -1,0 +1,38 @@
+"""What the walker relates by twins, and where it tests, one decision at a time."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.proof import Certificate, prove
+
+BODY = """<ir_version: 8, opset_import: ["": 18]>
+g (double[B,4] x, bool c) => (double[B,4] y) {{
+  y = If(c) <
+    then_branch = t () => (double[B,4] p) {{ {then} }},
+    else_branch = e () => (double[B,4] q) {{ q = Neg(x) }}>
+}}"""
+
+
+def _views(*bodies: str) -> list[ModelInfo]:
+    texts = (BODY.format(then=body) for body in bodies)
+    return [ModelInfo(ir.from_proto(onnx.parser.parse_model(text))) for text in texts]
+
+
+def test_a_norm_that_no_test_can_tell_counts_by_its_twin() -> None:
+    """What an If gives is never tested; only constants are tested for the count."""
+    proof = prove(*_views("p = Exp(x)", "p = Exp(x)"), Certificate(folded=("y",)))
+    assert proof.passed
+    assert proof.folded_norms == 1
+
+
+def test_an_output_of_a_body_may_be_what_another_value_was() -> None:
+    """Outputs of a body are paired by place: a, which no test can tell, stands for its copy."""
+    before, after = _views("a = RandomNormalLike(x) p = Identity(a)", "p = RandomNormalLike(x)")
+    body = next(graph for graph in after.graphs if graph.name == "t")
+    body.outputs[0].name = "a"
+    assert prove(before, ModelInfo(after.model), Certificate()).passed
+    body[0].op_type = "RandomUniformLike"
+    assert not prove(before, ModelInfo(after.model), Certificate()).passed
