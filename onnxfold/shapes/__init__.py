@@ -5,10 +5,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
-from onnxfold.shapes.completion import complete
 from onnxfold.shapes.inference import fill_types, strip_types
+from onnxfold.shapes.missing_shapes import fill_shapes
 
-__all__ = ["complete", "fill_types", "infer", "strip_types"]
+__all__ = ["fill_shapes", "fill_types", "infer", "strip_types"]
 
 
 def infer(model: ir.Model) -> ModelInfo:
@@ -18,4 +18,4 @@ def infer(model: ir.Model) -> ModelInfo:
     """
     fill_types(model)
     info = ModelInfo(model)
-    return ModelInfo(model) if complete(info) else info
+    return ModelInfo(model) if fill_shapes(info) else info

@@ -17,8 +17,8 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.dims import Shape
 from onnxfold.graph.sequences import behind_unbind
 from onnxfold.graph.traversal import all_graphs, declared_shape
-from onnxfold.shapes.completion import complete
 from onnxfold.shapes.inference import fill_types
+from onnxfold.shapes.missing_shapes import fill_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def unconfirmed_claims(model: ir.Model) -> tuple[Claim, ...]:
     for own, _ in claimed:
         own.shape = None
     fill_types(clone)
-    complete(ModelInfo(clone))
+    fill_shapes(ModelInfo(clone))
     claims = [
         Claim(str(own.name), shape, declared_shape(own))
         for own, shape in claimed

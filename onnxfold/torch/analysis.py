@@ -18,8 +18,8 @@ from onnxfold.graph import Fiber
 from onnxfold.model_io import one_line
 from onnxfold.norms import NormSite, find_norms
 from onnxfold.passes.centring.decide import Demand, cheapest_plan
+from onnxfold.passes.centring.model_transfers import ModelTransfers
 from onnxfold.passes.centring.plan import CentringPlan, WeightCentring
-from onnxfold.passes.centring.relations import Relations
 from onnxfold.passes.costs import Costs
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.torch.exporting import Arguments, exported
@@ -118,7 +118,7 @@ class Analysis:
             and self._module_of[self._info.ref(site.output)] not in {None, *forbidden}
         ]
         return cheapest_plan(
-            Relations(self._info, self._sites),
+            ModelTransfers(self._info, self._sites),
             demands,
             _COSTS,
             allow_split_bytes=_ALWAYS_SPLIT,

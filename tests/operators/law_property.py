@@ -1,10 +1,10 @@
 """The property that every line of the law table must have, checked on one sample.
 
-Pull, ``Carried``:   f(P x1, P x2, rest) = P f(x1, x2, rest), and a shift of each carried input,
-                     alone and together, is a shift of the output along its own fiber.
-Pull, ``ZeroMean``:  the output's mean along the fiber is 0.
-Effect, ``Unseen``:  a shift of the input changes no output.
-Effect, ``Carries``: it is a shift of the outputs named, and changes no other.
+Backward, ``Carried``:     f(P x1, P x2, rest) = P f(x1, x2, rest), and a shift of each carried
+                           input, alone and together, is a shift of the output along its own fiber.
+Backward, ``ZeroMean``:    the output's mean along the fiber is 0.
+Forward, ``Invariant``:    a shift of the input changes no output.
+Forward, ``Equivariant``:  it is a shift of the outputs named, and changes no other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from onnxfold.graph import AxisBlock, Fiber, ModelInfo, Reader, Shape
 from onnxfold.operators.families.transfer import Carried, ZeroMean
 from onnxfold.passes.centring import fiber_parts
-from onnxfold.passes.centring.relations import Carries, Point, Relations, Unseen
+from onnxfold.passes.centring.model_transfers import Equivariant, Invariant, ModelTransfers, Point
 from onnxfold.refusal import Refusal
 from tests.operators.projector import mean_along, project
 from tests.operators.sample import Array, Draw, Sample
@@ -41,7 +41,7 @@ class _Check:
         self.sample, self.draw = sample, draw
         self.view: ModelInfo = sample.view()
         self.node = next(iter(self.view.nodes()))
-        self.relations = Relations(self.view, ())
+        self.transfers = ModelTransfers(self.view, ())
         self.f = sample.evaluator()
         self.x = sample.arrays()
         self.y = self.f(self.x)
@@ -61,7 +61,7 @@ class _Check:
                     f"{self._name()} has shape {result.shape}, the view says {shape}"
                 )
             for fiber in self._fibers(shape, result.shape):
-                self._check_pull(index, fiber)
+                self._check_backward(index, fiber)
         for index, operand in enumerate(self.sample.operands):
             if operand is None or not operand.moves:
                 continue
@@ -107,20 +107,20 @@ class _Check:
         length = self.draw.pick([n for n in divisors if (size // inner) % n == 0])
         return [AxisBlock(axis, inner, length, size // inner // length if known else None)]
 
-    def _check_pull(self, output: int, fiber: Fiber) -> None:
-        pulled = self.relations.backward(Point(self.node.outputs[output], fiber))
+    def _check_backward(self, output: int, fiber: Fiber) -> None:
+        origin = self.transfers.backward(Point(self.node.outputs[output], fiber))
         where = f"{self._name()}, output {output}, {fiber or 'empty fiber'}"
         self._check_cut(output, fiber, where)
-        if isinstance(pulled, Refusal):
+        if isinstance(origin, Refusal):
             self.tally["refused"] += 1
             return
-        if isinstance(pulled, ZeroMean):
+        if isinstance(origin, ZeroMean):
             self.tally["zero mean"] += 1
             self._equal(mean_along(self.y[output], fiber), 0.0, f"{where}: a mean that is not 0")
             return
         self.tally["carried"] += bool(fiber.blocks)
-        self._check_centring(pulled, output, fiber, where)
-        for chosen in [(pair,) for pair in pulled.inputs] + [pulled.inputs]:
+        self._check_centring(origin, output, fiber, where)
+        for chosen in [(pair,) for pair in origin.inputs] + [origin.inputs]:
             self._check_shift(chosen, output, fiber, where)
 
     def _check_cut(self, output: int, fiber: Fiber, where: str) -> None:
@@ -138,9 +138,9 @@ class _Check:
             moved = project(moved, fiber) if other == output else moved
             self._equal(moved, 0.0, f"{where}: a shift of the part reaches output {other}")
 
-    def _check_centring(self, pulled: Carried, output: int, fiber: Fiber, where: str) -> None:
+    def _check_centring(self, origin: Carried, output: int, fiber: Fiber, where: str) -> None:
         arrays = list(self.x)
-        for index, inner in pulled.inputs:
+        for index, inner in origin.inputs:
             arrays[index] = self._like(project(self._moving(index, where), inner), index)
         expected = project(self.y[output], fiber)
         self._equal(self.f(arrays)[output], expected, f"{where}: P does not commute")
@@ -158,21 +158,25 @@ class _Check:
         value = self.node.inputs[index]
         if value is None:
             return
-        effect = self.relations.forward(Point(value, fiber), Reader(self.node, index))
+        response = self.transfers.forward(Point(value, fiber), Reader(self.node, index))
         where = f"{self._name()}, input {index}, {fiber or 'empty fiber'}"
-        if isinstance(effect, Refusal):
+        if isinstance(response, Refusal):
             self.tally["exact"] += 1
             return
-        self.tally["unseen" if isinstance(effect, Unseen) else "carries"] += bool(fiber.blocks)
+        self.tally["invariant" if isinstance(response, Invariant) else "equivariant"] += bool(
+            fiber.blocks
+        )
         arrays = list(self.x)
         arrays[index] = self._shifted(self._moving(index, where), fiber, index)
         results = self.f(arrays)
-        outer = {p.value: p.fiber for p in effect.points} if isinstance(effect, Carries) else {}
+        outer = (
+            {p.value: p.fiber for p in response.points} if isinstance(response, Equivariant) else {}
+        )
         for output, value in enumerate(self.node.outputs):
             moved = self._change(results, output)
             if value in outer:
                 moved = project(moved, outer[value])
-            self._equal(moved, 0.0, f"{where}: {effect} is not what happens")
+            self._equal(moved, 0.0, f"{where}: {response} is not what happens")
 
     def _moving(self, index: int, where: str) -> Array:
         operand = self.sample.operands[index]

@@ -31,44 +31,44 @@ class FirstOperandOnly(Broken):
     """Carrier or writer: forgets that all operands must be centred together."""
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        pulled = self.right.backward(view, node, output, fiber)
-        return Carried(pulled.inputs[:1]) if isinstance(pulled, Carried) else pulled
+        origin = self.right.backward(view, node, output, fiber)
+        return Carried(origin.inputs[:1]) if isinstance(origin, Carried) else origin
 
 
 class WithoutGuard(Broken):
     """Opaque as carrier: the same fiber of the first operand where the law refuses."""
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        pulled = self.right.backward(view, node, output, fiber)
+        origin = self.right.backward(view, node, output, fiber)
         fits = view.rank(node.inputs[0]) == view.rank(node.outputs[output])
-        return Carried(((0, fiber),)) if isinstance(pulled, Refusal) and fits else pulled
+        return Carried(((0, fiber),)) if isinstance(origin, Refusal) and fits else origin
 
 
 class AxisOffByOne(Broken):
     """Carrier or writer along another axis."""
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        pulled = self.right.backward(view, node, output, fiber)
-        if not isinstance(pulled, Carried) or len(pulled.inputs) != 1:
-            return pulled
-        index, inner = pulled.inputs[0]
+        origin = self.right.backward(view, node, output, fiber)
+        if not isinstance(origin, Carried) or len(origin.inputs) != 1:
+            return origin
+        index, inner = origin.inputs[0]
         rank = view.rank(node.inputs[index]) or 0
         turned = whole_axes(
             view.shape(node.inputs[index]) or (), [(a + 1) % rank for a in inner.axes]
         )
-        return pulled if turned is None else Carried(((index, turned),))
+        return origin if turned is None else Carried(((index, turned),))
 
 
 class OtherOperand(Broken):
     """Writer on the wrong side."""
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        pulled = self.right.backward(view, node, output, fiber)
-        if not isinstance(pulled, Carried) or len(pulled.inputs) != 1:
-            return pulled
-        index, inner = pulled.inputs[0]
+        origin = self.right.backward(view, node, output, fiber)
+        if not isinstance(origin, Carried) or len(origin.inputs) != 1:
+            return origin
+        index, inner = origin.inputs[0]
         same = len(node.inputs) > 1 and view.rank(node.inputs[0]) == view.rank(node.inputs[1])
-        return Carried(((1 - index, inner),)) if same and index < 2 else pulled
+        return Carried(((1 - index, inner),)) if same and index < 2 else origin
 
 
 class NeverSeen(Broken):

@@ -7,12 +7,12 @@ from collections import Counter
 from onnxfold.graph import ModelInfo
 from onnxfold.operators.families.rules import transfer_of
 from onnxfold.passes.centring.dataflow import PointFacts, ZeroMeanGraph
-from onnxfold.passes.centring.relations import Carries, Point, Relations, Unseen
+from onnxfold.passes.centring.model_transfers import Equivariant, Invariant, ModelTransfers, Point
 
 __all__ = ["roles_of"]
 
 
-def roles_of(view: ModelInfo, relations: Relations, graph: ZeroMeanGraph) -> Counter[str]:
+def roles_of(view: ModelInfo, transfers: ModelTransfers, graph: ZeroMeanGraph) -> Counter[str]:
     """Count (line, role) over all points that norms reach.
 
     ``writer``: a constant input is centred; ``carrier``: an input that is computed; ``zero mean``;
@@ -31,8 +31,8 @@ def roles_of(view: ModelInfo, relations: Relations, graph: ZeroMeanGraph) -> Cou
             node = reader.node
             if transfer_of(node) is None:
                 continue
-            effect = relations.forward(point, reader)
-            role = {Unseen: "sink", Carries: "passes"}.get(type(effect), "exact")
+            response = transfers.forward(point, reader)
+            role = {Invariant: "sink", Equivariant: "passes"}.get(type(response), "exact")
             seen[_name(node.domain, node.op_type, role)] += 1
     return seen
 

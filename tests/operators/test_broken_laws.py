@@ -39,18 +39,18 @@ _UNCHANGED = 40  # samples on which a mutant says what the law says: it is none 
 
 class LastOperandOnly(Broken):
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        pulled = self.right.backward(view, node, output, fiber)
-        return Carried(pulled.inputs[-1:]) if isinstance(pulled, Carried) else pulled
+        origin = self.right.backward(view, node, output, fiber)
+        return Carried(origin.inputs[-1:]) if isinstance(origin, Carried) else origin
 
 
 class EmptyFibers(Broken):
     """Takes no notice of the fiber: sets of one element everywhere."""
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        pulled = self.right.backward(view, node, output, fiber)
-        if not isinstance(pulled, Carried):
-            return pulled
-        return Carried(tuple((index, Fiber(())) for index, _ in pulled.inputs))
+        origin = self.right.backward(view, node, output, fiber)
+        if not isinstance(origin, Carried):
+            return origin
+        return Carried(tuple((index, Fiber(())) for index, _ in origin.inputs))
 
 
 class InversePermutation(Broken):
@@ -71,10 +71,10 @@ class MatMulWithoutBatchGuard(Broken):
 
 class WithoutTransposition(Broken):
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        pulled = self.right.backward(view, node, output, fiber)
-        if not isinstance(pulled, Carried):
-            return pulled
-        return Carried(tuple((i, fiber if i < 2 else inner) for i, inner in pulled.inputs))
+        origin = self.right.backward(view, node, output, fiber)
+        if not isinstance(origin, Carried):
+            return origin
+        return Carried(tuple((i, fiber if i < 2 else inner) for i, inner in origin.inputs))
 
 
 class WithoutGroupGuard(Broken):
@@ -150,22 +150,22 @@ class AcrossHeads(Broken):
     """Takes the whole hidden axis for one head."""
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        pulled = self.right.backward(view, node, output, fiber)
+        origin = self.right.backward(view, node, output, fiber)
         shape = view.shape(node.inputs[2])
-        if not isinstance(pulled, Refusal) or shape is None or len(shape) != 3:
-            return pulled
+        if not isinstance(origin, Refusal) or shape is None or len(shape) != 3:
+            return origin
         same = fiber.axes == (2,) and shape == view.shape(node.outputs[0])
-        return Carried(((2, fiber),)) if same else pulled
+        return Carried(((2, fiber),)) if same else origin
 
 
 class QueriesToo(Broken):
     """Takes attention for linear in its queries."""
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        pulled = self.right.backward(view, node, output, fiber)
-        if not isinstance(pulled, Carried) or view.rank(node.inputs[0]) != 3:
-            return pulled
-        return Carried((*pulled.inputs, (0, fiber)))
+        origin = self.right.backward(view, node, output, fiber)
+        if not isinstance(origin, Carried) or view.rank(node.inputs[0]) != 3:
+            return origin
+        return Carried((*origin.inputs, (0, fiber)))
 
 
 class WithoutJoinedInputs(Broken):
@@ -181,13 +181,13 @@ class HeadsOfTheQueries(Broken):
     """Takes the place in all heads of the output for the place in the fewer heads of V."""
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        pulled = self.right.backward(view, node, output, fiber)
+        origin = self.right.backward(view, node, output, fiber)
         shape = view.shape(node.inputs[2]) or ()
-        if not isinstance(pulled, Carried) or len(shape) != 3 or not isinstance(shape[2], int):
-            return pulled
+        if not isinstance(origin, Carried) or len(shape) != 3 or not isinstance(shape[2], int):
+            return origin
         digits = [(b.inner * 2, b.size) for b in fiber.blocks]
         if any(shape[2] % (inner * size) for inner, size in digits):
-            return pulled
+            return origin
         blocks = [AxisBlock(2, i, n, shape[2] // (i * n)) for i, n in digits]
         return Carried(((2, Fiber.of(blocks)),))
 

@@ -15,7 +15,7 @@ from onnxfold.norms import find_norms
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.decide import Demand, cheapest_plan
-from onnxfold.passes.centring.relations import Relations
+from onnxfold.passes.centring.model_transfers import ModelTransfers
 from onnxfold.passes.costs import Costs
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import AFFINE_PASSES, decide_all
@@ -158,7 +158,7 @@ def test_a_fold_that_saves_nothing_says_so() -> None:
     sites = find_norms(view)
     costs = Costs(layer_norm=100, rms_norm=100, bias=0, centring=100)
     demands = [Demand(site, 0) for site in sites]
-    plan = cheapest_plan(Relations(view, sites), demands, costs, allow_split_bytes=1 << 20)
+    plan = cheapest_plan(ModelTransfers(view, sites), demands, costs, allow_split_bytes=1 << 20)
     assert not plan.folds
     assert [refusal.code for _, refusal in plan.refusals] == [RefusalCode.NOT_WORTH]
 

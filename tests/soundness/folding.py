@@ -18,8 +18,8 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.dataflow import walk_back
 from onnxfold.passes.centring.decide import CentringDecision
+from onnxfold.passes.centring.model_transfers import ModelTransfers
 from onnxfold.passes.centring.prove import prove_centring
-from onnxfold.passes.centring.relations import Relations
 from onnxfold.passes.findings import Findings
 from onnxfold.passes.lower.apply import apply as apply_lowering
 from onnxfold.passes.lower.decide import decide as decide_lowering
@@ -108,6 +108,6 @@ def _roles(decided: Decided) -> Counter[str]:
     info, sites = decided.info, find_norms(decided.info)
     asked = {*(fold.output for fold in decided.plan.folds)}
     asked |= {output for output, _ in decided.plan.refusals}
-    relations = Relations(info, sites)
-    graph = walk_back(relations, [site for site in sites if info.ref(site.output) in asked])
-    return roles_of(info, relations, graph)
+    transfers = ModelTransfers(info, sites)
+    graph = walk_back(transfers, [site for site in sites if info.ref(site.output) in asked])
+    return roles_of(info, transfers, graph)

@@ -19,7 +19,14 @@ from onnxfold.errors import InvariantError
 from onnxfold.graph import FLOATS, Reader
 from onnxfold.norms.site import NormSite
 from onnxfold.operators.families.transfer import ZeroMean
-from onnxfold.passes.centring.relations import EXACT, Assumptions, Carries, Point, Relations, Unseen
+from onnxfold.passes.centring.model_transfers import (
+    EXACT,
+    Assumptions,
+    Equivariant,
+    Invariant,
+    ModelTransfers,
+    Point,
+)
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -55,7 +62,7 @@ class ZeroMeanGraph:
 
 
 def walk_back(
-    relations: Relations,
+    transfers: ModelTransfers,
     demands: Iterable[NormSite],
     assumptions: Assumptions = EXACT,
     overflowing: Collection[str] = (),
@@ -64,7 +71,7 @@ def walk_back(
 
     ``overflowing`` are references of weights that cannot be centred, whatever reads them.
     """
-    walk = _Walk(relations, assumptions, overflowing)
+    walk = _Walk(transfers, assumptions, overflowing)
     asked = tuple((site, Point(site.input, site.fiber)) for site in demands)
     walk.run([point for _, point in asked])
     return ZeroMeanGraph(_with_zero_means(walk.points()), asked)
@@ -84,11 +91,11 @@ class _Walk:
     """Alternates between pulling points back and looking at the readers of what was found."""
 
     def __init__(
-        self, relations: Relations, assumptions: Assumptions, overflowing: Collection[str]
+        self, transfers: ModelTransfers, assumptions: Assumptions, overflowing: Collection[str]
     ):
-        self._view = relations.view
+        self._view = transfers.view
         self._overflowing = overflowing
-        self._relations = relations
+        self._transfers = transfers
         self._assumptions = assumptions
         self._producers: dict[Point, _Producer] = {}
         self._readers: dict[Point, tuple[tuple[Point, ...], tuple[Refusal, ...]]] = {}
@@ -140,14 +147,14 @@ class _Walk:
             return _Producer(constant=False, opaque=refusal)
         if self._view.tensor(point.value) is not None:
             return self._pull_constant(point.value)
-        pulled = self._relations.backward(point, self._assumptions)
-        if isinstance(pulled, ZeroMean):
+        origin = self._transfers.backward(point, self._assumptions)
+        if isinstance(origin, ZeroMean):
             return _Producer(constant=False, zero_mean=True)
-        if isinstance(pulled, Refusal):
-            return _Producer(constant=False, opaque=pulled)
+        if isinstance(origin, Refusal):
+            return _Producer(constant=False, opaque=origin)
         node = point.value.producer()
         carried = []
-        for index, fiber in pulled.inputs:
+        for index, fiber in origin.inputs:
             operand = node.inputs[index] if node is not None else None
             if node is None or operand is None:
                 raise InvariantError(f"the law of '{point.value.name}' carries a missing input")
@@ -156,10 +163,10 @@ class _Walk:
             self._asked_by.setdefault((carried[-1], reader), {})[point] = None
         siblings = tuple(
             Point(output, point.fiber)
-            for output in (node.outputs if node is not None and not pulled.alone else ())
+            for output in (node.outputs if node is not None and not origin.alone else ())
             if output is not point.value and (output.uses() or output.is_graph_output())
         )
-        positions = tuple(index for index, _ in pulled.inputs)
+        positions = tuple(index for index, _ in origin.inputs)
         return _Producer(False, carried=tuple(carried), positions=positions, siblings=siblings)
 
     def _pull_constant(self, value: ir.Value) -> _Producer:
@@ -191,16 +198,16 @@ class _Walk:
             sentence = f"'{name}' is an output of its graph"
             exact.append(Refusal(RefusalCode.GRAPH_OUTPUT, sentence, (name,)))
         for reader in self._view.readers(point.value):
-            effect = self._relations.forward(point, reader)
-            if isinstance(effect, Unseen):
+            response = self._transfers.forward(point, reader)
+            if isinstance(response, Invariant):
                 continue
             asked_by = self._asked_by.get((point, reader))
             if asked_by:
                 carries_to.update(asked_by)
-            elif isinstance(effect, Carries):
-                carries_to.update(dict.fromkeys(effect.points))
+            elif isinstance(response, Equivariant):
+                carries_to.update(dict.fromkeys(response.points))
             else:
-                exact.append(effect)
+                exact.append(response)
         return tuple(carries_to), tuple(exact)
 
 

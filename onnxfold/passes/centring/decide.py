@@ -14,6 +14,7 @@ from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.dataflow import PointFacts, ZeroMeanGraph, walk_back
 from onnxfold.passes.centring.fusions import attends, embedded, embeds
+from onnxfold.passes.centring.model_transfers import Assumptions, Embeddings, ModelTransfers, Point
 from onnxfold.passes.centring.network import CentringCut, free_points, solve
 from onnxfold.passes.centring.plan import (
     CentringPlan,
@@ -22,7 +23,6 @@ from onnxfold.passes.centring.plan import (
     WeightCentring,
     joined,
 )
-from onnxfold.passes.centring.relations import Assumptions, Embeddings, Point, Relations
 from onnxfold.passes.costs import Costs, costs_of, elements
 from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.lower.turned import turned_norms
@@ -76,11 +76,11 @@ def decide(info: ModelInfo, settings: Settings) -> CentringDecision:
     sites = find_norms(info)
     lowering = TargetLowering(info, settings.target, settings.norm_form)
     demands, refused = _demands(info, sites, lowering, settings)
-    relations = Relations(info, sites, of_parts=True)
-    plan, left = _worthwhile(relations, demands, lowering, settings)
+    transfers = ModelTransfers(info, sites, of_parts=True)
+    plan, left = _worthwhile(transfers, demands, lowering, settings)
     layer_norms = [site for site in sites if site.kind is NormKind.LAYER_NORM]
     in_place = (site for site in sites if lowering.calls_in_place(site))
-    whole = relations.without_parts()  # the paper centres whole weights
+    whole = transfers.without_parts()  # the paper centres whole weights
     return CentringDecision(
         plan,
         tuple({**refused, **dict(plan.refusals), **left}.items()),
@@ -97,31 +97,33 @@ def plan_of(info: ModelInfo, settings: Settings) -> CentringPlan:
     sites = find_norms(info)
     lowering = TargetLowering(info, settings.target, settings.norm_form)
     demands, _ = _demands(info, sites, lowering, settings)
-    plan, _ = _worthwhile(Relations(info, sites, of_parts=True), demands, lowering, settings)
+    plan, _ = _worthwhile(ModelTransfers(info, sites, of_parts=True), demands, lowering, settings)
     return plan
 
 
 def _worthwhile(
-    relations: Relations,
+    transfers: ModelTransfers,
     demands: Sequence[Demand],
     lowering: TargetLowering,
     settings: Settings,
 ) -> tuple[CentringPlan, dict[str, Refusal]]:
     """Return the plan without the norms of which runtimes make more, and why these stay."""
-    plan = _cheapest(relations, demands, settings)
-    ref = relations.view.ref
+    plan = _cheapest(transfers, demands, settings)
+    ref = transfers.view.ref
     folded = {fold.output for fold in plan.folds}
     sites = [demand.site for demand in demands if ref(demand.site.output) in folded]
-    left = _left(relations.view, sites, lowering, settings)
+    left = _left(transfers.view, sites, lowering, settings)
     if left:
         others = [demand for demand in demands if ref(demand.site.output) not in left]
-        plan = _cheapest(relations, others, settings)
+        plan = _cheapest(transfers, others, settings)
     return plan, left
 
 
-def _cheapest(relations: Relations, demands: Sequence[Demand], settings: Settings) -> CentringPlan:
+def _cheapest(
+    transfers: ModelTransfers, demands: Sequence[Demand], settings: Settings
+) -> CentringPlan:
     return cheapest_plan(
-        relations,
+        transfers,
         demands,
         costs_of(settings.target),
         allow_split_bytes=settings.allow_split,
@@ -204,7 +206,7 @@ def _refuse_early(site: NormSite, lowering: TargetLowering, settings: Settings) 
 
 
 def cheapest_plan(
-    relations: Relations,
+    transfers: ModelTransfers,
     demands: Sequence[Demand],
     costs: Costs,
     *,
@@ -215,8 +217,8 @@ def cheapest_plan(
 
     ``overflowing`` are references of weights that are not centred, in the file or at run time.
     """
-    view = relations.view
-    graph = walk_back(relations, [demand.site for demand in demands], overflowing=overflowing)
+    view = transfers.view
+    graph = walk_back(transfers, [demand.site for demand in demands], overflowing=overflowing)
     prices = _Prices(view, costs, allow_split_bytes)
     gains = [(Point(d.site.input, d.site.fiber), d.gain_ps) for d in demands]
     cut = solve(graph, gains, prices.of_copy)
@@ -225,7 +227,7 @@ def cheapest_plan(
     if weights is not None:
         return replace(plan, weights=weights, parts=_parts(view, cut))
     return cheapest_plan(
-        relations.without_parts(),
+        transfers.without_parts(),
         demands,
         costs,
         allow_split_bytes=allow_split_bytes,
@@ -245,10 +247,10 @@ def _parts(view: ModelInfo, cut: CentringCut) -> tuple[tuple[str, Fiber], ...]:
 
 
 def count_foldable(
-    relations: Relations, sites: Sequence[NormSite], assumptions: Assumptions
+    transfers: ModelTransfers, sites: Sequence[NormSite], assumptions: Assumptions
 ) -> int:
     """Count the norms that fold under a paper's rules: weights may be split, no centring added."""
-    free = free_points(walk_back(relations, sites, assumptions))
+    free = free_points(walk_back(transfers, sites, assumptions))
     return sum(Point(site.input, site.fiber) in free for site in sites)
 
 

@@ -32,14 +32,14 @@ def backward(
     view: ModelInfo, transfer: Transfer, node: ir.Node, output: int, fiber: Fiber
 ) -> Backward:
     """Say how an output, centred along a fiber or a part of its sets, follows from the inputs."""
-    pulled = transfer.backward(view, node, output, fiber.every)
+    origin = transfer.backward(view, node, output, fiber.every)
     part = fiber.part
-    if part is None or not isinstance(pulled, Carried):
-        return pulled
+    if part is None or not isinstance(origin, Carried):
+        return origin
     if not _passes(view, node, part.digits):
         return broken(node, fiber)
     carried = []
-    for index, inner in pulled.inputs:
+    for index, inner in origin.inputs:
         back = partial(_digit_before, view, transfer, node, output, index)
         placed = Channels(part.digits).mapped(back)
         if placed is None:
@@ -116,8 +116,8 @@ def _before(view: ModelInfo, node: ir.Node, fiber: Fiber, cut: AxisPart) -> list
     """Return the blocks of a fiber in the source of a cut."""
     transfer = transfer_of(node)
     if row_of(node).family is Family.GATHER and transfer is not None:  # it leaves the axis out
-        pulled = transfer.backward(view, node, 0, fiber.every)
-        return list(pulled.inputs[0][1].blocks) if isinstance(pulled, Carried) else None
+        origin = transfer.backward(view, node, 0, fiber.every)
+        return list(origin.inputs[0][1].blocks) if isinstance(origin, Carried) else None
     runs = ((block, block.inner * block.size) for block in fiber.blocks)
     return [replace(b, outer=cut.total // n) if b.axis == cut.axis else b for b, n in runs]
 
@@ -153,6 +153,6 @@ def _passes(view: ModelInfo, node: ir.Node, digits: Iterable[AxisBlock]) -> bool
 def _digit_before(
     view: ModelInfo, transfer: Transfer, node: ir.Node, output: int, index: int, digit: Fiber
 ) -> Fiber | None:
-    pulled = transfer.backward(view, node, output, digit)
-    found = dict(pulled.inputs) if isinstance(pulled, Carried) else {}
+    origin = transfer.backward(view, node, output, digit)
+    found = dict(origin.inputs) if isinstance(origin, Carried) else {}
     return found.get(index)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from onnxfold.passes.centring.dataflow import PointFacts, ZeroMeanGraph
 from onnxfold.passes.centring.mincut import INFINITE, minimum_cut
-from onnxfold.passes.centring.relations import Point
+from onnxfold.passes.centring.model_transfers import Point
 
 _SOURCE, _SINK = 0, 1
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.passes.base import Settings
-from onnxfold.passes.centring.relations import Point, Relations
+from onnxfold.passes.centring.model_transfers import ModelTransfers, Point
 from onnxfold.passes.compression.plan import CompressionPlan, ShapeChange, Shortened
 from onnxfold.passes.compression.shapes import is_told_shape, names_size, refuse_shape
 from onnxfold.passes.compression.stream import Stream, stream_of
@@ -33,14 +33,14 @@ def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:
             asked.append(site)
         else:
             refusals[info.ref(site.output)] = why
-    relations = Relations(info, sites)
+    transfers = ModelTransfers(info, sites)
     norms: dict[ir.Node, NormSite | None] = {node: None for site in sites for node in site.nodes}
     norms |= {node: site for site in asked for node in site.nodes}
     streams: list[Stream] = []
     for site in asked:
         if any(site.output in stream.norms for stream in streams):
             continue
-        found = stream_of(info, relations, Point(site.input, site.fiber), norms)
+        found = stream_of(info, transfers, Point(site.input, site.fiber), norms)
         if isinstance(found, Stream):
             found = _refuse_unaligned(site, settings) or refuse_shapes(info, found) or found
         if isinstance(found, Refusal):

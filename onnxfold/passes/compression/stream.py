@@ -21,7 +21,7 @@ from onnxfold.norms import NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.families.transfer import Backward, Carried, ZeroMean
 from onnxfold.operators.table import row_of
-from onnxfold.passes.centring.relations import Carries, Point, Relations
+from onnxfold.passes.centring.model_transfers import Equivariant, ModelTransfers, Point
 from onnxfold.passes.compression.shapes import is_told_shape
 from onnxfold.passes.compression.stream_sizes import Told, told_by
 from onnxfold.passes.narrow import refuse_narrow
@@ -51,13 +51,16 @@ class Stream:
 
 
 def stream_of(
-    info: ModelInfo, relations: Relations, start: Point, norms: Mapping[ir.Node, NormSite | None]
+    info: ModelInfo,
+    transfers: ModelTransfers,
+    start: Point,
+    norms: Mapping[ir.Node, NormSite | None],
 ) -> Stream | Refusal:
     """Return the stream that ``start`` belongs to, or the first reason why it must keep a channel.
 
     ``norms``: the nodes of all norms, with those that could be CRMSNorms.
     """
-    walk = StreamWalk(info, relations, norms)
+    walk = StreamWalk(info, transfers, norms)
     return walk.run(start) or walk.stream
 
 
@@ -65,9 +68,9 @@ class StreamWalk:
     """Finds a stream; what may be cut, where it enters and which norms end it, others may say."""
 
     def __init__(
-        self, info: ModelInfo, relations: Relations, norms: Mapping[ir.Node, NormSite | None]
+        self, info: ModelInfo, transfers: ModelTransfers, norms: Mapping[ir.Node, NormSite | None]
     ):
-        self.info, self._relations, self._norms = info, relations, norms
+        self.info, self._transfers, self._norms = info, transfers, norms
         self._waiting: deque[Point] = deque()
         self._seen: dict[ir.Value, Point] = {}
         self._shapes: list[tuple[Point, ir.Node]] = []
@@ -119,21 +122,21 @@ class StreamWalk:
         if self.info.tensor(point.value) is not None:
             self.stream.weights.append(point)
             return self.refuse_weight(point)
-        pulled = self._relations.backward(point)
-        if self.enters(point, pulled):
+        origin = self._transfers.backward(point)
+        if self.enters(point, origin):
             self.stream.entries.append(point)
             return None
-        if not isinstance(pulled, Carried):
-            return pulled if isinstance(pulled, Refusal) else _unknown(point.value.producer())
+        if not isinstance(origin, Carried):
+            return origin if isinstance(origin, Refusal) else _unknown(point.value.producer())
         self.stream.values.append(point)
-        return self._through(point, pulled)
+        return self._through(point, origin)
 
-    def enters(self, point: Point, pulled: Backward) -> bool:
+    def enters(self, point: Point, origin: Backward) -> bool:
         """Whether the stream starts with what this value is computed from."""
         del point
-        return isinstance(pulled, ZeroMean)
+        return isinstance(origin, ZeroMean)
 
-    def _through(self, point: Point, pulled: Carried) -> Refusal | None:
+    def _through(self, point: Point, origin: Carried) -> Refusal | None:
         node = point.value.producer()
         if (
             node is None
@@ -147,7 +150,7 @@ class StreamWalk:
                 why = self._visit(Point(output, point.fiber))
                 if why is not None:
                     return why
-        for index, fiber in pulled.inputs:
+        for index, fiber in origin.inputs:
             operand = node.inputs[index]
             why = None if operand is None else self._visit(Point(operand, fiber))
             if why is not None:
@@ -197,12 +200,12 @@ class StreamWalk:
         if reader.node.op_type == "Shape" and not reader.node.domain:
             self._shapes.append((point, reader.node))
             return None
-        effect = self._relations.forward(point, reader)
-        if not isinstance(effect, Carries):
+        response = self._transfers.forward(point, reader)
+        if not isinstance(response, Equivariant):
             shared = self.info.tensor(point.value) is not None
             code = RefusalCode.SHARED_WEIGHT if shared else RefusalCode.EXACT_READER
             return _reads_in_full(point, reader.node, code)
-        for moved in effect.points:
+        for moved in response.points:
             why = self._visit(moved)
             if why is not None:
                 return why

@@ -14,7 +14,7 @@ from onnxfold.graph.operands import producer_of
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.operators.families.transfer import Backward
 from onnxfold.passes.base import Settings
-from onnxfold.passes.centring.relations import Point, Relations
+from onnxfold.passes.centring.model_transfers import ModelTransfers, Point
 from onnxfold.passes.compression.decide import plan_of, refuse_shapes
 from onnxfold.passes.compression.plan import CompressionPlan
 from onnxfold.passes.compression.stream import Stream, StreamWalk
@@ -33,13 +33,13 @@ def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:
         if start is not None and not settings.excludes(site.name):
             starts.append((site, start))
             joined |= {reader.node: site for reader in _completing(info, site, start)}
-    relations = Relations(info, sites)
+    transfers = ModelTransfers(info, sites)
     streams: list[Stream] = []
     refusals: dict[str, Refusal] = {}
     for site, start in starts:
         if any(site.output in stream.norms for stream in streams):
             continue
-        walk = _Longer(info, relations, joined)
+        walk = _Longer(info, transfers, joined)
         why = walk.run(start) or refuse_shapes(info, walk.stream)
         if why is None:
             streams.append(walk.stream)
@@ -75,9 +75,9 @@ class _Longer(StreamWalk):
             return refuse_narrow(self.info, point.value)
         return Refusal(RefusalCode.UNSUPPORTED_TYPE, f"'{name}' holds no floats", (name,))
 
-    def enters(self, point: Point, pulled: Backward) -> bool:
+    def enters(self, point: Point, origin: Backward) -> bool:
         """Where one Slice takes the last channel away, of which what it reads still has all."""
-        del pulled
+        del origin
         return sliced_from(self.info, point) is not None
 
     def ends(self, point: Point, site: NormSite) -> bool:

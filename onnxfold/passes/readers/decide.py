@@ -12,7 +12,7 @@ from onnxfold.graph import ModelInfo, Reader, whole_axes
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Statistics
 from onnxfold.passes.base import Settings
-from onnxfold.passes.centring.relations import Point, Relations
+from onnxfold.passes.centring.model_transfers import ModelTransfers, Point
 from onnxfold.passes.compression.decide import plan_of, refuse_shapes
 from onnxfold.passes.compression.plan import Shortened
 from onnxfold.passes.decompression.decide import sliced_from
@@ -83,13 +83,13 @@ def _plan(
     norms: dict[ir.Node, NormSite | None] = {node: None for site in sites for node in site.nodes}
     for start in wanted:
         norms.pop(start.producer(), None)  # type: ignore[arg-type]
-    relations = Relations(info, sites)
+    transfers = ModelTransfers(info, sites)
     walks: list[ReadersWalk] = []
     for start in wanted:
         point = _point(info, start)
         if point is None or any(start in walk.starts for walk in walks):
             continue
-        walk = ReadersWalk(info, relations, norms, wanted)
+        walk = ReadersWalk(info, transfers, norms, wanted)
         why = walk.run(point) or refuse_shapes(info, walk.stream) or _refuse_shared(info, walk)
         if why is None:
             walks.append(walk)

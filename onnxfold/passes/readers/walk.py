@@ -22,7 +22,7 @@ from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.absorb import Absorbs
 from onnxfold.passes.affine.affine_walk import EditPlace, root_of
 from onnxfold.passes.affine.reactions import before_layout, react
-from onnxfold.passes.centring.relations import Point, Relations
+from onnxfold.passes.centring.model_transfers import ModelTransfers, Point
 from onnxfold.passes.compression.stream import StreamWalk
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.refusal import Refusal, RefusalCode
@@ -43,11 +43,11 @@ class ReadersWalk(StreamWalk):
     def __init__(
         self,
         info: ModelInfo,
-        relations: Relations,
+        transfers: ModelTransfers,
         norms: Mapping[ir.Node, NormSite | None],
         starts: Collection[ir.Value],
     ):
-        super().__init__(info, relations, norms)
+        super().__init__(info, transfers, norms)
         self._allowed = starts
         self.layers: list[LinearReader] = []
 
@@ -63,9 +63,9 @@ class ReadersWalk(StreamWalk):
         self.stream.starts.append(point)
         return None
 
-    def enters(self, point: Point, pulled: Backward) -> bool:
+    def enters(self, point: Point, origin: Backward) -> bool:
         """Nothing else: it would need an operator of its own."""
-        del point, pulled
+        del point, origin
         return False
 
     def ends(self, point: Point, site: NormSite) -> bool:

@@ -6,7 +6,7 @@ from onnxfold.graph import ModelInfo
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.dataflow import walk_back
-from onnxfold.passes.centring.relations import Point, Relations
+from onnxfold.passes.centring.model_transfers import ModelTransfers, Point
 from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.restoring.plan import RestoringPlan
 from onnxfold.passes.restoring.zero_means import obstacle
@@ -19,7 +19,7 @@ def decide(info: ModelInfo, settings: Settings) -> RestoringPlan:
     lowering = TargetLowering(info, settings.target)
     early = {site: _refuse_early(site, lowering, settings) for site in sites}
     asked = [site for site in sites if early[site] is None]
-    graph = walk_back(Relations(info, sites), asked)
+    graph = walk_back(ModelTransfers(info, sites), asked)
     norms: list[str] = []
     refusals: list[tuple[str, Refusal]] = []
     known: dict[Point, bool] = {}

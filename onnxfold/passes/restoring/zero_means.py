@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, keeps_dims, operator
 from onnxfold.graph.operands import producer_of
 from onnxfold.passes.centring.dataflow import ZeroMeanGraph
-from onnxfold.passes.centring.relations import Point
+from onnxfold.passes.centring.model_transfers import Point
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.centre import is_centred_weight
 

@@ -13,7 +13,7 @@ from onnxfold.graph import ModelInfo
 from onnxfold.norms import find_norms
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.dataflow import ZeroMeanGraph, walk_back
-from onnxfold.passes.centring.relations import Point, Relations
+from onnxfold.passes.centring.model_transfers import ModelTransfers, Point
 from onnxfold.passes.shifting.plan import ShiftingPlan, WeightShift
 
 
@@ -23,7 +23,7 @@ def decide(info: ModelInfo, settings: Settings) -> ShiftingPlan:
         return ShiftingPlan()
     sites = find_norms(info)
     asked = [site for site in sites if site.subtracts_mean and site.refusal is None]
-    graph = walk_back(Relations(info, sites), asked)
+    graph = walk_back(ModelTransfers(info, sites), asked)
     seen = _seen(graph)
     fibers = Counter(point.value for point in graph.points)
     return ShiftingPlan(

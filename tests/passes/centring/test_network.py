@@ -9,8 +9,8 @@ import pytest
 
 from onnxfold.graph import AxisBlock, Fiber
 from onnxfold.passes.centring.dataflow import PointFacts, ZeroMeanGraph
+from onnxfold.passes.centring.model_transfers import Point
 from onnxfold.passes.centring.network import free_points, solve
-from onnxfold.passes.centring.relations import Point
 from onnxfold.refusal import Refusal, RefusalCode
 
 _FIBER = Fiber.of([AxisBlock(1, 1, 8, 1)])

@@ -69,32 +69,32 @@ EXACT = Assumptions()
 
 
 @dataclass(frozen=True, slots=True)
-class Unseen:
-    """The reader does not see the shift."""
+class Invariant:
+    """f(x + s) = f(x): the shift changes nothing that the reader computes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Carries:
-    """The reader passes the shift on to these outputs, along these fibers."""
+class Equivariant:
+    """f(x + s) = f(x) + s': the shift becomes one of these outputs, along these fibers."""
 
     points: tuple[Point, ...]
 
 
-Effect = Unseen | Carries | Refusal
+ShiftResponse = Invariant | Equivariant | Refusal
 
 
-class Relations:
-    """Answers about one model, from the law table and the norms that were recognised.
+class ModelTransfers:
+    """The transfer functions of one model, from the law table and the norms that were recognised.
 
     ``of_parts``: a value cut from a product follows from a part of the weight; else from all of it.
-    They are remembered, so that several walks of one model cost little more than one.
+    Answers are remembered, so that several walks of one model cost little more than one.
     """
 
     def __init__(self, view: ModelInfo, sites: Iterable[NormSite], *, of_parts: bool = False):
         self.view, self._of_parts, self._found_parts = view, of_parts, False
         self._sites = tuple(sites)
-        self._pulled: dict[Point, Backward] = {}
-        self._effects: dict[tuple[Point, Reader], Effect] = {}
+        self._origins: dict[Point, Backward] = {}
+        self._responses: dict[tuple[Point, Reader], ShiftResponse] = {}
         self._owners: dict[ir.Node, list[NormSite]] = defaultdict(list)
         self._site_of_output: dict[ir.Value, NormSite] = {}
         self._site_of_centred: dict[ir.Value, NormSite] = {}
@@ -118,7 +118,7 @@ class Relations:
         node = value.producer()
         if node is None:
             return self._source(value)
-        by_norm = self._pull_norm(value, node, fiber, assumptions)
+        by_norm = self._backward_through_norm(value, node, fiber, assumptions)
         if by_norm is not None:
             return by_norm
         if facets.is_embedding(row_of(node)) and self.view.tensor(node.inputs[0]) is not None:
@@ -126,7 +126,7 @@ class Relations:
                 return refuse(RefusalCode.ACTIVATION, node, "is an embedding, counted as opaque")
             if assumptions.embeddings is Embeddings.CENTRED:
                 return ZeroMean()
-        return self._pull_by_law(node, point)
+        return self._backward_by_law(node, point)
 
     def _source(self, value: ir.Value) -> Refusal:
         if value.is_initializer():
@@ -141,7 +141,7 @@ class Relations:
             code = RefusalCode.BODY_BORDER
         return Refusal(code, f"'{value.name}' is an input of its graph", (value.name or "",))
 
-    def _pull_norm(
+    def _backward_through_norm(
         self, value: ir.Value, node: ir.Node, fiber: Fiber, assumptions: Assumptions
     ) -> Backward | None:
         centring = self._site_of_centred.get(value)
@@ -175,13 +175,13 @@ class Relations:
             return np.zeros(0)
         return part if isinstance(part, np.ndarray) else self.view.array(part)
 
-    def _pull_by_law(self, node: ir.Node, point: Point) -> Backward:
-        if point not in self._pulled:
+    def _backward_by_law(self, node: ir.Node, point: Point) -> Backward:
+        if point not in self._origins:
             output = point.value.index() or 0
-            self._pulled[point] = self._find_pulled(node, output, point.fiber)
-        return self._pulled[point]
+            self._origins[point] = self._find_origin(node, output, point.fiber)
+        return self._origins[point]
 
-    def _find_pulled(self, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+    def _find_origin(self, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         transfer = transfer_of(node)
         if transfer is None:
             return refuse_unknown(node)
@@ -191,15 +191,15 @@ class Relations:
         source = self._part_before(node, output, fiber)
         if source is not None:
             return Carried(((0, source),), alone=True)
-        pulled = fiber_parts.backward(self.view, transfer, node, output, fiber)
-        if isinstance(pulled, Refusal):
-            return refuse_dequantised(node) or pulled
-        if isinstance(pulled, Carried):
-            for index, _ in pulled.inputs:
+        origin = fiber_parts.backward(self.view, transfer, node, output, fiber)
+        if isinstance(origin, Refusal):
+            return refuse_dequantised(node) or origin
+        if isinstance(origin, Carried):
+            for index, _ in origin.inputs:
                 foreign = refuse_foreign(self.view, node, node.inputs[index])
                 if foreign is not None:
                     return foreign
-        return pulled
+        return origin
 
     def _part_before(self, node: ir.Node, output: int, fiber: Fiber) -> Fiber | None:
         """Return the part of the sets that a cut takes, where it follows from parts of weights."""
@@ -216,26 +216,26 @@ class Relations:
         while waiting:
             point = waiting.pop()
             if self.view.tensor(point.value) is None:
-                pulled = self.backward(point)
-                if isinstance(pulled, Refusal):
+                origin = self.backward(point)
+                if isinstance(origin, Refusal):
                     return None
-                new = _operands(point, pulled) - seen
+                new = _operands(point, origin) - seen
                 seen |= new
                 waiting += new
         self._found_parts = True
         return within
 
-    def without_parts(self) -> Relations:
+    def without_parts(self) -> ModelTransfers:
         """Return answers in which no part of a weight is centred alone."""
-        return Relations(self.view, self._sites) if self._found_parts else self
+        return ModelTransfers(self.view, self._sites) if self._found_parts else self
 
     def carried(self, point: Point) -> tuple[tuple[int, Fiber], ...]:
         """Return the inputs that the law of the point's producer carries, () where it has none."""
         node = point.value.producer()
         if node is None:
             return ()
-        pulled = self._pull_by_law(node, point)
-        return pulled.inputs if isinstance(pulled, Carried) else ()
+        origin = self._backward_by_law(node, point)
+        return origin.inputs if isinstance(origin, Carried) else ()
 
     def centring_fiber(self, node: ir.Node) -> Fiber | None:
         """Return the fiber of ``x - mean(x)``, spelled as Sub and ReduceMean or as a call."""
@@ -255,24 +255,24 @@ class Relations:
             return None
         return whole_axes(shape, [axis % len(shape) for axis in axes])
 
-    def forward(self, point: Point, reader: Reader) -> Effect:
+    def forward(self, point: Point, reader: Reader) -> ShiftResponse:
         """Return what ``reader`` does when ``point`` moves by a shift constant along its fiber."""
         key = (point, reader)
-        if key not in self._effects:
-            self._effects[key] = self._find_effect(point, reader)
-        return self._effects[key]
+        if key not in self._responses:
+            self._responses[key] = self._find_response(point, reader)
+        return self._responses[key]
 
-    def _find_effect(self, point: Point, reader: Reader) -> Effect:
+    def _find_response(self, point: Point, reader: Reader) -> ShiftResponse:
         node = reader.node
         if self.view.is_dead(node):
-            return Unseen()  # what it computes is not used
+            return Invariant()  # what it computes is not used
         for site in self._owners.get(node, ()):
             if site.input is point.value:
                 if any(part is point.value for part in (site.gamma, site.beta)):
                     return refuse_exact(node)  # it is scaled or moved by what it normalises
-                return self._effect_on_norm(site, point.fiber, node)
+                return self._response_of_norm(site, point.fiber, node)
         if self._reads_only_centred(node, point):
-            return Unseen()
+            return Invariant()
         transfer = transfer_of(node)
         if transfer is None:
             return refuse_exact(node)
@@ -294,19 +294,19 @@ class Relations:
 
     def _confirmed(
         self, node: ir.Node, index: int, fiber: Fiber, outputs: tuple[tuple[int, Fiber], ...]
-    ) -> Effect:
+    ) -> ShiftResponse:
         points = []
         for output, outer in outputs:
             point = Point(node.outputs[output], outer)
-            pulled = self._pull_by_law(node, point)
-            carried = pulled.inputs if isinstance(pulled, Carried) else ()
+            origin = self._backward_by_law(node, point)
+            carried = origin.inputs if isinstance(origin, Carried) else ()
             # Of a part of its sets, where an operator takes no others.
             if not any(i == index and fiber.joined(inner) == fiber for i, inner in carried):
                 return refuse_exact(node)
             points.append(point)
-        return Carries(tuple(points)) if points else Unseen()
+        return Equivariant(tuple(points)) if points else Invariant()
 
-    def _effect_on_norm(self, site: NormSite, fiber: Fiber, node: ir.Node) -> Effect:
+    def _response_of_norm(self, site: NormSite, fiber: Fiber, node: ir.Node) -> ShiftResponse:
         if not site.subtracts_mean:
             return refuse(
                 RefusalCode.NOT_CENTRED_NORM, node, f"belongs to {site.kind.value} '{site.name}', "
@@ -323,7 +323,7 @@ class Relations:
             return refuse(
                 RefusalCode.STATISTICS_READ, node, f"gives the mean '{leak.name}' to other nodes"
             )
-        return Unseen()
+        return Invariant()
 
     def _reads_only_centred(self, node: ir.Node, point: Point) -> bool:
         """Whether the node is part of x - mean(x) that nothing else looks into."""
@@ -368,10 +368,10 @@ class Relations:
         )
 
 
-def _operands(point: Point, pulled: Backward) -> set[Point]:
+def _operands(point: Point, origin: Backward) -> set[Point]:
     """Return the points that one follows from."""
     node = point.value.producer()
-    if node is None or not isinstance(pulled, Carried):
+    if node is None or not isinstance(origin, Carried):
         return set()
-    operands = ((node.inputs[index], inner) for index, inner in pulled.inputs)
+    operands = ((node.inputs[index], inner) for index, inner in origin.inputs)
     return {Point(value, inner) for value, inner in operands if value is not None}

@@ -39,7 +39,7 @@ _NO_SHAPE = (
 )
 
 
-def complete(view: ModelInfo) -> bool:
+def fill_shapes(view: ModelInfo) -> bool:
     """Find the shapes of results whose rank is unknown, and numbers behind a Reshape.
 
     Return whether a shape that ``view`` may have told before is another one now.
