@@ -1,7 +1,5 @@
 """The command ``onnxfold``, also as ``python -m onnxfold``."""
 
-from __future__ import annotations
-
 import sys
 
 from onnxfold.cli.guard import guarded

@@ -1,7 +1,5 @@
 """The Python interface: a function for each command, for every kind of model that it takes."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

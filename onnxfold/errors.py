@@ -1,7 +1,5 @@
 """Errors that a user can meet, each with the exit code that the command line gives for it."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 

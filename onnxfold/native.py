@@ -1,7 +1,5 @@
 """Where the libraries are that are built with the package, if a compiler was there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnxfold

@@ -1,7 +1,5 @@
 """What a user can ask of optimize: every option, declared once; light to import."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar

@@ -4,8 +4,6 @@ Refusals are not errors.  Everything that decides (recognition, laws, planning, 
 return one; the report, the Python API and the command line print the same sentence.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

@@ -3,8 +3,6 @@
 What it says is here; what does it, in ``compare``, is imported by the runs that check.
 """
 
-from __future__ import annotations
-
 from onnxfold.check.result import ModelSource, OutputCheck, Verification
 
 __all__ = ["ModelSource", "OutputCheck", "Verification"]

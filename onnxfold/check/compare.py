@@ -1,7 +1,5 @@
 """Does the rewritten model compute what the original does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np

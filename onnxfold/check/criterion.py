@@ -17,8 +17,6 @@ errors are as large, would excuse any error in the others. Elements that all mod
 last bit and that are 1000 times larger than where they differ say nothing and are left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ with kernels that are as exact as their types.  ONNX Runtime's own kernels may e
 Sigmoid by 3e-8 where the result is 1e-7): how much shows only when they compute disturbed operands.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 

@@ -1,7 +1,5 @@
 """What two models compute: the truth, the original in several ways, the rewritten model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Finds where two models part, by running both in float64 and comparing values of equal names."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 

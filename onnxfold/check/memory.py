@@ -1,7 +1,5 @@
 """How much memory a run of a model takes, and how much there is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx_ir as ir

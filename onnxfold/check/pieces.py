@@ -6,8 +6,6 @@ Weights are inputs of a piece, arrays mapped from their file, so that nothing co
 Without optimizations the outputs are those of the whole model, bit for bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """What a verification says: per output, and in all."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoints of Hugging Face: the same function with weightless norms or a zero-mean stream."""
 
-from __future__ import annotations
-
 from onnxfold.checkpoint.folding import CheckpointResult, fold_checkpoint
 from onnxfold.checkpoint.plan import CheckpointForm
 

@@ -5,8 +5,6 @@ be named here, and its configuration must meet ``demands``: an architecture that
 variant that differs, is refused as a whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """A checkpoint on disk: its configuration, its shards, and where in them every tensor lies."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A checkpoint from one folder into another: read, decide, write."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -11,8 +11,6 @@ a model with LayerNorms, and of the same function.
 Source: FlashNorm (Graef et al., 2024), section 1; Pre-RMSNorm Transformers, section 3.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

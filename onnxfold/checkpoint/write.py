@@ -1,7 +1,5 @@
 """Writing a checkpoint: shard by shard, tensor by tensor, into a folder that appears when whole."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping

@@ -3,8 +3,6 @@
 Nothing heavy is imported before a command needs it.
 """
 
-from __future__ import annotations
-
 from onnxfold.cli.application import app, main
 
 __all__ = ["app", "main"]

@@ -1,7 +1,5 @@
 """The application: its commands, the options before them, and what a failure looks like."""
 
-from __future__ import annotations
-
 import errno
 import faulthandler
 import logging

@@ -5,8 +5,6 @@ the system does where memory runs out. A second process, which only waits, tells
 what was staged, and hands on signals.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import mmap

@@ -1,7 +1,5 @@
 """onnxfold inspect."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

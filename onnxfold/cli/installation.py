@@ -1,7 +1,5 @@
 """onnxfold doctor and onnxfold lib-path: what is installed."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """onnxfold measure."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

@@ -1,7 +1,5 @@
 """onnxfold optimize."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any

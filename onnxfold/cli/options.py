@@ -4,8 +4,6 @@ A command that starts with folding takes all of :class:`FoldOptions`, by :func:`
 and one that only converts the norms all of :class:`CheckedOptions`.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields

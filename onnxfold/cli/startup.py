@@ -4,8 +4,6 @@ None of this happens in ``import onnxfold``: how a process imports and collects 
 choice, and only here is that the command.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import sys

@@ -4,8 +4,6 @@ Actors are spread over the nodes, since each holds a session and its threads.  R
 again, on any node, when its process or node dies, and gives it its shard again.
 """
 
-from __future__ import annotations
-
 import socket
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence

@@ -5,8 +5,6 @@ arXiv 2409.12951, figures 3 and 6 (angles to 1 before and after each norm), 7 to
 vectors), 4 and 14 to 37 (over the steps of training).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """A measurement from the model to the report: instrument, stage, measure, merge."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The report of a measurement as one HTML page that loads nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files

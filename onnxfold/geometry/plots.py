@@ -1,7 +1,5 @@
 """Figures as files, and as drawings in a page."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ energy along 1 is d m^2 / q, its cosine squared.  Source: "Geometric interpretat
 normalization and a comparative analysis with RMSNorm", arXiv 2409.12951.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

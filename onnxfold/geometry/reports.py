@@ -1,7 +1,5 @@
 """Reports of measurements as files: written, and read again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ What a shard gives depends on its rows alone: a session has a fixed number of th
 order in which threads add is seen in the last bits.  So the result is the same for any workers.
 """
 
-from __future__ import annotations
-
 import signal
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence

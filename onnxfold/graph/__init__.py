@@ -1,7 +1,5 @@
 """Read-only questions about a model: producers, readers, constants, shapes."""
 
-from __future__ import annotations
-
 from onnxfold.graph.attributes import keeps_dims
 from onnxfold.graph.constants import FLOATS, constant_tensor
 from onnxfold.graph.dims import ONE, Dim, Extent, Shape, extent

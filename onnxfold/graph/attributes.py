@@ -1,7 +1,5 @@
 """Attributes whose meaning several parts must read alike."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 

@@ -4,8 +4,6 @@ A value is constant when it is an initializer that no caller can override, the o
 Constant node, or computed from such values by deterministic operators.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import cast
 

@@ -5,8 +5,6 @@ is and what was found in it stays true.  Values that others can see (inputs, out
 names and types; nodes and weights that nothing reads any more go.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Equality of the nodes and constants of two models."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir

@@ -1,7 +1,5 @@
 """Read-only questions about a model: producers, readers, constants, shapes, attributes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What stands before and behind a value or a node, where that may be nothing."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 

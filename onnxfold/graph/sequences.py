@@ -5,8 +5,6 @@ beside a split; ONNX Runtime takes the axis away, which is what the exporter mea
 readers of such elements need, so it is read like that here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import onnx_ir as ir

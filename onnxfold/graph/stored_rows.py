@@ -1,7 +1,5 @@
 """Rows of tensors, some MiB at a time, so that none need be whole in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 

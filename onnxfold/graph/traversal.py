@@ -1,7 +1,5 @@
 """Walks over models: every graph, every value, and the shape that a value declares."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Collection, Iterator, Mapping
 

@@ -1,7 +1,5 @@
 """Inputs to run a model on: what the user gives, and seeded samples for the rest."""
 
-from __future__ import annotations
-
 from onnxfold.inputs.draw import IMAGE_SIDES, make_inputs
 from onnxfold.inputs.spec import InputSpec
 

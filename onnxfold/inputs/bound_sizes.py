@@ -1,7 +1,5 @@
 """Sizes for the symbolic dimensions of a model's inputs, the same for a symbol everywhere."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

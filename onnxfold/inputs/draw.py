@@ -1,7 +1,5 @@
 """Seeded inputs that respect a model's dtypes, shapes, tables and masks."""
 
-from __future__ import annotations
-
 import re
 from math import prod
 from typing import Any

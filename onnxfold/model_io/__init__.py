@@ -1,7 +1,5 @@
 """Models on disk: loading, writing and replacing them; the only part that knows about paths."""
 
-from __future__ import annotations
-
 from onnxfold.model_io.data_files import check_sharing
 from onnxfold.model_io.destination import check_destination, default_data_name
 from onnxfold.model_io.external import FileTensor, check_unchanged, read_ahead

@@ -3,8 +3,6 @@
 Inlining and running a model visit every call, so both are bounded before either begins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import onnx

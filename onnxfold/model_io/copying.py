@@ -7,8 +7,6 @@ what was computed, while the next is being computed; the system is told what wil
 to put on the disk what has been written.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections import deque

@@ -6,8 +6,6 @@ Where every tensor has a file of its own (as PyTorch's old exporter writes), tha
 and one file is written.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path

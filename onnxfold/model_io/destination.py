@@ -1,7 +1,5 @@
 """Where a model may be written, and the names beside it."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The hash by which a report names the model that it is of."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tensors that stay in files: which file a reference may name, and how its bytes are mapped."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import stat

@@ -1,7 +1,5 @@
 """Reading a model from a path or a parsed protobuf, with every large weight left in its file."""
 
-from __future__ import annotations
-
 import os
 import stat
 import zipfile

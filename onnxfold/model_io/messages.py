@@ -1,7 +1,5 @@
 """Messages of one line, whatever the names in a damaged model hold."""
 
-from __future__ import annotations
-
 import os
 
 # A message names what is wrong last, so a long name is cut out of the middle.

@@ -5,8 +5,6 @@ the model. A kill between any two steps leaves the input and the previous output
 worst a hidden folder or a data file that nothing uses.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

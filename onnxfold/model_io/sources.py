@@ -1,7 +1,5 @@
 """Every kind of model that the Python interface takes, and how to give the same kind back."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A killed process leaves its folder behind. Each live one is locked by its proces
 drops the lock with the process, so the next run can tell and removes what is left.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

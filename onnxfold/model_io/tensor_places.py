@@ -5,8 +5,6 @@ attribute of a node. `detach` serializes a model with chosen tensors replaced by
 references, so that their bytes never enter a protobuf, and leaves the model as it was.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ A model is `ModelProto{graph = 7}`, a graph `GraphProto{initializer = 5}`, a wei
 copied from file to file, while protobuf parses the rest.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

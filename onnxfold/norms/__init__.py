@@ -1,7 +1,5 @@
 """Recognition of normalizations: every spelling yields the same :class:`NormSite`."""
 
-from __future__ import annotations
-
 from onnxfold.norms.numbered_streams import streams
 from onnxfold.norms.recognition import find_norms
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite

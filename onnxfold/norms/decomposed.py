@@ -1,7 +1,5 @@
 """Sites of norms that are spelled out in several operators, and of DyT."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 

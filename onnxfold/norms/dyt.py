@@ -4,8 +4,6 @@ Source: Zhu et al., "Transformers without Normalization", 2025, equation 1.  The
 GELU adds 1 to the tanh and multiplies with a tensor, so it has no constant gamma here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import onnx_ir as ir

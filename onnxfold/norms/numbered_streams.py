@@ -1,7 +1,5 @@
 """Which norms read one stream: values that differ by residual additions and by layout alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import onnx_ir as ir

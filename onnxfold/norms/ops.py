@@ -4,8 +4,6 @@ Sources: the ONNX operator specifications of the opset named at each form; for c
 ONNX Runtime's ContribOperators.md.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace

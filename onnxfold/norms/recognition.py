@@ -1,7 +1,5 @@
 """All norms of a model, in topological order."""
 
-from __future__ import annotations
-
 from weakref import WeakKeyDictionary
 
 from onnxfold.graph import ModelInfo

@@ -6,8 +6,6 @@ is right for one setting.  Overloads cannot tell settings apart: ONNX Runtime 1.
 last overload of a name for all.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The rows of ONNX Runtime's operators, in the domain com.microsoft."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from onnxfold.operators.opaque import NOT_LINEAR, QUANTISED, ROTATES

@@ -1,7 +1,5 @@
 """Questions about an operator, each derived from its row: never a list of operators."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 from onnxfold.operators.row import Elements, Family, Operator, Shapes

@@ -26,8 +26,6 @@ are row_scale, row_epsilon and the scales of RowScale, which broadcast to X. Nor
 the element type of X before they are quantised.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

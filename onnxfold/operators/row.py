@@ -1,7 +1,5 @@
 """One row of the operator table: what is known of one operator, as data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum, auto

@@ -1,7 +1,5 @@
 """The rows of ONNX's own operators that have a law: a fiber is followed through them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from onnxfold.operators.row import (

@@ -6,8 +6,6 @@ value), and refusals say that the row is missing.  ``docs/laws.md`` is generated
 every row has a property test against an independent oracle.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir

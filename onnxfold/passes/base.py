@@ -5,8 +5,6 @@ The pipeline gives a pass one version of the model at a time.  The facts of a ve
 two proofs that it takes part in.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Edits of the constants at the places of a plan, each made once however often it is asked for."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 

@@ -5,8 +5,6 @@ matter.  The numbers are medians of one thread on a stream of 768 float32 elemen
 rows of benchmarks/results/ that they come from are named beside the table.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import prod
 

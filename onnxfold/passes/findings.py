@@ -1,7 +1,5 @@
 """What the passes decided about a model, as the reports show it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod

@@ -5,8 +5,6 @@ them but for float32 roundings.  An edit would round them to half floats again, 
 error, so such a weight stays as it is.  The same holds of float32 behind a Cast to double.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir

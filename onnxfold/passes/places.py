@@ -1,7 +1,5 @@
 """Places: the constants that plans change, named by the node inputs that read them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import onnx_ir as ir

@@ -4,8 +4,6 @@ The range of a weight is its largest over its smallest column maximum, a column 
 feeds one output.  Scaling by g widens it at most by max|g| / min|g|, so most weights need no look.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

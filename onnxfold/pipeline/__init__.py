@@ -1,7 +1,5 @@
 """The pipeline: the passes in order, their proofs and the check, and what is left out then."""
 
-from __future__ import annotations
-
 from onnxfold.pipeline.folding import (
     AFFINE_PASSES,
     PASSES,

@@ -1,7 +1,5 @@
 """The line that ends ``optimize``: what another target would gain, and what was not measured."""
 
-from __future__ import annotations
-
 from onnxfold.options import Device, Options, Target
 from onnxfold.passes.lower.installed import onnxruntime_version
 from onnxfold.passes.lower.sums import MEASURED

@@ -1,7 +1,5 @@
 """The working copy that the passes start from, by what is asked of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import onnx_ir as ir

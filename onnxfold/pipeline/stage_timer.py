@@ -1,7 +1,5 @@
 """How long each stage took, and how far it is."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@
 that it uses is tested numerically on the nodes at hand.
 """
 
-from __future__ import annotations
-
 from onnxfold.proof.certificate import Certificate, LinearLayer, Proof, ScaledWeight
 from onnxfold.proof.walker import prove
 

@@ -1,7 +1,5 @@
 """Fibers along which a region's outputs may be shifted, or its leaves have mean 0: guesses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from onnxfold.graph import Fiber, ModelInfo, whole_axes

@@ -1,7 +1,5 @@
 """What a pass tells the proof: hints that save a search, none of which is believed."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 
 import numpy as np

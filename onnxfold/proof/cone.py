@@ -1,7 +1,5 @@
 """The nodes of one model before a value, down to values that are known."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Nothing rests on a guess: what a pair has in common is tested.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 import onnx_ir as ir

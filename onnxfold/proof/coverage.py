@@ -5,8 +5,6 @@ chooses is asked of no table: every node that reads integers which come of drawn
 positions instead of numbers, and all positions along an axis must come out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np

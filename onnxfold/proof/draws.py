@@ -1,7 +1,5 @@
 """Runs of a region on random inputs: of several sizes, several magnitudes, several times."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Where the sets of a fiber may lie in another tensor: guesses, each of which is tested."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import pairwise, product
 

@@ -4,8 +4,6 @@ What a region makes of r and s does not depend on their values where it holds fo
 all different: r' and s' of its outputs are then elements of r and s, found again by value.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -9,8 +9,6 @@ and b' = b + factor * W s are compared element by element, within one rounding.
 Source: FlashNorm (Graef et al., 2024), section 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import permutations

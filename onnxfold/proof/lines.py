@@ -1,7 +1,5 @@
 """Lines u = r * v + s through draws of two values, with one r and s for as many axes as fit."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from onnxfold.proof.region import Pair

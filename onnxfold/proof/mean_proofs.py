@@ -1,7 +1,5 @@
 """Values of the rewritten model whose mean along a fiber is 0: shown backward, down to weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice

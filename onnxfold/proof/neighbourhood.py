@@ -1,7 +1,5 @@
 """Regions around a pair of values: which nodes, up to which related values, on which numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -5,8 +5,6 @@ Which operator counts positions is asked of no table: every number of an attribu
 may be one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Numbers for symbolic dimensions, so that a rule is tested on small tensors of several shapes."""
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

@@ -4,8 +4,6 @@ Neither is whole in memory where every set of a fiber lies within a row; where s
 are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ same numbers in another order: they differ by roundings of 2^-53, a few thousand
 while a wrong rule is off by the order of the numbers themselves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ nor norms are known here by name, and no table of the planner is asked.
 Every output of every graph must end equal.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 

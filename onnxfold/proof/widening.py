@@ -5,8 +5,6 @@ float32.  Which operator passes numbers on is asked of no table: a node is run o
 no more bits than the constant, and may give others with more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a model consists of and what its norms cost, for the table of before and after."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """The report: the JSON document, which every other form is made from, and its files."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

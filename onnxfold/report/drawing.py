@@ -1,7 +1,5 @@
 """The picture of a report: the streams of a model as lines, and on them the fate of each norm."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any

@@ -1,7 +1,5 @@
 """The report of optimize as one HTML page that needs nothing else: no network, no other file."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape

@@ -1,7 +1,5 @@
 """Models node by node: all nodes of one, and which nodes and weights differ between two."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass

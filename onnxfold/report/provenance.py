@@ -1,7 +1,5 @@
 """Where a report comes from: the input and its hash, the versions, the options, the date."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The sentences that the commands print about norms, made from the documents for machines."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Every round gives each variant one turn, and ratios are taken round by round.  A
 with or without onnxfold's kernels; a model without onnxfold functions has only the plain one.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass

@@ -3,8 +3,6 @@
 Needs no CUDA: a machine without a driver has no devices.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What ONNX Runtime makes of a model when it opens it: the operators that a session runs."""
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ The protocol's tensors, batching and the ONNX Runtime session are here and know 
 subpackage ``host`` puts them into MLServer and is the only part that imports it.
 """
 
-from __future__ import annotations
-
 from onnxfold.serving.settings import NamedModel, ServeSettings
 
 __all__ = ["NamedModel", "ServeSettings"]

@@ -5,8 +5,6 @@ they agree in everything but the number of rows, and one that fails is run again
 client sees another's error.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ element) or as a list, nested or flat.  Source: the Open Inference Protocol V2 a
 tensor data extension.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The one table of element types: ONNX Runtime's names, the protocol's, numpy's and Triton's."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

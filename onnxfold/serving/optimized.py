@@ -7,8 +7,6 @@ Optimizing happens in a process of its own: it gives its memory back, and a serv
 model under load is not held up by it.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

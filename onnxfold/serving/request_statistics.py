@@ -1,7 +1,5 @@
 """What a model has done so far, as Triton's statistics extension counts it."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Shape inference: the types and shapes that a model leaves out."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo

@@ -1,7 +1,5 @@
 """Shapes of what If, Loop and Scan compute, from those that their bodies give."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import onnx_ir as ir

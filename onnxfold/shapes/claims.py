@@ -4,8 +4,6 @@ Nothing makes ``value_info`` true.  So shapes are inferred once without it, from
 What contradicts it is refused; what goes further than it is believed, and named in the report.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

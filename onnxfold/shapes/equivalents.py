@@ -1,7 +1,5 @@
 """Standard operators with the output shape of an operator that onnx's inference does not know."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

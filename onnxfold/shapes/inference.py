@@ -5,8 +5,6 @@ left out.  Operators that onnx does not know stand in as a standard operator wit
 effect on shapes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from math import prod
 

@@ -1,7 +1,5 @@
 """Whether a model keeps to the rules of its operators, as onnx itself knows them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 from math import prod

@@ -4,8 +4,6 @@ The model is exported as it is traced, without optimization: an initializer is t
 its own layout and under its own name, and every node knows the module that it comes from.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass

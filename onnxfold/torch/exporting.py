@@ -1,7 +1,5 @@
 """The export of a PyTorch model as it is traced, or a refusal that names the module at fault."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """LayerNorm models that compute with RMSNorm while they are trained, and back."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Mapping

@@ -8,8 +8,6 @@ Source: "Enjoy your Layer Normalization with the computational efficiency of RMS
 Proposition 2, appendix C (grouped: C.3; weight decay acts on W: C.4).
 """
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import torch

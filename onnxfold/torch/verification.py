@@ -5,8 +5,6 @@ rounding, some 1e-13 of their size; two that do not, with random parameters, by 
 differs.  The square root of the unit, 1e-8, stands between.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -14,8 +14,6 @@ Products and sums are float64 and are rounded once, when the edited tensor is st
 Source: FlashNorm (Graef et al., 2024), section 1, W* = diag(g) W and c* = c + beta W.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 

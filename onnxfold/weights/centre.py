@@ -15,8 +15,6 @@ been scaled before.  A fiber without axes has sets of one element, whose centrin
 Source: CBWC, column-centred weight transformation; Pre-RMSNorm Transformers, section 3.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir

@@ -5,8 +5,6 @@ added to the list of the same lazy tensor, so that the stored result is rounded 
 number and order of the edits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property

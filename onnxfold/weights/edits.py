@@ -1,7 +1,5 @@
 """What may be done to a weight: centred, scaled, shifted; each an entry of a list of edits."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

@@ -4,8 +4,6 @@ The rows of a chunk hold whole sets of every mean, or the means are taken before
 computes a chunk changes no bit, and sums over chunks are added in the order of the chunks.
 """
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Callable, Iterator

@@ -7,8 +7,6 @@ An array is seen with every axis split into its digits (outer, size, inner), so 
 blocks is a plain set of axes of the split array.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import prod
 

@@ -1,7 +1,5 @@
 """A streaming interpreter of ONNX models in numpy, in float64 or in the model's own types."""
 
-from __future__ import annotations
-
 from onnxfold.check.reference.interpreter import (
     Observer,
     check_supported,

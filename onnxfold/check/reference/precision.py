@@ -1,7 +1,5 @@
 """The two precisions in which the interpreter runs a model, and what they mean for a dtype."""
 
-from __future__ import annotations
-
 import enum
 from typing import Any, TypeAlias
 

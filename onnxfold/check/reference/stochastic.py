@@ -1,7 +1,5 @@
 """Which nodes draw random numbers."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from onnxfold.graph import constant_tensor

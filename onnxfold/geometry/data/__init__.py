@@ -1,7 +1,5 @@
 """Data to measure on: arrays, text, tables, images, or made-up inputs, as shards of rows."""
 
-from __future__ import annotations
-
 from onnxfold.geometry.data.choose import open_data
 from onnxfold.geometry.data.input_signature import InputSignature
 from onnxfold.geometry.data.shards import Batch, Data, DataOptions, Shard

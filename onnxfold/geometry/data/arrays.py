@@ -1,7 +1,5 @@
 """Inputs in .npz and .npy files: arrays under the names of the inputs, rows along their axis 0."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

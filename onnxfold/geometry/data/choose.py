@@ -1,7 +1,5 @@
 """What kind of data a path is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx_ir as ir

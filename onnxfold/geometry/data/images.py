@@ -1,7 +1,5 @@
 """A folder of images, prepared as the model's preprocessor_config.json says, by Pillow."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

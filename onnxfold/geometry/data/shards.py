@@ -1,7 +1,5 @@
 """What all kinds of data have in common: shards, batches, and sentences about what is wrong."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

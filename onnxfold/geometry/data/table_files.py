@@ -1,7 +1,5 @@
 """Parquet files, and data sets of Hugging Face's datasets library on disk, by pyarrow."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Text as tokens: lines, JSONL and columns of tables, by the tokenizers library."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ effect; ``forms`` are the expressions; ``moments`` and ``operators`` (rules A an
 every node once.
 """
 
-from __future__ import annotations
-
 from onnxfold.norms.algebra.canonical import Canonical
 from onnxfold.norms.algebra.coefficient import Coefficient
 from onnxfold.norms.algebra.forms import AffineForm, Denominator, Moment, Over

@@ -4,8 +4,6 @@ Sees through Identity, Dropout, Casts to the same type, Reshape and Expand to th
 and multiplication by exactly 1 or addition of exactly 0 (no tolerance).
 """
 
-from __future__ import annotations
-
 import math
 from math import prod
 

@@ -9,8 +9,6 @@
 Every statistic knows whether it broadcasts against t, or which axes it has lost (``dropped``).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum, auto
 

@@ -1,7 +1,5 @@
 """What is known about the values of one graph while its nodes are visited in order."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from onnxfold.graph import AxisBlock, Fiber, ModelInfo

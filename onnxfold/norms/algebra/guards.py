@@ -1,7 +1,5 @@
 """Guards of the closure: what may stand beside a tensor, and how far a norm may extend."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

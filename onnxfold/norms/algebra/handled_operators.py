@@ -1,7 +1,5 @@
 """Operators that are half a norm: their forms join the algebra of what stands around them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import onnx_ir as ir

@@ -1,7 +1,5 @@
 """Every node of a graph is looked at once, in order; the complete forms are the norms."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

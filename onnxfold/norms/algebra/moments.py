@@ -4,8 +4,6 @@ Every rule takes the algebra and a node and returns the form of the node's first
 where the output is just another tensor.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

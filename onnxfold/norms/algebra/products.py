@@ -5,8 +5,6 @@ node reads it, gamma and beta vary only along the normalised axes (or, for group
 norms, along the channel axis), and each of them is one value or one constant.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import isclose, sqrt
 

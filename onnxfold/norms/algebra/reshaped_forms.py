@@ -1,7 +1,5 @@
 """Forms through Reshape, Flatten, Squeeze, Unsqueeze and Expand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import prod
 

@@ -1,7 +1,5 @@
 """Where: with a condition that is decided, or that only singles out rows without spread."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from onnxfold.graph import keeps_dims

@@ -1,7 +1,5 @@
 """Rule C, sums: x - mean(x), an epsilon, a variance of two moments, beta."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import onnx_ir as ir

@@ -5,8 +5,6 @@ meets only the same element of the same head of Y, so P along elements of one he
 V, whatever A is: masks, caps and sinks of the scores change A, not the law.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import onnx_ir as ir

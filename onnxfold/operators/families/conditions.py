@@ -1,7 +1,5 @@
 """What a node may do, by its attributes and constants, that the row of its operator excludes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import onnx_ir as ir

@@ -1,7 +1,5 @@
 """Elementwise operators: sums, scalings by what is constant along the fiber, and masks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import onnx_ir as ir

@@ -4,8 +4,6 @@ All of them are linear and act alike on every element of a set, so P commutes wi
 each set of the output's fiber is the image of one set of the input's.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import onnx_ir as ir

@@ -5,8 +5,6 @@ output comes from exactly one factor.  P is carried into that factor, be it a we
 an activation (attention times values, token mixing); the other factor is read exactly.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import onnx_ir as ir

@@ -3,8 +3,6 @@
 Gates of a recurrent layer are such parts of one product, each with a norm of its own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir

@@ -1,7 +1,5 @@
 """Averages over other axes, and the readers that do not see a shift."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import onnx_ir as ir

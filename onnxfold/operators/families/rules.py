@@ -1,7 +1,5 @@
 """The transfer functions of every family, and what a node's row says of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import onnx_ir as ir

@@ -13,8 +13,6 @@ The forward transfer names for an input and fiber the outputs that may carry it;
 counts only when the backward transfer confirms it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

@@ -4,8 +4,6 @@ For each operator: which axis of x is contracted, where the channels of x stand 
 where the channels of the output stand in weight and output, and which input takes a bias.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Forward from y = g * x + s to every linear reader, through carriers; any other reader refuses."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import onnx_ir as ir

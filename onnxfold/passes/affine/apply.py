@@ -4,8 +4,6 @@ Ensures: every norm in a fusion has lost what moved (its operands are ones or ab
 Add are gone), the linear layers behind it have taken it, and what a norm computes keeps its name.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

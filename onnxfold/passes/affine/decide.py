@@ -6,8 +6,6 @@ stands between and every reader has a bias, can have one for free (Gemm, Conv, A
 an Add behind it that costs less than the norm saves without beta.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache

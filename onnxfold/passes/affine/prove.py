@@ -1,7 +1,5 @@
 """The certificate of affine fusion: which linear layers have taken gamma and beta."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from onnxfold.graph import ModelInfo

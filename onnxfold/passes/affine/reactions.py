@@ -13,8 +13,6 @@ digit by digit is a diagonal that commutes), where the order within a digit stay
 Source: FlashNorm (Graef et al., 2024), section 1: W* = diag(g) W, c* = c + s W.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

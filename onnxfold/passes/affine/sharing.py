@@ -1,7 +1,5 @@
 """Constants with several readers: changed in place where all agree, else copied or refused."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Where gamma and beta of a norm are: operands of one operator, or operators behind it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Carries out centrings and folds: weights, inserted centrings, RMSNorms in place of LayerNorms."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 
 import onnx_ir as ir

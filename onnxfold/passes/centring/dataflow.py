@@ -6,8 +6,6 @@ what its readers do with a shift.  It decides nothing.
 Source: CBWC, section on the zero-mean graph and Algorithm 1, made exact (affine parts, readers).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ their order as it carries channels.  An operator that cuts, as Slice, Split and 
 and does not see what moves outside of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial

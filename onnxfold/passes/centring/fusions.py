@@ -4,8 +4,6 @@ The two fusions gain as much as the fold of one norm does, or more (docs/pipelin
 the patterns: FusionEmbedLayerNoMask and FusionAttention in onnxruntime/transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import onnx_ir as ir

@@ -1,7 +1,5 @@
 """Minimum cut of a network with integer capacities; knows nothing of ONNX."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 

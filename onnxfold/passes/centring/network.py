@@ -13,8 +13,6 @@ costs k when a = 1 and b = 0:
 Zero-mean points have no outgoing edge: they are centred as they stand.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

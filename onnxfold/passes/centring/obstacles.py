@@ -1,7 +1,5 @@
 """Why a value cannot be centred, and which readers must see it as it is."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, node_label, operator

@@ -1,7 +1,5 @@
 """What is centred and what folds, as frozen data, and why the rest is left."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The certificate of a centring: the fibers of what was centred, and the norms that were folded."""
 
-from __future__ import annotations
-
 from onnxfold.graph import ModelInfo
 from onnxfold.passes.base import Shown
 from onnxfold.passes.centring.decide import CentringDecision

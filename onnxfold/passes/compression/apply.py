@@ -1,7 +1,5 @@
 """Carries out a compression: shorter weights, shapes and values, and CRMSNorms."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 

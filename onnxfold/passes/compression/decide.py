@@ -1,7 +1,5 @@
 """Deciding which streams are stored without their last channel."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import onnx_ir as ir

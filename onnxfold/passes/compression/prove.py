@@ -1,7 +1,5 @@
 """The proof of a compression: u = E v along every stream, down to weights, and equal norms."""
 
-from __future__ import annotations
-
 from onnxfold.graph import ModelInfo
 from onnxfold.passes.base import Shown
 from onnxfold.passes.compression.plan import CompressionPlan

@@ -1,7 +1,5 @@
 """Shapes that Reshape and Expand are told: their entry for the channels becomes another."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Where both are of one stream, a told number of channels follows by itself when the stream changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Carries out a decompression: longer weights, shapes and values, and norms that read them."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 

@@ -5,8 +5,6 @@
 Source: Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, section 3.2.
 """
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from onnxfold.graph import FLOATS, ModelInfo, Reader, operator, whole_axes

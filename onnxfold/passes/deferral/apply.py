@@ -3,8 +3,6 @@
 A norm behind u = x / s computes u / sqrt(factor mean(u^2) + e / s^2), which is that of x.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

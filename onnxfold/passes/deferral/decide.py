@@ -12,8 +12,6 @@ z_v = 1 where v is computed without s, a_v = 1 where nobody needs v itself.  The
     a_v -> sink     infinite, where somebody needs v itself
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

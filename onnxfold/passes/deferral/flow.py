@@ -1,7 +1,5 @@
 """How far the scale of a norm can be handed on, and where it must end."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -12,8 +12,6 @@ takes 4^-k with it: nothing else changes.  Layers behind the first and tables ke
 Source of the bound: N. Higham, Accuracy and Stability of Numerical Algorithms, section 3.1.
 """
 
-from __future__ import annotations
-
 from math import ceil, log2
 
 import numpy as np

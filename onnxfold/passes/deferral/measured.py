@@ -1,7 +1,5 @@
 """What was measured of deferral: with which targets it gains, and what a product costs."""
 
-from __future__ import annotations
-
 from onnxfold.options import Defer, Target
 from onnxfold.passes.base import Settings
 

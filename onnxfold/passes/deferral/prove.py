@@ -1,7 +1,5 @@
 """The certificate of deferral: what has a new name is new, but for copies of weights."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo

@@ -12,8 +12,6 @@ of its own mean, which is of the order of u s |mean(x)| as well unless the mean 
 Source of the bound: N. Higham, Accuracy and Stability of Numerical Algorithms, section 3.1.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import onnx_ir as ir

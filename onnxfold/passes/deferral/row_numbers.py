@@ -1,7 +1,5 @@
 """What is computed once per row of a norm's input: 1 / s^2, and powers of it in any layout."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -7,8 +7,6 @@ behind f.  Degrees add in products, so that a ReGLU or a bilinear GLU has degree
 Source: N. Graef, M. Clapp, A. Wasielewski, "Flash normalization" (arXiv:2407.09577), sections 1-3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile

@@ -5,8 +5,6 @@ row, it reads what they hold at the positions instead: [B, S, h/2] without posit
 operator knows tables of two axes alone, [B S, h/2] at the positions 0, 1, 2, ... .
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 

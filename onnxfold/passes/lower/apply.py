@@ -1,7 +1,5 @@
 """Carries out the spelling of a target: norms that stay, then residual additions."""
 
-from __future__ import annotations
-
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.norms import find_norms

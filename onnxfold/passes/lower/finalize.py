@@ -1,7 +1,5 @@
 """The final form of a rewritten model: types, functions, IR version, and what was done to it."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

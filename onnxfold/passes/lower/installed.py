@@ -1,7 +1,5 @@
 """Which ONNX Runtime is installed, without the time that its import takes."""
 
-from __future__ import annotations
-
 from importlib.metadata import PackageNotFoundError, version
 
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")

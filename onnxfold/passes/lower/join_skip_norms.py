@@ -5,8 +5,6 @@ The original is split once more, and what that gives is looked for in the result
 between the same values, or others in their place, such as a gamma that has moved.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 

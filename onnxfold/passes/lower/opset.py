@@ -4,8 +4,6 @@ Source: the operators' changelog of ONNX, opset 13 to 23.  An operator that is n
 have changed its meaning, so a model that has it is refused.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnx_ir as ir

@@ -1,7 +1,5 @@
 """gamma and beta in the form that operators take: vectors of exactly the normalised shape."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The proof that another spelling computes the same: no value changes, no norm folds."""
 
-from __future__ import annotations
-
 from onnxfold.graph import ModelInfo
 from onnxfold.passes.base import Shown
 from onnxfold.passes.lower.decide import LoweringPlan

@@ -9,8 +9,6 @@ changes places with the norm: norm(reshape(v)) = reshape(norm(v)), since each ro
 Returns edits, mutates nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile

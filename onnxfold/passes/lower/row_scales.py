@@ -9,8 +9,6 @@ Each is spelled as passes/deferral writes it, in FLOAT, over the last axis.  Ret
 nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

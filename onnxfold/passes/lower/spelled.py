@@ -1,7 +1,5 @@
 """RMSNorms in operators, for what no operator takes: an epsilon that float32 cannot hold."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

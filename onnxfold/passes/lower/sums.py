@@ -6,8 +6,6 @@ faster than the two; from 1.30 on it takes nearly five times as long
 alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import onnx_ir as ir

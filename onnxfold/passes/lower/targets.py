@@ -5,8 +5,6 @@ kernels  the calls, for which ONNX Runtime with the onnxfold library takes the k
 ort      SimplifiedLayerNormalization, the contrib operator of ONNX Runtime
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 

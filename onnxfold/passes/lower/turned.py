@@ -6,8 +6,6 @@ A session makes no operator of that; the transformers optimizer does, of all axe
 and the output is another one without a word.  Source: onnx_transpose_optimization.cc.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import onnx_ir as ir

@@ -1,7 +1,5 @@
 """What was wrong with a model that a stage stumbled over."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

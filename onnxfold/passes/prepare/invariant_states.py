@@ -4,8 +4,6 @@ A state of Loop or Scan whose next value is its value is what it began with, at 
 behind the last one.  tf2onnx gives a loop its weights as such states.
 """
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from onnxfold.graph import constant_tensor

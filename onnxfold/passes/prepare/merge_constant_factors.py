@@ -3,8 +3,6 @@
 A norm's gamma is then one operand, however many factors the model spells it with.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Set
 from functools import cache
 

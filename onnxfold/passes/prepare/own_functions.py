@@ -3,8 +3,6 @@
 A model may bring a function of its own under such a name; it is then a function like any other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator
 from itertools import product
 

@@ -4,8 +4,6 @@ TorchScript gives the second user of a shared weight an Identity of it, and leav
 loop, where it is a computed value and no weight any more.
 """
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from onnxfold.graph import constant_tensor

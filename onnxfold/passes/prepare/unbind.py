@@ -4,8 +4,6 @@ TorchScript runs recurrent layers over the elements of a sequence, of which no o
 tells a shape.  Gather tells it, and copies one step instead of all.
 """
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from onnxfold.graph import node_label

@@ -7,8 +7,6 @@ a norm are moved back in front of it.  Elements of an unbound tensor are picked 
 and weights that a loop hands on are read from outside.  Factors in a row are merged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain

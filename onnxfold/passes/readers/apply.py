@@ -1,7 +1,5 @@
 """Carries out a change of readers: other rows of weights, and norms of d - 1 channels, or d."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 

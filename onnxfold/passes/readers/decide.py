@@ -1,7 +1,5 @@
 """Deciding which norms give d - 1 channels: those of which only linear layers read all."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 

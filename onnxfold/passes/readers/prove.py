@@ -1,7 +1,5 @@
 """The proof of changed readers: (E w) A = w (E' A) for each, and y = E w behind each norm."""
 
-from __future__ import annotations
-
 from onnxfold.graph import ModelInfo
 from onnxfold.passes.base import Shown
 from onnxfold.passes.readers.plan import ReadersPlan

@@ -1,7 +1,5 @@
 """Computes deferred norms where they stood: y = s x is read again, and all that put s back goes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import frexp
 

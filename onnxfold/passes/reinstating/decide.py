@@ -1,7 +1,5 @@
 """Deciding which deferred norms are computed where they stood again: all that can, or none."""
 
-from __future__ import annotations
-
 from onnxfold.graph import ModelInfo
 from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.measured import is_wanted

@@ -6,8 +6,6 @@ to elsewhere has such an end, s x may be read in place of x and the ends may go.
 not ours alone: any that the recogniser of norms knows for 1 / s^2, roots and reciprocals behind it.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 A LayerNorm whose readers were centred takes out a mean again that their weights do not see.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import onnx_ir as ir

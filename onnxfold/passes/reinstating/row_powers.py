@@ -1,7 +1,5 @@
 """Powers of 1 / s^2 = mean(x^2) + eps in a graph: s itself, s^2, 1 / s^4, in any layout."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

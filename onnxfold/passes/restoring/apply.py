@@ -1,7 +1,5 @@
 """Spells RMSNorms as LayerNorms."""
 
-from __future__ import annotations
-
 from onnxfold.graph.edit import Editor
 from onnxfold.norms import find_norms
 from onnxfold.passes.base import Settings

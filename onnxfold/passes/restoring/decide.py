@@ -1,7 +1,5 @@
 """Deciding which RMSNorms read inputs of mean 0."""
 
-from __future__ import annotations
-
 from onnxfold.graph import ModelInfo
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.passes.base import Settings

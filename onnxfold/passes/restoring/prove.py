@@ -1,7 +1,5 @@
 """The proof of restored norms: equal results, from means that are 0 in the weights."""
 
-from __future__ import annotations
-
 from onnxfold.graph import ModelInfo
 from onnxfold.passes.base import Shown
 from onnxfold.passes.restoring.plan import RestoringPlan

@@ -8,8 +8,6 @@ that it carries has, and a writer where its weight is centred.
 Source: Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, appendix C.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 import onnx_ir as ir

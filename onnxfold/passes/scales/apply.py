@@ -1,7 +1,5 @@
 """Carries out scale fusions: linear layers take over the operators behind them, which go."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from onnxfold.errors import InvariantError

@@ -1,7 +1,5 @@
 """Deciding which scales, biases and BatchNormalizations move into the linear layer before them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import onnx_ir as ir

@@ -4,8 +4,6 @@ A rotary embedding is x * cos + turned(x) * sin, with turned(x) made of Slices o
 every way from x to the sum takes a factor along once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import onnx_ir as ir

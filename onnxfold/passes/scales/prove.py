@@ -1,7 +1,5 @@
 """The certificate of absorbed scales: by what each weight was multiplied, for which reader."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from onnxfold.graph import ModelInfo

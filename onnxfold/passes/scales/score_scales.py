@@ -4,8 +4,6 @@ ONNX Runtime makes FusedMatMul of it, and its Attention fusion, OpenVINO's and T
 MatMul, Mul or Div, (Add,) Softmax.
 """
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo

@@ -7,8 +7,6 @@ one number c also a rotary embedding and the product with another activation (at
 Behind one part of a joined projection, c and d are those of the part, and 1 and 0 elsewhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -7,8 +7,6 @@
 c is normal, of the size of the weight's own numbers: the stream gets a mean of about its deviation.
 """
 
-from __future__ import annotations
-
 from zlib import crc32
 
 import numpy as np

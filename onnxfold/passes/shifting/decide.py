@@ -5,8 +5,6 @@
 Source: Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, appendix C.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from onnxfold.graph import ModelInfo

@@ -1,7 +1,5 @@
 """The proof of shifted weights: differences that are constant along fibers, and end in norms."""
 
-from __future__ import annotations
-
 from onnxfold.graph import ModelInfo
 from onnxfold.passes.base import Shown
 from onnxfold.passes.shifting.plan import ShiftingPlan

@@ -4,8 +4,6 @@ uvicorn times what is idle between two requests, and nothing that has begun: who
 head holds a connection for as long as they like.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -5,8 +5,6 @@ the same names, and a process takes one of each.  Source: grpc_service.proto and
 (triton-inference-server/common), the fields that this server fills.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from google.protobuf import (  # type: ignore[import-untyped]

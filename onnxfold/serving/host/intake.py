@@ -5,8 +5,6 @@ is counted as it comes and as it is decompressed, has a time to arrive, and a st
 one that is still on its way.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import zlib

@@ -1,7 +1,5 @@
 """What Prometheus sees of the batching and the runs, beside MLServer's own counters."""
 
-from __future__ import annotations
-
 from prometheus_client import Counter, Gauge, Histogram
 
 _POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

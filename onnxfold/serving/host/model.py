@@ -1,7 +1,5 @@
 """The runtime class that MLServer loads, asks and unloads."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ one reads arrays out of the body and writes them into it.  Everything else is ML
 metadata, the model repository, its counters.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

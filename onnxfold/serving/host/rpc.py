@@ -4,8 +4,6 @@ MLServer's own turns raw contents into lists and back; this one hands them on.  
 as raw contents, which every client reads and which alone can carry FP16.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 from collections.abc import Awaitable

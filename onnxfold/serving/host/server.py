@@ -1,7 +1,5 @@
 """MLServer put together for us: start, readiness, signals, a stop that loses no request."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import signal

@@ -1,7 +1,5 @@
 """What the kernel knows of the connections of a port, and how many it allows."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

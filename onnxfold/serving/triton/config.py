@@ -5,8 +5,6 @@ are those of ValidateIOShape (core, model_config_utils.cc) and of the backend's 
 (onnxruntime_backend, CompareDimsSupported).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Where Triton runs a model; light to import, so that the command line can list the choices."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

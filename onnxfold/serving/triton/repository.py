@@ -8,8 +8,6 @@ They are made in a folder of DIR and renamed: the library first, which the confi
 the version, then the configuration. A new model is one rename of its whole folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

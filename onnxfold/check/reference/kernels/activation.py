@@ -1,7 +1,5 @@
 """Activations and the softmax family."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from onnxfold.check.reference.kernel import Call, kernel

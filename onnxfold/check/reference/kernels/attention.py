@@ -2,8 +2,6 @@
 
 # ruff: noqa: PLR0913, PLR0917  (the inputs of an operator are the arguments of its kernel)
 
-from __future__ import annotations
-
 import numpy as np
 
 from onnxfold.check.reference.kernel import Call, kernel

@@ -1,7 +1,5 @@
 """If, Loop and Scan: graphs inside nodes, which see the values around them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import cast
 

@@ -1,7 +1,5 @@
 """Conv, ConvTranspose and ConvInteger over any number of spatial axes."""
 
-from __future__ import annotations
-
 from math import prod
 
 import numpy as np

@@ -5,8 +5,6 @@ Only operators whose rows say so: some of onnx 1.23's compute in float32 whateve
 take the defaults of the newest opset (Softmax).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import onnx_ir as ir

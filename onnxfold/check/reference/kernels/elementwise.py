@@ -1,7 +1,5 @@
 """Operators that work element by element, with numpy's broadcasting."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import reduce
 

@@ -1,7 +1,5 @@
 """Operators that move, cut and join numbers without computing on them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

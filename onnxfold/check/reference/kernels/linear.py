@@ -1,7 +1,5 @@
 """Matrix products, in floats and in integers."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from onnxfold.check.reference.kernel import Call, kernel

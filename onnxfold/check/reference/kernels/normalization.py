@@ -5,8 +5,6 @@ inside; under NATIVE no kernel computes in less, and under FLOAT64 none computes
 float64, so it is not read.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from onnxfold.check.reference.kernel import Call, kernel

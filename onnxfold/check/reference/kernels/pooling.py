@@ -1,7 +1,5 @@
 """Poolings over spatial axes."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from onnxfold.check.reference.kernel import Call, kernel

@@ -4,8 +4,6 @@ No two runtimes draw alike. The stream depends on the name of the node's output 
 alone, so that two models with the same names draw the same numbers and can be compared.
 """
 
-from __future__ import annotations
-
 from hashlib import sha256
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Reductions over axes, cumulative sums, and the positions of extremes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

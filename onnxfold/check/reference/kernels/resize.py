@@ -1,7 +1,5 @@
 """Resize and Upsample: separable interpolation, one weight matrix [out, in] per axis."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

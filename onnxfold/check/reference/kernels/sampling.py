@@ -1,7 +1,5 @@
 """GridSample: values of a tensor at real positions."""
 
-from __future__ import annotations
-
 from itertools import product
 from math import prod
 

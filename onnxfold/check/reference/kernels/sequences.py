@@ -1,7 +1,5 @@
 """Operators of sequences and optionals: onnx's implementations, which only move tensors."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from onnxfold.check.reference.kernel import Call, Datum, Output, kernel

@@ -1,7 +1,5 @@
 """Functions of scipy.special, which takes as long to import as a small model to prove."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

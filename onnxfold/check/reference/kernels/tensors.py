@@ -1,7 +1,5 @@
 """Constants, shapes, casts and ranges: where types and sizes come from."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

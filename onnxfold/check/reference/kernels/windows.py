@@ -1,7 +1,5 @@
 """The windows of convolutions and poolings: padding, output sizes, strided views."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
