@@ -54,7 +54,6 @@ from onnxfold.passes.lower.finalize import (
     list_initializers,
     settle_functions,
 )
-from onnxfold.passes.lower.gelus import LateHalf, halve_first, late_halves
 from onnxfold.passes.lower.installed import onnxruntime_version
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.lower.prove import prove as prove_lowering
@@ -327,22 +326,22 @@ def _spelled(
         differs = LOWER.apply(edit, decision, settings)
         join_skip_norms(edit.model, original, settings)
         wanted = state.changed or settings.convert_to is None  # a conversion is of norms alone
-        faster = _faster(edit.model, settings) if wanted else _Faster()
-        if not (differs or faster.suffices or state.changed):
+        slow = _slow_additions(edit.model, settings) if wanted else ()
+        if not (differs or slow or state.changed):
             return original
         result = _finished(edit.model, original, state, settings)
     if prove:
         with timer.stage("prove"):
             after = prepare(result).info
         if not _is_shown(state, LOWER, after, settings, timer):
-            faster = _Faster()
+            slow = ()
             if not state.changed:
                 return original
             result = _finished(state.info.model, original, state, settings)
     state.changed = True
     settle_functions(result, original.ir_version)
     list_initializers(result)
-    faster.apply(result)
+    replace_by_sums(slow)  # Add and Sum compute the same: there is nothing to prove
     return result
 
 
@@ -350,30 +349,12 @@ def _finished(model: ir.Model, original: ir.Model, state: Decided, settings: Set
     return finished(model, original, state.plan, settings.target, settings.norm_form)
 
 
-@dataclass(frozen=True, slots=True)
-class _Faster:
-    """What a session runs faster in other words: the numbers are the same, nothing is to prove."""
-
-    additions: tuple[ir.Node, ...] = ()
-    gelus: tuple[LateHalf, ...] = ()
-    suffices: bool = False  # whether a file is written for it alone
-
-    def apply(self, model: ir.Model) -> None:
-        """Write the words that are faster."""
-        replace_by_sums(self.additions)
-        halve_first(Editor(ModelInfo(model)), self.gelus)
-
-
-def _faster(model: ir.Model, settings: Settings) -> _Faster:
-    """Return what the ONNX Runtime at hand, or the newest, is slow with."""
-    info = ModelInfo(model)
-    gelus = late_halves(info) if settings.convert_to is None else ()
-    if settings.target is not Target.ORT:
-        return _Faster(gelus=gelus)
+def _slow_additions(model: ir.Model, settings: Settings) -> tuple[ir.Node, ...]:
+    """Return the additions whose fusion the ONNX Runtime at hand, or the newest, is slow with."""
+    if settings.target is not Target.ORT or settings.device is not Device.CPU:
+        return ()
     version = onnxruntime_version() or MEASURED[1]
-    slow = settings.device is Device.CPU and version >= SLOW_SINCE
-    additions = fused_additions(info) if slow else ()
-    return _Faster(additions, gelus, bool(additions or gelus))
+    return fused_additions(ModelInfo(model)) if version >= SLOW_SINCE else ()
 
 
 def _sum(shown: Iterable[Shown]) -> Proof:

@@ -1,10 +1,12 @@
-"""Carries out the spelling of a target: norms that stay, then residual additions."""
+"""Carries out the spelling of a target: norms that stay, Gelus, then residual additions."""
 
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.norms import find_norms
+from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.lower.decide import LoweringPlan
+from onnxfold.passes.lower.gelus import halve_first, late_halves
 from onnxfold.passes.lower.quantized import quantize_fusions
 from onnxfold.passes.lower.residual import residual_fusions
 from onnxfold.passes.lower.row_scales import ROUNDS, row_fusions
@@ -14,12 +16,16 @@ from onnxfold.passes.lower.targets import TargetLowering
 def apply(edit: Editor, plan: LoweringPlan, settings: Settings) -> bool:
     """Carry out ``plan``; return whether the model has become another than the one that came."""
     _respell(edit, plan, settings)
+    changed = bool(plan.respelled)
+    if plan.halve_first:
+        halve_first(edit, late_halves(ModelInfo(edit.model)))
+        changed |= settings.target is Target.ORT  # others are not written for it alone
     if not plan.fuse_residual:
-        return bool(plan.respelled)
+        return changed
     fusions = residual_fusions(ModelInfo(edit.model))
     for fusion in fusions:
         edit.stand_in(fusion.lower(), fusion.place, fusion.replaced)
-    changed = bool(plan.respelled) or len(fusions) != settings.fused_before
+    changed |= len(fusions) != settings.fused_before
     info = ModelInfo(edit.model)
     for number in range(ROUNDS):
         rows = row_fusions(info, number)

@@ -12,6 +12,7 @@ from onnxfold.norms.site import NormKind, NormSite
 from onnxfold.operators.functions import DOMAIN
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
+from onnxfold.passes.lower.gelus import late_halves
 from onnxfold.passes.lower.targets import TargetLowering
 
 _Setting = tuple[NormKind, int, float]
@@ -19,15 +20,19 @@ _Setting = tuple[NormKind, int, float]
 
 @dataclass(frozen=True, slots=True)
 class LoweringPlan:
-    """The norms that get a cheaper spelling, by reference, and whether residuals are fused."""
+    """The norms that get a cheaper spelling, by reference, and whether residuals are fused.
+
+    ``halve_first``: whether a Gelu that halves late does so first.
+    """
 
     respelled: tuple[str, ...] = ()
     fuse_residual: bool = False
+    halve_first: bool = False
 
     @property
     def empty(self) -> bool:
         """Whether nothing is to be done."""
-        return not (self.respelled or self.fuse_residual)
+        return not (self.respelled or self.fuse_residual or self.halve_first)
 
     def left_out(self, reason: str) -> LoweringPlan:
         """Return the plan to keep every spelling."""
@@ -47,7 +52,8 @@ def decide(info: ModelInfo, settings: Settings) -> LoweringPlan:
         kept = _most_common([*called, *cheaper])
         cheaper = [site for site in cheaper if _setting(site) in kept]
     fuses = settings.fuse_residual and settings.target is Target.KERNELS
-    return LoweringPlan(tuple(info.ref(site.output) for site in cheaper), fuses)
+    respelled = tuple(info.ref(site.output) for site in cheaper)
+    return LoweringPlan(respelled, fuses, halve_first=bool(late_halves(info)))
 
 
 def _setting(site: NormSite) -> _Setting:
