@@ -55,8 +55,6 @@ SUITES = (
     "tests/models/test_recipes.py",
 )
 KNOWN = ROOT / "build" / "mutants"
-# Of a test that is too long with so many parameters, the others are not tried.
-_SLOW = 2
 # Far above what the tests need on the code as it is.
 _LIMIT_S, _LIMIT_TIMES = 60, 10
 
@@ -119,10 +117,10 @@ class Tester:
         noted.put_in(modules())
         caches = [one for one in gc.get_objects() if type(one) is _lru_cache_wrapper]
         caches = [one for one in caches if one.__module__.startswith("onnxfold.")]
-        slow: dict[str, int] = {}
+        spent: dict[str, float] = {}
         for item in items:
             name, test = item.nodeid, _test(item.nodeid)
-            if name in done or slow.get(test, 0) == _SLOW:
+            if name in done or spent.get(test, 0) > 2 * self._options.longest:
                 continue
             for one in caches:
                 one.cache_clear()
@@ -133,7 +131,7 @@ class Tester:
             signal.setitimer(signal.ITIMER_PROF, 0)
             seconds = round(time.process_time() - start, 3)
             row = {"test": name, "seconds": seconds, "decisions": noted.take() if passed else []}
-            slow[test] = slow.get(test, 0) + ("skipped" in self._outcomes)
+            spent[test] = spent.get(test, 0) + seconds
             with _noted().open("a") as file:
                 file.write(json.dumps(row) + "\n")
         return ""
@@ -254,7 +252,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=20, help="how many mutants")
     parser.add_argument("--seed", type=int, default=0, help="which ones")
     parser.add_argument("--each", type=int, default=50, help="how many parameters of one test")
-    parser.add_argument("--longest", type=float, default=10, help="seconds of one test")
+    parser.add_argument("--longest", type=float, default=10, help="seconds of one test, twice that of all its parameters")
     parser.add_argument("--budget", type=float, default=600, help="seconds of tests of a mutant")
     parser.add_argument("--suites", nargs="*", default=SUITES, help="the tests to take")
     parser.add_argument("--keep", type=Path, default=RESULTS / "mutants.csv", help="the verdicts")

@@ -174,6 +174,14 @@ def test_group_normalization_of_vectors_has_a_block_fiber_and_no_refusal():
     assert error < FLOAT32_BOUND
 
 
+@pytest.mark.parametrize(("channels", "groups"), [("8", 3), ("8", 0), ("C", 2)])
+def test_groups_of_no_known_size_have_no_fiber(channels: str, groups: int) -> None:
+    call = f"y = GroupNormalization<num_groups={groups}>(x, g, b)"
+    site = only_site(model(call, f"float[B,{channels}] x, float[8] g, float[8] b"))
+    assert site.size == 0
+    assert site.fiber.blocks == ()
+
+
 def test_instance_normalization_is_refused_as_spatial():
     proto = model("y = InstanceNormalization(x, g, b)", "float[B,8,5] x, float[8] g, float[8] b")
     ((site, error),) = replay_error(proto)

@@ -400,6 +400,14 @@ def test_a_small_weight_of_two_norms_is_stored_twice() -> None:
     assert fused.proof.passed, fused.proof.failures
 
 
+def test_a_weight_as_large_as_the_limit_is_stored_twice_and_a_larger_one_is_not() -> None:
+    _, body, shapes = HARMFUL["two gammas on one weight"]
+    model = _model(body.replace("y = Add(r, k)", "y = Identity(r)"), shapes)
+    bytes_of_W = 8 * np.prod(shapes["W"])
+    assert fuse(model, limit=int(bytes_of_W)).moved == (2, 2)
+    assert fuse(model, limit=int(bytes_of_W) - 1).moved != (2, 2)
+
+
 def test_norms_of_one_gamma_share_a_weight_in_place() -> None:
     body = (
         f"{LN} m = MatMul(n, W) a = Add(m, b) t = Tanh(a) "
