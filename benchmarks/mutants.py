@@ -252,7 +252,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=20, help="how many mutants")
     parser.add_argument("--seed", type=int, default=0, help="which ones")
     parser.add_argument("--each", type=int, default=50, help="how many parameters of one test")
-    parser.add_argument("--longest", type=float, default=10, help="seconds of one test, twice that of all its parameters")
+    parser.add_argument(
+        "--longest", type=float, default=10, help="seconds of a test; of all its parameters twice"
+    )
     parser.add_argument("--budget", type=float, default=600, help="seconds of tests of a mutant")
     parser.add_argument("--suites", nargs="*", default=SUITES, help="the tests to take")
     parser.add_argument("--keep", type=Path, default=RESULTS / "mutants.csv", help="the verdicts")
