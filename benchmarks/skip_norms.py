@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.rows import RESULTS, Conditions, conditions, write
+from benchmarks.rows import RESULTS, Conditions, append, conditions
 
 LENGTH, ROWS, SIZE = 24, 128, 768
 NORMS = {"LayerNormalization": ("gamma", "beta"), "SimplifiedLayerNormalization": ("gamma",)}
@@ -111,7 +111,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = [measure(p, norm, Path(folder)) for p in options.python for norm in NORMS]
-    write(options.out, rows)
+    append(options.out, rows)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Sum in the place of Add in front of a LayerNorm, for ONNX Runtime on CPUs.
 
 A session makes SkipLayerNormalization of Add and LayerNormalization.  Up to ONNX Runtime 1.29 it is
-faster than the two; from 1.30 on it takes nearly five times as long
+faster than the two; from 1.30 on it takes five to eight times as long
 (benchmarks/results/skip_norms.csv).  Sum takes as long as Add, adds the same numbers, and is left
 alone.
 """
