@@ -110,8 +110,7 @@ class Leaf:
     def key(self) -> tuple[object, ...]:
         """What two leaves have in common that are drawn alike."""
         arrays = tuple(
-            None if a is None else (a.shape, str(a.dtype), a.tobytes())
-            for a in (self.array, self.given)
+            None if a is None else (a.shape, a.dtype, a.tobytes()) for a in (self.array, self.given)
         )
         return (self.shape, self.dtype, self.zero, self.relation.key, *arrays)
 

@@ -96,13 +96,21 @@ class ZeroMeans:
         """Yield regions with leaves whose mean may be 0: stored ones, none, then any."""
         places = [(region, self._places(region, fiber)) for region in regions]
         for region, found in places:  # of a layer that is large, small tensors suffice then
-            stored = [choices[0] for choices in found if self._is_stored(choices[0][0])]
-            if stored:
-                yield region, stored
+            stored = (choices for choices in found if self._is_stored(choices[0][0]))
+            firsts = [first for choices in stored for first in islice(self._open(choices), 1)]
+            if firsts:
+                yield region, firsts
         yield from ((region, []) for region in regions)
         for region, found in places:
-            for choice in islice(self._choices(found), _MOST_CHOICES):
+            left = [choices for each in found if (choices := list(self._open(each)))]
+            for choice in islice(self._choices(left), _MOST_CHOICES):
                 yield region, choice
+
+    def _open(self, places: _Choice) -> Iterator[tuple[Leaf, Fiber]]:
+        """Yield the places along which the numbers of a leaf, if they are stored, have mean 0."""
+        for leaf, place in places:
+            if leaf.v is not None and self.may_hold(leaf.v, place):
+                yield leaf, place
 
     def _choices(self, found: list[_Choice]) -> Iterator[_Choice]:
         """Yield leaves that may have mean 0: one, constants first, all constants, then all."""
@@ -114,7 +122,7 @@ class ZeroMeans:
             yield [places[0] for places in found]
 
     def _places(self, region: Region, fiber: Fiber) -> list[_Choice]:
-        """Return along which fibers each leaf may have mean 0, constants first."""
+        """Return where each leaf may have mean 0, were its numbers not known, constants first."""
         target = self._after.shape(region.pair[1])
         found: list[_Choice] = []
         for leaf in region.leaves if target is not None else ():
@@ -123,9 +131,6 @@ class ZeroMeans:
             near = (*self._parts(leaf.v, fiber), *images(fiber, target or (), leaf.shape))
             places = [(leaf, place) for place in near]
             places.sort(key=lambda place: _unlikely(place[1]))
-            tensor = self._after.tensor(leaf.v)
-            if tensor is not None:
-                places = [p for p in places if self._is_centred(leaf.v, tensor, p[1])]
             if places:
                 found.append(places)
         return sorted(found, key=lambda places: not self._is_stored(places[0][0]))

@@ -174,10 +174,8 @@ class _Walker:
             # A new constant is rounded where what it stands for was.
             if tensor is None or old is None or self.relation(u, value).equal:
                 continue
-            if same_tensor(old, tensor):  # zeros times anything
-                continue
             wide = self._widening.reader_of(value, tensor.dtype)
-            if wide is not None:
+            if wide is not None and not same_tensor(old, tensor):  # unlike zeros times anything
                 self._failures.append(
                     f"'{value.name}' is rounded to {tensor.dtype} and computed with as {wide.dtype}"
                 )

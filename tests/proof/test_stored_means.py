@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 import onnxfold
+from onnxfold.graph import Fiber
+from onnxfold.proof import mean_proofs, stored
 from tests.passes.affine.affine_graphs import Array, graph
 
 C = np.random.default_rng(0).standard_normal((3, 2, 3))
@@ -73,3 +78,25 @@ def test_positions_that_are_resized_have_mean_0_along_their_channels() -> None:
     result = onnxfold.optimize(graph(body, "double[1,16,5] x", "double[1,17,32] y", made))
     assert len(result.plan.folds) == 1
     assert result.report["proof"]["passed"]
+
+
+def test_unlikely_fibers_of_a_weight_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight of 4 d rows has many sets of d numbers; that of its columns is asked for first."""
+    asked: list[tuple[str | None, str]] = []
+
+    def has_zero_mean(tensor: ir.TensorProtocol, fiber: Fiber, *args: Any, **named: Any) -> bool:
+        asked.append((tensor.name, str(fiber)))
+        return stored.has_zero_mean(tensor, fiber, *args, **named)
+
+    monkeypatch.setattr(mean_proofs, "has_zero_mean", has_zero_mean)
+    body = (
+        "h = MatMul(x, A) p = MatMul(h, B) s = Add(p, b) e = Relu(h) q = MatMul(e, C) "
+        "a = Add(s, q) y = LayerNormalization(a, gamma)"
+    )
+    draw = np.random.default_rng(4).standard_normal
+    made = {"A": draw((5, 32)), "B": draw((32, 8)), "C": draw((32, 8)), "b": draw(8),
+            "gamma": draw(8)}  # fmt: skip
+    result = onnxfold.optimize(graph(body, "double[3,5] x", "double[3,8] y", made))
+    assert len(result.plan.folds) == 1
+    assert result.report["proof"]["passed"]
+    assert not [fiber for name, fiber in asked if name in {"B", "C"} and "axis 0" in fiber]

@@ -20,12 +20,19 @@ from onnxfold.check.reference.kernel import (
     UnsupportedOperator,
     find_kernel,
 )
-from onnxfold.check.reference.precision import Array, Precision, carried, is_floating, is_half
+from onnxfold.check.reference.precision import (
+    Array,
+    Precision,
+    carried,
+    is_floating,
+    is_half,
+    is_wide_float,
+)
 from onnxfold.errors import ModelError
 from onnxfold.graph import node_label, operator
 
-# Sees every value that a node computes, inside functions and subgraphs too, and gives the array to
-# go on with: the same one, or another of its shape and type.
+# Sees every value that a node computes, inside functions and subgraphs too, save views of stored
+# tensors, and gives the array to go on with: the same one, or another of its shape and type.
 Observer: TypeAlias = Callable[[ir.Value, Array], Array]
 # A tensor of the model stays in its file until a kernel asks for it.
 Stored: TypeAlias = "Datum | ir.TensorProtocol"
@@ -80,7 +87,8 @@ def run_nodes(
         warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)  # it is NaN
         for node in nodes:
             interpreter.run_node(node, frame)
-    return {value: item for value, item in frame.values.items() if isinstance(item, np.ndarray)}
+    computed = {value: interpreter.read(item) for value, item in frame.values.items()}
+    return {value: item for value, item in computed.items() if isinstance(item, np.ndarray)}
 
 
 def check_supported(model: ir.Model) -> None:
@@ -200,7 +208,7 @@ class _Interpreter:
         self._execute(graph, frame)
         outputs = {}
         for value in graph.outputs:
-            result = self._read(frame.find(value))
+            result = self.read(frame.find(value))
             if not isinstance(result, np.ndarray):
                 raise UnsupportedOperator(f"output {value.name!r} is a sequence or an optional")
             outputs[str(value.name)] = result
@@ -256,10 +264,10 @@ class _Interpreter:
             )
         frame = _Frame(parent.opsets, parent.attributes, parent)
         frame.values.update(
-            (value, self._read(datum)) for value, datum in zip(graph.inputs, inputs, strict=True)
+            (value, self.read(datum)) for value, datum in zip(graph.inputs, inputs, strict=True)
         )
         self._execute(graph, frame)
-        return [self._read(frame.find(value)) for value in graph.outputs]
+        return [self.read(frame.find(value)) for value in graph.outputs]
 
     def _call_kernel(
         self,
@@ -267,7 +275,7 @@ class _Interpreter:
         inputs: Sequence[Stored],
         attributes: Mapping[str, ir.Attr],
         frame: _Frame,
-    ) -> list[Datum]:
+    ) -> Sequence[Stored]:
         domain = _domain(node.domain)
         found = find_kernel(domain, node.op_type)
         if found is None:
@@ -281,7 +289,7 @@ class _Interpreter:
             lambda graph, data: self._run_graph(graph, data, frame),
         )
         stored = [_in_memory(i) for i in inputs]
-        arguments = stored if found.raw else [self._widened(i) for i in stored]
+        arguments = stored if found.raw else self._arguments(stored, found)
         try:
             output = found.function(call, *arguments)
         except ModelError:
@@ -291,11 +299,31 @@ class _Interpreter:
                 f"node {node_label(node)!r} ({operator(node)}) cannot be computed: {error}"
             ) from error
         results = list(output) if isinstance(output, tuple) else [output]
-        if found.raw or self._precision is Precision.FLOAT64:
-            return [self._read(r) for r in results]
+        if found.raw:
+            first = (inputs[0], stored[0]) if inputs else (None, None)
+            return [self._moved(r, *first) for r in results]
+        if self._precision is Precision.FLOAT64:
+            return [self.read(r) for r in results]
         return _rounded(results, stored, found, (domain, node.op_type, version))
 
-    def _read(self, stored: Stored) -> Datum:
+    def _arguments(self, stored: Sequence[Datum], found: Kernel) -> list[Datum]:
+        narrow = found.narrow if self._precision is Precision.FLOAT64 else None
+        return [i if n == narrow else self._widened(i) for n, i in enumerate(stored)]
+
+    def _moved(self, result: Datum, source: Stored, array: Datum) -> Stored:
+        """What a kernel that moves numbers makes of them; a view of a stored tensor is stored."""
+        if (
+            isinstance(result, np.ndarray)
+            and isinstance(array, np.ndarray)
+            and source is not array
+            and is_wide_float(result.dtype)
+            and result.size <= array.size
+            and np.may_share_memory(result, array)
+        ):
+            return ir.Tensor(result)
+        return self.read(result)
+
+    def read(self, stored: Stored) -> Datum:
         """The datum in the type in which this precision carries it."""
         datum = _in_memory(stored)
         if isinstance(datum, list):

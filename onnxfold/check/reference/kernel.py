@@ -94,6 +94,7 @@ class Kernel:
 
     raw: it takes arrays as they are stored, 16-bit floats and initializers unconverted, for it only
     moves numbers (a Gather converts the gathered rows alone) or looks after precision itself.
+    narrow: the input that a FLOAT64 run gives it as it is stored, for it widens it in parts.
     result_like: for each output the input whose floating type it has; None: what the kernel
     returns. Without it the operator's schema says.
     """
@@ -101,6 +102,7 @@ class Kernel:
     function: Callable[..., Output]
     raw: bool = False
     result_like: tuple[int | None, ...] | None = None
+    narrow: int | None = None
 
 
 _KERNELS: dict[tuple[str, str], Kernel] = {}
@@ -111,6 +113,7 @@ def kernel(
     domain: str = "",
     raw: bool = False,
     result_like: tuple[int | None, ...] | None = None,
+    narrow: int | None = None,
 ) -> Callable[[Function], Function]:
     """Registers a function as the kernel of the named operators; a second one for a name raises."""
 
@@ -119,7 +122,7 @@ def kernel(
             if (domain, name) in _KERNELS:
                 raise ValueError(f"two kernels for {domain}.{name}")
             _KERNELS[domain, name] = Kernel(
-                cast("Callable[..., Output]", function), raw, result_like
+                cast("Callable[..., Output]", function), raw, result_like, narrow
             )
         return function
 

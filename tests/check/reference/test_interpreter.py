@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -330,3 +331,30 @@ main (int64[1] a, int64[1] b) => (int64[1] y) {{
     assert seven in (-7, 0)
     with pytest.raises(ResourceLimitError, match="divides"):
         truth(model, a=np.int64([a]), b=np.int64([b]))
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["t = Transpose <perm = [1, 0]> (W) y = MatMul (x, t)", "y = Gemm <transB = 1> (x, W)"],
+)
+def test_a_large_weight_is_widened_in_parts(body: str) -> None:
+    """A tied table takes as much memory as all other weights, and twice as much in float64."""
+    model = parsed(f"""
+        <ir_version: 9, opset_import: ["": 17]>
+        main (float[2, 256] x, float[32768, 256] W) => (float[2, 32768] y) {{ {body} }}
+    """)
+    generator = np.random.default_rng(0)
+    W = generator.integers(-8, 8, (32768, 256)).astype(np.float32)
+    value = model.graph.inputs.pop()
+    value.const_value = ir.tensor(W)
+    model.graph.register_initializer(value)
+    x = generator.integers(-8, 8, (2, 256)).astype(np.float32)
+    tracemalloc.start()
+    try:
+        (y,) = truth(model, x=x)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(y, x.astype(np.int64) @ W.T.astype(np.int64))
+    assert y.dtype == np.float64
+    assert peak < 0.75 * 8 * W.size

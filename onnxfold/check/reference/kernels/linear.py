@@ -5,20 +5,22 @@ import numpy as np
 from onnxfold.check.reference.kernel import Call, kernel
 from onnxfold.check.reference.precision import Array
 
+_PART_ELEMENTS = 1 << 22  # 32 MiB of float64, which the next part takes again
 
-@kernel("MatMul")
+
+@kernel("MatMul", narrow=1)
 def matmul(call: Call, a: Array, b: Array) -> Array:
     if a.dtype.kind in "iu":
         return integer_matmul(a, b).astype(a.dtype)
-    return np.asarray(np.matmul(a, b))
+    return product(a, b)
 
 
-@kernel("Gemm")
+@kernel("Gemm", narrow=1)
 def gemm(call: Call, a: Array, b: Array, c: Array | None = None) -> Array:
     """Y = alpha A' B' + beta C, with A' and B' transposed on request."""
     a = a.T if call.integer("transA", 0) else a
     b = b.T if call.integer("transB", 0) else b
-    y = np.asarray(integer_matmul(a, b) if a.dtype.kind in "iu" else np.matmul(a, b))
+    y = np.asarray(integer_matmul(a, b) if a.dtype.kind in "iu" else product(a, b))
     alpha, beta = call.real("alpha", 1.0), call.real("beta", 1.0)
     y = y if alpha == 1.0 else y * np.asarray(alpha, a.dtype)
     if c is not None:
@@ -30,6 +32,22 @@ def gemm(call: Call, a: Array, b: Array, c: Array | None = None) -> Array:
 def einsum(call: Call, *inputs: Array) -> Array:
     equation = call.text("equation", "").replace(" ", "")
     return np.asarray(np.einsum(equation, *inputs, optimize=True))
+
+
+def product(a: Array, b: Array) -> Array:
+    """A B in the type of A; a narrower matrix B is widened some columns at a time.
+
+    A whole one would take several times the memory of the model, and longer than its product.
+    """
+    if b.dtype == a.dtype or b.ndim != 2 or a.ndim < 2 or b.size <= _PART_ELEMENTS:
+        return np.asarray(np.matmul(a, b.astype(a.dtype, copy=False)))
+    rows = a.reshape(-1, a.shape[-1])
+    y = np.empty((len(rows), b.shape[1]), a.dtype)
+    step = max(1, _PART_ELEMENTS // b.shape[0])
+    for start in range(0, b.shape[1], step):
+        part = slice(start, start + step)
+        y[:, part] = rows @ b[:, part].astype(a.dtype)
+    return y.reshape(*a.shape[:-1], b.shape[1])
 
 
 def integer_matmul(a: Array, b: Array) -> Array:
