@@ -5,26 +5,16 @@ from typing import Annotated
 
 import typer
 
-from onnxfold.cli import terminal
+from onnxfold.cli import options, terminal
 from onnxfold.cli.optimize import destination
-from onnxfold.cli.options import (
-    CheckedOptions,
-    DryRunOption,
-    ForceOption,
-    JsonOption,
-    Model,
-    ReportOption,
-    TargetOption,
-    with_fold_options,
-)
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.options import Conversion, Target, conversion_named
 
 
-@with_fold_options
+@options.with_fold_options
 def convert(
     context: typer.Context,
-    model: Model,
+    model: options.Model,
     *,
     to: Annotated[
         Conversion,
@@ -65,12 +55,12 @@ def convert(
             "which take gamma, beta and A - 1 a', a the last row of A, without that row.",
         ),
     ] = False,
-    target: TargetOption = Target.ONNX,
-    fold: CheckedOptions,
-    report: ReportOption = None,
-    as_json: JsonOption = False,
-    dry_run: DryRunOption = False,
-    force: ForceOption = False,
+    target: options.TargetOption = Target.ONNX,
+    fold: options.CheckedOptions,
+    report: options.ReportOption = None,
+    as_json: options.JsonOption = False,
+    dry_run: options.DryRunOption = False,
+    force: options.ForceOption = False,
 ) -> None:
     """Change the form of the norms and nothing else: LayerNorm, RMSNorm or CRMSNorm, and back.
 

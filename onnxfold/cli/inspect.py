@@ -4,28 +4,19 @@ from typing import Annotated
 
 import typer
 
-from onnxfold.cli import terminal
-from onnxfold.cli.options import (
-    DeferOption,
-    ExcludeOption,
-    JsonOption,
-    Model,
-    NoFuseAffineOption,
-    SplitOption,
-    TargetOption,
-)
+from onnxfold.cli import options, terminal
 from onnxfold.options import Defer, Target
 
 
 def inspect(
     context: typer.Context,
-    model: Model,
-    as_json: JsonOption = False,
-    target: TargetOption = Target.ONNX,
-    allow_split: SplitOption = 1 << 20,
-    exclude: ExcludeOption = None,
-    no_fuse_affine: NoFuseAffineOption = False,
-    defer: DeferOption = Defer.OFF,
+    model: options.Model,
+    as_json: options.JsonOption = False,
+    target: options.TargetOption = Target.ONNX,
+    allow_split: options.SplitOption = 1 << 20,
+    exclude: options.ExcludeOption = None,
+    no_fuse_affine: options.NoFuseAffineOption = False,
+    defer: options.DeferOption = Defer.OFF,
     nodes: Annotated[
         bool,
         typer.Option("--nodes", help="List every node with its inputs, outputs, types and shapes."),

@@ -6,28 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from onnxfold.cli import terminal
-from onnxfold.cli.options import (
-    DeviceOption,
-    DryRunOption,
-    FoldOptions,
-    ForceOption,
-    JsonOption,
-    Model,
-    ReportOption,
-    TargetOption,
-    given_options,
-    with_fold_options,
-)
+from onnxfold.cli import options, terminal
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import UsageError
 from onnxfold.options import Device, Target
 
 
-@with_fold_options
+@options.with_fold_options
 def optimize(
     context: typer.Context,
-    model: Model,
+    model: options.Model,
     out: Annotated[
         Path | None, typer.Argument(metavar="[OUT]", help="Where to write; the same as -o OUT.")
     ] = None,
@@ -35,11 +23,11 @@ def optimize(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="OUT", help="Where to write.")
     ] = None,
-    target: TargetOption = Target.ONNX,
-    device: DeviceOption = Device.CPU,
-    fold: FoldOptions,
-    report: ReportOption = None,
-    as_json: JsonOption = False,
+    target: options.TargetOption = Target.ONNX,
+    device: options.DeviceOption = Device.CPU,
+    fold: options.FoldOptions,
+    report: options.ReportOption = None,
+    as_json: options.JsonOption = False,
     measured: Annotated[
         Path | None,
         typer.Option(
@@ -47,7 +35,7 @@ def optimize(
             help="What onnxfold measure wrote of IN: the report shows it with each norm.",
         ),
     ] = None,
-    dry_run: DryRunOption = False,
+    dry_run: options.DryRunOption = False,
     share_weights: Annotated[
         bool,
         typer.Option(
@@ -56,7 +44,7 @@ def optimize(
             "IN, refers to IN's data files.",
         ),
     ] = False,
-    force: ForceOption = False,
+    force: options.ForceOption = False,
 ) -> None:
     """Fold every LayerNorm that can exactly become an RMSNorm; prove, check and write the result.
 
@@ -78,7 +66,7 @@ def optimize(
     verbosity: Verbosity = context.obj
     terminal.check_reports(report)
     output = destination(out, output, dry_run=dry_run)
-    told = {"run": provenance(model, given_options(context))} if report or as_json else {}
+    told = {"run": provenance(model, options.given_options(context))} if report or as_json else {}
     if measured is not None:
         told |= _measurement(measured, told)
     folder = None if output is None else output.parent

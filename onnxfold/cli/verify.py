@@ -5,16 +5,7 @@ from typing import Annotated
 
 import typer
 
-from onnxfold.cli import terminal
-from onnxfold.cli.options import (
-    AtolOption,
-    InputsOption,
-    JsonOption,
-    MemoryOption,
-    ProvidersOption,
-    RtolOption,
-    SeedOption,
-)
+from onnxfold.cli import options, terminal
 from onnxfold.errors import VerificationError
 
 
@@ -23,13 +14,13 @@ def verify(
     first: Annotated[Path, typer.Argument(metavar="A", help="The original model.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="The model to check against it.")],
     samples: Annotated[int, typer.Option(metavar="N", help="Sets of inputs.")] = 2,
-    rtol: RtolOption = None,
-    atol: AtolOption = None,
-    inputs: InputsOption = None,
-    seed: SeedOption = 0,
-    providers: ProvidersOption = None,
-    memory: MemoryOption = None,
-    as_json: JsonOption = False,
+    rtol: options.RtolOption = None,
+    atol: options.AtolOption = None,
+    inputs: options.InputsOption = None,
+    seed: options.SeedOption = 0,
+    providers: options.ProvidersOption = None,
+    memory: options.MemoryOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Check that B computes what A computes, relative to the rounding error of A itself.
 

@@ -15,20 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.operators.functions import (
-    DOMAIN,
-    LAST_AXIS_ONLY,
-    LAYER_NORMALIZATION_SINCE,
-    MAX_OPSET,
-    MIN_OPSET,
-    RMS_NORMALIZATION_SINCE,
-    SIGNATURES,
-    Activation,
-    Output,
-    Signature,
-    Statistics,
-    axes_of,
-)
+from onnxfold.operators import functions
 
 _AttributeValue: TypeAlias = ir.Attr | ir.TensorProtocol | int | float | list[int]
 _CASTLIKE_SINCE = 15
@@ -87,7 +74,7 @@ def setting_of(
     convertible = convertible and opset >= _CASTLIKE_SINCE and dtype is not ir.DataType.DOUBLE
     return Setting(
         ir.DataType.FLOAT if convertible else dtype,
-        axes_of(node),
+        functions.axes_of(node),
         node.attributes.get_float("epsilon", 0.0),
         convertible,
         rms_operator,
@@ -99,8 +86,8 @@ def setting_of(
 def type_of(node: ir.Node) -> ir.DataType | None:
     """The element type of what a call computes with, None where it is unknown."""
     first = node.inputs[0]
-    signature = SIGNATURES.get(node.op_type)
-    same = signature is None or signature.output is Output.NORM
+    signature = functions.SIGNATURES.get(node.op_type)
+    same = signature is None or signature.output is functions.Output.NORM
     told = node.outputs[0].dtype if same else None
     return told or (None if first is None else first.dtype)
 
@@ -110,12 +97,14 @@ def function(name: str, opset: int, setting: Setting, overload: str = "") -> ir.
 
     Raises InvariantError for an opset or type that no body exists for.
     """
-    if not MIN_OPSET <= opset <= MAX_OPSET:
-        raise InvariantError(f"onnxfold functions exist for opset {MIN_OPSET} to {MAX_OPSET}")
-    if opset < _TYPES.get(setting.dtype, MAX_OPSET + 1):
+    if not functions.MIN_OPSET <= opset <= functions.MAX_OPSET:
+        raise InvariantError(
+            f"onnxfold functions exist for opset {functions.MIN_OPSET} to {functions.MAX_OPSET}"
+        )
+    if opset < _TYPES.get(setting.dtype, functions.MAX_OPSET + 1):
         label = setting.dtype.name
         raise InvariantError(f"onnxfold functions do not exist for {label} at opset {opset}")
-    signature = SIGNATURES[name]
+    signature = functions.SIGNATURES[name]
     body = _Body(opset, setting)
     inputs = {key: ir.Value(name=key) for key in signature.inputs}
     outputs = _outputs(body, signature, inputs)
@@ -125,7 +114,7 @@ def function(name: str, opset: int, setting: Setting, overload: str = "") -> ir.
         list(inputs.values()), outputs, nodes=body.nodes, opset_imports={"": opset}, name=name
     )
     attributes = [ir.Attr(key, _ATTRIBUTE_TYPES[key], None) for key in signature.attributes]
-    return ir.Function(DOMAIN, name, overload, graph=graph, attributes=attributes)
+    return ir.Function(functions.DOMAIN, name, overload, graph=graph, attributes=attributes)
 
 
 class _Body:
@@ -177,7 +166,7 @@ class _Body:
 
 
 def _outputs(
-    body: _Body, signature: Signature, inputs: Mapping[str, ir.Value]
+    body: _Body, signature: functions.Signature, inputs: Mapping[str, ir.Value]
 ) -> tuple[ir.Value, ...]:
     x = inputs["X"]
     if signature.row_scale:
@@ -187,15 +176,15 @@ def _outputs(
     if signature.residual:
         x = body.op("Add", x, inputs["residual"])
     total = (x,) if signature.with_sum else ()
-    if signature.output is Output.SCALE:
+    if signature.output is functions.Output.SCALE:
         return (_row_scale(body, x), *total)
-    if signature.statistics is Statistics.ROW:
+    if signature.statistics is functions.Statistics.ROW:
         return (_activated(body, signature.activation, _plus(body, x, inputs.get("bias"))),)
     y = _normalised(body, signature.statistics, x, inputs)
-    if signature.output is Output.QUANTIZED:
+    if signature.output is functions.Output.QUANTIZED:
         divisor = body.single(inputs["y_scale"])
         return (_quantized(body, y, divisor, inputs["y_zero_point"]), *total)
-    if signature.output is Output.QUANTIZED_ROWS:
+    if signature.output is functions.Output.QUANTIZED_ROWS:
         divisor = _scale_of_rows(body, y)
         return (_quantized(body, y, body.single(divisor), inputs["y_zero_point"]), divisor, *total)
     return (y, *total)
@@ -212,19 +201,19 @@ def _row_scale(body: _Body, x: ir.Value) -> ir.Value:
     return body.single(body.op("Reciprocal", body.op("Sqrt", body.op("Add", mean, epsilon))))
 
 
-def _activated(body: _Body, activation: Activation, x: ir.Value) -> ir.Value:
+def _activated(body: _Body, activation: functions.Activation, x: ir.Value) -> ir.Value:
     """Spelled as exporters spell them, and runtimes look for them."""
-    if activation is Activation.NONE:
+    if activation is functions.Activation.NONE:
         return x
-    if activation is Activation.RELU:
+    if activation is functions.Activation.RELU:
         return body.op("Relu", x)
-    if activation is not Activation.SILU and body.opset >= _GELU_SINCE:
-        approximate = "tanh" if activation is Activation.GELU_TANH else "none"
+    if activation is not functions.Activation.SILU and body.opset >= _GELU_SINCE:
+        approximate = "tanh" if activation is functions.Activation.GELU_TANH else "none"
         return body.op("Gelu", x, approximate=ir.AttrString("approximate", approximate))
     wide = body.wide(x)
-    if activation is Activation.SILU:
+    if activation is functions.Activation.SILU:
         return body.narrow(body.op("Mul", wide, body.op("Sigmoid", wide)), x)
-    if activation is Activation.GELU:
+    if activation is functions.Activation.GELU:
         inner = body.op("Erf", body.op("Div", wide, body.constant(math.sqrt(2.0))))
     else:
         cube = body.op("Mul", body.op("Mul", wide, wide), wide)
@@ -250,12 +239,12 @@ def _quantized(body: _Body, y: ir.Value, divisor: ir.Value, zero_point: ir.Value
 
 def _normalised(
     body: _Body,
-    statistics: Statistics,
+    statistics: functions.Statistics,
     x: ir.Value,
     inputs: Mapping[str, ir.Value],
 ) -> ir.Value:
     scale, bias = inputs.get("scale"), inputs.get("bias")
-    if statistics is Statistics.CENTER:
+    if statistics is functions.Statistics.CENTER:
         wide = body.wide(x)
         return body.narrow(body.op("Sub", wide, body.reduce("ReduceMean", wide)), x)
     standard = None if scale is None or "row_epsilon" in inputs else _standard(body, statistics)
@@ -265,7 +254,7 @@ def _normalised(
         "axis": ir.AttrInt64("axis", -body.setting.axes),
         "epsilon": ir.AttrFloat32("epsilon", body.setting.epsilon),
     }
-    if bias is not None and statistics is Statistics.LAYER:
+    if bias is not None and statistics is functions.Statistics.LAYER:
         return body.op(standard, x, scale, bias, **attributes)
     y = body.op(standard, x, scale, **attributes)
     return y if bias is None else body.op("Add", y, bias)
@@ -279,12 +268,15 @@ def _deviation(body: _Body, square: ir.Value, inputs: Mapping[str, ir.Value]) ->
     return body.op("Sqrt", body.op("Add", body.reduce("ReduceMean", square), epsilon))
 
 
-def _standard(body: _Body, statistics: Statistics) -> str | None:
+def _standard(body: _Body, statistics: functions.Statistics) -> str | None:
     """The operator that computes these statistics, which all need a scale, or None."""
-    if statistics is Statistics.LAYER and body.opset >= LAYER_NORMALIZATION_SINCE:
+    if (
+        statistics is functions.Statistics.LAYER
+        and body.opset >= functions.LAYER_NORMALIZATION_SINCE
+    ):
         return "LayerNormalization"
-    operator = body.setting.rms_operator and body.opset >= RMS_NORMALIZATION_SINCE
-    return "RMSNormalization" if operator and statistics is Statistics.RMS else None
+    operator = body.setting.rms_operator and body.opset >= functions.RMS_NORMALIZATION_SINCE
+    return "RMSNormalization" if operator and statistics is functions.Statistics.RMS else None
 
 
 def _without_last(body: _Body, y: ir.Value) -> ir.Value:
@@ -297,20 +289,20 @@ def _without_last(body: _Body, y: ir.Value) -> ir.Value:
 
 def _decomposed(
     body: _Body,
-    statistics: Statistics,
+    statistics: functions.Statistics,
     x: ir.Value,
     inputs: Mapping[str, ir.Value],
 ) -> ir.Value:
     """The norm in reductions and arithmetic, spelled as ONNX Runtime's own fusions look for it."""
     scale, bias = inputs.get("scale"), inputs.get("bias")
     numerator = vector = wide = body.wide(x)
-    if statistics is Statistics.LAYER:
+    if statistics is functions.Statistics.LAYER:
         numerator = vector = body.op("Sub", wide, body.reduce("ReduceMean", wide))
-    elif statistics in LAST_AXIS_ONLY:
+    elif statistics in functions.LAST_AXIS_ONLY:
         missing = body.op("Neg", body.reduce("ReduceSum", wide))
         vector = body.op("Concat", wide, missing, axis=-1)
         numerator = vector
-    shorter = statistics is Statistics.CRMS
+    shorter = statistics is functions.Statistics.CRMS
     factor = None if scale is None else body.wide(scale)
     # ORT 1.31 fuses Pow .. Div only with a Mul behind it (0.4 against 0.9 ns per element), and puts
     # 1e-5 in the place of an epsilon in float64 or (before 1.32) a computed one: no Pow there.

@@ -91,7 +91,10 @@ _CHANNELWISE = _POSITIONWISE | {
 
 
 def keeps_channels_apart(row: Operator) -> bool:
-    """Whether a channel left out of what the family follows is one left out of the result."""
+    """Whether a channel of the result depends on one channel of what the family follows alone.
+
+    So a channel that is left out of the one is left out of the other; a Slice may turn the order.
+    """
     return row.family in _CHANNELWISE
 
 

@@ -46,14 +46,9 @@ from onnxfold.passes.deferral.decide import decide as decide_deferral
 from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.deferral.prove import prove as prove_deferral
 from onnxfold.passes.findings import Description, Findings, describe, norm_of
+from onnxfold.passes.lower import finalize
 from onnxfold.passes.lower.apply import apply as apply_lowering
 from onnxfold.passes.lower.decide import decide as decide_lowering
-from onnxfold.passes.lower.finalize import (
-    define_functions,
-    finished,
-    list_initializers,
-    settle_functions,
-)
 from onnxfold.passes.lower.installed import onnxruntime_version
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.lower.prove import prove as prove_lowering
@@ -305,7 +300,7 @@ def _is_shown(
     decision = state.decisions[chosen.name]
     with timer.stage("prove"):
         for version in (state.info, after):  # bodies are run, and compared by name
-            define_functions(version.model, settings.target, settings.norm_form)
+            finalize.define_functions(version.model, settings.target, settings.norm_form)
         shown = chosen.prove(state.info, after, decision)
     if not shown.failures:
         state.shown.append(shown)
@@ -339,14 +334,14 @@ def _spelled(
                 return original
             result = _finished(state.info.model, original, state, settings)
     state.changed = True
-    settle_functions(result, original.ir_version)
-    list_initializers(result)
+    finalize.settle_functions(result, original.ir_version)
+    finalize.list_initializers(result)
     replace_by_sums(slow)  # Add and Sum compute the same: there is nothing to prove
     return result
 
 
 def _finished(model: ir.Model, original: ir.Model, state: Decided, settings: Settings) -> ir.Model:
-    return finished(model, original, state.plan, settings.target, settings.norm_form)
+    return finalize.finished(model, original, state.plan, settings.target, settings.norm_form)
 
 
 def _slow_additions(model: ir.Model, settings: Settings) -> tuple[ir.Node, ...]:

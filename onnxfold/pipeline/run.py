@@ -32,17 +32,8 @@ from onnxfold.passes.centring.apply import overflowing_weights
 from onnxfold.passes.findings import Findings
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import Prepared
+from onnxfold.pipeline import folding
 from onnxfold.pipeline.advice import advice
-from onnxfold.pipeline.folding import (
-    AFFINE_PASSES,
-    Decided,
-    Folded,
-    LeftOut,
-    decide_all,
-    fold,
-    residual_calls,
-    unwanted,
-)
 from onnxfold.pipeline.preparation import prepared_for
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.report.before_after import before_and_after
@@ -81,7 +72,7 @@ class _Attempt:
 
     claims: tuple[Claim, ...]
     overflowing: frozenset[str] = frozenset()
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[folding.LeftOut, ...] = ()
     needless: frozenset[str] = frozenset()
 
 
@@ -97,7 +88,7 @@ def run(
         except WeightOverflowError as error:
             attempt = _without_weights(attempt, source, chosen, error)
         except PassCheckError as error:
-            left_out = (*attempt.left_out, LeftOut(error.name, str(error)))
+            left_out = (*attempt.left_out, folding.LeftOut(error.name, str(error)))
             attempt = replace(attempt, left_out=left_out)
 
 
@@ -110,7 +101,7 @@ def _without_weights(
     if found:
         return replace(attempt, overflowing=attempt.overflowing | found)
     missing = _without(chosen, attempt)
-    moves = [LeftOut(name, str(error)) for name in sorted(AFFINE_PASSES - missing)]
+    moves = [folding.LeftOut(name, str(error)) for name in sorted(folding.AFFINE_PASSES - missing)]
     if not moves:
         raise error
     return replace(attempt, left_out=(*attempt.left_out, *moves))
@@ -118,31 +109,31 @@ def _without_weights(
 
 def _without(chosen: Options, attempt: _Attempt) -> frozenset[str]:
     """Return the names of the passes that this attempt leaves out."""
-    return unwanted(chosen) | attempt.needless | {left.name for left in attempt.left_out}
+    return folding.unwanted(chosen) | attempt.needless | {left.name for left in attempt.left_out}
 
 
 def _without_needless(attempt: _Attempt, findings: Findings) -> _Attempt | None:
     """Leave scales where no stream is compressed, for which alone a conversion moves factors."""
     moved = findings.plan.scales or findings.plan.fusions
     needless = findings.compressed is not None and not findings.compressed and moved
-    return replace(attempt, needless=AFFINE_PASSES) if needless else None
+    return replace(attempt, needless=folding.AFFINE_PASSES) if needless else None
 
 
 def _settings(source: Source, chosen: Options, attempt: _Attempt) -> Settings:
     settings = Settings(
         **asdict(chosen),
         overflowing=attempt.overflowing,
-        fused_before=residual_calls(source.model),
+        fused_before=folding.residual_calls(source.model),
         defer_layer_norms=all(left.name != _LAYER_NORMS for left in attempt.left_out),
     )
     exclusion(settings.exclude)  # a pattern that is none fails before any norm is looked at
     return settings
 
 
-def _decided(source: Source, chosen: Options, attempt: _Attempt) -> Decided:
+def _decided(source: Source, chosen: Options, attempt: _Attempt) -> folding.Decided:
     settings = _settings(source, chosen, attempt)
     prepared = prepared_for(source.model, settings)
-    return decide_all(prepared, settings, without=_without(chosen, attempt))
+    return folding.decide_all(prepared, settings, without=_without(chosen, attempt))
 
 
 def _attempt(
@@ -164,7 +155,7 @@ def _attempt(
     settings = _settings(source, chosen, attempt)
     with timer.stage("analyse"):
         prepared = prepared_for(source.model, settings)
-    folded = fold(
+    folded = folding.fold(
         prepared,
         source.model,
         settings,
@@ -200,7 +191,7 @@ def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attem
     with timer.stage("analyse"):
         settings = _settings(source, chosen, attempt)
         prepared = prepared_for(source.model, settings)
-        decided = decide_all(prepared, settings, without=_without(chosen, attempt))
+        decided = folding.decide_all(prepared, settings, without=_without(chosen, attempt))
     again = _without_needless(attempt, decided.findings)
     if again is not None:
         return _planned(source, chosen, timer, again)
@@ -220,7 +211,7 @@ def _published(
     source: Source,
     output: str | os.PathLike[str] | None,
     prepared: Prepared,
-    folded: Folded,
+    folded: folding.Folded,
     options: Options,
     timer: StageTimer,
     attempt: _Attempt,
@@ -255,7 +246,7 @@ def _published(
 
 
 def _report(
-    prepared: Prepared, folded: Folded, chosen: Options, attempt: _Attempt
+    prepared: Prepared, folded: folding.Folded, chosen: Options, attempt: _Attempt
 ) -> dict[str, Any]:
     report: dict[str, Any] = {
         "inspect": inspection(folded.findings, attempt.claims, exclusion(chosen.exclude)),

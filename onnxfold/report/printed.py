@@ -6,20 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from onnxfold.check.result import FAR
+from onnxfold.report import sentences
 from onnxfold.report.before_after import figure_notes, figure_rows
 from onnxfold.report.html import in_pieces
-from onnxfold.report.sentences import (
-    alignment,
-    because,
-    changed_weights,
-    claimed,
-    counted,
-    folds,
-    roundings,
-    tallied,
-    totals,
-    widest,
-)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,12 +32,12 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
     for heading in ("norm", "is", "becomes", "weights centred, or why not"):
         table.add_column(heading, overflow="fold")
     for row in document["norms"]:
-        style = "green" if row["action"] in ("layer_norm", "crms") or folds(row) else ""
+        style = "green" if row["action"] in ("layer_norm", "crms") or sentences.folds(row) else ""
         table.add_row(
             Text(row["name"]),
             Text(f"{row['kind']} {row['size']}"),
             Text(_BECOMES[row["action"]], style=style),
-            Text(because(row)),
+            Text(sentences.because(row)),
         )
     if document.get("unmatched_exclude") is not None:
         pattern = document["unmatched_exclude"]
@@ -59,13 +48,13 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
         return
     if listed:
         console.print(table)
-    for line in tallied(document["norms"]):
+    for line in sentences.tallied(document["norms"]):
         console.print(Text(line))
-    console.print(Text(totals(document["summary"]), style="bold"))
+    console.print(Text(sentences.totals(document["summary"]), style="bold"))
     for remark in (
-        roundings(document["summary"]),
-        alignment(document["norms"]),
-        claimed(document),
+        sentences.roundings(document["summary"]),
+        sentences.alignment(document["norms"]),
+        sentences.claimed(document),
     ):
         if remark is not None:
             console.print(Text(remark))
@@ -123,7 +112,7 @@ def _checked(document: Mapping[str, Any]) -> str:
         whose = "" if len(rows) == len(outputs) else f" for {_named(rows)}"
         noise = "the original's own rounding error"
         said.append(f"max error {error} against {truth}{whose}, {ratio} times {noise}")
-    samples, pieces = counted(document["samples"], "sample"), in_pieces(document)
+    samples, pieces = sentences.counted(document["samples"], "sample"), in_pieces(document)
     return f"{'; '.join(said)} ({samples}, {document['runtime']}{pieces})"
 
 
@@ -134,7 +123,7 @@ def _largest(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
 
 
 def _named(rows: Sequence[Mapping[str, Any]]) -> str:
-    others = f" and {counted(len(rows) - 1, 'other output')}" if len(rows) > 1 else ""
+    others = f" and {sentences.counted(len(rows) - 1, 'other output')}" if len(rows) > 1 else ""
     return f"'{rows[0]['name']}'{others}"
 
 
@@ -176,7 +165,7 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
 
     print_norms(console, report["inspect"], listed=verbose)
     if report["inspect"].get("range_warnings"):
-        console.print(Text(widest(report["inspect"]["range_warnings"])), style="yellow")
+        console.print(Text(sentences.widest(report["inspect"]["range_warnings"])), style="yellow")
     for left in report.get("left_out", ()):
         sentence = f"the pass '{left['name']}' was left out: {left['reason']}"
         console.print(Text(sentence), style="yellow")
@@ -185,8 +174,8 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
     if "proof" in report:
         proof = report["proof"]
         console.print(
-            f"proved: {counted(proof['folded_norms'], 'norm')} on zero-mean inputs, "
-            f"{changed_weights(proof)} seen by no other reader"
+            f"proved: {sentences.counted(proof['folded_norms'], 'norm')} on zero-mean inputs, "
+            f"{sentences.changed_weights(proof)} seen by no other reader"
         )
     verification = report.get("verification", {})
     if "outputs" in verification:

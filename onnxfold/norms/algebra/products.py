@@ -10,18 +10,12 @@ from math import isclose, sqrt
 
 import onnx_ir as ir
 
+from onnxfold.norms.algebra import moments
 from onnxfold.norms.algebra.canonical import is_narrowing
 from onnxfold.norms.algebra.coefficient import MINUS_ONE, Coefficient
 from onnxfold.norms.algebra.forms import AffineForm, Form, Moment, Root, Square, Statistic
 from onnxfold.norms.algebra.graph_state import Algebra
 from onnxfold.norms.algebra.guards import along, beside, extend, legal, reading
-from onnxfold.norms.algebra.moments import (
-    as_moment,
-    inverted,
-    rescaled,
-    scaled_moment,
-    scaled_root,
-)
 
 _ROOT_TOLERANCE = 1e-6  # a float32 constant sqrt(n) is that near
 
@@ -39,10 +33,10 @@ def multiply(algebra: Algebra, node: ir.Node) -> Form | None:
             product = _times_root(algebra, other, form)
             return product or _scaled_root(algebra, form, value, other)
     for value, other in ((p, q), (q, p)):
-        moment = as_moment(algebra, value)
+        moment = moments.as_moment(algebra, value)
         number = algebra.number_beside(other, value)
         if moment is not None and number is not None:
-            return scaled_moment(moment, number)
+            return moments.scaled_moment(moment, number)
     for value, other in ((p, q), (q, p)):
         form = algebra.form(value)
         if isinstance(form, AffineForm):
@@ -59,7 +53,7 @@ def divide(algebra: Algebra, node: ir.Node) -> Form | None:
         return None
     below = algebra.form(q)
     if isinstance(below, Root):
-        inverse = inverted(below)
+        inverse = moments.inverted(below)
         if below.power != 1 or inverse is None:
             return None
         return _times_root(algebra, p, inverse) or _scaled_root(algebra, inverse, q, p)
@@ -67,13 +61,13 @@ def divide(algebra: Algebra, node: ir.Node) -> Form | None:
     if above is None or below is not None:
         return None
     number = algebra.number_beside(q, p)
-    if isinstance(above, Root | Moment) or as_moment(algebra, p) is not None:
+    if isinstance(above, Root | Moment) or moments.as_moment(algebra, p) is not None:
         if not number:
             return None
         if isinstance(above, Root):
-            return scaled_root(above, 1.0 / number)
-        moment = as_moment(algebra, p)
-        return None if moment is None else scaled_moment(moment, 1.0 / number)
+            return moments.scaled_root(above, 1.0 / number)
+        moment = moments.as_moment(algebra, p)
+        return None if moment is None else moments.scaled_moment(moment, 1.0 / number)
     if isinstance(above, AffineForm):
         divisor = algebra.canonical.coefficient(q, above.t)
         factor = None if divisor is None else divisor.inverse()
@@ -90,15 +84,15 @@ def negate(algebra: Algebra, node: ir.Node) -> Form | None:
     if isinstance(form, AffineForm):
         return _scaled(algebra, node, value, form, MINUS_ONE)
     if isinstance(form, Root):
-        return scaled_root(form, -1.0)
-    moment = as_moment(algebra, value)
-    return None if moment is None else scaled_moment(moment, -1.0)
+        return moments.scaled_root(form, -1.0)
+    moment = moments.as_moment(algebra, value)
+    return None if moment is None else moments.scaled_moment(moment, -1.0)
 
 
 def reciprocal(algebra: Algebra, node: ir.Node) -> Form | None:
     """Reciprocal of a root."""
     form = None if node.inputs[0] is None else algebra.form(node.inputs[0])
-    return inverted(form) if isinstance(form, Root) else None
+    return moments.inverted(form) if isinstance(form, Root) else None
 
 
 def cast(algebra: Algebra, node: ir.Node) -> Form | None:
@@ -146,7 +140,7 @@ def _times_root(algebra: Algebra, value: ir.Value, root: Root) -> AffineForm | N
 def _scaled_root(algebra: Algebra, root: Root, value: ir.Value, other: ir.Value) -> Root | None:
     number = algebra.number_beside(other, value)
     if number is not None:
-        return scaled_root(root, number)
+        return moments.scaled_root(root, number)
     if root.power != -1 or not beside(root.dropped) or algebra.form(other) is not None:
         return None
     t = root.denominator.t
@@ -178,7 +172,7 @@ def _scaled(
             and number is not None
             and isclose(number, root, rel_tol=_ROOT_TOLERANCE)
         ):
-            return replace(form, denominator=rescaled(denominator, 1.0 / root))
+            return replace(form, denominator=moments.rescaled(denominator, 1.0 / root))
     scaled = replace(
         form,
         a=form.a.times(factor),

@@ -4,17 +4,11 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from onnxfold.norms.algebra import moments
 from onnxfold.norms.algebra.coefficient import MINUS_ONE, ONE, Coefficient
 from onnxfold.norms.algebra.forms import AffineForm, Form, Moment, Root
 from onnxfold.norms.algebra.graph_state import Algebra
 from onnxfold.norms.algebra.guards import along, beside, extend, legal, reading
-from onnxfold.norms.algebra.moments import (
-    as_moment,
-    scaled_moment,
-    shifted_moment,
-    shifted_root,
-    summed_moments,
-)
 
 
 def add(algebra: Algebra, node: ir.Node) -> Form | None:
@@ -59,10 +53,10 @@ def _statistic_sum(
     algebra: Algebra, p: ir.Value, q: ir.Value, sign: Coefficient
 ) -> Moment | Root | None:
     """Return the sum of two second moments, or of a moment or root and an epsilon."""
-    left, right = as_moment(algebra, p), as_moment(algebra, q)
+    left, right = moments.as_moment(algebra, p), moments.as_moment(algebra, q)
     if left is not None and right is not None:
-        signed = scaled_moment(right, sign.number or 1.0)
-        return None if signed is None else summed_moments(left, signed)
+        signed = moments.scaled_moment(right, sign.number or 1.0)
+        return None if signed is None else moments.summed_moments(left, signed)
     for value, other, first in ((p, q, True), (q, p, False)):
         number = algebra.number_beside(other, value)
         if number is None or (sign is MINUS_ONE and not first):
@@ -70,10 +64,10 @@ def _statistic_sum(
         number = number if sign is ONE else -number
         form = algebra.form(value)
         if isinstance(form, Root):
-            return shifted_root(form, number)
-        moment = as_moment(algebra, value)
+            return moments.shifted_root(form, number)
+        moment = moments.as_moment(algebra, value)
         if moment is not None:
-            return shifted_moment(moment, number)
+            return moments.shifted_moment(moment, number)
     return None
 
 

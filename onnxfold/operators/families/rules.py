@@ -5,30 +5,12 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo
+from onnxfold.operators.families import layout, reduce
 from onnxfold.operators.families.attention import Attention
 from onnxfold.operators.families.conditions import CONDITIONS
 from onnxfold.operators.families.elementwise import Additive, Cast, Dropout, Masked, Scaled
-from onnxfold.operators.families.layout import (
-    Concat,
-    Expand,
-    Gather,
-    GatherND,
-    OnOtherAxes,
-    Pad,
-    Reshape,
-    Tile,
-    Transpose,
-)
 from onnxfold.operators.families.linear import Convolution, Einsum, Gemm, MatMul
 from onnxfold.operators.families.parts import Slice, Split, may_reverse
-from onnxfold.operators.families.reduce import (
-    Blind,
-    Centring,
-    Reduce,
-    Resize,
-    ShiftInvariant,
-    SpatialAverage,
-)
 from onnxfold.operators.families.transfer import Transfer, refuse
 from onnxfold.operators.row import Elements, Family
 from onnxfold.operators.table import row_of
@@ -38,34 +20,34 @@ TRANSFERS: Mapping[Family, Transfer] = {
     Family.ADDITIVE: Additive(),
     Family.ATTENTION: Attention("q_num_heads", "kv_num_heads", adds=(5,), inputs=7),
     Family.CAST: Cast(),
-    Family.CENTRING: Centring(),
-    Family.CONCAT: Concat(),
+    Family.CENTRING: reduce.Centring(),
+    Family.CONCAT: layout.Concat(),
     Family.CONVOLUTION: Convolution(0),
-    Family.CUMULATIVE: OnOtherAxes(axis_input=1),
+    Family.CUMULATIVE: layout.OnOtherAxes(axis_input=1),
     Family.DROPOUT: Dropout(),
     Family.EINSUM: Einsum(),
-    Family.EXPAND: Expand(),
-    Family.GATHER: Gather(),
-    Family.GATHER_ND: GatherND(),
+    Family.EXPAND: layout.Expand(),
+    Family.GATHER: layout.Gather(),
+    Family.GATHER_ND: layout.GatherND(),
     Family.GEMM: Gemm(),
     Family.GROUP_QUERY_ATTENTION: Attention("num_heads", "kv_num_heads", adds=(4,), inputs=12),
     Family.MASKED: Masked(),
     Family.MATMUL: MatMul(),
     Family.MATMUL_FUSED: MatMul(fused=True),
     Family.MULTI_HEAD_ATTENTION: Attention("num_heads", "num_heads", adds=(3, 7), inputs=8),
-    Family.PAD: Pad(),
+    Family.PAD: layout.Pad(),
     Family.PRODUCT: Scaled(),
     Family.QUOTIENT: Scaled(division=True),
-    Family.REDUCTION: Reduce(),
-    Family.RESHAPE: Reshape(),
-    Family.RESIZE: Resize(),
-    Family.SHAPE: Blind(),
-    Family.SHIFT_INVARIANT: ShiftInvariant(),
+    Family.REDUCTION: reduce.Reduce(),
+    Family.RESHAPE: layout.Reshape(),
+    Family.RESIZE: reduce.Resize(),
+    Family.SHAPE: reduce.Blind(),
+    Family.SHIFT_INVARIANT: reduce.ShiftInvariant(),
     Family.SLICE: Slice(),
-    Family.SPATIAL_AVERAGE: SpatialAverage(),
+    Family.SPATIAL_AVERAGE: reduce.SpatialAverage(),
     Family.SPLIT: Split(),
-    Family.TILE: Tile(),
-    Family.TRANSPOSE: Transpose(),
+    Family.TILE: layout.Tile(),
+    Family.TRANSPOSE: layout.Transpose(),
     Family.TRANSPOSED_CONVOLUTION: Convolution(1),
 }
 

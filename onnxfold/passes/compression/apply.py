@@ -6,14 +6,8 @@ import onnx_ir as ir
 from onnxfold.graph.edit import Editor, Lowered, set_input
 from onnxfold.norms import find_norms
 from onnxfold.passes.base import Settings
+from onnxfold.passes.compression import shapes
 from onnxfold.passes.compression.plan import CompressionPlan, Shortened
-from onnxfold.passes.compression.shapes import (
-    Array,
-    change_shapes,
-    declare,
-    resize_weight,
-    slice_off_last,
-)
 from onnxfold.passes.lower.targets import TargetLowering
 
 
@@ -22,11 +16,11 @@ def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:
     values = edit.by_ref()
     sites = [(edit.info.ref(site.output), site.within(edit)) for site in find_norms(edit.info)]
     lowering = TargetLowering(edit.info, settings.target)
-    change_shapes(edit, plan, -1)
+    shapes.change_shapes(edit, plan, -1)
     for weight in plan.weights:
         shorten_weight(values[weight.value], weight.axis)
     for stored in plan.values:
-        declare(values[stored.value], stored.axis, -1)
+        shapes.declare(values[stored.value], stored.axis, -1)
     entries = {
         values[entry.value]: _enter(edit, values[entry.value], entry) for entry in plan.entries
     }
@@ -45,20 +39,20 @@ def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:
 def shorten_weight(value: ir.Value, axis: int) -> None:
     """Leave out the last element along an axis."""
 
-    def kept(tensor: ir.TensorProtocol) -> Array:
+    def kept(tensor: ir.TensorProtocol) -> shapes.Array:
         array = tensor.numpy()
         return np.ascontiguousarray(array.take(range(array.shape[axis] - 1), axis=axis))
 
-    resize_weight(value, axis, -1, kept)
+    shapes.resize_weight(value, axis, -1, kept)
 
 
 def _enter(edit: Editor, value: ir.Value, entry: Shortened) -> ir.Value:
     """Return a value without its last channel, by a Slice behind it."""
     name = f"{value.name}.compressed"
-    node, made = slice_off_last(value, entry.axis, name)
+    node, made = shapes.slice_off_last(value, entry.axis, name)
     output = node.outputs[0]
     output.name, output.type = name, value.type
     output.shape = None if value.shape is None else value.shape.copy()
-    declare(output, entry.axis, -1)
+    shapes.declare(output, entry.axis, -1)
     edit.insert_behind(value, Lowered((node,), (), made))
     return output

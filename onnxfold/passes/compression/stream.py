@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnxfold.graph import FLOATS, ModelInfo, Reader, node_label, operator
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
+from onnxfold.operators.families.rules import keeps_order
 from onnxfold.operators.families.transfer import Backward, Carried, ZeroMean
 from onnxfold.operators.table import row_of
 from onnxfold.passes.centring.model_transfers import Equivariant, ModelTransfers, Point
@@ -140,6 +141,7 @@ class StreamWalk:
             node is None
             or node.domain
             or not facets.keeps_channels_apart(row_of(node))
+            or not keeps_order(self.info, node, point.fiber)
             or _loses(node)
         ):
             return _unknown(node)

@@ -8,14 +8,8 @@ from onnxfold.graph.edit import Editor, Lowered, redirect, sweep
 from onnxfold.operators.functions import Affine, Statistics, call, op_name
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
+from onnxfold.passes.compression import shapes
 from onnxfold.passes.compression.apply import shorten_weight
-from onnxfold.passes.compression.shapes import (
-    Array,
-    change_shapes,
-    declare,
-    resize_weight,
-    slice_off_last,
-)
 from onnxfold.passes.decompression.apply import lengthen_weight
 from onnxfold.passes.readers.plan import ReadersPlan
 from onnxfold.weights.edited import unrounded
@@ -24,14 +18,14 @@ from onnxfold.weights.edited import unrounded
 def apply(edit: Editor, plan: ReadersPlan, settings: Settings) -> None:
     """Let norms give, and linear layers read, one channel less, or again all."""
     values = edit.by_ref()
-    change_shapes(edit, plan.between, plan.more)
+    shapes.change_shapes(edit, plan.between, plan.more)
     for layer in plan.layers:
         _change_layer(values[layer.value], layer.axis, plan.more)
     for weight in plan.between.weights:
         resize = shorten_weight if plan.more < 0 else lengthen_weight
         resize(values[weight.value], weight.axis)
     for stored in (*plan.between.values, *plan.layouts):
-        declare(values[stored.value], stored.axis, plan.more)
+        shapes.declare(values[stored.value], stored.axis, plan.more)
     for start in plan.starts:
         if plan.more < 0:
             _shorten_norm(edit, values[start], settings.target)
@@ -42,16 +36,16 @@ def apply(edit: Editor, plan: ReadersPlan, settings: Settings) -> None:
 def _change_layer(value: ir.Value, axis: int, more: int) -> None:
     """Store E' A, taken in float64 and rounded once, or A and a row of 0."""
 
-    def less(tensor: ir.TensorProtocol) -> Array:
+    def less(tensor: ir.TensorProtocol) -> shapes.Array:
         wide = unrounded(tensor).astype(np.float64)
         rest, last = np.split(wide, [wide.shape[axis] - 1], axis=axis)
         return np.asarray((rest - last).astype(tensor.dtype.numpy()))
 
-    def padded(tensor: ir.TensorProtocol) -> Array:
+    def padded(tensor: ir.TensorProtocol) -> shapes.Array:
         array = tensor.numpy()
         return np.concatenate([array, np.zeros_like(array.take([0], axis=axis))], axis=axis)
 
-    resize_weight(value, axis, more, less if more < 0 else padded)
+    shapes.resize_weight(value, axis, more, less if more < 0 else padded)
 
 
 def _shorten_norm(edit: Editor, value: ir.Value, target: Target) -> None:
@@ -71,14 +65,14 @@ def _shorten_norm(edit: Editor, value: ir.Value, target: Target) -> None:
         full = ir.node(node.op_type, list(node.inputs), dict(node.attributes), domain=node.domain)
         full.outputs[0].name, full.outputs[0].type = f"{value.name}.all", value.type
         full.outputs[0].shape = None if value.shape is None else value.shape.copy()
-        last, constants = slice_off_last(full.outputs[0], -1, f"{node.name}.short")
+        last, constants = shapes.slice_off_last(full.outputs[0], -1, f"{node.name}.short")
         nodes, made = [full, last], list(constants)
     nodes[0].name = node.name
     nodes[-1].name = node.name if len(nodes) == 1 else f"{node.name}.short"
     axis = (len(value.shape) if value.shape is not None else 0) - 1
     lowered = Lowered(tuple(nodes), ((value, nodes[-1].outputs[0]),), tuple(made))
     edit.stand_in(lowered, node, (node,))
-    declare(nodes[-1].outputs[0], axis, -1)
+    shapes.declare(nodes[-1].outputs[0], axis, -1)
 
 
 def _read_all(value: ir.Value) -> None:

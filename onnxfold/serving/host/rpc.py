@@ -27,12 +27,7 @@ from mlserver.types import (
 
 from onnxfold.serving.codec import raw_bytes
 from onnxfold.serving.datatypes import BY_NAME
-from onnxfold.serving.host.extensions import (
-    SERVICE,
-    config_response,
-    message,
-    statistics_response,
-)
+from onnxfold.serving.host import extensions
 from onnxfold.serving.host.model import demand_ready, ready_model, statistics
 from onnxfold.serving.host.sockets import unsent
 from onnxfold.serving.settings import ServeSettings
@@ -46,7 +41,7 @@ _MESSAGE_BYTES = 2**31 - 1
 _POLL_S = 0.01
 _LAST_S = 0.5
 # Asked without a token, by orchestrators.
-_OPEN_CALLS = (f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady")
+_OPEN_CALLS = (f"/{extensions.SERVICE}/ServerLive", f"/{extensions.SERVICE}/ServerReady")
 
 
 class _Servicer(InferenceServicer):
@@ -136,20 +131,20 @@ def _extensions(registry: Any) -> grpc.GenericRpcHandler:
 
     async def config(request: Any, context: aio.ServicerContext) -> Any:
         model = await _found(ready_model(registry, request.name, request.version or None), context)
-        return config_response(model.config())
+        return extensions.config_response(model.config())
 
     async def stats(request: Any, context: aio.ServicerContext) -> Any:
         wanted = statistics(registry, request.name or None, request.version or None)
-        return statistics_response(await _found(wanted, context))
+        return extensions.statistics_response(await _found(wanted, context))
 
     calls = {"ModelConfig": config, "ModelStatistics": stats}
     return grpc.method_handlers_generic_handler(
-        SERVICE,
+        extensions.SERVICE,
         {
             name: grpc.unary_unary_rpc_method_handler(
                 call,
-                request_deserializer=message(f"{name}Request").FromString,
-                response_serializer=message(f"{name}Response").SerializeToString,
+                request_deserializer=extensions.message(f"{name}Request").FromString,
+                response_serializer=extensions.message(f"{name}Response").SerializeToString,
             )
             for name, call in calls.items()
         },

@@ -26,12 +26,7 @@ from onnxfold.model_io.staging import StagingFolder
 from onnxfold.options import Target
 from onnxfold.pipeline.stage_timer import Stages
 from onnxfold.runtime.library import get_library_path
-from onnxfold.serving.served_signature import (
-    ServedSignature,
-    signature_of,
-    why_not_batched,
-    why_unsure,
-)
+from onnxfold.serving import served_signature
 from onnxfold.serving.session import open_session
 from onnxfold.serving.triton.config import ModelConfig
 from onnxfold.serving.triton.device import TritonDevice
@@ -186,11 +181,11 @@ def _config(
     with_kernels = library is not None and chosen.device is TritonDevice.CPU
     name = str(chosen.name)
     session = open_session(staged, name=name, library="cpu" if with_kernels else None)
-    signature = signature_of(session, staged, name)
+    signature = served_signature.signature_of(session, staged, name)
     _demand_elements(signature, name)
     untried = None
     if chosen.max_batch:
-        reason = why_not_batched(signature)
+        reason = served_signature.why_not_batched(signature)
         if reason is None:
             reason, untried = _try_rows(session, staged, signature, spec)
         if reason is not None:
@@ -205,7 +200,7 @@ def _config(
     return config.text(), untried
 
 
-def _demand_elements(signature: ServedSignature, name: str) -> None:
+def _demand_elements(signature: served_signature.ServedSignature, name: str) -> None:
     for spec in (*signature.inputs, *signature.outputs):
         if 0 in spec.dims:
             raise ModelError(
@@ -215,13 +210,13 @@ def _demand_elements(signature: ServedSignature, name: str) -> None:
 
 
 def _try_rows(
-    session: Any, staged: Path, signature: ServedSignature, spec: InputSpec
+    session: Any, staged: Path, signature: served_signature.ServedSignature, spec: InputSpec
 ) -> tuple[str | None, str | None]:
     """Return why the rows of requests must not be joined, and why that could not be tried."""
     try:
         feeds = two_rows(model_io.load(staged), spec)
     except UsageError as error:
-        reason = why_unsure(signature)
+        reason = served_signature.why_unsure(signature)
         if reason is not None:
             return f"{reason}, and no trial can be made: {error}", None
         return None, str(error)

@@ -205,6 +205,18 @@ def test_a_quantised_weight_is_refused() -> None:
     assert _reason(CentredStream().model(_quantised))["code"] == "quantised"
 
 
+def _reversed(graph: CentredStream) -> str:
+    bounds = {"start": -1, "end": -(2**62), "axis": 2, "step": -1}
+    graph.weights |= {name: np.array([bound]) for name, bound in bounds.items()}
+    return graph.node("Slice", ["h", *bounds], "turned")
+
+
+def test_a_stream_whose_channels_are_turned_around_keeps_them_all() -> None:
+    """Its last channel is the first behind the Slice; the proof refused the whole pass."""
+    reason = _reason(CentredStream().model(_reversed))
+    assert (reason["code"], reason["nodes"]) == ("unknown_op", ["turned"])
+
+
 _OPEN = """<ir_version: 10, opset_import: ["" : 23]>
 g (double[batch,3,5] x, int64[1] d) => (double[batch,3,c] y) {
   rest = Constant<value = int64[2] {-1, 3}>()
