@@ -199,7 +199,7 @@ class ConstantFolder:
 
 
 def _is_folded(node: ir.Node) -> bool:
-    return facets.foldable(row_of(node))
+    return row_of(node).foldable
 
 
 def _read_by(node: ir.Node, shape: Shape) -> Shape:

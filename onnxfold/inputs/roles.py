@@ -136,7 +136,7 @@ def is_mask(model: ir.Model, value: ir.Value) -> bool:
     for arrival in _arrivals(model, value):
         node = arrival.node
         row = row_of(node)
-        if arrival.index in row.masks or facets.decides(row):
+        if arrival.index in row.masks or row.decides:
             return True
         if node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.BOOL:
             return True

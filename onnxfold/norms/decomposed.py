@@ -230,7 +230,7 @@ def _dies(node: ir.Node, owned: set[ir.Node]) -> bool:
         seen.add(current)
         if len(seen) > (_PLUMBING_LIMIT if shape else _DEAD_LIMIT) or current in owned:
             return False
-        if shape and not facets.foldable(row_of(current)):
+        if shape and not row_of(current).foldable:
             return False
         for value in current.outputs:
             if value.is_graph_output():

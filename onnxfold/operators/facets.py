@@ -111,24 +111,9 @@ def positionwise(row: Operator) -> bool:
     return shaped and row.kernel in ("activation", "elementwise")
 
 
-def mixes_last_axis_only(row: Operator) -> bool:
-    """Whether numbers of the first input are mixed along its last axis alone."""
-    return row.rotates is not None
-
-
-def rotary_tables(row: Operator) -> tuple[int, int, int] | None:
-    """Return the inputs of cos, sin and positions of a rotary embedding, None for others."""
-    return row.rotates
-
-
 def data_inputs(row: Operator, count: int) -> tuple[int, ...]:
     """Return the inputs that hold numbers, of ``count``; the others say what is done to them."""
     return tuple(range(count)) if row.data is None else row.data
-
-
-def adds_first(row: Operator, index: int) -> bool:
-    """Whether the other of two inputs is added to input ``index`` before whatever else is done."""
-    return index in row.adds_first
 
 
 def bias_behind(row: Operator) -> int | None:
@@ -179,21 +164,6 @@ def reshapes(row: Operator) -> bool:
 def cuts(row: Operator) -> bool:
     """Whether an output may be a part of the input along one axis."""
     return row.family in (Family.GATHER, Family.SLICE, Family.SPLIT)
-
-
-def foldable(row: Operator) -> bool:
-    """Whether onnx's evaluator gives the exact result for small constants."""
-    return row.foldable
-
-
-def stochastic(row: Operator) -> bool:
-    """Whether every run draws other numbers."""
-    return row.random
-
-
-def decides(row: Operator) -> bool:
-    """Whether the output is true or false."""
-    return row.decides
 
 
 def is_embedding(row: Operator) -> bool:

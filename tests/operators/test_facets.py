@@ -11,7 +11,6 @@ import onnx
 import pytest
 
 from onnxfold.check.reference import Precision, run
-from onnxfold.operators import facets
 from onnxfold.operators.row import Elements, Operator
 from onnxfold.operators.table import ROWS
 from tests.operators.facet_property import check_facets
@@ -76,7 +75,7 @@ def test_every_operator_of_onnx_has_a_row() -> None:
 def test_what_draws_random_numbers_has_a_seed() -> None:
     """Dropout, which has one as well, is the identity at inference."""
     seeded = {key[1] for key, schemas in _SCHEMAS.items() if "seed" in schemas[-1].attributes}
-    drawing = {row.op_type for row in ROWS.values() if facets.stochastic(row)}
+    drawing = {row.op_type for row in ROWS.values() if row.random}
     assert drawing == seeded - {"Dropout"}
 
 
@@ -109,7 +108,7 @@ def _constant(sample: Sample) -> Sample:
     return replace(sample, operands=tuple(operands), function=None, output_dims=None)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS.values() if facets.foldable(row)], ids=name_of)
+@pytest.mark.parametrize("row", [row for row in ROWS.values() if row.foldable], ids=name_of)
 def test_what_is_folded_is_what_the_float64_kernels_compute(row: Operator) -> None:
     met: Counter[int] = Counter()
     folded = 0

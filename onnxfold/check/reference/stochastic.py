@@ -3,7 +3,6 @@
 import onnx_ir as ir
 
 from onnxfold.graph import constant_tensor
-from onnxfold.operators import facets
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
 
@@ -11,7 +10,7 @@ from onnxfold.operators.table import row_of
 def is_stochastic(node: ir.Node) -> bool:
     """Whether a node may draw random numbers, as Dropout does when it is told to train."""
     row = row_of(node)
-    return facets.stochastic(row) or (row.family is Family.DROPOUT and _may_train(node))
+    return row.random or (row.family is Family.DROPOUT and _may_train(node))
 
 
 def _may_train(node: ir.Node) -> bool:

@@ -206,7 +206,7 @@ class Canonical:
     def _result_dtype(self, node: ir.Node) -> ir.DataType | None:
         if not facets.reads_elements(row_of(node)):
             return ir.DataType.INT64
-        if facets.decides(row_of(node)):
+        if row_of(node).decides:
             return ir.DataType.BOOL
         if node.op_type == "ConstantOfShape":
             filler = node.attributes.get_tensor("value")

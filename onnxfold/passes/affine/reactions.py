@@ -73,7 +73,7 @@ def adds_bias(node: ir.Node, index: int) -> bool:
     that add a bias first.
     """
     whole = len(node.inputs) == 2 and None not in node.inputs
-    return whole and facets.adds_first(row_of(node), index)
+    return whole and index in row_of(node).adds_first
 
 
 def _carry(

@@ -247,6 +247,6 @@ def _tables(site: NormSite, flow: Flow, held: dict[ir.Value, bool]) -> dict[ir.N
 
 def _factors(node: ir.Node, table: Table) -> list[_Factor]:
     """Return what is multiplied, which several nodes may read: at which positions, by what."""
-    rotary = facets.rotary_tables(row_of(node))
+    rotary = row_of(node).rotates
     positions = None if rotary is None else [*node.inputs, None][rotary[2]]
     return [(node.inputs[index], positions, table.scale) for index in table.indices]

@@ -76,7 +76,7 @@ def _rows(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | 
     row = row_of(node)
     if facets.positionwise(row):
         return _positionwise(info, node, scaled)
-    if facets.mixes_last_axis_only(row):
+    if row.rotates is not None:
         (rows,) = scaled.values()
         return rows if rows and not rows[-1] else None
     rule = _RULES.get(row.family) if row.family is not None else None

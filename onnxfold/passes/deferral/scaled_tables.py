@@ -11,7 +11,6 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError
 from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import Editor, Lowered, set_input
-from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.passes.deferral.plan import ScaledTable
 from onnxfold.passes.deferral.row_numbers import RowNumbers, as_type
@@ -35,7 +34,7 @@ class TableEditor:
 
     def scale(self, node: ir.Node, table: ScaledTable) -> None:
         """Let a node read its factors times the scale."""
-        rotary = facets.rotary_tables(row_of(node))
+        rotary = row_of(node).rotates
         place = None if rotary is None else rotary[2]
         positions = None if place is None else [*node.inputs, None][place]
         for index in table.indices:

@@ -41,7 +41,7 @@ def tables_of(
     row = row_of(node)
     if len(scaled) != 1:
         return None
-    if facets.rotary_tables(row) is not None:
+    if row.rotates is not None:
         return _of_rotary(info, node, passed) if set(scaled) == {0} else None
     others = [index for index in facets.factors(row) if index not in scaled]
     value = node.inputs[others[0]] if len(others) == 1 else None
@@ -56,7 +56,7 @@ def tables_of(
 
 def _of_rotary(info: ModelInfo, node: ir.Node, passed: RowScale) -> Table | None:
     """Return cos and sin where they turn every channel of every head, and no head has its own s."""
-    cos, sin, positions = facets.rotary_tables(row_of(node)) or (0, 0, 0)
+    cos, sin, positions = row_of(node).rotates or (0, 0, 0)
     shape = info.shape(node.inputs[cos])
     if shape is None or not isinstance(shape[-1], int) or not _turns_all(info, node, shape[-1]):
         return None

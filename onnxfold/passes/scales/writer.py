@@ -247,7 +247,7 @@ def _back(
         source = None if known is None else node.inputs[known.index]
         if source is not None:
             return source, channels
-    if len(node.inputs) != 2 or not facets.adds_first(row_of(node), 1):
+    if len(node.inputs) != 2 or 1 not in row_of(node).adds_first:
         return refuse(RefusalCode.ACTIVATION, node, "is not linear per channel")
     for index, operand in enumerate(node.inputs):
         other = node.inputs[1 - index]
