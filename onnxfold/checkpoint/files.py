@@ -13,6 +13,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError
+from onnxfold.graph.array_types import Array
 from onnxfold.model_io import one_line, show
 
 INDEX = "model.safetensors.index.json"
@@ -43,7 +44,7 @@ class Stored:
         """Whether it can be scaled and centred: float64, float32, float16 or bfloat16."""
         return self.dtype in _TYPES
 
-    def numpy(self) -> npt.NDArray[np.generic]:
+    def numpy(self) -> Array:
         """Read it, and no other."""
         kind = np.dtype(_TYPES[self.dtype])
         array = np.fromfile(self.path, kind, prod(self.shape), offset=self.offset)

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.checkpoint.families import FAMILIES, Architecture, Norm
 from onnxfold.checkpoint.files import Checkpoint, Stored
 from onnxfold.errors import ModelError
+from onnxfold.graph.array_types import Float64
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.fiber import whole_axes
 from onnxfold.model_io import one_line, show
@@ -30,7 +30,6 @@ from onnxfold.options import member
 from onnxfold.weights.edited import Product, edited
 from onnxfold.weights.edits import Centre, Scale, Shift
 
-Float64 = npt.NDArray[np.float64]
 # Parts of a quantised module: of GPTQ and AWQ, compressed-tensors, FP8 by blocks, bitsandbytes.
 _QUANTISED = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "SCB", "absmax")
 

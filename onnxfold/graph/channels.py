@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import AxisBlock, Fiber
-
-Float64 = npt.NDArray[np.float64]
+from onnxfold.graph.array_types import Float64
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,13 @@ from collections.abc import Callable
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
+from onnxfold.graph.array_types import Array
 from onnxfold.graph.dims import Shape
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
-
-Array = npt.NDArray[np.generic]
 
 # The types of what norms compute with, and of weights that can be edited.
 FLOATS = frozenset(

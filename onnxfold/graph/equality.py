@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from onnxfold.graph.array_types import Array
 from onnxfold.graph.constants import attribute_tensor
 from onnxfold.graph.stored_rows import paired_rows, stored_rows
 
@@ -28,7 +29,7 @@ def same_numbers(a: npt.ArrayLike, b: npt.ArrayLike) -> bool:
     return bool(np.all(either))
 
 
-def _is_nan(array: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+def _is_nan(array: Array) -> npt.NDArray[np.bool_]:
     return np.asarray(array != array, dtype=np.bool_)  # noqa: PLR0124 - of any type, bfloat16 too
 
 

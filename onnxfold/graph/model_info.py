@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
+from onnxfold.graph.array_types import Array
 from onnxfold.graph.constants import ConstantFolder, constant_tensor
 from onnxfold.graph.dims import Dim, Shape
 from onnxfold.graph.traversal import NodeQueue, all_graphs, declared_shape, graph_values
@@ -128,7 +127,7 @@ class ModelInfo:
         """Return the tensor of an initializer (not overridable) or Constant node, unread."""
         return constant_tensor(value)
 
-    def array(self, value: ir.Value | None) -> npt.NDArray[np.generic] | None:
+    def array(self, value: ir.Value | None) -> Array | None:
         """Return the array of a small constant or constant expression, else None."""
         return self._folder.array(value)
 

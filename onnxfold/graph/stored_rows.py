@@ -3,16 +3,14 @@
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
+from onnxfold.graph.array_types import Array, Float64
 from onnxfold.model_io.external import release
 
 _ROWS_BYTES = 2 << 20
 
-Array = npt.NDArray[np.generic]
-First = TypeVar("First", npt.NDArray[np.float64], npt.NDArray[np.generic])
+First = TypeVar("First", Float64, Array)
 
 
 def stored_rows(tensor: ir.TensorProtocol) -> Iterator[Array]:

@@ -4,11 +4,11 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import Fiber, ModelInfo, node_label
+from onnxfold.graph.array_types import Float64
 from onnxfold.norms.algebra import (
     AffineForm,
     Algebra,
@@ -178,9 +178,7 @@ def _is_step(algebra: Algebra, value: ir.Value, tensors: set[ir.Value]) -> bool:
     return form is not None and (isinstance(form, Square) or form.t in tensors)
 
 
-def _expressed(
-    coefficient: Coefficient, neutral: float
-) -> ir.Value | npt.NDArray[np.float64] | None:
+def _expressed(coefficient: Coefficient, neutral: float) -> ir.Value | Float64 | None:
     """Return what the coefficient is in a site: absent, a value of the graph, or an array."""
     if coefficient.runtime:
         return coefficient.runtime[0]

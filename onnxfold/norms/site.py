@@ -6,11 +6,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
+from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor
 from onnxfold.graph.fiber import Fiber
 from onnxfold.refusal import Refusal
@@ -73,8 +72,8 @@ class NormSite:
     nodes: tuple[ir.Node, ...]
     epsilon_mode: EpsilonMode = EpsilonMode.INSIDE
     factor: float = 1.0
-    gamma: ir.Value | npt.NDArray[np.generic] | None = None
-    beta: ir.Value | npt.NDArray[np.generic] | None = None
+    gamma: ir.Value | Array | None = None
+    beta: ir.Value | Array | None = None
     affine_axis: int | None = None
     affine_repeat: int = 1
     centred: ir.Value | None = None
@@ -101,7 +100,7 @@ class NormSite:
         """Return the same norm in the model that is edited."""
         value = edit.value
 
-        def part(given: ir.Value | npt.NDArray[np.generic] | None) -> Any:
+        def part(given: ir.Value | Array | None) -> Any:
             return value(given) if isinstance(given, ir.Value) else given
 
         return replace(

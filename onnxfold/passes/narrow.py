@@ -6,10 +6,10 @@ error, so such a weight stays as it is.  The same holds of float32 behind a Cast
 """
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.array_types import Array
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
@@ -52,7 +52,7 @@ def _rounds_nothing(view: ModelInfo, node: ir.Node, operand: ir.Value) -> bool:
     return facets.multiplies(row) and all(map(_is_power_of_two, arrays))
 
 
-def _is_power_of_two(array: npt.NDArray[np.generic] | None) -> bool:
+def _is_power_of_two(array: Array | None) -> bool:
     if array is None:
         return False
     mantissa, _ = np.frexp(np.abs(array.astype(np.float64)))

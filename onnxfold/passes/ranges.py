@@ -7,15 +7,13 @@ feeds one output.  Scaling by g widens it at most by max|g| / min|g|, so most we
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.array_types import Float64
 from onnxfold.graph.channels import Channels
 from onnxfold.passes.places import Place
 from onnxfold.weights.affine_parts import column_maxima, column_range
 from onnxfold.weights.edited import evaluated
-
-Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

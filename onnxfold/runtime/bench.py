@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from onnxfold import model_io
 from onnxfold.errors import OnnxfoldError, UsageError
+from onnxfold.graph.array_types import Float64
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.operators.functions import DOMAIN
 from onnxfold.runtime import library as runtime
@@ -111,7 +111,7 @@ def bench(
     return Benchmark(_version(), tuple(chosen), threads, rounds, shapes, tuple(measurements))
 
 
-def _spread(values: npt.NDArray[np.float64]) -> tuple[float, float, float]:
+def _spread(values: Float64) -> tuple[float, float, float]:
     median, low, high = np.percentile(values, (50, 20, 80))
     return _rounded(median), _rounded(low), _rounded(high)
 

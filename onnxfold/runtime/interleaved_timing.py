@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxfold.errors import ModelError, OnnxfoldError
+from onnxfold.graph.array_types import Float64
 from onnxfold.runtime import library as runtime
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def take_turns(
     runs: Sequence[Callable[[], object]],
     turns: Turns,
     progress: Callable[[str, float], None] | None = None,
-) -> npt.NDArray[np.float64]:
+) -> Float64:
     """Return seconds per run: [variant, round]."""
     start = time.perf_counter()
     first = [_turn(run, 1, turns.clock) for run in runs]

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError, OnnxfoldError, UsageError
+from onnxfold.graph.array_types import Array
 from onnxfold.native import built
 from onnxfold.operators.bodies import function, setting_of
 from onnxfold.operators.functions import (
@@ -49,7 +49,6 @@ _MARK = b"onnxfold-ops version "
 # ONNX Runtime has no way to ask whether a domain is registered; the options can carry a note.
 _NOTE = "onnxfold.library"
 
-Array = npt.NDArray[np.generic]
 Provider: TypeAlias = str | tuple[str, dict[str, Any]]  # as ONNX Runtime takes them
 
 

@@ -18,12 +18,10 @@ from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from onnxfold.graph.array_types import Float64
 from onnxfold.graph.channels import Channels
 
-Array = npt.NDArray[np.generic]
-Float64 = npt.NDArray[np.float64]
 Result = TypeVar("Result")
 
 

@@ -15,17 +15,15 @@ been scaled before.  A fiber without axes has sets of one element, whose centrin
 Source: CBWC, column-centred weight transformation; Pre-RMSNorm Transformers, section 3.
 """
 
-import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber
+from onnxfold.graph.array_types import Array
 from onnxfold.model_io import FileTensor
 from onnxfold.weights.edited import EditedTensor, edited
 from onnxfold.weights.edits import Centre
 from onnxfold.weights.means import is_centred
 
-Array = npt.NDArray[np.generic]
 _SAMPLED_ROWS = 64
 
 

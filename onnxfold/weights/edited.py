@@ -11,10 +11,10 @@ from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.errors import WeightOverflowError
+from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
 from onnxfold.weights.affine_parts import weighted_sum
 from onnxfold.weights.edits import Centre, Edit, Shift
@@ -25,8 +25,6 @@ _PART_BYTES = 16 << 20
 _MAGNITUDE = np.uint16(0x7FFF)
 _FEW_BITS = int(np.float16(2**-12).view(np.uint16))
 
-Array = npt.NDArray[np.generic]
-Float64 = npt.NDArray[np.float64]
 Result = TypeVar("Result")
 
 

@@ -4,12 +4,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from onnxfold.graph import Fiber
+from onnxfold.graph.array_types import Float64
 from onnxfold.graph.channels import Channels
-
-Float64 = npt.NDArray[np.float64]
 
 
 class Deferred(Protocol):

@@ -12,9 +12,9 @@ from math import lcm
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from onnxfold.errors import WeightOverflowError
+from onnxfold.graph.array_types import Array, Float64
 from onnxfold.model_io.external import release
 from onnxfold.weights.edits import Centre, Edit, Scale
 from onnxfold.weights.means import chosen_elements, split_digits
@@ -25,8 +25,6 @@ _GROUP = 8  # chunks that a thread takes at a time where results are collected
 _LAST_OF_FLOAT32 = np.uint64(1 << 29)
 _BELOW_FLOAT32 = np.uint64((1 << 29) - 1)
 
-Array = npt.NDArray[np.generic]
-Float64 = npt.NDArray[np.float64]
 Result = TypeVar("Result")
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import AxisBlock, Fiber
+from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
 
 _SAMPLED_SETS = 64
@@ -27,8 +28,6 @@ _ROUNDOFF = {
     "float32": (2.0**-24, 2.0**-150),
     "float64": (2.0**-53, 2.0**-1075),
 }
-
-Array = npt.NDArray[np.generic]
 
 
 def split_digits(shape: tuple[int, ...], fiber: Fiber) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -133,8 +132,8 @@ def _has_zero_means(view: Array, members: tuple[int, ...], roundoff: tuple[float
 
 def within_rounding(
     stored: Array,
-    exact: npt.NDArray[np.float64],
-    magnitude: npt.NDArray[np.float64] | float,
+    exact: Float64,
+    magnitude: Float64 | float,
 ) -> bool:
     """Whether ``stored`` is ``exact`` after one rounding to its type.
 
@@ -146,7 +145,7 @@ def within_rounding(
     return bool(np.all(error <= relative * np.abs(exact) + absolute + 2.0**-40 * magnitude))
 
 
-def rounding_of(stored: Array) -> npt.NDArray[np.float64]:
+def rounding_of(stored: Array) -> Float64:
     """Return the most that rounding to its type moved each element; 0 for what is not finite."""
     relative, absolute = _ROUNDOFF[stored.dtype.name]
     wide = stored.astype(np.float64)

@@ -14,17 +14,14 @@ from functools import cache
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
+from onnxfold.graph.array_types import Array, Float64
 from onnxfold.native import built
 
 # The enumerations of custom_ops/weights/edit_rows.h.
 _KINDS = {"centre": 0, "scale": 1, "shift": 2}
 _TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 _ROUNDED, _WIDE, _SUM = range(3)
-
-Array = npt.NDArray[np.generic]
-Float64 = npt.NDArray[np.float64]
 
 
 class _Edit(ctypes.Structure):

@@ -8,10 +8,10 @@ import math
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.array_types import Array
 from onnxfold.norms.algebra.coefficient import Coefficient
 from onnxfold.operators import facets
 from onnxfold.operators.families.rules import elements_of
@@ -353,7 +353,7 @@ class Canonical:
             return None
         return Coefficient(np.ones(()), (value,), value)
 
-    def _laid_out(self, value: ir.Value) -> npt.NDArray[np.generic] | None:
+    def _laid_out(self, value: ir.Value) -> Array | None:
         """Return a constant that is given a shape computed from known sizes."""
         node, dims = value.producer(), self.dims(value)
         if node is None or node.op_type != "Reshape" or node.domain != "" or dims is None:

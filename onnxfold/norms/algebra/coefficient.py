@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
+
+from onnxfold.graph.array_types import Float64
 
 # 1/n is rounded to float32 before it meets n, so n * (1/n) is 1 only up to this.
 _UNIT_TOLERANCE = 1e-6
@@ -19,7 +20,7 @@ class Coefficient:
     ``source`` is the graph's value that the coefficient equals exactly, where there is one.
     """
 
-    array: npt.NDArray[np.float64]
+    array: Float64
     runtime: tuple[ir.Value, ...] = ()
     source: ir.Value | None = None
 

@@ -7,11 +7,11 @@ Add are gone), the linear layers behind it have taken it, and what a norm comput
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.array_types import Float64
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.edit import Editor, redirect, set_input, sweep
 from onnxfold.norms import find_norms
@@ -22,7 +22,6 @@ from onnxfold.passes.constant_edits import PlaceEditor
 from onnxfold.weights.edited import Product
 from onnxfold.weights.edits import Scale, Shift
 
-Float64 = npt.NDArray[np.float64]
 _GAMMA, _BETA = 1, 2
 
 

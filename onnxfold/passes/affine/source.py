@@ -3,16 +3,13 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Shape, node_label, operator
+from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
 from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
-
-Float64 = npt.NDArray[np.float64]
-Array = npt.NDArray[np.generic]
 
 _GAMMA, _BETA = 1, 2  # operands of every norm that is one operator
 _WITHOUT_AFFINE = frozenset({"LpNormalization", "MeanVarianceNormalization"})

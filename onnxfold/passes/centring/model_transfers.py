@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, Reader, keeps_dims, whole_axes
+from onnxfold.graph.array_types import Array
 from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.families.reduce import Centring
@@ -34,7 +34,7 @@ from onnxfold.passes.centring.obstacles import (
 )
 from onnxfold.refusal import Refusal, RefusalCode
 
-AffinePart = ir.Value | npt.NDArray[np.generic] | None
+AffinePart = ir.Value | Array | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class ModelTransfers:
         uniform = gamma.size == 0 or bool(np.all(gamma == gamma.flat[0]))
         return uniform and not np.any(beta)
 
-    def _numbers(self, part: AffinePart) -> npt.NDArray[np.generic] | None:
+    def _numbers(self, part: AffinePart) -> Array | None:
         """Return an affine part as an array, an empty one when absent, None when not constant."""
         if part is None:
             return np.zeros(0)

@@ -3,6 +3,7 @@
 import numpy as np
 import onnx_ir as ir
 
+from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor, Lowered, set_input
 from onnxfold.norms import find_norms
 from onnxfold.passes.base import Settings
@@ -39,7 +40,7 @@ def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:
 def shorten_weight(value: ir.Value, axis: int) -> None:
     """Leave out the last element along an axis."""
 
-    def kept(tensor: ir.TensorProtocol) -> shapes.Array:
+    def kept(tensor: ir.TensorProtocol) -> Array:
         array = tensor.numpy()
         return np.ascontiguousarray(array.take(range(array.shape[axis] - 1), axis=axis))
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo, constant_tensor, node_label, operator
+from onnxfold.graph.array_types import Array
 from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import (
     Editor,
@@ -21,15 +21,13 @@ from onnxfold.graph.edit import (
 from onnxfold.passes.compression.plan import CompressionPlan
 from onnxfold.refusal import Refusal, RefusalCode
 
-Array = npt.NDArray[np.generic]
-
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     """Where the entry of an axis is constant: operand ``part`` of a Concat, None for all of it."""
 
     part: int | None
-    numbers: npt.NDArray[np.generic]
+    numbers: Array
     position: int
 
 

@@ -3,11 +3,12 @@
 import numpy as np
 import onnx_ir as ir
 
+from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor, redirect, sweep
 from onnxfold.norms import find_norms
 from onnxfold.passes.base import Settings
 from onnxfold.passes.compression.plan import CompressionPlan
-from onnxfold.passes.compression.shapes import Array, change_shapes, declare, resize_weight
+from onnxfold.passes.compression.shapes import change_shapes, declare, resize_weight
 
 
 def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.check.reference import run_nodes
 from onnxfold.errors import ModelError
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.array_types import Float64
 from onnxfold.graph.traversal import NodeQueue
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
@@ -25,8 +25,6 @@ from onnxfold.operators.row import Elements
 from onnxfold.operators.table import row_of
 from onnxfold.passes.costs import elements
 from onnxfold.passes.deferral.row_scale import Rows
-
-Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True)

@@ -15,9 +15,9 @@ Source of the bound: N. Higham, Accuracy and Stability of Numerical Algorithms, 
 from math import ceil, log2
 
 import numpy as np
-import numpy.typing as npt
 
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.array_types import Array
 from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormSite
 from onnxfold.operators.families.transfer import refuse
@@ -32,7 +32,7 @@ _ROUNDING = 2.0**-11
 _MOST = 15  # 2^-25 times 2^15 is a thousandth already
 
 
-def exponent_of(weight: npt.NDArray[np.generic], axis: int) -> int | None:
+def exponent_of(weight: Array, axis: int) -> int | None:
     """Return the least k >= 0 with 2^k >= (1 + 2^-11)^d |W|_1, W summed along an axis of size d.
 
     None where a number of it is not finite.

@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.array_types import Array
 from onnxfold.graph.constants import weight_value
 from onnxfold.norms.site import NormSite
 from onnxfold.operators.functions import Affine, Statistics
 
-AffinePart = ir.Value | npt.NDArray[np.generic] | None
+AffinePart = ir.Value | Array | None
 
 
 @dataclass(frozen=True, slots=True)

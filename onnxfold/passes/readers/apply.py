@@ -4,6 +4,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
+from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor, Lowered, redirect, sweep
 from onnxfold.operators.functions import Affine, Statistics, call, op_name
 from onnxfold.options import Target
@@ -36,12 +37,12 @@ def apply(edit: Editor, plan: ReadersPlan, settings: Settings) -> None:
 def _change_layer(value: ir.Value, axis: int, more: int) -> None:
     """Store E' A, taken in float64 and rounded once, or A and a row of 0."""
 
-    def less(tensor: ir.TensorProtocol) -> shapes.Array:
+    def less(tensor: ir.TensorProtocol) -> Array:
         wide = unrounded(tensor).astype(np.float64)
         rest, last = np.split(wide, [wide.shape[axis] - 1], axis=axis)
         return np.asarray((rest - last).astype(tensor.dtype.numpy()))
 
-    def padded(tensor: ir.TensorProtocol) -> shapes.Array:
+    def padded(tensor: ir.TensorProtocol) -> Array:
         array = tensor.numpy()
         return np.concatenate([array, np.zeros_like(array.take([0], axis=axis))], axis=axis)
 

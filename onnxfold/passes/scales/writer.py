@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, Reader
+from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import SCALAR, Channels
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
@@ -28,7 +28,6 @@ from onnxfold.passes.scales.cut_parts import AxisPart, cut_of, element_readers, 
 from onnxfold.passes.scales.homogeneous import carries_factor, common_source
 from onnxfold.refusal import Refusal, RefusalCode
 
-Float64 = npt.NDArray[np.float64]
 _PRODUCTS = (Layer.EINSUM, Layer.MATMUL)  # either factor may be the weight
 
 
@@ -94,7 +93,7 @@ def channel_op(view: ModelInfo, node: ir.Node) -> ChannelOp | None:
 
 
 def _elementwise(
-    view: ModelInfo, node: ir.Node, index: int, y: ir.Value, array: npt.NDArray[np.generic]
+    view: ModelInfo, node: ir.Node, index: int, y: ir.Value, array: Array
 ) -> ChannelOp | None:
     shape = view.shape(y) or ()
     aligned = array.reshape((1,) * (len(shape) - array.ndim) + array.shape).astype(np.float64)
