@@ -30,7 +30,7 @@ import onnx
 
 import onnxfold
 from benchmarks.rows import RESULTS, Conditions, conditions, write
-from onnxfold.runtime.interleaved_timing import Turns, Variant, take_turns
+from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
 
 ORDERS: Final[tuple[tuple[str, ...], ...]] = (
     (),
@@ -181,7 +181,7 @@ def _seconds(
     """Open a session for each file and let them take turns: seconds for [file, round]."""
     sessions = [Variant(path).session(1, ["CPUExecutionProvider"]) for path in paths]
     runs = [partial(session.run, None, feeds) for session in sessions]
-    return take_turns(runs, Turns(_ROUNDS, _LEAST, budget_s, clock=time.thread_time))
+    return take_turns(runs, RunCounts(_ROUNDS, _LEAST, budget_s, clock=time.thread_time))
 
 
 def main() -> None:

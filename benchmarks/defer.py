@@ -39,7 +39,7 @@ import onnxfold
 from benchmarks.gpu import Budget, failed
 from benchmarks.rows import RESULTS, Conditions, conditions, replace
 from onnxfold.options import Defer, Target
-from onnxfold.runtime.interleaved_timing import Turns, Variant, take_turns
+from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
 
 WIDTH, HIDDEN, HEADS, KEYS, SIZE = 1024, 2816, 16, 8, 64
 CPU = "CPUExecutionProvider"
@@ -153,7 +153,7 @@ def _ratios(
     """Return median and quartiles of the paired ratios of the first model's time to each one's."""
     x = np.random.default_rng(1).standard_normal((1, tokens, WIDTH)).astype(np.float32)
     runs = [variant.session(threads, [provider]) for variant in variants]
-    spent = take_turns([partial(_run, session, x) for session in runs], Turns(rounds))
+    spent = take_turns([partial(_run, session, x) for session in runs], RunCounts(rounds))
     found = []
     for seconds in spent:
         low, middle, high = np.quantile(spent[0] / seconds, (0.25, 0.5, 0.75))

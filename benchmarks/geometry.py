@@ -23,7 +23,7 @@ from onnxfold.geometry.data import Batch
 from onnxfold.geometry.instrument import instrument
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.runtime.interleaved_timing import Turns, Variant, take_turns
+from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
 
 BAR = 1.15
 PROVIDERS = ("CPUExecutionProvider",)
@@ -67,7 +67,7 @@ def measured(path: Path, batch: int, length: int, threads: int, rounds: int) -> 
             return of_tables(made.norms, [kept_tables(made.norms, outputs, given, ())], 0)
 
         runs = [lambda s=session: s.run(None, feeds) for session in sessions]
-        seconds = take_turns([*runs, sums], Turns(rounds=rounds))
+        seconds = take_turns([*runs, sums], RunCounts(rounds=rounds))
     plain, instrumented, merged = np.median(seconds, axis=1)
     return Row(
         **conditions(),

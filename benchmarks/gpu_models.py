@@ -39,7 +39,7 @@ from benchmarks.subjects import File, geometric_mean, prepare, run_optimizer
 from models import skeleton
 from onnxfold import model_io
 from onnxfold.inputs import InputSpec, make_inputs
-from onnxfold.runtime.interleaved_timing import Provider, Turns, Variant, take_turns
+from onnxfold.runtime.interleaved_timing import Provider, RunCounts, Variant, take_turns
 from onnxfold.runtime.library import CUDA_PROVIDERS
 
 __all__ = ["METHODS", "SUBJECTS", "GpuMethod", "GpuRow", "GpuSubject", "main"]
@@ -293,7 +293,7 @@ def _measure(
         opened[method] = bound
     if not opened:
         return
-    turns = Turns(_MOST_ROUNDS, _LEAST_ROUNDS, options.case)
+    turns = RunCounts(_MOST_ROUNDS, _LEAST_ROUNDS, options.case)
     seconds = take_turns([bound.run for bound in opened.values()], turns)
     yield from _rows(about, files, list(opened), seconds)
 

@@ -45,7 +45,13 @@ from benchmarks.subjects import (
     prepare,
     run_optimizer,
 )
-from onnxfold.runtime.interleaved_timing import OperatorTime, Turns, Variant, operators, take_turns
+from onnxfold.runtime.interleaved_timing import (
+    OperatorTime,
+    RunCounts,
+    Variant,
+    operators,
+    take_turns,
+)
 
 __all__ = ["METHODS", "Method", "ModelRow", "bars", "main", "per_norm_us", "rows_of"]
 
@@ -225,7 +231,7 @@ def _measure(
     load = os.getloadavg()[0]
     feeds = {size: subject.feeds(files["original"].path, size) for size in sizes}
     seconds: dict[int, list[npt.NDArray[np.float64]]] = {size: [] for size in sizes}
-    turns = Turns(
+    turns = RunCounts(
         _MOST_ROUNDS,
         -(-_LEAST_ROUNDS // options.sessions),
         budget / len(sizes) / options.sessions,

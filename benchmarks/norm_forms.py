@@ -28,7 +28,7 @@ import numpy as np
 import onnxfold
 from benchmarks.gpu import Budget, failed
 from benchmarks.rows import RESULTS, Conditions, append, conditions
-from onnxfold.runtime.interleaved_timing import Turns, Variant, operators, take_turns
+from onnxfold.runtime.interleaved_timing import RunCounts, Variant, operators, take_turns
 
 _OPSET = 17
 _WORDS, _POSITIONS = 8192, 512
@@ -123,7 +123,7 @@ def measured(
     providers = (given.provider,)
     sessions = [variant.session(given.threads, providers) for variant in variants]
     runs = [lambda s=session: s.run(None, {"x": x}) for session in sessions]
-    seconds = take_turns(runs, Turns(rounds=given.rounds))
+    seconds = take_turns(runs, RunCounts(rounds=given.rounds))
     rows = []
     for (form, target), variant, own in zip(_FORMS, variants, seconds, strict=True):
         profile = operators(variant, given.threads, providers, {"x": x})

@@ -27,7 +27,7 @@ from onnx import TensorProto, helper
 
 from benchmarks.rows import RESULTS, Conditions, conditions, write
 from onnxfold.operators import functions
-from onnxfold.runtime.interleaved_timing import Turns, Variant, take_turns
+from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
 
 PRODUCTS = 64
 WIDTHS = (128, 512, 1024, 4096)
@@ -81,7 +81,7 @@ def measure(operator: str, provider: str, rounds: int, threads: int) -> CostRow:
                 }
                 runs.append(partial(_run, session, feeds))
                 sizes.append(tokens * width)
-        spent = take_turns(runs, Turns(rounds))
+        spent = take_turns(runs, RunCounts(rounds))
     seconds = np.median(spent, axis=1) / PRODUCTS
     (fixed, each), error = fitted(np.array(sizes, np.float64), seconds)
     return CostRow(

@@ -23,7 +23,7 @@ from torch import nn
 
 from benchmarks.rows import RESULTS, Conditions, conditions, write
 from benchmarks.training.figures import draw
-from onnxfold.runtime.interleaved_timing import Turns, take_turns
+from onnxfold.runtime.interleaved_timing import RunCounts, take_turns
 from onnxfold.torch import cbwc
 
 WIDTHS = (256, 1024)
@@ -69,7 +69,7 @@ def measured(width: int, rows: int, device: str, rounds: int) -> list[StepRow]:
     runs: list[Callable[[], object]] = [partial(step, model, x) for model in models.values()]
     for run in runs:
         run()
-    seconds = take_turns(runs, Turns(rounds))
+    seconds = take_turns(runs, RunCounts(rounds))
     ratios = seconds[0] / seconds
     return [
         StepRow(

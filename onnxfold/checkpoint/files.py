@@ -29,7 +29,7 @@ _TYPES: Mapping[str, npt.DTypeLike] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """A tensor in a shard: its bytes are ``nbytes`` from ``offset``."""
 
     name: str
@@ -68,9 +68,9 @@ class Checkpoint:
     folder: Path
     config: Mapping[str, Any]
     shards: tuple[str, ...]
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, StoredTensor]
 
-    def of_shard(self, shard: str) -> list[Stored]:
+    def of_shard(self, shard: str) -> list[StoredTensor]:
         """Return the tensors of a shard in the order of their bytes."""
         path = self.folder / shard
         return sorted(
@@ -98,7 +98,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
             "transformers' save_pretrained, which writes them"
         )
     shards = (SINGLE,) if wanted is None else tuple(sorted(set(wanted.values())))
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     for shard in shards:
         for stored in _header(folder / shard):
             if stored.name in tensors:
@@ -136,7 +136,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
     return found
 
 
-def _header(path: Path) -> Iterator[Stored]:
+def _header(path: Path) -> Iterator[StoredTensor]:
     """Yield the tensors of a file in the order of their bytes, which follow without gaps.
 
     The library has checked that: what is left is to count.
@@ -150,7 +150,7 @@ def _header(path: Path) -> Iterator[Stored]:
                 part = file.get_slice(name)
                 dtype, shape = str(part.get_dtype()), tuple(part.get_shape())
                 nbytes = prod(shape) * _bits(dtype) // 8
-                yield Stored(name, path, dtype, shape, offset, nbytes)
+                yield StoredTensor(name, path, dtype, shape, offset, nbytes)
                 offset += nbytes
             if offset != path.stat().st_size:
                 raise ModelError(f"{show(path)}: a tensor of it has a type that is not known")

@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.checkpoint.families import FAMILIES, Architecture, Norm
-from onnxfold.checkpoint.files import Checkpoint, Stored
+from onnxfold.checkpoint.files import Checkpoint, StoredTensor
 from onnxfold.errors import ModelError
 from onnxfold.graph.array_types import Float64
 from onnxfold.graph.channels import Channels
@@ -199,7 +199,7 @@ class _Model:
             name: why for module, why in self.family.kept.items() for name in self.matching(module)
         }
 
-    def stored(self, name: str) -> Stored | None:
+    def stored(self, name: str) -> StoredTensor | None:
         return self.checkpoint.tensors.get(name)
 
     def axes(self, module: str) -> tuple[int, int]:
@@ -313,7 +313,7 @@ def _why_no_centring(model: _Model) -> str:
     return ""
 
 
-def _stream(model: _Model) -> list[tuple[Stored, int]]:
+def _stream(model: _Model) -> list[tuple[StoredTensor, int]]:
     """Return the tensors that add to the stream, each with the axis of its outputs."""
     family = model.family
     tables = [

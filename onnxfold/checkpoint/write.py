@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import onnx_ir as ir
 
-from onnxfold.checkpoint.files import INDEX, Checkpoint, Stored
+from onnxfold.checkpoint.files import INDEX, Checkpoint, StoredTensor
 from onnxfold.errors import InvariantError, ModelError, UsageError
 from onnxfold.model_io import show
 from onnxfold.model_io.staging import StagingFolder, sync
@@ -135,7 +135,7 @@ def _copy(source: BinaryIO, target: BinaryIO, offset: int, nbytes: int) -> None:
         nbytes -= len(part)
 
 
-def _write(new: ir.TensorProtocol, stored: Stored, target: BinaryIO) -> None:
+def _write(new: ir.TensorProtocol, stored: StoredTensor, target: BinaryIO) -> None:
     """Write the rows of a tensor as they are computed."""
     start = target.tell()
     parts = new.parts() if isinstance(new, EditedTensor) else (new.numpy(),)

@@ -16,7 +16,7 @@ from onnxfold.errors import ModelError, UsageError, one_line
 from onnxfold.geometry.accumulate import Totals
 from onnxfold.geometry.data import Shard
 from onnxfold.geometry.data.shards import optional
-from onnxfold.geometry.work import MOST_DEATHS, Bad, Task, WholeSession, measured_shard
+from onnxfold.geometry.work import MOST_DEATHS, BadShard, Task, WholeSession, measured_shard
 
 LOCAL = "local"  # the address of a cluster that is started here, and ended with the work
 
@@ -37,13 +37,13 @@ class _Worker:
                 task = replace(task, model=Path(folder, task.model.name))
             self._session = WholeSession(task)
 
-    def measure(self, shard: Shard) -> Totals | Bad:
+    def measure(self, shard: Shard) -> Totals | BadShard:
         return measured_shard(self._task, self._session, shard)
 
 
 def in_cluster(
     task: Task, shards: Sequence[Shard], workers: int, address: str
-) -> Generator[Totals | Bad, None, None]:
+) -> Generator[Totals | BadShard, None, None]:
     """Yield the totals of each shard in order, measured by actors of the cluster at ``address``.
 
     Every node must find the data under its path.  Raises UsageError where Ray is not installed or
@@ -73,7 +73,7 @@ def _await(address: str) -> None:
 
 def _by_actors(
     ray: Any, task: Task, shards: Sequence[Shard], workers: int, *, share: bool
-) -> Generator[Totals | Bad, None, None]:
+) -> Generator[Totals | BadShard, None, None]:
     """Keep two shards for each actor under way, and hand results on in the order of shards."""
     # Ray counts as a retry each time that an actor cannot be reached while it starts again: only
     # the deaths can be counted.
@@ -91,7 +91,7 @@ def _by_actors(
         yield _result(ray, *waiting.popleft())
 
 
-def _result(ray: Any, shard: Shard, reference: Any) -> Totals | Bad:
+def _result(ray: Any, shard: Shard, reference: Any) -> Totals | BadShard:
     try:
         result = ray.get(reference)
     except ray.exceptions.RayActorError as error:
@@ -99,7 +99,7 @@ def _result(ray: Any, shard: Shard, reference: Any) -> Totals | Bad:
             f"{shard.label}: a worker of Ray did not start, or died near it {MOST_DEATHS} times; "
             f"does every node have onnxfold, the data and the memory? ({one_line(error)})"
         ) from error
-    if not isinstance(result, Totals | Bad):
+    if not isinstance(result, Totals | BadShard):
         raise TypeError(f"a worker gave {type(result).__name__}")
     return result
 

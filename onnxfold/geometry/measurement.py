@@ -19,7 +19,7 @@ from onnxfold.geometry.cluster import in_cluster
 from onnxfold.geometry.data import Data, DataOptions, InputSignature, Shard, open_data
 from onnxfold.geometry.instrument import Instrumented, instrument
 from onnxfold.geometry.measuring_state import Progress
-from onnxfold.geometry.work import Bad, InPieces, Task, WholeSession, in_processes, in_turn
+from onnxfold.geometry.work import BadShard, InPieces, Task, WholeSession, in_processes, in_turn
 from onnxfold.model_io.digest import digest
 from onnxfold.model_io.sources import Source
 from onnxfold.model_io.staging import StagingFolder
@@ -106,7 +106,7 @@ def _instrumented(source: Source, seed: int) -> Instrumented:
 
 def _results(
     stack: ExitStack, instrumented: Instrumented, task: Task, shards: list[Shard], wanted: Measuring
-) -> Iterator[Totals | Bad]:
+) -> Iterator[Totals | BadShard]:
     """Yield the results of shards, by one session, by processes, or piece by piece."""
     memory = available_bytes() if wanted.memory_bytes is None else wanted.memory_bytes
     engine = OnnxRuntime.of(task.providers, memory)
@@ -129,7 +129,7 @@ def _results(
 
 
 def _merged(
-    results: Iterator[Totals | Bad],
+    results: Iterator[Totals | BadShard],
     progress: Progress,
     count: int,
     wanted: Measuring,
@@ -140,7 +140,7 @@ def _merged(
     saved = time.monotonic()
     try:
         for result in results:
-            if isinstance(result, Bad) and not wanted.skip_bad:
+            if isinstance(result, BadShard) and not wanted.skip_bad:
                 raise DataError(result.reason)
             progress = progress.after(result)
             if listener is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from onnxfold.errors import UsageError
 from onnxfold.geometry.accumulate import Totals
-from onnxfold.geometry.work import Bad
+from onnxfold.geometry.work import BadShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class Progress:
     totals: Totals
     bad: tuple[str, ...] = ()
 
-    def after(self, result: Totals | Bad) -> Progress:
+    def after(self, result: Totals | BadShard) -> Progress:
         """Return the progress with one more shard."""
-        if isinstance(result, Bad):
+        if isinstance(result, BadShard):
             return Progress(self.done + 1, self.totals, (*self.bad, result.reason))
         return Progress(self.done + 1, self.totals.merged(result), self.bad)
 

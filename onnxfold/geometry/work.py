@@ -47,7 +47,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
+class BadShard:
     """A shard that could not be read or run, and why."""
 
     shard: Shard
@@ -98,7 +98,7 @@ class InPieces:
         yield from self.engine.run(self.source, feeds, optimize=True)
 
 
-def measured_shard(task: Task, session: Session, shard: Shard) -> Totals | Bad:
+def measured_shard(task: Task, session: Session, shard: Shard) -> Totals | BadShard:
     """Return the totals of a shard; one fault makes all of it bad."""
     totals, waiting = Totals.none(task.norms), list[Tables]()
     try:
@@ -112,14 +112,14 @@ def measured_shard(task: Task, session: Session, shard: Shard) -> Totals | Bad:
                     totals = totals.merged(of_tables(task.norms, waiting, task.seed))
                     waiting.clear()
     except DataError as error:
-        return Bad(shard, str(error))
+        return BadShard(shard, str(error))
     except runtime_errors() as error:
         reason = f"{shard.label}: onnxruntime cannot run the model on it: {one_line(error)}"
-        return Bad(shard, reason)
+        return BadShard(shard, reason)
     return totals.merged(of_tables(task.norms, waiting, task.seed)) if waiting else totals
 
 
-def in_turn(task: Task, session: Session, shards: Sequence[Shard]) -> Iterator[Totals | Bad]:
+def in_turn(task: Task, session: Session, shards: Sequence[Shard]) -> Iterator[Totals | BadShard]:
     """Yield the totals of each shard, measured in this process."""
     for shard in shards:
         yield measured_shard(task, session, shard)
@@ -134,13 +134,13 @@ def _start(task: Task) -> None:
     _HELD["task"], _HELD["session"] = task, WholeSession(task)
 
 
-def _work(shard: Shard) -> Totals | Bad:
+def _work(shard: Shard) -> Totals | BadShard:
     return measured_shard(_HELD["task"], _HELD["session"], shard)
 
 
 def in_processes(
     task: Task, shards: Sequence[Shard], workers: int
-) -> Generator[Totals | Bad, None, None]:
+) -> Generator[Totals | BadShard, None, None]:
     """Yield the totals of each shard in order, measured by worker processes.
 
     Shards of workers that die are measured again; raises ModelError when that goes on.
@@ -163,9 +163,9 @@ def in_processes(
 
 def _pooled(
     task: Task, shards: Sequence[Shard], workers: int
-) -> Generator[Totals | Bad, None, None]:
+) -> Generator[Totals | BadShard, None, None]:
     """Keep two shards for each worker under way, and hand results on in the order of shards."""
-    waiting: deque[Future[Totals | Bad]] = deque()
+    waiting: deque[Future[Totals | BadShard]] = deque()
     pool = ProcessPoolExecutor(
         workers, mp_context=get_context("spawn"), initializer=_start, initargs=(task,)
     )

@@ -15,7 +15,7 @@ from onnxfold.norms.algebra import (
     Canonical,
     Coefficient,
     Match,
-    Over,
+    MomentAxes,
     match_graph,
 )
 from onnxfold.norms.algebra.forms import Square, Statistic
@@ -256,7 +256,7 @@ def _kind(algebra: Algebra, form: AffineForm) -> NormKind:
 
 
 def _refusal(
-    view: ModelInfo, x: ir.Value, kind: NormKind, over: Over, label: str
+    view: ModelInfo, x: ir.Value, kind: NormKind, over: MomentAxes, label: str
 ) -> Refusal | None:
     if kind in (NormKind.GROUP_NORM, NormKind.INSTANCE_NORM):
         partial = (

@@ -51,7 +51,7 @@ class Decision(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ProofOutcome:
     """What a proof has shown, counted by the report's names, and what it could not show."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Pass(Generic[D]):
     name: str
     decide: Callable[[ModelInfo, Settings], D]
     apply: Callable[[Editor, D, Settings], bool | None]
-    prove: Callable[[ModelInfo, ModelInfo, D], Shown]
+    prove: Callable[[ModelInfo, ModelInfo, D], ProofOutcome]
 
 
 def exclusion(pattern: str | None) -> re.Pattern[str] | None:

@@ -29,7 +29,7 @@ from onnxfold.passes.affine.apply import apply as apply_affine
 from onnxfold.passes.affine.decide import decide as decide_affine
 from onnxfold.passes.affine.plan import AffinePlan
 from onnxfold.passes.affine.prove import prove as prove_affine
-from onnxfold.passes.base import Pass, Settings, Shown
+from onnxfold.passes.base import Pass, ProofOutcome, Settings
 from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.decide import CentringDecision
 from onnxfold.passes.centring.decide import decide as decide_centring
@@ -133,7 +133,7 @@ class Decided:
     info: ModelInfo
     description: Description
     decisions: dict[str, Any] = field(default_factory=dict)
-    shown: list[Shown] = field(default_factory=list)
+    shown: list[ProofOutcome] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     changed: bool = False
 
@@ -352,7 +352,7 @@ def _slow_additions(model: ir.Model, settings: Settings) -> tuple[ir.Node, ...]:
     return fused_additions(ModelInfo(model)) if version >= SLOW_SINCE else ()
 
 
-def _sum(shown: Iterable[Shown]) -> Proof:
+def _sum(shown: Iterable[ProofOutcome]) -> Proof:
     from onnxfold.proof import Proof
 
     counts: dict[str, int] = {"folded_norms": 0, "centred_weights": 0}

@@ -18,7 +18,7 @@ from onnxfold.graph.array_types import Float64
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.operators.functions import DOMAIN
 from onnxfold.runtime import library as runtime
-from onnxfold.runtime.interleaved_timing import Turns, Variant, operators, take_turns
+from onnxfold.runtime.interleaved_timing import RunCounts, Variant, operators, take_turns
 
 _PROFILED_OPERATORS = 8
 _DIGITS = 4  # tenths of a microsecond, and of a per mille
@@ -87,7 +87,7 @@ def bench(
     ]
     sessions = [variant.session(threads, chosen) for variant in variants]
     runs = [partial(session.run, None, feeds) for session in sessions]
-    seconds = take_turns(runs, Turns(rounds), progress)
+    seconds = take_turns(runs, RunCounts(rounds), progress)
     ratios = seconds / seconds[:1]
     measurements = []
     for variant, row, relative in zip(variants, seconds, ratios, strict=True):

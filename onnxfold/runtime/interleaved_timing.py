@@ -87,7 +87,7 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class RunCounts:
     """How often each variant runs.
 
     A turn is as many runs as fill ``turn_s``, one at least: a model of a few milliseconds would
@@ -104,7 +104,7 @@ class Turns:
 
 def take_turns(
     runs: Sequence[Callable[[], object]],
-    turns: Turns,
+    turns: RunCounts,
     progress: Callable[[str, float], None] | None = None,
 ) -> Float64:
     """Return seconds per run: [variant, round]."""

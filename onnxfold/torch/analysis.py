@@ -21,7 +21,7 @@ from onnxfold.passes.centring.plan import CentringPlan, WeightCentring
 from onnxfold.passes.costs import Costs
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.torch.exporting import Arguments, exported
-from onnxfold.torch.modules import Written
+from onnxfold.torch.modules import HandwrittenNorm
 from onnxfold.torch.norm_calls import NormCalls
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -63,7 +63,7 @@ class Changes:
     writers: tuple[Writer, ...]
     tables: tuple[str, ...]
     left: Mapping[str, str]
-    written: Mapping[str, Written]
+    written: Mapping[str, HandwrittenNorm]
     called: frozenset[str]
     kept: frozenset[str]
 
@@ -128,7 +128,7 @@ class Analysis:
         name = _module(site.last)
         return name if name in self._norms else None
 
-    def _written_by_hand(self) -> dict[str, Written]:
+    def _written_by_hand(self) -> dict[str, HandwrittenNorm]:
         """Return the modules that are norms over the last axis and nothing else."""
         sites: dict[str, list[NormSite]] = {}
         for site in self._sites:
@@ -158,7 +158,7 @@ class Analysis:
                     return False
         return True
 
-    def _form(self, name: str, site: NormSite) -> Written | None:
+    def _form(self, name: str, site: NormSite) -> HandwrittenNorm | None:
         """Return how a norm of the graph computes, where it is over the last axis of all."""
         shape = self._info.shape(site.input)
         last = [block.axis for block in site.fiber.blocks if block.whole]
@@ -170,7 +170,7 @@ class Analysis:
             if part is not None and label.rpartition(".")[0] != name:
                 return None
             names.append(None if part is None else label.rpartition(".")[2])
-        return Written(
+        return HandwrittenNorm(
             site.size, site.epsilon, site.epsilon_mode, site.factor, (names[0], names[1])
         )
 

@@ -15,7 +15,7 @@ from onnxfold.torch.parametrization import centred
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class HandwrittenNorm:
     """A norm over the last axis that a model wrote by hand, as the graph of its export tells.
 
     y = (x - mean) / D * gamma + beta with D by ``mode`` of ``factor`` times the variance and
@@ -52,7 +52,7 @@ class RMSNorm(nn.Module):
         eps: float,
         names: tuple[str | None, str | None] = ("weight", "bias"),
         groups: int = 1,
-        written: Written | None = None,
+        written: HandwrittenNorm | None = None,
     ):
         super().__init__()
         self.normalized_shape, self.eps, self.groups = shape, eps, groups
@@ -63,7 +63,7 @@ class RMSNorm(nn.Module):
         self.train(original.training)
 
     @staticmethod
-    def of(norm: nn.Module, written: Written | None = None) -> RMSNorm:
+    def of(norm: nn.Module, written: HandwrittenNorm | None = None) -> RMSNorm:
         """Return what takes the place of a norm."""
         if written is not None:
             return RMSNorm(norm, (written.size,), written.eps, written.names, written=written)

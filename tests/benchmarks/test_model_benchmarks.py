@@ -14,7 +14,13 @@ import onnxfold
 from benchmarks.models import bars, per_norm_us, rows_of
 from benchmarks.subjects import File, prepare
 from models import skeleton
-from onnxfold.runtime.interleaved_timing import OperatorTime, Turns, Variant, operators, take_turns
+from onnxfold.runtime.interleaved_timing import (
+    OperatorTime,
+    RunCounts,
+    Variant,
+    operators,
+    take_turns,
+)
 from tests.builders import pre_norm_model
 
 _ABOUT = {
@@ -74,7 +80,7 @@ def test_bars_take_the_method_and_the_subjects_that_they_name() -> None:
 def test_turns_end_with_the_budget_but_not_before_the_least_rounds() -> None:
     ticks = iter(range(1000))
     runs: list[int] = []
-    turns = Turns(50, least=3, budget_s=0.0, turn_s=0.0, clock=lambda: float(next(ticks)))
+    turns = RunCounts(50, least=3, budget_s=0.0, turn_s=0.0, clock=lambda: float(next(ticks)))
     seconds = take_turns([lambda: runs.append(0), lambda: runs.append(1)], turns)
     assert seconds.shape == (2, 3)
     assert np.all(seconds == 1.0)

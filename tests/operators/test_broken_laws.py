@@ -22,9 +22,9 @@ from tests.operators.sample import Draw
 from tests.operators.samplers import SAMPLERS
 
 _SAMPLES = 600
-# What must be noticed at least; Blind reads no element, so nothing that it says can be wrong, but
+# What must be noticed at least.  Of an operator that reads no elements nothing said can be wrong but
 # that its results, which are no floats, have mean 0 along any fiber.
-_LEAST: dict[type, tuple[str, ...]] = {reduce.Blind: ("AlwaysZeroMean",)}
+_LEAST: dict[type, tuple[str, ...]] = {reduce.ReadsNoElements: ("AlwaysZeroMean",)}
 # Where a broken law happens to be right, with the reason.
 _SHAPES = "refuses for lack of shapes alone, which the numbers have"
 _RIGHT_ANYWAY = {
@@ -279,7 +279,7 @@ def test_every_line_that_is_wrong_in_one_role_is_caught(
 def test_a_value_that_is_read_is_not_taken_for_one_that_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The mutant of Blind: the table calling an operator blind that is not."""
+    """The table says of an operator that it reads no elements, and it does."""
     law = find("", "Neg")
-    with_transfer(monkeypatch, law, reduce.Blind())
+    with_transfer(monkeypatch, law, reduce.ReadsNoElements())
     assert _caught(law)

@@ -15,7 +15,7 @@ import onnxfold
 from onnxfold.graph import ModelInfo
 from onnxfold.norms import recognition
 from onnxfold.options import Target
-from onnxfold.passes.base import Settings, Shown
+from onnxfold.passes.base import ProofOutcome, Settings
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import PASSES, fold, folding
 from onnxfold.pipeline.stage_timer import StageTimer
@@ -82,7 +82,7 @@ def test_a_pass_whose_proof_fails_is_left_out_and_the_others_stand(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a ViT, where every pass has something to do."""
-    refused = Shown(failures=("it cannot be shown",))
+    refused = ProofOutcome(failures=("it cannot be shown",))
     passes = tuple(
         folding.Pass(each.name, each.decide, each.apply, lambda *_: refused)
         if each.name == name
@@ -104,7 +104,7 @@ def test_a_pass_whose_proof_fails_is_left_out_and_the_others_stand(
 
 
 def test_a_spelling_that_cannot_be_proved_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = Shown(failures=("it cannot be shown",))
+    refused = ProofOutcome(failures=("it cannot be shown",))
     lower = folding.LOWER
     broken = folding.Pass(lower.name, lower.decide, lower.apply, lambda *_: refused)
     monkeypatch.setattr(folding, "LOWER", broken)
@@ -118,7 +118,7 @@ def test_a_spelling_that_cannot_be_proved_is_left_out(monkeypatch: pytest.Monkey
 
 
 def test_a_norm_whose_fold_is_not_proved_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = Shown(failures=("it cannot be shown",))
+    refused = ProofOutcome(failures=("it cannot be shown",))
     passes = tuple(
         folding.Pass(each.name, each.decide, each.apply, lambda *_: refused) for each in PASSES
     )

@@ -8,7 +8,7 @@ every node once.
 
 from onnxfold.norms.algebra.canonical import Canonical
 from onnxfold.norms.algebra.coefficient import Coefficient
-from onnxfold.norms.algebra.forms import AffineForm, Denominator, Moment, Over
+from onnxfold.norms.algebra.forms import AffineForm, Denominator, Moment, MomentAxes
 from onnxfold.norms.algebra.graph_state import Algebra
 from onnxfold.norms.algebra.matcher import Match, match_graph
 
@@ -20,6 +20,6 @@ __all__ = [
     "Denominator",
     "Match",
     "Moment",
-    "Over",
+    "MomentAxes",
     "match_graph",
 ]

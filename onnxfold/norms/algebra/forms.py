@@ -28,7 +28,7 @@ class Statistic(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class MomentAxes:
     """The elements that a moment runs over, in the coordinates of t.
 
     ``axes`` are ascending and without axes of size 1; ``fiber`` is None where a size is not
@@ -59,7 +59,7 @@ class Moment:
     """A second moment before the square root; ``mode`` is None until there is an epsilon."""
 
     t: ir.Value
-    over: Over
+    over: MomentAxes
     statistic: Statistic
     factor: float
     dropped: tuple[int, ...] | None
@@ -73,7 +73,7 @@ class Denominator:
     """What a norm divides by; ``one_pass`` if the variance was computed as E[x^2] - E[x]^2."""
 
     t: ir.Value
-    over: Over
+    over: MomentAxes
     statistic: Statistic
     factor: float
     epsilon: float
@@ -97,7 +97,7 @@ class Root:
         return self.denominator.t
 
     @property
-    def over(self) -> Over:
+    def over(self) -> MomentAxes:
         """What the moment runs over."""
         return self.denominator.over
 
@@ -113,7 +113,7 @@ class AffineForm:
     """
 
     t: ir.Value
-    over: Over | None
+    over: MomentAxes | None
     a: Coefficient
     m: Coefficient
     c: Coefficient = ZERO

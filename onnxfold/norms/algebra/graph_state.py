@@ -5,7 +5,7 @@ import onnx_ir as ir
 from onnxfold.graph import AxisBlock, Fiber, ModelInfo
 from onnxfold.norms.algebra.canonical import Canonical
 from onnxfold.norms.algebra.coefficient import Coefficient
-from onnxfold.norms.algebra.forms import AffineForm, Form, Over, Square
+from onnxfold.norms.algebra.forms import AffineForm, Form, MomentAxes, Square
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.shapes.symbolic import SymbolicShape, fits
@@ -42,7 +42,7 @@ class Algebra:
         """Return the shape in symbols and numbers."""
         return self.canonical.dims(value)
 
-    def over(self, value: ir.Value, axes: tuple[int, ...]) -> Over | None:
+    def over(self, value: ir.Value, axes: tuple[int, ...]) -> MomentAxes | None:
         """Return the elements that a reduction of ``axes`` runs over; None if only single ones."""
         dims = self.dims(value)
         if dims is None:
@@ -54,9 +54,9 @@ class Algebra:
         for axis in places:
             dim = dims[axis]
             if not isinstance(dim, int) or dim < 1:
-                return Over(places, None)
+                return MomentAxes(places, None)
             blocks.append(AxisBlock(axis, 1, dim, 1))
-        return Over(places, Fiber.of(blocks))
+        return MomentAxes(places, Fiber.of(blocks))
 
     def square(self, value: ir.Value) -> Form | None:
         """Return the square of a value, seen at its exact source."""

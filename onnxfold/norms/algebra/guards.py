@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.norms.algebra.coefficient import ONE, ZERO, Coefficient
-from onnxfold.norms.algebra.forms import AffineForm, Over
+from onnxfold.norms.algebra.forms import AffineForm, MomentAxes
 from onnxfold.norms.algebra.graph_state import Algebra
 
 
@@ -46,7 +46,7 @@ def extend(algebra: Algebra, node: ir.Node, value: ir.Value) -> bool:
     return True
 
 
-def channel_axis(algebra: Algebra, t: ir.Value, over: Over) -> int | None:
+def channel_axis(algebra: Algebra, t: ir.Value, over: MomentAxes) -> int | None:
     """Return the one axis, beside the first, that a group or instance norm does not mix."""
     if over.channel is not None:
         return over.channel
@@ -57,7 +57,7 @@ def channel_axis(algebra: Algebra, t: ir.Value, over: Over) -> int | None:
     return rest[0] if len(rest) == 1 else None
 
 
-def along(algebra: Algebra, factor: Coefficient, t: ir.Value, over: Over) -> bool:
+def along(algebra: Algebra, factor: Coefficient, t: ir.Value, over: MomentAxes) -> bool:
     axes = algebra.varying(factor, t)
     if axes is None:
         return False

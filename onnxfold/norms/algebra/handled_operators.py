@@ -5,7 +5,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from onnxfold.norms.algebra.coefficient import MINUS_ONE, ONE, ZERO, Coefficient
-from onnxfold.norms.algebra.forms import AffineForm, Denominator, Form, Over, Statistic
+from onnxfold.norms.algebra.forms import AffineForm, Denominator, Form, MomentAxes, Statistic
 from onnxfold.norms.algebra.graph_state import Algebra
 from onnxfold.norms.algebra.moments import as_moment
 from onnxfold.norms.site import EpsilonMode
@@ -75,7 +75,7 @@ def batch_normalization(algebra: Algebra, node: ir.Node) -> Form | None:
 
 
 def _normalised(
-    algebra: Algebra, x: ir.Value, over: Over, epsilon: float, gamma: Coefficient
+    algebra: Algebra, x: ir.Value, over: MomentAxes, epsilon: float, gamma: Coefficient
 ) -> AffineForm:
     """Return the layer norm of x over ``over``."""
     t = algebra.atom(x)

@@ -16,7 +16,7 @@ from onnxfold.norms.algebra.forms import (
     Denominator,
     Form,
     Moment,
-    Over,
+    MomentAxes,
     Root,
     Square,
     Statistic,
@@ -42,7 +42,9 @@ def _reduction(algebra: Algebra, node: ir.Node) -> tuple[ir.Value, tuple[int, ..
     return x, tuple(sorted(places)), keeps_dims(node)
 
 
-def _over(algebra: Algebra, node: ir.Node) -> tuple[ir.Value, Over, tuple[int, ...] | None] | None:
+def _over(
+    algebra: Algebra, node: ir.Node
+) -> tuple[ir.Value, MomentAxes, tuple[int, ...] | None] | None:
     reduction = _reduction(algebra, node)
     if reduction is None:
         return None
@@ -92,7 +94,7 @@ def global_average(algebra: Algebra, node: ir.Node) -> Form | None:
 
 
 def _mean(
-    algebra: Algebra, x: ir.Value, over: Over, dropped: tuple[int, ...] | None, factor: float
+    algebra: Algebra, x: ir.Value, over: MomentAxes, dropped: tuple[int, ...] | None, factor: float
 ) -> Form | None:
     form = algebra.form(x)
     if isinstance(form, Square):
@@ -101,7 +103,7 @@ def _mean(
 
 
 def _second(
-    algebra: Algebra, v: ir.Value, over: Over, dropped: tuple[int, ...] | None, factor: float
+    algebra: Algebra, v: ir.Value, over: MomentAxes, dropped: tuple[int, ...] | None, factor: float
 ) -> Moment:
     """Return factor * mean(v^2), as a variance where v is a centred tensor."""
     form = algebra.form(v)
@@ -111,7 +113,7 @@ def _second(
     return Moment(algebra.atom(v), over, Statistic.MEAN_SQUARE, _snap(factor, over), dropped)
 
 
-def _snap(factor: float, over: Over) -> float:
+def _snap(factor: float, over: MomentAxes) -> float:
     """Return 1, n or n/(n-1) for a factor that is one of them up to rounding."""
     n = float(over.size)
     for exact in (1.0, n, n / (n - 1.0) if n > 1.0 else 1.0):

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import follow_reshape
 from onnxfold.norms.algebra.coefficient import Coefficient
-from onnxfold.norms.algebra.forms import AffineForm, Form, Moment, Over, Root, Square
+from onnxfold.norms.algebra.forms import AffineForm, Form, Moment, MomentAxes, Root, Square
 from onnxfold.norms.algebra.graph_state import Algebra
 from onnxfold.norms.algebra.guards import extend, legal
 from onnxfold.operators import facets
@@ -41,7 +41,7 @@ def reshape(algebra: Algebra, node: ir.Node) -> Form | None:
 
 def _kept(
     form: Moment | Root | AffineForm,
-    over: Over,
+    over: MomentAxes,
     node: ir.Node,
     shape: SymbolicShape,
     whole: SymbolicShape,
@@ -103,7 +103,7 @@ def _only_the_norm_reads(algebra: Algebra, t: ir.Value) -> bool:
     return True
 
 
-def _over_before(over: Over, whole: SymbolicShape, shape: SymbolicShape) -> Over | None:
+def _over_before(over: MomentAxes, whole: SymbolicShape, shape: SymbolicShape) -> MomentAxes | None:
     """Return the same elements in the coordinates of the tensor before its Reshape."""
     if over.fiber is None:
         grouped = len(whole) == 3 and over.axes == (2,) and len(shape) > 2
@@ -112,7 +112,7 @@ def _over_before(over: Over, whole: SymbolicShape, shape: SymbolicShape) -> Over
             return None
         if whole[0] != shape[0] or groups < 1 or channels % groups:
             return None
-        return Over(tuple(range(1, len(shape))), None, groups, 1)
+        return MomentAxes(tuple(range(1, len(shape))), None, groups, 1)
     fiber = follow_reshape(over.fiber, whole, shape)
     if fiber is None:
         return None
@@ -120,7 +120,7 @@ def _over_before(over: Over, whole: SymbolicShape, shape: SymbolicShape) -> Over
     if len(set(partial)) > 1:
         return None
     channel = partial[0] if partial else over.channel
-    return Over(fiber.axes, fiber, 0, channel)
+    return MomentAxes(fiber.axes, fiber, 0, channel)
 
 
 def _before(term: Coefficient, whole: SymbolicShape, shape: SymbolicShape) -> Coefficient | None:

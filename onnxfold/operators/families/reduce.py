@@ -102,7 +102,7 @@ class Resize:
 
 
 @dataclass(frozen=True, slots=True)
-class Blind:
+class ReadsNoElements:
     """Shape and Size read no element, so no change of values reaches them."""
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:

@@ -41,7 +41,7 @@ TRANSFERS: Mapping[Family, Transfer] = {
     Family.REDUCTION: reduce.Reduce(),
     Family.RESHAPE: layout.Reshape(),
     Family.RESIZE: reduce.Resize(),
-    Family.SHAPE: reduce.Blind(),
+    Family.SHAPE: reduce.ReadsNoElements(),
     Family.SHIFT_INVARIANT: reduce.ShiftInvariant(),
     Family.SLICE: Slice(),
     Family.SPATIAL_AVERAGE: reduce.SpatialAverage(),

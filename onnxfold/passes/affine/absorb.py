@@ -18,7 +18,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 
 @dataclass(frozen=True, slots=True)
-class Absorbs:
+class AbsorbingLayer:
     """A linear reader and its weight, in the coordinates of its operands.
 
     ``weight``: the input that holds W; ``channels``: where g stands in W; ``outer``: the channels
@@ -37,7 +37,7 @@ class Absorbs:
     shift_refusal: Refusal | None = None
 
 
-Reader = Callable[[ModelInfo, ir.Node, int, Channels], Absorbs | Refusal]
+Reader = Callable[[ModelInfo, ir.Node, int, Channels], AbsorbingLayer | Refusal]
 
 
 def _wrong_side(node: ir.Node, channels: Channels) -> Refusal:
@@ -55,7 +55,9 @@ def _shapes(view: ModelInfo, node: ir.Node, *indices: int) -> tuple[Shape, ...] 
     return known if len(known) == len(found) else None
 
 
-def _matmul(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Absorbs | Refusal:
+def _matmul(
+    view: ModelInfo, node: ir.Node, index: int, channels: Channels
+) -> AbsorbingLayer | Refusal:
     """MatMul and FusedMatMul: x may be either factor."""
     swapped = [node.attributes.get_int(name, 0) != 0 for name in ("transA", "transB")]
     if any(node.attributes.get_int(name, 0) for name in ("transBatchA", "transBatchB")):
@@ -92,7 +94,7 @@ def _matmul(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> A
         rank = max(len(x), len(w)) - (1 if len(x) == 1 else 0)
         outer = Channels.along([(free, size)])
         output = Channels.along([(rank - 1 if index == 0 or len(x) == 1 else rank - 2, size)])
-    return Absorbs(
+    return AbsorbingLayer(
         1 - index,
         channels.renamed(axis_of),
         outer,
@@ -112,7 +114,9 @@ def _rest(shape: Shape, inner: int) -> list[int]:
     return [axis for axis in range(len(shape)) if axis != inner]
 
 
-def _gemm(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Absorbs | Refusal:
+def _gemm(
+    view: ModelInfo, node: ir.Node, index: int, channels: Channels
+) -> AbsorbingLayer | Refusal:
     """Gemm: alpha A' B' + beta C with x as A or B."""
     shapes = _shapes(view, node, 0, 1)
     if index > 1:
@@ -134,7 +138,7 @@ def _gemm(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Abs
         shift = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, "would need a bias per row")
     elif beta == 0.0:
         shift = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, "leaves its bias out (beta is 0)")
-    return Absorbs(
+    return AbsorbingLayer(
         1 - index,
         channels.renamed({inner[index]: inner[1 - index]}),
         Channels.along([(free, size)]),
@@ -145,7 +149,9 @@ def _gemm(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Abs
     )
 
 
-def _conv(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Absorbs | Refusal:
+def _conv(
+    view: ModelInfo, node: ir.Node, index: int, channels: Channels
+) -> AbsorbingLayer | Refusal:
     """Conv [out, in/group, *kernel] on [N, in, ..]: any groups; a shift only without padding."""
     shapes = _shapes(view, node, 0, 1)
     if index != 0:
@@ -162,7 +168,7 @@ def _conv(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Abs
     shift = None
     if _conv_pads(node):
         shift = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, "pads with zeros, which have no shift")
-    return Absorbs(
+    return AbsorbingLayer(
         1,
         placed,
         Channels.along([(0, out)]),
@@ -202,7 +208,7 @@ def _conv_pads(node: ir.Node) -> bool:
 
 def _conv_transpose(
     view: ModelInfo, node: ir.Node, index: int, channels: Channels
-) -> Absorbs | Refusal:
+) -> AbsorbingLayer | Refusal:
     """ConvTranspose [in, out/group, *kernel]: how many taps meet differs at the borders."""
     if index != 0:
         return _exact(node)
@@ -210,10 +216,12 @@ def _conv_transpose(
         return _wrong_side(node, channels)
     shift = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, "adds up fewer positions at its borders")
     none = Channels(())
-    return Absorbs(1, channels.renamed({1: 0}), none, none, shift_refusal=shift)
+    return AbsorbingLayer(1, channels.renamed({1: 0}), none, none, shift_refusal=shift)
 
 
-def _attention(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Absorbs | Refusal:
+def _attention(
+    view: ModelInfo, node: ir.Node, index: int, channels: Channels
+) -> AbsorbingLayer | Refusal:
     """com.microsoft.Attention: input [B, T, in], weights [in, q + k + v], bias [q + k + v]."""
     shapes = _shapes(view, node, 0, 1)
     if index != 0:
@@ -223,7 +231,7 @@ def _attention(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -
     if channels.axes != (len(shapes[0]) - 1,):
         return _wrong_side(node, channels)
     size = shapes[1][1]
-    return Absorbs(
+    return AbsorbingLayer(
         1,
         channels.renamed({channels.axes[0]: 0}),
         Channels.along([(1, size)]),
@@ -232,7 +240,9 @@ def _attention(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -
     )
 
 
-def _einsum(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Absorbs | Refusal:
+def _einsum(
+    view: ModelInfo, node: ir.Node, index: int, channels: Channels
+) -> AbsorbingLayer | Refusal:
     """Two factors and an explicit result: a label that both factors have is W's as well."""
     labels = einsum_labels(view, node)
     if labels is None or len(node.inputs) != 2:
@@ -259,7 +269,7 @@ def _einsum(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> A
         outer = Channels.along([(w.index(own[0]), size)])
         output = Channels.along([(result.index(own[0]), size)])
     placed = channels.renamed({axis: w.index(x[axis]) for axis in channels.axes})
-    return Absorbs(1 - index, placed, outer, output, shift_refusal=shift)
+    return AbsorbingLayer(1 - index, placed, outer, output, shift_refusal=shift)
 
 
 LAYERS: dict[Layer, Reader] = {

@@ -9,17 +9,17 @@ from onnxfold.graph.channels import Channels
 from onnxfold.operators import facets
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.operators.table import row_of
-from onnxfold.passes.affine.absorb import Absorbs
+from onnxfold.passes.affine.absorb import AbsorbingLayer
 from onnxfold.passes.affine.reactions import Passes, before_layout, react
 from onnxfold.refusal import Refusal, RefusalCode
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class ReachedLayer:
     """A linear reader and how it absorbs."""
 
     reader: Reader
-    absorbs: Absorbs
+    absorbs: AbsorbingLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class EditPlace:
 
 def follow(
     view: ModelInfo, value: ir.Value, channels: Channels
-) -> tuple[list[Reached], Refusal | None] | Refusal:
+) -> tuple[list[ReachedLayer], Refusal | None] | Refusal:
     """Return all linear readers, and why a shift does not reach all of them (None: it does).
 
     ``order`` numbers the nodes topologically.
@@ -54,7 +54,7 @@ class _Walk:
         producer = start.producer()
         self._home = producer.graph if producer is not None else start.graph
         self._at: dict[ir.Value, Channels] = {}
-        self.found: list[Reached] = []
+        self.found: list[ReachedLayer] = []
         self.shift_refusal: Refusal | None = None
 
     def run(self, value: ir.Value, channels: Channels) -> Refusal | None:
@@ -85,10 +85,10 @@ class _Walk:
             reaction = react(self._view, node, index, channels)
             if isinstance(reaction, Refusal):
                 return reaction
-            if isinstance(reaction, Absorbs):
+            if isinstance(reaction, AbsorbingLayer):
                 if len(met) > 1:
                     return refuse(RefusalCode.EXACT_READER, node, "reads it twice")
-                self.found.append(Reached(Reader(node, index), reaction))
+                self.found.append(ReachedLayer(Reader(node, index), reaction))
                 self.shift_refusal = self.shift_refusal or reaction.shift_refusal
             elif isinstance(reaction, Passes):
                 if set(reaction.jointly) != set(met) or (

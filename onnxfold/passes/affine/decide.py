@@ -17,11 +17,11 @@ from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.operators.families.transfer import refuse
-from onnxfold.passes.affine.absorb import Absorbs
-from onnxfold.passes.affine.affine_walk import EditPlace, Reached, follow, root_of
+from onnxfold.passes.affine.absorb import AbsorbingLayer
+from onnxfold.passes.affine.affine_walk import EditPlace, ReachedLayer, follow, root_of
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
 from onnxfold.passes.affine.reactions import adds_bias
-from onnxfold.passes.affine.sharing import Candidate, settle
+from onnxfold.passes.affine.sharing import FusionCandidate, settle
 from onnxfold.passes.affine.source import AffineSource, source_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.decide import plan_of
@@ -37,7 +37,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 
 @dataclass(frozen=True, slots=True)
-class Weighing:
+class BetaCosts:
     """What a new Add costs, and what a norm saves without its beta, in picoseconds.
 
     ``addition``: per element of what is added to; ``saving``: of a norm, over all its elements.
@@ -70,7 +70,7 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
         [site for site in sites if site.size != 1 and not settings.excludes(site.name)],
         allow_split_bytes=settings.allow_split,
         keep=keep,
-        weighing=Weighing(costs_of(settings.target).addition, _savings(info, settings, folds)),
+        weighing=BetaCosts(costs_of(settings.target).addition, _savings(info, settings, folds)),
     )
     return replace(plan, ranges=_ranges(info, sites, plan.fusions, settings.range_limit))
 
@@ -117,21 +117,21 @@ def decide_affine(
     *,
     allow_split_bytes: int,
     keep: Callable[[NormSite], Refusal | None] = lambda _: None,
-    weighing: Weighing | None = None,
+    weighing: BetaCosts | None = None,
 ) -> AffinePlan:
     """Return what moves where; weights above ``allow_split_bytes`` are never stored twice.
 
     ``keep`` says why a norm is better left with its gamma and beta, or None.  Without ``weighing``
     no beta is worth a new Add.
     """
-    weighing = weighing or Weighing(0, lambda _: 0)
-    candidates: list[Candidate] = []
+    weighing = weighing or BetaCosts(0, lambda _: 0)
+    candidates: list[FusionCandidate] = []
     refusals: dict[str, Refusal] = {}
     for site in sites:
         source = source_of(view, site)
         if source is None:
             continue
-        made: Candidate | Refusal | None = keep(site)
+        made: FusionCandidate | Refusal | None = keep(site)
         if made is None:
             if isinstance(source, AffineSource):
                 made = _candidate(view, source, weighing)
@@ -147,7 +147,9 @@ def decide_affine(
     return AffinePlan(tuple(kept), tuple({**refusals, **shared}.items()))
 
 
-def _candidate(view: ModelInfo, source: AffineSource, weighing: Weighing) -> Candidate | Refusal:
+def _candidate(
+    view: ModelInfo, source: AffineSource, weighing: BetaCosts
+) -> FusionCandidate | Refusal:
     reached = follow(view, source.value, source.channels)
     if isinstance(reached, Refusal):
         return reached
@@ -181,15 +183,15 @@ def _candidate(view: ModelInfo, source: AffineSource, weighing: Weighing) -> Can
     vectors = (source.gamma, source.beta)
     marks = tuple(b"" if vector is None else vector.tobytes() for vector in vectors)
     left = shift_refusal if source.beta is not None else None
-    return Candidate(fusion, (marks[0], marks[0] + b"/" + marks[1]), left)
+    return FusionCandidate(fusion, (marks[0], marks[0] + b"/" + marks[1]), left)
 
 
 def _with_new_biases(
     view: ModelInfo,
     site: NormSite,
-    found: Sequence[Reached],
+    found: Sequence[ReachedLayer],
     readers: Sequence[Absorption],
-    weighing: Weighing,
+    weighing: BetaCosts,
 ) -> list[Absorption] | Refusal:
     """Give readers without a bias one behind them, where that costs less than beta does."""
     made: list[Absorption] = []
@@ -216,7 +218,9 @@ def _with_new_biases(
     return _no_bias(without, f"has no bias to take beta: {sentence}")
 
 
-def _behind(view: ModelInfo, node: ir.Node, absorbs: Absorbs, outer: Channels) -> Place | None:
+def _behind(
+    view: ModelInfo, node: ir.Node, absorbs: AbsorbingLayer, outer: Channels
+) -> Place | None:
     """Return the place of a new bias behind an operator that cannot have one itself."""
     shape = view.shape(node.outputs[0])
     if absorbs.bias is not None or absorbs.shift_refusal is not None or shape is None:
@@ -249,7 +253,7 @@ def _no_bias(node: ir.Node, sentence: str) -> Refusal:
     return refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, sentence)
 
 
-def _absorption(view: ModelInfo, item: Reached) -> Absorption | Refusal:
+def _absorption(view: ModelInfo, item: ReachedLayer) -> Absorption | Refusal:
     node, absorbs = item.reader.node, item.absorbs
     root = root_of(view, Reader(node, absorbs.weight), absorbs.channels, absorbs.outer)
     if isinstance(root, Refusal):
@@ -267,7 +271,7 @@ def _absorption(view: ModelInfo, item: Reached) -> Absorption | Refusal:
     return replace(made, parts=_parts(view, node.outputs[0], absorbs))
 
 
-def _bias(view: ModelInfo, node: ir.Node, absorbs: Absorbs, root: EditPlace) -> Place | None:
+def _bias(view: ModelInfo, node: ir.Node, absorbs: AbsorbingLayer, root: EditPlace) -> Place | None:
     """Return the constant that takes W beta: the operator's own bias, or that of an Add behind."""
     if absorbs.shift_refusal is not None or node.outputs[0].name is None:
         return None
@@ -284,7 +288,7 @@ def _bias(view: ModelInfo, node: ir.Node, absorbs: Absorbs, root: EditPlace) -> 
     return _added(view, node.outputs[0], absorbs.output)
 
 
-def _parts(view: ModelInfo, value: ir.Value, absorbs: Absorbs) -> tuple[Place, ...]:
+def _parts(view: ModelInfo, value: ir.Value, absorbs: AbsorbingLayer) -> tuple[Place, ...]:
     """Return what the Adds behind the parts of ``value`` along its channels add, none if one lacks.
 
     What is left of joined projections: q, k and v are one product, each with its own bias, cut

@@ -4,16 +4,16 @@ from collections.abc import Iterable
 
 from onnxfold.graph import ModelInfo
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
-from onnxfold.passes.base import Shown
+from onnxfold.passes.base import ProofOutcome
 from onnxfold.proof import Certificate, LinearLayer, Proof
 from onnxfold.proof import prove as prove_models
 
 
-def prove(before: ModelInfo, after: ModelInfo, plan: AffinePlan) -> Shown:
+def prove(before: ModelInfo, after: ModelInfo, plan: AffinePlan) -> ProofOutcome:
     """Check ``after`` against ``before``; the plan names the values that changed places."""
     shown = prove_affine(before, after, plan.fusions)
     counts = {"scaled_weights": shown.scaled_weights, "shifted_biases": shown.shifted_biases}
-    return Shown(counts, shown.failures)
+    return ProofOutcome(counts, shown.failures)
 
 
 def prove_affine(before: ModelInfo, after: ModelInfo, fusions: Iterable[AffineFusion]) -> Proof:

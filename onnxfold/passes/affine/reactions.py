@@ -25,7 +25,7 @@ from onnxfold.operators.families.rules import elements_of, keeps_order, refuse_o
 from onnxfold.operators.families.transfer import Carried, refuse
 from onnxfold.operators.row import Elements
 from onnxfold.operators.table import row_of
-from onnxfold.passes.affine.absorb import LAYERS, Absorbs
+from onnxfold.passes.affine.absorb import LAYERS, AbsorbingLayer
 from onnxfold.refusal import Refusal, RefusalCode
 
 
@@ -46,7 +46,7 @@ class ReadsShape:
     """The reader looks at the shape alone."""
 
 
-Reaction = Passes | Absorbs | ReadsShape | Refusal
+Reaction = Passes | AbsorbingLayer | ReadsShape | Refusal
 
 
 def react(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Reaction:

@@ -14,7 +14,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class FusionCandidate:
     """A fusion, and what tells its edits of gamma and of beta from those of other norms."""
 
     fusion: AffineFusion
@@ -26,7 +26,7 @@ _Edit = tuple[str, Channels, bytes]  # gamma or beta with its weight, where, whi
 
 
 def settle(
-    view: ModelInfo, candidates: Sequence[Candidate], limit: int
+    view: ModelInfo, candidates: Sequence[FusionCandidate], limit: int
 ) -> tuple[list[AffineFusion], dict[str, Refusal]]:
     """Change constants in place where all readers agree, copy small ones, refuse the rest.
 
@@ -38,7 +38,7 @@ def settle(
     while True:
         wanted = _wanted(waiting)
         settled: list[AffineFusion] = []
-        rest: list[Candidate] = []
+        rest: list[FusionCandidate] = []
         for candidate in waiting:
             obstacle = None
             for place in candidate.fusion.places:
@@ -57,7 +57,7 @@ def settle(
         waiting = rest
 
 
-def _wanted(candidates: Iterable[Candidate]) -> dict[str, dict[ReaderRef, _Edit]]:
+def _wanted(candidates: Iterable[FusionCandidate]) -> dict[str, dict[ReaderRef, _Edit]]:
     """Return for every constant which of its readers want which edit."""
     wanted: dict[str, dict[ReaderRef, _Edit]] = defaultdict(dict)
     for candidate in candidates:

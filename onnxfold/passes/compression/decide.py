@@ -9,7 +9,7 @@ from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.model_transfers import ModelTransfers, Point
 from onnxfold.passes.compression.plan import CompressionPlan, ShapeChange, Shortened
-from onnxfold.passes.compression.shapes import is_told_shape, names_size, refuse_shape
+from onnxfold.passes.compression.shapes import names_size, refuse_shape, takes_shape
 from onnxfold.passes.compression.stream import Stream, stream_of
 from onnxfold.passes.compression.stream_sizes import entry_of, follows
 from onnxfold.passes.lower.targets import TargetLowering
@@ -81,7 +81,7 @@ def _shaped(info: ModelInfo, stream: Stream) -> list[tuple[ir.Node, int]]:
 
 def _follows(info: ModelInfo, node: ir.Node, axis: int, channels: Mapping[ir.Value, int]) -> bool:
     """Whether the shape that a node is told has the stream's own number of channels."""
-    if not is_told_shape(node) or len(node.inputs) < 2:
+    if not takes_shape(node) or len(node.inputs) < 2:
         return False
     rank, length = info.rank(node.outputs[0]), info.dim(node.inputs[1], 0)
     if rank is None or not isinstance(length, int):

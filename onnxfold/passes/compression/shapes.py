@@ -31,14 +31,14 @@ class _Entry:
     position: int
 
 
-def is_told_shape(node: ir.Node) -> bool:
+def takes_shape(node: ir.Node) -> bool:
     """Whether a node is told the shape of its result, from opset 5 on by its second input."""
     return operator(node) in ("Reshape", "Expand")
 
 
 def names_size(info: ModelInfo, node: ir.Node, axis: int, size: int) -> bool:
     """Whether a node is told a shape that does not follow from what it reads."""
-    if not is_told_shape(node):
+    if not takes_shape(node):
         return False
     entry = _entry(info, node, axis)
     return entry is None or int(entry.numbers[entry.position]) == size

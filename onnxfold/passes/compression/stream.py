@@ -21,8 +21,8 @@ from onnxfold.operators.families.rules import keeps_order
 from onnxfold.operators.families.transfer import Backward, Carried, ZeroMean
 from onnxfold.operators.table import row_of
 from onnxfold.passes.centring.model_transfers import Equivariant, ModelTransfers, Point
-from onnxfold.passes.compression.shapes import is_told_shape
-from onnxfold.passes.compression.stream_sizes import Told, told_by
+from onnxfold.passes.compression.shapes import takes_shape
+from onnxfold.passes.compression.stream_sizes import SizeReader, size_readers
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.centre import is_centred_weight
@@ -87,15 +87,15 @@ class StreamWalk:
         axes = self.stream.channels
         for point, shape in self._shapes:
             position = point.fiber.blocks[0].axis - _start_of(self.info, shape)
-            for told in told_by(self.info, shape.outputs[0], position):
+            for told in size_readers(self.info, shape.outputs[0], position):
                 if told is None or not self._is_own(told, axes):
                     return _reads_in_full(point, shape)
         return None
 
-    def _is_own(self, told: Told, axes: Mapping[ir.Value, int]) -> bool:
+    def _is_own(self, told: SizeReader, axes: Mapping[ir.Value, int]) -> bool:
         """Whether a size is that of the channels of a value of the stream."""
         node, index = told.reader.node, told.reader.index
-        if not is_told_shape(node) or index != 1:
+        if not takes_shape(node) or index != 1:
             return False
         rank, length = self.info.rank(node.outputs[0]), self.info.dim(node.inputs[1], 0)
         if rank is None or not isinstance(length, int):

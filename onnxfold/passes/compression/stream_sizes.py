@@ -14,7 +14,7 @@ from onnxfold.operators.table import row_of
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SizeReader:
     """A node input that reads a size, at a position of a vector."""
 
     reader: Reader
@@ -105,7 +105,7 @@ _ENTRIES: Mapping[str, Callable[[list[int | None]], int | None]] = {
 }
 
 
-def told_by(info: ModelInfo, value: ir.Value, position: int) -> Iterator[Told | None]:
+def size_readers(info: ModelInfo, value: ir.Value, position: int) -> Iterator[SizeReader | None]:
     """Yield who reads an entry of a vector at last; None where that cannot be told."""
     if info.is_output(value):
         yield None
@@ -114,10 +114,12 @@ def told_by(info: ModelInfo, value: ir.Value, position: int) -> Iterator[Told | 
         row = row_of(node)
         passes = facets.keeps_order(row) or operator(node) in ("Concat", "Gather", "Slice")
         if not passes or (facets.keeps_order(row) and reader.index > 0):
-            yield Told(reader, position)
+            yield SizeReader(reader, position)
             continue
         for following in _behind(info, reader, position):
-            yield from (None,) if following is None else told_by(info, node.outputs[0], following)
+            yield from (
+                (None,) if following is None else size_readers(info, node.outputs[0], following)
+            )
 
 
 def _behind(info: ModelInfo, reader: Reader, position: int) -> tuple[int | None, ...]:

@@ -37,7 +37,7 @@ def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:
     for site, start in starts:
         if any(site.output in stream.norms for stream in streams):
             continue
-        walk = _Longer(info, transfers, joined)
+        walk = _LengtheningWalk(info, transfers, joined)
         why = walk.run(start) or refuse_shapes(info, walk.stream)
         if why is None:
             streams.append(walk.stream)
@@ -64,7 +64,7 @@ def _completing(info: ModelInfo, site: NormSite, start: Point) -> list[Reader]:
     return [reader for reader in info.readers(start.value) if reader.node in nodes]
 
 
-class _Longer(StreamWalk):
+class _LengtheningWalk(StreamWalk):
     """The walk in the other direction: weights become longer, whatever they hold."""
 
     def refuse_weight(self, point: Point) -> Refusal | None:

@@ -22,7 +22,7 @@ from onnxfold.passes.deferral.half_floats import halving
 from onnxfold.passes.deferral.plan import (
     DeferralPlan,
     DeferredNorm,
-    Held,
+    UnscaledValue,
 )
 from onnxfold.passes.deferral.row_numbers import RowNumbers, as_type, quotient
 from onnxfold.passes.deferral.row_scale import Rows, rows_of
@@ -94,7 +94,7 @@ class _Work:
         set_input(node, index, copy)
         self._edit.drop_if_unread(weight)
 
-    def _hold(self, norm: DeferredNorm, held: Held, rows: RowNumbers) -> None:
+    def _hold(self, norm: DeferredNorm, held: UnscaledValue, rows: RowNumbers) -> None:
         value = self._values[held.value]
         if not held.multiplied:
             self._edit.rename(value, f"{value.name}.deferred")

@@ -30,7 +30,7 @@ from onnxfold.passes.deferral.flow import Flow, cancels, flow_of, refuse_form
 from onnxfold.passes.deferral.gammas import gamma_tables
 from onnxfold.passes.deferral.half_floats import halved_readers
 from onnxfold.passes.deferral.measured import OPERATOR_ELEMENTS, is_wanted
-from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm, Held, ScaledTable
+from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm, ScaledTable, UnscaledValue
 from onnxfold.passes.deferral.readers import centred_readers
 from onnxfold.passes.deferral.row_scale import RowScale
 from onnxfold.passes.deferral.tables import Table
@@ -194,7 +194,7 @@ def _table_edges(
 
 def _norm(info: ModelInfo, site: NormSite, flow: Flow, held: dict[ir.Value, bool]) -> DeferredNorm:
     kept = tuple(
-        Held(info.ref(value), flow.scales[value], at, value in flow.biased)
+        UnscaledValue(info.ref(value), flow.scales[value], at, value in flow.biased)
         for value, at in held.items()
     )
     cancelled = tuple(

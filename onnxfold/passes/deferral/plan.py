@@ -11,7 +11,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class UnscaledValue:
     """A value that is computed without its scale: value = s^degree times what is computed.
 
     ``multiplied``: somebody needs the value itself, so that the scale is multiplied here;
@@ -76,7 +76,7 @@ class DeferredNorm:
 
     name: str
     output: str
-    held: tuple[Held, ...]
+    held: tuple[UnscaledValue, ...]
     cancelled: tuple[tuple[str, RowScale], ...]
     multiplications_saved: int
     centred: tuple[CentredReader, ...] = ()
@@ -90,7 +90,7 @@ class DeferredNorm:
         return self.halved[0].exponent if self.halved else 0
 
     @property
-    def multiplied(self) -> tuple[Held, ...]:
+    def multiplied(self) -> tuple[UnscaledValue, ...]:
         """The values at which the scale is multiplied."""
         return tuple(held for held in self.held if held.multiplied)
 

@@ -3,14 +3,14 @@
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
-from onnxfold.passes.base import Shown
+from onnxfold.passes.base import ProofOutcome
 from onnxfold.passes.deferral.half_floats import halving
 from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.proof import Certificate, ScaledWeight
 from onnxfold.proof import prove as prove_models
 
 
-def prove(before: ModelInfo, after: ModelInfo, plan: DeferralPlan) -> Shown:
+def prove(before: ModelInfo, after: ModelInfo, plan: DeferralPlan) -> ProofOutcome:
     """Check ``after`` against ``before``: regions reach from each product back to the norm's x."""
     values = before.by_ref()
     centred = tuple(
@@ -28,7 +28,7 @@ def prove(before: ModelInfo, after: ModelInfo, plan: DeferralPlan) -> Shown:
     )
     certificate = Certificate(centred, scaled=scaled, by_name_alone=True)
     shown = prove_models(before, after, certificate)
-    return Shown({"deferred_norms": len(plan.norms)}, shown.failures)
+    return ProofOutcome({"deferred_norms": len(plan.norms)}, shown.failures)
 
 
 def _read(output: ir.Value, index: int) -> ir.Value | None:

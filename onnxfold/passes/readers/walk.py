@@ -17,7 +17,7 @@ from onnxfold.norms import NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.families.transfer import Backward, refuse
 from onnxfold.operators.table import row_of
-from onnxfold.passes.affine.absorb import Absorbs
+from onnxfold.passes.affine.absorb import AbsorbingLayer
 from onnxfold.passes.affine.affine_walk import EditPlace, root_of
 from onnxfold.passes.affine.reactions import before_layout, react
 from onnxfold.passes.centring.model_transfers import ModelTransfers, Point
@@ -79,7 +79,7 @@ class ReadersWalk(StreamWalk):
         (block,) = point.fiber.blocks
         channels = Channels.along([(block.axis, block.size)])
         reaction = react(self.info, reader.node, reader.index, channels)
-        if not isinstance(reaction, Absorbs):
+        if not isinstance(reaction, AbsorbingLayer):
             return super().read(point, reader)
         found = _layer(self.info, reader.node, reaction)
         if isinstance(found, Refusal):
@@ -88,7 +88,7 @@ class ReadersWalk(StreamWalk):
         return None
 
 
-def _layer(info: ModelInfo, node: ir.Node, absorbs: Absorbs) -> LinearReader | Refusal:
+def _layer(info: ModelInfo, node: ir.Node, absorbs: AbsorbingLayer) -> LinearReader | Refusal:
     """Return the weight of a linear layer, or why it cannot have another number of rows."""
     root = root_of(info, Reader(node, absorbs.weight), absorbs.channels, absorbs.outer)
     if isinstance(root, Refusal):

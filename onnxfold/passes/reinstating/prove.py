@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxfold.graph import Fiber, ModelInfo
 from onnxfold.norms import NormSite
 from onnxfold.operators.table import row_of
-from onnxfold.passes.base import Shown
+from onnxfold.passes.base import ProofOutcome
 from onnxfold.passes.deferral.readers import image, layer_weight
 from onnxfold.passes.reinstating.find import find_deferred
 from onnxfold.passes.reinstating.plan import ReinstatingPlan
@@ -19,7 +19,7 @@ from onnxfold.proof import prove as prove_models
 from onnxfold.refusal import Refusal
 
 
-def prove(before: ModelInfo, after: ModelInfo, plan: ReinstatingPlan) -> Shown:
+def prove(before: ModelInfo, after: ModelInfo, plan: ReinstatingPlan) -> ProofOutcome:
     """Check ``after`` against ``before``; the plan says which norms to count."""
     sites = [found.site for found in find_deferred(before)]
     chosen = [site for site in sites if before.ref(site.output) in plan.norms]
@@ -27,7 +27,7 @@ def prove(before: ModelInfo, after: ModelInfo, plan: ReinstatingPlan) -> Shown:
         weight for site in chosen if site.subtracts_mean for weight in _weights(before, site)
     )
     shown = prove_models(before, after, Certificate(centred, by_name_alone=True))
-    return Shown({"reinstated_norms": len(plan.norms)}, shown.failures)
+    return ProofOutcome({"reinstated_norms": len(plan.norms)}, shown.failures)
 
 
 def _weights(info: ModelInfo, site: NormSite) -> Iterator[tuple[str, Fiber]]:

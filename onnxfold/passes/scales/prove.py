@@ -3,18 +3,18 @@
 from collections.abc import Iterable, Iterator
 
 from onnxfold.graph import ModelInfo
-from onnxfold.passes.base import Shown
+from onnxfold.passes.base import ProofOutcome
 from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
 from onnxfold.passes.scales.writer import channel_op, embedded
 from onnxfold.proof import Certificate, Proof, ScaledWeight
 from onnxfold.proof import prove as prove_models
 
 
-def prove(before: ModelInfo, after: ModelInfo, plan: ScalesPlan) -> Shown:
+def prove(before: ModelInfo, after: ModelInfo, plan: ScalesPlan) -> ProofOutcome:
     """Check ``after`` against ``before``; the plan names the operators that are gone."""
     shown = prove_scales(before, after, plan.fusions)
     counts = {"scaled_weights": shown.scaled_weights, "shifted_biases": shown.shifted_biases}
-    return Shown(counts, shown.failures)
+    return ProofOutcome(counts, shown.failures)
 
 
 def prove_scales(before: ModelInfo, after: ModelInfo, fusions: Iterable[ScaleFusion]) -> Proof:

@@ -17,7 +17,7 @@ import onnxfold
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.options import Conversion, Target, WrittenForm
-from onnxfold.passes.base import Settings, Shown
+from onnxfold.passes.base import ProofOutcome, Settings
 from onnxfold.passes.compression.apply import apply
 from onnxfold.passes.compression.plan import CompressionPlan, Shortened
 from onnxfold.passes.compression.prove import prove
@@ -41,7 +41,7 @@ def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
     return {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
 
 
-def _forced(model: onnx.ModelProto, plan: CompressionPlan) -> tuple[onnx.ModelProto, Shown]:
+def _forced(model: onnx.ModelProto, plan: CompressionPlan) -> tuple[onnx.ModelProto, ProofOutcome]:
     """Carry out a plan that nobody made for the model."""
     before = prepare(ir.from_proto(model)).info
     edit = Editor(before, copy=True)

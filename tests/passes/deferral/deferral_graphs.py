@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.options import Defer
-from onnxfold.passes.base import Settings, Shown
+from onnxfold.passes.base import ProofOutcome, Settings
 from onnxfold.passes.deferral.apply import apply
 from onnxfold.passes.deferral.decide import decide
 from onnxfold.passes.deferral.plan import DeferralPlan
@@ -46,7 +46,7 @@ class Deferred:
     before: ir.Model
     after: ir.Model
     plan: DeferralPlan
-    shown: Shown
+    shown: ProofOutcome
 
     @property
     def reasons(self) -> dict[str, str]:

@@ -14,7 +14,7 @@ import onnxfold
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.options import Conversion, Target, WrittenForm
-from onnxfold.passes.base import Settings, Shown
+from onnxfold.passes.base import ProofOutcome, Settings
 from onnxfold.passes.lower.finalize import define_functions
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.restoring.apply import apply
@@ -39,7 +39,7 @@ def _reason(model: onnx.ModelProto, **options: Any) -> dict[str, Any]:
     return reason
 
 
-def _forced(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Shown]:
+def _forced(model: onnx.ModelProto) -> tuple[onnx.ModelProto, ProofOutcome]:
     """Restore the norm of a model whatever it reads."""
     before = prepare(ir.from_proto(model)).info
     edit = Editor(before, copy=True)
