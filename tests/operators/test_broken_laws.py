@@ -22,8 +22,8 @@ from tests.operators.sample import Draw
 from tests.operators.samplers import SAMPLERS
 
 _SAMPLES = 600
-# What must be noticed at least.  Of an operator that reads no elements nothing said can be wrong but
-# that its results, which are no floats, have mean 0 along any fiber.
+# What must be noticed at least: of an operator that reads no elements nothing said can be wrong,
+# but that its results, which are no floats, have mean 0 along any fiber.
 _LEAST: dict[type, tuple[str, ...]] = {reduce.ReadsNoElements: ("AlwaysZeroMean",)}
 # Where a broken law happens to be right, with the reason.
 _SHAPES = "refuses for lack of shapes alone, which the numbers have"
