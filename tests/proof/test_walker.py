@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.proof import Certificate, prove
+from onnxfold.shapes import infer
 
 BODY = """<ir_version: 8, opset_import: ["": 18]>
 g (double[B,4] x, bool c) => (double[B,4] y) {{
@@ -36,3 +37,21 @@ def test_an_output_of_a_body_may_be_what_another_value_was() -> None:
     assert prove(before, ModelInfo(after.model), Certificate()).passed
     body[0].op_type = "RandomUniformLike"
     assert not prove(before, ModelInfo(after.model), Certificate()).passed
+
+
+def _graph(body: str, x: str = "double[B,4] x") -> ModelInfo:
+    text = f"""<ir_version: 8, opset_import: ["": 18]>
+    g ({x}) => (double[] y) <int64[1] far = {{5}}, int64[1] end = {{9}}> {{ {body} }}"""
+    return infer(ir.from_proto(onnx.parser.parse_model(text)))
+
+
+def test_what_comes_out_empty_at_small_sizes_alone_proves_nothing() -> None:
+    """No batch that is drawn has five rows, so that two functions agree of none."""
+    models = _graph("y = Slice(x, far, end)"), _graph("n = Neg(x) y = Slice(n, far, end)")
+    assert not prove(*models, Certificate()).passed
+
+
+def test_what_is_empty_in_the_model_is_equal() -> None:
+    empty = "double[0,4] x"
+    models = _graph("y = Exp(x)", empty), _graph("n = Neg(x) m = Neg(n) y = Exp(m)", empty)
+    assert prove(*models, Certificate()).passed
