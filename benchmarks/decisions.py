@@ -40,6 +40,9 @@ _ORDERS: dict[type[ast.cmpop], str] = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt"
 _PROBES = "_noted_reached", "_noted_order", "_noted_start", "_noted_end"
 
 
+Functions = dict[CodeType, list[FunctionType]]
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """One decision of one module, what it becomes, and the code objects that change."""
@@ -114,7 +117,7 @@ class Noted:
         # Begun, and ended by an exception: whether the mutant would have come there is not known.
         self._begun: Counter[int] = Counter()
 
-    def put_in(self, paths: Iterable[Path]) -> int:
+    def put_in(self, paths: Iterable[Path], functions: Functions) -> int:
         """Have every decision of these modules noted; return how many functions are living."""
         probes = self._numbers.add, self._order, self._start, self._end
         for name, probe in zip(_PROBES, probes, strict=True):
@@ -128,7 +131,7 @@ class Noted:
             _Prober(pairs, first).visit(tree)
             first += len(pairs)
             codes |= _codes(path, source, ast.fix_missing_locations(tree))
-        return put_in(codes)
+        return put_in(codes, functions)
 
     def take(self) -> list[int]:
         """Return what was noted since the last call."""
@@ -191,12 +194,20 @@ def _changed(before: CodeType, after: CodeType) -> Iterator[tuple[CodeType, Code
             yield from _changed(one, other)
 
 
-def put_in(codes: dict[CodeType, CodeType]) -> int:
+def living() -> Functions:
+    """Return the functions that live, by their code; looking for them touches every object."""
+    found: Functions = {}
+    for one in gc.get_objects():
+        if type(one) is FunctionType:
+            found.setdefault(one.__code__, []).append(one)
+    return found
+
+
+def put_in(codes: dict[CodeType, CodeType], functions: Functions) -> int:
     """Give every living function its new code; return how many there are."""
-    living = [one for one in gc.get_objects() if type(one) is FunctionType]
-    changed = [function for function in living if function.__code__ in codes]
-    for function in changed:
-        function.__code__ = codes[function.__code__]
+    changed = [(one, codes[code]) for code in codes for one in functions.get(code, ())]
+    for one, code in changed:
+        one.__code__ = code
     return len(changed)
 
 

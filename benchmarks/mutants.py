@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.decisions import ROOT, Mutant, Noted, modules, put_in, sample
+from benchmarks.decisions import ROOT, Functions, Mutant, Noted, living, modules, put_in, sample
 from benchmarks.rows import RESULTS, read, replace
 
 # Every suite that sees what these parts decide; the quick and near first.
@@ -83,19 +83,25 @@ class Tester:
         self._trusted: set[str] = set()
         self._seconds: dict[str, float] = {}
         self._tests: dict[int, set[str]] = {}
+        self._functions: Functions = {}
+        self._caches: list[_lru_cache_wrapper[Any]] = []
         self._commit = _commit()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Note what the tests run, then judge the mutants."""
         self._items = {item.nodeid: item for item in session.items}
+        self._functions = living()
+        caches = [one for one in gc.get_objects() if type(one) is _lru_cache_wrapper]
+        self._caches = [one for one in caches if one.__module__.startswith("onnxfold.")]
+        gc.freeze()  # A child that looks through all of it would copy it.
         in_a_child(lambda: self._note(spread(session.items, self._options.each)), 36_000)
         self._read()
         print(f"{len(self._seconds)} tests of {sum(self._seconds.values()):.0f} s", flush=True)
         kept = read(self._options.keep) if self._options.keep.exists() else []
         settled = {_place(row) for row in kept if row["verdict"] != "survives"}
         for mutant in sample(self._options.count, self._options.seed):
-            if mutant.place not in settled:
+            if mutant.place not in settled and mutant.module.startswith(self._options.module):
                 self._judge(mutant)
         return True
 
@@ -114,15 +120,13 @@ class Tester:
         done = {row["test"] for row in known()}
         signal.signal(signal.SIGPROF, _too_long)
         noted = Noted()
-        noted.put_in(modules())
-        caches = [one for one in gc.get_objects() if type(one) is _lru_cache_wrapper]
-        caches = [one for one in caches if one.__module__.startswith("onnxfold.")]
+        noted.put_in(modules(), self._functions)
         spent: dict[str, float] = {}
         for item in items:
             name, test = item.nodeid, _test(item.nodeid)
             if name in done or spent.get(test, 0) > 2 * self._options.longest:
                 continue
-            for one in caches:
+            for one in self._caches:
                 one.cache_clear()
             noted.take()
             start = time.process_time()
@@ -169,7 +173,7 @@ class Tester:
         return order, sum(self._seconds[name] for name in order)
 
     def _first_failure(self, mutant: Mutant, order: Iterable[str]) -> str:
-        if not put_in(mutant.codes):
+        if not put_in(mutant.codes, self._functions):
             return "import"
         return next((name for name in order if "failed" in self._run(self._items[name])), "")
 
@@ -251,6 +255,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--count", type=int, default=20, help="how many mutants")
     parser.add_argument("--seed", type=int, default=0, help="which ones")
+    parser.add_argument("--module", default="", help="what the path of a module begins with")
     parser.add_argument("--each", type=int, default=50, help="how many parameters of one test")
     parser.add_argument(
         "--longest", type=float, default=10, help="seconds of a test; of all its parameters twice"

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("resource", reason="limits of processor time are for Unix")
 
-from benchmarks.decisions import Noted, mutants_of, put_in
+from benchmarks.decisions import Noted, living, mutants_of, put_in
 from benchmarks.mutants import in_a_child
 
 SOURCE = """
@@ -75,9 +75,9 @@ def test_every_mutant_within_a_function_changes_what_it_computes(
     found = {}
     for make in mutants_of(path):
         mutant = make()
-        live = in_a_child(lambda codes=mutant.codes: str(put_in(codes)), 60)  # type: ignore[misc]
+        live = in_a_child(lambda codes=mutant.codes: str(put_in(codes, living())), 60)  # type: ignore[misc]
         changed = in_a_child(
-            lambda codes=mutant.codes: str((put_in(codes), _values(module) != before)[1]),  # type: ignore[misc]
+            lambda codes=mutant.codes: str((put_in(codes, living()), _values(module) != before)[1]),  # type: ignore[misc]
             60,
         )
         found[f"{mutant.before} -> {mutant.after}"] = (live, changed)
@@ -105,11 +105,11 @@ def test_a_call_is_noted_where_a_mutant_computes_another_value(
     noted = Noted()
 
     def probed() -> str:
-        noted.put_in([path])
+        noted.put_in([path], living())
         return json.dumps([(_value(module, *call), noted.take()) for call in CALLS])
 
     def plain(codes: dict[CodeType, CodeType]) -> str:
-        put_in(codes)
+        put_in(codes, living())
         return json.dumps(_values(module))
 
     values = json.loads(in_a_child(lambda: json.dumps(_values(module)), 60))
