@@ -24,8 +24,6 @@ def carries_factor(view: ModelInfo, node: ir.Node, scaled: Collection[int]) -> b
     Law: f(c x) = c f(x) for every number c, in the element type of x.
     """
     row, inputs = row_of(node), set(scaled)
-    if not inputs or max(inputs) >= len(node.inputs):
-        return False
     if elements_of(view, node)[0] > Elements.LINEAR or not _gives_alike(node):
         return False
     data = facets.data_inputs(row, len(node.inputs))

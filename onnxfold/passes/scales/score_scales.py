@@ -35,5 +35,5 @@ def scales_scores(view: ModelInfo, node: ir.Node) -> bool:
 
 def _passes(view: ModelInfo, node: ir.Node) -> bool:
     if node.op_type in _PRODUCTS:
-        return all(operand is None or view.tensor(operand) is None for operand in node.inputs)
+        return all(view.tensor(operand) is None for operand in node.inputs)
     return node.op_type in _BETWEEN

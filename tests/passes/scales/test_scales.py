@@ -7,12 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.passes.scales.decide import decide
 from onnxfold.passes.scales.prove import prove_scales
+from onnxfold.passes.scales.writer import channel_op
 from onnxfold.pipeline import AFFINE_PASSES, decide_all
 from onnxfold.shapes import infer
-from tests.passes.affine.affine_graphs import Array, error
+from tests.passes.affine.affine_graphs import Array, error, graph, weights
 from tests.passes.scales.scale_graphs import BIASED, absorb, applied, assert_moved, scale_model
 
 MOVES = {
@@ -77,6 +80,10 @@ MOVES = {
         "T = Transpose(U) m = MatMul(x, T) a = Add(m, b) y = Mul(a, ls)",
         1,
     ),
+    "a number into a weight behind a layout": (
+        "T = Transpose(U) m = MatMul(x, T) y = Mul(m, eight)",
+        1,
+    ),
     "gamma and beta of a norm's operator": (
         "n = LayerNormalization(x, d, d3) h = Neg(n) y = Mul(h, eight)",
         1,
@@ -120,6 +127,9 @@ REFUSED = {
         "s = ReduceMean<keepdims=0>(x, i01) t = Tanh(s) n = LayerNormalization(x, d, t) "
         "h = Neg(n) y = Mul(h, eight)"
     ),
+    "a bias that is computed": (
+        "s = ReduceMean<keepdims=0>(x, i01) f = Flatten<axis=2>(x) g = Gemm(f, V, s) y = Mul(g, d)"
+    ),
     "a norm that a residual reads": (
         "n = LayerNormalization(x, d) h = Neg(n) m = Mul(h, eight) y = Add(m, n)"
     ),
@@ -138,6 +148,27 @@ def test_what_is_no_scale_of_a_weight_stays(case: str) -> None:
         "i01": np.array([0, 1]),
     }
     assert not absorb(scale_model(REFUSED[case], more)).fusions
+
+
+def test_the_scale_of_attention_scores_moves_for_our_kernels_alone() -> None:
+    """Other runtimes look for it where exporters put it."""
+    view = infer(
+        scale_model(
+            "q = MatMul(x, V) r = MatMul(x, V2) t = Transpose<perm=[0,2,1]>(r) s = MatMul(q, t) "
+            "p = Div(s, eight) y = Softmax(p)"
+        )
+    )
+    moved = {target: len(decide(view, Settings(target=target)).fusions) for target in Target}
+    assert moved == {target: int(target is Target.KERNELS) for target in Target}
+
+
+def test_a_batch_normalization_of_each_element_is_no_scale_of_channels() -> None:
+    for attribute, known in (("", True), ("<spatial=1>", True), ("<spatial=0>", False)):
+        body = f"y = BatchNormalization{attribute}(x, d, d3, mean, var)"
+        more: dict[str, Array] = {"mean": np.zeros(6), "var": np.ones(6)}
+        constants = {**weights(d=(6,), d3=(6,)), **more}
+        model = graph(body, "double[B,6,4] x", "double[B,6,4] y", constants, opset=8)
+        assert (channel_op(infer(model), model.graph[0]) is not None) == known
 
 
 def test_a_shared_weight_is_copied_or_left() -> None:
