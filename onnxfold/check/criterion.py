@@ -19,6 +19,7 @@ last bit and that are 1000 times larger than where they differ say nothing and a
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import EllipsisType
 
 import ml_dtypes
 import numpy as np
@@ -86,8 +87,7 @@ def judge(
         return _failed(f"its shape is {rewritten.shape}, not {truth.shape}")
     if not is_wide_float(rewritten.dtype):
         return _judge_exact(truth, originals, rewritten, criterion.limit)
-    t, r = truth.astype(np.float64), rewritten.astype(np.float64)
-    os = [o.astype(np.float64) for o in originals]
+    t, r, *os = (x.astype(np.float64, copy=False) for x in (truth, rewritten, *originals))
     finite = np.logical_and.reduce([np.isfinite(x) for x in (t, r, *os)])
     if not finite.all():
         misplaced = _misplaced(t, os, r)
@@ -96,15 +96,14 @@ def judge(
         t, r, os = t[finite], r[finite], [o[finite] for o in os]
     if not t.size:
         return Judgement(0.0, 0.0, 0.0, 0.0, None)
-    error = np.abs(r - t)
-    noise = max(_rms(o - t) for o in os)
+    error, noises = np.abs(r - t), [np.abs(o - t) for o in os]
     ratio, fault = 0.0, None
     for part in _parts(t, os, r):
         part_ratio, part_fault = _compare(
-            t[part], [o[part] for o in os], r[part], roundoff, criterion
+            t[part], [noise[part] for noise in noises], error[part], roundoff, criterion
         )
         ratio, fault = max(ratio, part_ratio), fault or part_fault
-    size = _rms(t)
+    size, noise = _rms(t), max(map(_rms, noises))
     bound = criterion.limit * max(noise, roundoff * size)
     if criterion.tolerance is not None:
         allowed = criterion.tolerance.atol + criterion.tolerance.rtol * np.abs(t)
@@ -176,17 +175,15 @@ def _kind(x: Array) -> Array:
     return np.where(np.isnan(x), 2, np.where(np.isinf(x), np.sign(x), 0))
 
 
-def _parts(t: Array, os: Sequence[Array], r: Array) -> Iterator[Array]:
+def _parts(t: Array, os: Sequence[Array], r: Array) -> Iterator[Array | EllipsisType]:
     """The elements that say something, and those of them of the usual size."""
-    agreed = np.ones(t.shape, dtype=np.bool_)
-    for o in os:
-        agreed &= o == r
+    agreed = np.logical_and.reduce([o == r for o in os])
     if agreed.all():
-        yield np.ones(t.shape, dtype=np.bool_)
+        yield ...
         return
     size = np.abs(t)
     telling = ~(agreed & (size > _OUTLYING * max(_rms(t[~agreed]), 1e-300)))
-    yield telling
+    yield ... if telling.all() else telling
     nonzero = size[telling & (size > 0)]
     if nonzero.size:
         usual = telling & (size <= _OUTLYING * np.quantile(nonzero, 0.25))
@@ -195,14 +192,11 @@ def _parts(t: Array, os: Sequence[Array], r: Array) -> Iterator[Array]:
 
 
 def _compare(
-    t: Array, os: Sequence[Array], r: Array, roundoff: float, criterion: AcceptanceCriterion
+    t: Array, noises: Sequence[Array], error: Array, roundoff: float, criterion: AcceptanceCriterion
 ) -> tuple[float, str | None]:
-    noise = max(_rms(o - t) for o in os)
-    peak = max(float(np.abs(o - t).max()) for o in os)
-    ratio = _ratio(_rms(r - t), max(noise, roundoff * _rms(t)))
-    peak_ratio = _ratio(
-        float(np.abs(r - t).max()), max(peak, roundoff * float(np.abs(t).max(initial=0.0)))
-    )
+    noise, peak = max(map(_rms, noises)), max(float(noise.max()) for noise in noises)
+    ratio = _ratio(_rms(error), max(noise, roundoff * _rms(t)))
+    peak_ratio = _ratio(float(error.max()), max(peak, roundoff * float(np.abs(t).max(initial=0.0))))
     if ratio > criterion.limit:
         return ratio, f"its error is {ratio:.3g} times that of the original"
     if peak_ratio > _CONCENTRATION * criterion.limit:
@@ -230,4 +224,4 @@ def _rms(x: Array) -> float:
     largest = float(np.abs(x).max(initial=0.0))
     if largest == 0:
         return 0.0
-    return largest * float(np.sqrt(np.mean((x / largest) ** 2)))
+    return largest * float(np.sqrt(np.mean(np.square(x / largest))))

@@ -95,6 +95,8 @@ def bind_dims(
 
 def _expression(dim: str) -> frozenset[str]:
     """The symbols of an expression; nothing for a plain name or what cannot be parsed."""
+    if dim.isidentifier():
+        return frozenset()  # without sympy, whose import takes as long as a run of a small model
     try:
         symbols = ir.SymbolicDim(dim).free_symbols()
     except ValueError:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 _MODEL = Path(__file__).parents[2] / "models" / "digits_vit" / "digits_vit.onnx"
 
 _PROGRAM = """
@@ -13,17 +15,20 @@ import sys
 from onnxfold.cli.startup import start_quickly
 start_quickly()
 from onnxfold.cli import app
-app(["-q", "inspect", sys.argv[1], "--json"], standalone_mode=False)
+app(["-q", *sys.argv[1:], "--json"], standalone_mode=False)
 print("sympy.core" in sys.modules, file=sys.stderr)
 import onnx_ir as ir
 print(ir.SymbolicDim("N") + 1, "sympy.core" in sys.modules, file=sys.stderr)
 """
 
 
-def test_a_command_that_does_no_symbolic_arithmetic_imports_no_sympy() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(_MODEL)], check=True, capture_output=True, text=True
-    )
+@pytest.mark.parametrize("words", [["inspect"], ["optimize", "-o", "out.onnx"]])
+def test_a_command_that_does_no_symbolic_arithmetic_imports_no_sympy(
+    words: list[str], tmp_path: Path
+) -> None:
+    """Neither to read a model, nor to make inputs of an open size for its check."""
+    command = [sys.executable, "-c", _PROGRAM, *words, str(_MODEL)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
     assert done.stderr.splitlines() == ["False", "N + 1 True"]
     assert '"schema": 1' in done.stdout
 

@@ -114,6 +114,8 @@ def mod(call: Call, a: Array, b: Array) -> Array:
 @kernel("Pow")
 def power(call: Call, base: Array, exponent: Array) -> Array:
     if is_floating(base.dtype):
+        if base.dtype == np.float64 and exponent.ndim == 0 and exponent == 3:  # GELU's
+            return np.asarray(base * base * base)  # in a tenth of the time of a power
         return np.asarray(np.power(base, exponent), dtype=base.dtype)
     if is_floating(exponent.dtype):
         return np.power(base.astype(np.float64), exponent).astype(base.dtype)
