@@ -37,10 +37,8 @@ from onnxfold.passes.centring.prove import prove as prove_centring
 from onnxfold.passes.compression.apply import apply as apply_compression
 from onnxfold.passes.compression.decide import decide as decide_compression
 from onnxfold.passes.compression.plan import CompressionPlan
-from onnxfold.passes.compression.prove import prove as prove_compression
 from onnxfold.passes.decompression.apply import apply as apply_decompression
 from onnxfold.passes.decompression.decide import decide as decide_decompression
-from onnxfold.passes.decompression.prove import prove as prove_decompression
 from onnxfold.passes.deferral.apply import apply as apply_deferral
 from onnxfold.passes.deferral.decide import decide as decide_deferral
 from onnxfold.passes.deferral.plan import DeferralPlan
@@ -53,6 +51,7 @@ from onnxfold.passes.lower.installed import onnxruntime_version
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.lower.prove import prove as prove_lowering
 from onnxfold.passes.lower.sums import MEASURED, SLOW_SINCE, fused_additions, replace_by_sums
+from onnxfold.passes.norms_plan import NormsPlan, proves
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.split_skip_norms import SPLITTERS
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
@@ -67,8 +66,6 @@ from onnxfold.passes.reinstating.plan import ReinstatingPlan
 from onnxfold.passes.reinstating.prove import prove as prove_reinstating
 from onnxfold.passes.restoring.apply import apply as apply_restoring
 from onnxfold.passes.restoring.decide import decide as decide_restoring
-from onnxfold.passes.restoring.plan import RestoringPlan
-from onnxfold.passes.restoring.prove import prove as prove_restoring
 from onnxfold.passes.scales.apply import apply as apply_scales
 from onnxfold.passes.scales.decide import decide as decide_scales
 from onnxfold.passes.scales.plan import ScalesPlan
@@ -93,19 +90,19 @@ PASSES: tuple[Pass[Any], ...] = (
     Pass("deferral", decide_deferral, apply_deferral, prove_deferral),
 )
 _DECOMPRESSION = Pass(
-    "decompression", decide_decompression, apply_decompression, prove_decompression
+    "decompression", decide_decompression, apply_decompression, proves("decompressed_norms")
 )
 _CONVERSIONS: Mapping[Conversion, tuple[Pass[Any], ...]] = {
     Conversion.RMS: (_READERS_BACK, _DECOMPRESSION, _CENTRING),
     Conversion.CRMS: (
         Pass("scales", decide_scales, apply_scales, prove_scales),
         _CENTRING,
-        Pass("compression", decide_compression, apply_compression, prove_compression),
+        Pass("compression", decide_compression, apply_compression, proves("compressed_norms")),
     ),
     Conversion.LAYER: (
         _READERS_BACK,
         _DECOMPRESSION,
-        Pass("restoring", decide_restoring, apply_restoring, prove_restoring),
+        Pass("restoring", decide_restoring, apply_restoring, proves("folded_norms")),
         Pass("shifting", decide_shifting, apply_shifting, prove_shifting),
     ),
 }
@@ -166,7 +163,7 @@ class Decided:
         affine = self.decisions.get("affine", AffinePlan())
         scales = self.decisions.get("scales", ScalesPlan())
         centring = self._centring
-        restoring = self.decisions.get("restoring", RestoringPlan())
+        restoring = self.decisions.get("restoring", NormsPlan())
         compression = self.decisions.get("compression", CompressionPlan())
         decompression = self.decisions.get("decompression", CompressionPlan())
         readers = self.decisions.get("readers", ReadersPlan())

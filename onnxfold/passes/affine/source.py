@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, Shape, node_label, operator
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.operands import is_read_once
 from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -102,7 +103,7 @@ def _of_nodes(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
     current = value
     for op_type, index in (("Add", _BETA), ("Mul", _GAMMA)):
         step = _constant_operand(view, current, op_type, site)
-        if step is None or (nodes and not _alone(current)):
+        if step is None or (nodes and not is_read_once(current)):
             continue
         node, array, current = step
         nodes.append(node)
@@ -144,10 +145,6 @@ def _constant_operand(
         if array is not None and other is not None and view.rank(other) == view.rank(value):
             return node, array, other
     return None
-
-
-def _alone(value: ir.Value) -> bool:
-    return len(value.uses()) == 1 and not value.is_graph_output()
 
 
 def _vectors(parts: dict[int, Array], shape: Shape) -> tuple[Channels, dict[int, Float64]] | None:

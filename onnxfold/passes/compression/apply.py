@@ -5,17 +5,17 @@ import onnx_ir as ir
 
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor, Lowered, set_input
-from onnxfold.norms import find_norms
 from onnxfold.passes.base import Settings
 from onnxfold.passes.compression import shapes
 from onnxfold.passes.compression.plan import CompressionPlan, Shortened
 from onnxfold.passes.lower.targets import TargetLowering
+from onnxfold.passes.norms_plan import named_sites
 
 
 def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:
     """Leave out the last channel of every stream that is named; norms give it back."""
     values = edit.by_ref()
-    sites = [(edit.info.ref(site.output), site.within(edit)) for site in find_norms(edit.info)]
+    sites = named_sites(edit, plan)
     lowering = TargetLowering(edit.info, settings.target)
     shapes.change_shapes(edit, plan, -1)
     for weight in plan.weights:
@@ -30,11 +30,9 @@ def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:
         operand = None if node is None else node.inputs[reader.index]
         if node is not None and operand in entries:
             set_input(node, reader.index, entries[operand])
-    wanted = set(plan.norms)
-    for ref, site in sites:
-        if ref in wanted:
-            x = entries.get(site.input, site.input)
-            edit.stand_in(lowering.compressed(site, x), site.last, site.nodes)
+    for site in sites:
+        x = entries.get(site.input, site.input)
+        edit.stand_in(lowering.compressed(site, x), site.last, site.nodes)
 
 
 def shorten_weight(value: ir.Value, axis: int) -> None:

@@ -122,6 +122,8 @@ def plan_of(
     compressed = {value for stream in streams for value in stream.norms}
     return CompressionPlan(
         tuple(info.ref(site.output) for site in sites if site.output in compressed),
+        tuple(refusals.items()),
+        frozenset(info.ref(site.output) for site in sites),
         tuple(shortened([p for stream in streams for p in stream.weights])),
         tuple(shortened([p for stream in streams for p in stream.values])),
         tuple(shortened(every)),
@@ -131,6 +133,4 @@ def plan_of(
             for stream in streams
             for node, axis in _shaped(info, stream)
         ),
-        tuple(refusals.items()),
-        frozenset(info.ref(site.output) for site in sites),
     )

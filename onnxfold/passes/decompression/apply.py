@@ -5,17 +5,16 @@ import onnx_ir as ir
 
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor, redirect, sweep
-from onnxfold.norms import find_norms
 from onnxfold.passes.base import Settings
 from onnxfold.passes.compression.plan import CompressionPlan
 from onnxfold.passes.compression.shapes import change_shapes, declare, resize_weight
+from onnxfold.passes.norms_plan import named_sites
 
 
 def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:
     """Give every stream that is named its last channel; E v, which norms read, is then v."""
     del settings
-    values, wanted = edit.by_ref(), set(plan.norms)
-    sites = [(edit.info.ref(site.output), site.within(edit)) for site in find_norms(edit.info)]
+    values, sites = edit.by_ref(), named_sites(edit, plan)
     change_shapes(edit, plan, 1)
     for weight in plan.weights:
         lengthen_weight(values[weight.value], weight.axis)
@@ -23,9 +22,8 @@ def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:
         declare(values[stored.value], stored.axis, 1)
     for entry in plan.entries:
         _replace(values[entry.value])
-    for ref, site in sites:
-        if ref in wanted:
-            _replace(site.input)
+    for site in sites:
+        _replace(site.input)
 
 
 def lengthen_weight(value: ir.Value, axis: int) -> None:

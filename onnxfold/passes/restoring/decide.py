@@ -6,12 +6,12 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.dataflow import walk_back
 from onnxfold.passes.centring.model_transfers import ModelTransfers, Point
 from onnxfold.passes.lower.targets import TargetLowering
-from onnxfold.passes.restoring.plan import RestoringPlan
+from onnxfold.passes.norms_plan import NormsPlan
 from onnxfold.passes.restoring.zero_means import obstacle
 from onnxfold.refusal import Refusal, RefusalCode
 
 
-def decide(info: ModelInfo, settings: Settings) -> RestoringPlan:
+def decide(info: ModelInfo, settings: Settings) -> NormsPlan:
     """Return the RMSNorms whose inputs have mean 0 by the weights, and why the others stay."""
     sites = find_norms(info)
     lowering = TargetLowering(info, settings.target)
@@ -29,7 +29,7 @@ def decide(info: ModelInfo, settings: Settings) -> RestoringPlan:
         else:
             refusals.append((ref, why))
     remaining = frozenset(info.ref(site.output) for site in sites)
-    return RestoringPlan(tuple(norms), tuple(refusals), remaining)
+    return NormsPlan(tuple(norms), tuple(refusals), remaining)
 
 
 def _refuse_early(site: NormSite, lowering: TargetLowering, settings: Settings) -> Refusal | None:

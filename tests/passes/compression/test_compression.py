@@ -20,11 +20,13 @@ from onnxfold.options import Conversion, Target, WrittenForm
 from onnxfold.passes.base import ProofOutcome, Settings
 from onnxfold.passes.compression.apply import apply
 from onnxfold.passes.compression.plan import CompressionPlan, Shortened
-from onnxfold.passes.compression.prove import prove
 from onnxfold.passes.lower.finalize import define_functions, settle_functions
+from onnxfold.passes.norms_plan import proves
 from onnxfold.passes.prepare.working_copy import prepare
 from tests.passes.centred_stream import FEEDS, B, C, CentredStream, T, activation, halved
 from tests.soundness.float64 import evaluate, relative_error
+
+_prove = proves("compressed_norms")
 
 DIGITS = Path(__file__).parents[3] / "models" / "digits_vit" / "digits_vit.onnx"
 _VISIBLE, _ROUNDING = (
@@ -47,15 +49,15 @@ def _forced(model: onnx.ModelProto, plan: CompressionPlan) -> tuple[onnx.ModelPr
     edit = Editor(before, copy=True)
     apply(edit, plan, Settings(convert_to=Conversion.CRMS))
     define_functions(edit.model, Target.ONNX, WrittenForm.AUTO)
-    shown = prove(before, ModelInfo(edit.model), plan)
+    shown = _prove(before, ModelInfo(edit.model), plan)
     settle_functions(edit.model, 10)
     return ir.to_proto(edit.model), shown
 
 
 _PLAN = CompressionPlan(
     ("n",),
-    (Shortened("table", 1), Shortened("W", 1), Shortened("b", 0)),
-    tuple(Shortened(name, 2) for name in ("e", "m", "a", "h")),
+    weights=(Shortened("table", 1), Shortened("W", 1), Shortened("b", 0)),
+    values=tuple(Shortened(name, 2) for name in ("e", "m", "a", "h")),
 )
 
 
@@ -129,10 +131,10 @@ def test_one_number_of_a_shorter_weight_that_is_another_fails_the_proof(weight: 
     value = edit.model.graph.initializers[weight]
     assert value.const_value is not None
     array = value.const_value.numpy().copy()
-    assert not prove(before, ModelInfo(edit.model), _PLAN).failures
+    assert not _prove(before, ModelInfo(edit.model), _PLAN).failures
     array[(-1,) * array.ndim] += 1e-6
     value.const_value = ir.tensor(array, name=weight)
-    assert prove(before, ModelInfo(edit.model), _PLAN).failures
+    assert _prove(before, ModelInfo(edit.model), _PLAN).failures
 
 
 @pytest.mark.parametrize("weight", ["table", "W", "b"])

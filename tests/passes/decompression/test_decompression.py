@@ -21,11 +21,13 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.compression.plan import CompressionPlan
 from onnxfold.passes.decompression.apply import apply
 from onnxfold.passes.decompression.decide import decide
-from onnxfold.passes.decompression.prove import prove
 from onnxfold.passes.lower.finalize import define_functions
+from onnxfold.passes.norms_plan import proves
 from onnxfold.passes.prepare.working_copy import prepare
 from tests.passes.centred_stream import FEEDS, C, CentredStream, T, activation, halved
 from tests.soundness.float64 import evaluate, relative_error
+
+_prove = proves("decompressed_norms")
 
 Array = npt.NDArray[Any]
 _VISIBLE, _ROUNDING = 1e-4, 1e-12  # outputs of size 1 in float64
@@ -106,7 +108,7 @@ def _forced(model: onnx.ModelProto, plan: CompressionPlan) -> tuple[onnx.ModelPr
     edit = Editor(before, copy=True)
     apply(edit, plan, _SETTINGS)
     define_functions(edit.model, Target.ONNX, WrittenForm.AUTO)
-    shown = prove(before, ModelInfo(edit.model), plan)
+    shown = _prove(before, ModelInfo(edit.model), plan)
     return ir.to_proto(edit.model), not shown.failures
 
 

@@ -16,12 +16,13 @@ from onnxfold.graph.edit import Editor
 from onnxfold.options import Conversion, Target, WrittenForm
 from onnxfold.passes.base import ProofOutcome, Settings
 from onnxfold.passes.lower.finalize import define_functions
+from onnxfold.passes.norms_plan import NormsPlan, proves
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.restoring.apply import apply
-from onnxfold.passes.restoring.plan import RestoringPlan
-from onnxfold.passes.restoring.prove import prove
 from tests.passes.centred_stream import FEEDS, C, CentredStream, activation, halved
 from tests.soundness.float64 import evaluate, relative_error
+
+_prove = proves("folded_norms")
 
 _VISIBLE, _ROUNDING = 1e-4, 1e-12  # a wrong norm changes outputs of size 1; float64 rounds at 1e-16
 
@@ -43,11 +44,11 @@ def _forced(model: onnx.ModelProto) -> tuple[onnx.ModelProto, ProofOutcome]:
     """Restore the norm of a model whatever it reads."""
     before = prepare(ir.from_proto(model)).info
     edit = Editor(before, copy=True)
-    plan = RestoringPlan(("n",))
+    plan = NormsPlan(("n",))
     apply(edit, plan, Settings(convert_to=Conversion.LAYER))
     define_functions(edit.model, Target.ONNX, WrittenForm.AUTO)
     after = ModelInfo(edit.model)
-    shown = prove(before, after, plan)
+    shown = _prove(before, after, plan)
     return ir.to_proto(edit.model), shown
 
 

@@ -1,0 +1,53 @@
+"""What passes share that change norms themselves: the plan, the norms to change, and the proof."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.edit import Editor
+from onnxfold.norms import NormSite, find_norms
+from onnxfold.passes.base import ProofOutcome
+from onnxfold.proof import Certificate
+from onnxfold.proof import prove as prove_models
+from onnxfold.refusal import Refusal, RefusalCode
+
+
+@dataclass(frozen=True, slots=True)
+class NormsPlan:
+    """The norms that change, by reference of their outputs, and why each other one does not.
+
+    ``remaining`` are all norms of the model.
+    """
+
+    norms: tuple[str, ...] = ()
+    refusals: tuple[tuple[str, Refusal], ...] = ()
+    remaining: frozenset[str] = frozenset()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is to be done."""
+        return not self.norms
+
+    def left_out(self, reason: str) -> Self:
+        """Return the plan to change no norm."""
+        why = Refusal(RefusalCode.NOT_PROVED, reason)
+        refusals = (*self.refusals, *((norm, why) for norm in self.norms))
+        return type(self)(refusals=refusals, remaining=self.remaining)
+
+
+def named_sites(edit: Editor, plan: NormsPlan) -> list[NormSite]:
+    """Return the norms that a plan names, in the model that is edited and before it changes."""
+    wanted = set(plan.norms)
+    sites = find_norms(edit.info)
+    return [site.within(edit) for site in sites if edit.info.ref(site.output) in wanted]
+
+
+def proves(count: str) -> Callable[[ModelInfo, ModelInfo, NormsPlan], ProofOutcome]:
+    """Return the proof of a pass whose plan only names norms, which are reported as ``count``."""
+
+    def prove(before: ModelInfo, after: ModelInfo, plan: NormsPlan) -> ProofOutcome:
+        shown = prove_models(before, after, Certificate(folded=plan.norms))
+        return ProofOutcome({count: shown.folded_norms}, shown.failures)
+
+    return prove
