@@ -27,13 +27,32 @@ from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal
 
 _STEPS = frozenset(("Abs", "Mul", "Neg"))  # what may stand on x before a square or a root
+_ASSUMED_RANK = 4  # that of what norms are made for at most: a size is not known in any case
 _PLUMBING_LIMIT = 200
 _DEAD_LIMIT = 8
 
 
 def decomposed_sites(view: ModelInfo) -> Iterator[NormSite]:
-    """Yield the norms of every graph that are more than one operator."""
-    canonical = Canonical(view)
+    """Yield the norms of every graph that are more than one operator.
+
+    Those of values whose rank is not known are refused, and name what hides it.
+    """
+    known = Canonical(view)
+    yield from _sites(known)
+    if any(known.dims(value) is None for value in _reduced(view)):
+        hidden = _sites(Canonical(view, _ASSUMED_RANK))
+        yield from (site for site in hidden if known.dims(site.input) is None)
+
+
+def _reduced(view: ModelInfo) -> Iterator[ir.Value | None]:
+    """Yield what a norm may take a mean of."""
+    for node in view.nodes():
+        if facets.reduces(row_of(node)):
+            yield node.inputs[0]
+
+
+def _sites(canonical: Canonical) -> Iterator[NormSite]:
+    view = canonical.view
     for graph in view.graphs:
         order = {node: index for index, node in enumerate(graph)}
         algebra, matches = match_graph(canonical, graph)

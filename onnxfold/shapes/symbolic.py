@@ -69,10 +69,14 @@ def _operands(value: ir.Value) -> list[ir.Value]:
 
 
 class SymbolicShapes:
-    """Shapes and integer vectors of one model, remembered."""
+    """Shapes and integer vectors of one model, remembered.
 
-    def __init__(self, view: ModelInfo):
+    ``assumed_rank`` is that of every value whose rank is not known, for what asks no more of it.
+    """
+
+    def __init__(self, view: ModelInfo, assumed_rank: int | None = None):
         self._view = view
+        self._assumed_rank = assumed_rank
         self._depth = 0
         self._dims: dict[ir.Value, SymbolicShape | None] = {}
         self._vectors: dict[ir.Value, SymbolicShape | None] = {}
@@ -118,7 +122,7 @@ class SymbolicShapes:
         node = value.producer()
         derived = None if node is None else self._derived(node, value)
         if shape is None:
-            return derived
+            return derived or self._assumed(value)
         known = derived if derived is not None and len(derived) == len(shape) else None
         sizes: list[Size] = []
         for axis, dim in enumerate(shape):
@@ -129,6 +133,10 @@ class SymbolicShapes:
             else:
                 sizes.append(dim if dim is not None else f"{value.name}@{axis}")
         return tuple(sizes)
+
+    def _assumed(self, value: ir.Value) -> SymbolicShape | None:
+        rank = self._assumed_rank
+        return None if rank is None else tuple(f"{value.name}@{axis}" for axis in range(rank))
 
     def _derived(self, node: ir.Node, value: ir.Value) -> SymbolicShape | None:
         if not node.inputs or value is not node.outputs[0]:

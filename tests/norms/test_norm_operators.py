@@ -254,16 +254,28 @@ def test_a_scale_of_ones_made_from_the_shape_of_x_is_absent():
         ("h = com.microsoft.Unheard (x)", "'com.microsoft.Unheard->h' (com.microsoft.Unheard)"),
     ],
 )
-@pytest.mark.parametrize("norm", ["LayerNormalization", "SimplifiedLayerNormalization"])
+@pytest.mark.parametrize(
+    "norm",
+    [
+        "y = LayerNormalization (h, g)",
+        "y = SimplifiedLayerNormalization (h, g)",
+        "m = ReduceMean (h, a)  d = Sub (h, m)  q = Mul (d, d)  v = ReduceMean (q, a)"
+        "w = Add (v, p)  r = Sqrt (w)  n = Div (d, r)  y = Mul (n, g)",
+        "q = Pow (h, two)  v = ReduceMean (q, a)  w = Add (v, p)  r = Sqrt (w)"
+        "c = Reciprocal (r)  y = Mul (h, c)",
+    ],
+)
 def test_a_norm_of_unknown_size_names_the_operator_that_hides_it(
     body: str, cause: str, norm: str
 ) -> None:
     proto = onnx.parser.parse_model(
         '<ir_version: 9, opset_import: ["": 18, "org.x": 1, "com.microsoft": 1]>'
         "g (float[2, 8] x, float[K] g) => (float[A, B] y)"
-        f"{{ {body}  y = {norm} (h, g) }}"
+        "<int64[1] a = {-1}, float p = {1e-5}, float two = {2.0}>"
+        f"{{ {body}  {norm} }}"
     )
     (site,) = onnxfold.inspect(proto)["norms"]
+    assert site["reason"]["code"] == "dynamic_fiber"
     told = f"is not known: nothing tells the shape of what {cause} computes"
     assert site["reason"]["sentence"].endswith(told)
 

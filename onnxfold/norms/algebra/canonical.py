@@ -79,11 +79,14 @@ def _repeats(small: SymbolicShape, large: SymbolicShape) -> bool:
 
 
 class Canonical:
-    """Questions about values, answered once and remembered."""
+    """Questions about values, answered once and remembered.
 
-    def __init__(self, view: ModelInfo):
+    ``assumed_rank`` is that of every value whose rank is not known.
+    """
+
+    def __init__(self, view: ModelInfo, assumed_rank: int | None = None):
         self.view = view
-        self._symbolic = SymbolicShapes(view)
+        self._symbolic = SymbolicShapes(view, assumed_rank)
         self._first: dict[tuple[object, ...], ir.Value] = {}
         self._roots: dict[ir.Value, ir.Value] = {}
         self._atoms: dict[ir.Value, ir.Value] = {}
