@@ -97,6 +97,10 @@ class ModelInfo:
             self._shapes[value] = shape
         return shape
 
+    def forget_shape(self, value: ir.Value) -> None:
+        """Read the shape of a value anew when it is asked for: it is known better now."""
+        self._shapes.pop(value, None)
+
     def rank(self, value: ir.Value | None) -> int | None:
         """Return the number of axes, or None when it is unknown."""
         shape = self.shape(value)

@@ -73,7 +73,7 @@ def _bodies_first(graph: ir.Graph) -> Iterator[ir.Node]:
 
 def _reads_sizes(node: ir.Node) -> bool:
     """Whether a node reads sizes or bounds that onnx may not follow: computed ones, or -1."""
-    return node.op_type == "Reshape" or any(
+    return node.op_type in ("ConstantOfShape", "Reshape") or any(
         operand is not None
         and operand.dtype is not None
         and operand.dtype.is_integer()
@@ -98,6 +98,7 @@ def _numbered(view: ModelInfo, symbolic: SymbolicShapes, node: ir.Node) -> list[
         found = _refined(found, (answers or {}).get(value, found))
         if found != shape:
             value.shape = ir.Shape(found)
+            view.forget_shape(value)
             known = enumerate(_refined(dims, found))
             symbolic.learn(value, tuple(_size(value, axis, dim) for axis, dim in known))
             changed.append(value)

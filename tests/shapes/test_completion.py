@@ -208,3 +208,27 @@ def test_numbers_and_names_are_followed_through_chunks(
     assert shapes["second"] == ("n", halves[1], 6, 6)
     assert shapes["w"] == ("n", 5, 6, 6)
     assert shapes["joined"] == ("n", 5 + halves[1], 6, 6)
+
+
+def test_numbers_are_followed_through_a_tensor_that_is_filled_and_measured() -> None:
+    """What TorchScript writes for Swin's mask: zeros of the padded size, then places in it."""
+    body = """
+        pairs = Constant<value = int64[4,2] {0, 0, 0, 0, 0, 0, 3, 0}>()
+        pads = Reshape(pairs, rest)
+        square = Constant<value = int64[4] {2, 4, 4, 8}>()
+        image = Reshape(x, square)
+        padded = Pad(image, pads)
+        large = Shape(padded)
+        side = Slice(large, two, rest)
+        zeros = ConstantOfShape(side)
+        edges = Shape(zeros)
+        step = Constant<value = int64 {1}>()
+        origin = Constant<value = int64 {0}>()
+        edge = Gather(edges, origin)
+        places = Range(origin, edge, step)
+        y = Identity(rows)
+    """
+    shapes = _shapes(_model(body, opset=17))
+    assert shapes["padded"] == (2, 4, 7, 8)
+    assert shapes["zeros"] == (7,)
+    assert shapes["places"] == (7,)
