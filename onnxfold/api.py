@@ -1,6 +1,7 @@
 """The Python interface: a function for each command, for every kind of model that it takes."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -171,20 +172,7 @@ def optimize(
     not compute the same function (then nothing is written), UsageError for options that make no
     sense, ModelError when the model cannot be read or written.
     """
-    named = {
-        "target": target_named(options.get("target", Target.ONNX)),
-        **{
-            name: member(kind, options[name], f"{name} '{options[name]}'")
-            for name, kind in _CHOICES.items()
-            if name in options
-        },
-    }
-    chosen = Options(**{**options, **named})
-    if chosen.device is Device.CUDA and chosen.target is not Target.ORT:
-        raise UsageError("--device cuda is for --target ort; the other files suit every device")
-    if chosen.target is Target.ORT and chosen.norm_form in _SPELLINGS:
-        raise UsageError(f"--norm-form {chosen.norm_form} is for --target onnx and kernels")
-    return _run(model, output, chosen, progress)
+    return _run(model, output, _chosen(options), progress)
 
 
 def convert(
@@ -210,9 +198,10 @@ def convert(
     arbitrary c and d of A + 1 c' and b + d 1 in the weights before LayerNorms, which see neither.
     (Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, section 3 and appendix C.)
 
-    ``options`` are those of :func:`optimize` that choose no form and move no gamma, beta or scale.
-    Raises what :func:`optimize` raises, UsageError for ``shift`` with another form than LAYER and
-    ``multiple_of`` or ``change_readers`` with another than CRMS.
+    ``options`` are those of :func:`optimize` that move no gamma, beta or scale; ``norm_form`` is
+    how RMS is written.  Raises what :func:`optimize` raises, UsageError for ``shift`` with another
+    form than LAYER, ``norm_form`` with another than RMS and ``multiple_of`` or ``change_readers``
+    with another than CRMS.
     """
     wanted = conversion_named(to)
     if shift is not None and wanted is not Conversion.LAYER:
@@ -225,11 +214,32 @@ def convert(
         raise UsageError(f"--multiple-of is for --to crms: {wanted} leaves every channel")
     if change_readers and wanted is not Conversion.CRMS:
         raise UsageError(f"--change-readers is for --to crms: {wanted} leaves every channel")
-    named = {"target": target_named(options.get("target", Target.ONNX)), "convert_to": wanted}
     moves = {"fuse_affine": wanted is Conversion.CRMS, "fuse_residual": False, "shift": shift}
     compression = {"multiple_of": multiple_of, "change_readers": change_readers}
-    chosen = {**options, **named, **moves, **compression}
-    return _run(model, output, Options(**chosen), progress)
+    chosen = _chosen({**options, "convert_to": wanted, **moves, **compression})
+    form = chosen.norm_form
+    spells = wanted is Conversion.RMS and form is not WrittenForm.LAYER
+    if form is not WrittenForm.AUTO and not spells:
+        raise UsageError(f"--norm-form {form} is not for --to {wanted}, which writes no such norm")
+    return _run(model, output, chosen, progress)
+
+
+def _chosen(options: Mapping[str, Any]) -> Options:
+    """Return the options with names read; raises UsageError for what makes no sense together."""
+    named = {
+        "target": target_named(options.get("target", Target.ONNX)),
+        **{
+            name: member(kind, options[name], f"{name} '{options[name]}'")
+            for name, kind in _CHOICES.items()
+            if name in options
+        },
+    }
+    chosen = Options(**{**options, **named})
+    if chosen.device is Device.CUDA and chosen.target is not Target.ORT:
+        raise UsageError("--device cuda is for --target ort; the other files suit every device")
+    if chosen.target is Target.ORT and chosen.norm_form in _SPELLINGS:
+        raise UsageError(f"--norm-form {chosen.norm_form} is for --target onnx and kernels")
+    return chosen
 
 
 def _run(

@@ -8,7 +8,7 @@ import typer
 from onnxfold.cli import options, terminal
 from onnxfold.cli.optimize import destination
 from onnxfold.cli.terminal import Verbosity
-from onnxfold.options import Conversion, Target, conversion_named
+from onnxfold.options import Conversion, Target, WrittenForm, conversion_named
 
 
 @options.with_fold_options
@@ -55,6 +55,10 @@ def convert(
             "which take gamma, beta and A - 1 a', a the last row of A, without that row.",
         ),
     ] = False,
+    norm_form: Annotated[
+        WrittenForm,
+        typer.Option(help="With --to rms: as of `onnxfold optimize`, but for **layer**."),
+    ] = WrittenForm.AUTO,
     target: options.TargetOption = Target.ONNX,
     fold: options.CheckedOptions,
     report: options.ReportOption = None,
@@ -110,6 +114,7 @@ def convert(
             shift=shift,
             multiple_of=multiple_of,
             change_readers=change_readers,
+            norm_form=norm_form,
             progress=progress,
             target=target,
             dry_run=dry_run,

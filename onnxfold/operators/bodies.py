@@ -42,7 +42,8 @@ class Setting:
 
     ``convertible``: a body for FLOAT, FLOAT16 and BFLOAT16 alike, so that a tool which converts
     the model to a half type leaves it right; from opset 15 on (CastLike).  ``rms_operator``:
-    RMSNormalization, from opset 23 on, rather than the operators that it stands for.
+    RMSNormalization, from opset 23 on, rather than the operators that it stands for.  ``turned``:
+    Transposes may be moved through, so that no fusion of ONNX Runtime may know the operators.
     """
 
     dtype: ir.DataType
@@ -50,19 +51,29 @@ class Setting:
     epsilon: float = 0.0
     convertible: bool = False
     rms_operator: bool = False
+    turned: bool = False
     levels: float = 127.0
     least: float = 0.0
 
     @property
     def label(self) -> str:
         """A name that no other setting has: that of an overload."""
-        form = "convertible" * self.convertible + "operator" * self.rms_operator
+        form = (
+            "convertible" * self.convertible
+            + "operator" * self.rms_operator
+            + "turned" * self.turned
+        )
         steps = f"_{self.levels!r}_{self.least!r}"
         return f"{self.dtype.name}_{self.axes}_{self.epsilon!r}{steps}_{form}"
 
 
 def setting_of(
-    node: ir.Node, opset: int, *, convertible: bool, rms_operator: bool = False
+    node: ir.Node,
+    opset: int,
+    *,
+    convertible: bool,
+    rms_operator: bool = False,
+    turned: bool = False,
 ) -> Setting:
     """The setting of the body that a call needs; `convertible` where that can be.
 
@@ -78,6 +89,7 @@ def setting_of(
         node.attributes.get_float("epsilon", 0.0),
         convertible,
         rms_operator,
+        turned,
         node.attributes.get_float("levels", 127.0),
         node.attributes.get_float("least", 0.0),
     )
@@ -306,7 +318,9 @@ def _decomposed(
     factor = None if scale is None else body.wide(scale)
     # ORT 1.31 fuses Pow .. Div only with a Mul behind it (0.4 against 0.9 ns per element), and puts
     # 1e-5 in the place of an epsilon in float64 or (before 1.32) a computed one: no Pow there.
-    wrongly_fused = body.setting.dtype is ir.DataType.DOUBLE or "row_epsilon" in inputs
+    # Its transformers optimizer normalises from any axis on to which a Transpose has moved a norm.
+    double = body.setting.dtype is ir.DataType.DOUBLE
+    wrongly_fused = double or "row_epsilon" in inputs or body.setting.turned
     # ORT's transformers optimizer raises TypeError for a Mul behind a quotient with Mul for a
     # square, unless the reciprocal stands first.
     if factor is not None and not wrongly_fused and not shorter:

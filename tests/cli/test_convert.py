@@ -48,6 +48,21 @@ def test_there_and_back_from_the_command_line(
     assert _operators(layer).count("LayerNormalization") == 3
 
 
+def test_the_form_of_the_norms_can_be_chosen(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = model.with_name("rms.onnx")
+    for form, norms in (("op", 3), ("decomposed", 0)):
+        arguments = ("convert", model, "-o", out, "--to", "rms", "--norm-form", form, "--force")
+        assert _run(monkeypatch, *arguments) == 0
+        assert _operators(out).count("RMSNormalization") == norms
+    out.unlink()
+    for to, form in (("rms", "layer"), ("crms", "op"), ("layer", "decomposed")):
+        assert _run(monkeypatch, "convert", model, "-o", out, "--to", to, "--norm-form", form) == 2
+        assert f"--norm-form {form} is not for --to {to}" in " ".join(capfd.readouterr())
+    assert not out.exists()
+
+
 def test_what_is_compressed_says_what_its_rows_are_multiples_of(
     model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,10 +6,12 @@ from collections import Counter
 import onnx_ir as ir
 
 from onnxfold import __version__
+from onnxfold.graph import ModelInfo
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.operators.bodies import function, setting_of, type_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, VERSION
 from onnxfold.options import Target, WrittenForm
+from onnxfold.passes.lower.turned import turned_values
 from onnxfold.passes.plan import Plan
 from onnxfold.shapes.inference import strip_types
 
@@ -56,6 +58,11 @@ def define_functions(model: ir.Model, target: Target, form: WrittenForm) -> None
     opset = model.graph.opset_imports.get("", 1)
     calls = _calls(model)
     kept = {node.op_identifier() for node in calls if type_of(node) is None}
+    values = turned_values(ModelInfo(model)) if calls else frozenset()
+    turned = {node for node in calls if not values.isdisjoint(node.outputs)}
+    if target is Target.KERNELS:  # which leaves one function of each name
+        names = {node.op_type for node in turned}
+        turned = {node for node in calls if node.op_type in names}
     for identifier in [key for key in model.functions if key[0] == DOMAIN and key not in kept]:
         del model.functions[identifier]
     for node in calls:
@@ -66,6 +73,7 @@ def define_functions(model: ir.Model, target: Target, form: WrittenForm) -> None
             opset,
             convertible=target is Target.KERNELS,
             rms_operator=form is WrittenForm.OP,
+            turned=node in turned,
         )
         stays = target is Target.KERNELS and setting.dtype is not ir.DataType.DOUBLE
         node.overload = setting.label if stays else _INLINED + setting.label

@@ -5,6 +5,8 @@ kernels  the calls, for which ONNX Runtime with the onnxfold library takes the k
 ort      SimplifiedLayerNormalization, the contrib operator of ONNX Runtime
 """
 
+from functools import cached_property
+
 import numpy as np
 import onnx_ir as ir
 
@@ -27,6 +29,7 @@ from onnxfold.operators.functions import (
 from onnxfold.options import Target, WrittenForm
 from onnxfold.passes.lower.parameters import AffinePart, Operands, Parameters
 from onnxfold.passes.lower.spelled import mean_has_one_reader, reduced, spelled_rms, wide_epsilon
+from onnxfold.passes.lower.turned import turned_values
 from onnxfold.refusal import Refusal, RefusalCode
 
 _STATISTICS = {NormKind.LAYER_NORM: Statistics.LAYER, NormKind.RMS_NORM: Statistics.RMS}
@@ -209,7 +212,13 @@ class TargetLowering:
             and site.gamma is not None
             and self._trailing_axes(site) == 1
             and any(node.op_type == "Reciprocal" for node in site.nodes)
+            and site.output not in self._turned
         )
+
+    @cached_property
+    def _turned(self) -> frozenset[ir.Value]:
+        """What no fusion may know."""
+        return turned_values(self._view)
 
     def _has_operator(self, statistics: Statistics) -> bool:
         """Whether the file has one operator for a norm, else it is spelled out."""

@@ -1,4 +1,4 @@
-"""Norms that ONNX Runtime would move Transposes through, were they spelled out.
+"""Norms that ONNX Runtime moves Transposes through where they are spelled out.
 
 Its TransposeOptimizer moves a Transpose towards another one behind, through the operators that
 spell an RMS norm out but not through a norm of one operator.  The norm ends on another axis then.
@@ -11,8 +11,12 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.traversal import all_graphs
-from onnxfold.operators.functions import DOMAIN, SIGNATURES, Statistics
+from onnxfold.operators.functions import (
+    DOMAIN,
+    LAYER_NORMALIZATION_SINCE,
+    SIGNATURES,
+    Statistics,
+)
 
 _ALL_OPERANDS = frozenset(
     "Add And BitShift Concat Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Mul"
@@ -34,36 +38,48 @@ def turned_norms(info: ModelInfo, outputs: Collection[ir.Value]) -> frozenset[ir
     ``outputs`` are those of one operator now which would be spelled out.  One that stays stops a
     Transpose, so that the norms behind it need not.
     """
-    nodes = [node for graph in all_graphs(info.model) for node in graph]
-    leading = _leading(nodes, outputs)
+    _, stopping = _between(info, outputs)
+    return frozenset(stopping)
+
+
+def turned_values(info: ModelInfo) -> frozenset[ir.Value]:
+    """Return the results of what Transposes are moved through, as the model stands."""
+    turned, _ = _between(info, ())
+    return frozenset(turned)
+
+
+def _between(info: ModelInfo, outputs: Collection[ir.Value]) -> tuple[set[ir.Value], set[ir.Value]]:
+    """Return what is turned on the way to a Transpose, and those of ``outputs`` that stop it."""
+    nodes = list(info.nodes())
+    leading = _leading(info, nodes, outputs)
     turned: set[ir.Value] = set()
     stopping: set[ir.Value] = set()
     for node in nodes:
         if node.op_type == "Transpose":
             turned.update(node.outputs)
-        elif _is_moved(info, _moved_through(node, outputs), turned):
+        elif _is_moved(info, _moved_through(info, node, outputs), turned):
             stops = leading & set(outputs) & set(node.outputs)
             stopping |= stops
             turned |= set(node.outputs) - stops
-    return frozenset(stopping)
+    return turned & leading, stopping
 
 
-def _leading(nodes: list[ir.Node], outputs: Collection[ir.Value]) -> set[ir.Value]:
+def _leading(info: ModelInfo, nodes: list[ir.Node], outputs: Collection[ir.Value]) -> set[ir.Value]:
     """Return the values behind which a Transpose follows."""
     leading: set[ir.Value] = set()
     for node in reversed(nodes):
         if node.op_type == "Transpose":
             leading.update(value for value in node.inputs[:1] if value is not None)
         elif leading & set(node.outputs):
-            leading.update(_moved_through(node, outputs))
+            leading.update(_moved_through(info, node, outputs))
     return leading
 
 
-def _moved_through(node: ir.Node, outputs: Collection[ir.Value]) -> list[ir.Value]:
+def _moved_through(info: ModelInfo, node: ir.Node, outputs: Collection[ir.Value]) -> list[ir.Value]:
     """Return the inputs whose Transposes can move behind a node."""
     norm = any(output in outputs for output in node.outputs)
     spelled = SIGNATURES.get(node.op_type) if node.domain == DOMAIN else None
-    if spelled is not None and spelled.statistics is not Statistics.LAYER:
+    if spelled is not None and _is_spelled(spelled.statistics, info.opset):
         return [value for value in node.inputs[: 1 + spelled.residual] if value is not None]
     if node.domain not in ("", "ai.onnx") and not norm:
         return []
@@ -72,6 +88,11 @@ def _moved_through(node: ir.Node, outputs: Collection[ir.Value]) -> list[ir.Valu
     if node.op_type in _ALL_OPERANDS:
         return [value for value in node.inputs if value is not None]
     return []
+
+
+def _is_spelled(statistics: Statistics, opset: int) -> bool:
+    """Whether the body of a call is more than one operator, unless that was asked for."""
+    return statistics is not Statistics.LAYER or opset < LAYER_NORMALIZATION_SINCE
 
 
 def _is_moved(info: ModelInfo, operands: list[ir.Value], turned: set[ir.Value]) -> bool:

@@ -72,9 +72,9 @@ def _written(
     body: ir.Function, axes: int, epsilon: float, levels: float, least: float
 ) -> Iterator[ir.Function]:
     """Yield the bodies that we write for such a call, of each element type and spelling."""
-    spellings = product(_TYPES, (False, True), (False, True))
-    for dtype, convertible, rms_operator in spellings:
-        setting = Setting(dtype, axes, epsilon, convertible, rms_operator, levels, least)
+    spellings = product((False, True), _TYPES, (False, True), (False, True))
+    for turned, dtype, convertible, rms_operator in spellings:
+        setting = Setting(dtype, axes, epsilon, convertible, rms_operator, turned, levels, least)
         try:
             yield function(body.name, body.opset_imports.get("", 0), setting, body.overload)
         except InvariantError:

@@ -13,6 +13,7 @@ from onnx import numpy_helper, parser
 
 import onnxfold
 from onnxfold.passes.centring import decide
+from onnxfold.passes.lower import finalize
 from onnxfold.report.sentences import totals
 from tests.optimized import optimized
 
@@ -129,6 +130,7 @@ def test_the_optimizer_breaks_a_norm_that_is_not_left(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decide, "turned_norms", lambda *_: frozenset())
+    monkeypatch.setattr(finalize, "turned_values", lambda *_: frozenset())
     for model in (channels_first(), farther()):
         folded = onnxfold.optimize(model, target=target).model
         assert error(optimized(folded, "vit", 1), model) > 1e3 * ROUNDING
@@ -167,6 +169,41 @@ def test_a_sum_with_what_is_not_turned_stops_the_transpose() -> None:
     assert folds(turned) == 0
 
 
-def test_a_conversion_is_of_every_norm() -> None:
-    result = onnxfold.convert(channels_first(), to="rms")
+@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
+@pytest.mark.parametrize("to", ["rms", "crms", "layer"])
+def test_a_conversion_is_of_every_norm_and_survives_the_optimizer(to: str, target: str) -> None:
+    rms = onnxfold.convert(in_parts(), to="rms", target="ort").model  # opset 14: no operator behind
+    for model in (channels_first(), farther(), rms):
+        result = onnxfold.convert(model, to=to, target=target)
+        folded = result.report["inspect"]["summary"]["foldable"]
+        assert folded == (0 if to == "layer" or model is rms else 1)
+        for level in (0, 1):
+            assert error(optimized(result.model, "vit", level), model) <= ROUNDING
+
+
+SQUARES = "two = Constant<value = float {2.0}>()  q = Pow(d, two)  v = ReduceMean<axes=[-1]>(q)"
+ROOT = "p = Constant<value = float {1e-5}>()  w = Add(v, p)  r = Sqrt(w)"
+
+
+def in_parts() -> onnx.ModelProto:
+    centre = "m = ReduceMean<axes=[-1]>(t)  d = Sub(t, m)"
+    affine = "o = Div(d, r)  s = Mul(o, G)  n = Add(s, B)"
+    return channels_first(opset=14, norm=f"{centre}  {SQUARES}  {ROOT}  {affine}")
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
+def test_a_norm_that_came_in_parts_survives_the_optimizer(target: str) -> None:
+    model = in_parts()
+    result = onnxfold.optimize(model, target=target)
     assert result.report["inspect"]["summary"]["foldable"] == 1
+    for level in (0, 1):
+        assert error(optimized(result.model, "vit", level), model) <= ROUNDING
+    assert not onnxfold.optimize(result.model, target=target).changed
+
+
+def test_a_product_with_a_reciprocal_becomes_no_quotient() -> None:
+    norm = f"d = Identity(t)  {SQUARES}  {ROOT}  i = Reciprocal(r)  o = Mul(i, t)  n = Mul(o, G)"
+    model = channels_first(norm=norm)
+    assert not onnxfold.optimize(model).changed
+    apart = channels_first(norm=norm, behind="y = Relu(n)")
+    assert "Div" in {node.op_type for node in onnxfold.optimize(apart).model.graph.node}
