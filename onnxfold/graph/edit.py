@@ -200,7 +200,7 @@ class Editor:
             value.name = self.unused(value.name or "weight")
             if value.const_value is not None:
                 value.const_value.name = value.name
-            graph.register_initializer(value)
+            add_constant(graph, value)
         for node in lowered.nodes:
             for index, operand in enumerate(node.inputs):
                 if operand in self._replaced:
@@ -300,9 +300,18 @@ def drop_states(
     replace_node(loop, [new], dict(zip(kept, new.outputs, strict=True)))
 
 
-def add_initializer(graph: ir.Graph, value: ir.Value) -> None:
-    """Give a graph a weight whose name it does not have yet."""
-    graph.register_initializer(value)
+def add_constant(graph: ir.Graph, value: ir.Value) -> None:
+    """Give a graph a new weight; what tells axes and sizes becomes a Constant node, before others.
+
+    ONNX Runtime's transformers optimizer takes a model in memory only where no shape depends on an
+    initializer: it stores these apart before a session infers the shapes.
+    """
+    if value.dtype is not ir.DataType.INT64 or value.const_value is None or len(graph) == 0:
+        graph.register_initializer(value)
+        return
+    attribute = ir.AttrTensor("value", value.const_value)
+    node = ir.Node("", "Constant", (), [attribute], outputs=[value], name=value.name)
+    graph.insert_before(graph[0], node)
 
 
 def inherit(old: ir.Value, new: ir.Value) -> None:

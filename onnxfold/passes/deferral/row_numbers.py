@@ -62,8 +62,8 @@ def quotient(
     """Return the nodes and constants of x / sqrt(factor * mean(x^2) + e), e the norm's epsilon.
 
     Of u / sqrt(factor * mean(u^2) + e / s^2) where 1 / s^2, one number for each row, is given.
-    The reciprocal of the latter stands first: a quotient, and a Mul behind it, would make ONNX
-    Runtime's transformers optimizer raise TypeError.
+    The reciprocal stands first: a quotient, and a Mul behind it, would make ONNX Runtime's
+    transformers optimizer raise TypeError.
     """
     nodes, made = _mean_square(site, x, opset)
     numerator = next(node for node in nodes if node.op_type == "Mul").inputs[0]
@@ -77,11 +77,8 @@ def quotient(
         epsilon = nodes[-1].outputs[0]
     nodes.append(ir.node("Add", [mean, epsilon]))
     nodes.append(ir.node("Sqrt", [nodes[-1].outputs[0]]))
-    if inverse_square is None:
-        nodes.append(ir.node("Div", [numerator, nodes[-1].outputs[0]]))
-    else:
-        nodes.append(ir.node("Reciprocal", [nodes[-1].outputs[0]]))
-        nodes.append(ir.node("Mul", [nodes[-1].outputs[0], numerator]))
+    nodes.append(ir.node("Reciprocal", [nodes[-1].outputs[0]]))
+    nodes.append(ir.node("Mul", [nodes[-1].outputs[0], numerator]))
     for node in nodes:
         node.outputs[0].type = ir.TensorType(site.compute_dtype)
     return nodes, made

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxfold.errors import UsageError
 from onnxfold.graph import node_label
 from onnxfold.graph.constants import weight_value
-from onnxfold.graph.edit import add_initializer, set_input
+from onnxfold.graph.edit import add_constant, set_input
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.operators.functions import DOMAIN
 
@@ -88,5 +88,5 @@ def _give_axes(node: ir.Node) -> None:
         return
     name = f"{node.outputs[0].name}.axes"
     axes = weight_value(name, np.array(attribute.as_ints(), np.int64))
-    add_initializer(graph, axes)
+    add_constant(graph, axes)
     set_input(node, 1, axes)

@@ -202,14 +202,13 @@ class TargetLowering:
     def _respells(self, site: NormSite) -> bool:
         """Whether ONNX Runtime makes one operator of a norm once it is written as a quotient.
 
-        It looks for x / sqrt(..), or x * (1 / sqrt(..)), with gamma behind; dynamo writes
-        x * Reciprocal(sqrt(..)).
+        It looks for x / sqrt(..), or x * (1 / sqrt(..)), with gamma behind, ones where there is
+        none; dynamo and deferral write x * Reciprocal(sqrt(..)).
         """
         return (
             self._target is Target.ONNX
             and site.kind is NormKind.RMS_NORM
             and site.input.dtype is ir.DataType.FLOAT
-            and site.gamma is not None
             and self._trailing_axes(site) == 1
             and any(node.op_type == "Reciprocal" for node in site.nodes)
             and site.output not in self._turned

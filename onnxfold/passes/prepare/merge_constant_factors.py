@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.constants import weight_value
-from onnxfold.graph.edit import add_initializer, drop_weight, set_input, sweep
+from onnxfold.graph.edit import add_constant, drop_weight, set_input, sweep
 from onnxfold.graph.traversal import graph_values
 
 
@@ -45,7 +45,7 @@ def _merge(view: ModelInfo, node: ir.Node, taken: Callable[[], Set[str | None]])
     if value.name in taken():
         return False
     old, start = node.inputs[outer], inner_node.inputs[1 - inner]
-    add_initializer(node.graph, value)
+    add_constant(node.graph, value)
     set_input(node, outer, value)
     set_input(node, 1 - outer, start)
     sweep([inner_node])

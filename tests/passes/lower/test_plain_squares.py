@@ -21,6 +21,10 @@ _SPELLED = (
     "m = ReduceMean<axes=[-1]>(h) d = Sub(h, m) c = Pow(d, two) v = ReduceMean<axes=[-1]>(c) "
     "e = Add(v, eps) r = Sqrt(e) q = Div(d, r) g = Mul(q, gamma) n = Add(g, beta) "
 )
+_TWO_NORMS = (
+    "n = LayerNormalization<axis=-1>(h, gamma) z = MatMul(n, W) "
+    "u = LayerNormalization<axis=-1>(z, gamma)"
+)
 BITS_OF_DOUBLE = 42  # both run in float64: some 50 roundings of numbers near 10
 BITS_OF_FLOAT = 14
 _WAYS: dict[str, dict[str, Any]] = {
@@ -66,12 +70,24 @@ def test_the_optimizer_takes_conversions_in_double(form: str) -> None:
 @pytest.mark.parametrize("dtype", ["float", "double"])
 @pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
 def test_the_optimizer_takes_a_norm_behind_a_deferred_one(target: str, dtype: str) -> None:
-    norms = (
-        "n = LayerNormalization<axis=-1>(h, gamma) z = MatMul(n, W) "
-        "u = LayerNormalization<axis=-1>(z, gamma)"
-    )
-    model = _made(norms, "y = Mul(u, gamma)", dtype, 17)
+    model = _made(_TWO_NORMS, "y = Mul(u, gamma)", dtype, 17)
     result = onnxfold.optimize(model, target=target, defer="all", check=0)
     assert result.report["inspect"]["summary"]["deferred"] == 1
     bits = BITS_OF_DOUBLE if dtype == "double" else BITS_OF_FLOAT
     assert error(model, _after_optimizer(result.model)) < 2.0**-bits
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_the_optimizer_takes_deferred_and_reinstated_norms_in_memory(level: int) -> None:
+    """A session of the optimizer sees no initializer that its shape inference would need."""
+    model = _made(_TWO_NORMS, "y = Mul(u, gamma)", "float", 18)
+    for value in list(model.graph.initializers.values()):
+        if not value.uses():  # which the optimizer does not take in memory
+            model.graph.initializers.pop(value.name or "")
+    deferred = onnxfold.optimize(model, defer="all", check=0).model
+    back = onnxfold.optimize(deferred, check=0)
+    assert back.report["inspect"]["summary"]["reinstated"] == 1
+    for made in (deferred, back.model):
+        fused = ir.from_proto(optimized(ir.to_proto(made), "bert", level))
+        assert error(model, fused) < 2.0**-BITS_OF_FLOAT
+    assert "SimplifiedLayerNormalization" in {node.op_type for node in fused.graph}
