@@ -182,7 +182,7 @@ def _outputs(
 ) -> tuple[ir.Value, ...]:
     x = inputs["X"]
     if signature.row_scale:
-        x = body.narrow(body.op("Mul", body.wide(x), body.of_rows(inputs["row_scale"])), x)
+        x = body.narrow(body.op("Mul", body.of_rows(inputs["row_scale"]), body.wide(x)), x)
     if signature.linear_bias:
         x = body.op("Add", x, inputs["linear_bias"])
     if signature.residual:
@@ -214,7 +214,10 @@ def _row_scale(body: _Body, x: ir.Value) -> ir.Value:
 
 
 def _activated(body: _Body, activation: functions.Activation, x: ir.Value) -> ir.Value:
-    """Spelled as exporters spell them, and runtimes look for them."""
+    """Spelled as exporters spell them, and runtimes look for them.
+
+    But for SiLU: behind a Mul, ONNX Runtime's transformers optimizer fails on x * Sigmoid(x).
+    """
     if activation is functions.Activation.NONE:
         return x
     if activation is functions.Activation.RELU:
@@ -224,7 +227,7 @@ def _activated(body: _Body, activation: functions.Activation, x: ir.Value) -> ir
         return body.op("Gelu", x, approximate=ir.AttrString("approximate", approximate))
     wide = body.wide(x)
     if activation is functions.Activation.SILU:
-        return body.narrow(body.op("Mul", wide, body.op("Sigmoid", wide)), x)
+        return body.narrow(body.op("Mul", body.op("Sigmoid", wide), wide), x)
     if activation is functions.Activation.GELU:
         inner = body.op("Erf", body.op("Div", wide, body.constant(math.sqrt(2.0))))
     else:
