@@ -237,8 +237,9 @@ def splice_behind(value: ir.Value, nodes: Sequence[ir.Node]) -> ir.Node:
     producer = value.producer()
     if producer is None or not isinstance(producer.graph, ir.Graph):
         raise InvariantError(f"'{value.name}' is computed in no graph")
+    index = nodes[0].inputs.index(value)
     value.replace_all_uses_with(nodes[-1].outputs[0], replace_graph_outputs=True)
-    nodes[0].replace_input_with(0, value)
+    nodes[0].replace_input_with(index, value)
     producer.graph.insert_after(producer, nodes)
     return producer
 

@@ -333,6 +333,7 @@ def _spelled(
     state.changed = True
     finalize.settle_functions(result, original.ir_version)
     finalize.list_initializers(result)
+    finalize.put_sigmoids_first(result)
     replace_by_sums(slow)  # Add and Sum compute the same: there is nothing to prove
     return result
 

@@ -114,7 +114,6 @@ class _Work:
         """Multiply a value, and let all readers have the product; return it."""
         nodes = product(value, scale)
         self._edit.put_behind(value, nodes, role="row_scale", before="deferred")
-        _put_sigmoids_first(nodes[-1].outputs[0])
         return nodes[-1].outputs[0]
 
     def _without_bias(self, value: ir.Value) -> ir.Value | None:
@@ -200,17 +199,3 @@ class _Work:
             return None
         value = self._parameters.per_channel(site, part, role, made)
         return self._edit.value(value)
-
-
-def _put_sigmoids_first(product: ir.Value) -> None:
-    """Write Sigmoid(product) * x for x * Sigmoid(product).
-
-    ONNX Runtime's transformers optimizer looks for QuickGelu in the latter, and fails where the
-    product is not with a constant.
-    """
-    gates = (use.node.outputs[0] for use in product.uses() if use.node.op_type == "Sigmoid")
-    for use in [use for gate in gates for use in gate.uses()]:
-        if (use.node.op_type, use.idx) == ("Mul", 1):
-            first, second = use.node.inputs
-            set_input(use.node, 0, second)
-            set_input(use.node, 1, first)

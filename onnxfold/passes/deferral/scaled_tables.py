@@ -18,9 +18,13 @@ from onnxfold.passes.deferral.row_scale import RowScale
 
 
 def product(value: ir.Value, scale: ir.Value) -> list[ir.Node]:
-    """Return the nodes that multiply a value in the type of its scale and round the product."""
+    """Return the nodes that multiply a value in the type of its scale and round the product.
+
+    The scale stands first: as second factor of a product with another Mul behind, ONNX Runtime's
+    transformers optimizer takes it for a norm's and raises TypeError.
+    """
     nodes = as_type(value, scale.dtype)
-    nodes.append(ir.node("Mul", [nodes[-1].outputs[0] if nodes else value, scale]))
+    nodes.append(ir.node("Mul", [scale, nodes[-1].outputs[0] if nodes else value]))
     nodes[-1].outputs[0].type = scale.type
     return nodes + as_type(nodes[-1].outputs[0], value.dtype)
 

@@ -7,6 +7,8 @@ import onnx_ir as ir
 
 from onnxfold import __version__
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.constants import constant_tensor
+from onnxfold.graph.edit import set_input
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.operators.bodies import function, setting_of, type_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, VERSION
@@ -103,6 +105,27 @@ def list_initializers(model: ir.Model) -> None:
     for value in model.graph.initializers.values():
         if value not in listed:
             model.graph.inputs.append(value)
+
+
+def put_sigmoids_first(model: ir.Model) -> None:
+    """Write Sigmoid(v) * u for u * Sigmoid(v) where v is a product.
+
+    ONNX Runtime's transformers optimizer looks for QuickGelu in the latter, and fails where v is
+    not a product with a constant, as the row scales of deferred norms are not.
+    """
+    for node in (node for graph in all_graphs(model) for node in graph):
+        gate = node.inputs[1].producer() if node.op_type == "Mul" and node.inputs[1] else None
+        if gate is None or gate.op_type != "Sigmoid" or gate.inputs[0] is None:
+            continue
+        product = gate.inputs[0].producer()
+        if product is not None and product.op_type == "Mul" and not _by_constant(product):
+            first, second = node.inputs
+            set_input(node, 0, second)
+            set_input(node, 1, first)
+
+
+def _by_constant(product: ir.Node) -> bool:
+    return constant_tensor(product.inputs[1]) is not None
 
 
 def settle_functions(model: ir.Model, ir_version: int) -> None:
