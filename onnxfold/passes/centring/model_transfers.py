@@ -344,7 +344,7 @@ class ModelTransfers:
             return None
         harmless: set[ir.Value] = set()
         for node in site.nodes:
-            after = any(operand in harmless for operand in node.inputs if operand is not None)
+            after = any(operand in harmless for operand in node.inputs)
             for output in node.outputs:
                 if output is site.centred or after or output is site.output:
                     harmless.add(output)

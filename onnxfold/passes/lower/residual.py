@@ -202,7 +202,7 @@ def _biased(
     for x, bias in (tuple(inner.inputs), tuple(inner.inputs)[::-1]):
         if x is None or bias is None or view.tensor(bias) is None:
             continue
-        same = view.shape(x) is not None and view.shape(x) == view.shape(linear)
+        same = view.shape(x) == view.shape(linear)
         if same and view.shape(bias) == (width,) and isinstance(width, int):
             return inner, x, bias
     return None
