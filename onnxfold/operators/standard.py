@@ -222,10 +222,12 @@ _LAYOUT = (
         ),
         kernel="layout",
     ),
-    *each("DepthToSpace SpaceToDepth", Operator("", elements=Elements.PERMUTES, kernel="layout")),
-    Operator("ReverseSequence", elements=Elements.PERMUTES, shape=Shapes.SAME, kernel="layout"),
+    *each(
+        "DepthToSpace SpaceToDepth", Operator("", elements=Elements.PERMUTES, kernel="delegated")
+    ),
+    Operator("ReverseSequence", elements=Elements.PERMUTES, shape=Shapes.SAME, kernel="delegated"),
     Operator("Trilu", elements=Elements.LINEAR, shape=Shapes.SAME, kernel="layout"),
-    Operator("Compress", elements=Elements.COPIES, kernel="tensors"),
+    Operator("Compress", elements=Elements.COPIES, kernel="delegated"),
     Operator("Upsample", elements=Elements.AVERAGES, kernel="resize"),
 )
 

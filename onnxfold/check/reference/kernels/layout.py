@@ -1,6 +1,5 @@
 """Operators that move, cut and join numbers without computing on them."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -152,36 +151,3 @@ def trilu(call: Call, x: Array, k: Array | None = None) -> Array:
     mask = np.tri(x.shape[-2], x.shape[-1], diagonal - call.integer("upper", 1), dtype=bool)
     keep = ~mask if call.integer("upper", 1) else mask
     return np.where(keep, x, np.zeros((), dtype=x.dtype))
-
-
-def _blocks(x: Array, shape: Sequence[int], perm: Sequence[int], out: Sequence[int]) -> Array:
-    return x.reshape(*shape).transpose(*perm).reshape(*out)
-
-
-@kernel("DepthToSpace", raw=True)
-def depth_to_space(call: Call, x: Array) -> Array:
-    n, c, h, w = x.shape
-    b = call.integer("blocksize", 1)
-    out = (n, c // (b * b), h * b, w * b)
-    if call.text("mode", "DCR") == "DCR":
-        return _blocks(x, (n, b, b, out[1], h, w), (0, 3, 4, 1, 5, 2), out)
-    return _blocks(x, (n, out[1], b, b, h, w), (0, 1, 4, 2, 5, 3), out)
-
-
-@kernel("SpaceToDepth", raw=True)
-def space_to_depth(call: Call, x: Array) -> Array:
-    n, c, h, w = x.shape
-    b = call.integer("blocksize", 1)
-    out = (n, c * b * b, h // b, w // b)
-    if call.text("mode", "DCR") == "DCR":
-        return _blocks(x, (n, c, out[2], b, out[3], b), (0, 3, 5, 1, 2, 4), out)
-    return _blocks(x, (n, c, out[2], b, out[3], b), (0, 1, 3, 5, 2, 4), out)
-
-
-@kernel("ReverseSequence", raw=True)
-def reverse_sequence(call: Call, x: Array, lengths: Array) -> Array:
-    time, batch = call.integer("time_axis", 0), call.integer("batch_axis", 1)
-    out = np.moveaxis(x, (batch, time), (0, 1)).copy()
-    for row, length in enumerate(int(n) for n in lengths):
-        out[row, :length] = out[row, :length][::-1]
-    return np.moveaxis(out, (0, 1), (batch, time))

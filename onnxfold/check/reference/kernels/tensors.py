@@ -107,9 +107,3 @@ def eye_like(call: Call, x: Array) -> Array:
 @kernel("NonZero", raw=True)
 def non_zero(call: Call, x: Array) -> Array:
     return np.asarray(np.nonzero(np.atleast_1d(x)), dtype=np.int64)
-
-
-@kernel("Compress", raw=True)
-def compress(call: Call, x: Array, condition: Array) -> Array:
-    axis = call.integer("axis", 0) if call.has("axis") else None
-    return np.compress(condition, x, axis=axis)
