@@ -1,7 +1,5 @@
 """All statistics of a model's norms: of a batch, of a shard, of everything."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,14 +31,14 @@ class Totals:
     unmasked: tuple[int, ...]
 
     @staticmethod
-    def none(norms: Sequence[MeasuredNorm]) -> Totals:
+    def none(norms: Sequence[MeasuredNorm]) -> "Totals":
         """Return the totals before the first row."""
         empty = tuple(
             {name: NormStatistic(name.split(".")[-1]) for name in _names(n)} for n in norms
         )
         return Totals(0, empty, (0,) * len(norms))
 
-    def merged(self, other: Totals) -> Totals:
+    def merged(self, other: "Totals") -> "Totals":
         """Return the totals of both, this one first."""
         return Totals(
             self.rows + other.rows,
@@ -74,7 +72,7 @@ class Totals:
         ]
 
     @staticmethod
-    def from_state(state: Mapping[str, Any]) -> Totals:
+    def from_state(state: Mapping[str, Any]) -> "Totals":
         """Return the totals of :meth:`to_state`."""
         norms = tuple(
             {name: NormStatistic.from_state(s) for name, s in norm.items()}

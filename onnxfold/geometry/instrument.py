@@ -5,8 +5,6 @@ float64 from the model's own values: a float32 sum of d terms may err by d/2 uni
 place, and the mean of a nearly centred vector is smaller than that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -88,7 +86,7 @@ def instrument(info: ModelInfo, seed: int) -> Instrumented:
     return Instrumented(edit.model, tuple(norms), tuple(refused))
 
 
-def _measured(site: NormSite, layout: _RowLayout, outputs: tuple[str, str]) -> MeasuredNorm:
+def _measured(site: NormSite, layout: "_RowLayout", outputs: tuple[str, str]) -> MeasuredNorm:
     return MeasuredNorm(
         name=site.name,
         kind=site.kind.value,

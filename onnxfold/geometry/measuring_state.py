@@ -1,7 +1,5 @@
 """What is kept for --resume: the totals of the shards that are done, and what they are of."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence
@@ -22,7 +20,7 @@ class Progress:
     totals: Totals
     bad: tuple[str, ...] = ()
 
-    def after(self, result: Totals | BadShard) -> Progress:
+    def after(self, result: Totals | BadShard) -> "Progress":
         """Return the progress with one more shard."""
         if isinstance(result, BadShard):
             return Progress(self.done + 1, self.totals, (*self.bad, result.reason))

@@ -7,8 +7,6 @@ After k merges the relative error of the mean is at most about k units of 2^-53 
 of the numbers; a float32 mean stops moving at 2^24 rows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,7 +49,7 @@ class NormStatistic:
     bars: tuple[tuple[int, int], ...] = ()
 
     @staticmethod
-    def of(quantity: str, values: Array) -> NormStatistic:
+    def of(quantity: str, values: Array) -> "NormStatistic":
         """Return the statistic of an array."""
         finite = values[np.isfinite(values)]
         left_out = values.size - finite.size
@@ -74,7 +72,7 @@ class NormStatistic:
             bars=_counted(bars),
         )
 
-    def merged(self, other: NormStatistic) -> NormStatistic:
+    def merged(self, other: "NormStatistic") -> "NormStatistic":
         """Return the statistic of both streams, this one first."""
         count = self.count + other.count
         left_out = self.left_out + other.left_out
@@ -99,7 +97,7 @@ class NormStatistic:
         return {name: getattr(self, name) for name in self.__slots__}
 
     @staticmethod
-    def from_state(state: Mapping[str, Any]) -> NormStatistic:
+    def from_state(state: Mapping[str, Any]) -> "NormStatistic":
         """Return the statistic of a state that went through JSON."""
         counts = {name: tuple((k, n) for k, n in state[name]) for name in ("sketch", "bars")}
         return NormStatistic(**{**state, **counts})

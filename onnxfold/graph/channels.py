@@ -6,8 +6,6 @@ fiber (graph/fiber.py) is the same without the order, which a mean does not need
 does: ``[B,T,C]`` reshaped to ``[B,T,H,D]`` has i = h * D + d, whatever transposition follows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
@@ -26,7 +24,7 @@ class Channels:
     digits: tuple[AxisBlock, ...]
 
     @staticmethod
-    def of(digits: Iterable[AxisBlock]) -> Channels:
+    def of(digits: Iterable[AxisBlock]) -> "Channels":
         """Return canonical channels: digits of size 1 dropped, neighbouring digits merged."""
         merged: list[AxisBlock] = []
         for digit in digits:
@@ -41,7 +39,7 @@ class Channels:
         return Channels(tuple(merged))
 
     @staticmethod
-    def along(axes: Iterable[tuple[int, int]]) -> Channels:
+    def along(axes: Iterable[tuple[int, int]]) -> "Channels":
         """Return the channels of whole axes, given as (axis, size), in row-major order."""
         return Channels.of(AxisBlock(axis, 1, size, 1) for axis, size in axes)
 
@@ -55,7 +53,7 @@ class Channels:
         """The axes that take part, ascending, each once."""
         return tuple(sorted({digit.axis for digit in self.digits}))
 
-    def mapped(self, image: Callable[[Fiber], Fiber | None]) -> Channels | None:
+    def mapped(self, image: Callable[[Fiber], Fiber | None]) -> "Channels | None":
         """Return the channels with every digit replaced by its image, None where one has none."""
         digits: list[AxisBlock] = []
         for digit in self.digits:
@@ -66,7 +64,7 @@ class Channels:
             digits += fiber.blocks
         return Channels.of(digits)
 
-    def renamed(self, axis_of: dict[int, int]) -> Channels:
+    def renamed(self, axis_of: dict[int, int]) -> "Channels":
         """Return the channels with axis a renamed to ``axis_of[a]``."""
         return Channels.of(
             AxisBlock(axis_of[d.axis], d.inner, d.size, d.outer) for d in self.digits

@@ -5,8 +5,6 @@ A dimension is an ``int``, a ``str`` (a symbol: equal strings are equal sizes) o
 :class:`Extent`: an integer times a multiset of symbols, so that ``B*T*768`` equals ``T*768*B``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ class Extent:
     factor: int
     symbols: tuple[str, ...] = ()
 
-    def __mul__(self, other: Extent) -> Extent:
+    def __mul__(self, other: "Extent") -> "Extent":
         return Extent(self.factor * other.factor, tuple(sorted(self.symbols + other.symbols)))
 
 

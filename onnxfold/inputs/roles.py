@@ -1,7 +1,5 @@
 """What integer and boolean inputs are for: indices into tables, or masks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ class IndexRange:
     low: int
     high: int
 
-    def meet(self, other: IndexRange) -> IndexRange:
+    def meet(self, other: "IndexRange") -> "IndexRange":
         return IndexRange(max(self.low, other.low), min(self.high, other.high))
 
 

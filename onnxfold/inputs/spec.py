@@ -1,7 +1,5 @@
 """What a user says about the inputs: shapes by name, or arrays in files."""
 
-from __future__ import annotations
-
 import re
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -30,7 +28,7 @@ class InputSpec:
     files: Mapping[str, Path] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, texts: Iterable[str]) -> InputSpec:
+    def parse(cls, texts: Iterable[str]) -> "InputSpec":
         """Reads command-line values, each `name:1,128`, `name:[1,128]`, `name:x.npy` or `x.npz`.
 
         A name may hold colons. Raises UsageError for anything else, for a missing file, and for an

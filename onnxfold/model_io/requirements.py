@@ -5,8 +5,6 @@ untyped attributes), read past the data (dimensions against bytes), or make an a
 name that nothing produces, an operator set with other rules).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -58,7 +56,7 @@ class _Context:
     scopes: tuple[set[str], ...] = ()
     in_function: bool = False
 
-    def within(self, names: set[str]) -> _Context:
+    def within(self, names: set[str]) -> "_Context":
         return replace(self, scopes=(*self.scopes, names))
 
 

@@ -1,7 +1,5 @@
 """NormSite: what every form of normalization yields; nothing after it knows the form."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -96,7 +94,7 @@ class NormSite:
             raise InvariantError(f"norm '{self.name}' is computed by no node")
         return node
 
-    def within(self, edit: Editor) -> NormSite:
+    def within(self, edit: Editor) -> "NormSite":
         """Return the same norm in the model that is edited."""
         value = edit.value
 

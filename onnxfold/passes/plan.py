@@ -1,7 +1,5 @@
 """Plan: the frozen, printable result of deciding; it can be written to JSON and read back."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from itertools import repeat
@@ -46,7 +44,7 @@ class Plan(CentringPlan):
         return document
 
     @staticmethod
-    def from_json(document: Mapping[str, Any]) -> Plan:
+    def from_json(document: Mapping[str, Any]) -> "Plan":
         """Read what :meth:`to_json` wrote; raises KeyError or TypeError on anything else."""
         refusals = [(row["output"], row) for row in document["refusals"]]
         plan: Plan = _read(Plan, {**document, "refusals": refusals})

@@ -4,8 +4,6 @@ The server and the Triton repository read it here: Triton's backend refuses a co
 dimensions are not those of a session, so they are read from a session, not from the file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,7 +51,7 @@ class ServedSignature:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
-    def without_optional(self) -> ServedSignature:
+    def without_optional(self) -> "ServedSignature":
         """Return it without the inputs that have a default."""
         return replace(self, inputs=tuple(spec for spec in self.inputs if not spec.optional))
 

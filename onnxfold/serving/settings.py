@@ -1,7 +1,5 @@
 """What a user can ask of the server: models by name, ports, batches, threads."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 import ssl
@@ -23,7 +21,7 @@ class NamedModel:
     path: Path
 
     @classmethod
-    def parse(cls, text: str) -> NamedModel:
+    def parse(cls, text: str) -> "NamedModel":
         """Read `path` or `name=path`; the name of a path is that of the file.
 
         Raises ModelError where there is no such file.

@@ -1,7 +1,5 @@
 """What a fold puts into a model: RMSNorm in the place of a norm, and centred outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +61,7 @@ class RMSNorm(nn.Module):
         self.train(original.training)
 
     @staticmethod
-    def of(norm: nn.Module, written: HandwrittenNorm | None = None) -> RMSNorm:
+    def of(norm: nn.Module, written: HandwrittenNorm | None = None) -> "RMSNorm":
         """Return what takes the place of a norm."""
         if written is not None:
             return RMSNorm(norm, (written.size,), written.eps, written.names, written=written)

@@ -5,8 +5,6 @@ these calls.  A mode holds for the modules within as well: those whose calls mus
 of their own, and the innermost answers.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
@@ -60,7 +58,7 @@ class NormCalls:
                 module.__dict__["forward"] = calls._before
 
     @staticmethod
-    def within(model: nn.Module) -> dict[str, NormCalls]:
+    def within(model: nn.Module) -> "dict[str, NormCalls]":
         """Return what answers the calls of the modules of a model that have one, by their names."""
         forwards = ((name, m.__dict__.get("forward")) for name, m in model.named_modules())
         return {name: calls for name, calls in forwards if isinstance(calls, NormCalls)}

@@ -3,8 +3,6 @@
 Hooks read and change nothing: with them training is, bit for bit, the same training.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -62,7 +60,7 @@ class StreamStatistics:
         self._norms: dict[str, MeasuredNorm] = {}
         self._totals: dict[str, Totals] = {}
 
-    def __enter__(self) -> StreamStatistics:
+    def __enter__(self) -> "StreamStatistics":
         for name, module in self._modules.items():
             hook = torch.compiler.disable(self._hook(name))
             self._handles.append(module.register_forward_hook(hook, with_kwargs=True))

@@ -6,8 +6,6 @@ for half floats, a third for float32. Anything else is left to `evaluation`, and
 numbers that are not finite or that leave the range of their type.
 """
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass
 from functools import cache
@@ -67,7 +65,7 @@ class RowEdit:
     by_row: bool = False
 
     @staticmethod
-    def spread(kind: str, spread: Float64, shape: tuple[int, ...]) -> RowEdit | None:
+    def spread(kind: str, spread: Float64, shape: tuple[int, ...]) -> "RowEdit | None":
         """The edit by an array that broadcasts against ``shape``, None if by neither."""
         if all(dim == 1 for dim in spread.shape[:-1]) and spread.shape[-1] == shape[-1]:
             return RowEdit(kind, np.ascontiguousarray(spread.reshape(-1)))

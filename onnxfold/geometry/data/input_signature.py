@@ -1,7 +1,5 @@
 """The inputs of a model as data must suit them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +73,7 @@ class InputSignature:
     inputs: Mapping[str, Input]
 
     @staticmethod
-    def of(model: ir.Model) -> InputSignature:
+    def of(model: ir.Model) -> "InputSignature":
         """Return the signature of a model; raises UsageError for inputs that are no tensors."""
         values = [value for value in model.graph.inputs if not value.is_initializer()]
         return InputSignature({str(value.name): _input(model, value) for value in values})

@@ -1,7 +1,5 @@
 """Made-up inputs, drawn as the check draws them; they say nothing about real data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -28,7 +26,7 @@ class Synthetic:
     options: DataOptions
 
     @staticmethod
-    def of(model: ir.Model, signature: InputSignature, options: DataOptions) -> Synthetic:
+    def of(model: ir.Model, signature: InputSignature, options: DataOptions) -> "Synthetic":
         """Draw inputs for a model; raises UsageError where an input cannot be drawn."""
         count = -(-(options.rows or _ROWS) // _DRAWN_TOGETHER)
         drawn = tuple(

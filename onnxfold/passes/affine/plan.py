@@ -1,7 +1,5 @@
 """What moves of a norm's gamma and beta: which constants change, for which readers, and how."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from onnxfold.graph.channels import Channels
@@ -30,7 +28,7 @@ class Absorption:
         """The constants that take W beta, or a part of it."""
         return self.parts if self.bias is None else (self.bias,)
 
-    def without_beta(self) -> Absorption:
+    def without_beta(self) -> "Absorption":
         """Return what is left to do where beta does not move."""
         return replace(self, bias=None, parts=())
 
@@ -79,7 +77,7 @@ class AffinePlan:
         """Whether nothing moves."""
         return not self.fusions
 
-    def left_out(self, reason: str) -> AffinePlan:
+    def left_out(self, reason: str) -> "AffinePlan":
         """Return the plan to move nothing."""
         why = Refusal(RefusalCode.NOT_PROVED, reason)
         moved = ((fusion.output, why) for fusion in self.fusions)

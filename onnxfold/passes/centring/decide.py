@@ -1,7 +1,5 @@
 """From the zero-mean graph to a plan: price everything, cut, read the cut, give reasons."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,7 +60,7 @@ class CentringDecision:
         """Whether no norm folds."""
         return self.plan.empty
 
-    def left_out(self, reason: str) -> CentringDecision:
+    def left_out(self, reason: str) -> "CentringDecision":
         """Return the decision to fold nothing."""
         why = Refusal(RefusalCode.NOT_PROVED, reason)
         kept = tuple((fold.output, why) for fold in self.plan.folds)

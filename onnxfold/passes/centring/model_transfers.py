@@ -6,8 +6,6 @@ Two questions, asked by the backward walk (planning) and by the forward proof al
 * ``forward``: what a reader does when the value moves by something constant along the fiber.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -225,7 +223,7 @@ class ModelTransfers:
         self._found_parts = True
         return within
 
-    def without_parts(self) -> ModelTransfers:
+    def without_parts(self) -> "ModelTransfers":
         """Return answers in which no part of a weight is centred alone."""
         return ModelTransfers(self.view, self._sites) if self._found_parts else self
 

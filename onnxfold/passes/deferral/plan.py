@@ -1,7 +1,5 @@
 """Which norms hand their scale on, where it is multiplied, and which norms behind it cancel it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from onnxfold.graph import Fiber
@@ -122,7 +120,7 @@ class DeferralPlan:
         """Whether every norm stays."""
         return not self.norms
 
-    def left_out(self, reason: str) -> DeferralPlan:
+    def left_out(self, reason: str) -> "DeferralPlan":
         """Return the plan to defer nothing, with the reason for each norm."""
         refusals = [
             (norm.output, Refusal(RefusalCode.NOT_PROVED, reason, (norm.name,)))

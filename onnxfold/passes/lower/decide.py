@@ -1,7 +1,5 @@
 """Deciding how a target spells the norms that stay, and whether additions join their norms."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,7 +32,7 @@ class LoweringPlan:
         """Whether nothing is to be done."""
         return not (self.respelled or self.fuse_residual or self.halve_first)
 
-    def left_out(self, reason: str) -> LoweringPlan:
+    def left_out(self, reason: str) -> "LoweringPlan":
         """Return the plan to keep every spelling."""
         del reason  # the report names the pass
         return LoweringPlan()

@@ -12,8 +12,6 @@ The float norm is neither written nor read again, so it must have no other reade
 mutates nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -241,7 +239,7 @@ class _Chain:
     def end(self) -> ir.Value:
         return self.nodes[-1].outputs[0]
 
-    def follow(self, op_type: str) -> _Chain | None:
+    def follow(self, op_type: str) -> "_Chain | None":
         node = only_reader(self.end)
         found = node is not None and operator(node) == op_type
         return _Chain((*self.nodes, node)) if found and node is not None else None

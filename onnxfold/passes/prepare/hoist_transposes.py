@@ -9,8 +9,6 @@ Transpose and A the reduced axes, these identities are exact, element by element
     T(x * x)                 = T(x) * T(x)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import takewhile
 
@@ -42,7 +40,7 @@ def hoist_transposes(model: ir.Model, unique: _Unique) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _move(graph: ir.Graph, node: ir.Node, unique: _Unique) -> _Move | None:
+def _move(graph: ir.Graph, node: ir.Node, unique: _Unique) -> "_Move | None":
     if node.op_type != "Transpose" or node.domain != "" or node.graph is None:
         return None
     order, value = node.attributes.get_ints("perm"), node.inputs[0]

@@ -4,8 +4,6 @@ Sources: ONNX Runtime's ContribOperators.md and CPU kernels for com.microsoft; t
 domain onnxfold.  A rounding of the sum that a fused kernel leaves out is the only difference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from types import MappingProxyType
@@ -42,7 +40,7 @@ class Builder:
                 used.update(value.name or "" for value in node.outputs)
         return used
 
-    def at(self, node: ir.Node) -> SkipNormCall:
+    def at(self, node: ir.Node) -> "SkipNormCall":
         """Start the replacement of a node."""
         return SkipNormCall(self, node)
 

@@ -1,7 +1,5 @@
 """Which norms give one channel less, or again all, and which weights change, as data."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from onnxfold.passes.compression.plan import CompressionPlan, Shortened
@@ -29,7 +27,7 @@ class ReadersPlan:
         """Whether nothing is to be done."""
         return not self.starts
 
-    def left_out(self, reason: str) -> ReadersPlan:
+    def left_out(self, reason: str) -> "ReadersPlan":
         """Return the plan to change no reader."""
         why = Refusal(RefusalCode.NOT_PROVED, reason)
         refusals = (*self.refusals, *((start, why) for start in self.starts))

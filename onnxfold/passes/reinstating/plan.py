@@ -1,7 +1,5 @@
 """Which norms a model came with deferred, and which of them are computed where they stood."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from onnxfold.refusal import Refusal, RefusalCode
@@ -44,7 +42,7 @@ class ReinstatingPlan:
         """Whether nothing is to be done."""
         return not self.norms
 
-    def left_out(self, reason: str) -> ReinstatingPlan:
+    def left_out(self, reason: str) -> "ReinstatingPlan":
         """Return the plan to reinstate nothing."""
         why = Refusal(RefusalCode.NOT_PROVED, reason)
         kept = (

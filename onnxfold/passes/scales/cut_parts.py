@@ -4,8 +4,6 @@ What is behind one part of a joined projection (q, k and v at once) belongs to t
 part in the weight before it, where no other reader sees the elements of the part.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -26,7 +24,7 @@ class AxisPart:
     length: int
     total: int
 
-    def meets(self, other: AxisPart) -> bool:
+    def meets(self, other: "AxisPart") -> bool:
         """Whether some element is in both; always, where they are along different axes."""
         apart = self.start + self.length <= other.start or other.start + other.length <= self.start
         return self.axis != other.axis or not apart

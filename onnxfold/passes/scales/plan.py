@@ -1,7 +1,5 @@
 """What a linear layer takes over from the operator behind it: which constants change, and how."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from onnxfold.passes.places import Place
@@ -42,7 +40,7 @@ class ScalesPlan:
         """Whether nothing moves."""
         return not self.fusions
 
-    def left_out(self, reason: str) -> ScalesPlan:
+    def left_out(self, reason: str) -> "ScalesPlan":
         """Return the plan to move nothing."""
         del reason  # scales have no row in the report
         return ScalesPlan()

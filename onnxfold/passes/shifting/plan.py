@@ -1,7 +1,5 @@
 """Which weights are shifted and by what, as frozen data."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from onnxfold.graph import Fiber
@@ -27,7 +25,7 @@ class ShiftingPlan:
         """Whether nothing is to be done."""
         return not self.weights
 
-    def left_out(self, reason: str) -> ShiftingPlan:
+    def left_out(self, reason: str) -> "ShiftingPlan":
         """Return the plan to shift nothing."""
         del reason  # the report names the pass
         return ShiftingPlan()
