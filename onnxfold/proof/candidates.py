@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from onnxfold.graph import Fiber, ModelInfo, whole_axes
+from onnxfold.graph import Fiber, ModelInfo, Shape, whole_axes
 from onnxfold.proof.fiber_images import images
 from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.mean_proofs import ZeroMeans
@@ -36,6 +36,7 @@ class Candidates:
         if target is None or u is None:
             return ()
         found: dict[Fiber, None] = dict.fromkeys(self._claimed.get(self._before.ref(u), ()))
+        found.update(dict.fromkeys(self._of_claims_inside(region, target)))
         for leaf in region.leaves:
             if leaf.relation.fiber is None:
                 continue
@@ -54,8 +55,18 @@ class Candidates:
                     found[Fiber.of((*image.blocks, *wider.blocks))] = None
         return tuple(sorted(found, key=lambda fiber: -fiber.size))
 
+    def _of_claims_inside(self, region: Region, target: Shape) -> Iterator[Fiber]:
+        """Yield where the fiber of a value that is centred within a region may lie behind it."""
+        for value in (value for node in region.old.nodes[:-1] for value in node.outputs):
+            shape = self._before.shape(value)
+            for fiber in self._claimed.get(self._before.ref(value), ()) if shape else ():
+                yield from images(fiber, shape or (), target)
+
     def of_zeros(self, region: Region) -> Iterator[list[tuple[Leaf, Fiber]]]:
-        """Yield leaves and fibers along which their means may be 0: of one, of all that fit."""
+        """Yield leaves and fibers along which their means may be 0: of one, of all that fit.
+
+        Last each along its own fiber, where no image of one fiber is another's.
+        """
         leaves = [leaf for leaf in region.leaves if leaf.v is not None and _may_be_centred(leaf)]
         if self._by_name_alone:
             named = self._claimed.keys()
@@ -70,6 +81,11 @@ class Candidates:
                 joint = [(leaf, place) for leaf, place in placed if place is not None]
                 if joint:
                     yield [(first, fiber), *joint]
+        yield [
+            (leaf, leaf.relation.fiber)
+            for leaf in leaves
+            if leaf.relation.fiber is not None and self._may_hold(leaf, leaf.relation.fiber)
+        ]
 
     def _image(self, first: Leaf, fiber: Fiber, leaf: Leaf) -> Fiber | None:
         """Return along what a leaf may have mean 0 if the first has, along a fiber."""

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
+from onnxfold.check.reference import is_stochastic
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.equality import pairs
 from onnxfold.graph.traversal import bodies
@@ -115,6 +116,6 @@ def _constants(view: ModelInfo) -> set[ir.Value]:
     for node in view.nodes():
         operands = [v for v in node.inputs if v is not None]
         known = all(v in found or view.tensor(v) is not None for v in operands)
-        if operands and known and not bodies(node):
+        if operands and known and not bodies(node) and not is_stochastic(node):
             found.update(node.outputs)
     return found

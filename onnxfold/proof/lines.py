@@ -19,7 +19,7 @@ def line(draws: list[Pair], slack: float) -> tuple[Float64, Float64] | None:
     each = _slope(u, v, (0,), slack)
     axes = (0, *(axis for axis in range(1, u.ndim) if _is_constant(each, axis - 1)))
     r, s = _slope(u, v, axes, slack)
-    if len(axes) == 1 or not _is_line(u, v, r, s):
+    if len(axes) == 1 or not _is_line(u, v, r, s, slack):
         r, s = _widest(u, v, each, slack)
     return (r, s) if np.isfinite(r).all() and np.isfinite(s).all() else None
 
@@ -32,7 +32,7 @@ def _widest(
     found = each
     for axis in range(1, u.ndim):
         wider = _slope(u, v, (*axes, axis), slack)
-        if _is_line(u, v, *wider):
+        if _is_line(u, v, *wider, slack):
             axes, found = (*axes, axis), wider
     return found
 
@@ -46,8 +46,8 @@ def _is_constant(parameters: tuple[Float64, Float64], axis: int) -> bool:
     )
 
 
-def _is_line(u: Float64, v: Float64, r: Float64, s: Float64) -> bool:
-    return is_small(u - r * v - s, u, r * v, s)
+def _is_line(u: Float64, v: Float64, r: Float64, s: Float64, slack: float) -> bool:
+    return is_small(u - r * v - s, u, r * v, s, slack=slack)
 
 
 def _slope(u: Float64, v: Float64, axes: tuple[int, ...], slack: float) -> tuple[Float64, Float64]:

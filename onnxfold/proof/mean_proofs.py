@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 
 import onnx_ir as ir
 
@@ -82,8 +82,18 @@ class ZeroMeans:
         regions = list(self._regions(value))
         for region, choice in self._trials(regions, fiber):
             if self._tester.zero_mean(with_zeros(region, choice), fiber):
-                return tuple((leaf.v, zero) for leaf, zero in choice if leaf.v is not None)
+                least = self._least(region, choice, fiber)
+                return tuple((leaf.v, zero) for leaf, zero in least if leaf.v is not None)
         return None
+
+    def _least(self, region: Region, choice: _Choice, fiber: Fiber) -> _Choice:
+        """Leave out of a choice what the mean does not rest on, where that is not stored."""
+        for place in reversed(choice if len(choice) > 1 else []):
+            fewer = [other for other in choice if other is not place]
+            if not self._is_stored(place[0]) and fewer:
+                shown = self._tester.zero_mean(with_zeros(region, fewer), fiber)
+                choice = fewer if shown else choice
+        return choice
 
     def _regions(self, value: ir.Value) -> Iterator[Region]:
         for depth in (1, 2, 3):
@@ -128,9 +138,13 @@ class ZeroMeans:
         for leaf in region.leaves if target is not None else ():
             if leaf.v is None or (leaf.dtype is not None and not leaf.dtype.is_floating_point()):
                 continue
-            near = (*self._parts(leaf.v, fiber), *images(fiber, target or (), leaf.shape))
+            lesser = (Fiber((block,)) for block in fiber.blocks if len(fiber.blocks) > 1)
+            placed = (images(each, target or (), leaf.shape) for each in (fiber, *lesser))
+            near = dict.fromkeys((*self._parts(leaf.v, fiber), *chain.from_iterable(placed)))
             places = [(leaf, place) for place in near]
             places.sort(key=lambda place: _unlikely(place[1]))
+            if self._is_stored(leaf):
+                places.sort(key=lambda place: place[1].size != 1)  # 0 has every mean
             if places:
                 found.append(places)
         return sorted(found, key=lambda places: not self._is_stored(places[0][0]))

@@ -133,7 +133,8 @@ class Neighbourhood:
                 drawn.add(v)
             return self._leaf(u, v, relation, given)
         array, _ = self._numbers(self._before, u, actual=actual)
-        if array is None or given is None:
+        unseen = relation.r is not None and not np.any(given)  # a scale of zeros
+        if array is None or given is None or unseen:
             drawn.add(v)
             return self._leaf(u, v, relation)
         return self._leaf(u, v, relation, array, given, slack)

@@ -9,7 +9,7 @@ Every output of every graph must end equal.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -305,13 +305,23 @@ class _Walker:
         """Whether a wider region cannot show more: of the same nodes, no leaf follows another."""
         if not _is_alike(region):
             return False
-        changed = [leaf.v for leaf in region.leaves if leaf.v and not leaf.relation.equal]
-        return not any(
-            other in changed
-            for value in changed
-            for operand in _inputs(value)
-            for other in (operand, *_inputs(operand))
-        )
+        changed = {leaf.v for leaf in region.leaves if leaf.v and not leaf.relation.equal}
+        return not any(self._follows(value, changed) for value in changed)
+
+    def _follows(self, value: ir.Value, others: Collection[ir.Value]) -> bool:
+        """Whether a value is computed from one of the others, through values that are not equal."""
+        level = seen = {value}
+        for _ in range(_REACHES[-1][0]):
+            level = {
+                operand
+                for one in level
+                for operand in _inputs(one)
+                if operand not in seen and not self._is_equal(operand)
+            }
+            if not level.isdisjoint(others):
+                return True
+            seen = seen | level
+        return False
 
     def _note_biases(self, region: Region) -> None:
         """Count the constants that have taken what a value beside them had too much."""

@@ -285,3 +285,31 @@ def test_a_size_that_the_input_leaves_open_blames_no_operator() -> None:
     site = only_site(model(body, "float[2,D] x, float[K] g"))
     assert site.refusal is not None
     assert site.refusal.sentence == "the size of a normalised axis is not known"
+
+
+_MEAN = "m = ReduceMean<axes=[-1]>(x) d = Sub(x, m)"
+
+
+def test_a_mean_subtracted_in_front_is_of_the_norm() -> None:
+    text = f"{_MEAN} y = LayerNormalization(d, g)"
+    ((site, error),) = replay_error(model(text, "float[B,3,8] x, float[8] g", opset=17))
+    assert (site.kind, site.form) == (NormKind.LAYER_NORM, NormForm.DECOMPOSED)
+    assert (site.input.name, [node.op_type for node in site.nodes]) == (
+        "x",
+        ["ReduceMean", "Sub", "LayerNormalization"],
+    )
+    assert error < FLOAT32_BOUND
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{_MEAN} n = LayerNormalization(d, g) y = Add(n, d)",
+        f"{_MEAN} n = LayerNormalization(d, g) y = Add(n, m)",
+        f"{_MEAN.replace('-1', '1')} y = LayerNormalization(d, g)",
+        f"{_MEAN.replace('Sub(x, m)', 'Sub(m, x)')} y = LayerNormalization(d, g)",
+    ],
+)
+def test_a_mean_that_others_read_or_of_another_axis_stays_in_front(text: str) -> None:
+    site = only_site(model(text, "float[B,3,8] x, float[8] g", opset=17))
+    assert site.input.name == "d"

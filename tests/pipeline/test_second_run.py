@@ -46,7 +46,19 @@ def _centred_for_two(opset: int) -> ir.Model:
     return graph(body, "int64[B,4] ids", "float[B,4,60000] y", made, opset=opset)
 
 
+def _mean_twice(norm: str) -> ir.Model:
+    """A norm of what has lost its mean already: the two are one norm."""
+    body = f"h = Tanh(x) m0 = ReduceMean<axes=[-1]>(h) d0 = Sub(h, m0) {norm} y = MatMul(n, V)"
+    made = _float32(gamma=(6,), beta=(6,), V=(6, 5)) | {"eps": np.array(1e-5, np.float32)}
+    made = {name: array for name, array in made.items() if name in body}
+    return graph(body, "float[B,4,6] x", "float[B,4,5] y", made, opset=17)
+
+
 _MODELS = {
+    "a mean twice": lambda: _mean_twice("n = LayerNormalization<axis=-1>(d0, gamma, beta)"),
+    "a mean twice, spelled": lambda: _mean_twice(
+        f"{_SPELLED.replace('h', 'd0')} g = Mul(q, gamma) n = Add(g, beta)"
+    ),
     "zero beta of a folded norm": lambda: _zero_beta("MatMul(x, W)", 13),
     "zero beta of a folded norm, opset 17": lambda: _zero_beta("MatMul(x, W)", 17),
     "zero beta of a kept norm": lambda: _zero_beta("Tanh(x)", 17),

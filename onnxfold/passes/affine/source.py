@@ -9,6 +9,7 @@ from onnxfold.graph import ModelInfo, Shape, node_label, operator
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.operands import is_read_once
+from onnxfold.norms.ops import NORM_OPERATORS
 from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -42,17 +43,14 @@ def source_of(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
 
 
 def _ends_in_norm(site: NormSite) -> bool:
-    """Whether a spelled-out centring ends in an RMSNorm operator, with gamma as its operand."""
+    """Whether a spelled-out centring ends in a norm operator, with gamma and beta as operands."""
     last = site.nodes[-1]
     operands = [*last.inputs, None, None]
-    return ("LayerNormalization" in last.op_type or last.op_type == "RMSNormalization") and (
-        last.outputs[0],
-        operands[_GAMMA],
-        operands[_BETA],
-    ) == (
-        site.output,
-        site.gamma,
-        site.beta,
+    stated = ((site.gamma, operands[_GAMMA]), (site.beta, operands[_BETA]))
+    return (
+        (last.domain, last.op_type) in NORM_OPERATORS
+        and last.outputs[0] is site.output
+        and all(part is None or part is operand for part, operand in stated)
     )
 
 

@@ -14,9 +14,10 @@ from enum import StrEnum
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber, ModelInfo, Reader, keeps_dims, whole_axes
+from onnxfold.graph import Fiber, ModelInfo, Reader
 from onnxfold.graph.array_types import Array
 from onnxfold.norms.site import NormForm, NormSite
+from onnxfold.norms.subtracted_mean import mean_subtracted_by
 from onnxfold.operators import facets
 from onnxfold.operators.families.reduce import Centring
 from onnxfold.operators.families.rules import transfer_of
@@ -240,18 +241,8 @@ class ModelTransfers:
         transfer = transfer_of(node)
         if isinstance(transfer, Centring):
             return transfer.fiber(self.view, node)
-        if node.op_type != "Sub" or node.domain:
-            return None
-        x, mean = node.inputs
-        reducer = None if mean is None else mean.producer()
-        if x is None or reducer is None or reducer.op_type != "ReduceMean":
-            return None
-        if reducer.inputs[0] is not x or not keeps_dims(reducer):
-            return None
-        shape, axes = self.view.shape(x), self.view.axes(reducer)
-        if not shape or not axes:
-            return None
-        return whole_axes(shape, [axis % len(shape) for axis in axes])
+        found = mean_subtracted_by(self.view, node)
+        return None if found is None else found[1]
 
     def forward(self, point: Point, reader: Reader) -> ShiftResponse:
         """Return what ``reader`` does when ``point`` moves by a shift constant along its fiber."""

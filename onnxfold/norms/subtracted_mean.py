@@ -1,0 +1,49 @@
+"""x - mean(x), spelled as Sub and ReduceMean, and the norm that reads it alone.
+
+A LayerNorm does not see the shift: LN(x - mean(x)) = LN(x), one norm of x.
+"""
+
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from onnxfold.graph import Fiber, ModelInfo, keeps_dims, whole_axes
+from onnxfold.graph.operands import is_read_once, producer_of
+from onnxfold.norms.site import NormForm, NormKind, NormSite
+
+
+def mean_subtracted_by(view: ModelInfo, node: ir.Node) -> tuple[ir.Node, Fiber] | None:
+    """Return the ReduceMean whose result a Sub takes from what it is the mean of, and over what."""
+    if node.op_type != "Sub" or node.domain:
+        return None
+    x, mean = node.inputs
+    reducer = producer_of(mean)
+    if x is None or reducer is None or reducer.op_type != "ReduceMean":
+        return None
+    if reducer.inputs[0] is not x or not keeps_dims(reducer):
+        return None
+    shape, axes = view.shape(x), view.axes(reducer)
+    fiber = whole_axes(shape, [axis % len(shape) for axis in axes]) if shape and axes else None
+    return None if fiber is None else (reducer, fiber)
+
+
+def with_subtraction(view: ModelInfo, site: NormSite) -> NormSite:
+    """Return a LayerNorm with the subtraction of its mean in front, if no other reads that."""
+    node = producer_of(site.input)
+    plain = site.kind is NormKind.LAYER_NORM and not site.escaping and site.refusal is None
+    if node is None or not plain or not _is_read_within(site):
+        return site
+    found, x = mean_subtracted_by(view, node), node.inputs[0]
+    if x is None or found is None or found[1] != site.fiber:
+        return site
+    if not is_read_once(found[0].outputs[0]):
+        return site
+    nodes = (found[0], node, *site.nodes)
+    centred = site.centred or site.input
+    return replace(site, input=x, nodes=nodes, form=NormForm.DECOMPOSED, centred=centred)
+
+
+def _is_read_within(site: NormSite) -> bool:
+    """Whether nothing but the norm reads its input."""
+    inside = all(use.node in site.nodes for use in site.input.uses())
+    return inside and not site.input.is_graph_output()
