@@ -81,11 +81,10 @@ class Candidates:
                 joint = [(leaf, place) for leaf, place in placed if place is not None]
                 if joint:
                     yield [(first, fiber), *joint]
-        yield [
-            (leaf, leaf.relation.fiber)
-            for leaf in leaves
-            if leaf.relation.fiber is not None and self._may_hold(leaf, leaf.relation.fiber)
-        ]
+        own = ((leaf, leaf.relation.fiber) for leaf in leaves)
+        shifted = [(leaf, fiber) for leaf, fiber in own if fiber and self._may_hold(leaf, fiber)]
+        if len(shifted) > 1:
+            yield shifted
 
     def _image(self, first: Leaf, fiber: Fiber, leaf: Leaf) -> Fiber | None:
         """Return along what a leaf may have mean 0 if the first has, along a fiber."""
