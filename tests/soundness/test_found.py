@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+import onnxfold
 from onnxfold.options import Target
 from tests.operators.sample import Array
 from tests.soundness import corpus
@@ -188,3 +189,21 @@ def test_a_norm_along_a_symbolic_axis_is_no_reason_to_fold_the_next() -> None:
 def test_the_corpus_of_regressions_is_folded_right(name: str) -> None:
     graph, settings = corpus.load(name)
     assert check(graph, settings).failure is None
+
+
+def test_a_norm_of_what_is_drawn_from_constants_is_proved() -> None:
+    """Random numbers of a Dropout that trains are no constants, though all that it reads are."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g () => (float[2,6] y) {
+            ratio = Constant<value = float {0.4}>() train = Constant<value = bool {1}>()
+            h = Dropout(W, ratio, train) m = ReduceMean<axes=[-1]>(h) c = Sub(h, m)
+            s = Mul(c, c) v = ReduceMean<axes=[-1]>(s) e = Constant<value = float {0.01}>()
+            a = Add(v, e) r = Sqrt(a) y = Div(c, r)
+        }"""
+    )
+    numbers = np.random.default_rng(0).standard_normal((2, 6))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(numbers.astype(np.float32), "W"))
+    result = onnxfold.optimize(model, check=0)
+    assert result.changed
+    assert "left_out" not in result.report
