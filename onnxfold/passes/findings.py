@@ -7,6 +7,7 @@ from typing import Any
 
 from onnxfold.graph import ModelInfo
 from onnxfold.norms import NormSite, streams
+from onnxfold.passes.centring.fusions import spanned_norm
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.ranges import RangeWarning
 from onnxfold.passes.reinstating.plan import FoundDeferred
@@ -15,12 +16,17 @@ from onnxfold.refusal import Refusal
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A prepared model before any pass: its size, and a report row for each norm."""
+    """A prepared model before any pass: its size, and a report row for each norm.
+
+    ``attentions`` are the norms, by reference, between which attention stands, of which ONNX
+    Runtime's transformers optimizer makes one operator only while both are LayerNormalization.
+    """
 
     opset: int
     nodes: int
     parameters: int
     norms: tuple[dict[str, Any], ...]
+    attentions: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,12 @@ def describe(info: ModelInfo, sites: Sequence[NormSite]) -> Description:
         tuple(
             _row(info, site, stream)
             for site, stream in zip(sites, streams(info, sites), strict=True)
+        ),
+        tuple(
+            (info.ref(first), info.ref(site.output))
+            for site in sites
+            if site.nodes[-1].op_type == "LayerNormalization"
+            and (first := spanned_norm(site)) is not None
         ),
     )
 

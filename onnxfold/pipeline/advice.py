@@ -10,10 +10,10 @@ _OTHERS = (
     "in ONNX Runtime 1.32 on a CPU, BERT and MiniLM, float32 and int8, ran {:g} to {:g} times as "
     "fast with --target ort, {:g} to {:g} with --target kernels and its library"
 ).format(*_GAINS[Target.ORT], *_GAINS[Target.KERNELS])
-# An Attention that it looks for from a LayerNormalization, such as that of CLIP (docs/pipeline.md).
+# As in text encoders of CLIP (docs/pipeline.md).
 _FUSE_FIRST = (
-    "its transformers optimizer goes before onnxfold, for it finds some Attention from "
-    "LayerNormalization alone"
+    "its transformers optimizer goes before onnxfold: {} {} beside norms that fold, and it makes "
+    "Attention of what it knows from LayerNormalization alone"
 )
 _LAST = (
     "other optimizers go before onnxfold, for they look for Add and LayerNormalization, not for "
@@ -21,14 +21,20 @@ _LAST = (
 )
 
 
-def advice(options: Options, folds: int) -> str:
-    """Say what another target would gain in ONNX Runtime, and which version was not measured."""
+def advice(options: Options, excluded: int) -> str:
+    """Say what another target would gain in ONNX Runtime, and which version was not measured.
+
+    ``excluded``: how many fusions of its transformers optimizer the folds exclude.
+    """
     if options.convert_to is not None:
         return ""  # the form was chosen for a reason of its own
     if options.target is Target.KERNELS:
         return "for ONNX Runtime with onnxfold's library; --target onnx is for other runtimes"
     if options.target is Target.ONNX:
-        return f"{_OTHERS}; {_FUSE_FIRST}" if folds else _OTHERS
+        first = _FUSE_FIRST.format(
+            excluded, "attentions stand" if excluded > 1 else "attention stands"
+        )
+        return f"{_OTHERS}; {first}" if excluded else _OTHERS
     oldest, newest = MEASURED
     version = onnxruntime_version() or newest
     measured = oldest <= version <= newest and options.device is Device.CPU

@@ -234,7 +234,7 @@ def _published(
         )
         verification, counted = written.verification, written.before_after
         returned, report["output"] = written.path, written.document
-        report["output"]["advice"] = advice(options, len(folded.findings.plan.folds))
+        report["output"]["advice"] = advice(options, len(report["inspect"]["excluded_fusions"]))
     if verification is not None:
         report["verification"] = verification.to_json()
     if counted is not None:

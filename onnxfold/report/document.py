@@ -31,6 +31,7 @@ def inspection(
         "model": {"opset": found.opset, "nodes": found.nodes, "parameters": found.parameters},
         "norms": norms,
         "deferred_before": [norm.to_json() for norm in findings.deferred_before],
+        "excluded_fusions": _excluded(findings),
         "unmatched_exclude": _unmatched(norms, exclude),
         "range_warnings": [warning.to_json() for warning in findings.ranges],
         "claimed_shapes": {
@@ -61,6 +62,17 @@ def inspection(
             "moved_by_rounding": sum(row["moves_by_rounding"] for row in norms),
         },
     }
+
+
+def _excluded(findings: Findings) -> list[dict[str, Any]]:
+    """Return what ONNX Runtime's transformers optimizer may fuse and may not behind the folds."""
+    names = {row["ref"]: row["name"] for row in findings.description.norms}
+    folded = {fold.output for fold in findings.plan.folds}
+    return [
+        {"fusion": "Attention", "norms": [names[ref] for ref in pair]}
+        for pair in findings.description.attentions
+        if not folded.isdisjoint(pair)
+    ]
 
 
 def _unmatched(norms: Sequence[Mapping[str, Any]], exclude: re.Pattern[str] | None) -> str | None:

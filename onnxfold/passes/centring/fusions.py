@@ -40,6 +40,24 @@ def attends(site: NormSite) -> bool:
     return _is_behind_attention(site) or _hides_attention(site)
 
 
+def spanned_norm(site: NormSite) -> ir.Value | None:
+    """Return the norm in front of pre-LN attention that ``site`` stands behind, or None.
+
+    The optimizer looks back from the LayerNormalization behind the sum of the stream and of
+    attention for one that three projections of the same stream read.
+    """
+    total = site.input.producer()
+    if total is None or total.op_type != "Add":
+        return None
+    for branch, stream in (tuple(total.inputs), tuple(total.inputs)[::-1]):
+        if branch is None or stream is None or not _is_attention(branch, widened=True):
+            continue
+        for node in (use.node for use in stream.uses()):
+            if node.op_type == "LayerNormalization" and _projections(node.outputs[0]) == 3:
+                return node.outputs[0]
+    return None
+
+
 def _is_behind_attention(site: NormSite) -> bool:
     """Whether a norm reads the sum of a value and of attention to it, as in post-LN."""
     node = site.input.producer()
@@ -111,16 +129,25 @@ def _projections(value: ir.Value) -> int:
     return sum(use.node.op_type == "MatMul" for use in value.uses())
 
 
-def _is_attention(branch: ir.Value) -> bool:
-    """Whether a value is what the heads of attention give, projected, with a bias."""
+def _is_attention(branch: ir.Value, *, widened: bool = False) -> bool:
+    """Whether a value is what the heads of attention give, projected, with a bias.
+
+    ``widened``: Casts may stand behind Softmax, which sessions of the optimizer take away.
+    """
     bias = branch.producer()
     if bias is None or bias.op_type != "Add":
         return False
     makers = (operand.producer() for operand in bias.inputs if operand is not None)
     node = next((each for each in makers if each is not None and each.op_type == "MatMul"), None)
     for op_type in _ATTENTION:
-        value = None if node is None else node.inputs[0]
-        node = None if value is None else value.producer()
+        node = _first_maker(node)
+        while widened and node is not None and node.op_type == "Cast":
+            node = _first_maker(node)
         if node is None or node.op_type != op_type:
             return False
     return True
+
+
+def _first_maker(node: ir.Node | None) -> ir.Node | None:
+    value = None if node is None else node.inputs[0]
+    return None if value is None else value.producer()

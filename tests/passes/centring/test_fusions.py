@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -208,3 +209,26 @@ def test_attention_is_found_where_beta_would_be_added_first() -> None:
 def test_a_norm_that_is_behind_no_such_attention_folds(changed: dict[str, bool]) -> None:
     assert folds(post_norm(**changed)) == 2
     assert folds(post_norm(), "ort") == 2
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
+def test_attention_that_a_fold_excludes_is_reported(target: str, tmp_path: Path) -> None:
+    """In pre-LN both norms fold; where the optimizer comes first, its Attention stays."""
+    model, source, out = post_norm(pre=True), tmp_path / "model.onnx", tmp_path / "out.onnx"
+    onnx.save(model, source)
+    report = onnxfold.optimize(source, out, target=target).report
+    assert (fused(model)["Attention"], fused(onnx.load(out))["Attention"]) == (1, 0)
+    pair = {"fusion": "Attention", "norms": ["LayerNormalization->n", "LayerNormalization->m"]}
+    assert report["inspect"]["excluded_fusions"] == [pair]
+    told = "1 attention stands beside norms that fold" in report["output"]["advice"]
+    assert told == (target == "onnx")
+    first = optimized(model, "bert", 0, num_heads=2, hidden_size=WIDTH)
+    after = onnxfold.optimize(first, target=target)
+    assert len(after.plan.folds) == 2
+    assert Counter(node.op_type for node in after.model.graph.node)["Attention"] == 1
+
+
+def test_no_fusion_is_reported_where_no_norm_beside_attention_folds() -> None:
+    kept = onnxfold.inspect(post_norm(pre=True), exclude=".")
+    assert kept["excluded_fusions"] == []
+    assert onnxfold.inspect(post_norm(pre=True, attention=False))["excluded_fusions"] == []
