@@ -82,9 +82,12 @@ class EditedTensor(ir.LazyTensor):
         return any(isinstance(edit, Shift) and edit.costly for edit in self.edits)
 
     def parts(self) -> Iterator[Array]:
-        """Yield its rows in order, some MiB at a time, so that it need not be whole in memory."""
+        """Yield its rows in order, some MiB at a time, so that it need not be whole in memory.
+
+        Few come first: whether it is another tensor shows in them, mostly.
+        """
         W = self.base.numpy()
-        if W.size * W.itemsize <= _PART_BYTES or W.ndim == 0:
+        if W.size == 0 or W.ndim == 0:
             yield np.asarray(self.numpy())
             return
         with self._faults_named():
@@ -93,9 +96,10 @@ class EditedTensor(ir.LazyTensor):
         starts = evaluation.starts
         count = max(1, _PART_BYTES // evaluation.chunk_bytes)
         bits = _Bits(W, self.edits)
-        for number in range(0, len(starts), count):
+        groups = (starts[n : n + count] for n in range(1, len(starts), count))
+        for group in (starts[:1], *groups):
             with self._faults_named():
-                part = evaluation.filled(starts[number : number + count])
+                part = evaluation.filled(group)
             bits.see(part)
             yield part
         with self._faults_named():

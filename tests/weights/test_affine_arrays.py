@@ -10,6 +10,7 @@ import pytest
 
 from onnxfold.graph import AxisBlock, Fiber
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.equality import same_tensor
 from onnxfold.passes.affine.reactions import Passes, react
 from onnxfold.shapes import infer
 from onnxfold.weights import evaluation
@@ -17,6 +18,7 @@ from onnxfold.weights.affine_parts import weighted_sum
 from onnxfold.weights.centre import centred
 from onnxfold.weights.edited import Product, edited, evaluated
 from onnxfold.weights.edits import Centre, Scale, Shift
+from onnxfold.weights.evaluation import Evaluation
 from tests.passes.affine.affine_graphs import Array, graph
 
 
@@ -146,3 +148,24 @@ def test_edits_need_a_few_mebibytes_beyond_the_result(axis: int) -> None:
     finally:
         tracemalloc.stop()
     assert peak <= result.nbytes + (6 << 20)
+
+
+def test_whether_an_edit_changed_a_weight_shows_in_its_first_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows: list[int] = []
+    filled = Evaluation.filled
+
+    def counted(evaluation: Evaluation, starts: range) -> Array:
+        result = filled(evaluation, starts)
+        rows.append(len(result))
+        return result
+
+    monkeypatch.setattr(Evaluation, "filled", counted)
+    W = ir.Tensor(np.random.default_rng(5).standard_normal((2048, 256)).astype(np.float32))
+    factors = np.full(256, 2.0)
+    new = edited(W, Scale(Channels.along([(1, 256)]), factors), "W")
+    assert not same_tensor(W, new)
+    assert sum(rows) <= 256
+    assert same_tensor(ir.Tensor(2 * W.numpy()), new)
+    assert sum(rows[1:]) == 2048

@@ -194,6 +194,6 @@ def test_parts_are_the_rows_of_the_whole(
     factor = edits.Scale(Channels.along([(0, shape[0])]), rng.standard_normal(shape[0]))
     tensor = edited.edited(edited.edited(ir.tensor(W), factor, "W"), edits.Centre(fiber), "W")
     parts = list(tensor.parts())
-    assert (len(parts) > 1) == (W.nbytes > 10_000)
+    assert (len(parts) > 1) == (W.size > 1000)  # a few rows, and the rest
     assert max(part.nbytes for part in parts) <= max(10_000, 2 * 1000 * W.itemsize)
     np.testing.assert_array_equal(np.concatenate(parts), tensor.numpy())
