@@ -5,8 +5,6 @@ dynamo exports x * (0.5 * (1 + erf(x / sqrt(2)))), which a session runs as five 
 float is exact, so that both give the same number, unless half of x has no normal number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 
