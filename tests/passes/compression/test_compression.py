@@ -219,6 +219,19 @@ def test_a_stream_whose_channels_are_turned_around_keeps_them_all() -> None:
     assert (reason["code"], reason["nodes"]) == ("unknown_op", ["turned"])
 
 
+def test_other_streams_of_the_model_are_compressed_all_the_same() -> None:
+    def between(graph: CentredStream) -> str:
+        graph.weights["W2"] = graph.weights["W"][:, ::-1].copy()
+        graph.node("MatMul", ["x", "W2"], "other")
+        graph.node("RMSNormalization", ["other", "gamma"], "second", axis=-1)
+        graph.outputs.append(graph.node("MatMul", ["second", "head"], "y2"))
+        return _reversed(graph)
+
+    result = _converted(CentredStream().model(between))
+    assert _shapes(result.model)["W2"] == (5, C - 1)
+    assert _shapes(result.model)["W"] == (5, C)
+
+
 _OPEN = """<ir_version: 10, opset_import: ["" : 23]>
 g (double[batch,3,5] x, int64[1] d) => (double[batch,3,c] y) {
   rest = Constant<value = int64[2] {-1, 3}>()
