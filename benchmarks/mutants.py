@@ -1,6 +1,7 @@
 """Mutants of the code that decides and proves, and whether a test notices.
 
     python -m benchmarks.mutants --count 300 --seed 0 [--each 50]
+    python -m benchmarks.mutants --count 300 --module onnxfold/norms --suites tests/norms
 
 A mutant has one decision turned around: a comparison, an `and` or `or`, a `not`.  The tests are
 collected once, in one process.  A child of it first notes for each test the decisions that a mutant
@@ -31,6 +32,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import _lru_cache_wrapper
+from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
 from types import FrameType
@@ -91,6 +93,8 @@ class Tester:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Note what the tests run, then judge the mutants."""
         self._items = {item.nodeid: item for item in session.items}
+        for path in modules():  # Of one imported by a test alone nothing would be living.
+            import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
         self._functions = living()
         caches = [one for one in gc.get_objects() if type(one) is _lru_cache_wrapper]
         self._caches = [one for one in caches if one.__module__.startswith("onnxfold.")]
