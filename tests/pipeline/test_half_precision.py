@@ -105,6 +105,39 @@ def test_squares_overflow_where_a_norm_is_spelled_out(form: str) -> None:
     assert not relative_error(in_half(result.model), X) <= 0.5
 
 
+def scaled_down(decomposed: onnx.ModelProto, exponent: int) -> onnx.ModelProto:
+    """The same function with a norm of h / 2^k, so that its squares overflow later."""
+    factor = np.float32(2.0**-exponent)
+    made = onnx.ModelProto.FromString(decomposed.SerializeToString())
+    nodes = list(made.graph.node)
+    place = next(i for i, node in enumerate(nodes) if "h" in node.output)
+    nodes.insert(place + 1, helper.make_node("Mul", ["h", "factor"], ["small"]))
+    for node in nodes:
+        if node.op_type in ("Pow", "Div"):
+            node.input[0] = "small"
+        if node.op_type == "Constant" and node.attribute[0].t.data_type == TensorProto.FLOAT:
+            number = numpy_helper.to_array(node.attribute[0].t)
+            if number < 1e-3:  # epsilon
+                scaled = np.asarray(number * factor**2, np.float32)
+                node.attribute[0].t.CopyFrom(numpy_helper.from_array(scaled))
+    del made.graph.node[:]
+    made.graph.node.extend(nodes)
+    made.graph.initializer.append(numpy_helper.from_array(np.asarray(factor), "factor"))
+    return made
+
+
+def test_a_power_of_two_before_the_squares_moves_the_range_and_widens_none() -> None:
+    """Why no norm is spelled so: what overflows no more loses its epsilon where it is small."""
+    folded = onnxfold.optimize(model()).model
+    small = X * np.float32(1e-6)  # activations of 1e-3
+    for exponent, x, survives in ((4, X, True), (4, small, False), (7, 0 * X, False)):
+        made = scaled_down(folded, exponent)
+        assert relative_error(made, x) <= 64 * 2**-23
+        assert (relative_error(in_half(made), x) <= BOUND) == survives
+        assert relative_error(in_half(model()), x) <= BOUND
+        assert relative_error(in_half(onnxfold.optimize(model(), norm_form="op").model), x) <= BOUND
+
+
 @pytest.mark.parametrize("form", ["auto", "op", "decomposed", "layer"])
 def test_a_half_model_keeps_its_statistics_in_float32(form: str) -> None:
     result = onnxfold.optimize(model(np.float16), norm_form=form, check=0)
