@@ -65,7 +65,7 @@ def inspect(
         prepared = prepare(source.model, compressed=True, deferred=True)
         decided = decide_all(prepared, settings, without=unwanted(settings))
         listed = {"nodes": node_rows(source.model)} if nodes else {}
-    return inspection(decided.findings, claims, settings.excluded) | listed
+    return inspection(decided.findings, claims, settings.excluded, prepared.unsplit) | listed
 
 
 def diff(first: Any, second: Any, *, sessions: bool = True, nodes: bool = False) -> dict[str, Any]:

@@ -196,7 +196,9 @@ def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attem
     if again is not None:
         return _planned(source, chosen, timer, again)
     report = {
-        "inspect": inspection(decided.findings, attempt.claims, settings.excluded),
+        "inspect": inspection(
+            decided.findings, attempt.claims, settings.excluded, prepared.unsplit
+        ),
         "prepared": _prepared(prepared),
     }
     report["timing_s"] = timer.seconds
@@ -204,7 +206,11 @@ def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attem
 
 
 def _prepared(prepared: Prepared) -> dict[str, list[str]]:
-    return {"inlined": list(prepared.inlined), "split": list(prepared.split)}
+    return {
+        "inlined": list(prepared.inlined),
+        "split": list(prepared.split),
+        "moved": list(prepared.moved),
+    }
 
 
 def _published(
@@ -249,7 +255,9 @@ def _report(
     prepared: Prepared, folded: folding.Folded, chosen: Options, attempt: _Attempt
 ) -> dict[str, Any]:
     report: dict[str, Any] = {
-        "inspect": inspection(folded.findings, attempt.claims, exclusion(chosen.exclude)),
+        "inspect": inspection(
+            folded.findings, attempt.claims, exclusion(chosen.exclude), prepared.unsplit
+        ),
         "prepared": _prepared(prepared),
         "changed": folded.changed,
     }

@@ -17,12 +17,16 @@ SCHEMA = 1
 
 
 def inspection(
-    findings: Findings, claims: Sequence[Claim] = (), exclude: re.Pattern[str] | None = None
+    findings: Findings,
+    claims: Sequence[Claim] = (),
+    exclude: re.Pattern[str] | None = None,
+    unsplit: Sequence[Refusal] = (),
 ) -> dict[str, Any]:
     """Return the document of ``inspect --json``; its fields are a contract.
 
     ``claims``: the shapes that the model declares and nothing confirms, the worst first;
-    ``exclude``: the names that were to be left alone.
+    ``exclude``: the names that were to be left alone; ``unsplit``: why operators that hold a norm
+    beside other work could not be taken apart.
     """
     plan, found = findings.plan, findings.description
     norms = _norms(findings)
@@ -38,6 +42,7 @@ def inspection(
             "count": len(claims),
             "worst": claims[0].to_json() if claims else None,
         },
+        "unsplit": [refusal.to_json() for refusal in unsplit],
         "summary": {
             "norms": len(norms),
             "rms_norms": sum(row["kind"] == NormKind.RMS_NORM for row in norms),

@@ -43,6 +43,8 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
         pattern = document["unmatched_exclude"]
         sentence = f"warning: --exclude {pattern!r} matches the name of no norm"
         console.print(Text(sentence), style="yellow")
+    for refusal in document.get("unsplit", ()):
+        console.print(Text(f"note: {refusal['sentence']}"))
     if not document["norms"]:
         console.print("no norms")
         return

@@ -35,14 +35,14 @@ _OVERRIDABLE_SINCE_IR = 4
 class Prepared:
     """The working copy, and what was done to it.
 
-    Names of inlined functions, of split nodes and of moved Transposes; ``left`` says which nodes
-    could not be split, and why.
+    Names of inlined functions, of split nodes and of moved Transposes; ``unsplit`` says which
+    nodes could not be split, and why.
     """
 
     info: ModelInfo
     inlined: tuple[str, ...]
     split: tuple[str, ...]
-    left: tuple[Refusal, ...] = ()
+    unsplit: tuple[Refusal, ...] = ()
     moved: tuple[str, ...] = ()
 
     @property
@@ -214,7 +214,9 @@ def _split(model: ir.Model) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
             if why_not is None:
                 names.append(label)
                 continue
-            sentence = f"{operator(node)} is left as it is: {why_not}"
+            sentence = (
+                f"node '{label}' ({operator(node)}) stays whole, with the norm in it: {why_not}"
+            )
             left.append(Refusal(RefusalCode.UNKNOWN_OP, sentence, (label,)))
     if names:
         _drop_unused(model)

@@ -9,10 +9,13 @@ import onnxruntime
 import pytest
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
+from rich.console import Console
 
+import onnxfold
 from onnxfold.errors import ModelError
 from onnxfold.norms import NormKind, find_norms
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.report.printed import print_norms
 from onnxfold.shapes import infer
 from tests.norms.replay import random_feeds
 
@@ -122,8 +125,14 @@ def test_what_cannot_be_split_is_left_and_says_why():
     )
     prepared, sites = check(proto, "EmbedLayerNormalization")
     assert prepared.split == ()
-    assert "no mask" in prepared.left[0].sentence
     assert sites == ()
+    assert "no mask" in prepared.unsplit[0].sentence
+    (said,) = onnxfold.inspect(proto)["unsplit"]
+    assert said == prepared.unsplit[0].to_json()
+    assert onnxfold.optimize(proto).report["inspect"]["unsplit"] == [said]
+    console = Console(width=200, record=True)
+    print_norms(console, onnxfold.inspect(proto))
+    assert said["sentence"] in console.export_text()
 
 
 OWN = """<ir_version: 8, opset_import: ["" : 17, "onnxfold" : 1]>
@@ -153,7 +162,7 @@ def test_a_skip_form_behind_another_is_split_too() -> None:
     )
     prepared = prepare(ir.from_proto(proto))
     assert len(prepared.split) == 2
-    assert not prepared.left
+    assert not prepared.unsplit
     assert len(find_norms(infer(prepared.model))) == 2
     assert not prepare(prepared.model).split
 
@@ -250,7 +259,7 @@ def test_a_model_without_any_of_this_is_copied_as_it_is():
     proto = skip_model("y = Relu(x)", "float[B,8] x", "float[B,8] y")
     model = ir.from_proto(proto)
     prepared = prepare(model)
-    assert prepared.inlined == prepared.split == prepared.left == ()
+    assert prepared.inlined == prepared.split == prepared.unsplit == ()
     assert ir.to_proto(prepared.model) == ir.to_proto(model)
     assert prepared.model is not model
 
