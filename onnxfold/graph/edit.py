@@ -113,11 +113,12 @@ class Editor:
         graph = node.graph if node is not None else value.graph
         if not isinstance(graph, ir.Graph):
             raise InvariantError(f"'{value.name}' is in no graph")
+        first = graph[0] if len(graph) > 0 else None
         self._prepare(graph, lowered, ())
         if node is not None:
             graph.insert_after(node, lowered.nodes)
-        elif len(graph) > 0:
-            graph.insert_before(graph[0], lowered.nodes)
+        elif first is not None:
+            graph.insert_before(first, lowered.nodes)
 
     def compute_before(self, place: ir.Node, lowered: Lowered) -> ir.Value:
         """Insert nodes that stand for nothing before another one; return what the last gives.
