@@ -11,6 +11,8 @@ does not lengthen as it does the time on the clock.
 The package is compiled to bytecode first, as an installation is: where PYTHONDONTWRITEBYTECODE is
 set, a checkout never is, and every command compiles 150 files.
 
+``--checked`` times the command as it is by default, which the other rows leave the check out of.
+
 "imports of the dependencies" starts an interpreter that imports numpy, onnx and onnx-ir and does
 nothing: no command that reads a model with them takes less.  "copying the files, fsync" is a copy
 that is on the disk when it ends, as the output of the command is where it replaces another.
@@ -20,13 +22,15 @@ from __future__ import annotations
 
 import argparse
 import compileall
+import json
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +55,13 @@ _QUICKLY = """
 from onnxfold.cli.startup import start_quickly
 start_quickly()  # as the command does: without what onnx-ir imports for symbolic arithmetic
 """
+# Stages of a checked command that have a bar together.
+_TOGETHER = {
+    "analyse, rewrite": ("analyse", "rewrite"),
+    "prove": ("prove",),
+    "verify": ("verify",),
+    "prove, verify": ("prove", "verify"),
+}
 _DEPENDENCIES = f"{_QUICKLY}import numpy, onnx, onnx_ir"
 _IMPORTS = f"{_QUICKLY}import onnxfold.cli, onnxfold.api, onnxfold.report.document{_PEAK}"
 _FOLD = f"""{_QUICKLY}
@@ -96,11 +107,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fold", description=__doc__)
     parser.add_argument("model", type=Path, nargs="?", metavar="MODEL.onnx")
     parser.add_argument("--runs", type=int, default=9, help="of everything that is timed")
+    parser.add_argument(
+        "--checked",
+        action="store_true",
+        help="time the default command, its proof and its check, and nothing else",
+    )
+    parser.add_argument("--older", metavar="PYTHON", help="with --checked: of another version")
+    parser.add_argument("--onnxslim", metavar="PROGRAM", help="with --checked: run it in turns")
     options = parser.parse_args(arguments)
     model: Path = options.model or _exported()
     compileall.compile_dir(Path(onnxfold.__file__).parent, quiet=1)
     load = os.getloadavg()[0]
-    samples = [*_startup(options.runs), *_fold(model, options.runs), *_command(model, options.runs)]
+    runs: int = options.runs
+    if options.checked:
+        samples = _checked(model, runs, options.older, options.onnxslim)
+    else:
+        samples = [*_startup(runs), *_fold(model, runs), *_command(model, runs)]
     rows = [_row(model, load, sample) for sample in samples]
     print(f"load average before: {load:.2f}")
     print(f"{'':48} {'low':>10} {'median':>10} {'high':>10} {'bar':>8}")
@@ -242,6 +264,42 @@ def _command(model: Path, runs: int) -> list[_Sample]:
         _Sample("output bytes / input bytes", "ratio", (written / given,)),
         _Sample("output bytes - input bytes", "bytes", (float(written - given),)),
     ]
+
+
+def _checked(model: Path, runs: int, older: str | None, onnxslim: str | None) -> list[_Sample]:
+    """The default command with its proof and check; in turns with an older one, and onnxslim."""
+    pythons = {"": sys.executable} | ({"older ": older} if older else {})
+    seconds: dict[str, list[float]] = defaultdict(list)
+    with tempfile.TemporaryDirectory(dir=model.parent) as scratch:
+        report, output = Path(scratch) / "report.json", str(Path(scratch) / "fast.onnx")
+        for _ in range(runs):
+            for whose, python in pythons.items():
+                words = ["optimize", str(model), "-o", output, "--report", str(report)]
+                ended = _emptied(scratch, [python, "-P", "-m", "onnxfold", "-q", *words])
+                spent = json.loads(report.read_text())["timing_s"]
+                seconds[f"{whose}optimize"].append(ended.seconds)
+                for what, stages in _TOGETHER.items():
+                    seconds[whose + what].append(sum(spent[stage] for stage in stages))
+            if onnxslim:
+                ended = _emptied(scratch, [onnxslim, str(model), output])
+                seconds["onnxslim"].append(ended.seconds)
+    bars = {"prove, verify": 0.7, "analyse, rewrite": 1.0, "optimize": None}
+    samples = [_Sample(f"{what}, checked", "s", tuple(each)) for what, each in seconds.items()]
+    pairs = [(what, f"older {what}", bar) for what, bar in bars.items() if older]
+    pairs += [("optimize", "onnxslim", 1.0)] if onnxslim else []
+    return samples + [_in_turns(seconds, *pair) for pair in pairs]
+
+
+def _in_turns(
+    seconds: Mapping[str, Sequence[float]], one: str, other: str, bar: float | None
+) -> _Sample:
+    pairs = zip(seconds[one], seconds[other], strict=True)
+    return _Sample(f"{one} / {other}, checked", "ratio", tuple(a / b for a, b in pairs), bar)
+
+
+def _emptied(scratch: str, command: Sequence[str]) -> _Ended:
+    _empty(Path(scratch))
+    return _run(command)
 
 
 def _memory(words: Sequence[str], runs: int) -> list[_Sample]:
