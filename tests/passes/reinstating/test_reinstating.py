@@ -35,8 +35,8 @@ MODELS = {
 
 
 def _operators(model: ir.Model) -> Counter[str]:
-    """Count the operators; a product with a reciprocal, of a norm behind another, is a quotient."""
-    counts = Counter(node.op_type for node in model.graph)
+    """Count the operators; a product with a reciprocal is a quotient, and axes are no operator."""
+    counts = Counter(node.op_type for node in model.graph if node.op_type != "Constant")
     inverses = counts.pop("Reciprocal", 0)
     counts.update(Div=inverses, Mul=-inverses)
     return counts
