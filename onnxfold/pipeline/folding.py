@@ -297,7 +297,7 @@ def _is_shown(
     decision = state.decisions[chosen.name]
     with timer.stage("prove"):
         for version in (state.info, after):  # bodies are run, and compared by name
-            finalize.define_functions(version.model, settings.target, settings.norm_form)
+            finalize.define_functions(version, settings.target, settings.norm_form)
         shown = chosen.prove(state.info, after, decision)
     if not shown.failures:
         state.shown.append(shown)

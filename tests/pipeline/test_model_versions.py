@@ -56,8 +56,8 @@ def test_a_vit_is_looked_at_once_per_version(counted: Counter[str], tmp_path: Pa
     versions = len(PASSES)  # no deferral, unless it is asked for, and none to take back
     # No pass decides on what is written; the figures before and after look at both models.
     assert counted["recognitions"] == versions - 1 + 2
-    # Three on the way: before Gelus, before and behind residual additions.
-    assert counted["views"] == 1 + versions + 3 + 4
+    # Four on the way: before Gelus, before and behind residual additions, of what is written.
+    assert counted["views"] == 1 + versions + 4 + 4
     assert counted["inferences"] == 1 + 2 + 2  # of the model as it came, and of what is written
     assert counted["clones"] == 1 + versions + 1 + 2  # one for each pass to edit, two to prepare
 

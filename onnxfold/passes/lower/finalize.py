@@ -30,7 +30,7 @@ def finished(
 
     Every call of onnxfold's has its body: one overload for each setting.
     """
-    define_functions(model, target, form)
+    define_functions(ModelInfo(model), target, form)
     strip_types(model, like=original)
     model.metadata_props[METADATA_KEY] = json.dumps(
         {
@@ -52,15 +52,15 @@ def written_for(model: ir.Model) -> Target | None:
         return None
 
 
-def define_functions(model: ir.Model, target: Target, form: WrittenForm) -> None:
-    """Give every call of onnxfold's its body, by an overload for each setting.
+def define_functions(view: ModelInfo, target: Target, form: WrittenForm) -> None:
+    """Give every call of onnxfold's in a model its body, by an overload for each setting.
 
     A call that came with the model, and whose element type is unknown, keeps the body that it has.
     """
-    opset = model.graph.opset_imports.get("", 1)
+    model, opset = view.model, view.opset
     calls = _calls(model)
     kept = {node.op_identifier() for node in calls if type_of(node) is None}
-    values = turned_values(ModelInfo(model)) if calls else frozenset()
+    values = turned_values(view) if calls else frozenset()
     turned = {node for node in calls if not values.isdisjoint(node.outputs)}
     if target is Target.KERNELS:  # which leaves one function of each name
         names = {node.op_type for node in turned}

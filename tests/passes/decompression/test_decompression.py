@@ -107,7 +107,7 @@ def _forced(model: onnx.ModelProto, plan: CompressionPlan) -> tuple[onnx.ModelPr
     before = prepare(ir.from_proto(model)).info
     edit = Editor(before, copy=True)
     apply(edit, plan, _SETTINGS)
-    define_functions(edit.model, Target.ONNX, WrittenForm.AUTO)
+    define_functions(ModelInfo(edit.model), Target.ONNX, WrittenForm.AUTO)
     shown = _prove(before, ModelInfo(edit.model), plan)
     return ir.to_proto(edit.model), not shown.failures
 

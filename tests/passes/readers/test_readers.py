@@ -175,7 +175,7 @@ def _version(model: onnx.ModelProto) -> ModelInfo:
     info = prepare(ir.from_proto(model)).info
     edit = Editor(info)
     compress(edit, decide_compression(info, _CRMS), _CRMS)
-    define_functions(edit.model, Target.ONNX, WrittenForm.AUTO)
+    define_functions(ModelInfo(edit.model), Target.ONNX, WrittenForm.AUTO)
     return ModelInfo(edit.model)
 
 
@@ -186,7 +186,7 @@ def _forced(
     before = _version(model)
     edit = Editor(before, copy=True)
     apply(edit, plan, _CRMS)
-    define_functions(edit.model, Target.ONNX, WrittenForm.AUTO)
+    define_functions(ModelInfo(edit.model), Target.ONNX, WrittenForm.AUTO)
     if spoil is not None:
         spoil(edit.model)
     shown = prove(before, ModelInfo(edit.model), plan)

@@ -46,7 +46,7 @@ def _forced(model: onnx.ModelProto) -> tuple[onnx.ModelProto, ProofOutcome]:
     edit = Editor(before, copy=True)
     plan = NormsPlan(("n",))
     apply(edit, plan, Settings(convert_to=Conversion.LAYER))
-    define_functions(edit.model, Target.ONNX, WrittenForm.AUTO)
+    define_functions(ModelInfo(edit.model), Target.ONNX, WrittenForm.AUTO)
     after = ModelInfo(edit.model)
     shown = _prove(before, after, plan)
     return ir.to_proto(edit.model), shown
