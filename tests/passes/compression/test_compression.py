@@ -48,7 +48,7 @@ def _forced(model: onnx.ModelProto, plan: CompressionPlan) -> tuple[onnx.ModelPr
     before = prepare(ir.from_proto(model)).info
     edit = Editor(before, copy=True)
     apply(edit, plan, Settings(convert_to=Conversion.CRMS))
-    define_functions(edit.model, Target.ONNX, WrittenForm.AUTO)
+    define_functions(ModelInfo(edit.model), Target.ONNX, WrittenForm.AUTO)
     shown = _prove(before, ModelInfo(edit.model), plan)
     settle_functions(edit.model, 10)
     return ir.to_proto(edit.model), shown
@@ -127,7 +127,7 @@ def test_one_number_of_a_shorter_weight_that_is_another_fails_the_proof(weight: 
     before = prepare(ir.from_proto(CentredStream().model())).info
     edit = Editor(before, copy=True)
     apply(edit, _PLAN, Settings(convert_to=Conversion.CRMS))
-    define_functions(edit.model, Target.ONNX, WrittenForm.AUTO)
+    define_functions(ModelInfo(edit.model), Target.ONNX, WrittenForm.AUTO)
     value = edit.model.graph.initializers[weight]
     assert value.const_value is not None
     array = value.const_value.numpy().copy()

@@ -74,7 +74,7 @@ def _carried_out(info: ModelInfo, plan: DeferralPlan) -> Deferred:
     edit = Editor(info, copy=True)
     apply(edit, plan, ALL)
     for model in (info.model, edit.model):  # which folded norms call
-        define_functions(model, ALL.target, ALL.norm_form)
+        define_functions(ModelInfo(model), ALL.target, ALL.norm_form)
     info = ModelInfo(info.model)
     names = [node.name for node in edit.model.graph if node.name]
     assert len(set(names)) == len(names)  # ONNX Runtime rejects duplicate names

@@ -11,6 +11,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from onnxfold.errors import InvariantError
+from onnxfold.graph import ModelInfo
 from onnxfold.operators.bodies import Setting, function
 from onnxfold.operators.functions import (
     DOMAIN,
@@ -283,7 +284,7 @@ def test_a_call_of_unknown_type_keeps_the_body_that_it_came_with(target: Target)
     another = function("Center", 17, Setting(ir.DataType.FLOAT16), "another")
     bodies = {body.identifier(): body for body in (own, another)}
     model = ir.Model(graph, ir_version=10, functions=bodies.values())
-    define_functions(model, target, WrittenForm.AUTO)
+    define_functions(ModelInfo(model), target, WrittenForm.AUTO)
     assert kept.overload == "own"
     assert made.overload != "another"
     assert set(model.functions) == {kept.op_identifier(), made.op_identifier()}
