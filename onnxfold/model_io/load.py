@@ -152,6 +152,9 @@ def _deserialize(proto: onnx.ModelProto, label: str) -> ir.Model:
     check_model(proto, label)
     try:
         model = ir.serde.deserialize_model(proto)
+        for info, value in zip(proto.graph.input, model.graph.inputs, strict=True):
+            if value.is_graph_output():  # whose declaration, if less, must not hide the input's
+                ir.serde.deserialize_value_info_proto(info, value)
     except (ir.serde.SerdeError, ValueError, TypeError, KeyError) as error:
         raise ModelError(f"{label}: {first_cause(error)}") from error
     for imports in (model.opset_imports, *(f.opset_imports for f in model.functions.values())):

@@ -321,3 +321,10 @@ def test_the_system_is_asked_for_every_file_of_weights(
     model_io.read_ahead(model)
     assert asked.keys() == {str(tmp_path / "m.onnx"), str(tmp_path / "w.0")}
     assert all(length > 0 for length in asked.values())
+
+
+def test_an_input_that_is_an_output_too_keeps_its_own_type_and_shape(tmp_path: Path) -> None:
+    proto = linear(weight("W", 2, 2))
+    proto.graph.output.add(name=proto.graph.input[0].name)
+    model = model_io.load(save(proto, tmp_path / "m.onnx"))
+    assert ir.to_proto(model).graph.input[0] == proto.graph.input[0]
