@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo
+from onnxfold.graph import ModelInfo, operator
+from onnxfold.graph.operands import operand, producer_of
 from onnxfold.norms import NormSite
 from onnxfold.passes.prepare.split_skip_norms import EMBEDDED
 
@@ -53,7 +54,9 @@ def spanned_norm(site: NormSite) -> ir.Value | None:
         if branch is None or stream is None or not _is_attention(branch, widened=True):
             continue
         for node in (use.node for use in stream.uses()):
-            if node.op_type == "LayerNormalization" and _projections(node.outputs[0]) == 3:
+            if operator(node) == "LayerNormalization" and (
+                _projections(node.outputs[0]) == _PROJECTIONS
+            ):
                 return node.outputs[0]
     return None
 
@@ -115,12 +118,10 @@ def _rows(info: ModelInfo, site: NormSite) -> Iterator[ir.Node]:
 
 def _length_read(gather: ir.Node) -> ir.Node | None:
     """Return what computes the length n where a table is read at 0, 1, .. n - 1."""
-    ids = gather.inputs[1]
-    node = None if ids is None else ids.producer()
+    node = producer_of(gather.inputs[1])
     if node is None or node.op_type != "Slice":
         return None
-    end = node.inputs[_END]
-    maker = None if end is None else end.producer()
+    maker = producer_of(operand(node, _END))  # an attribute before opset 10
     # Of ids of a fixed length it is known too, and the optimizer fuses what is spelled like this.
     return None if maker is None or maker.op_type == "Constant" else maker
 
@@ -137,17 +138,12 @@ def _is_attention(branch: ir.Value, *, widened: bool = False) -> bool:
     bias = branch.producer()
     if bias is None or bias.op_type != "Add":
         return False
-    makers = (operand.producer() for operand in bias.inputs if operand is not None)
+    makers = map(producer_of, bias.inputs)
     node = next((each for each in makers if each is not None and each.op_type == "MatMul"), None)
     for op_type in _ATTENTION:
-        node = _first_maker(node)
+        node = node and producer_of(node.inputs[0])
         while widened and node is not None and node.op_type == "Cast":
-            node = _first_maker(node)
+            node = producer_of(node.inputs[0])
         if node is None or node.op_type != op_type:
             return False
     return True
-
-
-def _first_maker(node: ir.Node | None) -> ir.Node | None:
-    value = None if node is None else node.inputs[0]
-    return None if value is None else value.producer()

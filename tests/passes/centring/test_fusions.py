@@ -124,6 +124,22 @@ def test_a_conversion_is_of_every_norm() -> None:
     assert result.report["inspect"]["summary"]["foldable"] == 1
 
 
+def test_positions_that_attributes_cut_are_of_a_length_that_nothing_computes() -> None:
+    """As every Slice is before opset 10."""
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 9]>\n'
+        "graph (int64[2,4] ids, int64[1,16] places) => (float[2,4,16] y) {"
+        " at = Slice<axes=[1], starts=[0], ends=[4]>(places)"
+        " rows = Gather(TABLE, ids)  more = Gather(TABLE, at)  x = Add(rows, more)"
+        " mean = ReduceMean<axes=[-1]>(x)  d = Sub(x, mean)  square = Mul(d, d)"
+        " v = ReduceMean<axes=[-1]>(square)  e = Add(v, TINY)  root = Sqrt(e)  y = Div(d, root) }"
+    )
+    table = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32)
+    for name, array in (("TABLE", table), ("TINY", np.float32(1e-5))):
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+    assert folds(model) == 1
+
+
 @pytest.mark.parametrize(
     ("body", "outputs"),
     [
