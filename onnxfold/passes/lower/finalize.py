@@ -6,9 +6,9 @@ from collections import Counter
 import onnx_ir as ir
 
 from onnxfold import __version__
-from onnxfold.graph import ModelInfo
-from onnxfold.graph.constants import constant_tensor
+from onnxfold.graph import ModelInfo, constant_tensor, operator
 from onnxfold.graph.edit import set_input
+from onnxfold.graph.operands import producer_of
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.operators.bodies import function, setting_of, type_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, VERSION
@@ -114,18 +114,14 @@ def put_sigmoids_first(model: ir.Model) -> None:
     not a product with a constant, as the row scales of deferred norms are not.
     """
     for node in (node for graph in all_graphs(model) for node in graph):
-        gate = node.inputs[1].producer() if node.op_type == "Mul" and node.inputs[1] else None
-        if gate is None or gate.op_type != "Sigmoid" or gate.inputs[0] is None:
+        gate = producer_of(node.inputs[1]) if operator(node) == "Mul" else None
+        product = producer_of(gate.inputs[0]) if gate and operator(gate) == "Sigmoid" else None
+        if product is None or operator(product) != "Mul":
             continue
-        product = gate.inputs[0].producer()
-        if product is not None and product.op_type == "Mul" and not _by_constant(product):
+        if constant_tensor(product.inputs[1]) is None:
             first, second = node.inputs
             set_input(node, 0, second)
             set_input(node, 1, first)
-
-
-def _by_constant(product: ir.Node) -> bool:
-    return constant_tensor(product.inputs[1]) is not None
 
 
 def settle_functions(model: ir.Model, ir_version: int) -> None:
