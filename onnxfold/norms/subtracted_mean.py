@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber, ModelInfo, keeps_dims, whole_axes
+from onnxfold.graph import Fiber, ModelInfo, keeps_dims, operator, whole_axes
 from onnxfold.graph.operands import is_read_once, producer_of
 from onnxfold.norms.site import NormForm, NormKind, NormSite
 
 
 def mean_subtracted_by(view: ModelInfo, node: ir.Node) -> tuple[ir.Node, Fiber] | None:
     """Return the ReduceMean whose result a Sub takes from what it is the mean of, and over what."""
-    if node.op_type != "Sub" or node.domain:
+    if operator(node) != "Sub":
         return None
     x, mean = node.inputs
     reducer = producer_of(mean)
-    if x is None or reducer is None or reducer.op_type != "ReduceMean":
+    if x is None or reducer is None or operator(reducer) != "ReduceMean":
         return None
     if reducer.inputs[0] is not x or not keeps_dims(reducer):
         return None

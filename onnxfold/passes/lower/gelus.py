@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo
+from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.edit import Editor, Lowered
+from onnxfold.graph.operands import is_read_once, producer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +29,14 @@ class LateHalf:
         """Return the nodes that halve x first."""
         halving = ir.node("Mul", [self.x, self.half], name=self.halving.name)
         halved, old = halving.outputs[0], self.halving.outputs[0]
-        halved.name, halved.shape, halved.type = old.name, old.shape, old.type
+        halved.name, halved.type = old.name, old.type
         product = ir.node("Mul", [halved, self.total], name=self.product.name)
         return Lowered((halving, product), ((self.product.outputs[0], product.outputs[0]),))
 
 
 def late_halves(view: ModelInfo) -> tuple[LateHalf, ...]:
     """Return the Gelus that a session would run operator by operator."""
-    products = (node for node in view.nodes() if _is(node, "Mul"))
+    products = (node for node in view.nodes() if operator(node) == "Mul")
     found = (_found(view, node, place) for node in products for place in (0, 1))
     return tuple(each for each in found if each is not None)
 
@@ -55,11 +56,10 @@ def _found(view: ModelInfo, product: ir.Node, place: int) -> LateHalf | None:
     half, total = _with_number(view, halving, 0.5)
     addition = _computed(total, "Add")
     erf = None if addition is None else _computed(_with_number(view, addition, 1.0)[1], "Erf")
-    scaling = None if erf is None or erf.inputs[0] is None else erf.inputs[0].producer()
+    scaling = None if erf is None else producer_of(erf.inputs[0])
     if half is None or total is None or scaling is None or x not in scaling.inputs:
         return None
-    alone = len(halved.uses()) == 1 and not halved.is_graph_output()
-    return LateHalf(product, halving, x, half, total) if alone else None
+    return LateHalf(product, halving, x, half, total) if is_read_once(halved) else None
 
 
 def _with_number(
@@ -74,9 +74,5 @@ def _with_number(
 
 def _computed(value: ir.Value | None, op_type: str) -> ir.Node | None:
     """Return the node that computes a value, where it is of a type, or None."""
-    node = None if value is None else value.producer()
-    return node if node is not None and _is(node, op_type) else None
-
-
-def _is(node: ir.Node, op_type: str) -> bool:
-    return not node.domain and node.op_type == op_type
+    node = producer_of(value)
+    return node if node is not None and operator(node) == op_type else None
