@@ -1,4 +1,4 @@
-"""Products with a Sigmoid, which are written Sigmoid first where the transformers optimizer fails."""
+"""Products with a Sigmoid, written Sigmoid first where the transformers optimizer fails."""
 
 from __future__ import annotations
 
