@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -111,3 +113,33 @@ def test_parameters_per_group_become_one_per_channel() -> None:
     assert weight.const_value is not None
     np.testing.assert_array_equal(weight.const_value.numpy(), np.repeat(made["g"], 3))
     assert onnxfold.verify(model, result.model).passed
+
+
+def _two_epsilons(epsilons: tuple[float, ...], kept: int) -> ir.Model:
+    """A residual stream with a norm before each block; the first ``kept`` stay LayerNorms."""
+    shapes = {"E": (6, 6)}
+    body = ["h0 = MatMul(x, E)"]
+    for number, epsilon in enumerate(epsilons):
+        shapes |= {f"{name}{number}": (6,) for name in ("gamma", "beta")}
+        shapes |= {f"{name}{number}": (6, 6) for name in ("W", "V")}
+        branch = f"MatMul(a{number}, V{number})" if number >= kept else f"Tanh(a{number})"
+        body.append(
+            f"n{number} = LayerNormalization<axis=-1, epsilon={epsilon:.9f}>"
+            f"(h{number}, gamma{number}, beta{number}) a{number} = MatMul(n{number}, W{number}) "
+            f"o{number} = {branch} h{number + 1} = Add(h{number}, o{number})"
+        )
+    body.append(f"y = MatMul(h{len(epsilons)}, E)")
+    return graph("\n".join(body), "float[B,4,6] x", "float[B,4,6] y", _float32(**shapes), opset=17)
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+@pytest.mark.parametrize(
+    "epsilons", [p for n in (3, 4, 5) for p in product((1e-5, 1e-6), repeat=n)]
+)
+def test_norms_of_two_epsilons_choose_alike_in_a_second_run(
+    epsilons: tuple[float, ...], kept: int
+) -> None:
+    """A file for kernels keeps one epsilon of each name, and the same one whenever it is asked."""
+    once = onnxfold.optimize(_two_epsilons(epsilons, kept), target="kernels", check=None)
+    again = onnxfold.optimize(once.model, target="kernels", check=None)
+    assert not again.changed

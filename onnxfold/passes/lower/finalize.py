@@ -13,6 +13,7 @@ from onnxfold.graph.traversal import all_graphs
 from onnxfold.operators.bodies import function, setting_of, type_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, VERSION
 from onnxfold.options import Target, WrittenForm
+from onnxfold.passes.lower.settings import common_settings, setting_of_call, setting_of_each
 from onnxfold.passes.lower.turned import turned_values
 from onnxfold.passes.plan import Plan
 from onnxfold.shapes.inference import strip_types
@@ -127,11 +128,11 @@ def put_sigmoids_first(model: ir.Model) -> None:
 def settle_functions(model: ir.Model, ir_version: int) -> None:
     """Leave one function of each name to a file for kernels, and none to others.
 
-    It is the setting with most calls; the calls of the others, which ONNX Runtime 1.17 to 1.24
-    would run with the wrong body, and those of DOUBLE, for which no kernel is, become operators.
+    The calls of other settings, which ONNX Runtime 1.17 to 1.24 would run with the wrong body, and
+    those of DOUBLE, for which no kernel is, become operators.
     A model without functions gets its ``ir_version`` back.
     """
-    kept = _most_called(model)
+    kept = _kept_functions(model)
     called = {function.identifier() for function in model.functions.values()}
     if any(key[0] == DOMAIN and key not in kept for key in called):
         from onnx_ir.passes.common import InlinePass
@@ -154,11 +155,16 @@ def settle_functions(model: ir.Model, ir_version: int) -> None:
         model.ir_version = _FUNCTIONS_SINCE_IR
 
 
-def _most_called(model: ir.Model) -> tuple[ir.OperatorIdentifier, ...]:
-    calls = Counter(
-        node.op_identifier() for node in _calls(model) if not node.overload.startswith(_INLINED)
+def _kept_functions(model: ir.Model) -> tuple[ir.OperatorIdentifier, ...]:
+    calls = [node for node in _calls(model) if not node.overload.startswith(_INLINED)]
+    named = [(node.op_type, setting_of_call(node)) for node in calls]
+    settings = setting_of_each(named, common_settings(setting for _, setting in named))
+    counts = Counter(
+        node.op_identifier()
+        for node, (name, setting) in zip(calls, named, strict=True)
+        if setting == settings[name]
     )
     kept: dict[str, ir.OperatorIdentifier] = {}
-    for identifier, _ in calls.most_common():
+    for identifier, _ in counts.most_common():  # element types may still differ
         kept.setdefault(identifier[1], identifier)
     return tuple(kept.values())

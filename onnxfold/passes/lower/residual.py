@@ -19,6 +19,7 @@ from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.edit import Lowered
 from onnxfold.graph.operands import is_read_once, producer_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Signature, axes_of, call, op_name
+from onnxfold.passes.lower.settings import common_settings, setting_of_call, setting_of_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +81,31 @@ def _reshaped(reshape: ir.Node, value: ir.Value, name: str) -> ir.Node:
 
 
 def residual_fusions(view: ModelInfo) -> tuple[ResidualFusion, ...]:
-    """Return every fusion in a lowered model; no addition takes part in two."""
+    """Return the fusions of a lowered model, of one setting for each name of a call."""
+    norms = [node for node in view.nodes() if _adds_no_residual(node)]
+    fusions = _possible_fusions(view, norms)
+    common = common_settings(map(setting_of_call, norms))
+    named = [(fusion.name, setting_of_call(fusion.norm)) for fusion in fusions]
+    kept = setting_of_each(named, common)
+    return tuple(fusion for fusion in fusions if setting_of_call(fusion.norm) == kept[fusion.name])
+
+
+def _possible_fusions(view: ModelInfo, norms: Sequence[ir.Node]) -> list[ResidualFusion]:
+    """Return every fusion, where no addition takes part in two."""
     taken: set[ir.Node] = set()
     fusions = []
-    for node in view.nodes():
-        signature = SIGNATURES.get(node.op_type) if node.domain == DOMAIN else None
-        if signature is None or not _plain(signature):
-            continue
-        fusion = _fusion(view, node, signature, taken)
+    for node in norms:
+        fusion = _fusion(view, node, SIGNATURES[node.op_type], taken)
         if fusion is not None:
             taken.update(fusion.additions)
             fusions.append(fusion)
-    return tuple(fusions)
+    return fusions
 
 
-def _plain(signature: Signature) -> bool:
-    """Whether the op has a twin with a residual and does not add one itself."""
-    return not signature.residual and f"Add{signature.name}" in SIGNATURES
+def _adds_no_residual(node: ir.Node) -> bool:
+    """Whether a node is a call that has a twin with a residual and does not add one itself."""
+    signature = SIGNATURES.get(node.op_type) if node.domain == DOMAIN else None
+    return signature is not None and not signature.residual and f"Add{node.op_type}" in SIGNATURES
 
 
 def _fusion(

@@ -28,6 +28,7 @@ from onnxfold.operators.functions import (
 )
 from onnxfold.options import Target, WrittenForm
 from onnxfold.passes.lower.parameters import AffinePart, Operands, Parameters
+from onnxfold.passes.lower.settings import NormSetting
 from onnxfold.passes.lower.spelled import mean_has_one_reader, reduced, spelled_rms, wide_epsilon
 from onnxfold.passes.lower.turned import turned_values
 from onnxfold.refusal import Refusal, RefusalCode
@@ -198,6 +199,10 @@ class TargetLowering:
         if site.form is not NormForm.DECOMPOSED:
             return kernels and site.nodes[-1].domain != DOMAIN
         return kernels or self._has_operator(_STATISTICS[site.kind]) or self._respells(site)
+
+    def setting(self, site: NormSite) -> NormSetting:
+        """Return the setting of the call that a norm in place becomes."""
+        return _STATISTICS[site.kind], self._trailing_axes(site) or 1, site.epsilon
 
     def _respells(self, site: NormSite) -> bool:
         """Whether ONNX Runtime makes one operator of a norm once it is written as a quotient.
