@@ -8,7 +8,7 @@ from onnxfold.operators.functions import DOMAIN, SIGNATURES
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.lower.gelus import late_halves
-from onnxfold.passes.lower.settings import common_settings, setting_of_call
+from onnxfold.passes.lower.norm_settings import common_settings, setting_of_call
 from onnxfold.passes.lower.targets import TargetLowering
 
 

@@ -13,7 +13,7 @@ from onnxfold.graph.traversal import all_graphs
 from onnxfold.operators.bodies import function, setting_of, type_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, VERSION
 from onnxfold.options import Target, WrittenForm
-from onnxfold.passes.lower.settings import common_settings, setting_of_call, setting_of_each
+from onnxfold.passes.lower.norm_settings import common_settings, setting_of_call, setting_of_each
 from onnxfold.passes.lower.turned import turned_values
 from onnxfold.passes.plan import Plan
 from onnxfold.shapes.inference import strip_types

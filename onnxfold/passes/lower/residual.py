@@ -19,7 +19,7 @@ from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.edit import Lowered
 from onnxfold.graph.operands import is_read_once, producer_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Signature, axes_of, call, op_name
-from onnxfold.passes.lower.settings import common_settings, setting_of_call, setting_of_each
+from onnxfold.passes.lower.norm_settings import common_settings, setting_of_call, setting_of_each
 
 
 @dataclass(frozen=True, slots=True)

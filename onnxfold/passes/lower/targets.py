@@ -27,8 +27,8 @@ from onnxfold.operators.functions import (
     op_name,
 )
 from onnxfold.options import Target, WrittenForm
+from onnxfold.passes.lower.norm_settings import NormSetting
 from onnxfold.passes.lower.parameters import AffinePart, Operands, Parameters
-from onnxfold.passes.lower.settings import NormSetting
 from onnxfold.passes.lower.spelled import mean_has_one_reader, reduced, spelled_rms, wide_epsilon
 from onnxfold.passes.lower.turned import turned_values
 from onnxfold.refusal import Refusal, RefusalCode
