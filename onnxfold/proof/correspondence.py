@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
-from onnxfold.check.reference import is_stochastic
+from onnxfold.check.reference import is_stochastic, is_supported
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.equality import pairs
 from onnxfold.graph.traversal import bodies
@@ -112,10 +112,12 @@ class Correspondence:
 
 
 def _constants(view: ModelInfo) -> set[ir.Value]:
+    """Return what follows from constants alone, as far as it can be computed here."""
     found: set[ir.Value] = set()
     for node in view.nodes():
         operands = [v for v in node.inputs if v is not None]
         known = all(v in found or view.tensor(v) is not None for v in operands)
-        if operands and known and not bodies(node) and not is_stochastic(node):
+        fixed = operands and known and not bodies(node) and not is_stochastic(node)
+        if fixed and is_supported(view.model, node):
             found.update(node.outputs)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
+import onnxfold
 from onnxfold.graph import ModelInfo
 from onnxfold.proof import Certificate, prove
 from onnxfold.shapes import infer
@@ -55,3 +56,16 @@ def test_what_is_empty_in_the_model_is_equal() -> None:
     empty = "double[0,4] x"
     models = _graph("y = Exp(x)", empty), _graph("n = Neg(x) m = Neg(n) y = Exp(m)", empty)
     assert prove(*models, Certificate()).passed
+
+
+def test_a_weight_that_an_unknown_operator_makes_of_constants_is_centred_in_a_session() -> None:
+    """Its numbers cannot be computed here, so that it may hold any, like an input."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18, "other": 1]>
+        g (float[1,500,8] x, float[8] gamma) => (float[1,500,8] y)
+        <float[8,8] w, int8[1] code = {3}> {
+            w = other.Dequantize(code)  h = MatMul(x, w)  y = LayerNormalization(h, gamma) }"""
+    )
+    made = onnxfold.optimize(model, check=0)
+    assert "left_out" not in made.report
+    assert [norm["action"] for norm in made.report["inspect"]["norms"]] == ["rms"]

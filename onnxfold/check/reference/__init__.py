@@ -3,6 +3,7 @@
 from onnxfold.check.reference.interpreter import (
     Observer,
     check_supported,
+    is_supported,
     moves_numbers,
     run,
     run_nodes,
@@ -28,6 +29,7 @@ __all__ = [
     "is_code",
     "is_quantized_float",
     "is_stochastic",
+    "is_supported",
     "is_wide_float",
     "moves_numbers",
     "run",

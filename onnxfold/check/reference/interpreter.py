@@ -96,11 +96,14 @@ def check_supported(model: ir.Model) -> None:
     bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for body in bodies:
         for node in body.all_nodes():
-            domain = _domain(node.domain)
-            if node.op_identifier() not in model.functions and not find_kernel(
-                domain, node.op_type
-            ):
+            if not is_supported(model, node):
                 raise UnsupportedOperator.at(node, "the float64 interpreter has no kernel for it")
+
+
+def is_supported(model: ir.Model, node: ir.Node) -> bool:
+    """Whether the operator of a node has a kernel, or a body in the model."""
+    known = node.op_identifier() in model.functions
+    return known or find_kernel(_domain(node.domain), node.op_type) is not None
 
 
 def moves_numbers(node: ir.Node) -> bool:
