@@ -78,9 +78,7 @@ def guarded(work: Callable[[], None]) -> None:
     code, and by the child's signal if somebody asked for it. Elsewhere than on Linux the work is
     done here and now.
 
-    Raises:
-        ModelError: in the parent: the child was ended by a signal that nobody asked for.
-
+    Raises ModelError in the parent where a signal that nobody asked for ended the child.
     """
     if sys.platform != "linux":
         work()

@@ -20,9 +20,7 @@ _Key = tuple[str, str, str]
 def check_calls(proto: onnx.ModelProto) -> None:
     """Refuse functions that call themselves, that nest too deep, or that expand without measure.
 
-    Raises:
-        ModelError: a sentence that names the function.
-
+    Raises ModelError, which names the function.
     """
     functions = {(f.domain, f.name, f.overload): f for f in proto.functions}
     called = {key: _called(f.node, functions) for key, f in functions.items()}

@@ -71,10 +71,8 @@ class OutputFile:
     At most one batch of what was computed is being written while the next is collected, so that no
     more than two tensors that are not in files are in memory.
 
-    Raises:
-        OSError: the file cannot be written.
-        ModelError: a file that a tensor lives in is gone, changed or shorter than it was.
-
+    Raises OSError where the file cannot be written; ModelError where a file that a tensor lives in
+    is gone, changed or shorter than it was.
     """
 
     def __init__(self, path: Path, progress: WrittenBytes) -> None:

@@ -71,10 +71,8 @@ def check_sharing(
 ) -> None:
     """Refuse to write a model that refers to the data files of its source, where it could not.
 
-    Raises:
-        UsageError: the model comes from no file, keeps all weights in itself, or its data is not
-            in the folder of the destination.
-
+    Raises UsageError where the model comes from no file, keeps all weights in itself, or its data
+    is not in the folder of the destination.
     """
     label = show(Path(destination))
     if source is None:
@@ -112,9 +110,8 @@ def link_shared(tensors: Mapping[str, ir.TensorProtocol], folder: Path, staging:
 
     `tensors`: for every location one that is there.
 
-    Raises:
-        ModelError: the file system has no hard links, or a file has changed since it was loaded.
-
+    Raises ModelError where the file system has no hard links, or a file has changed since it was
+    loaded.
     """
     for location, tensor in tensors.items():
         place = staging / location

@@ -26,10 +26,8 @@ def check_destination(
 
     An existing file is replaced, unless it is the model being read (`source`) and not `force`.
 
-    Raises:
-        UsageError: the path is the source without `force`, or is data that the source uses.
-        ModelError: the folder is missing or cannot be written, or the path is not a regular file.
-
+    Raises UsageError where the path is the source without `force`, or is data that the source uses;
+    ModelError where the folder is missing or cannot be written, or the path is not a regular file.
     """
     path = Path(destination)
     label = show(path)

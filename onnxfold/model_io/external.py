@@ -36,9 +36,7 @@ class FileTensor(ir.ExternalTensor):
     make them; what it guards against is checked once, by `attach`, and a file that has changed
     since then is refused.
 
-    Raises:
-        ModelError: on reading, when the file is gone or is no longer the file that was checked.
-
+    Raises ModelError on reading, when the file is gone or is no longer the file that was checked.
     """
 
     __slots__ = ("_stamp", "in_model")
@@ -169,10 +167,8 @@ def model_folders(path: Path) -> tuple[Path, ...]:
 def resolve(location: str, folders: Sequence[Path], what: str) -> Path:
     """The file that a reference to external data names.
 
-    Raises:
-        ModelError: it is absolute, climbs out by "..", leads out of the model's folders by a
-            symbolic link, is missing, or is not a regular file.
-
+    Raises ModelError where it is absolute, climbs out by "..", leads out of the model's folders by
+    a symbolic link, is missing, or is not a regular file.
     """
     shown = show(location)
     if not location or "\0" in location:
@@ -205,11 +201,9 @@ def attach(model: ir.Model, folders: Sequence[Path], model_file: Path | None, la
 
     Returns whether the model has external data, beside what stays in its own file.
 
-    Raises:
-        ModelError: one sentence that starts with `label`, for a reference that `resolve` refuses,
-            that reaches past the end of its file, whose length is not that of its type and shape,
-            or that partly overlaps another.
-
+    Raises ModelError, which starts with `label`, for a reference that `resolve` refuses, that
+    reaches past the end of its file, whose length is not that of its type and shape, or that
+    partly overlaps another.
     """
     try:
         ranges: dict[Path, list[tuple[int, int, str]]] = {}
@@ -259,9 +253,7 @@ def read_ahead(model: ir.Model) -> None:
 def check_unchanged(model: ir.Model) -> None:
     """Refuse to go on where a file that a model was read from is no longer the one it was.
 
-    Raises:
-        ModelError: it is gone, or has another size, time or inode than when it was loaded.
-
+    Raises ModelError where it is gone, or has another size, time or inode than when it was loaded.
     """
     for path, stamp in model.meta.get(_FILES, {}).items():
         try:

@@ -42,10 +42,8 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     The path may be a symbolic link. Tensors in files are `FileTensor`; they raise ModelError when
     they are read after the file has changed, as when the model was replaced.
 
-    Raises:
-        ModelError: there is no such model, it is damaged or unsupported, or one of its references
-            to external data is missing, out of bounds or outside the model's folder.
-
+    Raises ModelError where there is no such model, it is damaged or unsupported, or one of its
+    references to external data is missing, out of bounds or outside the model's folder.
     """
     path = Path(path)
     label = show(path)
@@ -59,9 +57,7 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
 def from_proto(proto: onnx.ModelProto, folder: str | os.PathLike[str] | None = None) -> ir.Model:
     """The IR of a parsed model; `folder` is where its external data lies. `proto` is kept as is.
 
-    Raises:
-        ModelError: as `load`; also for external data when no folder is given.
-
+    Raises ModelError as `load` does; also for external data when no folder is given.
     """
     folders = () if folder is None else (Path(os.path.realpath(folder)),)
     return _to_ir(proto, folders, None, "model")
@@ -75,9 +71,7 @@ def references(path: str | os.PathLike[str]) -> frozenset[Path]:
 def data_files(path: str | os.PathLike[str]) -> dict[str, Path]:
     """The external data files that the model at a path uses, by the names that it gives them.
 
-    Raises:
-        ModelError: there is no readable model, or it names a file that `load` would refuse.
-
+    Raises ModelError where there is no readable model, or it names a file that `load` would refuse.
     """
     path = Path(path)
     label = show(path)

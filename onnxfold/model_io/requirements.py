@@ -68,9 +68,7 @@ def packed_nbytes(dtype: ir.DataType, elements: int) -> int:
 def check_model(proto: onnx.ModelProto, label: str) -> None:
     """Refuse a model that is broken, or that has parts which would be lost.
 
-    Raises:
-        ModelError: one sentence that starts with `label` and names the node or tensor at fault.
-
+    Raises ModelError, which starts with `label` and names the node or tensor at fault.
     """
     try:
         _check_header(proto)

@@ -96,9 +96,8 @@ class StagedModel:
 
         Tensors of the old model that were not read yet raise ModelError from then on.
 
-        Raises:
-            ModelError: the files cannot be put in place; what was there before is untouched.
-
+        Raises ModelError where the files cannot be put in place; what was there before is
+        untouched.
         """
         if self._folder.closed:
             raise InvariantError("a staged model is committed twice, or after it was closed")
@@ -161,11 +160,8 @@ def stage(
     `progress` is called with bytes written and bytes in all, from the thread that writes. The
     model itself is left as it was.
 
-    Raises:
-        UsageError: the destination is the input (`source`) without `force`, or the model cannot
-            share weights from there.
-        ModelError: it cannot be written; nothing is left behind then.
-
+    Raises UsageError where the destination is the input (`source`) without `force`, or the model
+    cannot share weights from there; ModelError where it cannot be written: nothing is left then.
     """
     check_destination(destination, source=source, force=force)
     if share:
@@ -224,9 +220,7 @@ def _staged(
 def materialise(model: ir.Model) -> onnx.ModelProto:
     """The whole model as one protobuf in memory, without references to files.
 
-    Raises:
-        ModelError: it is larger than 2 GiB, which protobuf cannot hold, or a file is gone.
-
+    Raises ModelError where it is larger than 2 GiB, which protobuf cannot hold, or a file is gone.
     """
     total = sum(slot.tensor.nbytes for slot in slots(model))
     _check_limit(total, "write it to a file instead")

@@ -27,9 +27,7 @@ _MOMENT_S = 60.0
 class StagingFolder:
     """A new folder inside another one; what it is called begins with `prefix` and the process.
 
-    Raises:
-        OSError: it cannot be created.
-
+    Raises OSError where it cannot be created.
     """
 
     def __init__(self, parent: Path, prefix: str = ".onnxfold-") -> None:

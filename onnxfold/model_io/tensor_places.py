@@ -87,9 +87,7 @@ def detach(
     Returns the model, and the tensors taken out: where the i-th was is a reference of offset i,
     to be read by `take_number`.
 
-    Raises:
-        ModelError: a part of the model cannot be written as ONNX.
-
+    Raises ModelError where a part of the model cannot be written as ONNX.
     """
     taken: list[ir.TensorProtocol] = []
     with contextlib.ExitStack() as undo:
@@ -137,9 +135,8 @@ def take_number(tensor: onnx.TensorProto) -> int | None:
 def payload(tensor: ir.TensorProtocol) -> memoryview:
     """The bytes of a tensor as ONNX stores them (little endian, sub-byte values packed).
 
-    Raises:
-        InvariantError: a computed tensor has another type or shape than it was declared with.
-
+    Raises InvariantError where a computed tensor has another type or shape than it was declared
+    with.
     """
     if tensor.nbytes == 0:
         return memoryview(b"")

@@ -82,9 +82,7 @@ def skeleton(buffer: Buffer, threshold_bytes: int) -> bytes:
     Weights of the main graph with `raw_data` of at least `threshold_bytes` become external
     tensors with location `IN_MODEL`; every other byte is kept. Only field headers are touched.
 
-    Raises:
-        MalformedError: a field is no protobuf field, or ends after the buffer.
-
+    Raises MalformedError where a field is no protobuf field, or ends after the buffer.
     """
     return _rewrite(buffer, 0, buffer.size, _GRAPH, lambda f: _graph(buffer, f, threshold_bytes))
 

@@ -19,9 +19,7 @@ def session_operators(path: Path) -> dict[str, int] | None:
     The session has all of ONNX Runtime's optimizations and none of onnxfold's kernels, so that a
     function of onnxfold's counts as the operators of its body.
 
-    Raises:
-        ModelError: ONNX Runtime refuses the model, or its optimized form cannot be kept.
-
+    Raises ModelError where ONNX Runtime refuses the model, or its optimized form cannot be kept.
     """
     try:
         import onnxruntime as ort
