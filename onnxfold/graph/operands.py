@@ -1,6 +1,10 @@
-"""What stands before and behind a value or a node, where that may be nothing."""
+"""What stands before and behind a value or a node: where that may be nothing, or must not."""
 
 import onnx_ir as ir
+
+from onnxfold.errors import InvariantError
+from onnxfold.graph.constants import constant_tensor
+from onnxfold.graph.model_info import node_label, operator
 
 
 def operand(node: ir.Node, index: int) -> ir.Value | None:
@@ -24,3 +28,33 @@ def only_reader(value: ir.Value | None) -> ir.Node | None:
 def is_read_once(value: ir.Value) -> bool:
     """Whether one input of one node is all that needs a value."""
     return len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def computed_by(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """Return the node that computes a value, where it is that operator of ONNX; else None."""
+    node = producer_of(value)
+    return node if node is not None and operator(node) == op_type else None
+
+
+def known_producer(value: ir.Value) -> ir.Node:
+    """Return the node that computes a value; raises InvariantError where none does."""
+    node = value.producer()
+    if node is None:
+        raise InvariantError(f"no node computes '{value.name}'")
+    return node
+
+
+def known_operand(node: ir.Node, index: int) -> ir.Value:
+    """Return an input of a node; raises InvariantError where it is left out."""
+    value = operand(node, index)
+    if value is None:
+        raise InvariantError(f"node '{node_label(node)}' has no input {index}")
+    return value
+
+
+def known_tensor(value: ir.Value) -> ir.TensorProtocol:
+    """Return the tensor of a constant; raises InvariantError for anything else."""
+    tensor = constant_tensor(value)
+    if tensor is None:
+        raise InvariantError(f"'{value.name}' is not a constant")
+    return tensor

@@ -6,10 +6,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxfold.errors import InvariantError
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor
 from onnxfold.graph.fiber import Fiber
+from onnxfold.graph.operands import known_producer
 from onnxfold.refusal import Refusal
 
 
@@ -89,10 +89,7 @@ class NormSite:
     @property
     def last(self) -> ir.Node:
         """The node that computes the result."""
-        node = self.output.producer()
-        if node is None:
-            raise InvariantError(f"norm '{self.name}' is computed by no node")
-        return node
+        return known_producer(self.output)
 
     def within(self, edit: Editor) -> "NormSite":
         """Return the same norm in the model that is edited."""

@@ -4,8 +4,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph import constant_tensor
 from onnxfold.graph.edit import Editor, change_constant, set_input
+from onnxfold.graph.operands import known_producer, known_tensor, operand
 from onnxfold.graph.traversal import declared_shape
 from onnxfold.passes.places import Place
 from onnxfold.weights.edited import edited
@@ -25,10 +25,7 @@ class PlaceEditor:
     def original(self, ref: str) -> ir.TensorProtocol:
         """Return the tensor of a constant as it was before any fusion."""
         if ref not in self._before:
-            tensor = constant_tensor(self.values[ref])
-            if tensor is None:
-                raise InvariantError(f"the plan changes '{ref}', which is not a constant")
-            self._before[ref] = tensor
+            self._before[ref] = known_tensor(self.values[ref])
         return self._before[ref]
 
     def change(self, place: Place, edit: Edit) -> None:
@@ -55,13 +52,11 @@ class PlaceEditor:
         """Edit what the reader has now, copying it first where others need it unchanged."""
         node = self._node(place)
         index = place.reader.index
-        value = node.inputs[index] if index < len(node.inputs) else None
+        value = operand(node, index)
         if value is None:
             self._add_bias(place, edit)
             return
-        tensor = constant_tensor(value)
-        if tensor is None:
-            raise InvariantError(f"the plan changes '{value.name}', which is not a constant")
+        tensor = known_tensor(value)
         if place.copy and (node, index) not in self._copied:
             self._copied.add((node, index))
             name = f"{value.name}.fused"
@@ -95,7 +90,4 @@ class PlaceEditor:
         return self.edit.new_constant(node.outputs[0], edited(zeros, edit, name), name)
 
     def _node(self, place: Place) -> ir.Node:
-        node = self.values[place.reader.node].producer()
-        if node is None:
-            raise InvariantError(f"the plan names '{place.reader.node}', which no node computes")
-        return node
+        return known_producer(self.values[place.reader.node])

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 import onnx_ir as ir
 
-from onnxfold.errors import InvariantError, WeightOverflowError
-from onnxfold.graph import Fiber, ModelInfo, constant_tensor
+from onnxfold.errors import WeightOverflowError
+from onnxfold.graph import Fiber, ModelInfo
 from onnxfold.graph.edit import Editor, change_constant, set_input
+from onnxfold.graph.operands import known_operand, known_producer, known_tensor
 from onnxfold.norms import find_norms
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.decide import CentringDecision
@@ -47,11 +48,9 @@ def _centre_weight(
     edit: Editor, values: Mapping[str, ir.Value], weight: WeightCentring
 ) -> ir.Value:
     value = values[weight.value]
-    tensor = constant_tensor(value)
-    if tensor is None:
-        raise InvariantError(f"the plan centres '{weight.value}', which is no weight")
     if weight.split:
         return _split(values, value, weight, edit)
+    tensor = known_tensor(value)
     change_constant(value, centred_tensor(tensor, weight.fiber, tensor.name or value.name or ""))
     return value
 
@@ -59,15 +58,12 @@ def _centre_weight(
 def overflowing_weights(view: ModelInfo, plan: CentringPlan) -> frozenset[str]:
     """Return the references of the weights in a plan that have no finite centred values."""
     values = view.by_ref()
-    return frozenset(w.value for w in plan.weights if not _is_fit(view, values[w.value], w.fiber))
+    return frozenset(w.value for w in plan.weights if not _is_fit(values[w.value], w.fiber))
 
 
-def _is_fit(view: ModelInfo, value: ir.Value, fiber: Fiber) -> bool:
-    tensor = view.tensor(value)
-    if tensor is None:
-        raise InvariantError(f"the plan centres '{value.name}', which is no weight")
+def _is_fit(value: ir.Value, fiber: Fiber) -> bool:
     try:
-        centred_tensor(tensor, fiber, value.name or "").numpy()
+        centred_tensor(known_tensor(value), fiber, value.name or "").numpy()
     except WeightOverflowError:
         return False
     return True
@@ -79,10 +75,8 @@ def _split(
     name = f"{value.name}.centred"
 
     def copied(operand: ir.Value) -> ir.Value:
-        tensor = constant_tensor(operand)
-        if tensor is None:
-            raise InvariantError(f"the plan centres '{operand.name}', which is no weight")
-        return edit.new_constant(value, centred_tensor(tensor, weight.fiber, name), name)
+        tensor = centred_tensor(known_tensor(operand), weight.fiber, name)
+        return edit.new_constant(value, tensor, name)
 
     return _redirect(values, value, weight.readers, copied, wanted=bool(weight.norms))
 
@@ -101,10 +95,8 @@ def _redirect(
     """
     copies = {value: copied(value)} if wanted else dict[ir.Value, ir.Value]()
     for reader in readers:
-        node = values[reader.node].producer()
-        operand = None if node is None else node.inputs[reader.index]
-        if node is None or operand is None:
-            raise InvariantError(f"the plan names '{reader.node}', which no node computes")
+        node = known_producer(values[reader.node])
+        operand = known_operand(node, reader.index)
         if operand not in copies:
             copies[operand] = copied(operand)
         set_input(node, reader.index, copies[operand])

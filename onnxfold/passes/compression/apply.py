@@ -5,6 +5,7 @@ import onnx_ir as ir
 
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor, Lowered, set_input
+from onnxfold.graph.operands import known_producer
 from onnxfold.passes.base import Settings
 from onnxfold.passes.compression import shapes
 from onnxfold.passes.compression.plan import CompressionPlan, Shortened
@@ -26,9 +27,9 @@ def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:
         values[entry.value]: _enter(edit, values[entry.value], entry) for entry in plan.entries
     }
     for reader in plan.entering:
-        node = values[reader.node].producer()
-        operand = None if node is None else node.inputs[reader.index]
-        if node is not None and operand in entries:
+        node = known_producer(values[reader.node])
+        operand = node.inputs[reader.index]
+        if operand in entries:
             set_input(node, reader.index, entries[operand])
     for site in sites:
         x = entries.get(site.input, site.input)

@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph import ModelInfo, constant_tensor, node_label, operator
+from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import (
@@ -18,6 +18,7 @@ from onnxfold.graph.edit import (
     set_input,
     sweep,
 )
+from onnxfold.graph.operands import computed_by, known_producer, known_tensor
 from onnxfold.passes.compression.plan import CompressionPlan
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -62,8 +63,8 @@ def _entry(info: ModelInfo, node: ir.Node, axis: int) -> _Entry | None:
         # Expand aligns its shape from the right.
         rank = info.rank(node.outputs[0]) or whole.size
         return _Entry(None, whole, axis - (rank - whole.size))
-    maker = shape.producer()
-    if maker is None or maker.op_type != "Concat" or maker.domain:
+    maker = computed_by(shape, "Concat")
+    if maker is None:
         return None
     start = 0
     for part, operand in enumerate(maker.inputs):
@@ -82,9 +83,7 @@ def change_shapes(edit: Editor, plan: CompressionPlan, more: int) -> None:
     known = edit.info.by_ref()
     changed: dict[tuple[ir.Value, int], ir.Value] = {}
     for change in plan.shapes:
-        node = known[change.reader.node].producer()
-        if node is None:
-            raise InvariantError(f"the plan names '{change.reader.node}', which no node computes")
+        node = known_producer(known[change.reader.node])
         _change_shape(edit, node, change.axis, more, changed)
 
 
@@ -137,9 +136,7 @@ def resize_weight(
     value: ir.Value, axis: int, more: int, computed: Callable[[ir.TensorProtocol], Array]
 ) -> None:
     """Store what is computed from a weight, when it is read, with so many channels more."""
-    tensor = constant_tensor(value)
-    if tensor is None:
-        raise InvariantError(f"the plan changes '{value.name}', which is no weight")
+    tensor = known_tensor(value)
     dtype, name = tensor.dtype, tensor.name
     sizes = enumerate(tensor.shape.numpy())
     shape = ir.Shape(size + more * (place == axis) for place, size in sizes)

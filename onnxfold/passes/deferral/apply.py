@@ -10,9 +10,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph import constant_tensor
 from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import Editor, Lowered, redirect, set_input, sweep
+from onnxfold.graph.operands import known_operand, known_producer, known_tensor
 from onnxfold.norms import NormSite, find_norms
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
@@ -70,10 +70,7 @@ class _Work:
             self._hold(norm, held, rows)
         tables = TableEditor(self._edit, rows)
         for table in norm.tables:
-            node = self._values[table.node].producer()
-            if node is None:
-                raise InvariantError(f"'{table.node}' is computed by no node")
-            tables.scale(node, table)
+            tables.scale(known_producer(self._values[table.node]), table)
         for output, scale in norm.cancelled:
             gammas = self._gammas(output, scale.rows) if output in norm.gammas else None
             self._cancel(output, rows.inverse_square(scale), weightless=gammas is not None)
@@ -84,14 +81,11 @@ class _Work:
 
     def _reweigh(self, reader: ReaderRef, what: str, edit: Centre | Scale) -> None:
         """Give a layer a weight of its own."""
-        node, index = self._values[reader.node].producer(), reader.index
-        weight = None if node is None else node.inputs[index]
-        tensor = None if weight is None else constant_tensor(weight)
-        if node is None or weight is None or tensor is None:
-            raise InvariantError(f"'{reader.node}' reads no weight")
+        node = known_producer(self._values[reader.node])
+        weight = known_operand(node, reader.index)
         name = f"{weight.name}.{what}"
-        copy = self._edit.new_constant(weight, edited(tensor, edit, name), name)
-        set_input(node, index, copy)
+        copy = self._edit.new_constant(weight, edited(known_tensor(weight), edit, name), name)
+        set_input(node, reader.index, copy)
         self._edit.drop_if_unread(weight)
 
     def _hold(self, norm: DeferredNorm, held: UnscaledValue, rows: RowNumbers) -> None:
@@ -118,9 +112,9 @@ class _Work:
 
     def _without_bias(self, value: ir.Value) -> ir.Value | None:
         """Take the bias of the layer that gives a value away; return it."""
-        node = value.producer()
-        index = None if node is None else facets.bias_behind(row_of(node))
-        if node is None or index is None:
+        node = known_producer(value)
+        index = facets.bias_behind(row_of(node))
+        if index is None:
             raise InvariantError(f"no layer adds a bias to '{value.name}'")
         bias = node.inputs[index]
         required = node.op_type == "Gemm" and self._edit.info.opset < _GEMM_WITHOUT_BIAS

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxfold.errors import InvariantError
-from onnxfold.graph import Fiber, ModelInfo, follow_reshape, node_label, whole_axes
+from onnxfold.graph import Fiber, ModelInfo, follow_reshape, whole_axes
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.operands import known_operand, known_tensor
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.families.transfer import refuse
@@ -127,10 +127,8 @@ def _first_layer(
     if isinstance(found, Refusal):
         return found
     index, inside = found
-    weight = node.inputs[index]
-    tensor = info.tensor(weight)
-    if weight is None or tensor is None:
-        raise InvariantError(f"'{node_label(node)}' has no weight")
+    weight = known_operand(node, index)
+    tensor = known_tensor(weight)
     shared = len(weight.uses()) > 1 or weight.is_graph_output() or weight.is_graph_input()
     if shared and tensor.nbytes > settings.allow_split:
         return refuse(RefusalCode.SHARED_WEIGHT, node, "has a weight that others read as well")

@@ -8,9 +8,9 @@ operator knows tables of two axes alone, [B S, h/2] at the positions 0, 1, 2, ..
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.errors import InvariantError
 from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import Editor, Lowered, set_input
+from onnxfold.graph.operands import known_operand
 from onnxfold.operators.table import row_of
 from onnxfold.passes.deferral.plan import ScaledTable
 from onnxfold.passes.deferral.row_numbers import RowNumbers, as_type
@@ -42,10 +42,7 @@ class TableEditor:
         place = None if rotary is None else rotary[2]
         positions = None if place is None else [*node.inputs, None][place]
         for index in table.indices:
-            factor = node.inputs[index]
-            if factor is None:
-                raise InvariantError(f"'{table.node}' lacks the factor {index}")
-            key = (factor, positions, table.scale)
+            key = (known_operand(node, index), positions, table.scale)
             if key not in self._scaled:
                 self._scaled[key] = self._made(node, *key)
             set_input(node, index, self._scaled[key])

@@ -3,9 +3,9 @@
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.errors import InvariantError
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor, Lowered, redirect, sweep
+from onnxfold.graph.operands import known_operand, known_producer
 from onnxfold.operators.functions import Affine, Statistics, call, op_name
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
@@ -54,10 +54,8 @@ def _shorten_norm(edit: Editor, value: ir.Value, target: Target) -> None:
 
     ONNX Runtime makes one operator of a norm that is spelled out only where it gives all channels.
     """
-    node = value.producer()
-    x = None if node is None else node.inputs[0]
-    if node is None or x is None:
-        raise InvariantError(f"'{value.name}' is no norm's")
+    node = known_producer(value)
+    x = known_operand(node, 0)
     epsilon = node.attributes.get_float("epsilon", 0.0)
     if target is Target.KERNELS:
         name = op_name(statistics=Statistics.CRMS, affine=Affine.NONE)
@@ -78,9 +76,6 @@ def _shorten_norm(edit: Editor, value: ir.Value, target: Target) -> None:
 
 def _read_all(value: ir.Value) -> None:
     """Let all readers of y[:-1] read y."""
-    node = value.producer()
-    operand = None if node is None else node.inputs[0]
-    if node is None or operand is None:
-        raise InvariantError(f"'{value.name}' is taken from nothing")
-    redirect(value, operand)
+    node = known_producer(value)
+    redirect(value, known_operand(node, 0))
     sweep([node])

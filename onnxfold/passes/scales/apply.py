@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph.edit import Editor, inherit, redirect, sweep
+from onnxfold.graph.operands import known_operand, known_producer
 from onnxfold.passes.base import Settings
 from onnxfold.passes.constant_edits import PlaceEditor
 from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
@@ -17,8 +18,7 @@ def apply(edit: Editor, plan: ScalesPlan, settings: Settings) -> None:
     values = edit.info.by_ref()
     made: list[tuple[ScaleFusion, ChannelOp]] = []
     for fusion in plan.fusions:
-        node = values[fusion.output].producer()
-        op = None if node is None else channel_op(edit.info, node)
+        op = channel_op(edit.info, known_producer(values[fusion.output]))
         if op is None:
             raise InvariantError(f"'{fusion.output}' is no product or sum with a constant")
         made.append((fusion, replace(op, node=edit.node(op.node))))
@@ -37,9 +37,7 @@ def _do_before(places: PlaceEditor, fusion: ScaleFusion, op: ChannelOp) -> None:
         channels = fusion.shifted.channels
         shift = embedded(op.shift, fusion.part, channels.size, neutral=0.0)
         places.append(fusion.shifted, Shift(channels, shift))
-    start, end = op.node.inputs[op.index], op.node.outputs[0]
-    if start is None:
-        raise InvariantError(f"'{fusion.output}' has no input")
+    start, end = known_operand(op.node, op.index), op.node.outputs[0]
     operands = list(op.node.inputs)
     redirect(end, start, outputs=True)
     sweep([op.node])

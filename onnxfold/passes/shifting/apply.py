@@ -12,10 +12,9 @@ from zlib import crc32
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.errors import InvariantError
 from onnxfold.graph.channels import Channels
-from onnxfold.graph.constants import constant_tensor
 from onnxfold.graph.edit import Editor, change_constant
+from onnxfold.graph.operands import known_tensor
 from onnxfold.graph.stored_rows import stored_rows
 from onnxfold.passes.base import Settings
 from onnxfold.passes.shifting.plan import ShiftingPlan, WeightShift
@@ -29,10 +28,7 @@ def apply(edit: Editor, plan: ShiftingPlan, settings: Settings) -> None:
     values = edit.by_ref()
     for weight in plan.weights:
         value = values[weight.value]
-        tensor = constant_tensor(value)
-        if tensor is None:
-            raise InvariantError(f"the plan shifts '{weight.value}', which is no weight")
-        change_constant(value, _shifted(tensor, weight, plan.seed))
+        change_constant(value, _shifted(known_tensor(value), weight, plan.seed))
 
 
 def _shifted(tensor: ir.TensorProtocol, weight: WeightShift, seed: int) -> EditedTensor:
