@@ -15,8 +15,8 @@ import numpy.typing as npt
 from onnxfold.errors import OnnxfoldError
 from onnxfold.graph import Fiber
 from onnxfold.proof.draws import ERRORS, FEW, LIKE_FIRST, Draws, samples
-from onnxfold.proof.generic import generic
 from onnxfold.proof.lines import line
+from onnxfold.proof.placeholders import with_placeholders
 from onnxfold.proof.region import Pair, Region
 from onnxfold.proof.relation import EQUAL, Float64, Relation, completed, is_small, means, shortened
 
@@ -57,12 +57,12 @@ class Tester:
 
     def _line(self, region: Region, slack: float) -> Relation | None:
         """Return u = r * v + s, where possible by a test that other numbers share."""
-        made = None if slack else generic(region)
-        if made is not None:
-            found = self._remembered(_Question(made.region, slack, self._whole, lines=True))
-            told = None if found is None else made.told(found)
-            if told is not None:
-                return told
+        shared = None if slack else with_placeholders(region)
+        if shared is not None:
+            found = self._remembered(_Question(shared.region, slack, self._whole, lines=True))
+            resolved = None if found is None else shared.resolved(found)
+            if resolved is not None:
+                return resolved
         return self._remembered(_Question(region, slack, self._whole, lines=True))
 
     def exact(self, region: Region, slack: float) -> Relation | None:

@@ -1,7 +1,7 @@
-"""Tests of u = r * v + s with numbers of their own for r and s, so that layers share one test.
+"""Tests of u = r * v + s with placeholders for r and s, so that layers share one test.
 
-What a region makes of r and s does not depend on their values where it holds for numbers that are
-all different: r' and s' of its outputs are then elements of r and s, found again by value.
+What a region makes of r and s does not depend on their values where it holds for placeholders that
+are all different: r' and s' of its outputs are then elements of r and s, found again by value.
 """
 
 from dataclasses import dataclass, replace
@@ -15,23 +15,23 @@ _FOUND_AGAIN = 2.0**-30  # the numbers are 1 / size apart, and known to 2^-38
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Generic:
-    """A region whose leaves have the relation ``made`` in the place of ``actual``."""
+class PlaceholderRegion:
+    """A region whose leaves have the relation ``placeholders`` in the place of ``actual``."""
 
     region: Region
-    made: Relation
+    placeholders: Relation
     actual: Relation
 
-    def told(self, found: Relation) -> Relation | None:
+    def resolved(self, found: Relation) -> Relation | None:
         """Return what a relation of the outputs is for the actual numbers, None if unknown."""
         if found.r is None or found.s is None or found.reverse:
             return None
-        r = _read(found.r, self.made.r, self.actual.r)
-        s = _read(found.s, self.made.s, self.actual.s)
+        r = _read(found.r, self.placeholders.r, self.actual.r)
+        s = _read(found.s, self.placeholders.s, self.actual.s)
         return None if r is None or s is None else Relation(r, s)
 
 
-def generic(region: Region) -> Generic | None:
+def with_placeholders(region: Region) -> PlaceholderRegion | None:
     """Return the region with other numbers; None unless all that is scaled is so alike."""
     changed = [leaf for leaf in region.leaves if leaf.relation.r is not None]
     relations = {leaf.relation.key: leaf.relation for leaf in changed}
@@ -40,10 +40,10 @@ def generic(region: Region) -> Generic | None:
     (actual,) = relations.values()
     if actual.r is None or actual.s is None:
         return None
-    made = replace(actual, r=_distinct(actual.r, 1.0), s=_distinct(actual.s, 0.0))
-    leaves = tuple(replace(leaf, relation=made) if leaf in changed else leaf
+    distinct = replace(actual, r=_distinct(actual.r, 1.0), s=_distinct(actual.s, 0.0))
+    leaves = tuple(replace(leaf, relation=distinct) if leaf in changed else leaf
                    for leaf in region.leaves)  # fmt: skip
-    return Generic(replace(region, leaves=leaves), made, actual)
+    return PlaceholderRegion(replace(region, leaves=leaves), distinct, actual)
 
 
 def _distinct(array: Float64, plain: float) -> Float64:

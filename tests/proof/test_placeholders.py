@@ -8,7 +8,7 @@ import pytest
 
 import onnxfold
 from onnxfold.graph import Fiber
-from onnxfold.proof.generic import Generic
+from onnxfold.proof.placeholders import PlaceholderRegion
 from onnxfold.proof.relation import Float64, Relation
 from tests.passes.affine.affine_graphs import Array, graph, weights
 
@@ -31,13 +31,13 @@ def _model(layout: str) -> ir.Model:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layers_of_other_numbers_share_a_test(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[Relation, Relation | None]] = []
-    plain = Generic.told
+    plain = PlaceholderRegion.resolved
 
-    def seen(self: Generic, found: Relation) -> Relation | None:
+    def seen(self: PlaceholderRegion, found: Relation) -> Relation | None:
         told.append((found, plain(self, found)))
         return told[-1][1]
 
-    monkeypatch.setattr(Generic, "told", seen)
+    monkeypatch.setattr(PlaceholderRegion, "resolved", seen)
     result = onnxfold.optimize(_model(LAYOUTS[layout]), check=0)
     assert result.report["proof"]["passed"]
     assert len(result.plan.fusions) == 1
@@ -48,8 +48,8 @@ def test_layers_of_other_numbers_share_a_test(layout: str, monkeypatch: pytest.M
 def test_numbers_that_are_none_of_them_are_not_read() -> None:
     r, s = np.array([2.0, 3.0]), np.array([5.0, 7.0])
     made = Relation(np.array([1.25, -1.5]), np.array([1.75, -2.0]))
-    other = Generic(region=None, made=made, actual=Relation(r, s))  # type: ignore[arg-type]
-    assert _numbers(other.told(Relation(np.array([-1.5, 1.25, 1.25]), np.array([-2.0])))) == (
+    other = PlaceholderRegion(region=None, placeholders=made, actual=Relation(r, s))  # type: ignore[arg-type]
+    assert _numbers(other.resolved(Relation(np.array([-1.5, 1.25, 1.25]), np.array([-2.0])))) == (
         [3.0, 2.0, 2.0], [7.0],
     )  # fmt: skip
     for broken in (
@@ -58,7 +58,7 @@ def test_numbers_that_are_none_of_them_are_not_read() -> None:
         Relation(np.array([1.25]), np.array([3.5])),  # twice a shift
         Relation(np.array([1.25]), np.array([1.75]), reverse=True),
     ):
-        assert other.told(broken) is None
+        assert other.resolved(broken) is None
 
 
 def _numbers(relation: Relation | None) -> tuple[list[float], list[float]]:
