@@ -6,12 +6,16 @@ A norm's gamma is then one operand, however many factors the model spells it wit
 from collections.abc import Callable, Set
 from functools import cache
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from onnxfold.check.reference import is_wide_float
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.array_types import Array
 from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import add_constant, drop_weight, set_input, sweep
+from onnxfold.graph.operands import is_read_once, producer_of
 from onnxfold.graph.traversal import graph_values
 
 
@@ -29,21 +33,22 @@ def merge_constant_factors(view: ModelInfo) -> tuple[str, ...]:
 def _merge(view: ModelInfo, node: ir.Node, taken: Callable[[], Set[str | None]]) -> bool:
     outer = _factor(view, node)
     product = None if outer is None else node.inputs[1 - outer]
-    inner_node = None if product is None else product.producer()
+    inner_node = producer_of(product)
     if outer is None or product is None or inner_node is None:
         return False
     inner = _factor(view, inner_node)
-    if inner is None or len(product.uses()) != 1 or product.is_graph_output():
+    if inner is None or not is_read_once(product):
         return False
     if inner_node.graph is not node.graph or not isinstance(node.graph, ir.Graph):
         return False
     first, second = view.array(inner_node.inputs[inner]), view.array(node.inputs[outer])
     if first is None or second is None or first.dtype != second.dtype:
         return False
-    wide = first.astype(np.float64) * second.astype(np.float64)
-    value = weight_value(f"{node.outputs[0].name}.factor", wide.astype(first.dtype))
-    if value.name in taken():
+    merged = _product(first, second)
+    name = f"{node.outputs[0].name}.factor"
+    if merged is None or name in taken():
         return False
+    value = weight_value(name, merged)
     old, start = node.inputs[outer], inner_node.inputs[1 - inner]
     add_constant(node.graph, value)
     set_input(node, outer, value)
@@ -51,6 +56,18 @@ def _merge(view: ModelInfo, node: ir.Node, taken: Callable[[], Set[str | None]])
     sweep([inner_node])
     drop_weight(old)
     return True
+
+
+def _product(first: Array, second: Array) -> Array | None:
+    """Return the product of constants; None where it overflows or underflows, as x a b may not."""
+    if not is_wide_float(first.dtype):
+        return np.asarray(np.multiply(first, second))
+    with np.errstate(all="ignore"):
+        wide = first.astype(np.float64) * second.astype(np.float64)
+    limits = ml_dtypes.finfo(first.dtype)  # type: ignore[no-untyped-call]  # it has no types
+    size, zero = np.abs(wide), (first == 0) | (second == 0)
+    fits = zero | ((size >= float(limits.smallest_normal)) & (size <= float(limits.max)))
+    return wide.astype(first.dtype) if bool(np.all(fits)) else None
 
 
 def _factor(view: ModelInfo, node: ir.Node) -> int | None:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxfold.passes.prepare.working_copy import prepare
@@ -43,6 +43,23 @@ def test_two_constant_factors_become_one_product(factor: Any) -> None:
     (found,) = ReferenceEvaluator(ir.to_proto(merged)).run(None, {"x": X})
     # Two roundings against two others: of g k and of its product with x.
     np.testing.assert_allclose(found, expected, rtol=3 * 2.0**-24, atol=0)
+
+
+@pytest.mark.parametrize("factors", [(1e30, 1e30), (1e-30, 1e-15)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_factors_whose_product_is_no_normal_number_stay(
+    factors: tuple[float, float], dtype: type[np.floating[Any]]
+) -> None:
+    """1e-20 * 1e30 * 1e30 is a number of float32, and 1e60 is none."""
+    proto = _model([], ("y",), np.asarray(factors[0], dtype))
+    proto.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.asarray(factors[1], dtype), "g"))
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    assert _products(prepare(ir.from_proto(proto)).model) == (2 if dtype is np.float32 else 1)
+
+
+def test_factors_of_zero_become_one() -> None:
+    assert _products(prepare(ir.from_proto(_model([], ("y",), np.float32(0)))).model) == 1
 
 
 def test_a_product_that_something_else_reads_stays() -> None:
