@@ -241,10 +241,11 @@ def _keeps_beta(source: AffineSource, shift_refusal: Refusal | None) -> Refusal 
     if source.site.kind is not NormKind.DYT:  # spelled out for good, so a Mul less is a gain
         sentence = f"{why.sentence}; with beta in place, the norm multiplies by gamma for free"
         return Refusal(why.code, sentence, why.nodes)
+    dtype = (source.value.dtype or ir.DataType.FLOAT).numpy()
     with np.errstate(all="ignore"):
-        left = None if source.beta is None else (source.beta / source.gamma).astype(np.float32)
+        left = None if source.beta is None else (source.beta / source.gamma).astype(dtype)
     if left is None or not np.all(np.isfinite(left)):
-        sentence = f"{why.sentence}, and gamma has zeros, so beta / gamma cannot stay behind"
+        sentence = f"{why.sentence}, and beta / gamma, which would stay behind, is not finite"
         return Refusal(why.code, sentence, why.nodes)
     return None
 

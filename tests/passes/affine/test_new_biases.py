@@ -167,6 +167,25 @@ def test_the_beta_of_a_dyt_is_weighed_as_the_add_that_it_is() -> None:
     assert replace(fusion, beta=False).places  # gamma moves as well
 
 
+@pytest.mark.parametrize(("smallest", "moves"), [(1e-3, True), (1e-5, False), (0.0, False)])
+def test_beta_over_gamma_stays_where_its_type_can_hold_it(smallest: float, moves: bool) -> None:
+    """1e5 is no number of float16; a plan with it would be refused, and all other moves with it."""
+    made = {
+        "alpha": np.array(0.5, np.float16),
+        "gamma": np.array([[[1.0]], [[smallest]]], np.float16),
+        "beta": np.ones((2, 1, 1), np.float16),
+        "W": np.ones((3, 2, 3, 3), np.float16),
+    }
+    body = (
+        "s = Mul(x, alpha) t = Tanh(s) g = Mul(t, gamma) n = Add(g, beta) "
+        "y = Conv<pads=[1,1,1,1]>(n, W)"
+    )
+    model = graph(body, "float16[B,2,6,6] x", "float16[B,3,6,6] y", made)
+    result = onnxfold.optimize(model, check=0)
+    assert "left_out" not in result.report
+    assert bool(result.plan.fusions) is moves
+
+
 SPLIT = (
     "m = MatMul(n, W) q0, k0, v0 = Split<axis=-1>(m, sizes) q = Add(q0, bq) k = Add(bk, k0) "
     "v = Add(v0, bv) kt = Transpose<perm=[0,2,1]>(k) a = MatMul(q, kt) y = MatMul(a, v)"
