@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxfold.check.reference import is_stochastic, is_supported
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.equality import pairs
+from onnxfold.graph.operands import producer_of
 from onnxfold.graph.traversal import bodies
 from onnxfold.proof.certificate import Certificate
 
@@ -83,7 +84,7 @@ class Correspondence:
     def _read_through(self, node: ir.Node, twin: ir.Node) -> None:
         """What is new behind an operator, as the Add of a bias, has taken over its name."""
         for value in node.inputs:
-            producer = None if value is None else value.producer()
+            producer = producer_of(value)
             if value is None or producer is None or value in self.originals:
                 continue
             guess = twin.outputs[value.index() or 0] if len(twin.outputs) == 1 else None

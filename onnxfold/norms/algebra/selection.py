@@ -3,6 +3,7 @@
 import onnx_ir as ir
 
 from onnxfold.graph import keeps_dims
+from onnxfold.graph.operands import computed_by, producer_of
 from onnxfold.norms.algebra.forms import AffineForm, Form, Moment, Root
 from onnxfold.norms.algebra.graph_state import Algebra
 
@@ -30,8 +31,8 @@ def where(algebra: Algebra, node: ir.Node) -> Form | None:
 
 def _decided(algebra: Algebra, condition: ir.Value | None) -> bool | None:
     """Return what an Equal of two values says that are each one known number."""
-    node = None if condition is None else condition.producer()
-    if node is None or (node.domain, node.op_type) != ("", "Equal"):
+    node = computed_by(condition, "Equal")
+    if node is None:
         return None
     numbers = [algebra.canonical.uniform(operand) for operand in node.inputs]
     return None if None in numbers else numbers[0] == numbers[1]
@@ -67,7 +68,7 @@ def _constant_rows(algebra: Algebra, condition: ir.Value, form: AffineForm) -> b
     seen: set[ir.Node] = set()
     while waiting:
         value = waiting.pop()
-        node = None if value is None else value.producer()
+        node = producer_of(value)
         if node is None or node.domain != "" or node in seen:
             continue
         seen.add(node)
@@ -82,7 +83,7 @@ def _equal_extremes(algebra: Algebra, node: ir.Node, form: AffineForm) -> bool:
     """Whether the node compares the least and the largest element of the row."""
     found = set()
     for operand in node.inputs:
-        extreme = None if operand is None else operand.producer()
+        extreme = producer_of(operand)
         if extreme is None or extreme.op_type not in ("ReduceMin", "ReduceMax"):
             return False
         x, axes = extreme.inputs[0], algebra.view.axes(extreme)

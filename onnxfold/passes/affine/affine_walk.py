@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import FLOATS, ModelInfo, Reader
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.operands import producer_of
 from onnxfold.operators import facets
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.operators.table import row_of
@@ -132,7 +133,7 @@ def root_of(
         holder = Reader(node, 0)
         value, channels = back
         outer = rest[1]
-    producer = None if value is None else value.producer()
+    producer = producer_of(value)
     if producer is not None and facets.quantised(row_of(producer)):
         return refuse(RefusalCode.QUANTISED, reader.node, "has a quantised weight; fuse before")
     return refuse(RefusalCode.DYNAMIC_WEIGHT, reader.node, "has a weight that is not a constant")

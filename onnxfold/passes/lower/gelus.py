@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.edit import Editor, Lowered
-from onnxfold.graph.operands import is_read_once, producer_of
+from onnxfold.graph.operands import computed_by, is_read_once, producer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,12 @@ def halve_first(edit: Editor, gelus: Iterable[LateHalf]) -> None:
 def _found(view: ModelInfo, product: ir.Node, place: int) -> LateHalf | None:
     """Return the Gelu of which a product's operand is the halved sum, or None."""
     x, halved = product.inputs[1 - place], product.inputs[place]
-    halving = _computed(halved, "Mul")
+    halving = computed_by(halved, "Mul")
     if x is None or halved is None or halving is None or halving.graph is not product.graph:
         return None
     half, total = _with_number(view, halving, 0.5)
-    addition = _computed(total, "Add")
-    erf = None if addition is None else _computed(_with_number(view, addition, 1.0)[1], "Erf")
+    addition = computed_by(total, "Add")
+    erf = None if addition is None else computed_by(_with_number(view, addition, 1.0)[1], "Erf")
     scaling = None if erf is None else producer_of(erf.inputs[0])
     if half is None or total is None or scaling is None or x not in scaling.inputs:
         return None
@@ -70,9 +70,3 @@ def _with_number(
     if view.scalar(first) == number:
         return first, second
     return (second, first) if view.scalar(second) == number else (None, None)
-
-
-def _computed(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    """Return the node that computes a value, where it is of a type, or None."""
-    node = producer_of(value)
-    return node if node is not None and operator(node) == op_type else None

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, keeps_dims, operator
 from onnxfold.graph.edit import Lowered
-from onnxfold.graph.operands import is_read_once, only_reader, producer_of
+from onnxfold.graph.operands import computed_by, is_read_once, only_reader, producer_of
 from onnxfold.operators.functions import (
     DOMAIN,
     SIGNATURES,
@@ -66,8 +66,8 @@ def row_fusions(view: ModelInfo, number: int) -> tuple[RowFusion, ...]:
 def _before(node: ir.Node | None, op_type: str, index: int = 0) -> ir.Node | None:
     """Return the node of this type that gives an operand which nothing else reads."""
     value = None if node is None else node.inputs[index]
-    producer = producer_of(value)
-    if node is None or value is None or producer is None or operator(producer) != op_type:
+    producer = computed_by(value, op_type)
+    if node is None or value is None or producer is None:
         return None
     return producer if is_read_once(value) and producer.graph is node.graph else None
 
@@ -130,37 +130,35 @@ def _root(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
         yield from _row_epsilon(view, node)
 
 
-def _row_scale(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
-    root = _before(node, "Sqrt")
-    shifted = _before(root, "Add")
-    mean = _before(shifted, "ReduceMean")
-    found = _mean_square(view, mean)
-    if found is None or root is None or shifted is None or mean is None:
-        return
-    epsilon = view.scalar(shifted.inputs[1])
-    if epsilon is None or epsilon < 0 or float(np.float32(epsilon)) != epsilon:
-        return
-    nodes = (found[0], mean, shifted, root, node)
-    yield RowFusion(nodes, "RowScale", (found[1],), (node.outputs[0],), epsilon)
-
-
-def _row_epsilon(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
-    inverse = _before(node, "Reciprocal")
+def _inverse_root(
+    view: ModelInfo, inverse: ir.Node | None
+) -> tuple[list[ir.Node], ir.Value, ir.Value | None] | None:
+    """Match 1 / sqrt(mean(x * x) + e), whose Reciprocal is given; return the nodes, x and e."""
     root = _before(inverse, "Sqrt")
     shifted = _before(root, "Add")
     mean = _before(shifted, "ReduceMean")
     found = _mean_square(view, mean)
     if found is None or inverse is None or root is None or shifted is None or mean is None:
+        return None
+    return [found[0], mean, shifted, root, inverse], found[1], shifted.inputs[1]
+
+
+def _row_scale(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
+    found = _inverse_root(view, node)
+    epsilon = None if found is None else view.scalar(found[2])
+    if found is None or epsilon is None or epsilon < 0 or float(np.float32(epsilon)) != epsilon:
         return
-    (square, x), rows = found, shifted.inputs[1]
+    yield RowFusion(tuple(found[0]), "RowScale", (found[1],), (node.outputs[0],), epsilon)
+
+
+def _row_epsilon(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
+    found = _inverse_root(view, _before(node, "Reciprocal"))
+    if found is None:
+        return
+    nodes, x, rows = found
     if x is not node.inputs[1] or rows is None or not _of_rows(view, rows, x):
         return
-    nodes, result, inputs, affine = (
-        [square, mean, shifted, root, inverse, node],
-        node,
-        [x, rows],
-        Affine.NONE,
-    )
+    nodes, result, inputs, affine = [*nodes, node], node, [x, rows], Affine.NONE
     for op_type, kind in (("Mul", Affine.SCALE), ("Add", Affine.AFFINE)):
         follower, operand = _follower(view, result.outputs[0], op_type)
         if follower is None or operand is None or (kind is Affine.AFFINE and affine is Affine.NONE):

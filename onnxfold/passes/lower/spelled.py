@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph.constants import weight_value
+from onnxfold.graph.operands import producer_of
 from onnxfold.norms.site import NormForm, NormSite
 
 _AXES_ARE_INPUTS_SINCE = 18
@@ -60,7 +61,7 @@ def mean_has_one_reader(site: NormSite, centred: ir.Value) -> bool:
     values = {site.input}
     while waiting:
         value = waiting.pop()
-        node = None if value is None else value.producer()
+        node = producer_of(value)
         if value is not None and node in own and node not in before:
             before.add(node)
             values.add(value)

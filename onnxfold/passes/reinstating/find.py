@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, node_label, operator
+from onnxfold.graph.operands import producer_of
 from onnxfold.graph.traversal import NodeQueue
 from onnxfold.norms import EpsilonMode, NormForm, NormKind, NormSite, find_norms
 from onnxfold.norms.algebra import Algebra, Canonical, Moment, match_graph
@@ -194,7 +195,7 @@ class _Walk:
 
     def _without_power(self, value: ir.Value | None, scale: RowScale) -> ir.Value | None:
         """Return t of a product t s^k."""
-        product = None if value is None else value.producer()
+        product = producer_of(value)
         if product is None or not facets.factors(row_of(product)):
             return None
         for s, t in (product.inputs, product.inputs[::-1]):

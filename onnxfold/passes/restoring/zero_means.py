@@ -12,8 +12,8 @@ from collections import deque
 
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo, keeps_dims, operator
-from onnxfold.graph.operands import producer_of
+from onnxfold.graph import ModelInfo, keeps_dims
+from onnxfold.graph.operands import computed_by
 from onnxfold.passes.centring.dataflow import ZeroMeanGraph
 from onnxfold.passes.centring.model_transfers import Point
 from onnxfold.refusal import Refusal, RefusalCode
@@ -44,12 +44,12 @@ def obstacle(
 
 def completed_part(info: ModelInfo, point: Point) -> ir.Value | None:
     """Return v of a value E v = Concat(v, -sum(v)) along the one axis of its fiber, or None."""
-    joined = _made_by(point.value, "Concat")
+    joined = computed_by(point.value, "Concat")
     if joined is None or len(joined.inputs) != 2 or len(point.fiber.axes) != 1:
         return None
     v, last = joined.inputs
-    negated = _made_by(last, "Neg")
-    total = None if negated is None else _made_by(negated.inputs[0], "ReduceSum")
+    negated = computed_by(last, "Neg")
+    total = None if negated is None else computed_by(negated.inputs[0], "ReduceSum")
     if v is None or total is None or total.inputs[0] is not v:
         return None
     rank, axes = info.rank(v), info.axes(total)
@@ -57,11 +57,6 @@ def completed_part(info: ModelInfo, point: Point) -> ir.Value | None:
         return None
     along = {axis % rank for axis in (*axes, joined.attributes.get_int("axis", 0))}
     return v if along == set(point.fiber.axes) else None
-
-
-def _made_by(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    node = producer_of(value)
-    return node if node is not None and operator(node) == op_type else None
 
 
 def _is_centred(info: ModelInfo, point: Point, known: dict[Point, bool]) -> bool:

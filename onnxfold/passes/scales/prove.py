@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.operands import producer_of
 from onnxfold.passes.base import ProofOutcome
 from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
 from onnxfold.passes.scales.writer import channel_op, embedded
@@ -25,7 +26,7 @@ def prove_scales(before: ModelInfo, after: ModelInfo, fusions: Iterable[ScaleFus
 
 def _claims(before: ModelInfo, fusion: ScaleFusion) -> Iterator[ScaledWeight]:
     value = before.by_ref().get(fusion.output)
-    node = None if value is None else value.producer()
+    node = producer_of(value)
     op = None if node is None else channel_op(before, node)
     if op is None or op.scale is None:
         return
