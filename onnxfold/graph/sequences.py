@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnxfold.graph.constants import constant_tensor
-from onnxfold.graph.traversal import all_graphs, bodies
+from onnxfold.graph.traversal import all_nodes, bodies
 
 
 def is_unbind(node: ir.Node) -> bool:
@@ -56,8 +56,8 @@ def _grown(start: ir.Value, before: ir.Value, after: ir.Value) -> list[ir.Value]
 
 def behind_unbind(model: ir.Model) -> set[ir.Value]:
     """Return everything that is computed from elements of an unbound tensor."""
-    owners = {body: node for graph in all_graphs(model) for node in graph for body in _graphs(node)}
-    waiting = [node.outputs[0] for graph in all_graphs(model) for node in graph if is_unbind(node)]
+    owners = {body: node for node in all_nodes(model) for body in _graphs(node)}
+    waiting = [node.outputs[0] for node in all_nodes(model) if is_unbind(node)]
     found: set[ir.Value] = set()
     while waiting:
         value = waiting.pop()

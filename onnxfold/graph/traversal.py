@@ -24,6 +24,12 @@ def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
         waiting += reversed(below)
 
 
+def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Yield every node of the main graph and of all bodies, parents first."""
+    for graph in all_graphs(model):
+        yield from graph
+
+
 def graph_values(graph: ir.Graph) -> Iterator[ir.Value]:
     """Yield the inputs, initializers and node outputs of one graph, bodies left out."""
     yield from graph.inputs

@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
-from onnxfold.graph.traversal import all_graphs
+from onnxfold.graph.traversal import all_nodes
 from onnxfold.norms import find_norms
 from onnxfold.operators.functions import DOMAIN
 from onnxfold.options import Conversion, Defer, Device, Options, Target
@@ -191,7 +191,7 @@ class Decided:
             frozenset(decompression.norms),
             dict(self._deferral.refusals),
             self.decisions.get("reinstating", ReinstatingPlan()).found,
-            frozenset(map(described, readers.starts)) if "readers" in self.decisions else None,
+            frozenset(map(described, readers.norms)) if "readers" in self.decisions else None,
             {described(ref): why for ref, why in readers.refusals},
         )
 
@@ -362,8 +362,5 @@ def _sum(shown: Iterable[ProofOutcome]) -> Proof:
 
 def residual_calls(model: ir.Model) -> int:
     """Count the calls of ours that are split into an addition and a norm."""
-    return sum(
-        node.domain == DOMAIN and (DOMAIN, node.op_type) in SPLITTERS
-        for graph in all_graphs(model)
-        for node in graph
-    )
+    calls = (node.op_type for node in all_nodes(model) if node.domain == DOMAIN)
+    return sum((DOMAIN, name) in SPLITTERS for name in calls)

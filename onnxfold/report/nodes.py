@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import operator
 from onnxfold.graph.equality import pairs, same_attributes, same_tensor
-from onnxfold.graph.traversal import all_graphs, declared_shape
+from onnxfold.graph.traversal import all_graphs, all_nodes, declared_shape
 
 _Part = TypeVar("_Part", ir.Node, ir.Value)
 _Key = tuple[str, int]
@@ -27,7 +27,7 @@ class _Change:
 
 def node_rows(model: ir.Model) -> list[dict[str, Any]]:
     """Return every node, in bodies too: its operator, name, inputs, and what it computes."""
-    rows = [_described(node) for graph in all_graphs(model) for node in graph]
+    rows = [_described(node) for node in all_nodes(model)]
     return [{"operator": kind, "name": name, "what": what} for kind, name, what in rows]
 
 
@@ -70,7 +70,7 @@ def _compared(
 
 
 def _nodes(model: ir.Model) -> dict[_Key, ir.Node]:
-    nodes = [node for graph in all_graphs(model) for node in graph]
+    nodes = list(all_nodes(model))
     names = (next((o.name for o in node.outputs if o.name), node.name) for node in nodes)
     return dict(zip(_counted(names), nodes, strict=True))
 

@@ -9,7 +9,7 @@ from onnxfold import __version__
 from onnxfold.graph import ModelInfo, constant_tensor, operator
 from onnxfold.graph.edit import set_input
 from onnxfold.graph.operands import producer_of
-from onnxfold.graph.traversal import all_graphs
+from onnxfold.graph.traversal import all_nodes
 from onnxfold.operators.bodies import function, setting_of, type_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, VERSION
 from onnxfold.options import Target, WrittenForm
@@ -90,12 +90,7 @@ def define_functions(view: ModelInfo, target: Target, form: WrittenForm) -> None
 
 
 def _calls(model: ir.Model) -> list[ir.Node]:
-    return [
-        node
-        for graph in all_graphs(model)
-        for node in graph
-        if node.domain == DOMAIN and node.op_type in SIGNATURES
-    ]
+    return [n for n in all_nodes(model) if n.domain == DOMAIN and n.op_type in SIGNATURES]
 
 
 def list_initializers(model: ir.Model) -> None:
@@ -114,7 +109,7 @@ def put_sigmoids_first(model: ir.Model) -> None:
     ONNX Runtime's transformers optimizer looks for QuickGelu in the latter, and fails where v is
     not a product with a constant, as the row scales of deferred norms are not.
     """
-    for node in (node for graph in all_graphs(model) for node in graph):
+    for node in all_nodes(model):
         gate = producer_of(node.inputs[1]) if operator(node) == "Mul" else None
         product = producer_of(gate.inputs[0]) if gate and operator(gate) == "Sigmoid" else None
         if product is None or operator(product) != "Mul":

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxfold.graph.edit import inherit, insert_before, redirect, sweep
-from onnxfold.graph.traversal import all_graphs, graph_values
+from onnxfold.graph.traversal import all_graphs, all_nodes, graph_values
 from onnxfold.options import Device, Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.lower.installed import onnxruntime_version
@@ -72,13 +72,13 @@ def _kinds(settings: Settings) -> Collection[tuple[str, str]]:
 
 
 def _splits(original: ir.Model, kinds: Collection[tuple[str, str]]) -> Iterator[_Split]:
-    if not any((node.domain, node.op_type) in kinds for node in _nodes(original)):
+    if not any((node.domain, node.op_type) in kinds for node in all_nodes(original)):
         return
     copy = original.clone()
-    if any(node.op_type == "SkipGroupNorm" for node in _nodes(copy)):
+    if any(node.op_type == "SkipGroupNorm" for node in all_nodes(copy)):
         fill_types(copy)  # which it is split by
     builder = Builder(copy)
-    for node in list(_nodes(copy)):
+    for node in list(all_nodes(copy)):
         if (node.domain, node.op_type) not in SPLITTERS:
             continue
         inputs, outputs = tuple(node.inputs), tuple(value.name or "" for value in node.outputs)
@@ -86,11 +86,6 @@ def _splits(original: ir.Model, kinds: Collection[tuple[str, str]]) -> Iterator[
         left = SPLITTERS[node.domain, node.op_type](call)
         if left is None and (node.domain, node.op_type) in kinds:
             yield _Split(node, inputs, outputs, tuple(call.nodes), call.results)
-
-
-def _nodes(model: ir.Model) -> Iterator[ir.Node]:
-    for graph in all_graphs(model):
-        yield from graph
 
 
 def _matches(split: _Split, part: ir.Value | None, value: ir.Value | None, match: _Match) -> bool:

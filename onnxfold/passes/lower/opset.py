@@ -12,7 +12,7 @@ from onnxfold.errors import UsageError
 from onnxfold.graph import node_label
 from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import add_constant, set_input
-from onnxfold.graph.traversal import all_graphs
+from onnxfold.graph.traversal import all_nodes
 from onnxfold.operators.functions import DOMAIN
 
 _OLDEST = 13
@@ -40,7 +40,7 @@ def raise_opset(model: ir.Model, version: int) -> None:
     old = model.graph.opset_imports.get("", 1)
     if old >= version:
         return
-    nodes = [node for graph in all_graphs(model) for node in graph if not node.domain]
+    nodes = [node for node in all_nodes(model) if not node.domain]
     if old < _OLDEST:
         raise UsageError(f"opset {old} is too old for {_wants(version)}")
     foreign = [key for key in model.functions if key[0] != DOMAIN]

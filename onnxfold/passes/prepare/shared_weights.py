@@ -8,12 +8,12 @@ import onnx_ir as ir
 
 from onnxfold.graph import constant_tensor
 from onnxfold.graph.edit import redirect, sweep
-from onnxfold.graph.traversal import all_graphs
+from onnxfold.graph.traversal import all_nodes
 
 
 def read_directly(model: ir.Model) -> None:
     """Let bodies, and all who read the same Identity, read the weight itself, in place."""
-    copies = [node for graph in all_graphs(model) for node in graph if _is_read_in_a_body(node)]
+    copies = [node for node in all_nodes(model) if _is_read_in_a_body(node)]
     for node in copies:
         weight = node.inputs[0]
         if weight is not None and constant_tensor(weight) is not None:

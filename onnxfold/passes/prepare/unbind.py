@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnxfold.graph import node_label
 from onnxfold.graph.edit import sweep
 from onnxfold.graph.sequences import behind_unbind, is_unbind
-from onnxfold.graph.traversal import all_graphs
+from onnxfold.graph.traversal import all_nodes
 from onnxfold.passes.prepare.split_skip_norms import Builder
 
 
@@ -19,7 +19,7 @@ def pick_from_tensors(model: ir.Model) -> tuple[str, ...]:
     Shapes that the model declares behind them are forgotten, but for its outputs': exporters infer
     them as if the axis were still there.
     """
-    found = [node for graph in all_graphs(model) for node in graph if is_unbind(node)]
+    found = [node for node in all_nodes(model) if is_unbind(node)]
     if not found:
         return ()
     for value in behind_unbind(model) - set(model.graph.outputs):

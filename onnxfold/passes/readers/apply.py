@@ -27,7 +27,7 @@ def apply(edit: Editor, plan: ReadersPlan, settings: Settings) -> None:
         resize(values[weight.value], weight.axis)
     for stored in (*plan.between.values, *plan.layouts):
         shapes.declare(values[stored.value], stored.axis, plan.more)
-    for start in plan.starts:
+    for start in plan.norms:
         if plan.more < 0:
             _shorten_norm(edit, values[start], settings.target)
         else:

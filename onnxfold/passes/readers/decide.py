@@ -96,10 +96,11 @@ def _plan(
     layers = [layer for walk in walks for layer in walk.layers]
     return ReadersPlan(
         tuple(info.ref(start) for walk in walks for start in walk.starts),
+        tuple(refusals.items()),
+        frozenset(info.ref(site.output) for site in sites),
         plan_of(info, [walk.stream for walk in walks], {}, sites),
         tuple(dict.fromkeys(Shortened(info.ref(x.root.value), x.axis) for x in layers)),
         tuple(dict.fromkeys(Shortened(info.ref(v), a) for x in layers for v, a in x.layouts)),
-        tuple(refusals.items()),
         more,
     )
 
