@@ -27,6 +27,16 @@ def mean_subtracted_by(view: ModelInfo, node: ir.Node) -> tuple[ir.Node, Fiber] 
     return None if fiber is None else (reducer, fiber)
 
 
+def cast_of_centred(view: ModelInfo, site: NormSite) -> ir.Node | None:
+    """Return the Cast that a norm reads, where it converts x - mean(x) over the norm's fiber."""
+    cast = producer_of(site.input)
+    if cast is None or operator(cast) != "Cast":
+        return None
+    centring = producer_of(cast.inputs[0])
+    found = None if centring is None else mean_subtracted_by(view, centring)
+    return cast if found is not None and found[1] == site.fiber else None
+
+
 def with_subtraction(view: ModelInfo, site: NormSite) -> NormSite:
     """Return a LayerNorm with the subtraction of its mean in front, if no other reads that."""
     node = producer_of(site.input)

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -281,7 +282,7 @@ def call(
     # Whole attributes: of any other value onnx-ir finds the type, which takes longer than the rest.
     attributes = {
         "axis": ir.AttrInt64("axis", -axes),
-        "epsilon": ir.AttrFloat32("epsilon", epsilon),
+        "epsilon": ir.AttrFloat32("epsilon", float(np.float32(epsilon))),  # as a file has it
         "levels": ir.AttrFloat32("levels", levels),
         "least": ir.AttrFloat32("least", least),
     }

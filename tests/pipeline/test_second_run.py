@@ -56,6 +56,28 @@ def _mean_twice(norm: str) -> ir.Model:
     return graph(body, "float[B,4,6] x", "float[B,4,5] y", made, opset=17)
 
 
+def _mean_in_half(opset: int) -> ir.Model:
+    """x - mean(x) in half, then a norm in float: ONNX Runtime would fuse both across the Cast."""
+    made = _float32(gamma=(6,), beta=(6,), W=(6, 6), V=(6, 5))
+    made |= {name: made[name].astype(np.float16) for name in "WV"}
+    body = (
+        "h = MatMul(x, W) m = ReduceMean<axes=[-1]>(h) d = Sub(h, m) c = Cast<to=1>(d) "
+        "n = LayerNormalization(c, gamma, beta) k = Cast<to=10>(n) y = MatMul(k, V)"
+    )
+    return graph(body, "float16[B,4,6] x", "float16[B,4,5] y", made, opset=opset)
+
+
+def _stated_and_default() -> ir.Model:
+    """The epsilon of one norm is stated, that of another is the default, which is the same."""
+    shapes = dict.fromkeys("WUVZ", (6, 6)) | {f"g{number}": (6,) for number in range(3)}
+    body = (
+        "h = MatMul(x, W) a = LayerNormalization(h, g0) ta = Tanh(a) u = MatMul(ta, U) "
+        "b = LayerNormalization<epsilon=1e-12>(u, g1) tb = Tanh(b) v = MatMul(tb, V) "
+        "c = LayerNormalization<epsilon=0.00001>(v, g2) tc = Tanh(c) y = MatMul(tc, Z)"
+    )
+    return graph(body, "float[B,4,6] x", "float[B,4,6] y", _float32(**shapes), opset=17)
+
+
 _MODELS = {
     "a mean twice": lambda: _mean_twice("n = LayerNormalization<axis=-1>(d0, gamma, beta)"),
     "a mean twice, spelled": lambda: _mean_twice(
@@ -67,6 +89,8 @@ _MODELS = {
     "double with gamma and beta": lambda: _kept_double("gamma, beta", 17),
     "double with gamma": lambda: _kept_double("gamma", 17),
     "a centring for two norms": lambda: _centred_for_two(17),
+    "a mean in half before a norm in float": lambda: _mean_in_half(17),
+    "an epsilon stated and the default": _stated_and_default,
 }
 
 
@@ -128,7 +152,10 @@ def _two_epsilons(epsilons: tuple[float, ...], kept: int) -> ir.Model:
             f"(h{number}, gamma{number}, beta{number}) a{number} = MatMul(n{number}, W{number}) "
             f"o{number} = {branch} h{number + 1} = Add(h{number}, o{number})"
         )
-    body.append(f"y = MatMul(h{len(epsilons)}, E)")
+    body.append(
+        f"n = LayerNormalization<axis=-1, epsilon={epsilons[0]:.9f}>"
+        f"(h{len(epsilons)}, gamma0, beta0) y = MatMul(n, E)"
+    )
     return graph("\n".join(body), "float[B,4,6] x", "float[B,4,6] y", _float32(**shapes), opset=17)
 
 
@@ -143,3 +170,24 @@ def test_norms_of_two_epsilons_choose_alike_in_a_second_run(
     once = onnxfold.optimize(_two_epsilons(epsilons, kept), target="kernels", check=None)
     again = onnxfold.optimize(once.model, target="kernels", check=None)
     assert not again.changed
+
+
+def test_a_norm_in_double_is_one_operator_whatever_epsilon_others_have() -> None:
+    """A file for kernels keeps one epsilon for a name; norms in double are no calls of it."""
+    body = (
+        f"f = LayerNormalization<epsilon=1e-6>(x, g) h = Cast<to=11>(f) {_SPELLED} y = Identity(q)"
+    )
+    made = _float32(g=(6,)) | {"eps": np.array(2.0**-10)}
+    model = graph(body, "float[B,4,6] x", "double[B,4,6] y", made, opset=17)
+    once = onnxfold.optimize(model, target="kernels", check=0)
+    operators = [node.op_type for node in once.model.graph]
+    assert operators.count("LayerNormalization") == 1
+    assert not onnxfold.optimize(once.model, target="kernels", check=None).changed
+
+
+def test_what_is_no_call_has_the_body_of_its_own_type() -> None:
+    """A call's body suits float32 and half alike, with Casts that a norm in operators needs not."""
+    once = onnxfold.optimize(_two_epsilons((1e-6, 1e-5, 1e-6), 0), target="kernels", check=0)
+    operators = [node.op_type for node in once.model.graph]
+    assert "Pow" in operators
+    assert not {"Cast", "CastLike"} & set(operators)

@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 
+import onnx_ir as ir
+
 from onnxfold.graph import ModelInfo
 from onnxfold.norms import find_norms
 from onnxfold.operators.functions import DOMAIN, SIGNATURES
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.lower.gelus import late_halves
-from onnxfold.passes.lower.norm_settings import common_settings, setting_of_call
+from onnxfold.passes.lower.norm_settings import common_settings
 from onnxfold.passes.lower.targets import TargetLowering
 
 
@@ -44,8 +46,11 @@ def decide(info: ModelInfo, settings: Settings) -> LoweringPlan:
     if settings.target is Target.KERNELS:
         last = [site.nodes[-1] for site in sites]
         called = [node for node in last if node.domain == DOMAIN and node.op_type in SIGNATURES]
-        kept = common_settings([*map(setting_of_call, called), *map(lowering.setting, cheaper)])
-        cheaper = [site for site in cheaper if lowering.setting(site) in kept]
+        in_float = [site for site in cheaper if site.input.dtype is not ir.DataType.DOUBLE]
+        kept = common_settings(called, map(lowering.setting, in_float))
+        cheaper = [
+            site for site in cheaper if lowering.becomes_one(site) or lowering.setting(site) in kept
+        ]
     fuses = settings.fuse_residual and settings.target is Target.KERNELS
     respelled = tuple(info.ref(site.output) for site in cheaper)
     return LoweringPlan(respelled, fuses, halve_first=bool(late_halves(info)))

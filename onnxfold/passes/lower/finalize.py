@@ -10,7 +10,7 @@ from onnxfold.graph import ModelInfo, constant_tensor, operator
 from onnxfold.graph.edit import set_input
 from onnxfold.graph.operands import producer_of
 from onnxfold.graph.traversal import all_nodes
-from onnxfold.operators.bodies import function, setting_of, type_of
+from onnxfold.operators.bodies import Setting, function, setting_of, type_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, VERSION
 from onnxfold.options import Target, WrittenForm
 from onnxfold.passes.lower.norm_settings import common_settings, setting_of_call, setting_of_each
@@ -29,9 +29,11 @@ def finished(
 ) -> ir.Model:
     """Take away what only the work needed, and note in one metadata key what was done.
 
-    Every call of onnxfold's has its body: one overload for each setting.
+    Every call of onnxfold's has its body; in a file for kernels those of one name share one.
     """
-    define_functions(ModelInfo(model), target, form)
+    view = ModelInfo(model)
+    staying = _of_one_setting(view) if target is Target.KERNELS else frozenset()
+    _define(view, staying, form)
     strip_types(model, like=original)
     model.metadata_props[METADATA_KEY] = json.dumps(
         {
@@ -58,14 +60,40 @@ def define_functions(view: ModelInfo, target: Target, form: WrittenForm) -> None
 
     A call that came with the model, and whose element type is unknown, keeps the body that it has.
     """
+    calls = _calls(view.model) if target is Target.KERNELS else ()
+    _define(view, frozenset(filter(_may_stay, calls)), form)
+
+
+def _may_stay(node: ir.Node) -> bool:
+    """Whether a kernel may run a call: of DOUBLE there is none."""
+    return type_of(node) not in (None, ir.DataType.DOUBLE)
+
+
+def _of_one_setting(view: ModelInfo) -> frozenset[ir.Node]:
+    """Return the calls that stay: of those of one name the ones of one setting."""
+    calls = list(filter(_may_stay, _calls(view.model)))
+    named = [(node.op_type, setting_of_call(node)) for node in calls]
+    chosen = setting_of_each(named, common_settings(calls))
+    bodies = {
+        node: (name, setting_of(node, view.opset, convertible=True))
+        for node, (name, setting) in zip(calls, named, strict=True)
+        if setting == chosen[name]
+    }
+    kept: dict[str, Setting] = {}
+    for (name, body), _ in Counter(bodies.values()).most_common():  # element types may differ
+        kept.setdefault(name, body)
+    return frozenset(node for node, (name, body) in bodies.items() if kept[name] == body)
+
+
+def _define(view: ModelInfo, staying: frozenset[ir.Node], form: WrittenForm) -> None:
+    """Define every call; the bodies of those that stay suit several element types."""
     model, opset = view.model, view.opset
     calls = _calls(model)
     kept = {node.op_identifier() for node in calls if type_of(node) is None}
     values = turned_values(view) if calls else frozenset()
     turned = {node for node in calls if not values.isdisjoint(node.outputs)}
-    if target is Target.KERNELS:  # which leaves one function of each name
-        names = {node.op_type for node in turned}
-        turned = {node for node in calls if node.op_type in names}
+    names = {node.op_type for node in turned & staying}
+    turned |= {node for node in staying if node.op_type in names}
     for identifier in [key for key in model.functions if key[0] == DOMAIN and key not in kept]:
         del model.functions[identifier]
     for node in calls:
@@ -74,12 +102,11 @@ def define_functions(view: ModelInfo, target: Target, form: WrittenForm) -> None
         setting = setting_of(
             node,
             opset,
-            convertible=target is Target.KERNELS,
+            convertible=node in staying,
             rms_operator=form is WrittenForm.OP,
             turned=node in turned,
         )
-        stays = target is Target.KERNELS and setting.dtype is not ir.DataType.DOUBLE
-        node.overload = setting.label if stays else _INLINED + setting.label
+        node.overload = setting.label if node in staying else _INLINED + setting.label
         if node.op_identifier() not in model.functions:
             body = function(node.op_type, opset, setting, node.overload)
             model.functions[body.identifier()] = body
@@ -123,11 +150,11 @@ def put_sigmoids_first(model: ir.Model) -> None:
 def settle_functions(model: ir.Model, ir_version: int) -> None:
     """Leave one function of each name to a file for kernels, and none to others.
 
-    The calls of other settings, which ONNX Runtime 1.17 to 1.24 would run with the wrong body, and
-    those of DOUBLE, for which no kernel is, become operators.
+    The calls of other settings, which ONNX Runtime 1.17 to 1.24 would run with the wrong body,
+    become operators.
     A model without functions gets its ``ir_version`` back.
     """
-    kept = _kept_functions(model)
+    kept = _most_called(model)
     called = {function.identifier() for function in model.functions.values()}
     if any(key[0] == DOMAIN and key not in kept for key in called):
         from onnx_ir.passes.common import InlinePass
@@ -150,16 +177,11 @@ def settle_functions(model: ir.Model, ir_version: int) -> None:
         model.ir_version = _FUNCTIONS_SINCE_IR
 
 
-def _kept_functions(model: ir.Model) -> tuple[ir.OperatorIdentifier, ...]:
-    calls = [node for node in _calls(model) if not node.overload.startswith(_INLINED)]
-    named = [(node.op_type, setting_of_call(node)) for node in calls]
-    settings = setting_of_each(named, common_settings(setting for _, setting in named))
-    counts = Counter(
-        node.op_identifier()
-        for node, (name, setting) in zip(calls, named, strict=True)
-        if setting == settings[name]
+def _most_called(model: ir.Model) -> tuple[ir.OperatorIdentifier, ...]:
+    calls = Counter(
+        node.op_identifier() for node in _calls(model) if not node.overload.startswith(_INLINED)
     )
     kept: dict[str, ir.OperatorIdentifier] = {}
-    for identifier, _ in counts.most_common():  # element types may still differ
+    for identifier, _ in calls.most_common():
         kept.setdefault(identifier[1], identifier)
     return tuple(kept.values())

@@ -6,15 +6,31 @@ are spelled as, so that a second run chooses as the first.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from typing import TypeAlias
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Protocol, TypeAlias, TypeVar
 
 import onnx_ir as ir
 
-from onnxfold.operators.functions import SIGNATURES, Statistics, axes_of
+from onnxfold.graph import ModelInfo
+from onnxfold.operators.functions import DOMAIN, SIGNATURES, Statistics, axes_of
 
 NormSetting: TypeAlias = tuple[Statistics, int, float]
 """What is divided by what, how many last axes are normalised, and epsilon."""
+
+
+class Fusion(Protocol):
+    """What becomes a call of onnxfold's."""
+
+    @property
+    def name(self) -> str:
+        """The name of the op."""
+
+    @property
+    def setting(self) -> NormSetting:
+        """Its setting."""
+
+
+F = TypeVar("F", bound=Fusion)
 
 
 def setting_of_call(node: ir.Node) -> NormSetting:
@@ -23,10 +39,13 @@ def setting_of_call(node: ir.Node) -> NormSetting:
     return SIGNATURES[node.op_type].statistics, axes_of(node), epsilon
 
 
-def common_settings(settings: Iterable[NormSetting]) -> frozenset[NormSetting]:
+def common_settings(
+    calls: Iterable[ir.Node], others: Iterable[NormSetting] = ()
+) -> frozenset[NormSetting]:
     """Return the setting of each kind of norm that occurs most; of several, the least."""
     counts: defaultdict[Statistics, Counter[NormSetting]] = defaultdict(Counter)
-    for setting in settings:
+    with_epsilon = (node for node in calls if "epsilon" in SIGNATURES[node.op_type].attributes)
+    for setting in (*map(setting_of_call, with_epsilon), *others):
         counts[setting[0]][setting] += 1
     return frozenset(map(_most_common, counts.values()))
 
@@ -42,6 +61,21 @@ def setting_of_each(
         name: next((setting for setting in common if setting in found), _most_common(found))
         for name, found in counts.items()
     }
+
+
+def of_one_setting(view: ModelInfo, fusions: Sequence[F]) -> tuple[F, ...]:
+    """Return the fusions of one setting for each name, which is that of a call where there is one.
+
+    The others would become calls that no file keeps.
+    """
+    own = (node for node in view.nodes() if node.domain == DOMAIN)
+    calls = [node for node in own if node.op_type in SIGNATURES]
+    common = common_settings(calls)
+    kept = {
+        **setting_of_each([(fusion.name, fusion.setting) for fusion in fusions], common),
+        **setting_of_each([(node.op_type, setting_of_call(node)) for node in calls], common),
+    }
+    return tuple(fusion for fusion in fusions if fusion.setting == kept[fusion.name])
 
 
 def _most_common(counts: Counter[NormSetting]) -> NormSetting:

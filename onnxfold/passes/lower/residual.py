@@ -19,7 +19,7 @@ from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.edit import Lowered
 from onnxfold.graph.operands import is_read_once, producer_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Signature, axes_of, call, op_name
-from onnxfold.passes.lower.norm_settings import common_settings, setting_of_call, setting_of_each
+from onnxfold.passes.lower.norm_settings import NormSetting, of_one_setting, setting_of_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,11 @@ class ResidualFusion:
     operands: tuple[ir.Value, ...]
     name: str
     reshape: ir.Node | None = None
+
+    @property
+    def setting(self) -> NormSetting:
+        """The setting of the call."""
+        return setting_of_call(self.norm)
 
     @property
     def place(self) -> ir.Node:
@@ -83,11 +88,7 @@ def _reshaped(reshape: ir.Node, value: ir.Value, name: str) -> ir.Node:
 def residual_fusions(view: ModelInfo) -> tuple[ResidualFusion, ...]:
     """Return the fusions of a lowered model, of one setting for each name of a call."""
     norms = [node for node in view.nodes() if _adds_no_residual(node)]
-    fusions = _possible_fusions(view, norms)
-    common = common_settings(map(setting_of_call, norms))
-    named = [(fusion.name, setting_of_call(fusion.norm)) for fusion in fusions]
-    kept = setting_of_each(named, common)
-    return tuple(fusion for fusion in fusions if setting_of_call(fusion.norm) == kept[fusion.name])
+    return of_one_setting(view, _possible_fusions(view, norms))
 
 
 def _possible_fusions(view: ModelInfo, norms: Sequence[ir.Node]) -> list[ResidualFusion]:

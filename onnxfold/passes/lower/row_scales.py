@@ -28,6 +28,7 @@ from onnxfold.operators.functions import (
     call,
     op_name,
 )
+from onnxfold.passes.lower.norm_settings import NormSetting, of_one_setting
 from onnxfold.passes.lower.residual import ready
 
 ROUNDS = 3  # roots, sums with what they are added to, products that are left
@@ -42,6 +43,11 @@ class RowFusion:
     inputs: tuple[ir.Value, ...]
     results: tuple[ir.Value, ...]
     epsilon: float = 0.0
+
+    @property
+    def setting(self) -> NormSetting:
+        """The setting of the call."""
+        return SIGNATURES[self.name].statistics, 1, self.epsilon
 
     def lower(self) -> Lowered:
         """Return the call."""
@@ -60,7 +66,7 @@ def row_fusions(view: ModelInfo, number: int) -> tuple[RowFusion, ...]:
             if taken.isdisjoint(fusion.nodes):
                 taken.update(fusion.nodes)
                 found.append(fusion)
-    return tuple(found)
+    return of_one_setting(view, found)
 
 
 def _before(node: ir.Node | None, op_type: str, index: int = 0) -> ir.Node | None:
@@ -148,7 +154,11 @@ def _row_scale(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
     epsilon = None if found is None else view.scalar(found[2])
     if found is None or epsilon is None or epsilon < 0 or float(np.float32(epsilon)) != epsilon:
         return
-    yield RowFusion(tuple(found[0]), "RowScale", (found[1],), (node.outputs[0],), epsilon)
+    nodes, x, _ = found
+    scale = node.outputs[0]
+    if any(x in use.node.inputs for use in scale.uses()):
+        return  # a norm in several operators, no scale of another's rows
+    yield RowFusion(tuple(nodes), "RowScale", (x,), (scale,), epsilon)
 
 
 def _row_epsilon(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:

@@ -15,6 +15,7 @@ from onnxfold.graph import FLOATS, Fiber, ModelInfo, node_label
 from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import Lowered
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
+from onnxfold.norms.subtracted_mean import cast_of_centred
 from onnxfold.operators.functions import (
     DOMAIN,
     LAYER_NORMALIZATION_SINCE,
@@ -53,6 +54,10 @@ class TargetLowering:
             return site.refusal
         if self._form is WrittenForm.LAYER:
             return _no_form(site, "every LayerNorm stays one with --norm-form layer")
+        cast = cast_of_centred(self._view, site)
+        if cast is not None:
+            sentence = "of x - mean(x) ONNX Runtime makes one LayerNormalization of two types"
+            return _no_form(site, f"behind {node_label(cast)} {sentence}")
         if self._can_bypass(site):
             return None
         return self._refuse_spelled(site)
@@ -198,11 +203,17 @@ class TargetLowering:
         kernels = self._target is Target.KERNELS and site.input.dtype is not ir.DataType.DOUBLE
         if site.form is not NormForm.DECOMPOSED:
             return kernels and site.nodes[-1].domain != DOMAIN
-        return kernels or self._has_operator(_STATISTICS[site.kind]) or self._respells(site)
+        return kernels or self.becomes_one(site) or self._respells(site)
+
+    def becomes_one(self, site: NormSite) -> bool:
+        """Whether a norm in several operators is one operator of the target, without a kernel."""
+        several = site.form is NormForm.DECOMPOSED
+        return several and self._has_operator(_STATISTICS[site.kind])
 
     def setting(self, site: NormSite) -> NormSetting:
         """Return the setting of the call that a norm in place becomes."""
-        return _STATISTICS[site.kind], self._trailing_axes(site) or 1, site.epsilon
+        axes, epsilon = self._trailing_axes(site) or 1, float(np.float32(site.epsilon))
+        return _STATISTICS[site.kind], axes, epsilon
 
     def _respells(self, site: NormSite) -> bool:
         """Whether ONNX Runtime makes one operator of a norm once it is written as a quotient.
