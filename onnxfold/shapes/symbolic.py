@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnxfold.graph.attributes import keeps_dims
+from onnxfold.graph.dims import Shape
 from onnxfold.graph.sequences import inserted_elements
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
@@ -28,12 +29,12 @@ SymbolicShape = tuple[Size, ...]
 _DEEP = 40
 
 
-def fits(small: SymbolicShape | None, large: SymbolicShape | None) -> bool:
-    """Whether broadcasting the first against the second gives the second's shape."""
+def fits(small: Shape | None, large: Shape | None) -> bool:
+    """Whether broadcasting the first against the second is known to give the second's shape."""
     if small is None or large is None or len(small) > len(large):
         return False
     tail = large[len(large) - len(small) :]
-    return all(a in (1, b) for a, b in zip(small, tail, strict=True))
+    return all(a is not None and a in (1, b) for a, b in zip(small, tail, strict=True))
 
 
 def same_elements(a: SymbolicShape | None, b: SymbolicShape | None) -> bool:

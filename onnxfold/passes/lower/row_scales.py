@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo, keeps_dims, operator
+from onnxfold.graph import ModelInfo, Shape, keeps_dims, operator
 from onnxfold.graph.edit import Lowered
 from onnxfold.graph.operands import computed_by, is_read_once, only_reader, producer_of
 from onnxfold.operators.functions import (
@@ -30,6 +30,7 @@ from onnxfold.operators.functions import (
 )
 from onnxfold.passes.lower.norm_settings import NormSetting, of_one_setting
 from onnxfold.passes.lower.residual import ready
+from onnxfold.shapes.symbolic import fits
 
 ROUNDS = 3  # roots, sums with what they are added to, products that are left
 
@@ -89,7 +90,7 @@ def _of_rows(view: ModelInfo, numbers: ir.Value | None, like: ir.Value | None) -
     return both and shape == (*full[:-1], 1)
 
 
-def _shape(view: ModelInfo, value: ir.Value | None) -> tuple[int | str | None, ...] | None:
+def _shape(view: ModelInfo, value: ir.Value | None) -> Shape | None:
     """The shape of a value; of what passes have just written it follows from the operands."""
     known = None if value is None else view.shape(value)
     node = producer_of(value)
@@ -102,8 +103,8 @@ def _shape(view: ModelInfo, value: ir.Value | None) -> tuple[int | str | None, .
     if operator(node) == "ReduceMean" and first:
         return (*first[:-1], 1) if reduces_rows(view, node, len(first)) else None
     others = [_shape(view, operand) for operand in node.inputs[1:]]
-    elementwise = operator(node) in ("Mul", "Add", "Sqrt", "Reciprocal")
-    return first if elementwise and all(other in (first, ()) for other in others) else None
+    elementwise = operator(node) in ("Mul", "Add", "Sub", "Sqrt", "Reciprocal")
+    return first if elementwise and all(fits(other, first) for other in others) else None
 
 
 def reduces_rows(view: ModelInfo, node: ir.Node, rank: int, axes: int = 1) -> bool:
