@@ -97,7 +97,7 @@ _OTHERS = (
         "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
         Operator("", random=True, kernel="random"),
     ),
-    *each("ConstantOfShape Range", Operator("", foldable=True, kernel="tensors")),
+    Operator("Range", foldable=True, kernel="tensors"),
     *each("Constant EyeLike NonZero", Operator("", kernel="tensors")),
     *each("OneHot Scatter ScatterElements ScatterND", Operator("", kernel="indexing")),
     *each("GRU LSTM RNN", Operator("", opaque=_RECURS, kernel="recurrent")),

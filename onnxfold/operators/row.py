@@ -34,6 +34,7 @@ class Family(Enum):
     DROPOUT = auto()
     EINSUM = auto()
     EXPAND = auto()
+    FILLED = auto()
     GATHER = auto()
     GATHER_ND = auto()
     GEMM = auto()

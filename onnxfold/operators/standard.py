@@ -208,6 +208,13 @@ _LAYOUT = (
         kernel="layout",
     ),
     Operator(
+        "ConstantOfShape",
+        family=Family.FILLED,
+        law="P 0 = 0",
+        foldable=True,
+        kernel="tensors",
+    ),
+    Operator(
         "Pad",
         family=Family.PAD,
         law="P pad(x) = pad(P x) off the fiber, filled with 0 or with x",

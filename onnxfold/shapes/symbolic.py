@@ -177,6 +177,15 @@ class SymbolicShapes:
         """Return the shape that ConstantOfShape gives."""
         return self.vector(node.inputs[0])
 
+    def tiled(self, node: ir.Node) -> SymbolicShape | None:
+        """Return the shape that Tile gives, with a new symbol where a product is no size here."""
+        source, repeats = self.dims(node.inputs[0]), self.vector(node.inputs[1])
+        if source is None or repeats is None or len(source) != len(repeats):
+            return None
+        name = node.outputs[0].name
+        pairs = enumerate(zip(source, repeats, strict=True))
+        return tuple(_product(*pair) or f"{name}@{axis}" for axis, pair in pairs)
+
     def stacked(self, node: ir.Node) -> SymbolicShape | None:
         """Return the shape that ConcatFromSequence gives where it stacks elements of one shape."""
         shapes = {self.dims(element) for element in inserted_elements(node.inputs[0])}
@@ -324,6 +333,13 @@ def _broadcast(shapes: list[SymbolicShape | None]) -> SymbolicShape | None:
     return tuple(result)
 
 
+def _product(size: Size, times: Size) -> Size | None:
+    """Multiply a size; None where the product is not one size, or nothing is left."""
+    if isinstance(size, int) and isinstance(times, int):
+        return size * times
+    return times if size == 1 else size if times == 1 else None
+
+
 def _quotient(whole: SymbolicShape, part: SymbolicShape) -> Size | None:
     """Divide products of sizes; None where the quotient is not one size."""
     symbols = [size for size in whole if isinstance(size, str)]
@@ -348,6 +364,7 @@ _SHAPE_RULES: dict[str, _Rule] = {
     "Expand": SymbolicShapes.expanded,
     "Reshape": SymbolicShapes.reshaped,
     "STFT": SymbolicShapes.spectra,
+    "Tile": SymbolicShapes.tiled,
     "Transpose": SymbolicShapes.transposed,
     "Unsqueeze": SymbolicShapes.unsqueezed,
 }

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from onnx import helper
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from tests.operators.sample import Array, Dims, Draw, Operand, Sample, fixed
@@ -285,6 +285,12 @@ def _concat(draw: Draw) -> Sample:
     return Sample("Concat", opset, operands, {"axis": written}, draw.size_of)
 
 
+def _filled(draw: Draw) -> Sample:
+    shape = fixed(np.array(draw.static(draw.dims(1, 3)), np.int64))
+    filled = {} if draw.chance(0.5) else {"value": numpy_helper.from_array(draw.normal((1,)))}
+    return Sample("ConstantOfShape", 9, (shape,), filled, draw.size_of)
+
+
 def _tile(draw: Draw) -> Sample:
     dims = draw.dims(1, 3)
     repeats = [draw.pick((1, 1, 2, 3)) for _ in dims]
@@ -424,6 +430,7 @@ LAYOUT: dict[tuple[str, str], Any] = {
     ("", "Gather"): _gather,
     ("", "GatherND"): _gather_nd,
     ("", "Concat"): _concat,
+    ("", "ConstantOfShape"): _filled,
     ("", "Tile"): _tile,
     ("", "Pad"): _pad,
     ("", "Resize"): _resize,

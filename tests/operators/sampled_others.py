@@ -161,14 +161,6 @@ def _upsample(draw: Draw) -> Sample:
     return _of("Upsample", 9, _moving(x), scales, function=twice, mode="nearest")
 
 
-def _filled(draw: Draw) -> Sample:
-    shape = fixed(np.array(draw.static(draw.dims(1, 3)), np.int64))
-    if draw.chance(0.5):
-        return _of("ConstantOfShape", 9, shape)
-    value = onnx.numpy_helper.from_array(draw.normal((1,)))
-    return _of("ConstantOfShape", 9, shape, value=value)
-
-
 def _range(draw: Draw) -> Sample:
     """Of floats: onnx's evaluator computes start + step * k."""
     numbers = (draw.number(0, 3), draw.number(4, 9), draw.number(1, 3))
@@ -314,7 +306,6 @@ OTHERS: dict[tuple[str, str], Sampler] = {
     ("", "Compress"): _compress,
     ("", "Upsample"): _upsample,
     ("", "Clip"): _clip,
-    ("", "ConstantOfShape"): _filled,
     ("", "Range"): _range,
     ("", "LpNormalization"): _norm("LpNormalization", 9, parameters=0),
     ("", "GroupNormalization"): _norm(

@@ -11,7 +11,7 @@ import pytest
 
 from onnxfold.graph import AxisBlock, Fiber, ModelInfo, whole_axes
 from onnxfold.operators.families import attention, layout, reduce
-from onnxfold.operators.families.transfer import Backward, Carried, Forward
+from onnxfold.operators.families.transfer import Backward, Carried, Forward, ZeroMean
 from onnxfold.operators.row import Operator
 from onnxfold.operators.table import find
 from onnxfold.refusal import Refusal
@@ -93,6 +93,13 @@ class ResizeBySizes(Broken):
         if touched is None or set(touched) & set(fiber.axes):
             return self.right.backward(view, node, output, fiber)
         return Carried(((0, fiber),))
+
+
+class AnyFilling(Broken):
+    """Takes ones for zeros."""
+
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        return ZeroMean()
 
 
 class PadByFill(Broken):
@@ -199,6 +206,7 @@ MUTANTS: list[tuple[str, type[Broken]]] = [
     ("Mul", EmptyFibers),
     ("Transpose", InversePermutation),
     ("Expand", EmptyFibers),
+    ("ConstantOfShape", AnyFilling),
     ("Pad", PadByFill),
     ("Slice", SliceBySize),
     ("MatMul", MatMulWithoutBatchGuard),

@@ -21,6 +21,7 @@ _ANSWERS = {
     ("", "LogSoftmax"): {"invariant", "exact"},
     ("", "Shape"): {"invariant"},
     ("", "Size"): {"invariant"},
+    ("", "ConstantOfShape"): {"zero mean", "refused"},
     ("onnxfold", "Center"): {"zero mean", "invariant", "exact"},
 }
 _ALWAYS_CARRIED = frozenset(

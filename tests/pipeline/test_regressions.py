@@ -168,3 +168,30 @@ def test_names_on_disk_that_are_no_text(tmp_path: Path, external: bool) -> None:
     assert result.verification is not None
     assert result.verification.passed
     assert onnxfold.verify(source, output).passed
+
+
+@pytest.mark.parametrize(("filled", "folds"), [("", 1), ("<value = float[1] {0.5}>", 0)])
+def test_a_stream_that_starts_from_zeros_folds(filled: str, folds: int) -> None:
+    """What TorchScript writes for DETR's decoder: its first norm is of 0 + a linear layer."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        agraph (float[B, 3, {WIDTH}] x) => (float[B, 3, {WIDTH}] y) {{
+            zero = Constant<value = int64[1] {{0}}>()
+            single = Constant<value = int64[1] {{1}}>()
+            sizes = Shape(x)
+            batch = Gather(sizes, zero)
+            times = Concat<axis = 0>(batch, single, single)
+            queries = Tile(q, times)
+            size = Shape(queries)
+            start = ConstantOfShape{filled}(size)
+            m = MatMul(x, W)
+            h = Add(start, m)
+            y = LayerNormalization(h, c)
+        }}""")
+    model.graph.initializer.extend(
+        [_weight("W", WIDTH, WIDTH), _weight("c", WIDTH), _weight("q", 1, 3, WIDTH)]
+    )
+    result = onnxfold.optimize(model)
+    assert len(result.plan.folds) == folds
+    if not folds:
+        (norm,) = result.report["inspect"]["norms"]
+        assert norm["reason"]["code"] == "dynamic_weight"

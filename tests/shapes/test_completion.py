@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import numpy_helper, parser
+from onnx import TensorProto, helper, numpy_helper, parser
 
 import onnxfold
 from onnxfold.shapes import infer
@@ -232,3 +232,29 @@ def test_numbers_are_followed_through_a_tensor_that_is_filled_and_measured() -> 
     assert shapes["padded"] == (2, 4, 7, 8)
     assert shapes["zeros"] == (7,)
     assert shapes["places"] == (7,)
+
+
+def test_sizes_are_followed_through_a_tile_by_a_computed_batch() -> None:
+    """What TorchScript writes for the queries of DETR: one set for each image, and zeros alike."""
+    body = """
+        first = Constant<value = int64[1] {0}>()
+        single = Constant<value = int64[1] {1}>()
+        open = Shape(open_batch)
+        batch = Gather(open, first)
+        times = Concat<axis=0>(batch, single, single)
+        queries = Tile(set, times)
+        measured = Shape(queries)
+        zeros = ConstantOfShape(measured)
+        twice = Concat<axis=0>(single, batch, single)
+        unknown = Tile(set, twice)
+        y = Identity(rows)
+    """
+    proto = _model(body, opset=17, weights={"set": (1, 7, 32)})
+    proto.graph.input.add().CopyFrom(
+        helper.make_tensor_value_info("open_batch", TensorProto.FLOAT, ["n", 3])
+    )
+    shapes = _shapes(proto)
+    queries, zeros, unknown = (shapes[name] or () for name in ("queries", "zeros", "unknown"))
+    assert queries[1:] == zeros[1:] == (7, 32)
+    assert (unknown[0], unknown[2]) == (1, 32)
+    assert not any(isinstance(size, int) for size in (queries[0], zeros[0], unknown[1]))

@@ -14,6 +14,7 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.array_types import Array
 from onnxfold.norms.algebra.coefficient import Coefficient
 from onnxfold.operators import facets
+from onnxfold.operators.families.layout import filler
 from onnxfold.operators.families.rules import elements_of
 from onnxfold.operators.row import Elements, Family
 from onnxfold.operators.table import row_of
@@ -61,10 +62,7 @@ def uniform(view: ModelInfo, value: ir.Value | None) -> float | None:
         if node is None or node.domain != "":
             return None
         if node.op_type == "ConstantOfShape":
-            filler = node.attributes.get_tensor("value")
-            if filler is not None and filler.size != 1:
-                return None
-            return 0.0 if filler is None else float(filler.numpy().reshape(()))
+            return filler(node)
         row = row_of(node)
         copies = row.family is Family.CAST or elements_of(view, node)[0] <= Elements.COPIES
         if row.data != (0,) or not copies:
@@ -212,8 +210,8 @@ class Canonical:
         if row_of(node).decides:
             return ir.DataType.BOOL
         if node.op_type == "ConstantOfShape":
-            filler = node.attributes.get_tensor("value")
-            return ir.DataType.FLOAT if filler is None else filler.dtype
+            filling = node.attributes.get_tensor("value")
+            return ir.DataType.FLOAT if filling is None else filling.dtype
         operands = {"Where": (1, 2), "CastLike": (1,)}.get(node.op_type, (0, 1))
         for index in operands:
             if index < len(node.inputs) and node.inputs[index] is not None:

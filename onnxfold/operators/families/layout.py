@@ -13,6 +13,7 @@ from onnxfold.operators.families.transfer import (
     Backward,
     Carried,
     Forward,
+    ZeroMean,
     along_broadcast,
     broken,
     refuse,
@@ -222,6 +223,27 @@ class Tile:
 
     def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         return ((0, fiber),) if index == 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """ConstantOfShape of zeros has mean 0, whatever the shape; it reads sizes, not elements."""
+
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        if filler(node) == 0.0:
+            return ZeroMean()
+        return refuse(RefusalCode.DYNAMIC_WEIGHT, node, "fills a tensor with a number other than 0")
+
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
+        return None
+
+
+def filler(node: ir.Node) -> float | None:
+    """Return the number that ConstantOfShape fills a tensor with; None where it is no number."""
+    tensor = node.attributes.get_tensor("value")
+    if tensor is not None and tensor.size != 1:
+        return None
+    return 0.0 if tensor is None else float(tensor.numpy().reshape(()))
 
 
 @dataclass(frozen=True, slots=True)

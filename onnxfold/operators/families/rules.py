@@ -27,6 +27,7 @@ TRANSFERS: Mapping[Family, Transfer] = {
     Family.DROPOUT: Dropout(),
     Family.EINSUM: Einsum(),
     Family.EXPAND: layout.Expand(),
+    Family.FILLED: layout.Filled(),
     Family.GATHER: layout.Gather(),
     Family.GATHER_ND: layout.GatherND(),
     Family.GEMM: Gemm(),
