@@ -31,6 +31,7 @@ _MOST_ELEMENTS, _MOST_VECTOR_ELEMENTS = 2**40, 2**26
 _MOST_DECLARED_ELEMENTS = 2**20
 _LONGEST_STEP = 2**31 - 1
 _UNKNOWN_DOMAIN = "onnxfold.unknown"
+_MADE_UP = "unk__"  # how the symbols begin that onnx's inference gives to sizes
 # Where operators read the shape of their result, or a part of it: a matter of this check alone.
 _SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Range": 1, "Tile": 1}
 
@@ -75,38 +76,79 @@ def _hide_doubtful(
 def strip_types(model: ir.Model, like: ir.Model) -> None:
     """Take away again what :func:`fill_types` added: keep what ``like`` declares by name.
 
-    Outputs keep their types and sizes, but no symbol that onnx made up: it might make up the same
-    one for another size when it reads the result.  So does what a node computes that onnx knows
-    nothing of, as those of ONNX Runtime in the default domain: tools that quantise ask for types.
+    Outputs keep their types and sizes too, and what a node computes that onnx knows nothing of, as
+    those of ONNX Runtime in the default domain: tools that quantise ask for types.  None gets a
+    symbol that onnx made up: it might make up the same one for another size when it reads the
+    result.
     """
-    declared = {v.name: v for graph in all_graphs(like) for v in graph_values(graph) if _is_told(v)}
-    symbols = {dim for value in declared.values() for dim in declared_shape(value) or ()}
+    declared = {
+        v.name: declared_shape(v)
+        for graph in all_graphs(like)
+        for v in graph_values(graph)
+        if _is_told(v)
+    }
+    symbols = {dim for shape in declared.values() for dim in shape or ()}
     for graph in all_graphs(model):
         kept = set(graph.outputs)
         for node in graph:
             unknown = not node.domain and not onnx.defs.has(node.op_type)
             for value in node.outputs:
-                if value in kept or unknown:
-                    told = declared.get(value.name)
-                    if told is None or told.shape is None:
-                        value.shape = _without_others(value, symbols)
-                elif value.name not in declared:
+                if value in kept or unknown or value.name in declared:
+                    value.shape = _kept_shape(value, declared.get(value.name), symbols)
+                else:
                     value.type = value.shape = None
+
+
+def is_unnamed(dim: Dim) -> bool:
+    """Whether nothing is known of a size: onnx's inference makes up symbols for such, too."""
+    return dim is None or (isinstance(dim, str) and dim.startswith(_MADE_UP))
+
+
+def _claimed_shape(value: ir.Value) -> Shape | None:
+    """Return what a model declares of a value; of what is computed no symbol that onnx made up.
+
+    Tools that convert or quantise keep those in the file, one symbol for each operator that onnx
+    could not follow.
+    """
+    shape = declared_shape(value)
+    if shape is None or value.producer() is None:
+        return shape
+    return tuple(None if is_unnamed(dim) else dim for dim in shape)
+
+
+def _is_found_again(value: ir.Value) -> bool:
+    """Whether onnx inferred what is declared, and so does again, from what is known here.
+
+    What is declared would give its open sizes symbols of their own.
+    """
+    node, shape = value.producer(), value.shape
+    if node is None or shape is None or node.domain or not onnx.defs.has(node.op_type):
+        return False
+    return _claimed_shape(value) != declared_shape(value)
 
 
 def _is_told(value: ir.Value) -> bool:
     return value.type is not None or value.shape is not None
 
 
-def _without_others(value: ir.Value, symbols: Collection[Dim]) -> ir.Shape | None:
-    """Return the shape of a value with no other symbols than these.
+def _kept_shape(value: ir.Value, told: Shape | None, symbols: Collection[Dim]) -> ir.Shape | None:
+    """Return the shape of a value with the symbols that it was told to have, or others of these.
 
     None where the element type is unknown: a model can hold no shape without one.
     """
     shape = declared_shape(value)
     if shape is None or value.type is None:
         return None
-    return ir.Shape([dim if isinstance(dim, int) or dim in symbols else None for dim in shape])
+    claims = told if told is not None and len(told) == len(shape) else (None,) * len(shape)
+    return ir.Shape([_kept(*pair, symbols) for pair in zip(shape, claims, strict=True)])
+
+
+def _kept(dim: Dim, claim: Dim, symbols: Collection[Dim]) -> Dim:
+    if isinstance(dim, int):
+        return dim
+    if isinstance(claim, str):
+        return claim
+    return None if is_unnamed(dim) or dim not in symbols else dim
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
@@ -154,7 +196,8 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
             proto.value_info.append(info)
             continue
         for output in node.outputs:
-            if output.name and output not in outputs and output.shape is not None:
+            declared = output.name and output.shape is not None and not _is_found_again(output)
+            if declared and output not in outputs:
                 _declare(proto.value_info.add(), output)
     for value in graph.outputs:
         _declare(proto.output.add(), value)
@@ -175,7 +218,7 @@ def _declare(info: onnx.ValueInfoProto, value: ir.Value) -> None:
         return
     tensor = info.type.tensor_type
     tensor.elem_type = value.type.dtype.value
-    shape = declared_shape(value)
+    shape = None if _is_found_again(value) else _claimed_shape(value)
     if shape is None:
         return
     tensor.shape.SetInParent()  # of a scalar too
@@ -318,10 +361,10 @@ def _fill_graph(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
             value.type = ir.TensorType(tensor.dtype)  # whatever the model declares of it
         if info is not None and value.type is None and info.type.HasField("tensor_type"):
             value.type = ir.TensorType(ir.DataType(info.type.tensor_type.elem_type))
-        declared, found = declared_shape(value), _inferred(info)
+        declared, found = _claimed_shape(value), _inferred(info)
         shape = declared if declared is not None else found
         merged = None if shape is None else _merge(shape, found)
-        if merged is not None and merged != declared and tensor is None:
+        if merged is not None and merged != declared_shape(value) and tensor is None:
             value.shape = ir.Shape(merged)
     for node, twin in zip(graph, inferred.node, strict=True):
         for name, position, body in bodies(node):

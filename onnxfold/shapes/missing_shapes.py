@@ -22,13 +22,13 @@ from onnxfold.graph.dims import Dim, Shape
 from onnxfold.graph.traversal import bodies, declared_shape
 from onnxfold.shapes.body_results import body_results
 from onnxfold.shapes.equivalents import DOMAIN, FUNCTIONS, is_doubtful, shape_equivalent
+from onnxfold.shapes.inference import is_unnamed
 from onnxfold.shapes.symbolic import Size, SymbolicShapes
 
 if TYPE_CHECKING:
     from onnxfold.graph.model_info import ModelInfo
 
 _OWN_DOMAIN = "onnxfold"
-_MADE_UP = "unk__"  # how the symbols begin that onnx's inference gives to sizes
 # What onnx raises for operands that an operator does not take.
 _NO_SHAPE = (
     onnx.checker.ValidationError,
@@ -93,7 +93,7 @@ def _numbered(view: ModelInfo, symbolic: SymbolicShapes, node: ir.Node) -> list[
         dims = symbolic.dims(value) or shape
         numbers = tuple(dim if isinstance(dim, int) else None for dim in dims)
         found = _refined(shape, numbers)
-        if answers is None and any(map(_is_unnamed, found)):
+        if answers is None and any(map(is_unnamed, found)):
             answers = dict(_inferred(view, symbolic, node))
         found = _refined(found, (answers or {}).get(value, found))
         if found != shape:
@@ -115,11 +115,7 @@ def _refined(shape: Shape, other: Shape) -> Shape:
 def _better(old: Dim, new: Dim) -> Dim:
     if new is None or isinstance(old, int):
         return old
-    return new if isinstance(new, int) or _is_unnamed(old) else old
-
-
-def _is_unnamed(dim: Dim) -> bool:
-    return dim is None or (isinstance(dim, str) and dim.startswith(_MADE_UP))
+    return new if isinstance(new, int) or is_unnamed(old) else old
 
 
 def _size(value: ir.Value, axis: int, dim: Size | None) -> Size:

@@ -258,3 +258,46 @@ def test_sizes_are_followed_through_a_tile_by_a_computed_batch() -> None:
     assert queries[1:] == zeros[1:] == (7, 32)
     assert (unknown[0], unknown[2]) == (1, 32)
     assert not any(isinstance(size, int) for size in (queries[0], zeros[0], unknown[1]))
+
+
+def test_what_onnx_has_inferred_and_a_tool_kept_hides_nothing() -> None:
+    """Converters to half precision keep inferred shapes, with symbols that onnx made up."""
+    body = """
+        tokens = MatMul(rows, W)
+        grid = Constant<value = int64[4] {0, 4, 4, 16}>()
+        image = Reshape(tokens, grid)
+        back = Transpose<perm=[0,3,1,2]>(image)
+        flattened = Shape(back)
+        batch = Slice(flattened, zero, one)
+        again = Concat<axis=0>(batch, deep, rest)
+        columns = Reshape(back, again)
+        h = Relu(columns)
+        y = Identity(rows)
+    """
+    numbers = "one = Constant<value = int64[1] {1}>() deep = Constant<value = int64[1] {16}>() "
+    proto = _model(numbers + body, opset=17, weights={"W": (8, 16)})
+    told = onnx.shape_inference.infer_shapes(proto)
+    assert any("unk__" in str(info) for info in told.graph.value_info)
+    shapes = _shapes(told)
+    assert shapes == _shapes(proto)
+    assert shapes["h"] == ("n", 16, 16)
+
+
+def test_no_symbol_is_written_that_onnx_makes_up() -> None:
+    body = """
+        norm = LayerNormalization<axis=-1>(h, gamma)
+        y = MatMul(norm, V)
+    """
+    first = "h = MatMul(rows, W)"
+    made = {"W": (8, 8), "gamma": (8,), "V": (8, 8)}
+    told = onnx.shape_inference.infer_shapes(_model(first + body, opset=17, weights=made))
+    declared = _symbols(told)
+    assert any(symbol.startswith("unk__") for symbol in declared)
+    result = onnxfold.optimize(told)
+    assert result.plan.folds
+    assert _symbols(result.model) <= declared
+
+
+def _symbols(proto: onnx.ModelProto) -> set[str]:
+    values = (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)
+    return {dim.dim_param for value in values for dim in value.type.tensor_type.shape.dim} - {""}
