@@ -140,8 +140,8 @@ def _behind(info: ModelInfo, reader: Reader, position: int) -> tuple[int | None,
 
 def _taken(info: ModelInfo, node: ir.Node) -> list[int] | None:
     """Return which entries of a vector a Gather or Slice takes, in order."""
-    length = info.dim(node.inputs[0], 0)
-    if not isinstance(length, int):
+    length = info.dim(node.inputs[0], 0) if node.op_type in ("Gather", "Slice") else None
+    if not isinstance(length, int) or not length:
         return None
     if node.op_type == "Gather":
         indices = info.integers(node.inputs[1])

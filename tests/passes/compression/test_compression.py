@@ -263,6 +263,11 @@ def _told(shape: list[int]) -> Callable[[CentredStream], str]:
     return between
 
 
+def _told_by_a_node(graph: CentredStream) -> str:
+    graph.node("Constant", [], "shape", value=numpy_helper.from_array(np.array([0, 0, C])))
+    return graph.node("Reshape", ["h", "shape"], "told")
+
+
 def _told_in_parts(graph: CentredStream) -> str:
     graph.weights["last"] = np.array([C], np.int64)
     graph.node("Shape", ["ids"], "sizes")
@@ -354,8 +359,8 @@ def test_a_shape_that_follows_from_the_stream_itself_goes_along() -> None:
 
 @pytest.mark.parametrize(
     "between",
-    [_told([0, 0, C]), _told([-1, T, C]), _told([0, 0, -1]), _told_in_parts],
-    ids=["constant", "inferred batch", "inferred channels", "concatenated"],
+    [_told([0, 0, C]), _told([-1, T, C]), _told([0, 0, -1]), _told_by_a_node, _told_in_parts],
+    ids=["constant", "inferred batch", "inferred channels", "constant node", "concatenated"],
 )
 def test_a_shape_that_names_the_channels_names_one_less(
     between: Callable[[CentredStream], str],
