@@ -88,8 +88,20 @@ def _feed_forward() -> ir.Model:
     return graph(body, "float[B,4,6] x", "float[B,4,5] y", made, opset=17)
 
 
+def _merged_rows() -> ir.Model:
+    """What TorchScript writes for GPT-2's Conv1D: a Gemm of all rows, with its bias in it."""
+    made = _float32(gamma=(6,), beta=(6,), V=(6, 5), b=(5,))
+    made |= {"flat": np.array([-1, 6]), "rows": np.array([-1, 4, 5])}
+    body = (
+        "h = Tanh(x) n = LayerNormalization<axis=-1>(h, gamma, beta) f = Reshape(n, flat) "
+        "p = Gemm(f, V, b) a = Relu(p) y = Reshape(a, rows)"
+    )
+    return graph(body, "float[B,4,6] x", "float[B,4,5] y", made, opset=17)
+
+
 _MODELS = {
     "a layer behind a kept norm": _feed_forward,
+    "a layer of merged rows": _merged_rows,
     "a mean twice": lambda: _mean_twice("n = LayerNormalization<axis=-1>(d0, gamma, beta)"),
     "a mean twice, spelled": lambda: _mean_twice(
         f"{_SPELLED.replace('h', 'd0')} g = Mul(q, gamma) n = Add(g, beta)"

@@ -30,7 +30,6 @@ from onnxfold.operators.functions import (
 )
 from onnxfold.passes.lower.norm_settings import NormSetting, of_one_setting
 from onnxfold.passes.lower.residual import ready
-from onnxfold.shapes.symbolic import fits
 
 ROUNDS = 3  # roots, sums with what they are added to, products that are left
 
@@ -91,20 +90,15 @@ def _of_rows(view: ModelInfo, numbers: ir.Value | None, like: ir.Value | None) -
 
 
 def _shape(view: ModelInfo, value: ir.Value | None) -> Shape | None:
-    """The shape of a value; of what passes have just written it follows from the operands."""
+    """The shape of a value; that of what a call gives follows from its first operand."""
     known = None if value is None else view.shape(value)
     node = producer_of(value)
-    if known is not None or node is None:
+    is_call = node is not None and node.domain == DOMAIN and node.op_type in SIGNATURES
+    if known is not None or node is None or not is_call:
         return known
     first = _shape(view, node.inputs[0])
-    if node.domain == DOMAIN and node.op_type in SIGNATURES:
-        scales = SIGNATURES[node.op_type].output is Output.SCALE and value is node.outputs[0]
-        return (*first[:-1], 1) if first and scales else first
-    if operator(node) == "ReduceMean" and first:
-        return (*first[:-1], 1) if reduces_rows(view, node, len(first)) else None
-    others = [_shape(view, operand) for operand in node.inputs[1:]]
-    elementwise = operator(node) in ("Mul", "Add", "Sub", "Sqrt", "Reciprocal")
-    return first if elementwise and all(fits(other, first) for other in others) else None
+    scales = SIGNATURES[node.op_type].output is Output.SCALE and value is node.outputs[0]
+    return (*first[:-1], 1) if first and scales else first
 
 
 def reduces_rows(view: ModelInfo, node: ir.Node, rank: int, axes: int = 1) -> bool:
