@@ -6,6 +6,7 @@ A dimension is an ``int``, a ``str`` (a symbol: equal strings are equal sizes) o
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -24,6 +25,25 @@ class Extent:
 
     def __mul__(self, other: "Extent") -> "Extent":
         return Extent(self.factor * other.factor, tuple(sorted(self.symbols + other.symbols)))
+
+    def __floordiv__(self, other: "Extent") -> "Extent | None":
+        """Return the quotient; None where it is no product, or the other may be no size."""
+        if other.factor <= 0 or self.factor % other.factor:
+            return None
+        left = Counter(self.symbols)
+        left.subtract(other.symbols)
+        if any(count < 0 for count in left.values()):
+            return None
+        return Extent(self.factor // other.factor, tuple(sorted(left.elements())))
+
+    @property
+    def dim(self) -> Dim:
+        """The product as one size, None where it has no name that :func:`extent` would split."""
+        if not self.symbols or self == Extent(1, self.symbols[:1]):
+            return self.symbols[0] if self.symbols else self.factor
+        if self.factor <= 0 or not all(map(_PLAIN_PRODUCT.fullmatch, self.symbols)):
+            return None
+        return "*".join((*self.symbols, *([str(self.factor)] if self.factor > 1 else ())))
 
 
 ONE = Extent(1)

@@ -8,13 +8,12 @@ lets a value's unknown sizes be those of the value they come from.
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from math import prod
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from onnxfold.graph.attributes import keeps_dims
-from onnxfold.graph.dims import Shape
+from onnxfold.graph.dims import Shape, extent
 from onnxfold.graph.sequences import inserted_elements
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
@@ -178,13 +177,13 @@ class SymbolicShapes:
         return self.vector(node.inputs[0])
 
     def tiled(self, node: ir.Node) -> SymbolicShape | None:
-        """Return the shape that Tile gives, with a new symbol where a product is no size here."""
+        """Return the shape that Tile gives."""
         source, repeats = self.dims(node.inputs[0]), self.vector(node.inputs[1])
         if source is None or repeats is None or len(source) != len(repeats):
             return None
         name = node.outputs[0].name
         pairs = enumerate(zip(source, repeats, strict=True))
-        return tuple(_product(*pair) or f"{name}@{axis}" for axis, pair in pairs)
+        return tuple(_product(pair, f"{name}@{axis}") for axis, pair in pairs)
 
     def stacked(self, node: ir.Node) -> SymbolicShape | None:
         """Return the shape that ConcatFromSequence gives where it stacks elements of one shape."""
@@ -296,9 +295,7 @@ class SymbolicShapes:
 
     def _of_product(self, node: ir.Node) -> SymbolicShape | None:
         vector = self.vector(node.inputs[0])
-        if vector is None or not all(isinstance(item, int) for item in vector):
-            return None if vector is None or len(vector) != 1 else vector
-        return (prod(item for item in vector if isinstance(item, int)),)
+        return None if vector is None else (_product(vector, f"{node.outputs[0].name}@0"),)
 
     def _of_arithmetic(self, node: ir.Node) -> SymbolicShape | None:
         a, b = self.vector(node.inputs[0]), self.vector(node.inputs[1])
@@ -311,7 +308,10 @@ class SymbolicShapes:
                 return (x // y,) if whole else None
             result = {"Add": x + y, "Sub": x - y, "Mul": x * y}.get(node.op_type)
             return None if result is None else (result,)
-        return None
+        if node.op_type == "Mul" and not any(isinstance(n, int) and n < 0 for n in (x, y)):
+            return (_product((x, y), f"{node.outputs[0].name}@0"),)
+        quotient = _quotient((x,), (y,)) if node.op_type == "Div" else None
+        return None if quotient is None else (quotient,)
 
 
 def _is_integer(value: ir.Value) -> bool:
@@ -333,26 +333,18 @@ def _broadcast(shapes: list[SymbolicShape | None]) -> SymbolicShape | None:
     return tuple(result)
 
 
-def _product(size: Size, times: Size) -> Size | None:
-    """Multiply a size; None where the product is not one size, or nothing is left."""
-    if isinstance(size, int) and isinstance(times, int):
-        return size * times
-    return times if size == 1 else size if times == 1 else None
+def _product(sizes: SymbolicShape, name: str) -> Size:
+    """Return a product of sizes, by a name of its own where it has none by theirs."""
+    product = extent(sizes)
+    known = None if product is None else product.dim
+    return name if known is None else known
 
 
 def _quotient(whole: SymbolicShape, part: SymbolicShape) -> Size | None:
     """Divide products of sizes; None where the quotient is not one size."""
-    symbols = [size for size in whole if isinstance(size, str)]
-    for size in part:
-        if isinstance(size, str):
-            if size not in symbols:
-                return None
-            symbols.remove(size)
-    above = prod(size for size in whole if isinstance(size, int))
-    below = prod(size for size in part if isinstance(size, int))
-    if below == 0 or above % below or (symbols and above != below) or len(symbols) > 1:
-        return None
-    return symbols[0] if symbols else above // below
+    above, below = extent(whole), extent(part)
+    quotient = None if above is None or below is None else above // below
+    return None if quotient is None else quotient.dim
 
 
 _Rule = Callable[[SymbolicShapes, ir.Node], SymbolicShape | None]

@@ -301,3 +301,36 @@ def test_no_symbol_is_written_that_onnx_makes_up() -> None:
 def _symbols(proto: onnx.ModelProto) -> set[str]:
     values = (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)
     return {dim.dim_param for value in values for dim in value.type.tensor_type.shape.dim} - {""}
+
+
+def test_products_of_sizes_and_their_quotients_have_names() -> None:
+    """What TorchScript writes for Bloom: batch and heads are one axis, and two again."""
+    body = """
+        heads = Constant<value = int64[1] {4}>()
+        width = Constant<value = int64[1] {8}>()
+        open = Shape(h)
+        first = Gather<axis=0>(open, zero)
+        both = Mul(first, heads)
+        merged = Concat<axis=0>(both, rest, width)
+        joined = Reshape(h, merged)
+        again = Shape(joined)
+        sum = Gather<axis=0>(again, zero)
+        apart = Div(sum, heads)
+        four = Concat<axis=0>(apart, heads, rest, width)
+        split = Reshape(joined, four)
+        odd = Div(first, heads)
+        y = Identity(rows)
+    """
+    view = infer(ir.from_proto(_with_stream(body)))
+    symbolic = SymbolicShapes(view)
+    values = view.by_ref()
+    assert symbolic.dims(values["joined"]) == ("n*4", "t", 8)
+    assert symbolic.dims(values["split"]) == ("n", 4, "t", 8)
+    assert symbolic.vector(values["odd"]) is None
+
+
+def _with_stream(body: str) -> onnx.ModelProto:
+    proto = _model(body, opset=17)
+    stream = helper.make_tensor_value_info("h", TensorProto.FLOAT, ["n", "t", 32])
+    proto.graph.input.add().CopyFrom(stream)
+    return proto
