@@ -152,6 +152,8 @@ class Editor:
         producer, result = splice_behind(value, nodes), nodes[-1].outputs[0]
         inherit(value, result)
         value.name = self.unused(f"{result.name}.{before}")
+        if result.is_graph_output():
+            value.shape = None  # an output's sizes may have names that no other value has
         alone = len(producer.outputs) == 1 and producer.name
         name = f"{producer.name if alone else result.name}.{role}"
         for place, node in enumerate(nodes):

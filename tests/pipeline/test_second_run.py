@@ -99,8 +99,21 @@ def _merged_rows() -> ir.Model:
     return graph(body, "float[B,4,6] x", "float[B,4,5] y", made, opset=17)
 
 
+def _two_epsilons() -> ir.Model:
+    """Of each function a file for kernels has one body, with one epsilon; the output is scaled."""
+    made = _float32(gamma=(6,), V=(6, 6), W=(6, 6), b=(6,), U=(6, 5), c=(5,))
+    norm = "LayerNormalization<axis=-1, epsilon={}>({}, gamma) "
+    body = (
+        f"h = Tanh(x) n = {norm.format(1e-3, 'h')} p = MatMul(n, V) t = Sigmoid(p) "
+        f"m = {norm.format(1e-3, 't')} q = MatMul(m, W) k = Add(q, b) s = Sigmoid(k) "
+        f"l = {norm.format(1e-6, 's')} y = Gemm(l, U, c)"
+    )
+    return graph(body, "float[B,6] x", "float[rows,5] y", made, opset=17)
+
+
 _MODELS = {
     "a layer behind a kept norm": _feed_forward,
+    "two epsilons": _two_epsilons,
     "a layer of merged rows": _merged_rows,
     "a mean twice": lambda: _mean_twice("n = LayerNormalization<axis=-1>(d0, gamma, beta)"),
     "a mean twice, spelled": lambda: _mean_twice(
