@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnxfold import __version__
 from onnxfold.graph import ModelInfo, constant_tensor, operator
 from onnxfold.graph.edit import set_input
+from onnxfold.graph.inlining import inline
 from onnxfold.graph.operands import producer_of
 from onnxfold.graph.traversal import all_nodes
 from onnxfold.operators.bodies import Setting, function, setting_of, type_of
@@ -157,12 +158,7 @@ def settle_functions(model: ir.Model, ir_version: int) -> None:
     kept = _most_called(model)
     called = {function.identifier() for function in model.functions.values()}
     if any(key[0] == DOMAIN and key not in kept for key in called):
-        from onnx_ir.passes.common import InlinePass
-
-        def leaves(function: ir.Function) -> bool:
-            return function.domain == DOMAIN and function.identifier() not in kept
-
-        InlinePass(criteria=leaves)(model)
+        inline(model, lambda each: each.domain == DOMAIN and each.identifier() not in kept)
     for node in _calls(model):
         node.overload = ""
     for domain, name, overload in kept:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import ModelError
 from onnxfold.graph import ModelInfo, node_label, operator
+from onnxfold.graph.inlining import inline
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.operators.functions import DOMAIN, LAST_AXIS_ONLY, SIGNATURES
 from onnxfold.passes.prepare.hoist_transposes import hoist_transposes
@@ -102,18 +103,8 @@ def _inline(model: ir.Model, compressed: bool, deferred: bool) -> tuple[str, ...
         for domain in function.opset_imports.keys() - used:
             del function.opset_imports[domain]  # the pass would compare them
         _take_version_of(model, function)
-    from onnx_ir.passes.common import InlinePass  # imports all passes, and most models need none
-
-    renamed = _Renamed()
-    inline = InlinePass(
-        criteria=lambda function: (
-            function.identifier() not in ours
-            and _may_inline(model, function)
-            and renamed.next_call(function)
-        )
-    )
     try:
-        inline(model)
+        inline(model, lambda each: each.identifier() not in ours and _may_inline(model, each))
     except ir.passes.PreconditionError as error:
         raise ModelError("model-local functions of the model call themselves") from error
     _drop_unused(model)
@@ -153,34 +144,6 @@ def _same_operator(name: str, domain: str, version: int, other: int) -> bool:
     except onnx.defs.SchemaError:
         return False
     return schemas[0].since_version == schemas[1].since_version
-
-
-class _Renamed:
-    """Gives the body of a function new names before each call of it is inlined.
-
-    InlinePass (onnx-ir 1.1) tries name, name_2, name_3, ... until one is free, which takes time in
-    the square of the number of calls; the names here are the ones that it would find.
-    """
-
-    def __init__(self) -> None:
-        self._names: dict[str, str] = {}
-        self._taken: dict[str, int] = {}
-
-    def next_call(self, function: ir.Function) -> bool:
-        """Rename nodes and values; always True."""
-        for node in function.all_nodes():
-            node.name = self._next("node", node.name or "node")
-            for output in node.outputs:
-                output.name = self._next("value", output.name or "val")
-        return True
-
-    def _next(self, kind: str, name: str) -> str:
-        key = f"{kind} {name}"
-        base = self._names.get(key, name)
-        self._taken[kind + base] = number = self._taken.get(kind + base, 0) + 1
-        following = base if number == 1 else f"{base}_{number}"
-        self._names[f"{kind} {following}"] = base
-        return following
 
 
 def _may_inline(model: ir.Model, function: ir.Function) -> bool:

@@ -1,0 +1,59 @@
+"""What a body is inlined as has names that no body behind its call has, or no runtime takes it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import numpy_helper, parser
+
+import onnxfold
+
+BRANCHES = (
+    "y = If(c) <then_branch = t () => (float[4,8] p) { v4 = Neg(n)  p = Relu(v4) },"
+    " else_branch = e () => (float[4,8] q) { v4 = Abs(n)  q = Exp(v4) }>"
+)
+FUNCTION = (
+    '<domain: "own", opset_import: ["" : 18]> Twice (a) => (b) { v4 = Add(a, a)  b = Neg(v4) }'
+)
+
+
+def _model(before: str, function: str = "") -> onnx.ModelProto:
+    made = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18, "own" : 1]>\n'
+        f"graph (float[4,8] x, bool c) => (float[4,8] y) {{"
+        f" h = MatMul(x, W)  {before}  {BRANCHES} }}"
+        f"\n{function}"
+    )
+    rng = np.random.default_rng(0)
+    for name, shape in (("W", (8, 8)), ("G", (8,))):
+        array = rng.standard_normal(shape).astype(np.float32)
+        made.graph.initializer.append(numpy_helper.from_array(array, name))
+    return made
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        _model("n = LayerNormalization<axis=-1>(h, G)"),
+        _model("m = own.Twice(h)  n = LayerNormalization<axis=-1>(m, G)", FUNCTION),
+    ],
+)
+def test_a_body_may_have_the_names_of_what_is_inlined_in_front_of_it(
+    model: onnx.ModelProto,
+) -> None:
+    made = onnxfold.optimize(model).model
+    assert made.graph.node[-1].op_type == "If"
+    ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def test_a_second_run_inlines_beside_what_the_first_one_has_inlined_in_bodies() -> None:
+    model = _model("n = LayerNormalization<axis=-1>(h, G)")
+    branch = next(a.g for a in model.graph.node[-1].attribute if a.name == "then_branch")
+    norm = onnx.helper.make_node("LayerNormalization", ["v4", "G"], ["r"], axis=-1)
+    branch.node.insert(1, norm)
+    branch.node[-1].input[0] = "r"
+    rms = onnxfold.optimize(model).model
+    again = onnxfold.convert(onnxfold.convert(rms, to="crms").model, to="rms").model
+    ort.InferenceSession(again.SerializeToString(), providers=["CPUExecutionProvider"])
