@@ -48,27 +48,20 @@ def same_default(a: ir.Value, b: ir.Value) -> bool:
     return same_tensor(first, second)
 
 
-def same_attributes(a: ir.Node, b: ir.Node, *, of_constants: bool = True) -> bool:
-    """Whether two nodes have the same attributes, bodies left out: they are walked node by node.
-
-    Not ``of_constants``: the tensor of a Constant node, a weight like any other, may differ.
-    """
+def same_attributes(a: ir.Node, b: ir.Node) -> bool:
+    """Whether two nodes have the same attributes, bodies left out: they are walked node by node."""
     if set(a.attributes) != set(b.attributes):
         return False
-    exempt = a.op_type == "Constant" and not of_constants
-    return all(
-        _same_attribute(first, b.attributes[name], any_tensor=exempt)
-        for name, first in a.attributes.items()
-    )
+    return all(_same_attribute(first, b.attributes[name]) for name, first in a.attributes.items())
 
 
-def _same_attribute(a: ir.Attr, b: ir.Attr, *, any_tensor: bool) -> bool:
+def _same_attribute(a: ir.Attr, b: ir.Attr) -> bool:
     if a.type != b.type:
         return False
     if a.type in _GRAPHS:
         return True
     if a.type is ir.AttributeType.TENSOR:
-        return any_tensor or same_tensor(attribute_tensor(a), attribute_tensor(b))
+        return same_tensor(attribute_tensor(a), attribute_tensor(b))
     if a.type in (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS):
         return same_numbers(a.value, b.value)
     return bool(a.value == b.value)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import UsageError
 from onnxfold.inputs.bound_sizes import BoundSizes, bind_dims, symbols_of
-from onnxfold.inputs.roles import convolved_channels, index_range, is_mask, reaches
+from onnxfold.inputs.roles import convolved_channels, index_range, is_convolved, is_mask
 from onnxfold.inputs.spec import InputSpec
 
 Array = npt.NDArray[Any]
@@ -78,7 +78,7 @@ def _is_wave(model: ir.Model, value: ir.Value) -> bool:
     floating = value.dtype is not None and value.dtype.is_floating_point()
     return bool(
         floating and dims and len(dims) in (2, 3) and isinstance(dims[-1], str)
-    ) and reaches(model, value, "Conv")
+    ) and is_convolved(model, value)
 
 
 def _given_arrays(known: dict[str, ir.Value], spec: InputSpec) -> dict[str, Array]:

@@ -157,6 +157,6 @@ def convolved_channels(model: ir.Model, value: ir.Value) -> int | None:
     return None
 
 
-def reaches(model: ir.Model, value: ir.Value, op_type: str) -> bool:
-    """Whether the value arrives, only moved, at the data input of an operator of this type."""
-    return any(a.node.op_type == op_type and a.index == 0 for a in _arrivals(model, value))
+def is_convolved(model: ir.Model, value: ir.Value) -> bool:
+    """Whether the value arrives, only moved, at the data input of a Conv."""
+    return any(a.node.op_type == "Conv" and a.index == 0 for a in _arrivals(model, value))

@@ -34,10 +34,10 @@ class Correspondence:
         self._named = frozenset(self.originals)
         self._name_copies(known)
         if not certificate.by_name_alone:
-            self._guess(known, {known.get(ref) for ref, _ in certificate.centred})
+            self._guess({known.get(ref) for ref, _ in certificate.centred})
         self._constants = _constants(before) | _constants(after)
 
-    def _guess(self, known: Mapping[str, ir.Value], centred: Collection[ir.Value | None]) -> None:
+    def _guess(self, centred: Collection[ir.Value | None]) -> None:
         """Find out what values with new names stand for."""
         for graph in self._after.graphs:
             for node in reversed(graph):

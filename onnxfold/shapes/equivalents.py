@@ -7,6 +7,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfold.graph.constants import constant_tensor
+from onnxfold.graph.operands import operand
 from onnxfold.graph.sequences import is_unbind
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
@@ -107,7 +108,7 @@ def _without_activation(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto 
 
 def _attention(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
     """[B, S, C] with weights [C, q + k + v] gives [B, S, v]."""
-    weights = _constant_shape(node, 1)
+    weights = _weight_shape(node)
     sizes = node.attributes.get_ints("qkv_hidden_sizes", ()) or ()
     if weights is None or len(weights) != 2 or (not sizes and weights[1] % 3):
         return None
@@ -152,9 +153,8 @@ def _elementwise(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
     return _made(node, "Add", [names[0], names[3]])
 
 
-def _constant_shape(node: ir.Node, index: int) -> tuple[int, ...] | None:
-    operand = node.inputs[index] if index < len(node.inputs) else None
-    tensor = constant_tensor(operand)
+def _weight_shape(node: ir.Node) -> tuple[int, ...] | None:
+    tensor = constant_tensor(operand(node, 1))
     return None if tensor is None else tuple(tensor.shape.numpy())
 
 

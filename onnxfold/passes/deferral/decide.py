@@ -76,7 +76,7 @@ def _deferred(
         return refusal
     flow = flow_of(info, site, free)
     first = _first_layers(flow, site.output)
-    refusal = _refuse_flow(info, site, flow, first, taken)
+    refusal = _refuse_flow(site, flow, first, taken)
     if refusal is not None:
         return refusal
     centred = centred_readers(info, site, flow, settings) if site.subtracts_mean else ()
@@ -129,7 +129,7 @@ def _first_layers(flow: Flow, start: ir.Value) -> set[ir.Value]:
 
 
 def _refuse_flow(
-    info: ModelInfo, site: NormSite, flow: Flow, first: set[ir.Value], taken: set[ir.Value]
+    site: NormSite, flow: Flow, first: set[ir.Value], taken: set[ir.Value]
 ) -> Refusal | None:
     if site.output in flow.ended:
         ends = (node for node in site.output.consumers() if node not in flow.handed)

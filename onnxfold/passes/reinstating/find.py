@@ -178,7 +178,7 @@ class _Walk:
         if power is not None and power.is_scale(scale, rank):
             self._found.products.append((node, index))
             return True
-        return self._cancels(node, value, other, scale, inverted=not divides)
+        return self._cancels(value, other, scale, inverted=not divides)
 
     def _takes_from_tables(self, node: ir.Node, scaled: Mapping[int, RowScale]) -> bool:
         """Whether the other factors are t s^k, with t that have no scale."""
@@ -207,7 +207,7 @@ class _Walk:
         return None
 
     def _cancels(
-        self, node: ir.Node, value: ir.Value, other: ir.Value, scale: RowScale, *, inverted: bool
+        self, value: ir.Value, other: ir.Value, scale: RowScale, *, inverted: bool
     ) -> bool:
         """Whether a node divides by a root with e / s^2k; its other nodes read the value too."""
         root, rank = self._roots.get(other), self._info.rank(value)

@@ -34,7 +34,7 @@ def _along(call: Call, v: Array, x: Array) -> Array:
     return v.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
 
 
-def _saturated(call: Call, x: Array, dtype: np.dtype[Any]) -> Array:
+def _saturated(x: Array, dtype: np.dtype[Any]) -> Array:
     """Rounded values brought into an integer type."""
     low, high = _integer_range(dtype)
     return np.clip(x, low, high).astype(dtype)
@@ -52,7 +52,7 @@ def _quantized(call: Call, x: Array, zero: Array | None, dtype: np.dtype[Any]) -
         saturate = bool(call.integer("saturate", 1))
         return cast_to(x, dtype, call.precision, saturate=saturate)
     rounded = np.rint(x)
-    return _saturated(call, rounded if zero is None else rounded + zero.astype(x.dtype), dtype)
+    return _saturated(rounded if zero is None else rounded + zero.astype(x.dtype), dtype)
 
 
 @kernel("QuantizeLinear", raw=True)
