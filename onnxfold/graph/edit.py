@@ -7,7 +7,6 @@ names and types; nodes and weights that nothing reads any more go.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import onnx_ir as ir
 
@@ -60,6 +59,8 @@ class Editor:
         self._values: dict[ir.Value, ir.Value] = {}
         self._nodes: dict[ir.Node, ir.Node] = {}
         self._replaced: dict[ir.Value, ir.Value] = {}
+        # Of the version: a name that an edit frees still tells the proof of the old value.
+        self._taken = {v.name for graph in info.graphs for v in graph_values(graph)}
         if copy:
             for old, new in zip(info.graphs, all_graphs(self.model), strict=True):
                 self._match(old, new)
@@ -82,10 +83,6 @@ class Editor:
     def by_ref(self) -> dict[str, ir.Value]:
         """Return the values of the edited model by the references of the version."""
         return {ref: self.value(value) for ref, value in self.info.by_ref().items()}
-
-    @cached_property
-    def _taken(self) -> set[str | None]:
-        return {value.name for graph in all_graphs(self.model) for value in graph_values(graph)}
 
     def unused(self, name: str) -> str:
         """Return the name, with a number where it is taken, and take it."""

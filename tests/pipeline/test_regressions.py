@@ -195,3 +195,23 @@ def test_a_stream_that_starts_from_zeros_folds(filled: str, folds: int) -> None:
     if not folds:
         (norm,) = result.report["inspect"]["norms"]
         assert norm["reason"]["code"] == "dynamic_weight"
+
+
+def test_a_new_weight_takes_no_name_that_the_edit_frees() -> None:
+    """The proof tells values by their names; that of x - mean(x) was free for ones behind it."""
+    freed = f"ones.{WIDTH}"
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 11]>
+        agraph (float[N,{WIDTH}] x) => (float[N,{WIDTH}] y, float[N,{WIDTH}] a) {{
+            h = MatMul(x, W)
+            m = ReduceMean<axes=[-1], keepdims=1>(h)
+            "{freed}" = Sub(h, m)
+            a = LayerNormalization("{freed}", c)
+            k = MatMul(a, V)
+            b = LayerNormalization(k, g)
+            y = MatMul(b, W)
+        }}""")
+    weights = [_weight("W", WIDTH, WIDTH), _weight("V", WIDTH, WIDTH)]
+    model.graph.initializer.extend([*weights, _weight("c", WIDTH), _weight("g", WIDTH)])
+    result = onnxfold.optimize(model)
+    assert "left_out" not in result.report
+    assert len(result.plan.folds) == 2
