@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onnxfold.graph import AxisBlock, Fiber, ModelInfo, node_label
+from onnxfold.graph import AxisBlock, Fiber, ModelInfo, node_label, operator
 from onnxfold.norms.algebra import Algebra, Canonical, Coefficient
 from onnxfold.norms.site import NormForm, NormKind, NormSite
 
@@ -86,7 +86,7 @@ def _next(
 ) -> tuple[ir.Node, Coefficient] | None:
     """Return the one reader of a value, an ``op_type`` with a parameter, and the parameter."""
     readers = algebra.view.readers(value)
-    if len(readers) != 1 or value.is_graph_output() or readers[0].node.op_type != op_type:
+    if len(readers) != 1 or value.is_graph_output() or operator(readers[0].node) != op_type:
         return None
     node = readers[0].node
     other = node.inputs[1 - readers[0].index]

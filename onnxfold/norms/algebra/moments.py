@@ -10,6 +10,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from onnxfold.graph import keeps_dims
+from onnxfold.graph.operands import computed_by
 from onnxfold.norms.algebra.coefficient import ONE, ZERO, Coefficient
 from onnxfold.norms.algebra.forms import (
     AffineForm,
@@ -197,10 +198,8 @@ def power(algebra: Algebra, node: ir.Node) -> Form | None:
     if base is None or exponent is None:
         return None
     if exponent == 2.0:
-        inner = base.producer()
-        if inner is not None and inner.op_type == "Abs" and inner.inputs[0] is not None:
-            base = inner.inputs[0]
-        return algebra.square(base)
+        inner = computed_by(base, "Abs")
+        return algebra.square((inner and inner.inputs[0]) or base)
     if exponent == -1.0:
         form = algebra.form(base)
         return inverted(form) if isinstance(form, Root) else None

@@ -83,8 +83,8 @@ def _equal_extremes(algebra: Algebra, node: ir.Node, form: AffineForm) -> bool:
     """Whether the node compares the least and the largest element of the row."""
     found = set()
     for operand in node.inputs:
-        extreme = producer_of(operand)
-        if extreme is None or extreme.op_type not in ("ReduceMin", "ReduceMax"):
+        extreme = computed_by(operand, "ReduceMin") or computed_by(operand, "ReduceMax")
+        if extreme is None:
             return False
         x, axes = extreme.inputs[0], algebra.view.axes(extreme)
         dims = algebra.dims(x)

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import constant_tensor, keeps_dims, node_label
 from onnxfold.graph.edit import insert_before, redirect, replace_node, sweep
+from onnxfold.graph.operands import computed_by
 from onnxfold.graph.traversal import all_graphs
 
 # What a norm takes its statistics with; a Transpose behind another reduction is left alone.
@@ -168,8 +169,8 @@ def _pull(move: _Move) -> bool:
         move.finish(move.make("Mul", (wide, wide), {}, inner))
         sweep([inner])
         return True
-    mean = inner.inputs[1].producer() if inner.op_type == "Sub" and inner.inputs[1] else None
-    if mean is None or mean.op_type != "ReduceMean" or mean.inputs[0] is not x:
+    mean = computed_by(inner.inputs[1], "ReduceMean") if inner.op_type == "Sub" else None
+    if mean is None or mean.inputs[0] is not x:
         return False
     if mean.graph is not move.graph or not _reducible(mean):
         return False

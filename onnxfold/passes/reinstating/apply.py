@@ -6,8 +6,10 @@ from math import frexp
 import numpy as np
 import onnx_ir as ir
 
+from onnxfold.graph import operator
 from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import Editor, Lowered, inherit, redirect, set_input, sweep
+from onnxfold.graph.operands import computed_by
 from onnxfold.norms import NormSite
 from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.row_numbers import as_type, quotient
@@ -51,11 +53,11 @@ def _reinstate(edit: Editor, found: DeferredSite, now: dict[ir.Value, ir.Value])
 
 def _drop_casts(value: ir.Value) -> None:
     """Read what a Cast to a wider type reads where a Cast takes that back."""
-    cast = value.producer()
-    narrow = None if cast is None or cast.op_type != "Cast" else cast.inputs[0]
+    cast = computed_by(value, "Cast")
+    narrow = None if cast is None else cast.inputs[0]
     for use in list(value.uses()):
         result = use.node.outputs[0]
-        back = use.node.op_type == "Cast" and narrow is not None and result.dtype == narrow.dtype
+        back = operator(use.node) == "Cast" and narrow is not None and result.dtype == narrow.dtype
         if back and narrow is not None:
             inherit(result, narrow)
             redirect(result, narrow, outputs=True)
