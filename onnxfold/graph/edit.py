@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph.model_info import ModelInfo
-from onnxfold.graph.traversal import all_graphs, graph_values
+from onnxfold.graph.traversal import all_graphs, declared_shape, graph_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +149,22 @@ class Editor:
         producer, result = splice_behind(value, nodes), nodes[-1].outputs[0]
         inherit(value, result)
         value.name = self.unused(f"{result.name}.{before}")
-        if result.is_graph_output():
-            value.shape = None  # an output's sizes may have names that no other value has
+        if result.is_graph_output():  # whose sizes may have names that no other value has
+            value.shape = self._of_known_sizes(value)
         alone = len(producer.outputs) == 1 and producer.name
         name = f"{producer.name if alone else result.name}.{role}"
         for place, node in enumerate(nodes):
             node.name = name if node is nodes[-1] else f"{name}{place}"
             if node is not nodes[-1]:
                 node.outputs[0].name = self.unused(f"{result.name}.{role}")
+
+    def _of_known_sizes(self, value: ir.Value) -> ir.Shape | None:
+        """Return the shape of a value with no other names of sizes than those of the inputs."""
+        known = {size for each in self.model.graph.inputs for size in declared_shape(each) or ()}
+        shape = declared_shape(value)
+        if shape is None:
+            return None
+        return ir.Shape(s if isinstance(s, int) or s in known else None for s in shape)
 
     def stand_in(self, lowered: Lowered, before: ir.Node, old: Iterable[ir.Node]) -> None:
         """Insert new nodes before a node; they take over the names of what they stand for.
