@@ -12,8 +12,8 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.array_types import Float64
-from onnxfold.graph.channels import Channels
 from onnxfold.graph.edit import Editor, redirect, set_input, sweep
+from onnxfold.graph.operands import known_producer
 from onnxfold.norms import find_norms
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
 from onnxfold.passes.affine.source import AffineSource, source_of
@@ -80,17 +80,12 @@ class _Norms:
 
     def take_away(self, fusion: AffineFusion, source: AffineSource) -> None:
         """Remove from the norm what its readers have taken."""
-        left = None
-        if fusion.gamma and not fusion.beta and source.beta is not None:
-            left = source.beta / (1.0 if source.gamma is None else source.gamma)
         if source.nodes:
-            self._take_nodes(fusion, source, left)
+            self._take_nodes(fusion, source)
         else:
-            self._take_operands(fusion, source, left)
+            self._take_operands(fusion, source)
 
-    def _take_operands(
-        self, fusion: AffineFusion, source: AffineSource, left: Float64 | None
-    ) -> None:
+    def _take_operands(self, fusion: AffineFusion, source: AffineSource) -> None:
         node = source.site.nodes[-1]
         gamma, beta = ([*node.inputs, None, None][index] for index in (_GAMMA, _BETA))
         if fusion.gamma and gamma is not None:
@@ -98,12 +93,10 @@ class _Norms:
         if fusion.beta and beta is not None:
             # ONNX Runtime's optimizer reads the B of every LayerNormalization unasked.
             set_input(node, _BETA, self._filled(beta, 0.0))
-        elif left is not None and beta is not None:
-            set_input(node, _BETA, self._constant(beta, source.channels, left))
         for operand in (gamma, beta):
             self._edit.drop_if_unread(operand)
 
-    def _take_nodes(self, fusion: AffineFusion, source: AffineSource, left: Float64 | None) -> None:
+    def _take_nodes(self, fusion: AffineFusion, source: AffineSource) -> None:
         """Let the readers of gamma * x + beta read x, or x + beta / gamma."""
         add, mul = _parts(source)
         start = _data_input(self._view, (mul or add or source.nodes[-1]))
@@ -111,9 +104,9 @@ class _Norms:
             index = list(add.inputs).index(start if mul is None else mul.outputs[0])
             constant = add.inputs[1 - index]
             set_input(add, index, start)
-            if left is not None and constant is not None:
-                rank = self._view.rank(source.value) or 0
-                set_input(add, 1 - index, self._constant(constant, source.channels, left, rank))
+            if constant is not None and source.beta is not None and source.gamma is not None:
+                left = source.beta / source.gamma
+                set_input(add, 1 - index, self._constant(constant, source, left))
             sweep([node for node in (mul,) if node is not None])
             return
         if not fusion.gamma and mul is not None:  # beta alone goes
@@ -123,20 +116,18 @@ class _Norms:
         self._bypass(source, start, nodes)
 
     def _bypass(self, source: AffineSource, start: ir.Value, nodes: list[ir.Node]) -> None:
+        """Take the nodes away, of which the first alone reads ``start``, and keep the names."""
         end = source.value
-        own = {use.node for use in start.uses()} <= set(nodes) and not start.is_graph_output()
         redirect(end, start)
-        producer = start.producer()
-        last = end.producer()
+        producer, last = known_producer(start), known_producer(end)
         operands = [operand for node in nodes for operand in node.inputs]
         sweep(list(reversed(nodes)))
         for operand in operands:
             self._edit.drop_if_unread(operand)
-        if own and producer is not None and last is not None:
-            name, end.name = end.name, f"{end.name}.fused"
-            start.name, producer.name = name, last.name
-            if source.site.output is end:
-                start.metadata_props.update(end.metadata_props)
+        name, end.name = end.name, f"{end.name}.fused"
+        start.name, producer.name = name, last.name
+        if source.site.output is end:
+            start.metadata_props.update(end.metadata_props)
 
     def _filled(self, like: ir.Value, number: float) -> ir.Value:
         """Return a shared constant of one number, in the type and shape of another value."""
@@ -150,17 +141,12 @@ class _Norms:
             self._fills[key] = self._edit.new_constant(near, tensor, name)
         return self._fills[key]
 
-    def _constant(
-        self, like: ir.Value, channels: Channels, vector: Float64, rank: int | None = None
-    ) -> ir.Value:
+    def _constant(self, like: ir.Value, source: AffineSource, vector: Float64) -> ir.Value:
         """Return a vector as a constant that broadcasts as the norm's parameter did."""
         dtype = like.dtype or ir.DataType.FLOAT
-        sizes = {digit.axis: digit.size for digit in channels.digits}
-        total = rank if rank is not None else max(sizes) + 1
-        shape = tuple(sizes.get(axis, 1) for axis in range(total))
-        array = channels.spread(vector, shape)
-        if rank is None:
-            array = array.reshape(array.shape[min(sizes) :])
+        sizes = {digit.axis: digit.size for digit in source.channels.digits}
+        shape = tuple(sizes.get(axis, 1) for axis in range(self._view.rank(source.value) or 0))
+        array = source.channels.spread(vector, shape)
         tensor = ir.Tensor(array.astype(dtype.numpy()), dtype=dtype)
         return self._edit.new_constant(like, tensor, f"{like.name}.left")
 

@@ -228,14 +228,6 @@ class ModelTransfers:
         """Return answers in which no part of a weight is centred alone."""
         return ModelTransfers(self.view, self._sites) if self._found_parts else self
 
-    def carried(self, point: Point) -> tuple[tuple[int, Fiber], ...]:
-        """Return the inputs that the law of the point's producer carries, () where it has none."""
-        node = point.value.producer()
-        if node is None:
-            return ()
-        origin = self._backward_by_law(node, point)
-        return origin.inputs if isinstance(origin, Carried) else ()
-
     def centring_fiber(self, node: ir.Node) -> Fiber | None:
         """Return the fiber of ``x - mean(x)``, spelled as Sub and ReduceMean or as a call."""
         transfer = transfer_of(node)

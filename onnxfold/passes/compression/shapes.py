@@ -18,7 +18,7 @@ from onnxfold.graph.edit import (
     set_input,
     sweep,
 )
-from onnxfold.graph.operands import computed_by, known_producer, known_tensor
+from onnxfold.graph.operands import computed_by, known_producer, known_tensor, operand
 from onnxfold.passes.compression.plan import CompressionPlan
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -55,7 +55,7 @@ def refuse_shape(info: ModelInfo, node: ir.Node, axis: int) -> Refusal | None:
 
 
 def _entry(info: ModelInfo, node: ir.Node, axis: int) -> _Entry | None:
-    shape = node.inputs[1] if len(node.inputs) > 1 else None
+    shape = operand(node, 1)
     if shape is None:
         return None
     whole = info.array(shape)
@@ -67,12 +67,12 @@ def _entry(info: ModelInfo, node: ir.Node, axis: int) -> _Entry | None:
     if maker is None:
         return None
     start = 0
-    for part, operand in enumerate(maker.inputs):
-        length = info.dim(operand, 0)
-        if operand is None or not isinstance(length, int):
+    for part, entries in enumerate(maker.inputs):
+        length = info.dim(entries, 0)
+        if entries is None or not isinstance(length, int):
             return None
         if start <= axis < start + length:
-            numbers = info.array(operand)
+            numbers = info.array(entries)
             return None if numbers is None else _Entry(part, numbers, axis - start)
         start += length
     return None

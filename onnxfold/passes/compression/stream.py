@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxfold.graph import FLOATS, ModelInfo, Reader, node_label, operator
+from onnxfold.graph.operands import known_producer
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.families.rules import keeps_order
@@ -126,7 +127,7 @@ class StreamWalk:
             self.stream.entries.append(point)
             return None
         if not isinstance(origin, Carried):
-            return origin if isinstance(origin, Refusal) else _unknown(point.value.producer())
+            return origin if isinstance(origin, Refusal) else _unknown(known_producer(point.value))
         self.stream.values.append(point)
         return self._through(point, origin)
 
@@ -136,13 +137,11 @@ class StreamWalk:
         return isinstance(origin, ZeroMean)
 
     def _through(self, point: Point, origin: Carried) -> Refusal | None:
-        node = point.value.producer()
+        node = known_producer(point.value)
         if (
-            node is None
-            or node.domain
+            node.domain
             or not facets.keeps_channels_apart(row_of(node))
             or not keeps_order(self.info, node, point.fiber)
-            or _loses(node)
         ):
             return _unknown(node)
         for output in node.outputs:
@@ -226,17 +225,11 @@ def _start_of(info: ModelInfo, shape: ir.Node) -> int:
     return start + (info.rank(shape.inputs[0]) or 0) if start < 0 else start
 
 
-def _loses(node: ir.Node) -> bool:
-    """Whether the channels of a node are counted by an attribute."""
-    return node.op_type == "Conv" and node.attributes.get_int("group", 1) != 1
-
-
 def _broken(name: str, sentence: str) -> Refusal:
     return Refusal(RefusalCode.FIBER_BROKEN, f"'{name}' {sentence}", (name,))
 
 
-def _unknown(node: ir.Node | None) -> Refusal:
-    label = "" if node is None else node_label(node)
-    what = "" if node is None else operator(node)
-    sentence = f"{what} '{label}' has no rule for a stream without its last channel"
+def _unknown(node: ir.Node) -> Refusal:
+    label = node_label(node)
+    sentence = f"{operator(node)} '{label}' has no rule for a stream without its last channel"
     return Refusal(RefusalCode.UNKNOWN_OP, sentence, (label,))

@@ -117,10 +117,6 @@ def _mean_square(view: ModelInfo, mean: ir.Node | None) -> tuple[ir.Node, ir.Val
     x = square.inputs[0]
     if x is None or x.dtype is not ir.DataType.FLOAT or not _of_rows(view, mean.outputs[0], x):
         return None
-    # The mean of one element has the shape of no mean at all.
-    full = _shape(view, x)
-    if full is None or not reduces_rows(view, mean, len(full)):
-        return None
     return square, x
 
 

@@ -12,7 +12,7 @@ from collections import deque
 
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo, keeps_dims
+from onnxfold.graph import ModelInfo
 from onnxfold.graph.operands import computed_by
 from onnxfold.passes.centring.dataflow import ZeroMeanGraph
 from onnxfold.passes.centring.model_transfers import Point
@@ -53,7 +53,7 @@ def completed_part(info: ModelInfo, point: Point) -> ir.Value | None:
     if v is None or total is None or total.inputs[0] is not v:
         return None
     rank, axes = info.rank(v), info.axes(total)
-    if not rank or not axes or not keeps_dims(total) or not point.fiber.whole:
+    if not rank or not axes or not point.fiber.whole:
         return None
     along = {axis % rank for axis in (*axes, joined.attributes.get_int("axis", 0))}
     return v if along == set(point.fiber.axes) else None

@@ -283,6 +283,25 @@ def test_beta_over_gamma_stays_where_only_gamma_can_move_and_that_saves_an_opera
     assert [node.op_type for node in fused.model.graph] == ["Mul", "Tanh", "Add", "MatMul"]
 
 
+@pytest.mark.parametrize("reader", ["", "k = Tanh(z)"])
+def test_a_norm_whose_inside_is_read_keeps_its_gamma(reader: str) -> None:
+    body, shapes, _ = MOVES["a norm in parts"]
+    before = _model(f"{body} {reader}", shapes, f"double[] y, double[] {reader[:1] or 'z'}")
+    fused = fuse(before)
+    assert fused.moved == (0, 0)
+    assert [value.name for value in fused.model.graph.outputs] == ["y", reader[:1] or "z"]
+
+
+def test_a_beta_of_zeros_needs_no_bias() -> None:
+    body, shapes, _ = MOVES["a norm in parts"]
+    before = _model(body.replace("m = MatMul(n, W) y = Add(m, b)", "y = MatMul(n, W)"), shapes)
+    before.graph.initializers["beta"].const_value = ir.tensor(np.zeros(6))
+    fused = fuse(before)
+    assert fused.moved == (1, 1)
+    assert error(before, fused.model) < BOUND
+    assert [node.op_type for node in fused.model.graph].count("Add") == 1  # of epsilon
+
+
 HARMFUL: dict[str, tuple[str, str, Shapes]] = {
     "a residual reads the norm": (
         f"{LN} m = MatMul(n, W) y = Add(m, b)",

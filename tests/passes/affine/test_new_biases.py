@@ -186,6 +186,24 @@ def test_beta_over_gamma_stays_where_its_type_can_hold_it(smallest: float, moves
     assert bool(result.plan.fusions) is moves
 
 
+def test_before_opset_17_a_norm_gives_its_gamma_away_where_it_folds_alone() -> None:
+    """One that stays is fused by runtimes only with the product by gamma in it."""
+    spelled = (
+        "{y}m = ReduceMean<axes=[-1]>({x}) {y}d = Sub({x}, {y}m) {y}q = Mul({y}d, {y}d) "
+        "{y}v = ReduceMean<axes=[-1]>({y}q) {y}e = Add({y}v, eps) {y}s = Sqrt({y}e) "
+        "{y}z = Div({y}d, {y}s) {y}g = Mul({y}z, gamma) {y} = Add({y}g, beta) "
+        "{y}h = MatMul({y}, W) {y}o = Add({y}h, b) "
+    )
+    body = "l = MatMul(x, U) " + spelled.format(x="l", y="folds") + "t = Tanh(x) "
+    body += spelled.format(x="t", y="stays") + "y = Add(foldso, stayso)"
+    made = weights(U=(6, 6), gamma=(6,), beta=(6,), W=(6, 3), b=(3,)) | {"eps": np.array(1e-5)}
+    made = {name: array.astype(np.float32) for name, array in made.items()}
+    model = graph(body, "float[B,4,6] x", "float[B,4,3] y", made, opset=16)
+    plan = decide_all(prepare(model), Settings()).plan
+    assert [fold.output for fold in plan.folds] == ["folds"]
+    assert [fusion.output for fusion in plan.fusions] == ["folds"]
+
+
 SPLIT = (
     "m = MatMul(n, W) q0, k0, v0 = Split<axis=-1>(m, sizes) q = Add(q0, bq) k = Add(bk, k0) "
     "v = Add(v0, bv) kt = Transpose<perm=[0,2,1]>(k) a = MatMul(q, kt) y = MatMul(a, v)"

@@ -210,6 +210,14 @@ def test_the_optimizer_still_fuses_attention() -> None:
     assert "Attention" in behind["reason"]["sentence"]
 
 
+def test_attention_is_found_whose_bias_is_the_first_operand() -> None:
+    model = post_norm()
+    (bias,) = (node for node in model.graph.node if node.output[0] == "biased")
+    bias.input[:] = bias.input[::-1]
+    assert fused(model)["Attention"] == 1
+    assert folds(model) == folds(post_norm()) == 1
+
+
 def test_attention_is_found_where_beta_would_be_added_first() -> None:
     """The optimizer would take the Add of beta for that of attention's bias."""
     made = onnxfold.optimize(post_norm(trained=True))

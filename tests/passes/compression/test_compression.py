@@ -20,9 +20,11 @@ from onnxfold.options import Conversion, Target, WrittenForm
 from onnxfold.passes.base import ProofOutcome, Settings
 from onnxfold.passes.compression.apply import apply
 from onnxfold.passes.compression.plan import CompressionPlan, Shortened
+from onnxfold.passes.compression.stream_sizes import follows
 from onnxfold.passes.lower.finalize import define_functions, settle_functions
 from onnxfold.passes.norms_plan import proves
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.shapes import infer
 from tests.passes.centred_stream import FEEDS, B, C, CentredStream, T, activation, halved
 from tests.soundness.float64 import evaluate, relative_error
 
@@ -217,6 +219,34 @@ def test_a_stream_whose_channels_are_turned_around_keeps_them_all() -> None:
     """Its last channel is the first behind the Slice; the proof refused the whole pass."""
     reason = _reason(CentredStream().model(_reversed))
     assert (reason["code"], reason["nodes"]) == ("unknown_op", ["turned"])
+
+
+def test_a_norm_over_other_axes_reads_every_channel() -> None:
+    def between(graph: CentredStream) -> str:
+        graph.weights["wide"] = np.ones((T, C))
+        graph.outputs.append(graph.node("RMSNormalization", ["h", "wide"], "second", axis=-2))
+        return "h"
+
+    result = _converted(CentredStream().model(between))
+    assert not result.changed
+    reasons = {row["name"]: row["reason"] for row in result.report["inspect"]["norms"]}
+    assert (reasons["n"]["code"], reasons["n"]["nodes"]) == ("unknown_op", ["second"])
+
+
+@pytest.mark.parametrize(("entry", "told"), [(0, False), (1, False), (2, True), (-1, True)])
+def test_an_entry_of_a_shape_follows_the_axis_that_it_is_of(entry: int, told: bool) -> None:
+    """Axis 2 of x is shortened, and nothing of z."""
+    text = f"""<ir_version: 10, opset_import: ["": 23]>
+    g (float[B,T,8] x, float[B,T,8] z) => (int64[1] y, int64[3] sizes_of_z) {{
+      k = Constant<value_ints = [{entry}]>() sizes = Shape(x) y = Gather(sizes, k)
+      sizes_of_z = Shape(z)
+    }}"""
+    info = infer(ir.from_proto(onnx.parser.parse_model(text)))
+    values = info.by_ref()
+    channels = {values["x"]: 2}
+    assert follows(info, values["y"], 0, channels) is told
+    assert follows(info, values["sizes"], 2, channels)
+    assert not follows(info, values["sizes_of_z"], 2, channels)
 
 
 def test_other_streams_of_the_model_are_compressed_all_the_same() -> None:
