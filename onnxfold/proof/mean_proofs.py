@@ -11,7 +11,7 @@ from onnxfold.proof.cone import Unprovable
 from onnxfold.proof.fiber_images import images
 from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.region import Region
-from onnxfold.proof.stored import has_zero_mean, largest
+from onnxfold.proof.stored import fits, has_zero_mean, largest
 from onnxfold.proof.tester import Tester
 from onnxfold.proof.widening import Widening
 
@@ -160,8 +160,9 @@ class ZeroMeans:
 
     def _is_centred(self, value: ir.Value, tensor: ir.TensorProtocol, fiber: Fiber) -> bool:
         if (value, fiber) not in self._known:
-            self._known[value, fiber] = _fits(tensor, fiber) and self._mean_is_zero(
-                value, tensor, fiber
+            floats = tensor.dtype.is_floating_point() and tensor.size > 0
+            self._known[value, fiber] = (
+                floats and fits(fiber, tensor) and self._mean_is_zero(value, tensor, fiber)
             )
         return self._known[value, fiber]
 
@@ -179,18 +180,6 @@ class ZeroMeans:
 def _unlikely(fiber: Fiber) -> tuple[bool, int]:
     """Rank the places of a fiber: last where only 0 has mean 0; first made of whole axes."""
     return fiber.size == 1, sum((block.inner, block.outer) != (1, 1) for block in fiber.blocks)
-
-
-def _fits(tensor: ir.TensorProtocol, fiber: Fiber) -> bool:
-    shape = tuple(tensor.shape.numpy())
-    return (
-        tensor.dtype.is_floating_point()
-        and tensor.size > 0
-        and all(
-            block.axis < len(shape) and shape[block.axis] % (block.inner * block.size) == 0
-            for block in fiber.digits
-        )
-    )
 
 
 def with_zeros(region: Region, choice: Iterable[tuple[Leaf, Fiber]]) -> Region:

@@ -37,6 +37,15 @@ class Comparison:
     centred: bool = False
 
 
+def fits(fiber: Fiber, tensor: ir.TensorProtocol) -> bool:
+    """Whether a tensor has the axes of a fiber, in which its digits go without a rest."""
+    shape: Sequence[int] = tensor.shape.numpy()
+    return all(
+        block.axis < len(shape) and shape[block.axis] % (block.inner * block.size) == 0
+        for block in fiber.digits
+    )
+
+
 def compared(
     old: ir.TensorProtocol, new: ir.TensorProtocol, claimed: Sequence[Fiber]
 ) -> Comparison:

@@ -9,7 +9,7 @@ Every output of every graph must end equal.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -29,6 +29,7 @@ from onnxfold.proof.relation import ANY, EQUAL, Cut, Float64, Relation
 from onnxfold.proof.stored import (
     compared,
     differing_axis,
+    fits,
     is_product,
     largest,
     padded_axis,
@@ -250,10 +251,9 @@ class _Walker:
         if resized is not None:
             return resized
         fibers = self._fibers.get(self._before.ref(u), [])
-        fibers = sorted((f for f in fibers if _fits(f, old)), key=lambda f: -f.size)
-        if fibers:
-            found = compared(old, new, fibers) if old.dtype == new.dtype else None
-            if found is not None and found.fiber is not None:
+        if old.dtype == new.dtype and (fibers := [f for f in fibers if fits(f, old)]):
+            found = compared(old, new, sorted(fibers, key=lambda f: -f.size))
+            if found.fiber is not None:
                 self._changed[v] = "centred"
                 if found.centred:
                     self._means.note_stored(v, found.fiber)
@@ -376,11 +376,3 @@ def _is_alike(region: Region) -> bool:
 def _inputs(value: ir.Value) -> tuple[ir.Value, ...]:
     node = value.producer()
     return () if node is None else tuple(v for v in node.inputs if v is not None)
-
-
-def _fits(fiber: Fiber, tensor: ir.TensorProtocol) -> bool:
-    shape: Sequence[int] = tensor.shape.numpy()
-    return all(
-        block.axis < len(shape) and shape[block.axis] % (block.inner * block.size) == 0
-        for block in fiber.digits
-    )

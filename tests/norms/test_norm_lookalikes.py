@@ -55,6 +55,15 @@ def test_a_difference_that_is_not_quite_centred_is_only_an_rms_input():
     assert site.input.name == "d"
 
 
+def test_of_two_gammas_that_are_computed_the_second_stays_outside():
+    """No value of the graph holds their product."""
+    gammas = "g = ReduceMax<axes=[0,1], keepdims=0>(x)\nh = Exp(g)\n"
+    ((site, error),) = replay_error(norm(f"{gammas}n = Div(d, s)\nz = Mul(n, g)\ny = Mul(z, h)"))
+    assert site.output.name == "z"
+    assert site.gamma.name == "g"
+    assert error < FLOAT32_BOUND
+
+
 NOT_NORMS = {
     "uncentred numerator over a variance": "y = Div(x, s)",
     "operands of Div exchanged": "y = Div(s, d)",

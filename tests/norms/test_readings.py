@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxfold.graph import ModelInfo
-from onnxfold.norms import find_norms
+from onnxfold.norms import NormKind, find_norms
 from onnxfold.norms.algebra.canonical import Canonical, uniform
 from onnxfold.norms.algebra.forms import Moment
 from onnxfold.norms.algebra.guards import reading
@@ -82,6 +82,38 @@ def test_a_type_that_nobody_declares_is_what_the_operator_gives(
     assert Canonical(view).dtype(value) is dtype
 
 
+@pytest.mark.parametrize(
+    ("body", "number"),
+    [
+        ("v = CastLike(k, x)", 3.0), ("c = CastLike(k, x) v = Mul(c, c)", 9.0),
+        ("c = CastLike(k, x) d = Sub(c, k) v = Div(k, d)", None), ("v = Mul(k, x)", None),
+        ("c = CastLike(twos, x) v = Mul(c, c)", None),
+    ],
+)  # fmt: skip
+def test_the_number_of_a_scalar_is_computed(body: str, number: float | None) -> None:
+    view = _view(body)
+    algebra, _ = match_graph(Canonical(view), view.model.graph)
+    assert algebra.canonical.number(view.by_ref()["v"]) == number
+
+
+@pytest.mark.parametrize(
+    ("condition", "found"),
+    [("Equal(least, most)", True), ("And(same, yes)", True), ("And(same, asked)", False)],
+)
+def test_a_guard_of_rows_without_spread_is_a_part_of_the_norm(condition: str, found: bool) -> None:
+    """Where an input decides as well, the norm is of what the Where gives, without a mean."""
+    body = (
+        "m = ReduceMean<axes=[-1]>(x) c = Sub(x, m) least = ReduceMin<axes=[-1]>(x) "
+        "most = ReduceMax<axes=[-1]>(x) same = Equal(least, most) "
+        f"guard = {condition} d = Where(guard, zero, c) q = Mul(d, d) "
+        "v = ReduceMean<axes=[-1]>(q) e = Add(v, eps) s = Sqrt(e) y = Div(d, s)"
+    )
+    made = {"zero": np.array(0.0), "eps": np.array(1e-5), "yes": np.array([True])}
+    model = graph(body, "double[B,4] x, bool[1] asked", "double[B,4] y", made, opset=17)
+    (site,) = find_norms(infer(model))
+    assert (site.kind is NormKind.LAYER_NORM) == found
+
+
 OWN = (
     "m = ReduceMean<axes=[0,2], keepdims=0>(x) k = ReduceMean<axes=[0,2]>(x) d = Sub(x, k) "
     "q = Mul(d, d) v = ReduceMean<axes=[0,2], keepdims=0>(q) "
@@ -95,6 +127,7 @@ OWN = (
         (OWN, 1.0, 0.0, True),
         (OWN, 2.0, 0.0, False),
         (OWN, 1.0, 0.5, False),
+        (OWN.replace("q = Mul(d, d)", "q = Mul(x, x)"), 1.0, 0.0, False),
         (OWN.replace("x, scale, bias, m, v", "x, scale, bias, v, v"), 1.0, 0.0, False),
         (OWN.replace("x, scale, bias, m, v", "x, scale, bias, m, m"), 1.0, 0.0, False),
         (

@@ -7,6 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxfold.graph import AxisBlock, Fiber
+from onnxfold.operators.families.linear import einsum_labels
 from onnxfold.operators.families.rules import transfer_of
 from onnxfold.operators.families.transfer import Carried
 from onnxfold.passes.prepare.working_copy import prepare
@@ -52,3 +53,16 @@ def test_dots_stand_for_the_axes_that_they_hide(dots: str, letters: str, shapes:
         assert [law for law in told if isinstance(law, Carried)] == [
             law for law in spelled if isinstance(law, Carried)
         ]
+
+
+@pytest.mark.parametrize("hidden", [0, 10, 11])
+def test_dots_stand_for_as_many_axes_as_there_are_labels(hidden: int) -> None:
+    dims = ",".join(["1"] * hidden + ["5"])
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]> g (float[{dims}] x) => (float[{dims}] y)
+        {{ y = Einsum <equation = "...i->...i"> (x) }}"""
+    )
+    view = infer(prepare(ir.from_proto(model)).model)
+    labels = einsum_labels(view, view.model.graph[0])
+    spelled = "9876543210"[10 - hidden :] + "i"
+    assert labels == (None if hidden > 10 else ([spelled], spelled))

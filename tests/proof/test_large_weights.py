@@ -11,7 +11,7 @@ import pytest
 from onnxfold.graph import AxisBlock, Fiber
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.stored_rows import paired_rows
-from onnxfold.proof.stored import Comparison, compared, has_zero_mean
+from onnxfold.proof.stored import Comparison, compared, fits, has_zero_mean
 from onnxfold.weights.edited import edited
 from onnxfold.weights.edits import Centre, Scale
 
@@ -61,3 +61,10 @@ def test_rows_in_parts_of_other_sizes_are_paired() -> None:
     assert [len(a) for a, _ in pairs] == [1, 2, 1, 4, 1, 1]
     assert all(np.array_equal(a, b) for a, b in pairs)
     assert np.array_equal(np.concatenate([a for a, _ in pairs]), rows)
+
+
+def test_a_fiber_fits_a_tensor_that_has_its_axes_and_digits() -> None:
+    tensor = ir.tensor(np.zeros((4, 6), np.float32))
+    fits_of = {(axis, size): fits(Fiber((AxisBlock(axis, 1, size, 1),)), tensor)
+               for axis in range(3) for size in (3, 4)}  # fmt: skip
+    assert [place for place, told in fits_of.items() if told] == [(0, 4), (1, 3)]

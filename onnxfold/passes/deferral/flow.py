@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.operands import operand
 from onnxfold.graph.traversal import NodeQueue
 from onnxfold.norms import NormSite
 from onnxfold.norms.site import EpsilonMode, NormKind
@@ -74,7 +75,7 @@ def refuse_form(site: NormSite) -> Refusal | None:
         blamed = tuple(sorted(value.name or "" for value in site.escaping))
         sentence = f"'{blamed[0]}' in it is read by others"
         return Refusal(RefusalCode.STATISTICS_READ, sentence, blamed)
-    if not site.fiber.whole or site.affine_repeat != 1 or site.affine_axis is not None:
+    if not site.fiber.whole:
         sentence = "it runs over groups of channels"
         return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
     return None
@@ -183,13 +184,13 @@ def _width(info: ModelInfo, flow: Flow, node: ir.Node, value: ir.Value) -> int:
         inner = tuple(dim for dim, row in zip(shape, rows, strict=True) if not row)
         if all(isinstance(dim, int) for dim in inner):
             return elements(inner)
-    return max(flow.widths[operand] for operand in node.inputs if operand in flow.widths)
+    return max(flow.widths[value] for value in node.inputs if value in flow.widths)
 
 
 def _bias_behind(node: ir.Node) -> int | None:
     """Return the input that a layer adds to its product as an Add would, where it has one."""
     index = facets.bias_behind(row_of(node))
-    if index is None or index >= len(node.inputs) or node.inputs[index] is None:
+    if index is None or operand(node, index) is None:
         return None
     return index if node.attributes.get_float("beta", 1.0) == 1.0 else None
 

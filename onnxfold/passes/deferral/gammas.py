@@ -73,7 +73,7 @@ def _gamma(info: ModelInfo, site: NormSite, rows: Rows) -> Float64 | None:
     """Return gamma in the axes of the result, of size 1 along rows."""
     part = info.array(site.gamma) if isinstance(site.gamma, ir.Value) else site.gamma
     shape = info.shape(site.output)
-    if part is None or shape is None or site.beta is not None or site.affine_axis is not None:
+    if part is None or shape is None or site.beta is not None:
         return None
     inner = [1 if row else dim for dim, row in zip(shape, rows, strict=True)]
     if part.ndim > len(inner) or not all(isinstance(dim, int) for dim in inner):

@@ -62,8 +62,8 @@ def _shorten_norm(edit: Editor, value: ir.Value, target: Target) -> None:
         nodes, made = [call(name, [x], epsilon=epsilon)], []
     else:
         full = ir.node(node.op_type, list(node.inputs), dict(node.attributes), domain=node.domain)
-        full.outputs[0].name, full.outputs[0].type = f"{value.name}.all", value.type
-        full.outputs[0].shape = None if value.shape is None else value.shape.copy()
+        full.outputs[0].name = f"{value.name}.all"
+        full.outputs[0].shape, full.outputs[0].type = value.shape, value.type
         last, constants = shapes.slice_off_last(full.outputs[0], -1, f"{node.name}.short")
         nodes, made = [full, last], list(constants)
     nodes[0].name = node.name

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnxfold.graph import operator
 from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import Editor, Lowered, inherit, redirect, set_input, sweep
-from onnxfold.graph.operands import computed_by
+from onnxfold.graph.operands import computed_by, known_operand
 from onnxfold.norms import NormSite
 from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.row_numbers import as_type, quotient
@@ -54,16 +54,16 @@ def _reinstate(edit: Editor, found: DeferredSite, now: dict[ir.Value, ir.Value])
 def _drop_casts(value: ir.Value) -> None:
     """Read what a Cast to a wider type reads where a Cast takes that back."""
     cast = computed_by(value, "Cast")
-    narrow = None if cast is None else cast.inputs[0]
+    if cast is None:
+        return
+    narrow = known_operand(cast, 0)
     for use in list(value.uses()):
         result = use.node.outputs[0]
-        back = operator(use.node) == "Cast" and narrow is not None and result.dtype == narrow.dtype
-        if back and narrow is not None:
+        if operator(use.node) == "Cast" and result.dtype == narrow.dtype:
             inherit(result, narrow)
             redirect(result, narrow, outputs=True)
             sweep([use.node])
-    if cast is not None and narrow is not None:
-        sweep([cast])
+    sweep([cast])
 
 
 def _true_name(value: ir.Value) -> str:

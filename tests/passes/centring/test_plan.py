@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
+import onnxfold
 from onnxfold.graph import AxisBlock, Fiber
 from onnxfold.options import Target
+from onnxfold.passes.base import Settings
+from onnxfold.passes.centring.decide import decide
 from onnxfold.passes.centring.plan import Fold, Insertion, WeightCentring
 from onnxfold.passes.places import ReaderRef
 from onnxfold.passes.plan import Plan
+from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.refusal import Refusal, RefusalCode
+from tests.passes.affine.affine_graphs import graph, weights
 from tests.soundness.folding import fold
 from tests.soundness.random_graphs import random_graph
 
@@ -32,6 +38,33 @@ _PLAN = Plan(
 
 def test_a_plan_goes_through_json_unchanged() -> None:
     assert Plan.from_json(json.loads(json.dumps(_PLAN.to_json()))) == _PLAN
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "named"),
+    [(", double[6,6] W", "overridable_initializer", "W"), ("", "graph_input", "x")],
+)
+def test_a_refusal_names_the_input_that_a_norm_follows_from(
+    more: str, code: str, named: str
+) -> None:
+    body = "h = MatMul(x, W) n = LayerNormalization<axis=-1>(h, ones)"
+    body += " y = Neg(n)" if more else " m = LayerNormalization<axis=-1>(x, ones) y = Add(n, m)"
+    made = weights(W=(6, 6)) | {"ones": np.ones(6)}
+    model = graph(body, f"double[B,6] x{more}", "double[B,6] y", made)
+    reasons = [row["reason"] for row in onnxfold.inspect(model)["norms"]]
+    assert any(why and (why["code"], why["nodes"]) == (code, [named]) for why in reasons), reasons
+
+
+def test_what_is_picked_of_an_activation_is_no_embedding() -> None:
+    """The paper's rule would centre the rows of a table, and there is none."""
+    made = weights(table=(9, 6)) | {"ones": np.ones(6)}
+    body = "h = Tanh(x) rows = Gather({}, ids) y = LayerNormalization<axis=-1>(rows, ones)"
+    counts = []
+    for table in ("table", "h"):
+        model = graph(body.format(table), "double[9,6] x, int64[N] ids", "double[N,6] y", made)
+        decision = decide(prepare(model).info, Settings())
+        counts.append((decision.algorithm1, decision.algorithm1_embed_centred))
+    assert counts == [(0, 1), (0, 0)]
 
 
 @pytest.mark.parametrize("seed", range(15))

@@ -221,16 +221,30 @@ def test_a_stream_whose_channels_are_turned_around_keeps_them_all() -> None:
     assert (reason["code"], reason["nodes"]) == ("unknown_op", ["turned"])
 
 
-def test_a_norm_over_other_axes_reads_every_channel() -> None:
-    def between(graph: CentredStream) -> str:
-        graph.weights["wide"] = np.ones((T, C))
-        graph.outputs.append(graph.node("RMSNormalization", ["h", "wide"], "second", axis=-2))
-        return "h"
+def _over_both_axes(graph: CentredStream) -> str:
+    graph.weights["ones"] = np.ones((T, C))
+    graph.outputs.append(graph.node("RMSNormalization", ["h", "ones"], "second", axis=-2))
+    return "h"
 
+
+def _over_tokens(graph: CentredStream) -> str:
+    graph.weights["ones"] = np.ones(T)
+    graph.node("Transpose", ["h"], "columns", perm=[0, 2, 1])
+    graph.outputs.append(graph.node("RMSNormalization", ["columns", "ones"], "second", axis=-1))
+    return "h"
+
+
+@pytest.mark.parametrize(
+    ("between", "code"), [(_over_both_axes, "no_cheaper_form"), (_over_tokens, "unknown_op")]
+)
+def test_a_norm_over_other_axes_reads_every_channel(
+    between: Callable[[CentredStream], str], code: str
+) -> None:
     result = _converted(CentredStream().model(between))
     assert not result.changed
     reasons = {row["name"]: row["reason"] for row in result.report["inspect"]["norms"]}
     assert (reasons["n"]["code"], reasons["n"]["nodes"]) == ("unknown_op", ["second"])
+    assert reasons["second"]["code"] == code
 
 
 @pytest.mark.parametrize(("entry", "told"), [(0, False), (1, False), (2, True), (-1, True)])

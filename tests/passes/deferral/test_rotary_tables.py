@@ -147,6 +147,17 @@ def test_heads_in_one_axis_share_tables_too() -> None:
     assert error(found.before, found.after) < BOUND
 
 
+def test_tables_of_positions_that_are_counted_keep_their_numbers() -> None:
+    """Rows of a table are of one offset then, and no sample has one of its own to scale."""
+    model = _model("", MICROSOFT.replace("{near}", "0"), SIZE // 2, 18)
+    (positions,) = (value for value in model.graph.inputs if value.name == "p")
+    positions.shape = ir.Shape([1])
+    found = defer(model)
+    (norm,) = found.plan.norms
+    assert not norm.tables
+    assert not found.shown.failures
+
+
 @pytest.mark.parametrize("case", ["com.microsoft, halves", "opset 23 without positions"])
 def test_a_table_that_keeps_its_numbers_breaks_the_model_and_its_proof(case: str) -> None:
     tables, turn, width, opset = CASES[case]

@@ -105,6 +105,14 @@ def test_additions_stay_where_they_shall_not_be_fused(read: bool) -> None:
     assert [node.op_type for node in plain.graph.node].count("Add") == 2
 
 
+def test_a_sum_of_two_inputs_is_fused() -> None:
+    """No node computes what might have a bias of its own."""
+    model = branch_model([norm()], ["y"])
+    del model.graph.node[:2]
+    model.graph.node[0].input[:] = ["x", "r"]
+    assert ours(fused(model)) == ["AddLayerNormAffine"]
+
+
 @pytest.mark.parametrize("opset", [14, 17])
 def test_skip_operators_of_onnxruntime_become_ours(opset: int) -> None:
     skip = helper.make_node(

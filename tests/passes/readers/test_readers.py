@@ -83,6 +83,20 @@ def test_a_linear_layer_reads_the_differences_to_its_last_row(target: Target) ->
     assert not _shorter(result.model, target=target).changed
 
 
+def test_two_norms_give_one_channel_less_each_to_their_own_readers() -> None:
+    def second(graph: CentredStream) -> None:
+        graph.weights["head2"] = np.random.default_rng(6).standard_normal((C, 3))
+        graph.node("RMSNormalization", ["h", "gamma"], "n2", axis=-1)
+        graph.outputs.append(graph.node("MatMul", ["n2", "head2"], "y2"))
+
+    model = _behind(second)
+    result = _shorter(model)
+    assert result.report["inspect"]["summary"]["without_last"] == 2
+    assert _error(model, result.model) < _ROUNDING
+    sizes = {name: array.shape[0] for name, array in _weights(result.model).items()}
+    assert sizes["head"] == sizes["head2"] == C - 1
+
+
 def _kept(model: onnx.ModelProto) -> dict[str, Any]:
     """Return why the one norm gives all channels, where it is a CRMSNorm all the same."""
     result = _shorter(model)

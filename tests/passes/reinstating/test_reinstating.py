@@ -21,7 +21,7 @@ from onnxfold.passes.reinstating.apply import apply
 from onnxfold.passes.reinstating.decide import decide
 from onnxfold.passes.reinstating.plan import FoundDeferred, ReinstatingPlan
 from onnxfold.passes.reinstating.prove import prove
-from tests.passes.affine.affine_graphs import error
+from tests.passes.affine.affine_graphs import error, graph, weights
 from tests.passes.deferral.deferral_graphs import BODIES, rms_graph, rotary
 from tests.passes.deferral.test_layer_norms import layer_norm_model
 
@@ -79,6 +79,17 @@ def test_recipes_get_all_their_norms_back(name: str) -> None:
         assert np.abs(before - second[output]).max() <= 1e-5 * np.abs(before).max()
 
 
+def test_a_cast_that_changes_no_type_is_not_taken_back() -> None:
+    """What stands before it is a layer, and its own input is none of the layer's results."""
+    body = "n = RMSNormalization<axis=-1>(x, ones) h = MatMul(n, W) c = Cast<to=11>(h) y = Relu(c)"
+    made = weights(W=(6, 6)) | {"ones": np.ones(6)}
+    model = graph(body, "double[B,T,6] x", "double[B,T,6] y", made, opset=23)
+    deferred = onnxfold.optimize(model, defer="all", check=0)
+    back = onnxfold.optimize(deferred.model, check=0)
+    assert back.report["inspect"]["summary"]["reinstated"] == 1
+    assert error(model, back.model) < BOUND
+
+
 def test_deferral_leaves_what_is_deferred() -> None:
     model = onnxfold.optimize(BODIES["a ReLU"][0](18), defer="all", check=0).model
     document = onnxfold.inspect(model, defer="all")
@@ -101,6 +112,34 @@ def test_other_spellings_are_taken_back_too() -> None:
     back = onnxfold.optimize(model, check=0)
     assert back.report["inspect"]["summary"]["reinstated"] == 1
     assert error(model, back.model) < BOUND
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    ["s = Reciprocal(r) hs = Mul(h, s)", "s = Div(one, r) hs = Mul(s, h)", "hs = Div(h, r)"],
+)
+def test_a_quotient_of_a_layer_is_taken_back_in_every_spelling(spelled: str) -> None:
+    body = (
+        "sq = Mul(x, x) ms = ReduceMean(sq, last) me = Add(ms, eps) r = Sqrt(me) "
+        f"h = MatMul(x, W) {spelled} a = Relu(hs) y = MatMul(a, V)"
+    )
+    model = rms_graph(body, W=(6, 12), V=(12, 3), one=np.array(1.0))
+    back = onnxfold.optimize(model, check=0)
+    assert back.report["inspect"]["summary"]["reinstated"] == 1
+    assert error(model, back.model) < BOUND
+
+
+@pytest.mark.parametrize("number", [10, 16], ids=["float16", "bfloat16"])
+def test_no_cast_to_a_wider_type_and_back_stays_behind_a_layer(number: int) -> None:
+    dtype = ir.DataType(number)
+    body = "n = RMSNormalization<axis=-1>(x, ones) h = MatMul(n, W) y = Relu(h)"
+    made = {"ones": np.ones(6, dtype.numpy()), "W": weights(W=(6, 6))["W"].astype(dtype.numpy())}
+    name = dtype.name.lower()
+    model = graph(body, f"{name}[B,T,6] x", f"{name}[B,T,6] y", made, opset=23)
+    deferred = onnxfold.optimize(model, defer="all", check=0)
+    assert "Cast" in [node.op_type for node in deferred.model.graph][-2:]
+    back = onnxfold.optimize(deferred.model, check=0)
+    assert [node.op_type for node in back.model.graph][-2:] == ["MatMul", "Relu"]
 
 
 def test_excluded_norms_stay_deferred() -> None:
