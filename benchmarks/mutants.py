@@ -1,13 +1,14 @@
 """Mutants of the code that decides and proves, and whether a test notices.
 
-    python -m benchmarks.mutants --count 300 --seed 0 [--each 50]
-    python -m benchmarks.mutants --count 300 --module onnxfold/norms --suites tests/norms
+    python -m benchmarks.mutants --count 10 --seed 0
+    python -m benchmarks.mutants --count 300 --seed 0 --each 50 --budget 600 --suites tests/passes
 
 A mutant has one decision turned around: a comparison, an `and` or `or`, a `not`.  The tests are
 collected once, in one process.  A child of it first notes for each test the decisions that a mutant
 would have come out otherwise (`a <= b` for `a < b` where both are equal, `or` for `and` where the
 `and` is false), for no other test can kill that mutant; this is kept in build/mutants for these
-sources, and of a test with many parameters `--each` of them are taken.  Each mutant is then a child
+sources, and of a test with many parameters `--each` of them are taken.  The tests are those of the
+folders that mirror the modules of the sample; more with ``--suites``.  Each mutant is then a child
 that has the code of one function replaced, and runs its tests, those of the folder that mirrors its
 module first and the quick before the slow, until one fails (the mutant is killed) or all have
 passed (it survives: a test is missing, or the decision decides nothing).  Limits are of processor
@@ -44,18 +45,6 @@ import pytest
 from benchmarks.decisions import ROOT, Functions, Mutant, Noted, living, modules, put_in, sample
 from benchmarks.rows import RESULTS, read, replace
 
-# Every suite that sees what these parts decide; the quick and near first.
-SUITES = (
-    "tests/norms",
-    "tests/operators",
-    "tests/proof",
-    "tests/passes",
-    "tests/refusal",
-    "tests/pipeline",
-    "tests/soundness",
-    "tests/check",
-    "tests/models/test_recipes.py",
-)
 KNOWN = ROOT / "build" / "mutants"
 # Far above what the tests need on the code as it is.
 _LIMIT_S, _LIMIT_TIMES = 60, 10
@@ -166,7 +155,7 @@ class Tester:
 
     def _order(self, mutant: Mutant) -> tuple[list[str], float]:
         """Return the tests of a mutant, the likely and the quick first, and what they cost."""
-        near = str(Path("tests") / Path(mutant.module).relative_to("onnxfold").parent) + "/"
+        near = f"{mirrored(mutant.module)}/"
         kind = f"[{[*mutant.codes][-1].co_qualname.partition('.')[0]}]"
         order = sorted(
             self._tests.get(mutant.number, ()),
@@ -180,6 +169,12 @@ class Tester:
         if not put_in(mutant.codes, self._functions):
             return "import"
         return next((name for name in order if "failed" in self._run(self._items[name])), "")
+
+
+def mirrored(module: str) -> str:
+    """Return the folder of tests that mirrors the folder of a module, or the next above it."""
+    folder = "tests" / Path(module).relative_to("onnxfold").parent
+    return str(next(each for each in (folder, *folder.parents) if (ROOT / each).is_dir()))
 
 
 def _test(name: str) -> str:
@@ -260,16 +255,19 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=20, help="how many mutants")
     parser.add_argument("--seed", type=int, default=0, help="which ones")
     parser.add_argument("--module", default="", help="what the path of a module begins with")
-    parser.add_argument("--each", type=int, default=50, help="how many parameters of one test")
+    parser.add_argument("--each", type=int, default=3, help="how many parameters of one test")
     parser.add_argument(
-        "--longest", type=float, default=10, help="seconds of a test; of all its parameters twice"
+        "--longest", type=float, default=4, help="seconds of a test; of all its parameters twice"
     )
-    parser.add_argument("--budget", type=float, default=600, help="seconds of tests of a mutant")
-    parser.add_argument("--suites", nargs="*", default=SUITES, help="the tests to take")
+    parser.add_argument("--budget", type=float, default=60, help="seconds of tests of a mutant")
+    parser.add_argument("--suites", nargs="*", help="the tests to take, not the folders alone")
     parser.add_argument("--keep", type=Path, default=RESULTS / "mutants.csv", help="the verdicts")
     options = parser.parse_args()
+    found = sample(options.count, options.seed)
+    modules_of = (each.module for each in found if each.module.startswith(options.module))
+    suites = options.suites or sorted({mirrored(module) for module in modules_of})
     flags = ["-q", "-s", "-p", "no:cacheprovider", "--graphs", "100"]
-    return int(pytest.main([*flags, *options.suites], plugins=[Tester(options)]))
+    return int(pytest.main([*flags, *suites], plugins=[Tester(options)]))
 
 
 if __name__ == "__main__":

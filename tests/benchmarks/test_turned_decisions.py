@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("resource", reason="limits of processor time are for Unix")
 
 from benchmarks.decisions import Noted, living, mutants_of, put_in
-from benchmarks.mutants import in_a_child
+from benchmarks.mutants import in_a_child, mirrored
 
 SOURCE = """
 from functools import cache
@@ -139,3 +139,15 @@ def test_what_does_not_end_or_crashes_is_told() -> None:
     assert in_a_child(lambda: sys.exit(3), 60).startswith("no end, or a crash")
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         in_a_child(lambda: str(1 / 0), 60)
+
+
+@pytest.mark.parametrize(
+    ("module", "folder"),
+    [
+        ("onnxfold/norms/algebra/forms.py", "tests/norms"),
+        ("onnxfold/passes/affine/plan.py", "tests/passes/affine"),
+        ("onnxfold/passes/narrow.py", "tests/passes"),
+    ],
+)
+def test_a_module_is_tried_by_the_tests_that_mirror_it(module: str, folder: str) -> None:
+    assert mirrored(module) == folder

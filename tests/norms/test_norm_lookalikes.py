@@ -55,6 +55,12 @@ def test_a_difference_that_is_not_quite_centred_is_only_an_rms_input():
     assert site.input.name == "d"
 
 
+def test_a_factor_that_is_computed_for_each_row_stays_outside():
+    site = only_site(norm("n = Div(d, s)\nr = ReduceMax<axes=[2]>(x)\ny = Mul(n, r)"))
+    assert site.output.name == "n"
+    assert site.gamma is None
+
+
 def test_of_two_gammas_that_are_computed_the_second_stays_outside():
     """No value of the graph holds their product."""
     gammas = "g = ReduceMax<axes=[0,1], keepdims=0>(x)\nh = Exp(g)\n"

@@ -419,6 +419,16 @@ def test_a_small_weight_of_two_norms_is_stored_twice() -> None:
     assert fused.proof.passed, fused.proof.failures
 
 
+def test_a_weight_of_three_norms_is_stored_once_for_each_gamma() -> None:
+    norms = (f"n{k} = SimplifiedLayerNormalization<axis=-1>(x, gamma{k}) " for k in range(3))
+    body = "".join(norms) + "a = MatMul(n0, W) b = MatMul(n1, W) c = MatMul(n2, W) y = Sum(a, b, c)"
+    before = _model(body, {"W": (6, 5)} | {f"gamma{k}": (6,) for k in range(3)})
+    fused = fuse(before)
+    assert fused.moved == (3, 0)
+    assert error(before, fused.model) < BOUND
+    assert fused.proof.passed, fused.proof.failures
+
+
 def test_a_weight_as_large_as_the_limit_is_stored_twice_and_a_larger_one_is_not() -> None:
     _, body, shapes = HARMFUL["two gammas on one weight"]
     model = _model(body.replace("y = Add(r, k)", "y = Identity(r)"), shapes)
