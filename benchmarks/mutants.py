@@ -30,6 +30,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import _lru_cache_wrapper
@@ -161,6 +162,7 @@ class Tester:
             self._tests.get(mutant.number, ()),
             key=lambda name: (not name.startswith(near), kind not in name, self._seconds[name]),
         )
+        order = turn_by_turn(order)
         sums = accumulate(self._seconds[name] for name in order)
         order = order[: sum(each <= self._options.budget for each in sums)]
         return order, sum(self._seconds[name] for name in order)
@@ -169,6 +171,16 @@ class Tester:
         if not put_in(mutant.codes, self._functions):
             return "import"
         return next((name for name in order if "failed" in self._run(self._items[name])), "")
+
+
+def turn_by_turn(names: Iterable[str]) -> list[str]:
+    """Return names of tests in their order, but the first parameters of all tests first."""
+    counts: Counter[str] = Counter()
+    turns: list[tuple[int, str]] = []
+    for name in names:
+        turns.append((counts[_test(name)], name))
+        counts[_test(name)] += 1
+    return [name for _, name in sorted(turns, key=lambda turn: turn[0])]
 
 
 def mirrored(module: str) -> str:

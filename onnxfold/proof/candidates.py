@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from onnxfold.graph import Fiber, ModelInfo, Shape, whole_axes
+from onnxfold.graph import FLOATS, Fiber, ModelInfo, Shape, whole_axes
 from onnxfold.proof.fiber_images import images
 from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.mean_proofs import ZeroMeans
@@ -114,4 +114,4 @@ class Candidates:
 def _may_be_centred(leaf: Leaf) -> bool:
     if leaf.u is None and leaf.fixed:
         return False
-    return leaf.dtype is None or leaf.dtype.is_floating_point()
+    return leaf.dtype in FLOATS

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("resource", reason="limits of processor time are for Unix")
 
 from benchmarks.decisions import Noted, living, mutants_of, put_in
-from benchmarks.mutants import in_a_child, mirrored
+from benchmarks.mutants import in_a_child, mirrored, turn_by_turn
 
 SOURCE = """
 from functools import cache
@@ -151,3 +151,7 @@ def test_what_does_not_end_or_crashes_is_told() -> None:
 )
 def test_a_module_is_tried_by_the_tests_that_mirror_it(module: str, folder: str) -> None:
     assert mirrored(module) == folder
+
+
+def test_the_parameters_of_a_test_wait_for_those_of_others() -> None:
+    assert turn_by_turn(["b[1]", "b[2]", "a", "b[3]"]) == ["b[1]", "a", "b[2]", "b[3]"]

@@ -56,7 +56,7 @@ def test_a_difference_that_is_not_quite_centred_is_only_an_rms_input():
 
 
 def test_a_factor_that_is_computed_for_each_row_stays_outside():
-    site = only_site(norm("n = Div(d, s)\nr = ReduceMax<axes=[2]>(x)\ny = Mul(n, r)"))
+    site = only_site(norm("n = Div(d, s)\nr = ReduceMax<axes=[0,2]>(x)\ny = Mul(n, r)"))
     assert site.output.name == "n"
     assert site.gamma is None
 

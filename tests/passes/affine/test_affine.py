@@ -427,6 +427,7 @@ def test_a_weight_of_three_norms_is_stored_once_for_each_gamma() -> None:
     assert fused.moved == (3, 0)
     assert error(before, fused.model) < BOUND
     assert fused.proof.passed, fused.proof.failures
+    assert (fused.proof.scaled_weights, fused.proof.shifted_biases) == (3, 0)
 
 
 def test_a_weight_as_large_as_the_limit_is_stored_twice_and_a_larger_one_is_not() -> None:

@@ -243,3 +243,12 @@ def test_layer_scale_no_longer_hides_a_writer_from_the_norm_behind_it() -> None:
     assert len(fused.plan.scales) == 1
     assert fused.plan.fusions[0].gamma
     assert fused.plan.fusions[0].beta
+
+
+def test_a_weight_of_three_layers_is_stored_once_for_each_scale() -> None:
+    layers = ("Relu", "ls"), ("Exp", "s5"), ("Neg", "k")
+    body = " ".join(
+        f"x{n} = {op}(x) m{n} = MatMul(x{n}, W) p{n} = Mul(m{n}, {scale}) t{n} = Tanh(p{n})"
+        for n, (op, scale) in enumerate(layers)
+    )
+    assert_moved(f"{body} y = Sum(t0, t1, t2)", 3)
