@@ -53,7 +53,8 @@ class Candidates:
                 wider = whole_axes(target, repeated) if repeated else None
                 if wider is not None:
                     found[Fiber.of((*image.blocks, *wider.blocks))] = None
-        return tuple(sorted(found, key=lambda fiber: -fiber.size))
+        found.update(dict.fromkeys(_of_parts(list(found))))
+        return tuple(sorted(found, key=lambda fiber: (-fiber.size, fiber.part is None)))
 
     def _of_claims_inside(self, region: Region, target: Shape) -> Iterator[Fiber]:
         """Yield where the fiber of a value that is centred within a region may lie behind it."""
@@ -109,6 +110,14 @@ class Candidates:
             if fiber is not None and fiber.size > 1:
                 found[fiber] = None
         return list(found)
+
+
+def _of_parts(fibers: Sequence[Fiber]) -> Iterator[Fiber]:
+    """Yield the wider fibers within the parts of others: what is repeated along an axis has both."""
+    for narrow in fibers:
+        for wide in fibers if narrow.part is not None else ():
+            if wide.part is None and set(narrow.blocks) <= set(wide.blocks):
+                yield Fiber(wide.blocks, narrow.part)
 
 
 def _may_be_centred(leaf: Leaf) -> bool:

@@ -166,6 +166,8 @@ def group_query_attention(
     first = np.zeros(q.shape[0], np.int64)
     if rows != total:
         first = seqlens_k.reshape(-1).astype(np.int64) + 1 - rows
+    if first.min() < 0:
+        raise call.unsupported("more queries than keys")
     if call.integer("do_rotary", 0):
         if cos is None or sin is None:
             raise call.unsupported("a rotary embedding without angles")
