@@ -15,6 +15,7 @@ from onnxfold.proof.sizes import SAMPLINGS, Sizes
 
 ERRORS = (OnnxfoldError, Unprovable, ArithmeticError, LookupError, ValueError)
 LIKE_FIRST = 4
+_OFTEN = 16  # of two positions each is drawn but once in 2^16 times
 FEW = 256
 _MORE = 40
 _MANY = 1 << 14  # elements of which one draw at each magnitude is enough
@@ -74,7 +75,7 @@ def samples(
 def _runs(region: Region) -> bool:
     """Whether drawn integers do for positions along the axes of more than one element."""
     try:
-        _first(region, region.sizes(SAMPLINGS[0]), np.random.default_rng(0), 1)
+        _first(region, region.sizes(SAMPLINGS[0]), np.random.default_rng(0), _OFTEN)
     except ERRORS:
         return False
     return True

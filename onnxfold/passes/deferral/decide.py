@@ -107,7 +107,8 @@ def _refuse_site(info: ModelInfo, site: NormSite, settings: Settings) -> Refusal
     if site.beta is not None or not _is_one(info, site.gamma):
         sentence = "its gamma or beta stays, so that it is more than one number per row"
         return Refusal(RefusalCode.VARIES_ALONG_FIBER, sentence, (site.name,))
-    if site.factor <= 0 or info.shape(site.output) != info.shape(site.input):
+    shape = info.shape(site.output)
+    if site.factor <= 0 or shape is None or shape != info.shape(site.input):
         return Refusal(RefusalCode.UNKNOWN_SHAPE, "its shape is not known", (site.name,))
     return None
 
