@@ -113,7 +113,7 @@ class Candidates:
 
 
 def _of_parts(fibers: Sequence[Fiber]) -> Iterator[Fiber]:
-    """Yield the wider fibers within the parts of others: what is repeated along an axis has both."""
+    """Yield the wider fibers in the parts of others: what is repeated along an axis has both."""
     for narrow in fibers:
         for wide in fibers if narrow.part is not None else ():
             if wide.part is None and set(narrow.blocks) <= set(wide.blocks):
