@@ -18,6 +18,8 @@ from onnxfold.proof.widening import Widening
 Point = tuple[ir.Value, Fiber]
 _Choice = list[tuple[Leaf, Fiber]]
 _MOST_CHOICES = 12
+# How many nodes deep regions reach: most means follow from one node at a time, in small regions.
+_DEPTHS = ((1,), (1, 2, 3))
 
 
 class ZeroMeans:
@@ -41,6 +43,7 @@ class ZeroMeans:
         self._widening, self._region_of, self._original = widening, region_of, original
         self._claimed = claimed
         self._known: dict[Point, bool] = {}
+        self._failed: set[tuple[Point, tuple[int, ...]]] = set()
         self._stored: set[Point] = set()
 
     def note_stored(self, value: ir.Value, fiber: Fiber) -> None:
@@ -49,15 +52,19 @@ class ZeroMeans:
 
     def holds(self, value: ir.Value, fiber: Fiber) -> bool:
         """Whether the value's mean along the fiber is 0."""
-        waiting, order = [(value, fiber)], []
+        return any(self._is_shown((value, fiber), depths) for depths in _DEPTHS)
+
+    def _is_shown(self, asked: Point, depths: tuple[int, ...]) -> bool:
+        """Whether regions of these depths show the mean of a point, and of those that it needs."""
+        waiting, order = [asked], []
         seen = set(waiting)
         while waiting:
             point = waiting.pop()
-            known = self._known.get(point)
-            needed = () if known else self._needed(point) if known is None else None
+            if self._known.get(point):
+                continue
+            needed = None if (point, depths) in self._failed else self._needed(point, depths)
             if needed is None:
-                self._known[point] = False
-                self._known[value, fiber] = False
+                self._failed |= {(point, depths), (asked, depths)}
                 return False
             order.append(point)
             new = [following for following in needed if following not in seen]
@@ -71,7 +78,7 @@ class ZeroMeans:
         tensor = self._after.tensor(value)
         return tensor is None or self._is_centred(value, tensor, fiber)
 
-    def _needed(self, point: Point) -> tuple[Point, ...] | None:
+    def _needed(self, point: Point, depths: tuple[int, ...]) -> tuple[Point, ...] | None:
         """Return points that must have mean 0 so that this one has; None where there are none."""
         value, fiber = point
         tensor = self._after.tensor(value)
@@ -79,7 +86,7 @@ class ZeroMeans:
             return () if self._is_centred(value, tensor, fiber) else None
         if value.producer() is None:
             return None
-        regions = list(self._regions(value))
+        regions = list(self._regions(value, depths))
         for region, choice in self._trials(regions, fiber):
             if self._tester.zero_mean(with_zeros(region, choice), fiber):
                 least = self._least(region, choice, fiber)
@@ -95,8 +102,8 @@ class ZeroMeans:
                 choice = fewer if shown else choice
         return choice
 
-    def _regions(self, value: ir.Value) -> Iterator[Region]:
-        for depth in (1, 2, 3):
+    def _regions(self, value: ir.Value, depths: Iterable[int]) -> Iterator[Region]:
+        for depth in depths:
             try:
                 yield self._region_of(value, depth)
             except Unprovable:
