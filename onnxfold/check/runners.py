@@ -26,6 +26,7 @@ from onnxfold.check.reference import (
 )
 from onnxfold.check.result import ModelSource
 from onnxfold.errors import ModelError, UsageError, one_line
+from onnxfold.graph.traversal import all_nodes
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.runtime.library import runtime_errors, takes_name
 
@@ -52,7 +53,7 @@ def why_not_onnxruntime(model: ir.Model) -> str | None:
     for value in (*model.graph.inputs, *model.graph.outputs):
         if value.dtype is ir.DataType.BFLOAT16:
             return "onnxruntime does not accept bfloat16 from Python"
-    if any(is_stochastic(node) for node in model.graph.all_nodes()):
+    if any(map(is_stochastic, all_nodes(model))):
         return "the model draws random numbers"
     return _unknown_in_function(model)
 
@@ -75,7 +76,7 @@ def _is_optimizable(model: ir.Model) -> bool:
     functions = (node for function in model.functions.values() for node in function.all_nodes())
     return not any(
         (node.domain, node.op_type) == ("", "LayerNormalization") and None in node.inputs[2:]
-        for node in (*model.graph.all_nodes(), *functions)
+        for node in (*all_nodes(model), *functions)
     )
 
 
@@ -211,7 +212,7 @@ def _packs(model: ir.Model) -> bool:
 
     Contrib kernels of quantised weights choose their arithmetic by whether they could be packed.
     """
-    return any(node.domain == "com.microsoft" for node in model.graph.all_nodes())
+    return any(node.domain == "com.microsoft" for node in all_nodes(model))
 
 
 @contextmanager
@@ -223,7 +224,7 @@ def _bounded(source: ModelSource) -> Iterator[Any]:
     import onnxruntime as ort
 
     options = ort.RunOptions()
-    if all(node.op_type != "Loop" for node in source.model.graph.all_nodes()):
+    if all(node.op_type != "Loop" for node in all_nodes(source.model)):
         yield options
         return
     timer = threading.Timer(_LONGEST_WITH_LOOPS_S, setattr, (options, "terminate", True))

@@ -41,6 +41,8 @@ def graph_values(graph: ir.Graph) -> Iterator[ir.Value]:
 def bodies(node: ir.Node) -> tuple[tuple[str, int, ir.Graph], ...]:
     """Return (attribute name, number, graph) of every body of a node."""
     found = [attribute for attribute in attributes(node) if attribute.type in _GRAPHS]
+    if not found:
+        return ()
     return tuple(
         (attribute.name, number, graph)
         for attribute in found
@@ -65,9 +67,7 @@ def declared_shape(value: ir.Value) -> Shape | None:
     shape = value.shape if fixed is None else fixed.shape
     if shape is None:
         return None
-    sizes = (dim if isinstance(dim, int) else _symbol(dim) for dim in shape)
-    # A negative size is no size; some exporters write it for an open one.
-    return tuple(None if isinstance(size, int) and size < 0 else size for size in sizes)
+    return tuple([_size(dim) for dim in shape])
 
 
 def fixed_tensor(value: ir.Value) -> ir.TensorProtocol | None:
@@ -75,7 +75,9 @@ def fixed_tensor(value: ir.Value) -> ir.TensorProtocol | None:
     return None if value.is_graph_input() else value.const_value  # callers may override a default
 
 
-def _symbol(dim: ir.SymbolicDimProtocol) -> Dim:
+def _size(dim: int | ir.SymbolicDimProtocol) -> Dim:
+    if isinstance(dim, int):
+        return dim if dim >= 0 else None  # some exporters write a negative one for an open size
     return str(dim.value) if dim.value is not None else None
 
 

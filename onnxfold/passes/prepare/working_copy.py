@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnxfold.errors import ModelError
 from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.graph.inlining import inline
-from onnxfold.graph.traversal import all_graphs
+from onnxfold.graph.traversal import all_graphs, all_nodes
 from onnxfold.operators.functions import DOMAIN, LAST_AXIS_ONLY, SIGNATURES
 from onnxfold.passes.prepare.hoist_transposes import hoist_transposes
 from onnxfold.passes.prepare.invariant_states import read_from_outside
@@ -121,7 +121,7 @@ def _inline(model: ir.Model, compressed: bool, deferred: bool) -> tuple[str, ...
 def _own_functions(model: ir.Model) -> set[ir.OperatorIdentifier]:
     calls: dict[ir.OperatorIdentifier, list[ir.Node]] = {key: [] for key in model.functions}
     bodies = (body.all_nodes() for body in model.functions.values())
-    for node in chain(model.graph.all_nodes(), *bodies):
+    for node in chain(all_nodes(model), *bodies):
         if node.op_identifier() in calls:
             calls[node.op_identifier()].append(node)
     return {key for key, body in model.functions.items() if is_ours(body, calls[key])}

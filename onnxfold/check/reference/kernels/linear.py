@@ -44,9 +44,11 @@ def product(a: Array, b: Array) -> Array:
     rows = a.reshape(-1, a.shape[-1])
     y = np.empty((len(rows), b.shape[1]), a.dtype)
     step = max(1, _PART_ELEMENTS // b.shape[0])
+    wide = np.empty((b.shape[0], min(step, b.shape[1])), a.dtype)
     for start in range(0, b.shape[1], step):
-        part = slice(start, start + step)
-        y[:, part] = rows @ b[:, part].astype(a.dtype)
+        part = b[:, start : start + step]
+        wide[:, : part.shape[1]] = part
+        y[:, start : start + step] = rows @ wide[:, : part.shape[1]]
     return y.reshape(*a.shape[:-1], b.shape[1])
 
 
