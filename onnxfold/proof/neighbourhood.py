@@ -65,7 +65,11 @@ class Neighbourhood:
         *,
         actual: bool = False,
     ) -> Region:
-        """Return a region; constants that are matrices are ``drawn`` unless ``actual``."""
+        """Return a region; constants that are matrices are ``drawn`` unless ``actual``.
+
+        Raises Unprovable where v is computed from what stands for u and u is to be followed
+        further: to inputs of the model, and no random number would be in both.
+        """
         depth, deep, strict = reach
         originals, constant = self._match.originals, self._match.is_constant
 
@@ -81,6 +85,8 @@ class Neighbourhood:
         )  # fmt: skip
         standing = self._standing
         preferred = {w for leaf in new.leaves for w in self._related_to(leaf)}
+        if strict and deep and u in preferred:
+            raise Unprovable(f"'{v.name}' is computed from what stands for the same value")
         old = cone_of(
             self._before, self._order[0], u,
             lambda value, at: not constant(value)
