@@ -165,11 +165,11 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
         proto.functions.append(ir.serde.serialize_function(function))
     proto.functions.extend(FUNCTIONS)
     proto.opset_import.add(domain=DOMAIN, version=1)
-    _fill(proto.graph, model.graph)
+    _fill(proto.graph, model.graph, is_main=True)
     return proto
 
 
-def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
+def _fill(proto: onnx.GraphProto, graph: ir.Graph, *, is_main: bool = False) -> None:
     proto.name = graph.name or "graph"
     listed = set()
     for value in graph.inputs:
@@ -182,7 +182,9 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph) -> None:
             proto.initializer[-1].name = value.name or ""
         elif tensor is not None:
             shape, dtype = tensor.shape.numpy(), tensor.dtype.value
-            proto.input.append(onnx.helper.make_tensor_value_info(value.name or "", dtype, shape))
+            told = onnx.helper.make_tensor_value_info(value.name or "", dtype, shape)
+            # onnx infers nothing in a branch that has inputs.
+            (proto.input if is_main else proto.value_info).append(told)
     outputs = set(graph.outputs)
     for node in graph:
         _check_size(node)
