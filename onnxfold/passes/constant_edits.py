@@ -44,6 +44,7 @@ class PlaceEditor:
             name = f"{value.name}.fused"
             copy = self.edit.new_constant(value, edited(tensor, edit, name), name)
             set_input(self._node(place), place.reader.index, copy)
+            self.edit.drop_if_unread(value)
         elif place.value not in self._edited:
             self._edited.add(place.value)
             change_constant(value, edited(tensor, edit, tensor.name or value.name or ""))
@@ -62,6 +63,7 @@ class PlaceEditor:
             name = f"{value.name}.fused"
             copy = self.edit.new_constant(value, edited(tensor, edit, name), name)
             set_input(node, index, copy)
+            self.edit.drop_if_unread(value)
         else:
             change_constant(value, edited(tensor, edit, tensor.name or value.name or ""))
 
