@@ -215,3 +215,61 @@ def test_a_new_weight_takes_no_name_that_the_edit_frees() -> None:
     result = onnxfold.optimize(model)
     assert "left_out" not in result.report
     assert len(result.plan.folds) == 2
+
+
+@pytest.mark.parametrize(
+    ("nodes", "code"),
+    [
+        ("d = Div(h, k) e = Erf(d) o = Add(e, k) p = Mul(h, o) g = Mul(p, k)", "activation"),
+        ("e = Sigmoid(h) g = Mul(h, e)", "activation"),
+        ("e = MatMul(x, V) r = Sigmoid(e) g = Mul(h, r)", "varies_along_fiber"),
+        ("e = Mul(s, k) p = Mul(h, k) g = Mul(p, e)", "varies_along_fiber"),
+    ],
+    ids=["GELU", "SiLU", "a gate", "an input"],
+)
+def test_a_function_that_is_spelled_out_is_called_one(nodes: str, code: str) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        agraph (float[B, 3, {WIDTH}] x, float[B, 3, {WIDTH}] s) => (float[B, 3, {WIDTH}] y) {{
+            h = MatMul(x, W)
+            {nodes}
+            y = LayerNormalization(g, c)
+        }}""")
+    model.graph.initializer.extend(
+        [*(_weight(name, WIDTH, WIDTH) for name in "WV"), _weight("c", WIDTH), _weight("k")]
+    )
+    (norm,) = onnxfold.inspect(model)["norms"]
+    assert norm["reason"]["code"] == code
+
+
+def test_large_weights_of_branches_hide_no_shape() -> None:
+    """Weights of more than a few KiB are left out of the inference, in bodies as elsewhere."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        agraph (float[B, 3, 64] x, bool c) => (float[B, 3, 64] y) {
+            y = If(c)<then_branch = first () => (float[B, 3, 64] a) {
+                h = MatMul(x, W) n = LayerNormalization(h, g) a = Tanh(n)
+            }, else_branch = second () => (float[B, 3, 64] b) {
+                k = MatMul(x, V) m = LayerNormalization(k, f) b = Sigmoid(m)
+            }>
+        }""")
+    bodies = [attribute.g for attribute in model.graph.node[0].attribute]
+    for body, (weight, gamma) in zip(bodies, ("Wg", "Vf"), strict=True):
+        body.initializer.extend([_weight(weight, 64, 64), _weight(gamma, 64)])
+    result = onnxfold.optimize(model)
+    assert len(result.plan.folds) == 2
+    assert result.verification is not None
+    assert result.verification.passed
+
+
+def test_a_weight_that_every_reader_has_a_copy_of_is_not_kept() -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        agraph (float[B, 3, {WIDTH}] x) => (float[B, 3, {WIDTH}] y) {{
+            a = MatMul(x, W) p = Mul(a, s) u = Tanh(p) b = MatMul(u, W) q = Mul(b, t) y = Tanh(q)
+        }}""")
+    model.graph.initializer.extend(
+        [_weight("W", WIDTH, WIDTH), _weight("s", WIDTH), _weight("t", WIDTH)]
+    )
+    result = onnxfold.optimize(model)
+    assert len(result.plan.scales) == 2
+    graph = result.model.graph
+    read = {name for node in graph.node for name in node.input}
+    assert {tensor.name for tensor in graph.initializer} <= read

@@ -15,7 +15,11 @@ from onnxfold.operators.families.transfer import (
     refuse,
     unknown_shape,
 )
+from onnxfold.operators.row import Shapes
+from onnxfold.operators.table import row_of
 from onnxfold.refusal import RefusalCode
+
+_MOST_OF_A_FUNCTION = 12  # values; a GELU spelled with tanh has nine
 
 
 def _carry(
@@ -128,6 +132,10 @@ class Scaled:
             other = shapes[1 - index]
             if other is not None and constant_along(fiber, result, other):
                 return _carry(view, node, output, fiber, (index,))
+        shared = _shared_source(view, node)
+        if shared is not None:
+            sentence = f"joins two functions of '{shared.name}', which is not linear"
+            return refuse(RefusalCode.ACTIVATION, node, sentence)
         return refuse(
             RefusalCode.VARIES_ALONG_FIBER,
             node,
@@ -136,6 +144,27 @@ class Scaled:
 
     def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         return _broadcast_forward(view, node, index, fiber)
+
+
+def _shared_source(view: ModelInfo, node: ir.Node) -> ir.Value | None:
+    """Return what both operands are computed from element by element, as those of a GELU are."""
+    first, second = (_sources(view, operand) for operand in node.inputs)
+    return next((value for value in first if value in second), None)
+
+
+def _sources(view: ModelInfo, value: ir.Value | None) -> dict[ir.Value, None]:
+    """Return a value and what it is computed from by a few operators that keep or spread shapes."""
+    found: dict[ir.Value, None] = {}
+    waiting = [value]
+    while waiting and len(found) < _MOST_OF_A_FUNCTION:
+        current = waiting.pop(0)
+        if current is None or current in found or view.tensor(current) is not None:
+            continue
+        found[current] = None
+        maker = current.producer()
+        if maker is not None and row_of(maker).shape in (Shapes.SAME, Shapes.BROADCAST):
+            waiting += maker.inputs
+    return found
 
 
 @dataclass(frozen=True, slots=True)
