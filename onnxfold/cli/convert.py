@@ -1,6 +1,5 @@
 """onnxfold convert."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +14,7 @@ from onnxfold.options import Conversion, Target, WrittenForm, conversion_named
 def convert(
     context: typer.Context,
     model: options.Model,
+    out: options.OutArgument = None,
     *,
     to: Annotated[
         Conversion,
@@ -26,9 +26,7 @@ def convert(
             "**layer**: RMSNorm to LayerNorm where the stream has mean 0 by its weights.",
         ),
     ],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="OUT", help="Where to write.")
-    ] = None,
+    output: options.OutputOption = None,
     shift: Annotated[
         int | None,
         typer.Option(
@@ -104,7 +102,7 @@ def convert(
 
     verbosity: Verbosity = context.obj
     terminal.check_reports(report)
-    output = destination(None, output, dry_run=dry_run)
+    output = destination(out, output, dry_run=dry_run)
     folder = None if output is None else output.parent
     with terminal.progress(verbosity, model, folder, lines=not as_json) as progress:
         result = api.convert(

@@ -16,13 +16,9 @@ from onnxfold.options import Device, Target
 def optimize(
     context: typer.Context,
     model: options.Model,
-    out: Annotated[
-        Path | None, typer.Argument(metavar="[OUT]", help="Where to write; the same as -o OUT.")
-    ] = None,
+    out: options.OutArgument = None,
     *,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="OUT", help="Where to write.")
-    ] = None,
+    output: options.OutputOption = None,
     target: options.TargetOption = Target.ONNX,
     device: options.DeviceOption = Device.CPU,
     fold: options.FoldOptions,

@@ -21,6 +21,12 @@ _ABOUT_OUTPUT = frozenset({"as_json", "force", "output", "quiet", "report", "ver
 _NAMED = inspect.Parameter.KEYWORD_ONLY
 
 Model = Annotated[Path, typer.Argument(metavar="IN", help="The ONNX model, .onnx.")]
+OutArgument = Annotated[
+    Path | None, typer.Argument(metavar="[OUT]", help="Where to write; the same as -o OUT.")
+]
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="OUT", help="Where to write.")
+]
 TargetOption = Annotated[
     Target,
     typer.Option(

@@ -77,7 +77,7 @@ def test_the_json_says_what_became_of_each_norm(
     model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rms, layer = model.with_name("rms.onnx"), model.with_name("layer.onnx")
-    assert _run(monkeypatch, "-q", "convert", model, "-o", rms, "--to", "rms") == 0
+    assert _run(monkeypatch, "-q", "convert", model, rms, "--to", "rms") == 0
     assert _run(monkeypatch, "convert", rms, "-o", layer, "--to", "layer", "--json") == 0
     report: dict[str, Any] = json.loads(capfd.readouterr().out)
     assert {norm["action"] for norm in report["inspect"]["norms"]} == {"layer_norm"}
