@@ -12,6 +12,7 @@ from onnxfold.graph import Fiber, Shape
 from onnxfold.proof.relation import Float64, Relation, means
 from onnxfold.proof.sizes import Drawn, Sizes
 
+_SMALLEST_NORMAL = float(np.finfo(np.float64).smallest_normal)  # 1 / it is finite
 FLOATS = frozenset(
     {
         None,
@@ -75,7 +76,7 @@ class Leaf:
         if self.v is not None or self.array is None or self.array.size != 1:
             return self
         number = float(self.array.reshape(()))
-        n = round(1 / number) if 0 < number < 1 else 1
+        n = round(1 / number) if _SMALLEST_NORMAL <= number < 1 else 1
         if n == 1 or n not in sizes or self.array.dtype.type(1 / n) != number or 1 / n == number:
             return self
         return replace(self, array=np.full(self.array.shape, 1 / n))

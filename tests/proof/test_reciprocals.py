@@ -7,6 +7,8 @@ import onnx_ir as ir
 import pytest
 
 import onnxfold
+from onnxfold.proof.leaf import Leaf
+from onnxfold.proof.relation import EQUAL
 from tests.passes.affine.affine_graphs import graph, weights
 
 _N = 12
@@ -45,3 +47,11 @@ def test_another_factor_is_not_the_mean() -> None:
     other = np.nextafter(np.float32(1 / _N), np.float32(1))
     result = onnxfold.optimize(_model("Tanh(x)", float(other)))
     assert [left["name"] for left in result.report["left_out"]] == ["lower"]
+
+
+@pytest.mark.parametrize(("number", "changes"), [(np.float32(1 / _N), True), (5e-309, False)])
+def test_only_a_number_with_a_finite_reciprocal_is_read_as_one(
+    number: float, changes: bool
+) -> None:
+    leaf = Leaf(None, None, EQUAL, (), None, array=np.array(number))
+    assert (leaf.with_reciprocal([_N]) is not leaf) == changes
