@@ -50,6 +50,7 @@ _ROLES = {
     "Shape": frozenset({"sink"}),
     "Size": frozenset({"sink"}),
     "Center": frozenset({"sink", "exact", "zero mean"}),
+    "ConstantOfShape": frozenset({"zero mean"}),
 }
 _WRITERS = frozenset(
     (
