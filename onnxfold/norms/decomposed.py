@@ -134,6 +134,8 @@ def _spans(algebra: Algebra, match: Match, order: dict[ir.Node, int]) -> Iterato
     tensors |= {algebra.reshaped[value] for value, _ in chain if value in algebra.reshaped}
     for output, form in chain:
         owned, stops = _owned(algebra, output, form.t, tensors, order)
+        if not stops:
+            continue  # nothing on the way back is its input: what stands there is known without it
         x = stops[0] if len(stops) == 1 or form.t not in stops else form.t
         same_type = algebra.canonical.dtype(x) == algebra.canonical.dtype(output)
         yield _Span(output, form, x, owned, same_type)
