@@ -91,14 +91,15 @@ def mutants_of(path: Path, first: int = 0) -> Iterator[Callable[[], Mutant]]:
         yield partial(_mutant, path, source, number, first)
 
 
-def _pairs(tree: ast.AST) -> list[tuple[ast.AST, ast.expr]]:
-    return [(node, new) for node in ast.walk(tree) for new in turned(node)]
+def _pairs(tree: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.expr))
+    return [(node, new) for node in nodes for new in turned(node)]
 
 
 def _mutant(path: Path, source: str, number: int, first: int) -> Mutant:
     tree = ast.parse(source)
     old, new = _pairs(tree)[number]
-    words = old.lineno, ast.unparse(old), ast.unparse(new)  # type: ignore[attr-defined]
+    words = old.lineno, ast.unparse(old), ast.unparse(new)
     ast.fix_missing_locations(_Swap(old, new).visit(tree))
     module = str(path).removeprefix(f"{ROOT}/")
     return Mutant(first + number, module, *words, _codes(path, source, tree))

@@ -196,7 +196,7 @@ def main() -> int:
                     if budget.spent:
                         print(f"the budget is spent: {kind} {target} and what follows is left")
                         return 1
-        except Exception as error:
+        except Exception as error:  # said by name; the others still run
             failures += 1
             failed(f"{kind} {target}", error)
     return int(failures > 0)

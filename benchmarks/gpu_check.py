@@ -59,7 +59,7 @@ def run(kernels: Kernels, checks: Sequence[Check], budget: Budget, *, thorough: 
             check(kernels, thorough)
         except NotHereError as reason:
             outcome = f"not run: {reason}"
-        except Exception as error:
+        except Exception as error:  # said by name; the others still run
             found.failures += 1
             failed(check.__name__, error)
             continue

@@ -188,7 +188,7 @@ def graphs_of(
                 print(f"{shape}: {name} is wrong and is not timed", flush=True)
         except UnavailableError:
             continue
-        except Exception as error:
+        except Exception as error:  # said by name; the others still run
             failed(f"{shape}: {name}", error)
     graphs[COPY] = graph_of(copy_call(shape), shape)
     return graphs
@@ -216,7 +216,7 @@ def onnxruntime_times(
             )
         except UnavailableError:
             continue
-        except Exception as error:
+        except Exception as error:  # said by name; the others still run
             failed(f"{shape}: ort {form}", error)
     return found
 
@@ -310,7 +310,7 @@ def main() -> int:
             return 1
         try:
             rows = list(measure(shape, driver, methods, options.repeats))
-        except Exception as error:
+        except Exception as error:  # said by name; the others still run
             failures += 1
             failed(str(shape), error)
             continue

@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except _BudgetSpentError:
             print(f"the budget is spent: {name} {dtype} is not complete", flush=True)
             left = True
-        except Exception as error:
+        except Exception as error:  # said by name; the others still run
             failed(f"{name} {dtype}", error)
             left = True
     _summarise(rows)
@@ -227,7 +227,7 @@ def _files(given: Path, scratch: Path, subject: GpuSubject) -> dict[str, File]:
     try:
         run_optimizer(source, optimized, subject.family, gpu=True)
         forms = prepare(optimized, scratch, {"optimizer": None, "optimizer, folded": {}})
-    except Exception as error:
+    except Exception as error:  # said by name; the others still run
         failed(f"{subject.name}, ONNX Runtime's transformers optimizer", error)
         return files
     return {**files, **forms}
@@ -287,7 +287,7 @@ def _measure(
             outputs = outputs or _outputs(session, feeds, options.provider)
             bound = _Bound(session, inputs, outputs)
             bound.run()
-        except Exception as error:
+        except Exception as error:  # said by name; the others still run
             failed(f"{about['model']}, {method.name}", error)
             continue
         opened[method] = bound

@@ -234,7 +234,7 @@ def in_a_child(work: Callable[[], str], limit_s: int) -> str:
         try:
             os.write(writer, work().encode())
             code = 0
-        except Exception:
+        except Exception:  # of the child, which the parent raises with its traceback
             os.write(writer, traceback.format_exc().encode())
             code = 1
         finally:

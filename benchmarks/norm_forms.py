@@ -190,7 +190,7 @@ def incomplete(name: str, budget: Budget, given: argparse.Namespace) -> bool:
                 rows = measured(name, variants, batch, tokens, given)
                 append(given.out, rows)
                 tell(rows)
-    except Exception as error:
+    except Exception as error:  # said by name; the others still run
         failed(name, error)
         return True
     return False
