@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -17,86 +16,34 @@ import onnxfold
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.options import Conversion, Target, WrittenForm
-from onnxfold.passes.base import ProofOutcome, Settings
+from onnxfold.passes.base import Settings
 from onnxfold.passes.compression.apply import apply
-from onnxfold.passes.compression.plan import CompressionPlan, Shortened
+from onnxfold.passes.compression.plan import Shortened
 from onnxfold.passes.compression.stream_sizes import follows
-from onnxfold.passes.lower.finalize import define_functions, settle_functions
-from onnxfold.passes.norms_plan import proves
+from onnxfold.passes.lower.finalize import define_functions
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.shapes import infer
 from tests.passes.centred_stream import FEEDS, B, C, CentredStream, T, activation, halved
+from tests.passes.compression.compressing import (
+    PLAN,
+    ROUNDING,
+    compressed_by,
+    is_right,
+    is_wrong,
+    prove,
+    reason_of,
+    shapes_of_weights,
+    to_crms,
+)
 from tests.soundness.float64 import evaluate, relative_error
 
-_prove = proves("compressed_norms")
-
 DIGITS = Path(__file__).parents[3] / "models" / "digits_vit" / "digits_vit.onnx"
-_VISIBLE, _ROUNDING = (
-    1e-4,
-    1e-12,
-)  # a lost channel changes outputs of size 1; float64 rounds at 1e-16
-
-
-def _converted(model: onnx.ModelProto, **options: Any) -> onnxfold.Result:
-    return onnxfold.convert(model, to="crms", check=0, **options)
-
-
-def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
-    return {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
-
-
-def _forced(model: onnx.ModelProto, plan: CompressionPlan) -> tuple[onnx.ModelProto, ProofOutcome]:
-    """Carry out a plan that nobody made for the model."""
-    before = prepare(ir.from_proto(model)).info
-    edit = Editor(before, copy=True)
-    apply(edit, plan, Settings(convert_to=Conversion.CRMS))
-    define_functions(ModelInfo(edit.model), Target.ONNX, WrittenForm.AUTO)
-    shown = _prove(before, ModelInfo(edit.model), plan)
-    settle_functions(edit.model, 10)
-    return ir.to_proto(edit.model), shown
-
-
-_PLAN = CompressionPlan(
-    ("n",),
-    weights=(Shortened("table", 1), Shortened("W", 1), Shortened("b", 0)),
-    values=tuple(Shortened(name, 2) for name in ("e", "m", "a", "h")),
-)
-
-
-def _is_wrong(model: onnx.ModelProto, plan: CompressionPlan = _PLAN) -> None:
-    result, shown = _forced(model, plan)
-    assert shown.failures
-    assert relative_error(evaluate(model, FEEDS), evaluate(result, FEEDS)) > _VISIBLE
-
-
-def _reason(model: onnx.ModelProto) -> dict[str, Any]:
-    result = _converted(model)
-    assert not result.changed
-    (norm,) = result.report["inspect"]["norms"]
-    reason: dict[str, Any] = norm["reason"]
-    return reason
-
-
-def _is_right(model: onnx.ModelProto, *shortened: str) -> onnx.ModelProto:
-    """Compress a model; ``shortened`` names the weights that must have become shorter."""
-    result = _converted(model)
-    old, new = _shapes(model), _shapes(result.model)
-    assert {name for name in old if name in new and old[name] != new[name]} == set(shortened)
-    assert result.proof is not None
-    assert result.proof.passed
-    assert result.proof.compressed_norms == 1
-    assert "left_out" not in result.report
-    expected = evaluate(model, FEEDS)
-    assert relative_error(expected, evaluate(result.model, FEEDS)) < _ROUNDING
-    converted: onnx.ModelProto = result.model
-    onnx.checker.check_model(converted, full_check=True)
-    return converted
 
 
 def test_every_writer_loses_its_last_channel_and_the_function_stays() -> None:
     model = CentredStream().model()
-    compressed = _is_right(model, "table", "W", "b")
-    assert _shapes(compressed)["W"] == (5, C - 1)
+    compressed = is_right(model, "table", "W", "b")
+    assert shapes_of_weights(compressed)["W"] == (5, C - 1)
     old = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     for tensor in compressed.graph.initializer:
         if tensor.name in ("table", "W", "b"):
@@ -105,14 +52,14 @@ def test_every_writer_loses_its_last_channel_and_the_function_stays() -> None:
 
 def test_the_plan_of_these_tests_is_right_where_nothing_is_wrong() -> None:
     model = CentredStream().model()
-    result, shown = _forced(model, _PLAN)
+    result, shown = compressed_by(model, PLAN)
     assert not shown.failures
-    assert relative_error(evaluate(model, FEEDS), evaluate(result, FEEDS)) < _ROUNDING
+    assert relative_error(evaluate(model, FEEDS), evaluate(result, FEEDS)) < ROUNDING
 
 
 def test_a_second_run_changes_nothing() -> None:
-    once = _is_right(CentredStream().model(), "table", "W", "b")
-    assert not _converted(once).changed
+    once = is_right(CentredStream().model(), "table", "W", "b")
+    assert not to_crms(once).changed
 
 
 def test_layer_norms_are_folded_first() -> None:
@@ -120,7 +67,7 @@ def test_layer_norms_are_folded_first() -> None:
     model = graph.model()
     for node in model.graph.node:
         node.op_type = node.op_type.replace("RMSNormalization", "LayerNormalization")
-    compressed = _is_right(model, "table", "W", "b")
+    compressed = is_right(model, "table", "W", "b")
     assert "LayerNormalization" not in {node.op_type for node in compressed.graph.node}
 
 
@@ -128,32 +75,32 @@ def test_layer_norms_are_folded_first() -> None:
 def test_one_number_of_a_shorter_weight_that_is_another_fails_the_proof(weight: str) -> None:
     before = prepare(ir.from_proto(CentredStream().model())).info
     edit = Editor(before, copy=True)
-    apply(edit, _PLAN, Settings(convert_to=Conversion.CRMS))
+    apply(edit, PLAN, Settings(convert_to=Conversion.CRMS))
     define_functions(ModelInfo(edit.model), Target.ONNX, WrittenForm.AUTO)
     value = edit.model.graph.initializers[weight]
     assert value.const_value is not None
     array = value.const_value.numpy().copy()
-    assert not _prove(before, ModelInfo(edit.model), _PLAN).failures
+    assert not prove(before, ModelInfo(edit.model), PLAN).failures
     array[(-1,) * array.ndim] += 1e-6
     value.const_value = ir.tensor(array, name=weight)
-    assert _prove(before, ModelInfo(edit.model), _PLAN).failures
+    assert prove(before, ModelInfo(edit.model), PLAN).failures
 
 
 @pytest.mark.parametrize("weight", ["table", "W", "b"])
 def test_a_weight_with_a_mean_is_named_and_cutting_it_is_wrong(weight: str) -> None:
     model = CentredStream(weight).model()
-    reason = _reason(model)
+    reason = reason_of(model)
     assert reason["code"] == "has_mean"
     assert reason["nodes"] == [weight]
-    _is_wrong(model)
+    is_wrong(model)
 
 
 def test_an_activation_in_the_stream_is_named_and_compressing_it_is_wrong() -> None:
     model = CentredStream().model(activation)
-    reason = _reason(model)
+    reason = reason_of(model)
     assert reason["code"] == "activation"
     assert reason["nodes"] == ["relu"]
-    _is_wrong(model, replace(_PLAN, values=(*_PLAN.values, Shortened("relu", 2))))
+    is_wrong(model, replace(PLAN, values=(*PLAN.values, Shortened("relu", 2))))
 
 
 def _read_in_full(graph: CentredStream) -> str:
@@ -176,10 +123,10 @@ def test_what_another_node_reads_in_full_keeps_its_channel(
     between: Callable[[CentredStream], str], code: str
 ) -> None:
     model = CentredStream().model(between)
-    reason = _reason(model)
+    reason = reason_of(model)
     assert reason["code"] == code
     assert reason["nodes"] == ["size"]
-    _is_wrong(model)
+    is_wrong(model)
 
 
 def _stream_is_an_output(graph: CentredStream) -> str:
@@ -189,10 +136,10 @@ def _stream_is_an_output(graph: CentredStream) -> str:
 
 def test_a_stream_that_is_an_output_keeps_its_channel() -> None:
     model = CentredStream().model(_stream_is_an_output)
-    reason = _reason(model)
+    reason = reason_of(model)
     assert reason["code"] == "graph_output"
     assert reason["nodes"] == ["h"]
-    _is_wrong(model)
+    is_wrong(model)
 
 
 def _quantised(graph: CentredStream) -> str:
@@ -206,7 +153,7 @@ def _quantised(graph: CentredStream) -> str:
 
 
 def test_a_quantised_weight_is_refused() -> None:
-    assert _reason(CentredStream().model(_quantised))["code"] == "quantised"
+    assert reason_of(CentredStream().model(_quantised))["code"] == "quantised"
 
 
 def _reversed(graph: CentredStream) -> str:
@@ -217,7 +164,7 @@ def _reversed(graph: CentredStream) -> str:
 
 def test_a_stream_whose_channels_are_turned_around_keeps_them_all() -> None:
     """Its last channel is the first behind the Slice; the proof refused the whole pass."""
-    reason = _reason(CentredStream().model(_reversed))
+    reason = reason_of(CentredStream().model(_reversed))
     assert (reason["code"], reason["nodes"]) == ("unknown_op", ["turned"])
 
 
@@ -240,7 +187,7 @@ def _over_tokens(graph: CentredStream) -> str:
 def test_a_norm_over_other_axes_reads_every_channel(
     between: Callable[[CentredStream], str], code: str
 ) -> None:
-    result = _converted(CentredStream().model(between))
+    result = to_crms(CentredStream().model(between))
     assert not result.changed
     reasons = {row["name"]: row["reason"] for row in result.report["inspect"]["norms"]}
     assert (reasons["n"]["code"], reasons["n"]["nodes"]) == ("unknown_op", ["second"])
@@ -271,9 +218,9 @@ def test_other_streams_of_the_model_are_compressed_all_the_same() -> None:
         graph.outputs.append(graph.node("MatMul", ["second", "head"], "y2"))
         return _reversed(graph)
 
-    result = _converted(CentredStream().model(between))
-    assert _shapes(result.model)["W2"] == (5, C - 1)
-    assert _shapes(result.model)["W"] == (5, C)
+    result = to_crms(CentredStream().model(between))
+    assert shapes_of_weights(result.model)["W2"] == (5, C - 1)
+    assert shapes_of_weights(result.model)["W"] == (5, C)
 
 
 _OPEN = """<ir_version: 10, opset_import: ["" : 23]>
@@ -294,122 +241,9 @@ def test_channels_whose_number_an_input_tells_are_refused() -> None:
     W = np.random.default_rng(0).standard_normal((5, C))
     W -= W.mean(axis=1, keepdims=True)
     model.graph.initializer.append(numpy_helper.from_array(W, "W"))
-    reason = _reason(model)
+    reason = reason_of(model)
     assert reason["code"] == "dynamic_fiber"
     assert "the size of a normalised axis is not known" in reason["sentence"]
-
-
-def _told(shape: list[int]) -> Callable[[CentredStream], str]:
-    def between(graph: CentredStream) -> str:
-        graph.weights["shape"] = np.array(shape, np.int64)
-        return graph.node("Reshape", ["h", "shape"], "told")
-
-    return between
-
-
-def _told_by_a_node(graph: CentredStream) -> str:
-    graph.node("Constant", [], "shape", value=numpy_helper.from_array(np.array([0, 0, C])))
-    return graph.node("Reshape", ["h", "shape"], "told")
-
-
-def _told_in_parts(graph: CentredStream) -> str:
-    graph.weights["last"] = np.array([C], np.int64)
-    graph.node("Shape", ["ids"], "sizes")
-    graph.node("Concat", ["sizes", "last"], "shape", axis=0)
-    return graph.node("Reshape", ["h", "shape"], "told")
-
-
-def _computed(graph: CentredStream) -> str:
-    graph.node("Shape", ["h"], "shape")
-    return graph.node("Reshape", ["h", "shape"], "told")
-
-
-def _counted(graph: CentredStream) -> str:
-    graph.node("Shape", ["h"], "shape")
-    graph.outputs.append(graph.node("Cast", ["shape"], "sizes", to=TensorProto.DOUBLE))
-    return "h"
-
-
-def _told_twice(graph: CentredStream) -> str:
-    """The shape of the stream, told to what is not of it."""
-    graph.node("Shape", ["h"], "shape")
-    graph.weights |= {"first": np.array([0]), "two": np.array([2]), "rest": np.array([-1])}
-    graph.weights["zero"] = np.array([0])
-    graph.node("Slice", ["shape", "two", "three", "zero"], "channels")
-    graph.weights["three"] = np.array([3])
-    graph.node("Concat", ["rest", "channels"], "other", axis=0)
-    graph.node("Concat", ["x", "x", "x", "x", "x", "x", "x", "x"], "wide", axis=-1)
-    graph.outputs.append(graph.node("Reshape", ["wide", "other"], "rows"))
-    return "h"
-
-
-@pytest.mark.parametrize("between", [_counted, _told_twice])
-def test_a_reader_of_the_number_of_channels_keeps_them(
-    between: Callable[[CentredStream], str],
-) -> None:
-    reason = _reason(CentredStream().model(between))
-    assert reason["code"] == "exact_reader"
-    assert reason["nodes"] == ["shape"]
-
-
-def test_another_number_of_channels_is_seen_by_who_is_told_it() -> None:
-    _is_wrong(CentredStream().model(_counted))
-    changed, shown = _forced(CentredStream().model(_told_twice), _PLAN)
-    assert shown.failures
-    with pytest.raises(ValueError, match="cannot reshape array of size 240"):  # 30 rows of 8
-        evaluate(changed, FEEDS)
-
-
-def _sliced(graph: CentredStream) -> str:
-    """Batch and tokens joined, and apart again, as TorchScript writes flatten and view."""
-    graph.weights |= {"start": np.array([2]), "end": np.array([3]), "zero": np.array([0])}
-    graph.weights |= {"rest": np.array([-1]), "batch": np.array(0), "at": np.array([0])}
-    graph.node("Shape", ["h"], "shape")
-    graph.node("Slice", ["shape", "start", "end", "zero"], "channels")
-    graph.node("Concat", ["rest", "channels"], "flat", axis=0)
-    graph.node("Reshape", ["h", "flat"], "rows")
-    graph.node("Gather", ["shape", "batch"], "size", axis=0)
-    graph.node("Unsqueeze", ["size", "at"], "sizes")
-    graph.node("Concat", ["sizes", "rest", "channels"], "full", axis=0)
-    return graph.node("Reshape", ["rows", "full"], "back")
-
-
-def _expanded(graph: CentredStream) -> str:
-    """A class token for every sample, as TorchScript writes expand(n, -1, -1)."""
-    token = np.random.default_rng(3).standard_normal((1, 1, C))
-    graph.weights["token"] = token - token.mean()
-    graph.weights |= {"at": np.array([0]), "open": np.array([-1, -1]), "minus": np.array(-1)}
-    graph.weights |= {"first": np.array(0), "rest": np.array([-1])}
-    graph.node("Shape", ["ids"], "sizes")
-    graph.node("Gather", ["sizes", "first"], "size", axis=0)
-    graph.node("Unsqueeze", ["size", "at"], "batch")
-    graph.node("Concat", ["batch", "open"], "listed", axis=0)
-    graph.node("Reshape", ["listed", "rest"], "wanted")
-    graph.weights["three"] = np.array([3])
-    one = numpy_helper.from_array(np.array([1]))
-    graph.node("ConstantOfShape", ["three"], "ones", value=one)
-    graph.node("Mul", ["ones", "minus"], "minuses")
-    graph.node("Equal", ["wanted", "minuses"], "is_open")
-    graph.node("Where", ["is_open", "ones", "wanted"], "target")
-    graph.node("Expand", ["token", "target"], "tokens")
-    return graph.node("Concat", ["tokens", "h"], "joined", axis=1)
-
-
-def test_a_shape_that_follows_from_the_stream_itself_goes_along() -> None:
-    _is_right(CentredStream().model(_computed), "table", "W", "b")
-    _is_right(CentredStream().model(_sliced), "table", "W", "b")
-    _is_right(CentredStream().model(_expanded), "table", "W", "b", "token")
-
-
-@pytest.mark.parametrize(
-    "between",
-    [_told([0, 0, C]), _told([-1, T, C]), _told([0, 0, -1]), _told_by_a_node, _told_in_parts],
-    ids=["constant", "inferred batch", "inferred channels", "constant node", "concatenated"],
-)
-def test_a_shape_that_names_the_channels_names_one_less(
-    between: Callable[[CentredStream], str],
-) -> None:
-    _is_right(CentredStream().model(between), "table", "W", "b")
 
 
 def _joined(graph: CentredStream) -> str:
@@ -421,8 +255,8 @@ def _joined(graph: CentredStream) -> str:
 
 
 def test_a_factor_and_a_class_token_go_along() -> None:
-    _is_right(CentredStream().model(halved), "table", "W", "b")
-    _is_right(CentredStream().model(_joined), "table", "W", "b", "token")
+    is_right(CentredStream().model(halved), "table", "W", "b")
+    is_right(CentredStream().model(_joined), "table", "W", "b", "token")
 
 
 def _centred(graph: CentredStream) -> str:
@@ -435,13 +269,13 @@ def _centred(graph: CentredStream) -> str:
 
 
 def test_what_is_centred_at_run_time_enters_by_one_slice() -> None:
-    compressed = _is_right(CentredStream("table", "W", "b").model(_centred))
+    compressed = is_right(CentredStream("table", "W", "b").model(_centred))
     assert [node.op_type for node in compressed.graph.node].count("Slice") == 1
 
 
 @pytest.mark.parametrize("number", [1, C - 1])
 def test_a_stream_whose_rest_is_a_multiple_is_compressed(number: int) -> None:
-    assert _converted(CentredStream().model(), multiple_of=number).changed
+    assert to_crms(CentredStream().model(), multiple_of=number).changed
 
 
 def test_a_stream_of_two_channels_keeps_one() -> None:
@@ -451,13 +285,13 @@ def test_a_stream_of_two_channels_keeps_one() -> None:
         graph.weights[name] = np.concatenate([one, -one], axis=-1)
     for name in ("gamma", "head"):
         graph.weights[name] = graph.weights[name][:2]
-    compressed = _is_right(graph.model(), "table", "W", "b")
-    assert _shapes(compressed)["table"][1] == 1
+    compressed = is_right(graph.model(), "table", "W", "b")
+    assert shapes_of_weights(compressed)["table"][1] == 1
 
 
 @pytest.mark.parametrize("number", [2, C, 2 * (C - 1)])
 def test_a_stream_whose_rest_is_no_multiple_stays_and_says_so(number: int) -> None:
-    result = _converted(CentredStream().model(), multiple_of=number)
+    result = to_crms(CentredStream().model(), multiple_of=number)
     assert not result.changed
     reason = result.report["inspect"]["norms"][0]["reason"]
     assert reason["code"] == "unaligned"
@@ -474,7 +308,7 @@ def test_kernels_get_calls_of_crms_norm() -> None:
     for value in (*model.graph.input, *model.graph.output):
         if value.type.tensor_type.elem_type == TensorProto.DOUBLE:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
-    result = _converted(model, target="kernels")
+    result = to_crms(model, target="kernels")
     calls = [node.op_type for node in result.model.graph.node if node.domain == "onnxfold"]
     assert calls == ["CRMSNormFullScale"]
 
@@ -482,7 +316,7 @@ def test_kernels_get_calls_of_crms_norm() -> None:
 @pytest.mark.parametrize("target", Target)
 def test_every_target_reports_its_crms_norms_and_can_be_converted_back(target: Target) -> None:
     model = ir.to_proto(ir.load(DIGITS))
-    result = _converted(model, target=target)
+    result = to_crms(model, target=target)
     rows = result.report["inspect"]["norms"]
     assert [row["action"] for row in rows] == ["crms"] * len(rows)
     assert len(onnxfold.inspect(result.model)["norms"]) == len(rows)
@@ -501,8 +335,8 @@ def test_no_scale_moves_where_nothing_is_compressed(target: Target) -> None:
         return "h"
 
     model = CentredStream("table", "W", "b").model(beside)
-    result = _converted(model, target=target)
+    result = to_crms(model, target=target)
     assert not result.changed
     assert result.report["inspect"]["summary"]["scales_fused"] == 0
-    planned = _converted(model, target=target, dry_run=True)
+    planned = to_crms(model, target=target, dry_run=True)
     assert planned.report["inspect"]["summary"]["scales_fused"] == 0
