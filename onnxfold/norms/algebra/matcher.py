@@ -103,7 +103,7 @@ def _shorter(
 ) -> tuple[tuple[ir.Value, AffineForm], ...]:
     trail = []
     inner = algebra.extends.get(output)
-    while inner is not None and inner in complete:
+    while inner in complete:
         trail.append((inner, complete[inner]))
         inner = algebra.extends.get(inner)
     return tuple(trail)

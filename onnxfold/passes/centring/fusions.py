@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, operator
-from onnxfold.graph.operands import operand, producer_of
+from onnxfold.graph.operands import computed_by, known_operand, operand, producer_of
 from onnxfold.norms import NormSite
 from onnxfold.passes.prepare.split_skip_norms import EMBEDDED
 
@@ -47,11 +47,8 @@ def spanned_norm(site: NormSite) -> ir.Value | None:
     The optimizer looks back from the LayerNormalization behind the sum of the stream and of
     attention for one that three projections of the same stream read.
     """
-    total = site.input.producer()
-    if total is None or total.op_type != "Add":
-        return None
-    for branch, stream in (tuple(total.inputs), tuple(total.inputs)[::-1]):
-        if branch is None or stream is None or not _is_attention(branch, widened=True):
+    for branch, stream in _terms(site):
+        if not _is_attention(branch, widened=True):
             continue
         for node in (use.node for use in stream.uses()):
             if operator(node) == "LayerNormalization" and (
@@ -63,16 +60,19 @@ def spanned_norm(site: NormSite) -> ir.Value | None:
 
 def _is_behind_attention(site: NormSite) -> bool:
     """Whether a norm reads the sum of a value and of attention to it, as in post-LN."""
-    node = site.input.producer()
-    if node is None or node.op_type != "Add":
-        return False
-    first, second = node.inputs
-    pairs = ((first, second), (second, first))
     return any(
         _projections(residual) == _PROJECTIONS and _is_attention(branch)
-        for residual, branch in pairs
-        if residual is not None and branch is not None
+        for residual, branch in _terms(site)
     )
+
+
+def _terms(site: NormSite) -> tuple[tuple[ir.Value, ir.Value], ...]:
+    """Return the terms of the sum that a norm reads, in both orders; none where it reads no sum."""
+    total = computed_by(site.input, "Add")
+    if total is None:
+        return ()
+    first, second = known_operand(total, 0), known_operand(total, 1)
+    return (first, second), (second, first)
 
 
 def _hides_attention(site: NormSite) -> bool:
@@ -83,10 +83,9 @@ def _hides_attention(site: NormSite) -> bool:
     if site.beta is None or _projections(site.output) != _PROJECTIONS:
         return False
     return any(
-        branch is not None and _is_attention(branch)
+        _is_attention(known_operand(use.node, 1))
         for use in site.output.uses()
-        if use.node.op_type == "Add" and use.idx == 0
-        for branch in use.node.inputs[1:]
+        if operator(use.node) == "Add" and use.idx == 0
     )
 
 

@@ -51,6 +51,24 @@ def test_products_behind_several_results_of_a_node_have_names_of_their_own() -> 
     assert error(found.before, found.after) < BOUND
 
 
+@pytest.mark.parametrize(
+    "weight",
+    ["W1 = DequantizeLinear<axis=1>(Q, S) ", "h1 = Cast<to=10>(F) W1 = Cast<to=11>(h1) "],
+)
+def test_a_weight_behind_operators_is_no_activation(weight: str) -> None:
+    """A product of two activations grows with the rows; that of a layer does not."""
+    body = weight + "h = MatMul(n, W1) y = MatMul(h, V)"
+    rng = np.random.default_rng(3)
+    quantised = rng.integers(-127, 127, (6, 12)).astype(np.int8)
+    made = {"Q": quantised, "S": rng.uniform(0.01, 0.1, 12), "F": rng.standard_normal((6, 12))}
+    used = {name: array for name, array in made.items() if name in weight}
+    found = defer(rms_graph(body, V=(12, 3), opset=23, **used))
+    (norm,) = found.plan.norms
+    assert {held.value for held in norm.multiplied} == {"y"}
+    assert not found.shown.failures
+    assert error(found.before, found.after) < BOUND
+
+
 def test_one_product_of_all_parts_is_less_than_one_of_each() -> None:
     """As many elements, in one operator."""
     body = "j = MatMul(n, J) a, b, c = Split<axis=2, num_outputs=3>(j) y = Relu(a)"
