@@ -20,7 +20,7 @@ from onnxfold.operators.families.transfer import refuse
 from onnxfold.passes.affine.absorb import AbsorbingLayer
 from onnxfold.passes.affine.affine_walk import EditPlace, ReachedLayer, follow, root_of
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
-from onnxfold.passes.affine.reactions import adds_bias
+from onnxfold.passes.affine.reactions import adds_bias, behind_layout
 from onnxfold.passes.affine.sharing import FusionCandidate, settle
 from onnxfold.passes.affine.source import AffineSource, source_of
 from onnxfold.passes.base import Settings
@@ -317,13 +317,20 @@ def _parts(view: ModelInfo, value: ir.Value, absorbs: AbsorbingLayer) -> tuple[P
 
 
 def _added(view: ModelInfo, value: ir.Value, output: Channels) -> Place | None:
-    """Return what an Add or BiasGelu adds that alone reads ``value``, along the same channels."""
-    readers = view.readers(value)
-    if len(readers) != 1 or view.is_output(value):
+    """Return what an Add or BiasGelu adds that alone reads ``value``, along the same channels.
+
+    Layouts may stand between: exports of TensorFlow take a product back to its batch first.
+    """
+    reader = _only_reader(view, value)
+    while reader is not None and not adds_bias(reader.node, reader.index):
+        moved = behind_layout(view, reader, output)
+        if moved is None:
+            return None
+        value, output = moved
+        reader = _only_reader(view, value)
+    if reader is None:
         return None
-    node, index = readers[0].node, readers[0].index
-    if not adds_bias(node, index) or node.graph is not value.graph:
-        return None
+    node, index = reader.node, reader.index
     operand = node.inputs[1 - index]
     shape, rank = shape_of(view, operand), view.rank(value)
     if operand is None or shape is None or rank is None or len(shape) > rank:
@@ -336,6 +343,14 @@ def _added(view: ModelInfo, value: ir.Value, output: Channels) -> Place | None:
         return None
     channels = output.renamed({axis: axis - offset for axis in output.axes})
     return place_of(view, operand, Reader(node, 1 - index), channels)
+
+
+def _only_reader(view: ModelInfo, value: ir.Value) -> Reader | None:
+    """Return what alone reads a value, in the graph that computes it."""
+    readers = view.readers(value)
+    if len(readers) != 1 or view.is_output(value) or readers[0].node.graph is not value.graph:
+        return None
+    return readers[0]
 
 
 def shape_of(view: ModelInfo, value: ir.Value | None) -> tuple[int, ...] | None:

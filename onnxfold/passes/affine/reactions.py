@@ -18,7 +18,7 @@ from functools import partial
 
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber, ModelInfo
+from onnxfold.graph import Fiber, ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.operators import facets
 from onnxfold.operators.families.rules import elements_of, keeps_order, refuse_opaque, transfer_of
@@ -138,3 +138,15 @@ def before_layout(
 
     moved = channels.mapped(back)
     return None if moved is None else (source[0], moved)
+
+
+def behind_layout(
+    view: ModelInfo, reader: Reader, channels: Channels
+) -> tuple[ir.Value, Channels] | None:
+    """Return a layout's output and the channels there, for a reader that only moves elements."""
+    node, index = reader.node, reader.index
+    layout = facets.stands_before_a_weight(row_of(node)) and index == 0
+    if not layout or elements_of(view, node)[0] > Elements.PERMUTES:
+        return None
+    moved = channels.mapped(partial(digit_behind, view, node, index, 0))
+    return None if moved is None else (node.outputs[0], moved)

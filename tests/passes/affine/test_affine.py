@@ -61,6 +61,18 @@ MOVES: dict[str, tuple[str, Shapes, int]] = {
         {"W": (6, 3, 3)},
         0,
     ),
+    "a product taken back to its batch, then its bias": (
+        f"{LN} f = Reshape(n, to_rows) m = MatMul(f, W) k = Reshape(m, to_batch) i = Identity(k) "
+        "y = Add(i, b)",
+        {"W": (6, 5), "b": (5,)},
+        1,
+    ),
+    "a bias of heads": (
+        f"{LN} m = MatMul(n, W) r = Reshape(m, to_heads) t = Transpose<perm=[0,2,1,3]>(r) "
+        "y = Add(t, b)",
+        {"W": (6, 6), "b": (2, 1, 3)},
+        1,
+    ),
     "several readers": (
         f"{LN} q = MatMul(n, W) k = MatMul(n, V) a = Add(q, b) c = Add(k, d) y = Mul(a, c)",
         {"W": (6, 5), "V": (6, 5), "b": (5,), "d": (5,)},
@@ -224,6 +236,8 @@ MOVES: dict[str, tuple[str, Shapes, int]] = {
 FIXED = {
     "to_heads": np.array([0, 0, 2, 3]),
     "to_tokens": np.array([0, 0, 6]),
+    "to_rows": np.array([-1, 6]),
+    "to_batch": np.array([-1, 4, 5]),
     "axis1": np.array([1]),
     "twice": np.array([1.0, 1.0, 2.0], np.float32),
     "half": np.array([1.0, 1.0, 0.5], np.float32),
