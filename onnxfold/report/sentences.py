@@ -26,8 +26,10 @@ def totals(summary: Mapping[str, Any]) -> str:
     if gammas or betas:
         line += f"; {counted(gammas, 'gamma')} and {counted(betas, 'beta')} move into the next "
         line += "linear layers"
-    if summary.get("scales_fused"):
-        line += f"; {_moving(summary['scales_fused'], 'scale')} into the linear layers before"
+    scales = summary.get("scales_fused", 0)
+    if scales:
+        word = "scale or bias moves" if scales == 1 else "scales and biases move"
+        line += f"; {scales} {word} into the linear layers before"
     if summary.get("deferred"):
         line += f"; {counted(summary['deferred'], 'norm')} deferred, "
         saved = summary["multiplications_saved"]
@@ -79,10 +81,6 @@ def alignment(norms: Sequence[Mapping[str, Any]]) -> str | None:
 def _alignment_of(size: int) -> int:
     """Return the largest power of two that divides a size."""
     return size & -size
-
-
-def _moving(number: int, thing: str) -> str:
-    return f"{counted(number, thing)} move{'s' if number == 1 else ''}"
 
 
 def claimed(document: Mapping[str, Any]) -> str | None:

@@ -89,3 +89,18 @@ def test_nothing_is_said_where_nothing_moves(variance: str, leak: str) -> None:
     assert not document["norms"][0]["moves_by_rounding"]
     assert document["summary"]["moved_by_rounding"] == 0
     assert SENTENCE not in _said({"inspect": document})
+
+
+def test_a_bias_that_moves_into_a_layer_is_not_called_a_scale_alone() -> None:
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[n,4] x) => (float[n,1] y)
+        <float[4] one = {1, 1, 1, 1}, float[4,1] W = {1, 2, 3, 4}, float[1] b = {1}>
+        {
+            n = LayerNormalization(x, one)
+            h = Gemm(n, W)
+            y = Add(h, b)
+        }"""
+    )
+    said = _said(onnxfold.optimize(model).report)
+    assert "; 1 scale or bias moves into the linear layers before" in said
