@@ -94,8 +94,8 @@ def test_nothing_is_said_where_nothing_moves(variance: str, leak: str) -> None:
 def test_a_bias_that_moves_into_a_layer_is_not_called_a_scale_alone() -> None:
     model = parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]>
-        g (float[n,4] x) => (float[n,1] y)
-        <float[4] one = {1, 1, 1, 1}, float[4,1] W = {1, 2, 3, 4}, float[1] b = {1}>
+        g (float[n,4] x) => (float[n,2] y)
+        <float[4] one = {1, 1, 1, 1}, float[4,2] W = {1, 2, 3, 4, 2, 3, 4, 5}, float[2] b = {1, 2}>
         {
             n = LayerNormalization(x, one)
             h = Gemm(n, W)
