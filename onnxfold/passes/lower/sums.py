@@ -22,12 +22,14 @@ _KINDS = (NormKind.LAYER_NORM, NormKind.RMS_NORM)
 
 
 def fused_additions(view: ModelInfo) -> tuple[ir.Node, ...]:
-    """Return the additions that a session would fuse with a norm."""
+    """Return the additions between norms that a session would fuse with the norm behind them."""
     if view.opset < _BROADCASTS_SINCE:
         return ()
     sites = [site for site in find_norms(view) if site.kind in _KINDS]
-    found = (_fused(site.input, set(site.nodes)) for site in sites)
-    return tuple(dict.fromkeys(addition for addition in found if addition is not None))
+    # An addition in a norm that is spelled out, its beta, becomes part of LayerNormalization.
+    parts = {node for site in sites for node in site.nodes}
+    found = dict.fromkeys(_fused(site.input, set(site.nodes)) for site in sites)
+    return tuple(node for node in found if node is not None and node not in parts)
 
 
 def replace_by_sums(additions: Iterable[ir.Node]) -> None:

@@ -1,0 +1,55 @@
+"""Which additions in front of a norm become Sum for a session on a CPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import onnx
+import onnxruntime as ort
+from onnx import parser
+
+import onnxfold
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# The last layer of torch.nn.Transformer's post-norm encoder, and the norm of the encoder behind it.
+TWO_SPELLED_NORMS = """
+<ir_version: 7, opset_import: ["" : 14]>
+g (float[2, 3, 4] x, float[2, 3, 4] branch) => (float[2, 3, 4] y)
+<float two = {2.0}, float tiny = {0.00001}, float[4] gamma = {1.5, -2.0, 0.5, 1.0},
+ float[4] beta = {0.25, 0.5, -1.0, 2.0}, float[4] gain = {0.5, 1.5, 2.0, -1.0},
+ float[4] bias = {1.0, -0.5, 0.75, 0.25}> {
+    stream = Add (x, branch)
+    mean = ReduceMean <axes = [-1]> (stream)
+    centred = Sub (stream, mean)
+    square = Pow (centred, two)
+    variance = ReduceMean <axes = [-1]> (square)
+    shifted = Add (variance, tiny)
+    deviation = Sqrt (shifted)
+    normal = Div (centred, deviation)
+    scaled = Mul (normal, gamma)
+    norm = Add (scaled, beta)
+    mean2 = ReduceMean <axes = [-1]> (norm)
+    centred2 = Sub (norm, mean2)
+    square2 = Pow (centred2, two)
+    variance2 = ReduceMean <axes = [-1]> (square2)
+    shifted2 = Add (variance2, tiny)
+    deviation2 = Sqrt (shifted2)
+    normal2 = Div (centred2, deviation2)
+    scaled2 = Mul (normal2, gain)
+    y = Add (scaled2, bias)
+}
+"""
+
+
+def test_the_beta_of_a_spelled_norm_in_front_of_another_stays_an_add(tmp_path: Path) -> None:
+    path, out = tmp_path / "two.onnx", tmp_path / "out.onnx"
+    onnx.save(parser.parse_model(TWO_SPELLED_NORMS), path)
+    onnxfold.optimize(path, out, target="ort", check=None)
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "session.onnx")
+    ort.InferenceSession(out, options, ["CPUExecutionProvider"])
+    nodes = onnx.load(tmp_path / "session.onnx").graph.node
+    assert Counter(node.op_type for node in nodes) == {"Sum": 1, "LayerNormalization": 2}
