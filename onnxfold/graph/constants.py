@@ -71,12 +71,21 @@ class ConstantFolder:
 
     ``limit`` bounds the number of elements of every tensor that takes part, so that asking never
     reads a weight; a tensor that is ``costly``, being computed from weights, counts as unknown.
+    ``wide`` computes with floats as float64, without the roundings of the model's own types.
     """
 
-    def __init__(self, opset: int, shape: Callable[[ir.Value | None], Shape | None], limit: int):
+    def __init__(
+        self,
+        opset: int,
+        shape: Callable[[ir.Value | None], Shape | None],
+        limit: int,
+        *,
+        wide: bool = False,
+    ):
         self._opset = opset
         self._shape_of = shape
         self._limit = limit
+        self._wide = wide
         self._known: dict[ir.Value, Array | None] = {}
 
     def array(self, value: ir.Value | None) -> Array | None:
@@ -111,7 +120,7 @@ class ConstantFolder:
         tensor = constant_tensor(value)
         if tensor is not None:
             cheap = tensor.size <= self._limit and not getattr(tensor, "costly", False)
-            return tensor.numpy() if cheap else None
+            return self._widened(tensor.numpy()) if cheap else None
         node = value.producer()
         if node is None or not _is_folded(node):
             return None
@@ -132,9 +141,15 @@ class ConstantFolder:
             if node.op_type == "Unsqueeze" and "axes" in node.attributes and inputs[0] is not None:
                 # onnx's evaluator inserts one axis after the other, whatever their order.
                 return np.expand_dims(inputs[0], tuple(node.attributes.get_ints("axes", ())))
-            return self._compute(node, inputs)[value.index() or 0]
+            if self._wide and node.op_type == "Cast" and value.dtype in FLOATS:
+                return None if inputs[0] is None else inputs[0].astype(np.float64)
+            return self._widened(self._compute(node, inputs)[value.index() or 0])
         except _NO_RESULT:
             return None  # it fails wherever it runs, so nobody can know it
+
+    def _widened(self, array: Array) -> Array:
+        # bfloat16 is of kind V, as a type that numpy does not know itself
+        return array.astype(np.float64) if self._wide and array.dtype.kind in "fV" else array
 
     def _is_small(self, node: ir.Node, inputs: list[Array | None]) -> bool:
         """Whether the results are small: of these four operators a few numbers ask for any size."""

@@ -49,7 +49,10 @@ class ModelInfo:
         self._refs: dict[ir.Value, str] | None = None
         self._dead: frozenset[ir.Node] | None = None
         self._order: dict[ir.Node, int] | None = None
-        self._folder = ConstantFolder(self.opset, self.shape, _SMALL_CONSTANT_ELEMENTS)
+        self._folder, self._wide_folder = (
+            ConstantFolder(self.opset, self.shape, _SMALL_CONSTANT_ELEMENTS, wide=wide)
+            for wide in (False, True)
+        )
 
     def nodes(self) -> Iterator[ir.Node]:
         """Yield every node of the main graph and of all bodies, parents first."""
@@ -134,6 +137,10 @@ class ModelInfo:
     def array(self, value: ir.Value | None) -> Array | None:
         """Return the array of a small constant or constant expression, else None."""
         return self._folder.array(value)
+
+    def wide_array(self, value: ir.Value | None) -> Array | None:
+        """Return what :meth:`array` does, floats computed as float64: exact up to its roundings."""
+        return self._wide_folder.array(value)
 
     def scalar(self, value: ir.Value | None) -> float | None:
         """Return a constant with exactly one element as a float, else None."""

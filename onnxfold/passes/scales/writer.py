@@ -83,8 +83,9 @@ def channel_op(view: ModelInfo, node: ir.Node) -> ChannelOp | None:
         return None
     for index in (0, 1) if node.op_type in ("Add", "Mul") else (0,):
         y, constant = node.inputs[index], node.inputs[1 - index]
-        array, rank = view.array(constant), view.rank(y)
-        if array is None or y is None or rank is None or array.dtype.kind not in "fV":
+        # Without roundings, as the proof and the check: sqrt(1 / sqrt(d)) in front of attention.
+        array, rank = view.wide_array(constant), view.rank(y)
+        if array is None or y is None or rank is None or array.dtype.kind != "f":
             continue
         if view.array(y) is not None or array.ndim > rank:
             return None
@@ -96,7 +97,7 @@ def _elementwise(
     view: ModelInfo, node: ir.Node, index: int, y: ir.Value, array: Array
 ) -> ChannelOp | None:
     shape = view.shape(y) or ()
-    aligned = array.reshape((1,) * (len(shape) - array.ndim) + array.shape).astype(np.float64)
+    aligned = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
     if any(size not in (1, dim) for size, dim in zip(aligned.shape, shape, strict=True)):
         return None
     channels = Channels.along((axis, n) for axis, n in enumerate(aligned.shape) if n > 1)
