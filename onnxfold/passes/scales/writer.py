@@ -97,7 +97,7 @@ def _elementwise(
     view: ModelInfo, node: ir.Node, index: int, y: ir.Value, array: Array
 ) -> ChannelOp | None:
     shape = view.shape(y) or ()
-    aligned = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
+    aligned = array.reshape((1,) * (len(shape) - array.ndim) + array.shape).astype(np.float64)
     if any(size not in (1, dim) for size, dim in zip(aligned.shape, shape, strict=True)):
         return None
     channels = Channels.along((axis, n) for axis, n in enumerate(aligned.shape) if n > 1)
