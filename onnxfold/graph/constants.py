@@ -246,14 +246,3 @@ def whole_node(node: ir.Node) -> onnx.NodeProto:
             tensor = in_memory(node.attributes[attribute.name].as_tensor())
             attribute.t.CopyFrom(ir.serde.serialize_tensor(tensor))
     return proto
-
-
-def weight_value(name: str, array: Array) -> ir.Value:
-    """Return a new initializer that is in no graph yet."""
-    tensor = ir.Tensor(array, name=name)
-    return ir.Value(
-        name=name,
-        shape=ir.Shape(tensor.shape.numpy()),
-        type=ir.TensorType(tensor.dtype),
-        const_value=tensor,
-    )

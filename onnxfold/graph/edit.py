@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError
 from onnxfold.graph.model_info import ModelInfo
 from onnxfold.graph.traversal import all_graphs, declared_shape, graph_values
+from onnxfold.operators.new_nodes import NewNodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,11 @@ class Lowered:
     nodes: tuple[ir.Node, ...]
     stands_for: tuple[tuple[ir.Value, ir.Value], ...]  # (old, new)
     initializers: tuple[ir.Value, ...] = ()
+
+    @staticmethod
+    def of(new: NewNodes, *stands_for: tuple[ir.Value, ir.Value]) -> "Lowered":
+        """Return nodes with all weights that came with them."""
+        return Lowered(tuple(new.nodes), stands_for, tuple(new.weights))
 
 
 def _register(graph: ir.Graph, tensor: ir.TensorProtocol, name: str) -> ir.Value:
@@ -117,18 +123,18 @@ class Editor:
         elif first is not None:
             graph.insert_before(first, lowered.nodes)
 
-    def compute_before(self, place: ir.Node, lowered: Lowered) -> ir.Value:
+    def compute_before(self, place: ir.Node, new: NewNodes) -> ir.Value:
         """Insert nodes that stand for nothing before another one; return what the last gives.
 
         They get the names of their results, which nothing else has.
         """
         if not isinstance(place.graph, ir.Graph):
             raise InvariantError(f"node '{place.name}' is in no graph")
-        self._prepare(place.graph, lowered, ())
-        for node in lowered.nodes:
+        self._prepare(place.graph, Lowered.of(new), ())
+        for node in new.nodes:
             node.name = node.outputs[0].name
-        place.graph.insert_before(place, lowered.nodes)
-        return lowered.nodes[-1].outputs[0]
+        place.graph.insert_before(place, new.nodes)
+        return new.nodes[-1].outputs[0]
 
     def rename(self, value: ir.Value, name: str) -> None:
         """Give a value that is another than the one of its name before a new one."""

@@ -9,15 +9,15 @@ last overload of a name for all.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.operators import functions
+from onnxfold.operators.new_nodes import NewNodes
 
-_AttributeValue: TypeAlias = ir.Attr | ir.TensorProtocol | int | float | list[int]
 _CASTLIKE_SINCE = 15
 _GELU_SINCE = 20
 _SLICE_OF_INPUTS_SINCE = 10
@@ -129,32 +129,30 @@ def function(name: str, opset: int, setting: Setting, overload: str = "") -> ir.
     return ir.Function(functions.DOMAIN, name, overload, graph=graph, attributes=attributes)
 
 
-class _Body:
-    """Nodes of one function body, spelled for one opset and setting; constants are tensors."""
+class _Body(NewNodes):
+    """Nodes of one function body, spelled for one opset and setting; weights are nodes too."""
 
     def __init__(self, opset: int, setting: Setting) -> None:
-        self.opset = opset
+        super().__init__(opset)
         self.setting = setting
-        self.nodes: list[ir.Node] = []
         own = setting.dtype in _OWN_STATISTICS
         self.statistics_type = setting.dtype if own else ir.DataType.FLOAT
         self._converts = setting.convertible or not own
 
-    def op(self, op_type: str, *inputs: ir.Value, **attributes: _AttributeValue) -> ir.Value:
-        self.nodes.append(ir.node(op_type, inputs, attributes))
-        output = self.nodes[-1].outputs[0]
+    def add(self, node: ir.Node) -> ir.Value:
+        output = super().add(node)
         output.name = f"v{len(self.nodes)}"
         return output
 
+    def weight(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
+        del name  # those of a body are numbers
+        return self.op("Constant", value=ir.tensor(array))
+
     def constant(self, value: float) -> ir.Value:
-        return self.op("Constant", value=ir.tensor(np.array(value, self.statistics_type.numpy())))
+        return self.weight("", np.array(value, self.statistics_type.numpy()))
 
     def reduce(self, op_type: str, x: ir.Value) -> ir.Value:
-        axes = list(range(-self.setting.axes, 0))
-        if self.opset < (13 if op_type == "ReduceSum" else 18):
-            return self.op(op_type, x, axes=axes, keepdims=1)
-        listed = self.op("Constant", value=ir.tensor(np.array(axes, np.int64)))
-        return self.op(op_type, x, listed, keepdims=1)
+        return self.along(op_type, x, range(-self.setting.axes, 0), "", keepdims=1)
 
     def wide(self, x: ir.Value) -> ir.Value:
         return self.op("Cast", x, to=ir.DataType.FLOAT) if self._converts else x
@@ -248,7 +246,7 @@ def _scale_of_rows(body: _Body, y: ir.Value) -> ir.Value:
 
 def _quantized(body: _Body, y: ir.Value, divisor: ir.Value, zero_point: ir.Value) -> ir.Value:
     """QuantizeLinear(y, divisor, zero_point), of float32 numbers at every opset."""
-    one = body.op("Constant", value=ir.tensor(np.array(1, np.float32)))
+    one = body.weight("", np.array(1, np.float32))
     return body.op("QuantizeLinear", body.op("Div", body.single(y), divisor), one, zero_point)
 
 
@@ -298,8 +296,7 @@ def _without_last(body: _Body, y: ir.Value) -> ir.Value:
     """Return y without its last element, taken last: the norm before it is then known as one."""
     if body.opset < _SLICE_OF_INPUTS_SINCE:
         return body.op("Slice", y, axes=[-1], starts=[0], ends=[-1])
-    ends = (ir.tensor(np.array([number], np.int64)) for number in (0, -1, -1))
-    return body.op("Slice", y, *(body.op("Constant", value=end) for end in ends))
+    return body.op("Slice", y, *(body.integers("", [number]) for number in (0, -1, -1)))
 
 
 def _decomposed(

@@ -6,6 +6,7 @@ import onnx_ir as ir
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor, Lowered, set_input
 from onnxfold.graph.operands import known_producer
+from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.passes.base import Settings
 from onnxfold.passes.compression import shapes
 from onnxfold.passes.compression.plan import CompressionPlan, Shortened
@@ -49,10 +50,10 @@ def shorten_weight(value: ir.Value, axis: int) -> None:
 def _enter(edit: Editor, value: ir.Value, entry: Shortened) -> ir.Value:
     """Return a value without its last channel, by a Slice behind it."""
     name = f"{value.name}.compressed"
-    node, made = shapes.slice_off_last(value, entry.axis, name)
-    output = node.outputs[0]
-    output.name, output.type = name, value.type
+    new = NewNodes(edit.info.opset)
+    output = shapes.slice_off_last(new, value, entry.axis, name)
+    output.name, output.type, new.nodes[0].name = name, value.type, name
     output.shape = None if value.shape is None else value.shape.copy()
     shapes.declare(output, entry.axis, -1)
-    edit.insert_behind(value, Lowered((node,), (), made))
+    edit.insert_behind(value, Lowered.of(new))
     return output

@@ -3,13 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.graph.array_types import Array
-from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import (
     Editor,
     change_constant,
@@ -19,6 +17,7 @@ from onnxfold.graph.edit import (
     sweep,
 )
 from onnxfold.graph.operands import computed_by, known_producer, known_tensor, operand
+from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.passes.compression.plan import CompressionPlan
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -148,8 +147,7 @@ def resize_weight(
     value.shape = shape
 
 
-def slice_off_last(value: ir.Value, axis: int, name: str) -> tuple[ir.Node, tuple[ir.Value, ...]]:
-    """Return the node of a value without its last channel, and its constants."""
-    numbers = {"start": 0, "end": -1, "axis": axis}
-    made = [weight_value(f"{name}.{role}", np.array([k], np.int64)) for role, k in numbers.items()]
-    return ir.node("Slice", [value, *made], name=name), tuple(made)
+def slice_off_last(new: NewNodes, value: ir.Value, axis: int, name: str) -> ir.Value:
+    """Return a value without its last channel."""
+    parts = {"start": 0, "end": -1, "axis": axis}
+    return new.op("Slice", value, *(new.integers(f"{name}.{k}", [v]) for k, v in parts.items()))

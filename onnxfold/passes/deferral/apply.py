@@ -10,11 +10,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import Editor, Lowered, redirect, set_input, sweep
 from onnxfold.graph.operands import known_operand, known_producer, known_tensor
-from onnxfold.norms import NormSite, find_norms
+from onnxfold.norms import find_norms
 from onnxfold.operators import facets
+from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.operators.table import row_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.gammas import GammaTables, gamma_tables
@@ -24,10 +24,10 @@ from onnxfold.passes.deferral.plan import (
     DeferredNorm,
     UnscaledValue,
 )
-from onnxfold.passes.deferral.row_numbers import RowNumbers, as_type, quotient
+from onnxfold.passes.deferral.row_numbers import RowNumbers, quotient
 from onnxfold.passes.deferral.row_scale import Rows, rows_of
 from onnxfold.passes.deferral.scaled_tables import TableEditor, product
-from onnxfold.passes.lower.parameters import AffinePart, Parameters
+from onnxfold.passes.lower.parameters import Parameters
 from onnxfold.passes.places import ReaderRef
 from onnxfold.weights.edited import edited
 from onnxfold.weights.edits import Centre, Scale
@@ -106,9 +106,10 @@ class _Work:
 
     def _multiplied(self, value: ir.Value, scale: ir.Value) -> ir.Value:
         """Multiply a value, and let all readers have the product; return it."""
-        nodes = product(value, scale)
-        self._edit.put_behind(value, nodes, role="row_scale", before="deferred")
-        return nodes[-1].outputs[0]
+        new = NewNodes(self._edit.info.opset)
+        result = product(new, value, scale)
+        self._edit.put_behind(value, new.nodes, role="row_scale", before="deferred")
+        return result
 
     def _without_bias(self, value: ir.Value) -> ir.Value | None:
         """Take the bias of the layer that gives a value away; return it."""
@@ -154,11 +155,11 @@ class _Work:
             key = factor, gamma.tobytes()
             if key not in scaled:
                 name, used = f"{factor.name}.gamma", gamma.squeeze() if gamma.size == 1 else gamma
-                part = weight_value(name, used.astype(factor.dtype.numpy()))
-                product = ir.node("Mul", [factor, part])
-                product.outputs[0].name, product.outputs[0].type = f"{name}.scaled", factor.type
-                lowered = Lowered((product,), (), (part,))
-                scaled[key] = self._edit.compute_before(node, lowered)
+                new = NewNodes(self._edit.info.opset)
+                part = new.weight(name, used.astype(factor.dtype.numpy()))
+                result = new.op("Mul", factor, part)
+                result.name, result.type = f"{name}.scaled", factor.type
+                scaled[key] = self._edit.compute_before(node, new)
             set_input(node, index, scaled[key])
         for value in gammas.held:
             now = self._edit.value(value)
@@ -169,27 +170,18 @@ class _Work:
         """Spell a norm with an epsilon for each row."""
         found = self._sites[output]
         site = found.within(self._edit)
-        nodes, made = quotient(site, site.input, self._edit.info.opset, inverse_square)
+        new = NewNodes(self._edit.info.opset)
+        heir = quotient(new, site, site.input, inverse_square)
         gamma = None if weightless else found.gamma
         for op_type, role, part in (("Mul", "gamma", gamma), ("Add", "beta", found.beta)):
-            operand = self._operand(found, part, role, made)
-            if operand is not None:
-                nodes += as_type(nodes[-1].outputs[0], operand.dtype)
-                nodes.append(ir.node(op_type, [nodes[-1].outputs[0], operand]))
-                nodes[-1].outputs[0].type = operand.type
-        nodes += as_type(nodes[-1].outputs[0], site.output.dtype)
-        for place, node in enumerate(nodes):
+            if part is not None:
+                given = self._parameters.per_channel(found, part, role, new.weights)
+                operand = self._edit.value(given)
+                heir = new.op(op_type, new.cast(heir, operand.dtype), operand)
+                heir.type = operand.type
+        heir = new.cast(heir, site.output.dtype)
+        for place, node in enumerate(new.nodes):
             node.name = f"{site.name}.row_epsilon{place}"
             node.outputs[0].name = f"{site.output.name}.row_epsilon"
-        old, heir = site.output, nodes[-1].outputs[0]
-        lowered = Lowered(tuple(nodes), ((old, heir),), tuple(made))
-        self._edit.stand_in(lowered, site.last, site.nodes)
-        self._now[old] = heir
-
-    def _operand(
-        self, site: NormSite, part: AffinePart, role: str, made: list[ir.Value]
-    ) -> ir.Value | None:
-        if part is None:
-            return None
-        value = self._parameters.per_channel(site, part, role, made)
-        return self._edit.value(value)
+        self._edit.stand_in(Lowered.of(new, (site.output, heir)), site.last, site.nodes)
+        self._now[site.output] = heir

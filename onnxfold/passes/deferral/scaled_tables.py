@@ -8,25 +8,24 @@ operator knows tables of two axes alone, [B S, h/2] at the positions 0, 1, 2, ..
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph.constants import weight_value
-from onnxfold.graph.edit import Editor, Lowered, set_input
+from onnxfold.graph.edit import Editor, set_input
 from onnxfold.graph.operands import known_operand
+from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.operators.table import row_of
 from onnxfold.passes.deferral.plan import ScaledTable
-from onnxfold.passes.deferral.row_numbers import RowNumbers, as_type
+from onnxfold.passes.deferral.row_numbers import RowNumbers
 from onnxfold.passes.deferral.row_scale import RowScale
 
 
-def product(value: ir.Value, scale: ir.Value) -> list[ir.Node]:
-    """Return the nodes that multiply a value in the type of its scale and round the product.
+def product(new: NewNodes, value: ir.Value, scale: ir.Value) -> ir.Value:
+    """Return a value times a scale, multiplied in the type of the scale, and rounded.
 
     The scale stands first: as second factor of a product with another Mul behind, ONNX Runtime's
     transformers optimizer takes it for a norm's and raises TypeError.
     """
-    nodes = as_type(value, scale.dtype)
-    nodes.append(ir.node("Mul", [scale, nodes[-1].outputs[0] if nodes else value]))
-    nodes[-1].outputs[0].type = scale.type
-    return nodes + as_type(nodes[-1].outputs[0], value.dtype)
+    result = new.op("Mul", scale, new.cast(value, scale.dtype))
+    result.type = scale.type
+    return new.cast(result, value.dtype)
 
 
 class TableEditor:
@@ -57,29 +56,33 @@ class TableEditor:
         if positions is not None:
             if len(scale.rows) == 2:
                 positions = self._flat(node, positions)
-            found = self._before(node, [ir.node("Gather", [factor, positions])], f"{name}.rows")
+            new = self._new()
+            new.op("Gather", factor, positions)
+            found = self._before(node, new, f"{name}.rows")
             found.type = factor.type
-        return self._before(node, product(found, self._rows.scale(scale)), f"{name}.scaled")
+        new = self._new()
+        product(new, found, self._rows.scale(scale))
+        return self._before(node, new, f"{name}.scaled")
 
     def _flat(self, node: ir.Node, positions: ir.Value) -> ir.Value:
-        sizes = weight_value(f"{positions.name}.all", np.array([-1]))
-        flat = [ir.node("Reshape", [positions, sizes])]
-        return self._before(node, flat, f"{positions.name}.flat", sizes)
+        new = self._new()
+        new.op("Reshape", positions, new.integers(f"{positions.name}.all", [-1]))
+        return self._before(node, new, f"{positions.name}.flat")
 
     def _counted(self, node: ir.Node, positions: ir.Value) -> ir.Value:
         """Return 0, 1, 2, ... in the shape of the positions."""
-        name, numbers = f"{positions.name}.counted", (np.array(0), np.array(1))
-        start, step = (weight_value(f"{name}.{int(number)}", number) for number in numbers)
-        size, shape = ir.node("Size", [positions]), ir.node("Shape", [positions])
-        count = ir.node("Range", [start, size.outputs[0], step])
-        nodes = [size, shape, count, ir.node("Reshape", [count.outputs[0], shape.outputs[0]])]
-        return self._before(node, nodes, name, start, step)
+        new, name = self._new(), f"{positions.name}.counted"
+        start, step = (new.weight(f"{name}.{number}", np.array(number)) for number in (0, 1))
+        size, shape = new.op("Size", positions), new.op("Shape", positions)
+        new.op("Reshape", new.op("Range", start, size, step), shape)
+        return self._before(node, new, name)
 
-    def _before(
-        self, place: ir.Node, nodes: list[ir.Node], name: str, *constants: ir.Value
-    ) -> ir.Value:
+    def _new(self) -> NewNodes:
+        return NewNodes(self._edit.info.opset)
+
+    def _before(self, place: ir.Node, new: NewNodes, name: str) -> ir.Value:
         """Put nodes, of integers unless they have a type, before another; return their result."""
-        for each in nodes:
+        for each in new.nodes:
             each.outputs[0].name = name
             each.outputs[0].type = each.outputs[0].type or ir.TensorType(ir.DataType.INT64)
-        return self._edit.compute_before(place, Lowered(tuple(nodes), (), constants))
+        return self._edit.compute_before(place, new)

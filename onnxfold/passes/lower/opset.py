@@ -10,10 +10,10 @@ import onnx_ir as ir
 
 from onnxfold.errors import UsageError
 from onnxfold.graph import node_label
-from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import add_constant, set_input
 from onnxfold.graph.traversal import all_nodes
 from onnxfold.operators.functions import DOMAIN
+from onnxfold.operators.new_nodes import weight_value
 
 _OLDEST = 13
 # Between these versions they gained types, or attributes whose defaults are what was before.

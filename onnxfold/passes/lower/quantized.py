@@ -20,7 +20,6 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo, operator
-from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import Lowered
 from onnxfold.graph.operands import only_reader, operand
 from onnxfold.operators.facets import stands_before_a_weight
@@ -33,6 +32,7 @@ from onnxfold.operators.functions import (
     call,
     op_name,
 )
+from onnxfold.operators.new_nodes import weight_value
 from onnxfold.operators.table import row_of
 from onnxfold.passes.lower.residual import ready
 from onnxfold.passes.lower.row_scales import reduces_rows

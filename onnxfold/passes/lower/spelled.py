@@ -1,15 +1,11 @@
 """RMSNorms in operators, for what no operator takes: an epsilon that float32 cannot hold."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph.constants import weight_value
 from onnxfold.graph.operands import producer_of
 from onnxfold.norms.site import NormForm, NormSite
-
-_AXES_ARE_INPUTS_SINCE = 18
+from onnxfold.operators.new_nodes import NewNodes
 
 
 def wide_epsilon(site: NormSite) -> bool:
@@ -19,35 +15,21 @@ def wide_epsilon(site: NormSite) -> bool:
     return site.input.dtype is ir.DataType.DOUBLE and spelled and rounded != site.epsilon
 
 
-def spelled_rms(
-    site: NormSite, x: ir.Value, opset: int
-) -> tuple[list[ir.Node], tuple[ir.Value, ...]]:
+def spelled_rms(new: NewNodes, site: NormSite, x: ir.Value) -> ir.Value:
     """Return x / sqrt(mean(x * x) + epsilon) along the norm's axes, in the type of x.
 
     The reciprocal stands first: else ONNX Runtime's transformers optimizer raises TypeError.
     """
-    square = ir.node("Mul", [x, x])
-    epsilon = weight_value(f"{x.name}.epsilon", np.array(site.epsilon, np.float64))
-    mean, axes = reduced("ReduceMean", square.outputs[0], site.fiber.axes, opset, str(x.name))
-    shifted = ir.node("Add", [mean.outputs[0], epsilon])
-    root = ir.node("Sqrt", [shifted.outputs[0]])
-    inverse = ir.node("Reciprocal", [root.outputs[0]])
-    nodes = [square, mean, shifted, root, inverse, ir.node("Mul", [inverse.outputs[0], x])]
+    epsilon = new.weight(f"{x.name}.epsilon", np.array(site.epsilon, np.float64))
+    square = new.op("Mul", x, x)
+    mean = new.along("ReduceMean", square, site.fiber.axes, f"{x.name}.axes", keepdims=1)
+    root = new.op("Sqrt", new.op("Add", mean, epsilon))
+    inverse = new.op("Reciprocal", root)
     dims = enumerate(tuple(site.input.shape or ()))
     rows = [1 if axis in site.fiber.axes else dim for axis, dim in dims]
-    for node in nodes[1:5]:
+    for node in new.nodes[1:5]:
         node.outputs[0].shape = ir.Shape(rows)
-    return nodes, (epsilon, *axes)
-
-
-def reduced(
-    op_type: str, x: ir.Value, axes: Sequence[int], opset: int, name: str
-) -> tuple[ir.Node, tuple[ir.Value, ...]]:
-    """Return a reduction along axes, which stay with size 1, and its constants."""
-    if opset < _AXES_ARE_INPUTS_SINCE:
-        return ir.node(op_type, [x], {"axes": list(axes), "keepdims": 1}), ()
-    constant = weight_value(f"{name}.axes", np.array(axes, np.int64))
-    return ir.node(op_type, [x, constant], {"keepdims": 1}), (constant,)
+    return new.op("Mul", inverse, x)
 
 
 def mean_has_one_reader(site: NormSite, centred: ir.Value) -> bool:

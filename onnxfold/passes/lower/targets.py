@@ -12,7 +12,6 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import FLOATS, Fiber, ModelInfo, node_label
-from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import Lowered
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.norms.subtracted_mean import cast_of_centred
@@ -27,10 +26,11 @@ from onnxfold.operators.functions import (
     call,
     op_name,
 )
+from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.options import Target, WrittenForm
 from onnxfold.passes.lower.norm_settings import NormSetting
-from onnxfold.passes.lower.parameters import AffinePart, Operands, Parameters
-from onnxfold.passes.lower.spelled import mean_has_one_reader, reduced, spelled_rms, wide_epsilon
+from onnxfold.passes.lower.parameters import AffinePart, Parameters
+from onnxfold.passes.lower.spelled import mean_has_one_reader, spelled_rms, wide_epsilon
 from onnxfold.passes.lower.turned import turned_values
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -274,86 +274,77 @@ class TargetLowering:
 
     def _plain_centring(self, value: ir.Value, fiber: Fiber) -> Lowered:
         name = f"{value.name}.centred"
-        mean, axes = reduced("ReduceMean", value, fiber.axes, self._view.opset, name)
-        mean.outputs[0].name = f"{value.name}.mean"
-        mean.outputs[0].type = value.type
+        new = NewNodes(self._view.opset)
+        mean = new.along("ReduceMean", value, fiber.axes, f"{name}.axes", keepdims=1)
+        mean.name, mean.type = f"{value.name}.mean", value.type
         dims = tuple(value.shape or ())
-        mean.outputs[0].shape = ir.Shape(
-            1 if axis in fiber.axes else dim for axis, dim in enumerate(dims)
-        )
-        centred = ir.node("Sub", [value, mean.outputs[0]])
-        output = centred.outputs[0]
+        mean.shape = ir.Shape(1 if axis in fiber.axes else dim for axis, dim in enumerate(dims))
+        output = new.op("Sub", value, mean)
         output.name, output.shape, output.type = name, value.shape, value.type
-        return Lowered((mean, centred), ((value, output),), axes)
+        return Lowered.of(new, (value, output))
 
     def _call(self, site: NormSite, statistics: Statistics, x: ir.Value) -> Lowered:
         axes = self._trailing_axes(site) or 1
         affine = self._parameters.operands(site, statistics, axes)
+        after, new = affine.after, NewNodes(self._view.opset)
         if self._target is Target.ORT and statistics is Statistics.RMS:
-            return self._contrib(site, x, affine, axes)
-        name = op_name(statistics=statistics, affine=affine.kind)
-        nodes = [call(name, [x, *affine.inputs], axes=axes, epsilon=site.epsilon)]
-        for op_type, operand in affine.after:
-            nodes.append(ir.node(op_type, [nodes[-1].outputs[0], operand]))
-        return self._finished(site, nodes, affine.initializers)
+            scale, *bias = affine.inputs
+            y = self._contrib(new, site, x, scale, axes)
+            after = (*(("Add", beta) for beta in bias), *after)
+        else:
+            name = op_name(statistics=statistics, affine=affine.kind)
+            y = new.add(call(name, [x, *affine.inputs], axes=axes, epsilon=site.epsilon))
+        for op_type, operand in after:
+            y = new.op(op_type, y, operand)
+        new.weights += affine.initializers
+        return self._finished(site, new)
 
     def _spelled(self, site: NormSite, x: ir.Value) -> Lowered:
-        nodes, constants = spelled_rms(site, x, self._view.opset)
-        made = list(constants)
+        new = NewNodes(self._view.opset)
+        y = spelled_rms(new, site, x)
         for op_type, part, role in (("Mul", site.gamma, "gamma"), ("Add", site.beta, "beta")):
             if part is not None:
-                operand = self._parameters.as_value(site, part, role, made)
-                nodes.append(ir.node(op_type, [nodes[-1].outputs[0], operand]))
-        return self._finished(site, nodes, tuple(made))
+                y = new.op(op_type, y, self._parameters.as_value(site, part, role, new.weights))
+        return self._finished(site, new)
 
     def _blocked_call(self, site: NormSite, x: ir.Value, blocks: tuple[int, int]) -> Lowered:
         """Return Reshape, RMSNorm over the new last axis, Reshape back, gamma, beta."""
+        new = NewNodes(self._view.opset)
         leading = [0] * ((self._view.rank(site.input) or 1) - 1)  # 0 keeps a dimension
-        split = weight_value(f"{x.name}.blocks", np.array([*leading, *blocks], np.int64))
-        joined = weight_value(
-            f"{x.name}.joined", np.array([*leading, blocks[0] * blocks[1]], np.int64)
-        )
+        split = new.integers(f"{x.name}.blocks", [*leading, *blocks])
+        joined = new.integers(f"{x.name}.joined", [*leading, blocks[0] * blocks[1]])
         ones = self._parameters.ones(site, (blocks[1],))
-        made = [ones]
-        apart = ir.node("Reshape", [x, split])
-        norm = self._plain_rms(site, apart.outputs[0], ones)
-        nodes = [apart, norm, ir.node("Reshape", [norm.outputs[0], joined])]
+        new.weights.append(ones)
+        apart = new.op("Reshape", x, split)
+        if self._target is Target.ORT:
+            norm = self._contrib(new, site, apart, ones, 1)
+        else:
+            name = op_name(statistics=Statistics.RMS, affine=Affine.SCALE)
+            norm = new.add(call(name, [apart, ones], epsilon=site.epsilon))
         dims = tuple(site.input.shape or ())[:-1]
-        apart.outputs[0].shape = norm.outputs[0].shape = ir.Shape((*dims, *blocks))
+        apart.shape = norm.shape = ir.Shape((*dims, *blocks))
+        y = new.op("Reshape", norm, joined)
         for op_type, part, role in (("Mul", site.gamma, "gamma"), ("Add", site.beta, "beta")):
             if part is not None:
-                operand = self._parameters.per_channel(site, part, role, made)
-                nodes.append(ir.node(op_type, [nodes[-1].outputs[0], operand]))
-        return self._finished(site, nodes, (split, joined, *made))
+                y = new.op(op_type, y, self._parameters.per_channel(site, part, role, new.weights))
+        return self._finished(site, new)
 
-    def _plain_rms(self, site: NormSite, x: ir.Value, ones: ir.Value) -> ir.Node:
-        """Return an RMSNorm of x over its last axis."""
-        if self._target is Target.ORT:
-            attributes = {"axis": -1, "epsilon": site.epsilon, "stash_type": 1}
-            return ir.node("SimplifiedLayerNormalization", [x, ones], attributes)
-        name = op_name(statistics=Statistics.RMS, affine=Affine.SCALE)
-        return call(name, [x, ones], epsilon=site.epsilon)
-
-    def _contrib(self, site: NormSite, x: ir.Value, affine: Operands, axes: int) -> Lowered:
-        scale, *bias = affine.inputs
+    def _contrib(
+        self, new: NewNodes, site: NormSite, x: ir.Value, scale: ir.Value, axes: int
+    ) -> ir.Value:
         attributes = {"axis": -axes, "epsilon": site.epsilon, "stash_type": 1}
-        nodes = [ir.node("SimplifiedLayerNormalization", [x, scale], attributes)]
-        for op_type, operand in [*(("Add", beta) for beta in bias), *affine.after]:
-            nodes.append(ir.node(op_type, [nodes[-1].outputs[0], operand]))
-        return self._finished(site, nodes, affine.initializers)
+        return new.op("SimplifiedLayerNormalization", x, scale, **attributes)
 
-    def _finished(
-        self, site: NormSite, nodes: list[ir.Node], initializers: tuple[ir.Value, ...]
-    ) -> Lowered:
-        for number, node in enumerate(nodes[:-1]):
+    def _finished(self, site: NormSite, new: NewNodes) -> Lowered:
+        for number, node in enumerate(new.nodes[:-1]):
             node.outputs[0].name = f"{site.output.name}.part{number}"
             node.outputs[0].type = site.input.type
             if node.outputs[0].shape is None and site.input.shape is not None:
                 node.outputs[0].shape = site.input.shape.copy()
-        nodes[0].name = site.name
-        for number, node in enumerate(nodes[1:], 1):
+        new.nodes[0].name = site.name
+        for number, node in enumerate(new.nodes[1:], 1):
             node.name = f"{site.name}.affine{number}"
-        return Lowered(tuple(nodes), ((site.output, nodes[-1].outputs[0]),), initializers)
+        return Lowered.of(new, (site.output, new.nodes[-1].outputs[0]))
 
 
 def _no_form(site: NormSite, sentence: str) -> Refusal:

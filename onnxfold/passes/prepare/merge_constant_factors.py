@@ -13,10 +13,10 @@ import onnx_ir as ir
 from onnxfold.check.reference import is_wide_float
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.array_types import Array
-from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import add_constant, drop_weight, set_input, sweep
 from onnxfold.graph.operands import is_read_once, producer_of
 from onnxfold.graph.traversal import graph_values
+from onnxfold.operators.new_nodes import weight_value
 
 
 def merge_constant_factors(view: ModelInfo) -> tuple[str, ...]:

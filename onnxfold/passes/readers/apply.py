@@ -7,6 +7,7 @@ from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor, Lowered, redirect, sweep
 from onnxfold.graph.operands import known_operand, known_producer
 from onnxfold.operators.functions import Affine, Statistics, call, op_name
+from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.compression import shapes
@@ -56,22 +57,19 @@ def _shorten_norm(edit: Editor, value: ir.Value, target: Target) -> None:
     """
     node = known_producer(value)
     x = known_operand(node, 0)
-    epsilon = node.attributes.get_float("epsilon", 0.0)
+    epsilon, new = node.attributes.get_float("epsilon", 0.0), NewNodes(edit.info.opset)
     if target is Target.KERNELS:
         name = op_name(statistics=Statistics.CRMS, affine=Affine.NONE)
-        nodes, made = [call(name, [x], epsilon=epsilon)], []
+        result = new.add(call(name, [x], epsilon=epsilon))
     else:
-        full = ir.node(node.op_type, list(node.inputs), dict(node.attributes), domain=node.domain)
-        full.outputs[0].name = f"{value.name}.all"
-        full.outputs[0].shape, full.outputs[0].type = value.shape, value.type
-        last, constants = shapes.slice_off_last(full.outputs[0], -1, f"{node.name}.short")
-        nodes, made = [full, last], list(constants)
-    nodes[0].name = node.name
-    nodes[-1].name = node.name if len(nodes) == 1 else f"{node.name}.short"
+        full = new.add(ir.node(node.op_type, node.inputs, node.attributes, domain=node.domain))
+        full.name, full.shape, full.type = f"{value.name}.all", value.shape, value.type
+        result = shapes.slice_off_last(new, full, -1, f"{node.name}.short")
+        new.nodes[-1].name = f"{node.name}.short"
+    new.nodes[0].name = node.name
     axis = (len(value.shape) if value.shape is not None else 0) - 1
-    lowered = Lowered(tuple(nodes), ((value, nodes[-1].outputs[0]),), tuple(made))
-    edit.stand_in(lowered, node, (node,))
-    shapes.declare(nodes[-1].outputs[0], axis, -1)
+    edit.stand_in(Lowered.of(new, (value, result)), node, (node,))
+    shapes.declare(result, axis, -1)
 
 
 def _read_all(value: ir.Value) -> None:

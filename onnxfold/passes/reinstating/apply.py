@@ -7,12 +7,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import operator
-from onnxfold.graph.constants import weight_value
 from onnxfold.graph.edit import Editor, Lowered, inherit, redirect, set_input, sweep
 from onnxfold.graph.operands import computed_by, known_operand
 from onnxfold.norms import NormSite
+from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.passes.base import Settings
-from onnxfold.passes.deferral.row_numbers import as_type, quotient
+from onnxfold.passes.deferral.row_numbers import quotient
 from onnxfold.passes.reinstating.find import DeferredSite, find_deferred
 from onnxfold.passes.reinstating.plan import ReinstatingPlan
 
@@ -76,17 +76,15 @@ def _normalised(edit: Editor, found: DeferredSite, now: dict[ir.Value, ir.Value]
     """Spell the norm behind x; return its result, in the type of x."""
     site, power = _without_power(found.site.within(edit))
     x = now.get(site.input, site.input)
-    nodes, made = quotient(site, x, edit.info.opset)
-    nodes += as_type(nodes[-1].outputs[0], x.dtype)
+    new = NewNodes(edit.info.opset)
+    y = new.cast(quotient(new, site, x), x.dtype)
     if power != 1 and x.dtype is not None:
-        made.append(weight_value(f"{x.name}.power", np.array(power, x.dtype.numpy())))
-        nodes.append(ir.node("Mul", [nodes[-1].outputs[0], made[-1]]))
-        nodes[-1].outputs[0].type = ir.TensorType(x.dtype)
-    for number, node in enumerate(nodes):
+        y = new.op("Mul", y, new.weight(f"{x.name}.power", np.array(power, x.dtype.numpy())))
+        y.type = ir.TensorType(x.dtype)
+    for number, node in enumerate(new.nodes):
         node.name = f"{site.name}.reinstated{number}"
         node.outputs[0].name = f"{x.name}.normalised"
-    edit.insert_behind(x, Lowered(tuple(nodes), (), tuple(made)))
-    y = nodes[-1].outputs[0]
+    edit.insert_behind(x, Lowered.of(new))
     y.shape = x.shape
     return y
 
