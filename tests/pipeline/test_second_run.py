@@ -78,6 +78,18 @@ def _stated_and_default() -> ir.Model:
     return graph(body, "float[B,4,6] x", "float[B,4,6] y", _float32(**shapes), opset=17)
 
 
+def _table() -> ir.Model:
+    """Relative positions of DeBERTa: a layer reads the norm of a table."""
+    made = _float32(T=(4, 6), gamma=(6,), beta=(6,), V=(6, 5), b=(5,))
+    made["eps"] = np.array(1e-5, np.float32)
+    spelled = _SPELLED.replace("(h", "(T")
+    body = (
+        f"{spelled} g = Mul(q, gamma) n = Add(g, beta) p = MatMul(n, V) k = Add(p, b) "
+        "t = Transpose<perm=[1,0]>(k) y = MatMul(x, t)"
+    )
+    return graph(body, "float[B,4,5] x", "float[B,4,4] y", made, opset=17)
+
+
 def _feed_forward() -> ir.Model:
     """A norm that keeps its mean, before a linear layer that can take its scale."""
     made = _float32(gamma=(6,), beta=(6,), V=(6, 5), b=(5,))
@@ -127,6 +139,7 @@ _MODELS = {
     "a centring for two norms": lambda: _centred_for_two(17),
     "a mean in half before a norm in float": lambda: _mean_in_half(17),
     "an epsilon stated and the default": _stated_and_default,
+    "a norm of a table": _table,
 }
 
 

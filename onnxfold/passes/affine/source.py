@@ -35,8 +35,8 @@ class AffineSource:
 
 def source_of(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
     """Return the norm's affine part, None where it has none, a refusal where it cannot be told."""
-    if view.array(site.output) is not None:
-        return None  # all of it is a constant, in which no part is told from the others
+    if view.array(site.input) is not None:
+        return None  # runtimes compute a norm of constants once; moving a part of it gains nothing
     if site.form is not NormForm.DECOMPOSED or _ends_in_norm(site):
         return _of_operands(view, site)
     return _of_nodes(view, site)
