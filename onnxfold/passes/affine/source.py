@@ -35,8 +35,11 @@ class AffineSource:
 
 def source_of(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
     """Return the norm's affine part, None where it has none, a refusal where it cannot be told."""
+    if site.gamma is None and site.beta is None:
+        return None
     if view.array(site.input) is not None:
-        return None  # runtimes compute a norm of constants once; moving a part of it gains nothing
+        sentence = f"norm '{site.name}' is of constants, and runtimes compute it once"
+        return Refusal(RefusalCode.NOT_WORTH, sentence, (node_label(site.nodes[-1]),))
     if site.form is not NormForm.DECOMPOSED or _ends_in_norm(site):
         return _of_operands(view, site)
     return _of_nodes(view, site)
@@ -61,7 +64,7 @@ def _unknown(site: NormSite, sentence: str) -> Refusal:
 
 def _of_operands(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
     node = site.nodes[-1]
-    if (site.gamma is None and site.beta is None) or node.op_type in _WITHOUT_AFFINE:
+    if node.op_type in _WITHOUT_AFFINE:
         return None
     parts: dict[int, Array] = {}
     for index, part in ((_GAMMA, site.gamma), (_BETA, site.beta)):
@@ -90,8 +93,6 @@ def _column(array: Array, axis: int, repeat: int, rank: int) -> Array:
 
 def _of_nodes(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
     """Take the constant Mul and Add off the end of a spelled-out norm."""
-    if site.gamma is None and site.beta is None:
-        return None
     value = _before_casts(site)
     shape = view.shape(value)
     if shape is None:

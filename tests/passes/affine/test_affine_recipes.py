@@ -32,7 +32,7 @@ MOVED = {
     "clip-text": Moved(5, 4, 5, 4, 2),
     "clip-vision": Moved(6, 4, 6, 4, 2),
     "convnext-t": Moved(7, 6, 7, 6, 4),
-    "deberta-v2": Moved(6, 1, 6, 1, 0),
+    "deberta-v2": Moved(6, 0, 6, 0, 0),
     "dinov2-small": Moved(5, 4, 5, 4, 6),
     "dyt-vit": Moved(5, 5, 5, 5, 2),
     "gemma-small": Moved(5, 5, 0, 0, 2),
