@@ -33,7 +33,7 @@ help:
 	@echo 'make test-wheel build the wheel and follow README with it in a fresh environment'
 	@echo 'make test-image build the container image and fold the shipped model in it'
 	@echo 'make test-compilers compile the kernels with each of g++ 11, g++ 12 and clang++ 14 beside c++'
-	@echo 'make test-compatibility try 14 runtimes and 27 tools on what onnxfold writes (an hour or two)'
+	@echo 'make test-compatibility try every runtime and tool on what onnxfold writes (an hour or two)'
 	@echo 'make test-compatibility-fast the part of it that is quick'
 	@echo 'make cuda       build the kernels for CUDA too (docs/cuda.md)'
 	@echo 'make lint       check style          make format  repair it'

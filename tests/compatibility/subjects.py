@@ -61,11 +61,14 @@ RUNTIMES: Final = (
     Subject("onnxruntime-node", "node", "onnxruntime-node", "onnxruntime_node"),
     Subject("onnxruntime-web", "node", "onnxruntime-web", "onnxruntime_web"),
     Subject("OpenVINO", "openvino", "openvino", "openvino", fast=True),
+    Subject("OpenCV 5", "opencv-5", "opencv-python-headless", "opencv"),
+    Subject("OpenCV 4", "opencv-4", "opencv-python-headless", "opencv", fixed=True),
     Subject("IREE", "iree", "iree-base-compiler", "iree", fixed=True, opsets=_EVERY_OTHER),
     Subject("tract", "tract", "tract", "tract", fixed=True),
     Subject("MNN", "mnn", "MNN", "mnn", fixed=True),
     Subject("pnnx", "ncnn", "pnnx", "pnnx", fixed=True),
     Subject("onnx2torch", "onnx2torch", "onnx2torch", "onnx2torch", fixed=True, fast=True),
+    Subject("onnx2pytorch", "onnx2pytorch", "onnx2pytorch", "onnx2pytorch", fixed=True),
     Subject("TVM", "tvm", "apache-tvm", "tvm", fixed=True, opsets=_EVERY_OTHER),
     Subject("tinygrad", "tinygrad", "tinygrad", "tinygrad", fixed=True),
     Subject("jaxonnxruntime", "jax", "jaxonnxruntime", "jaxonnxruntime", fixed=True),
@@ -142,5 +145,7 @@ UNTRIED: Final = {
     "MNN, the same file again": "version 3.6.1 makes of BERT and GPT-2 by TorchScript, opset 17, a "
     "right model or one that is off by 0.00011 and 0.039, by turns: in 12 processes each, 12 and "
     "10 times the latter of the exports themselves, 12 and 11 times of what is made of them",
+    "RKNN-Toolkit2": "version 2.5.0 asks for torch 2.4 at most, and refuses opsets above 19",
+    "RTen, burn, candle": "they are Rust crates; environments are of Python's and npm's packages",
     "ncnn": "its networks have no batch axis; what pnnx writes for torch is run instead",
 }

@@ -6,6 +6,7 @@ compile for fixed shapes. One thread and float32 wherever a runtime lets that be
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -71,6 +72,20 @@ def openvino(path: str, inputs: Inputs) -> Loaded:
     return run, {"nodes": len(layers)}
 
 
+def opencv(path: str, inputs: Inputs) -> Loaded:
+    import cv2
+
+    cv2.setNumThreads(1)
+    net = cv2.dnn.readNetFromONNX(path)
+
+    def run() -> list[Any]:
+        for name, array in inputs.items():
+            net.setInput(array, name)
+        return [net.forward()]  # of the one output that each export has
+
+    return run, {}
+
+
 def iree(path: str, inputs: Inputs) -> Loaded:
     import iree.runtime as rt
 
@@ -134,9 +149,7 @@ def pnnx(path: str, inputs: Inputs) -> Loaded:
     import shutil
 
     import pnnx as package
-    import torch
 
-    torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp())
     shutil.copy(path, folder / "model.onnx")
     shapes = ",".join(
@@ -157,22 +170,41 @@ def pnnx(path: str, inputs: Inputs) -> Loaded:
 
 
 def onnx2torch(path: str, inputs: Inputs) -> Loaded:
+    _declare_torchvision()
+    import onnx2torch as package
+
+    return _torch(package.convert(path).eval(), inputs), {}
+
+
+def onnx2pytorch(path: str, inputs: Inputs) -> Loaded:
+    import onnx
+
+    _declare_torchvision()
+    from onnx2pytorch import ConvertModel
+
+    # Its own word for a batch of more than one.
+    model = ConvertModel(onnx.load(path), experimental=True)
+    return _torch(model.eval(), inputs), {}
+
+
+@functools.cache
+def _declare_torchvision() -> Any:
+    """Declare the operators that torchvision asks for; they are never called.
+
+    Converters import torchvision, whose native library wants the torch it was built with.
+    """
     import torch
 
-    # Its converters import torchvision, whose native library wants the torch it was built with; the
-    # operators that torchvision then asks for are declared here, and never called.
     declared = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
         declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    import onnx2torch as package
-
-    torch.set_num_threads(1)
-    return _torch(package.convert(path).eval(), inputs), {}
+    return declared
 
 
 def _torch(model: Any, inputs: Inputs) -> Callable[[], list[Any]]:
     import torch
 
+    torch.set_num_threads(1)
     tensors = [torch.from_numpy(array) for array in inputs.values()]
 
     def run() -> list[Any]:
