@@ -31,7 +31,7 @@ from onnxfold.pipeline.stage_timer import Stages, StageTimer
 from onnxfold.report.before_after import before_and_after
 from onnxfold.report.document import inspection
 from onnxfold.report.nodes import node_changes, node_rows
-from onnxfold.shapes.claims import unconfirmed_claims
+from onnxfold.shapes.claims import check_claims
 
 _CHOICES = {"device": Device, "defer": Defer, "norm_form": WrittenForm}
 _SPELLINGS = (WrittenForm.OP, WrittenForm.DECOMPOSED)
@@ -61,11 +61,11 @@ def inspect(
         defer=member(Defer, defer, f"defer '{defer}'"),
     )
     with error_context(source):
-        claims = unconfirmed_claims(source.model)
-        prepared = prepare(source.model, compressed=True, deferred=True)
+        known = check_claims(source.model)
+        prepared = prepare(known.model, compressed=True, deferred=True, inferred=True)
         decided = decide_all(prepared, settings, without=unwanted(settings))
         listed = {"nodes": node_rows(source.model)} if nodes else {}
-    return inspection(decided.findings, claims, settings.excluded, prepared.unsplit) | listed
+    return inspection(decided.findings, known.claims, settings.excluded, prepared.unsplit) | listed
 
 
 def diff(first: Any, second: Any, *, sessions: bool = True, nodes: bool = False) -> dict[str, Any]:

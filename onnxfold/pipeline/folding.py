@@ -133,6 +133,7 @@ class Decided:
     shown: list[ProofOutcome] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     changed: bool = False
+    final: ModelInfo | None = None  # of a prepared copy of what is written
 
     @property
     def plan(self) -> Plan:
@@ -210,7 +211,8 @@ class Decided:
 class Folded:
     """The model after the passes, the given one where nothing changed; a proof where one was asked.
 
-    ``left_out`` are the passes whose proof failed; the proof is that of the others.
+    ``left_out`` are the passes whose proof failed; the proof is that of the others.  ``info``: of a
+    prepared copy of the model, where a proof needed one.
     """
 
     model: ir.Model
@@ -218,6 +220,7 @@ class Folded:
     findings: Findings
     proof: Proof | None = None
     left_out: tuple[LeftOut, ...] = ()
+    info: ModelInfo | None = None
 
 
 def decide_all(prepared: Prepared, settings: Settings, *, without: Collection[str] = ()) -> Decided:
@@ -252,7 +255,7 @@ def fold(
             _step(state, each, settings, timer, prove=prove)
     result = _spelled(state, original, settings, timer, prove=prove)
     proof = _sum(state.shown) if prove and state.changed else None
-    return Folded(result, state.changed, state.findings, proof, tuple(state.left_out))
+    return Folded(result, state.changed, state.findings, proof, tuple(state.left_out), state.final)
 
 
 def unwanted(chosen: Options) -> frozenset[str]:
@@ -324,11 +327,12 @@ def _spelled(
         result = _finished(edit.model, original, state, settings)
     if prove:
         with timer.stage("prove"):
-            after = prepare(result).info
+            after = state.final = prepare(result).info
         if not _is_shown(state, LOWER, after, settings, timer):
             slow = ()
             if not state.changed:
                 return original
+            state.final = None
             result = _finished(state.info.model, original, state, settings)
     state.changed = True
     finalize.settle_functions(result, original.ir_version)

@@ -15,9 +15,12 @@ from onnxfold.passes.reinstating.decide import decide
 
 
 def prepared_for(model: ir.Model, settings: Settings) -> Prepared:
-    """Return a working copy of a model, of a newer opset where the form of norms needs one."""
+    """Return a working copy of a model whose types and shapes are inferred.
+
+    It is of a newer opset where the form of norms needs one.
+    """
     prepared = _to_reinstate(model, settings)
-    prepared = prepared or prepare(model, compressed=settings.convert_to is not None)
+    prepared = prepared or prepare(model, compressed=settings.convert_to is not None, inferred=True)
     if settings.norm_form is WrittenForm.OP and settings.target is not Target.ORT:
         raise_opset(prepared.model, RMS_NORMALIZATION_SINCE)
         return replace(prepared, info=ModelInfo(prepared.model))
@@ -28,7 +31,7 @@ def _to_reinstate(model: ir.Model, settings: Settings) -> Prepared | None:
     """Return a copy without the calls that deferral has left, where a norm can be taken back."""
     if settings.convert_to is not None or is_wanted(settings) or not _has_calls_of_rows(model):
         return None
-    prepared = prepare(model, deferred=True)
+    prepared = prepare(model, deferred=True, inferred=True)
     return None if decide(prepared.info, settings).empty else prepared
 
 

@@ -31,14 +31,14 @@ from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.centring.apply import overflowing_weights
 from onnxfold.passes.findings import Findings
 from onnxfold.passes.plan import Plan
-from onnxfold.passes.prepare.working_copy import Prepared
+from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.pipeline import folding
 from onnxfold.pipeline.advice import advice
 from onnxfold.pipeline.preparation import prepared_for
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.report.before_after import before_and_after
 from onnxfold.report.document import inspection
-from onnxfold.shapes.claims import Claim, unconfirmed_claims
+from onnxfold.shapes.claims import Checked, check_claims
 
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
@@ -65,12 +65,12 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """What an attempt does without: weights that overflow, passes with which a check failed.
+    """What an attempt starts from, and does without: weights that overflow, passes that failed.
 
     ``needless``: passes that only prepare others, which had nothing to do.
     """
 
-    claims: tuple[Claim, ...]
+    known: Checked
     overflowing: frozenset[str] = frozenset()
     left_out: tuple[folding.LeftOut, ...] = ()
     needless: frozenset[str] = frozenset()
@@ -81,7 +81,7 @@ def run(
 ) -> Result:
     """Run every stage behind loading; again without the weights, or the passes, that cannot be."""
     with timer.stage("analyse"):
-        attempt = _Attempt(unconfirmed_claims(source.model))
+        attempt = _Attempt(check_claims(source.model))
     while True:
         try:
             return _attempt(source, output, chosen, timer, attempt)
@@ -132,7 +132,7 @@ def _settings(source: Source, chosen: Options, attempt: _Attempt) -> Settings:
 
 def _decided(source: Source, chosen: Options, attempt: _Attempt) -> folding.Decided:
     settings = _settings(source, chosen, attempt)
-    prepared = prepared_for(source.model, settings)
+    prepared = prepared_for(attempt.known.model, settings)
     return folding.decide_all(prepared, settings, without=_without(chosen, attempt))
 
 
@@ -154,7 +154,7 @@ def _attempt(
         return _planned(source, chosen, timer, attempt)
     settings = _settings(source, chosen, attempt)
     with timer.stage("analyse"):
-        prepared = prepared_for(source.model, settings)
+        prepared = prepared_for(attempt.known.model, settings)
     folded = folding.fold(
         prepared,
         source.model,
@@ -190,14 +190,14 @@ def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attem
     """Decide, and report it."""
     with timer.stage("analyse"):
         settings = _settings(source, chosen, attempt)
-        prepared = prepared_for(source.model, settings)
+        prepared = prepared_for(attempt.known.model, settings)
         decided = folding.decide_all(prepared, settings, without=_without(chosen, attempt))
     again = _without_needless(attempt, decided.findings)
     if again is not None:
         return _planned(source, chosen, timer, again)
     report = {
         "inspect": inspection(
-            decided.findings, attempt.claims, settings.excluded, prepared.unsplit
+            decided.findings, attempt.known.claims, settings.excluded, prepared.unsplit
         ),
         "prepared": _prepared(prepared),
     }
@@ -232,11 +232,11 @@ def _published(
     if output is None:
         if changed and options.check:
             verification = _verified(source, ModelSource(result, None), options, timer)
-        counted = _counted(source, result, timer)
+        counted = _counted(source, folded, attempt, timer)
         returned: Any = source.give_back(result)
     else:
         written = _write(
-            source, result, Path(output), options, timer, changed and bool(options.check)
+            source, folded, attempt, Path(output), options, timer, changed and bool(options.check)
         )
         verification, counted = written.verification, written.before_after
         returned, report["output"] = written.path, written.document
@@ -256,7 +256,10 @@ def _report(
 ) -> dict[str, Any]:
     report: dict[str, Any] = {
         "inspect": inspection(
-            folded.findings, attempt.claims, exclusion(chosen.exclude), prepared.unsplit
+            folded.findings,
+            attempt.known.claims,
+            exclusion(chosen.exclude),
+            prepared.unsplit,
         ),
         "prepared": _prepared(prepared),
         "changed": folded.changed,
@@ -278,30 +281,37 @@ class _Written:
 
 
 def _counted(
-    source: Source, result: ir.Model, timer: StageTimer, path: Path | None = None
+    source: Source,
+    folded: folding.Folded,
+    attempt: _Attempt,
+    timer: StageTimer,
+    path: Path | None = None,
 ) -> dict[str, Any] | None:
     """Return both models in numbers, and their sessions where the result is checked at a path.
 
     A session's form is kept in a file to be counted, which large weights are not worth.
     """
-    if result is source.model:
+    if folded.model is source.model:
         return None
     with timer.stage("count"):
         paths = None
         if source.path and path and session_bytes(source.model) <= _MOST_SESSION_BYTES:
             paths = (source.path, path)
-        return before_and_after(source.model, result, paths)
+        infos = (prepare(attempt.known.model, inferred=True).info, folded.info)
+        return before_and_after(source.model, folded.model, paths, infos)
 
 
 def _write(
     source: Source,
-    result: ir.Model,
+    folded: folding.Folded,
+    attempt: _Attempt,
     output: Path,
     options: Options,
     timer: StageTimer,
     checked: bool,
 ) -> _Written:
     """Stage the result, verify the staged files, publish them."""
+    result = folded.model
     verification = None
     with timer.stage("save"):
         staged = _staged(source, result, output, options, timer)
@@ -309,7 +319,7 @@ def _write(
         if checked:
             rewritten = ModelSource(model_io.load(staged.path), staged.path)
             verification = _verified(source, rewritten, options, timer)
-        counted = _counted(source, result, timer, staged.path if checked else None)
+        counted = _counted(source, folded, attempt, timer, staged.path if checked else None)
         # The check ran the original from its file too.
         model_io.check_unchanged(source.model)
         files = staged.commit()

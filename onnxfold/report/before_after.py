@@ -104,12 +104,15 @@ class _NormCost:
     nbytes: int
 
 
-def figures(model: ir.Model) -> Figures:
-    """Count what a model, which is not changed, consists of; raises ModelError as `prepare`."""
+def figures(model: ir.Model, info: ModelInfo | None = None) -> Figures:
+    """Count what a model, which is not changed, consists of; raises ModelError as `prepare`.
+
+    ``info``: of a prepared copy, where there is one already.
+    """
     written = ModelInfo(model)
     operators = Counter(operator(node) for node in written.nodes())
     tensors = {id(t): t for graph in written.graphs for t in _tensors(graph)}.values()
-    info = prepare(model).info
+    info = info or prepare(model).info
     free = _free_dimensions(model)
     norms = find_norms(info)
     costs = [_norm_cost(info, norm, free) for norm in norms]
@@ -135,14 +138,20 @@ def figures(model: ir.Model) -> Figures:
 
 
 def before_and_after(
-    before: ir.Model, after: ir.Model, paths: tuple[Path, Path] | None = None
+    before: ir.Model,
+    after: ir.Model,
+    paths: tuple[Path, Path] | None = None,
+    infos: tuple[ModelInfo | None, ModelInfo | None] = (None, None),
 ) -> dict[str, Any]:
-    """Return the document of two models in numbers; with ``paths``, of their sessions too."""
+    """Return the document of two models in numbers; with ``paths``, of their sessions too.
+
+    ``infos``: of prepared copies, where there are such already.
+    """
     document: dict[str, Any] = {
         "schema": 1,
         "free_dimensions": sorted(_free_dimensions(before)),
-        "before": asdict(figures(before)),
-        "after": asdict(figures(after)),
+        "before": asdict(figures(before, infos[0])),
+        "after": asdict(figures(after, infos[1])),
     }
     if paths is not None:
         for side, path in zip(_SIDES, paths, strict=True):

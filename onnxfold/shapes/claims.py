@@ -4,7 +4,7 @@ Nothing makes ``value_info`` true.  So shapes are inferred once without it, from
 What contradicts it is refused; what goes further than it is believed, and named in the report.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,11 @@ import onnx_ir as ir
 
 from onnxfold.errors import ModelError
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.dims import Shape
+from onnxfold.graph.dims import Dim, Shape
 from onnxfold.graph.sequences import behind_unbind
 from onnxfold.graph.traversal import all_graphs, declared_shape
-from onnxfold.shapes.inference import fill_types
+from onnxfold.shapes import infer
+from onnxfold.shapes.inference import claimed_shape, fill_types, is_unnamed, merged
 from onnxfold.shapes.missing_shapes import fill_shapes
 
 
@@ -51,29 +52,72 @@ class Claim:
         return {"value": self.value, "claimed": list(self.claimed), "inferred": inferred}
 
 
-def unconfirmed_claims(model: ir.Model) -> tuple[Claim, ...]:
-    """Return the shapes of results in which the model claims a rank, or a number, by itself.
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A copy of a model with the types and shapes that can be known, and what it only claims."""
 
-    Raises ModelError, naming the value, where a shape contradicts what inference finds.
+    model: ir.Model
+    claims: tuple[Claim, ...]
+
+
+def check_claims(model: ir.Model) -> Checked:
+    """Infer types and shapes from the inputs alone, and set them beside those that are declared.
+
+    Claims are shapes in which the model has a rank, or a number, by itself.  Raises ModelError,
+    naming the value, where a shape contradicts what inference finds.
     """
-    clone = model.clone()
-    misread = behind_unbind(model)
-    claimed = [
-        (own, shape)
-        for declared, graph in zip(all_graphs(model), all_graphs(clone), strict=True)
-        for value, own in zip(_results(declared), _results(graph), strict=True)
-        if value not in misread and (shape := declared_shape(value)) is not None
-    ]
-    if not claimed:
-        return ()
-    for own, _ in claimed:
-        own.shape = None
-    fill_types(clone)
-    fill_shapes(ModelInfo(clone))
+    copy = model.clone()
+    misread = behind_unbind(copy)
+    results = [v for graph in all_graphs(copy) for v in _results(graph) if v not in misread]
+    declared = {value: value.shape for value in results}
+    told = {value: claimed_shape(value) for value in results}
+    for value in results:
+        value.shape = None
+    fill_types(copy)
+    fill_shapes(ModelInfo(copy))
+    claims = _claims(told)
+    if claims and any(map(_is_open, told.items())):
+        for value, shape in declared.items():
+            value.shape = shape
+        infer(copy)  # again, for what is claimed may tell something of other values
+    else:
+        _name(told)
+    return Checked(copy, claims)
+
+
+def _is_open(told: tuple[ir.Value, Shape | None]) -> bool:
+    """Whether not all is known of a value, neither declared nor inferred."""
+    value, shape = told
+    found = declared_shape(value)
+    return (shape is None or None in shape) and (found is None or not all(map(_is_number, found)))
+
+
+def _is_number(dim: Dim) -> bool:
+    return isinstance(dim, int)
+
+
+def _name(told: Mapping[ir.Value, Shape | None]) -> None:
+    """Give sizes the names that the model declares, in the place of symbols that were made up."""
+    found = {value: declared_shape(value) for value in told}
+    names: dict[Dim, Dim] = {}
+    for value, shape in told.items():
+        for made_up, name in zip(found[value] or (), shape or (), strict=False):
+            if made_up is not None and is_unnamed(made_up) and isinstance(name, str):
+                names.setdefault(made_up, name)
+    for value, shape in told.items():
+        inferred = found[value]
+        named = None if inferred is None else tuple(names.get(dim, dim) for dim in inferred)
+        known = named if shape is None else merged(shape, named)
+        if known is not None and known != inferred:
+            value.shape = ir.Shape(known)
+
+
+def _claims(told: Mapping[ir.Value, Shape | None]) -> tuple[Claim, ...]:
+    pairs = [(value, shape, declared_shape(value)) for value, shape in told.items()]
     claims = [
-        Claim(str(own.name), shape, declared_shape(own))
-        for own, shape in claimed
-        if _is_more(shape, declared_shape(own))
+        Claim(str(value.name), shape, found)
+        for value, shape, found in pairs
+        if shape is not None and _is_more(shape, found)
     ]
     for claim in claims:
         if claim.contradicted:

@@ -104,7 +104,7 @@ def is_unnamed(dim: Dim) -> bool:
     return dim is None or (isinstance(dim, str) and dim.startswith(_MADE_UP))
 
 
-def _claimed_shape(value: ir.Value) -> Shape | None:
+def claimed_shape(value: ir.Value) -> Shape | None:
     """Return what a model declares of a value; of what is computed no symbol that onnx made up.
 
     Tools that convert or quantise keep those in the file, one symbol for each operator that onnx
@@ -124,7 +124,7 @@ def _is_found_again(value: ir.Value) -> bool:
     node, shape = value.producer(), value.shape
     if node is None or shape is None or node.domain or not onnx.defs.has(node.op_type):
         return False
-    return _claimed_shape(value) != declared_shape(value)
+    return claimed_shape(value) != declared_shape(value)
 
 
 def _is_told(value: ir.Value) -> bool:
@@ -220,7 +220,7 @@ def _declare(info: onnx.ValueInfoProto, value: ir.Value) -> None:
         return
     tensor = info.type.tensor_type
     tensor.elem_type = value.type.dtype.value
-    shape = None if _is_found_again(value) else _claimed_shape(value)
+    shape = None if _is_found_again(value) else claimed_shape(value)
     if shape is None:
         return
     tensor.shape.SetInParent()  # of a scalar too
@@ -363,11 +363,11 @@ def _fill_graph(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
             value.type = ir.TensorType(tensor.dtype)  # whatever the model declares of it
         if info is not None and value.type is None and info.type.HasField("tensor_type"):
             value.type = ir.TensorType(ir.DataType(info.type.tensor_type.elem_type))
-        declared, found = _claimed_shape(value), _inferred(info)
+        declared, found = claimed_shape(value), _inferred(info)
         shape = declared if declared is not None else found
-        merged = None if shape is None else _merge(shape, found)
-        if merged is not None and merged != declared_shape(value) and tensor is None:
-            value.shape = ir.Shape(merged)
+        known = None if shape is None else merged(shape, found)
+        if known is not None and known != declared_shape(value) and tensor is None:
+            value.shape = ir.Shape(known)
     for node, twin in zip(graph, inferred.node, strict=True):
         for name, position, body in bodies(node):
             for attribute in twin.attribute:
@@ -385,8 +385,8 @@ def _inferred(info: onnx.ValueInfoProto | None) -> Shape | None:
     )
 
 
-def _merge(declared: Shape, inferred: Shape | None) -> Shape:
-    """Prefer integers, then declared symbols, then inferred ones."""
+def merged(declared: Shape, inferred: Shape | None) -> Shape:
+    """Return one shape of both: integers first, then declared symbols, then inferred ones."""
     if inferred is None or len(inferred) != len(declared):
         return declared
     return tuple(

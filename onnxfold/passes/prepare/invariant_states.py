@@ -14,17 +14,22 @@ _FIRST_STATE = {"Loop": (2, 1), "Scan": (0, 0)}  # among inputs; among outputs o
 _SCAN_WITHOUT_BATCHES = 9  # opset: the older Scan has another first input, and an axis of batches
 
 
-def read_from_outside(model: ir.Model) -> None:
-    """Take the states that are weights and stay as they are from every loop, in place."""
+def read_from_outside(model: ir.Model) -> int:
+    """Take the states that are weights and stay as they are from every loop, in place.
+
+    Returns how many there were.
+    """
     old = model.graph.opset_imports.get("", 1) < _SCAN_WITHOUT_BATCHES
+    taken = 0
     for graph in list(all_graphs(model)):
         for node in list(graph):
             if node.domain or node.op_type not in _FIRST_STATE or (old and node.op_type == "Scan"):
                 continue
-            _free(node, node.attributes["body"].as_graph())
+            taken += _free(node, node.attributes["body"].as_graph())
+    return taken
 
 
-def _free(loop: ir.Node, body: ir.Graph) -> None:
+def _free(loop: ir.Node, body: ir.Graph) -> int:
     first, behind = _FIRST_STATE[loop.op_type]
     scanned = loop.attributes.get_int("num_scan_inputs", 0)
     taken = {value.name for value in graph_values(body)}
@@ -37,6 +42,7 @@ def _free(loop: ir.Node, body: ir.Graph) -> None:
         if not seen and _stays(inside, body.outputs[behind + state]):
             weights[state] = weight
     drop_states(loop, body, weights, (first, behind))
+    return len(weights)
 
 
 def _stays(before: ir.Value, after: ir.Value) -> bool:

@@ -52,11 +52,14 @@ class Prepared:
         return self.info.model
 
 
-def prepare(model: ir.Model, *, compressed: bool = False, deferred: bool = False) -> Prepared:
+def prepare(
+    model: ir.Model, *, compressed: bool = False, deferred: bool = False, inferred: bool = False
+) -> Prepared:
     """Return a copy without foreign functions and without skip forms; ``model`` is not changed.
 
     ``compressed``: CRMSNorms of ours are inlined too, so that the passes see what they append;
-    ``deferred``: what deferred norms leave too, so that they can be taken back.
+    ``deferred``: what deferred norms leave too, so that they can be taken back.  ``inferred``: the
+    model has the types and shapes that can be known, and what is left as it is keeps them.
     Tensors are shared with the original.  Raises ModelError for functions that call themselves.
     """
     clone = model.clone()
@@ -65,13 +68,14 @@ def prepare(model: ir.Model, *, compressed: bool = False, deferred: bool = False
 
         # Every initializer had to be listed as an input, and none could be overridden.
         RemoveInitializersFromInputsPass()(clone)
+        inferred = False
     inlined = _inline(clone, compressed, deferred)
     split, left = _split_all(clone)
-    pick_from_tensors(clone)
-    read_directly(clone)
-    read_from_outside(clone)
+    picked = pick_from_tensors(clone)
+    read = read_directly(clone) + read_from_outside(clone)
     moved = hoist_transposes(clone, Builder(clone).unique)
-    info = infer(clone)
+    same = inferred and not (inlined or split or picked or read or moved)
+    info = ModelInfo(clone) if same else infer(clone)
     if merge_constant_factors(info):
         info = ModelInfo(clone)
     return Prepared(info, inlined, split, left, moved)
