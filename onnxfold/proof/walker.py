@@ -46,8 +46,8 @@ _REACHES = ((0, 1, True), (1, 0, True), (1, 1, False), (1, 1, True), (2, 2, Fals
 _GUESS_REACHES = _REACHES[:4]  # a wrong guess has no relation, however far one looks
 
 
-def prove(before: ModelInfo, after: ModelInfo, certificate: Certificate) -> Proof:
-    """Check ``after`` against ``before``: views of prepared models in which names were kept."""
+def walked(before: ModelInfo, after: ModelInfo, certificate: Certificate) -> Proof:
+    """Return the outcome of the walk through two prepared models in which names were kept."""
     walker = _Walker(before, after, certificate)
     walker.compare_inputs()
     walker.walk()

@@ -126,10 +126,10 @@ def test_importing_the_package_loads_nothing_heavy(package: str) -> None:
     assert done.returncode == 0, f"import onnxfold loads {package}"
 
 
-def test_folding_a_model_loads_no_runtime() -> None:
+def test_folding_a_model_loads_no_runtime_and_no_proof() -> None:
     code = (
         "import sys, onnxfold.pipeline, onnxfold.report.document\n"
-        "sys.exit(bool({'torch', 'onnxruntime'} & set(sys.modules)))"
+        "sys.exit(bool({'torch', 'onnxruntime', 'onnxfold.proof.walker'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False)  # our own code
     assert done.returncode == 0
