@@ -1,22 +1,25 @@
 """Tests of u = r * v + s with placeholders for r and s, so that layers share one test.
 
 What a region makes of r and s does not depend on their values where it holds for placeholders that
-are all different: r' and s' of its outputs are then elements of r and s, found again by value.
+are all different: r' and s' of its outputs are then elements of r and s, found again by value.  So
+it is with vectors that only the original reads, such as the gamma that a norm has lost.
 """
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.region import Region
 from onnxfold.proof.relation import Float64, Relation
+from onnxfold.proof.sizes import Drawn
 
 _FOUND_AGAIN = 2.0**-30  # the numbers are 1 / size apart, and known to 2^-38
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlaceholderRegion:
-    """A region whose leaves have the relation ``placeholders`` in the place of ``actual``."""
+    """A region with the numbers of ``placeholders`` in the place of those of ``actual``."""
 
     region: Region
     placeholders: Relation
@@ -32,7 +35,12 @@ class PlaceholderRegion:
 
 
 def with_placeholders(region: Region) -> PlaceholderRegion | None:
-    """Return the region with other numbers; None unless all that is scaled is so alike."""
+    """Return the region with other numbers; None where there are none, or several ways to scale."""
+    scaled = any(leaf.relation.r is not None for leaf in region.leaves)
+    return _of_relations(region) if scaled else _of_constants(region)
+
+
+def _of_relations(region: Region) -> PlaceholderRegion | None:
     changed = [leaf for leaf in region.leaves if leaf.relation.r is not None]
     relations = {leaf.relation.key: leaf.relation for leaf in changed}
     if len(relations) != 1 or any(leaf.fixed or leaf.relation.reverse for leaf in changed):
@@ -44,6 +52,41 @@ def with_placeholders(region: Region) -> PlaceholderRegion | None:
     leaves = tuple(replace(leaf, relation=distinct) if leaf in changed else leaf
                    for leaf in region.leaves)  # fmt: skip
     return PlaceholderRegion(replace(region, leaves=leaves), distinct, actual)
+
+
+def _of_constants(region: Region) -> PlaceholderRegion | None:
+    """Put other numbers in the place of vectors of the original that the other model is without."""
+    lost = [leaf.array for leaf in region.leaves if _is_lost(leaf)]
+    if not lost:
+        return None
+    actual = np.concatenate([array.reshape(-1) for array in lost if array is not None])
+    made = _distinct(actual, 1.0).astype(actual.dtype)
+    if np.unique(made).size != made.size:
+        return None  # rounded to the type of the constants
+    parts = iter(np.split(made, np.cumsum([array.size for array in lost if array is not None])))
+    leaves = tuple(
+        replace(leaf, array=next(parts).reshape(leaf.array.shape))
+        if leaf.array is not None and _is_lost(leaf)
+        else leaf
+        for leaf in region.leaves
+    )
+    # What is 0 or 1 by itself has no effect, and is read as what it is.
+    numbers = [np.append(array.astype(np.float64), (0.0, 1.0)) for array in (made, actual)]
+    of_made, of_actual = (Relation(each, each) for each in numbers)
+    return PlaceholderRegion(replace(region, leaves=leaves), of_made, of_actual)
+
+
+def _is_lost(leaf: Leaf) -> bool:
+    """Whether a leaf is a vector of the original, and all one number, or nothing, in the other."""
+    array, given = leaf.array, leaf.given
+    if array is None or array.dtype.kind != "f" or not np.isfinite(array).all():
+        return False
+    alone = leaf.v is None or (given is not None and not leaf.relation.known and _is_plain(given))
+    return alone and not _is_plain(array)
+
+
+def _is_plain(array: Drawn) -> bool:
+    return bool(np.all(array == array.flat[0])) if array.size else True
 
 
 def _distinct(array: Float64, plain: float) -> Float64:

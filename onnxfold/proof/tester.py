@@ -6,7 +6,7 @@ same numbers in another order: they differ by roundings of 2^-53, a few thousand
 while a wrong rule is off by the order of the numbers themselves.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,12 +56,15 @@ class Tester:
         return named or self._line(region, slack)
 
     def _line(self, region: Region, slack: float) -> Relation | None:
-        """Return u = r * v + s, where possible by a test that other numbers share."""
+        """Return u = r * v + s, where possible by a test that other numbers share.
+
+        What that says of the numbers at hand, one draw of these confirms.
+        """
         shared = None if slack else with_placeholders(region)
         if shared is not None:
             found = self._remembered(_Question(shared.region, slack, self._whole, lines=True))
             resolved = None if found is None else shared.resolved(found)
-            if resolved is not None:
+            if resolved is not None and _at_first(_Question(region, 0.0, self._whole), [resolved]):
                 return resolved
         return self._remembered(_Question(region, slack, self._whole, lines=True))
 
@@ -73,7 +76,7 @@ class Tester:
         """Whether one draw leaves it open that ``exact`` finds something."""
         key = ("first", region.key, slack)
         if key not in self._known:
-            self._known[key] = _first_leaves_open(_Question(region, slack, self._whole))
+            self._known[key] = _at_first(_Question(region, slack, self._whole))
         return bool(self._known[key])
 
     def _remembered(self, asked: _Question) -> Relation | None:
@@ -129,10 +132,11 @@ def _relation(asked: _Question) -> Relation | None:
 
 
 @np.errstate(all="ignore")
-def _first_leaves_open(asked: _Question) -> bool:
+def _at_first(asked: _Question, candidates: Iterable[Relation] = ()) -> bool:
+    """Whether one draw has a relation: one of the candidates, or else one that is asked for."""
     try:
         draws = next(samples(asked.region, whole=asked.whole, at_first=1))
-        found = _found(asked, draws.pairs)
+        found = candidates or _found(asked, draws.pairs)
         return any(_all_have(relation, draws, asked.slack) for relation in found)
     except ERRORS:
         return False
