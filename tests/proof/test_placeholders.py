@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
 import onnxfold
 from onnxfold.graph import Fiber
+from onnxfold.proof import Certificate, tester
+from onnxfold.proof.correspondence import Correspondence
+from onnxfold.proof.neighbourhood import Neighbourhood
 from onnxfold.proof.placeholders import PlaceholderRegion
-from onnxfold.proof.relation import Float64, Relation
+from onnxfold.proof.relation import EQUAL, Float64, Relation
+from onnxfold.shapes import infer
 from tests.passes.affine.affine_graphs import Array, graph, weights
 
 LAYOUTS = {
@@ -79,3 +84,47 @@ def test_without_a_shift_none_is_read() -> None:
     result = onnxfold.optimize(model, check=0)
     assert result.report["proof"]["passed"]
     assert len(result.plan.fusions) == 1
+
+
+def test_norms_that_lose_other_gammas_and_betas_share_a_test(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines, plain = [], tester._relation
+
+    def seen(asked: tester._Question) -> Relation | None:
+        lines.append(asked.lines)
+        return plain(asked)
+
+    monkeypatch.setattr(tester, "_relation", seen)
+    layers = 5
+    made: dict[str, Array] = {}
+    body = "x0 = Identity(x)"
+    for n in range(layers):
+        own = weights(g=(6,), b=(6,), W=(6, 6), c=(6,))
+        made |= {f"{name}{n}": array * (n + 1) for name, array in own.items()}
+        body += f" n{n} = LayerNormalization<axis=-1>(x{n}, g{n}, b{n})"
+        body += f" z{n} = MatMul(n{n}, W{n}) a{n} = Add(z{n}, c{n}) x{n + 1} = Tanh(a{n})"
+    model = graph(f"{body} y = Identity(x{layers})", "double[B,6] x", "double[B,6] y", made)
+    result = onnxfold.optimize(model, check=0)
+    assert result.report["proof"]["passed"]
+    assert len(result.plan.fusions) == layers
+    assert 0 < sum(lines) < layers
+
+
+def test_other_numbers_than_those_at_hand_are_not_believed() -> None:
+    """Placeholders are not clipped, but numbers at hand are: their own draw tells the two apart."""
+    text = """<ir_version: 8, opset_import: ["": 18]> g (double[B,4] x) => (double[B,4] y)
+        <double[4] w = {0.5, 5.0, -7.0, 1.0}, double low = {-3.0}, double high = {3.0}> {"""
+    old, new = (
+        infer(ir.from_proto(onnx.parser.parse_model(f"{text} {body} y = Tanh(n) }}")))
+        for body in ("c = Clip(w, low, high) n = Mul(x, c)", "n = Identity(x)")
+    )
+    u, v = (view.by_ref() for view in (old, new))
+    near = Neighbourhood(
+        old, new, Correspondence(old, new, Certificate()), {(u["x"], v["x"]): EQUAL}
+    )
+    region = near.region(u["n"], v["n"], (2, 2, False), set())
+    found = tester.Tester().relation(region, (), 0.0)
+    assert found is not None
+    assert found.r is not None
+    np.testing.assert_allclose(found.r, [[0.5, 3.0, -3.0, 1.0]], rtol=2.0**-38)  # as of a fit
