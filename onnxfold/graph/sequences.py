@@ -56,8 +56,8 @@ def _grown(start: ir.Value, before: ir.Value, after: ir.Value) -> list[ir.Value]
 
 def behind_unbind(model: ir.Model) -> set[ir.Value]:
     """Return everything that is computed from elements of an unbound tensor."""
-    owners = {body: node for node in all_nodes(model) for body in _graphs(node)}
     waiting = [node.outputs[0] for node in all_nodes(model) if is_unbind(node)]
+    owners = {body: node for node in all_nodes(model) for body in _graphs(node)} if waiting else {}
     found: set[ir.Value] = set()
     while waiting:
         value = waiting.pop()
@@ -77,7 +77,7 @@ def _one_step(value: ir.Value, owners: dict[ir.Graph, ir.Node]) -> Iterator[ir.V
         yield from use.node.outputs
         for graph in _graphs(use.node):
             yield from graph.inputs
-    for graph, owner in owners.items():
+    for graph, owner in owners.items() if value.is_graph_output() else ():
         if value in graph.outputs:
             yield from owner.outputs
             yield from graph.inputs

@@ -337,10 +337,12 @@ def _node(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto:
                     written.g if attribute.type == ir.AttributeType.GRAPH else written.graphs.add(),
                     graph,
                 )
-        elif isinstance(attribute.value, _NOT_READ) and not _is_large(attribute):
+        elif _is_large(attribute):
+            continue
+        elif attribute.type is ir.AttributeType.TENSOR and isinstance(attribute.value, _NOT_READ):
             inside = ir.AttrTensor(name, in_memory(attribute_tensor(attribute)))
             proto.attribute.append(ir.serde.serialize_attribute(inside))
-        elif not _is_large(attribute):
+        else:
             proto.attribute.append(ir.serde.serialize_attribute(attribute))
             if (node.op_type, name) == ("Squeeze", "axes"):
                 # onnx 1.23 infers a wrong shape from unsorted axes below opset 11.
