@@ -267,8 +267,11 @@ def _normalised(
         "axis": ir.AttrInt64("axis", -body.setting.axes),
         "epsilon": ir.AttrFloat32("epsilon", body.setting.epsilon),
     }
-    if bias is not None and statistics is functions.Statistics.LAYER:
-        return body.op(standard, x, scale, bias, **attributes)
+    if statistics is functions.Statistics.LAYER:
+        # Before 1.19, ONNX Runtime's Attention fusion reads B of a norm with several readers and
+        # aborts where there is none.
+        shift = body.op("Sub", scale, scale) if bias is None else bias
+        return body.op(standard, x, scale, shift, **attributes)
     y = body.op(standard, x, scale, **attributes)
     return y if bias is None else body.op("Add", y, bias)
 
