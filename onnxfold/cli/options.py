@@ -192,7 +192,8 @@ def given_options(context: typer.Context) -> dict[str, str]:
         value = context.params.get(str(parameter.name))
         decides = parameter.param_type_name == "option" and parameter.name not in _ABOUT_OUTPUT
         if decides and value not in (parameter.default, None, ()):
-            given[str(parameter.name)] = ", ".join(value) if isinstance(value, list) else str(value)
+            several = isinstance(value, list | tuple)  # a tuple before Typer 0.16
+            given[str(parameter.name)] = ", ".join(value) if several else str(value)
     return given
 
 
