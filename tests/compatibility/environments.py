@@ -80,6 +80,16 @@ ENVIRONMENTS: Final = {
                 _TORCH,  # which the transformers optimizer imports
             ),
         ),
+        Environment(
+            "rewriters",
+            (
+                _ONNX,
+                _ORT,
+                "onnxoptimizer==0.4.2",
+                "onnx_graphsurgeon==0.6.1",
+                "polygraphy==0.53.6",
+            ),
+        ),
         Environment("openvino", ("openvino==2026.4.1",)),
         Environment("openvino-provider", ("onnxruntime-openvino==1.24.1",)),
         Environment("opencv-5", ("opencv-python-headless==5.0.0.93",)),

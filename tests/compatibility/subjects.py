@@ -11,7 +11,7 @@ from tests.compatibility.exports import ARCHITECTURES, OPSETS
 __all__ = ["RUNTIMES", "SUBJECTS", "TOOLS", "UNTRIED", "Subject"]
 
 # Unit roundoffs of what a subject computes in.
-_FLOAT32, _FLOAT16, _INT8 = 2.0**-24, 2.0**-11, 2.0**-8
+_FLOAT32, _FLOAT16, _INT8, _INT4 = 2.0**-24, 2.0**-11, 2.0**-8, 2.0**-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,10 @@ def _onnx(name: str, package: str, function: str, **more: Any) -> Subject:
     return Subject(name, "onnx", package, function, tool=True, **more)
 
 
+def _rewriter(name: str, package: str, function: str) -> Subject:
+    return Subject(name, "rewriters", package, function, tool=True)
+
+
 def _optimizer(level: int | None) -> Subject:
     named = "" if level is None else f", opt_level {level}"
     return _onnx(
@@ -125,9 +129,20 @@ TOOLS: Final = (
         roundoff=_FLOAT16,
         fast=True,
     ),
+    _onnx(
+        "mixed precision, onnxconverter-common",
+        "onnxconverter-common",
+        "mixed_precision",
+        roundoff=_FLOAT16,
+        opsets=(18,),
+    ),
+    _onnx("MatMulNBits", "onnxruntime", "matmul_nbits", roundoff=_INT4),
     *(_optimizer(level) for level in (None, 0, 1, 2)),
     _onnx("onnxslim", "onnxslim", "onnxslim", fast=True),
     _onnx("onnxsim", "onnxsim", "onnxsim", fast=True),
+    _rewriter("onnxoptimizer", "onnxoptimizer", "onnxoptimizer"),
+    _rewriter("onnx-graphsurgeon", "onnx_graphsurgeon", "graphsurgeon"),
+    _rewriter("Polygraphy surgeon", "polygraphy", "polygraphy"),
     _onnx("onnxscript optimizer", "onnxscript", "onnxscript"),
     Subject("NNCF", "nncf", "nncf", "nncf", True, roundoff=_INT8, opsets=_EVERY_OTHER),
     _olive("OrtTransformersOptimization"),

@@ -122,6 +122,25 @@ def float16_onnxruntime(source: Path, target: Path, inputs: Inputs) -> None:
     onnx.save(float16.convert_float_to_float16(onnx.load(source), keep_io_types=True), target)
 
 
+def mixed_precision(source: Path, target: Path, inputs: Inputs) -> None:
+    from onnxconverter_common import auto_mixed_precision
+
+    # The tolerances of its documentation; it has no defaults.
+    made = auto_mixed_precision.auto_convert_mixed_precision(
+        onnx.load(source), inputs, rtol=0.01, atol=0.001, keep_io_types=True
+    )
+    onnx.save(made, target)
+
+
+def matmul_nbits(source: Path, target: Path, inputs: Inputs) -> None:
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    # The least block there is; the default is wider than the weights.
+    quantizer = MatMulNBitsQuantizer(onnx.load(source), block_size=16)
+    quantizer.process()
+    quantizer.model.save_model_to_file(str(target))
+
+
 def transformers_optimizer(
     source: Path,
     target: Path,
@@ -146,6 +165,27 @@ def onnxslim(source: Path, target: Path, inputs: Inputs) -> None:
     import onnxslim as package
 
     onnx.save(package.slim(onnx.load(source)), target)
+
+
+def onnxoptimizer(source: Path, target: Path, inputs: Inputs) -> None:
+    import onnxoptimizer as package
+
+    onnx.save(package.optimize(onnx.load(source)), target)
+
+
+def graphsurgeon(source: Path, target: Path, inputs: Inputs) -> None:
+    import onnx_graphsurgeon as package
+
+    graph = package.import_onnx(onnx.load(source))
+    graph.fold_constants(error_ok=False).cleanup().toposort()
+    onnx.save(package.export_onnx(graph), target)
+
+
+def polygraphy(source: Path, target: Path, inputs: Inputs) -> None:
+    command = ["polygraphy", "surgeon", "sanitize", source, "-o", target, "--fold-constants"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError((done.stdout + done.stderr).strip())
 
 
 def onnxsim(source: Path, target: Path, inputs: Inputs) -> None:
