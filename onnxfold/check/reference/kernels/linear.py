@@ -1,5 +1,7 @@
 """Matrix products, in floats and in integers."""
 
+from typing import Literal
+
 import numpy as np
 
 from onnxfold.check.reference.kernel import Call, kernel
@@ -44,7 +46,8 @@ def product(a: Array, b: Array) -> Array:
     rows = a.reshape(-1, a.shape[-1])
     y = np.empty((len(rows), b.shape[1]), a.dtype)
     step = max(1, _PART_ELEMENTS // b.shape[0])
-    wide = np.empty((b.shape[0], min(step, b.shape[1])), a.dtype)
+    order: Literal["C", "F"] = "F" if b.flags.f_contiguous else "C"  # copied as it lies in memory
+    wide = np.empty((b.shape[0], min(step, b.shape[1])), a.dtype, order)
     for start in range(0, b.shape[1], step):
         part = b[:, start : start + step]
         wide[:, : part.shape[1]] = part
