@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -176,6 +177,26 @@ def test_readme_runs_from_top_to_bottom_from_the_wheel_alone(wheel: Path, tmp_pa
 def shell(script: str, folder: Path) -> str:
     """Run lines of README in a shell that has the environment, and stop at the first that fails."""
     return run("bash", "-ec", f"source .venv/bin/activate\n{script}", cwd=folder)
+
+
+def oldest_packages() -> list[str]:
+    """What a user has who has upgraded nothing: each package in the oldest release that will do."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["ort"]]
+    return [requirement.replace(">=", "==") for requirement in needed]
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="the oldest packages have no such wheels")
+def test_the_oldest_packages_that_are_asked_for_will_do(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / ".venv", with_pip=True)
+    shutil.copy(ROOT / "models" / "digits_vit" / "digits_vit.onnx", tmp_path / "model.onnx")
+    python = tmp_path / ".venv" / "bin" / "python"
+    run(python, "-m", "pip", "install", "-q", *oldest_packages(), wheel, cwd=tmp_path)
+    assert "healthy" in shell("onnxfold doctor", tmp_path)
+    for target in ("onnx", "ort", "kernels"):
+        said = shell(f"onnxfold optimize model.onnx {target}.onnx --target {target}", tmp_path)
+        assert "9 of 9 LayerNorms fold to RMSNorm" in said
+        assert "checked: max error" in said
 
 
 @pytest.mark.parametrize("test", _ELSEWHERE.values())
