@@ -3,7 +3,7 @@
 A session makes SkipLayerNormalization of Add and LayerNormalization.  Up to ONNX Runtime 1.29 it is
 faster than the two; from 1.30 on it takes five to eight times as long
 (benchmarks/results/skip_norms.csv).  Sum takes as long as Add, adds the same numbers, and is left
-alone.
+alone.  In float16 a session has a SkipLayerNormalization but no Sum, around which it puts Casts.
 """
 
 from collections.abc import Iterable
@@ -18,6 +18,7 @@ SLOW_SINCE = (1, 30)
 MEASURED = ((1, 17), (1, 32))  # the oldest and the newest version
 
 _BROADCASTS_SINCE = 8
+_HAS_SUM = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 _KINDS = (NormKind.LAYER_NORM, NormKind.RMS_NORM)
 
 
@@ -42,6 +43,8 @@ def _fused(value: ir.Value, norm: set[ir.Node]) -> ir.Node | None:
     """Return the addition of two tensors that only the nodes of a norm read, or None."""
     node = value.producer()
     if node is None or (node.domain, node.op_type) != ("", "Add") or value.is_graph_output():
+        return None
+    if value.dtype not in _HAS_SUM:
         return None
     return node if all(use.node in norm for use in value.uses()) else None
 

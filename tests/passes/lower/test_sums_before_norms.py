@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 import onnxruntime as ort
+import pytest
 from onnx import parser
 
 import onnxfold
@@ -53,3 +54,23 @@ def test_the_beta_of_a_spelled_norm_in_front_of_another_stays_an_add(tmp_path: P
     ort.InferenceSession(out, options, ["CPUExecutionProvider"])
     nodes = onnx.load(tmp_path / "session.onnx").graph.node
     assert Counter(node.op_type for node in nodes) == {"Sum": 1, "LayerNormalization": 2}
+
+
+NORM_OF_A_SUM = """
+<ir_version: 8, opset_import: ["" : 17]>
+g ({kind}[2, 3, 4] x, {kind}[2, 3, 4] branch, {kind}[4] gamma, {kind}[4] beta)
+=> ({kind}[2, 3, 4] y) {{
+    stream = Add (x, branch)
+    y = LayerNormalization <axis = -1> (stream, gamma, beta)
+}}
+"""
+
+
+@pytest.mark.parametrize(("kind", "sums"), [("float", 1), ("float16", 0)])
+def test_an_addition_in_float16_stays_for_a_session_has_no_such_sum(
+    kind: str, sums: int, tmp_path: Path
+) -> None:
+    path, out = tmp_path / "norm.onnx", tmp_path / "out.onnx"
+    onnx.save(parser.parse_model(NORM_OF_A_SUM.format(kind=kind)), path)
+    onnxfold.optimize(path, out, target="ort", check=None, force=True)
+    assert sum(node.op_type == "Sum" for node in onnx.load(out).graph.node) == sums
