@@ -33,7 +33,7 @@ def cone_of(
 ) -> Cone:
     """Return what computes a value from values that are a stop at their depth, or computed by none.
 
-    Integers are followed to where they come from: sizes must fit the tensors that are drawn.
+    Integers of at most one axis are followed to where they come from: sizes must fit what is drawn.
     Raises Unprovable where a node has bodies or draws numbers, or where there are too many nodes.
     """
     nodes: dict[ir.Node, None] = {}
@@ -57,11 +57,11 @@ def cone_of(
 
 
 def _follows(value: ir.Value) -> bool:
-    """Whether a value may be sizes, or decide between sizes: a mask has more axes."""
+    """Whether a value may be sizes, or decide between sizes: indices and masks have more axes."""
     node = value.producer()
-    if node is None or value.dtype is None:
+    if node is None or value.dtype is None or (value.shape is not None and len(value.shape) > 1):
         return False
-    decides = value.dtype is ir.DataType.BOOL and value.shape is not None and len(value.shape) < 2
+    decides = value.dtype is ir.DataType.BOOL and value.shape is not None
     return value.dtype.is_integer() or (decides and not any(map(_is_float, node.inputs)))
 
 
