@@ -80,7 +80,9 @@ class _Norms:
 
     def take_away(self, fusion: AffineFusion, source: AffineSource) -> None:
         """Remove from the norm what its readers have taken."""
-        if source.nodes:
+        if source.inside:
+            self._take_inside(fusion, source)
+        elif source.nodes:
             self._take_nodes(fusion, source)
         else:
             self._take_operands(fusion, source)
@@ -114,6 +116,18 @@ class _Norms:
         else:
             nodes = list(source.nodes)
         self._bypass(source, start, nodes)
+
+    def _take_inside(self, fusion: AffineFusion, source: AffineSource) -> None:
+        """Let the Mul and the Add read ones and zeros: the norm keeps its form."""
+        add, mul = _parts(source)
+        for node, moved, number in ((add, fusion.beta, 0.0), (mul, fusion.gamma, 1.0)):
+            if node is None or not moved:
+                continue
+            index = 1 - list(node.inputs).index(_data_input(self._view, node))
+            constant = node.inputs[index]
+            if constant is not None:
+                set_input(node, index, self._filled(constant, number))
+                self._edit.drop_if_unread(constant)
 
     def _bypass(self, source: AffineSource, start: ir.Value, nodes: list[ir.Node]) -> None:
         """Take the nodes away, of which the first alone reads ``start``, and keep the names."""

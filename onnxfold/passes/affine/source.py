@@ -10,10 +10,12 @@ from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.operands import is_read_once
 from onnxfold.norms.ops import NORM_OPERATORS
-from onnxfold.norms.site import NormForm, NormSite
+from onnxfold.norms.site import NormForm, NormKind, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
 
 _GAMMA, _BETA = 1, 2  # operands of every norm that is one operator
+_OPERATORS = (("Add", _BETA), ("Mul", _GAMMA))
+_Parts = dict[int, tuple[ir.Node, Array]]  # by operand, the node that applies it and its numbers
 _WITHOUT_AFFINE = frozenset({"LpNormalization", "MeanVarianceNormalization"})
 
 
@@ -22,7 +24,8 @@ class AffineSource:
     """y = gamma * x + beta, the affine part of a norm, along ``channels`` of ``value`` (y).
 
     ``nodes`` are the Mul and Add that compute y, the last one first; without any, gamma and beta
-    are the operands 1 and 2 of the norm's operator.
+    are the operands 1 and 2 of the norm's operator.  ``inside``: they are anywhere in the norm, as
+    in TensorFlow's x * (r * gamma) + (beta - mean * (r * gamma)), where neither computes y.
     """
 
     site: NormSite
@@ -31,6 +34,7 @@ class AffineSource:
     gamma: Float64 | None
     beta: Float64 | None
     nodes: tuple[ir.Node, ...] = ()
+    inside: bool = False
 
 
 def source_of(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
@@ -97,26 +101,51 @@ def _of_nodes(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
     shape = view.shape(value)
     if shape is None:
         return _unknown(site, "has an output of unknown rank")
-    parts: dict[int, Array] = {}
-    nodes: list[ir.Node] = []
-    current = value
-    for op_type, index in (("Add", _BETA), ("Mul", _GAMMA)):
-        step = _constant_operand(view, current, op_type, site)
-        if step is None or (nodes and not is_read_once(current)):
-            continue
-        node, array, current = step
-        nodes.append(node)
-        parts[index] = array
-    if (site.gamma is not None and _GAMMA not in parts) or not parts:
-        sentence = f"norm '{site.name}' does not apply gamma and beta last, one after the other"
+    found = _last(view, site, value)
+    inside = (site.gamma is not None and _GAMMA not in found) or not found
+    found = _inside(view, site) if inside else found
+    if not found:
+        sentence = (
+            f"norm '{site.name}' does not apply gamma and beta by a Mul and an Add of its own"
+        )
         return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, (node_label(site.nodes[-1]),))
-    made = _vectors(parts, shape)
+    made = _vectors({index: array for index, (_, array) in found.items()}, shape)
     if made is None:
         return _unknown(site, "has a gamma or beta of another shape than its input")
     channels, vectors = made
+    nodes = tuple(node for node, _ in found.values())
     return AffineSource(
-        site, value, channels, vectors.get(_GAMMA), vectors.get(_BETA), tuple(nodes)
+        site, value, channels, vectors.get(_GAMMA), vectors.get(_BETA), nodes, inside
     )
+
+
+def _last(view: ModelInfo, site: NormSite, value: ir.Value) -> _Parts:
+    """Return the Add and the Mul that are the last to compute a value, one after the other."""
+    found: _Parts = {}
+    for op_type, index in _OPERATORS:
+        step = _constant_operand(view, value, op_type, site)
+        if step is None or (found and not is_read_once(value)):
+            continue
+        node, array, value = step
+        found[index] = node, array
+    return found
+
+
+def _inside(view: ModelInfo, site: NormSite) -> _Parts:
+    """Return the Add and the Mul that alone read beta and gamma; none where others do."""
+    found: _Parts = {}
+    if site.kind is NormKind.DYT:
+        return found  # of which gamma may move without beta, which is then beta / gamma
+    for (op_type, index), part in zip(_OPERATORS, (site.beta, site.gamma), strict=True):
+        if part is None:
+            continue
+        array = view.array(part) if isinstance(part, ir.Value) else None
+        readers = part.consumers() if isinstance(part, ir.Value) else ()
+        here = [node for node in readers if node in site.nodes]
+        if array is None or len(here) != 1 or operator(here[0]) != op_type:
+            return {}
+        found[index] = here[0], array
+    return found
 
 
 def _before_casts(site: NormSite) -> ir.Value:

@@ -1,0 +1,42 @@
+"""Gammas and betas that TensorFlow spells inside a norm: x * (r * gamma) + (beta - mean * ...)."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from onnx import parser
+
+import onnxfold
+
+NORM = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (float[B, 3, 4] x) => (float[B, 3, 2] y)
+<float tiny = {0.001}, float[1, 1, 4] gamma = {1.5, -2.0, 0.5, 1.0},
+ float[1, 1, 4] beta = {0.25, 0.5, -1.0, 2.0}, float[4, 2] W = {1, 2, 3, 4.5, -5, 6, 7, 8},
+ float[2] b = {1.5, -2}> {
+    mean = ReduceMean <axes = [-1]> (x)
+    centred = Sub (x, mean)
+    square = Mul (centred, centred)
+    variance = ReduceMean <axes = [-1]> (square)
+    shifted = Add (variance, tiny)
+    deviation = Sqrt (shifted)
+    r = Reciprocal (deviation)
+    scale = Mul (r, gamma)
+    scaled = Mul (x, scale)
+    negative = Neg (mean)
+    offset = Mul (negative, scale)
+    rest = Add (offset, beta)
+    norm = Add (scaled, rest)
+    m = MatMul (norm, W)
+    y = Add (m, b)
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["onnx", "kernels"])
+def test_they_move_in_the_first_run(target: str) -> None:
+    result = onnxfold.optimize(parser.parse_model(NORM), target=target)
+    assert "left_out" not in result.report
+    assert [(fusion.gamma, fusion.beta) for fusion in result.plan.fusions] == [(True, True)]
+    assert isinstance(result.model, onnx.ModelProto)
+    assert not onnxfold.optimize(result.model, target=target).changed
