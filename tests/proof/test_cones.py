@@ -1,0 +1,40 @@
+"""Where the regions of a proof start."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx import parser
+
+from onnxfold.proof.cone import cone_of
+from onnxfold.shapes import infer
+
+# Keras counts negative indices from the end, and tf2onnx spells the Where as two products.
+WRAPPED = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (int64[B, 3] ids) => (float[B, 12] y)
+<float[5, 4] table = {1, 2, 3, 4, 5, 6, 7, 8, 9, 3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5},
+ int64 zero = {0}, int64 rows = {5}, int64[1] last = {-1}> {
+    negative = Less (ids, zero)
+    positive = Not (negative)
+    chosen = Cast <to = 7> (negative)
+    other = Cast <to = 7> (positive)
+    behind = Add (ids, rows)
+    first = Mul (chosen, behind)
+    second = Mul (other, ids)
+    index = Add (first, second)
+    x = Gather (table, index)
+    sizes = Shape <start = 0, end = 1> (ids)
+    shape = Concat <axis = 0> (sizes, last)
+    y = Reshape (x, shape)
+}
+"""
+
+
+def test_sizes_are_followed_to_where_they_come_from_and_indices_are_not() -> None:
+    """Masks are drawn: with one that is not the other's negation, indices would leave the table."""
+    view = infer(ir.from_proto(parser.parse_model(WRAPPED)))
+    order = {node: number for number, node in enumerate(view.nodes())}
+    (end,) = view.model.graph.outputs
+    cone = cone_of(view, order, end, lambda _, depth: depth > 1)
+    assert [node.op_type for node in cone.nodes] == ["Gather", "Shape", "Concat", "Reshape"]
+    assert {leaf.name for leaf in cone.leaves} == {"table", "index", "ids", "last"}
