@@ -8,6 +8,7 @@ from onnxfold.norms.dyt import dyt_sites
 from onnxfold.norms.ops import op_site
 from onnxfold.norms.site import NormSite
 from onnxfold.norms.subtracted_mean import with_subtraction
+from onnxfold.norms.twins import apart
 
 _FOUND: WeakKeyDictionary[ModelInfo, tuple[NormSite, ...]] = WeakKeyDictionary()
 
@@ -27,5 +28,5 @@ def _find(view: ModelInfo) -> tuple[NormSite, ...]:
     taken = {node for site in spelled for node in site.nodes}
     whole = [op_site(view, node) for node in view.nodes() if node not in taken]
     sites = [*spelled, *(site for site in whole if site is not None)]
-    found = (with_subtraction(view, site) for site in sites)
+    found = apart([with_subtraction(view, site) for site in sites])
     return tuple(sorted(found, key=lambda site: view.order[site.nodes[-1]]))

@@ -46,17 +46,17 @@ class NormSite:
     """One normalization y = (x - mean(x)) / sqrt(factor * mean square + epsilon) * gamma + beta.
 
     ``input`` is x, ``output`` is y, ``fiber`` (in x's coordinates) the elements over which the
-    statistics run, ``size`` their number.  ``nodes`` are all nodes that compute y from x, in
-    topological order; those of them whose values something else reads have these values in
-    ``escaping``.  gamma and beta are values of the graph, or arrays where the form folds several
-    constants into one; None means absent (or, for an operator, all ones and all zeros).  They
-    broadcast with x as in numpy, unless ``affine_axis`` is given: then they are vectors over this
-    axis of x, each element standing for ``affine_repeat`` neighbours.  ``centred`` is the value
-    x - mean(x) of a decomposed form.  ``rounds_before_affine``: the quotient is rounded to the type
-    of x before gamma.  ``moves_by_rounding``: one operator in its place gives results that differ
-    by more than the order of a few operations, as for a variance computed as E[x^2] - E[x]^2.
-    For DyT, y = tanh(factor * x) * gamma + beta.  A ``size`` of 0 is unknown; then there is a
-    ``refusal``.
+    statistics run, ``size`` their number. ``nodes`` are all nodes that compute y from x, in
+    topological order; those of them whose values something else reads, and not only norms of the
+    same x, have these values in ``escaping``. gamma and beta are values of the graph, or arrays
+    where the form folds several constants into one; None means absent (or, for an operator, all
+    ones and all zeros). They broadcast with x as in numpy, unless ``affine_axis`` is given: then
+    they are vectors over this axis of x, each element standing for ``affine_repeat`` neighbours.
+    ``centred`` is the value x - mean(x) of a decomposed form. ``rounds_before_affine``: the
+    quotient is rounded to the type of x before gamma. ``moves_by_rounding``: one operator in its
+    place gives results that differ by more than the order of a few operations, as for a variance
+    computed as E[x^2] - E[x]^2. For DyT, y = tanh(factor * x) * gamma + beta. A ``size`` of 0 is
+    unknown; then there is a ``refusal``.
     """
 
     name: str

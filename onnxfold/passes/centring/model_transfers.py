@@ -332,21 +332,9 @@ class ModelTransfers:
         if site.form is not NormForm.DECOMPOSED:
             harmless |= set(site.nodes[-1].outputs[2:])  # the inverse deviation
         for leak in site.escaping:
-            if leak not in harmless and not self._read_by_twins(leak, site):
+            if leak not in harmless:
                 return leak
         return None
-
-    def _read_by_twins(self, leak: ir.Value, site: NormSite) -> bool:
-        """Whether only norms of the same input and fiber read the value (shared statistics)."""
-        if leak.is_graph_output():
-            return False
-        return all(
-            any(
-                owner.input is site.input and owner.fiber == site.fiber
-                for owner in self._owners.get(use.node, ())
-            )
-            for use in leak.uses()
-        )
 
 
 def _operands(point: Point, origin: Backward) -> set[Point]:

@@ -34,6 +34,30 @@ def _model(shared: str) -> ir.Model:
     return graph(body, "float[B,4,6] x", "float[B,4,6] y, float[B,4,3] z", constants, opset=17)
 
 
+_TENSORFLOW = (
+    "h = MatMul(x, W) m = ReduceMean<axes=[-1]>(h) d = Sub(h, m) "
+    + _ROOT
+    + "i = Reciprocal(r) n = Neg(m) s = Mul(i, gamma) p = Mul(h, s) o = Mul(n, s) q = Add(o, beta) "
+    "y = Add(p, q) s2 = Mul(i, gamma2) p2 = Mul(h, s2) o2 = Mul(n, s2) g2 = Add(p2, o2) "
+    "t = Tanh(g2) z = MatMul(t, V)"
+)
+
+
+@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
+def test_norms_that_share_mean_and_root_in_products_fold_together(target: str) -> None:
+    """As tf2onnx merges the two norms of a block with parallel branches."""
+    made = weights(W=(6, 6), gamma=(6,), gamma2=(6,), beta=(6,), V=(6, 3)) | {"eps": np.array(1e-5)}
+    constants = {name: array.astype(np.float32) for name, array in made.items()}
+    outputs = "float[B,4,6] y, float[B,4,3] z"
+    result = onnxfold.optimize(
+        graph(_TENSORFLOW, "float[B,4,6] x", outputs, constants, opset=17), target=target
+    )
+    assert "left_out" not in result.report
+    assert len(result.plan.folds) == 2
+    assert not any(node.op_type == "Sub" for node in result.model.graph)
+    assert not onnxfold.optimize(result.model, target=target).changed
+
+
 @pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
 @pytest.mark.parametrize("shared", _SHARED)
 def test_norms_that_share_their_difference_fold_together(shared: str, target: str) -> None:

@@ -1,0 +1,34 @@
+"""Norms of one value over the same elements, which may share their statistics."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from onnxfold.norms.site import NormSite
+
+
+def apart(sites: Sequence[NormSite]) -> Iterator[NormSite]:
+    """Yield norms from which nothing escapes that only their twins read.
+
+    Were one of them an operator, the others would keep the nodes that they share.
+    """
+    owners: dict[ir.Node, list[NormSite]] = defaultdict(list)
+    for site in sites:
+        for node in site.nodes:
+            owners[node].append(site)
+    for site in sites:
+        left = [value for value in site.escaping if not _is_read_by_twins(value, site, owners)]
+        yield replace(site, escaping=tuple(left)) if len(left) < len(site.escaping) else site
+
+
+def _is_read_by_twins(
+    value: ir.Value, site: NormSite, owners: Mapping[ir.Node, Sequence[NormSite]]
+) -> bool:
+    """Whether only norms of the same input and fiber read a value within a norm."""
+    readers = [owners.get(use.node, ()) for use in value.uses()]
+    return not value.is_graph_output() and all(
+        any(owner.input is site.input and owner.fiber == site.fiber for owner in each)
+        for each in readers
+    )
