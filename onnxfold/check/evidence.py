@@ -20,6 +20,7 @@ from onnxfold.check.reference import (
 )
 from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import (
+    CannotLoad,
     CannotRun,
     Feeds,
     OnnxRuntime,
@@ -180,6 +181,10 @@ def _against_runtime(pair: Pair, sampled: Sampled, engine: OnnxRuntime) -> Evide
         plain, optimized = (
             engine.run(original, sampled.feeds, optimize=on) for on in (False, True)
         )
+    except CannotLoad as error:
+        raise ModelError(
+            f"{error}; a model that cannot be run here can only be written with --no-check"
+        ) from error
     except CannotRun as error:
         raise ModelError(
             f"{original.label} does not run on the inputs {_shown(sampled.feeds[0])}; if they do "

@@ -44,6 +44,10 @@ class CannotRun(ModelError):  # noqa: N818
     """ONNX Runtime cannot load or run a model."""
 
 
+class CannotLoad(CannotRun):
+    """ONNX Runtime cannot load a model, whatever its inputs are."""
+
+
 def why_not_onnxruntime(model: ir.Model) -> str | None:
     """Why a model is not for ONNX Runtime here; None: it may be tried."""
     try:
@@ -149,6 +153,10 @@ class OnnxRuntime:
     ) -> list[dict[str, Array]]:
         try:
             session = self._session(content, optimize=optimize, pack=_packs(source.model))
+        except runtime_errors() as error:
+            reason = one_line(error)
+            raise CannotLoad(f"{source.label}: onnxruntime cannot load it: {reason}") from error
+        try:
             names = [output.name for output in session.get_outputs()]
             wanted = {i.name for i in session.get_inputs()}
             wanted |= {i.name for i in session.get_overridable_initializers()}
