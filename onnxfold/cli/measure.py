@@ -165,18 +165,14 @@ def _interrupted_once() -> Iterator[None]:
 
 
 def _print(document: dict[str, Any], seconds: float) -> None:
-    from rich.table import Table
-
     from onnxfold.geometry.page import summary
+    from onnxfold.report.printed import table
 
-    table = Table(box=None, pad_edge=False)
-    for title in ("norm", "kind", "size"):
-        table.add_column(title, overflow="fold")
-    for title in ("vectors", "angle to 1 before", "after", "share along 1", "error without mean"):
-        table.add_column(title, justify="right")
+    measured = ("vectors", "angle to 1 before", "after", "share along 1", "error without mean")
+    rows = table(("norm", "kind", "size"), measured)
     for norm in document["norms"]:
         before, after = norm["before"], norm["after"]
-        table.add_row(
+        rows.add_row(
             norm["name"],
             norm["kind"],
             str(norm["size"]),
@@ -189,7 +185,7 @@ def _print(document: dict[str, Any], seconds: float) -> None:
     console = terminal.console()
     if document["model"] is not None:
         console.print(document["model"], markup=False, highlight=False)
-    console.print(table)
+    console.print(rows)
     rate = document["rows"] / seconds
     console.print(f"{summary(document)} ({seconds:.1f} s, {rate:,.1f} rows/s)", highlight=False)
     for norm in document["refused"]:

@@ -90,12 +90,21 @@ def _angles_with_random(figure: Any, norms: Norms) -> None:
         ("angle_a", _RANDOM_A, "random a, as long as 1"),
         ("angle_b", _RANDOM_B, "random b, another length"),
     )
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, (side, _) in zip(panels, _SIDES, strict=True):
+
+    def draw(axes: Any, side: str) -> None:
         for number, (quantity, colour, label) in enumerate(lines):
             _bars(axes, norms, side, quantity, colour, label, shift=0.22 * (number - 1))
-        axes.set(xlabel=f"{side} the norm")
-    panels[0].set(ylabel="angle, degrees")
+
+    _both_sides(figure, draw, "{} the norm", "angle, degrees")
+
+
+def _both_sides(figure: Any, draw: Callable[[Any, str], None], below: str, quantity: str) -> None:
+    """Draw a panel before and one after the norms, with one scale and one legend."""
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, (side, _) in zip(panels, _SIDES, strict=True):
+        draw(axes, side)
+        axes.set(xlabel=below.format(side))
+    panels[0].set(ylabel=quantity)
     panels[0].legend(frameon=False, fontsize=8)
 
 
@@ -129,8 +138,8 @@ def _histograms(figure: Any, norms: Norms) -> None:
 
 def _of_models(figure: Any, reports: Reports, quantity: str, label: str) -> None:
     """Draw a quantity over the depth, which is 1 at the last norm, with a line for each model."""
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, (side, _) in zip(panels, _SIDES, strict=True):
+
+    def draw(axes: Any, side: str) -> None:
         for number, report in enumerate(reports):
             norms = report["norms"]
             found = [
@@ -138,24 +147,18 @@ def _of_models(figure: Any, reports: Reports, quantity: str, label: str) -> None
             ]
             places = [i / max(1, len(norms) - 1) for i, _ in found]
             name = report["model"] or f"model {number}"
-            _line(
-                axes,
-                places,
-                [statistic for _, statistic in found],
-                _COLOURS[number % len(_COLOURS)],
-                name,
-            )
-        axes.set(xlabel=f"depth, {side} the norms")
-    panels[0].set(ylabel=label)
-    panels[0].legend(frameon=False, fontsize=8)
+            colour = _COLOURS[number % len(_COLOURS)]
+            _line(axes, places, [statistic for _, statistic in found], colour, name)
+
+    _both_sides(figure, draw, "depth, {} the norms", label)
 
 
 def _over_training(figure: Any, reports: Reports, quantity: str, label: str) -> None:
     """Draw a quantity of the first, the middle and the last norm over the steps of training."""
     names = [norm["name"] for norm in reports[0]["norms"]]
     chosen = [names[place] for place in sorted({0, len(names) // 2, len(names) - 1})]
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, (side, _) in zip(panels, _SIDES, strict=True):
+
+    def draw(axes: Any, side: str) -> None:
         for number, name in enumerate(chosen):
             found = [
                 (report["step"], norm[side][quantity])
@@ -165,9 +168,8 @@ def _over_training(figure: Any, reports: Reports, quantity: str, label: str) -> 
             ]
             colour = _COLOURS[number % len(_COLOURS)]
             _line(axes, [s for s, _ in found], [statistic for _, statistic in found], colour, name)
-        axes.set(xlabel=f"step, {side} the norm")
-    panels[0].set(ylabel=label)
-    panels[0].legend(frameon=False, fontsize=8)
+
+    _both_sides(figure, draw, "step, {} the norm", label)
 
 
 _OF_ONE: Sequence[tuple[str, str, Callable[..., None]]] = (

@@ -13,7 +13,7 @@ Source: CBWC ("Enjoy your Layer Normalization ..."), where the fiber is the feat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -107,7 +107,7 @@ class Fiber:
         pairs = zip(mine.chosen, theirs.chosen, strict=True)
         return self.within(mine.digits, (a or b for a, b in pairs))
 
-    def moved(self, axis_of: dict[int, int]) -> Fiber:
+    def moved(self, axis_of: Mapping[int, int]) -> Fiber:
         """Return the fiber with axis a renamed to ``axis_of[a]``."""
         return Fiber.of(AxisBlock(axis_of[b.axis], b.inner, b.size, b.outer) for b in self.blocks)
 

@@ -12,6 +12,11 @@ def operand(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
+def operands(node: ir.Node | None) -> list[ir.Value]:
+    """Return the inputs of a node that are not left out."""
+    return [] if node is None else [value for value in node.inputs if value is not None]
+
+
 def producer_of(value: ir.Value | None) -> ir.Node | None:
     """Return the node that computes a value, None where none does."""
     return None if value is None else value.producer()

@@ -4,16 +4,17 @@ Sources: the ONNX operator specifications of the opset named at each form; for c
 ONNX Runtime's ContribOperators.md.
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError
 from onnxfold.graph import AxisBlock, Dim, Fiber, ModelInfo, Shape, node_label, operator
-from onnxfold.graph.operands import operand
+from onnxfold.graph.operands import operand, operands
+from onnxfold.graph.reached import reached
 from onnxfold.norms.algebra.canonical import uniform
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
@@ -52,18 +53,15 @@ def size_refusal(view: ModelInfo, value: ir.Value, label: str) -> Refusal:
 
 def _hiding(view: ModelInfo, value: ir.Value) -> ir.Node | None:
     """Return the farthest node before a value that makes a shape unknown, or None."""
-    found, waiting, seen = None, deque([value]), {value}
-    while waiting:
-        maker = waiting.popleft().producer()
-        if maker is None:
-            continue
-        operands = [operand for operand in maker.inputs if operand is not None]
-        hidden = any(view.shape(output) is None for output in maker.outputs)
-        if hidden and all(view.shape(operand) is not None for operand in operands):
+
+    def onward(computed: ir.Value) -> list[ir.Value]:
+        return [v for v in operands(computed.producer()) if _may_hide_sizes(view, v)]
+
+    found = None
+    for maker in (computed.producer() for computed in reached([value], onward)):
+        hidden = maker and any(view.shape(output) is None for output in maker.outputs)
+        if hidden and all(view.shape(operand) is not None for operand in operands(maker)):
             found = maker
-        unknown = [v for v in operands if v not in seen and _may_hide_sizes(view, v)]
-        seen.update(unknown)
-        waiting.extend(unknown)
     return found
 
 
@@ -129,11 +127,13 @@ def _sized_by_scale(view: ModelInfo, dims: dict[int, Dim], scale: ir.Value | Non
 
 
 def _trailing_norm(
-    view: ModelInfo, node: ir.Node, kind: NormKind, epsilon: float, first: int
+    view: ModelInfo, node: ir.Node, kind: NormKind, epsilon: float = 1e-5
 ) -> NormSite | None:
-    dims = _trailing(view, node, first)
+    """Return a norm over axes ``axis``.. of x, with scale and bias; ``epsilon`` is the default."""
+    dims = _trailing(view, node, node.attributes.get_int("axis", -1))
     if dims is None:
         return None
+    epsilon = node.attributes.get_float("epsilon", epsilon)
     if -1 not in dims:
         _sized_by_scale(view, dims, operand(node, 1))
     site = _site(view, node, kind, _fiber(dims), epsilon)
@@ -196,27 +196,6 @@ def _affine_refusal(label: str) -> Refusal:
         "its scale or bias does not broadcast to the normalised axes, as the operator demands",
         (label,),
     )
-
-
-def _layer_normalization(view: ModelInfo, node: ir.Node) -> NormSite | None:
-    """LayerNormalization-17: axes ``axis``.. of x, epsilon 1e-5."""
-    epsilon = node.attributes.get_float("epsilon", 1e-5)
-    axis = node.attributes.get_int("axis", -1)
-    return _trailing_norm(view, node, NormKind.LAYER_NORM, epsilon, axis)
-
-
-def _rms_normalization(view: ModelInfo, node: ir.Node) -> NormSite | None:
-    """RMSNormalization-23, and ONNX Runtime's SimplifiedLayerNormalization of the same form."""
-    epsilon = node.attributes.get_float("epsilon", 1e-5)
-    axis = node.attributes.get_int("axis", -1)
-    return _trailing_norm(view, node, NormKind.RMS_NORM, epsilon, axis)
-
-
-def _own(view: ModelInfo, node: ir.Node) -> NormSite | None:
-    """Read a plain form of domain onnxfold: x [, scale [, bias]]."""
-    kind = NormKind.LAYER_NORM if node.op_type.startswith("LayerNorm") else NormKind.RMS_NORM
-    axis = node.attributes.get_int("axis", -1)
-    return _trailing_norm(view, node, kind, node.attributes.get_float("epsilon", 0.0), axis)
 
 
 def _lp_normalization(view: ModelInfo, node: ir.Node) -> NormSite | None:
@@ -311,21 +290,26 @@ def _contrib_group_norm(view: ModelInfo, node: ir.Node) -> NormSite | None:
 
 _Form = Callable[[ModelInfo, ir.Node], NormSite | None]
 
+_layer_norm = partial(_trailing_norm, kind=NormKind.LAYER_NORM)
+_rms_norm = partial(_trailing_norm, kind=NormKind.RMS_NORM)
+_own_layer_norm = partial(_layer_norm, epsilon=0.0)
+_own_rms_norm = partial(_rms_norm, epsilon=0.0)
+
 NORM_OPERATORS: dict[tuple[str, str], _Form] = {
     ("", "GroupNormalization"): _group_normalization,
     ("", "InstanceNormalization"): _instance_normalization,
-    ("", "LayerNormalization"): _layer_normalization,
+    ("", "LayerNormalization"): _layer_norm,
     ("", "LpNormalization"): _lp_normalization,
     ("", "MeanVarianceNormalization"): _mean_variance_normalization,
-    ("", "RMSNormalization"): _rms_normalization,
-    ("", "SimplifiedLayerNormalization"): _rms_normalization,
+    ("", "RMSNormalization"): _rms_norm,
+    ("", "SimplifiedLayerNormalization"): _rms_norm,
     ("com.microsoft", "GroupNorm"): _contrib_group_norm,
-    ("com.microsoft", "LayerNormalization"): _layer_normalization,
-    ("com.microsoft", "SimplifiedLayerNormalization"): _rms_normalization,
-    ("onnxfold", "LayerNorm"): _own,
-    ("onnxfold", "LayerNormAffine"): _own,
-    ("onnxfold", "LayerNormScale"): _own,
-    ("onnxfold", "RMSNorm"): _own,
-    ("onnxfold", "RMSNormAffine"): _own,
-    ("onnxfold", "RMSNormScale"): _own,
+    ("com.microsoft", "LayerNormalization"): _layer_norm,
+    ("com.microsoft", "SimplifiedLayerNormalization"): _rms_norm,
+    ("onnxfold", "LayerNorm"): _own_layer_norm,
+    ("onnxfold", "LayerNormAffine"): _own_layer_norm,
+    ("onnxfold", "LayerNormScale"): _own_layer_norm,
+    ("onnxfold", "RMSNorm"): _own_rms_norm,
+    ("onnxfold", "RMSNormAffine"): _own_rms_norm,
+    ("onnxfold", "RMSNormScale"): _own_rms_norm,
 }

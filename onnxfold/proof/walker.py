@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, node_label
 from onnxfold.graph.equality import pairs, same_attributes, same_default, same_tensor
+from onnxfold.graph.operands import operands
 from onnxfold.graph.traversal import bodies
 from onnxfold.proof.candidates import Candidates
 from onnxfold.proof.certificate import Certificate, Proof
@@ -315,7 +316,7 @@ class _Walker:
             level = {
                 operand
                 for one in level
-                for operand in _inputs(one)
+                for operand in operands(one.producer())
                 if operand not in seen and not self._is_equal(operand)
             }
             if not level.isdisjoint(others):
@@ -371,8 +372,3 @@ def _is_alike(region: Region) -> bool:
     """Whether both models have the same nodes: means of 0 would change nothing."""
     names = [[node.op_identifier() for node in cone.nodes] for cone in (region.old, region.new)]
     return names[0] == names[1]
-
-
-def _inputs(value: ir.Value) -> tuple[ir.Value, ...]:
-    node = value.producer()
-    return () if node is None else tuple(v for v in node.inputs if v is not None)

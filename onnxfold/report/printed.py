@@ -12,6 +12,7 @@ from onnxfold.report.html import in_pieces
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 _BECOMES = {
     "rms": "RMSNorm",
@@ -23,17 +24,26 @@ _BECOMES = {
 }
 
 
+def table(words: Sequence[str], numbers: Sequence[str] = ()) -> Table:
+    """Return a table without rows; the columns of ``numbers`` stand behind and to the right."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in words:
+        made.add_column(heading, overflow="fold")
+    for heading in numbers:
+        made.add_column(heading, justify="right", overflow="fold")
+    return made
+
+
 def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool = True) -> None:
     """Print one row per norm where they are ``listed``, the reasons tallied, and the totals."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("norm", "is", "becomes", "weights centred, or why not"):
-        table.add_column(heading, overflow="fold")
+    rows = table(("norm", "is", "becomes", "weights centred, or why not"))
     for row in document["norms"]:
         style = "green" if row["action"] in ("layer_norm", "crms") or sentences.folds(row) else ""
-        table.add_row(
+        rows.add_row(
             Text(row["name"]),
             Text(f"{row['kind']} {row['size']}"),
             Text(_BECOMES[row["action"]], style=style),
@@ -49,7 +59,7 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
         console.print("no norms")
         return
     if listed:
-        console.print(table)
+        console.print(rows)
     for line in sentences.tallied(document["norms"]):
         console.print(Text(line))
     console.print(Text(sentences.totals(document["summary"]), style="bold"))
@@ -64,18 +74,14 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
 
 def print_figures(console: Console, document: Mapping[str, Any], *, every: bool) -> None:
     """Print the table of before and after; what stays the same where ``every`` is true."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("", overflow="fold")
-    for heading in ("before", "after", "change"):
-        table.add_column(heading, justify="right", overflow="fold")
+    rows = table([""], ("before", "after", "change"))
     for row in figure_rows(document, every=every):
         if every or row.before != row.after:
-            table.add_row(Text(row.label), f"{row.before:,}", f"{row.after:,}", row.change)
-    if table.row_count:
-        console.print(table)
+            rows.add_row(Text(row.label), f"{row.before:,}", f"{row.after:,}", row.change)
+    if rows.row_count:
+        console.print(rows)
         for note in figure_notes(document):
             console.print(Text(note))
     else:
@@ -84,16 +90,13 @@ def print_figures(console: Console, document: Mapping[str, Any], *, every: bool)
 
 def print_verification(console: Console, document: Mapping[str, Any]) -> None:
     """Print one row per output and the verdict."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("output", "max error", "rms error", "rms of the original", "ratio"):
-        table.add_column(heading)
+    rows = table(("output", "max error", "rms error", "rms of the original", "ratio"))
     for row in document["outputs"]:
         numbers = ("max_abs_error", "rms_error", "original_rms_error", "noise_ratio")
-        table.add_row(Text(row["name"]), *(_digits(row[number], 3) for number in numbers))
-    console.print(table)
+        rows.add_row(Text(row["name"]), *(_digits(row[number], 3) for number in numbers))
+    console.print(rows)
     _print_limits(console, document)
     verdict = "the same function" if document["passed"] else "NOT the same function"
     style = "bold green" if document["passed"] else "bold red"
@@ -232,14 +235,11 @@ def print_triton(console: Console, report: Mapping[str, Any]) -> None:
 
 def print_benchmark(console: Console, document: Mapping[str, Any]) -> None:
     """Print one row per model and kernel choice, then where each spends its time."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("model", "kernels", "ms", "20% - 80%", "of the first", "20% - 80%"):
-        table.add_column(heading, overflow="fold")
+    rows = table(("model", "kernels", "ms", "20% - 80%", "of the first", "20% - 80%"))
     for row in document["measurements"]:
-        table.add_row(
+        rows.add_row(
             Text(row["model"]),
             "onnxfold" if row["kernels"] else "stock",
             f"{row['median_ms']:.3f}",
@@ -247,7 +247,7 @@ def print_benchmark(console: Console, document: Mapping[str, Any]) -> None:
             f"{row['ratio']:.3f}",
             f"{row['ratio_p20']:.3f} - {row['ratio_p80']:.3f}",
         )
-    console.print(table)
+    console.print(rows)
     for row in document["measurements"]:
         spent = ", ".join(f"{name} {ms:.3f}" for name, ms in row["operators"].items())
         console.print(Text(f"{row['model']}: {spent} ms"))

@@ -22,7 +22,6 @@ from onnxfold.torch.verification import (
     double,
     dropouts,
     means_in_training,
-    needed_centrings,
     probe,
     shift_invariant,
 )
@@ -97,7 +96,8 @@ def fold(
     original, wide = copy.deepcopy(exported).double(), double(arguments)
     recentred: list[str] = []
     if training and choice is DropoutChoice.RECENTRE:
-        recentred = shift_invariant(original, list(dropouts(original)), wide)
+        unseen = shift_invariant(original, dropouts(original), wide)
+        recentred = [name for name in unseen if unseen[name]]
     _centre_outputs(exported, recentred)
     analysis = analyse(exported, arguments)
     strict = training and choice is not DropoutChoice.KEEP
@@ -130,7 +130,8 @@ def _settle(
         trial = copy.deepcopy(original)
         parameters = dict(trial.named_parameters())
         _apply(trial, changes, recentred)
-        needed = needed_centrings(trial, arguments) if recentred else []
+        unseen = shift_invariant(trial, CentredOutput.within(trial), arguments) if recentred else {}
+        needed = [name for name in unseen if not unseen[name]]
         for name in set(recentred).difference(needed):
             CentredOutput.remove(trial.get_submodule(name))
         reading, making = means_in_training(trial, arguments) if strict else (set(), {})

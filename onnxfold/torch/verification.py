@@ -6,7 +6,7 @@ differs.  The square root of the unit, 1e-8, stands between.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from onnxfold.errors import ModelError, VerificationError
 from onnxfold.model_io import one_line
 from onnxfold.torch.exporting import Arguments
-from onnxfold.torch.modules import CentredOutput, RMSNorm
+from onnxfold.torch.modules import RMSNorm
 from onnxfold.torch.norm_calls import NormCalls, Watch
 
 _TOLERANCE = 2.0**-26  # the root of half the spacing of float64 at 1
@@ -209,25 +209,18 @@ def _shift(_: nn.Module, _args: Any, _named: Any, output: Tensor) -> Tensor:
     return output + rows.to(output)
 
 
-def shift_invariant(model: nn.Module, names: list[str], arguments: Arguments) -> list[str]:
-    """Return the modules to whose output a number per row may be added, and no output changes.
+def shift_invariant(
+    model: nn.Module, names: Iterable[str], arguments: Arguments
+) -> dict[str, bool]:
+    """Return of each module whether a number per row may be added to its output unseen.
 
-    So what reads them reads them up to their mean over the last axis.
+    Then no output of the model changes, and what reads the module reads it up to its mean over the
+    last axis.
     """
+
+    def shifted(name: str) -> list[Tensor]:
+        with _hooked({model.get_submodule(name): _shift}):
+            return _run(model, arguments, training=False)
+
     truth = _run(model, arguments, training=False)
-    return [name for name in names if not _differ(truth, _shifted(model, name, arguments))]
-
-
-def _shifted(model: nn.Module, name: str, arguments: Arguments) -> list[Tensor]:
-    with _hooked({model.get_submodule(name): _shift}):
-        return _run(model, arguments, training=False)
-
-
-def needed_centrings(folded: nn.Module, arguments: Arguments) -> list[str]:
-    """Return the modules with a centred output whose mean would change the folded model."""
-    truth = _run(folded, arguments, training=False)
-    return [
-        name
-        for name in CentredOutput.within(folded)
-        if _differ(truth, _shifted(folded, name, arguments))
-    ]
+    return {name: not _differ(truth, shifted(name)) for name in names}

@@ -30,9 +30,9 @@ class Algebra:
         """The model."""
         return self.canonical.view
 
-    def form(self, value: ir.Value) -> Form | None:
+    def form(self, value: ir.Value | None) -> Form | None:
         """Return the form of a value or of what it copies."""
-        return self.forms.get(self.canonical.root(value))
+        return None if value is None else self.forms.get(self.canonical.root(value))
 
     def atom(self, value: ir.Value) -> ir.Value:
         """Return the tensor that a value is, seen through copies and exact Casts."""

@@ -35,7 +35,7 @@ def rms_operator(algebra: Algebra, node: ir.Node) -> Form | None:
     have mean zero, and the operator stays the RMS norm that it is.
     """
     d = node.inputs[0]
-    form = None if d is None else algebra.form(d)
+    form = algebra.form(d)
     if d is None or not isinstance(form, AffineForm) or form.over is None or not algebra.single(d):
         return None
     dims, k = algebra.dims(form.t), form.centred
@@ -56,7 +56,7 @@ def batch_normalization(algebra: Algebra, node: ir.Node) -> Form | None:
     """BatchNormalization with the moments of its own input, scale 1 and bias 0."""
     x, scale, bias, mean, variance = node.inputs[:5]
     dims = algebra.dims(x)
-    u = None if mean is None else algebra.form(mean)
+    u = algebra.form(mean)
     v = as_moment(algebra, variance)
     if x is None or dims is None or not isinstance(u, AffineForm) or v is None:
         return None

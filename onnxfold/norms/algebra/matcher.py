@@ -16,6 +16,8 @@ from onnxfold.norms.algebra import (
 from onnxfold.norms.algebra.canonical import Canonical
 from onnxfold.norms.algebra.forms import AffineForm, Form
 from onnxfold.norms.algebra.graph_state import Algebra
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
 
 _Rule = Callable[[Algebra, ir.Node], Form | None]
 
@@ -28,7 +30,6 @@ _RULES: dict[str, _Rule] = {
     "Clip": moments.clip,
     "Div": products.divide,
     "Expand": reshaped_forms.reshape,
-    "Flatten": reshaped_forms.reshape,
     "GlobalAveragePool": moments.global_average,
     "InstanceNormalization": handled_operators.instance_normalization,
     "Max": moments.maximum,
@@ -42,13 +43,10 @@ _RULES: dict[str, _Rule] = {
     "ReduceMean": moments.reduce_mean,
     "ReduceSum": moments.reduce_sum,
     "ReduceSumSquare": moments.reduce_square_sum,
-    "Reshape": reshaped_forms.reshape,
     "SimplifiedLayerNormalization": handled_operators.rms_operator,
     "Sqrt": moments.square_root,
-    "Squeeze": reshaped_forms.reshape,
     "Sub": summed_forms.subtract,
     "Sum": summed_forms.add,
-    "Unsqueeze": reshaped_forms.reshape,
     "Where": selection.where,
 }
 
@@ -79,7 +77,8 @@ def match_graph(canonical: Canonical, graph: ir.Graph) -> tuple[Algebra, list[Ma
     for node in graph:
         if node.domain not in ("", "com.microsoft") or not node.outputs:
             continue
-        rule = _RULES.get(node.op_type)
+        reshapes = facets.reshapes(row_of(node))
+        rule = reshaped_forms.reshape if reshapes else _RULES.get(node.op_type)
         output = node.outputs[0]
         if canonical.root(output) is not output or rule is None:
             continue

@@ -65,17 +65,13 @@ def reduce_mean(algebra: Algebra, node: ir.Node) -> Form | None:
 def reduce_sum(algebra: Algebra, node: ir.Node) -> Form | None:
     """ReduceSum: n times the mean."""
     found = _over(algebra, node)
-    if found is None or not found[1].size:
-        return None
-    return _mean(algebra, *found, float(found[1].size))
+    return _mean(algebra, *found, found[1].size) if found and found[1].size else None
 
 
 def reduce_square_sum(algebra: Algebra, node: ir.Node) -> Form | None:
     """ReduceSumSquare: n times the mean square."""
     found = _over(algebra, node)
-    if found is None or not found[1].size:
-        return None
-    return _second(algebra, *found, float(found[1].size))
+    return _second(algebra, *found, found[1].size) if found and found[1].size else None
 
 
 def reduce_l2(algebra: Algebra, node: ir.Node) -> Form | None:
@@ -125,7 +121,7 @@ def _snap(factor: float, over: MomentAxes) -> float:
 
 def as_moment(algebra: Algebra, value: ir.Value | None) -> Moment | None:
     """Return a value's second moment, also the square of a bare mean."""
-    form = None if value is None else algebra.form(value)
+    form = algebra.form(value)
     if isinstance(form, Moment):
         return form
     if not isinstance(form, Square):
@@ -238,6 +234,15 @@ def rescaled(denominator: Denominator, number: float) -> Denominator:
     )
 
 
+def scaled_statistic(algebra: Algebra, value: ir.Value | None, number: float) -> Form | None:
+    """Return number * value, where that is a root or a second moment."""
+    form = algebra.form(value)
+    if isinstance(form, Root):
+        return scaled_root(form, number)
+    moment = as_moment(algebra, value)
+    return None if moment is None else scaled_moment(moment, number)
+
+
 def shifted_root(root: Root, number: float) -> Root | None:
     """Return root + number: an epsilon outside the root."""
     bare = root.denominator.mode is EpsilonMode.INSIDE and root.denominator.epsilon == 0
@@ -264,7 +269,7 @@ def minimum(algebra: Algebra, node: ir.Node) -> Form | None:
         return None
     for value, bound in (node.inputs, node.inputs[::-1]):
         number = algebra.number_beside(bound, value)
-        form = None if value is None else algebra.form(value)
+        form = algebra.form(value)
         if number is None or number <= 0 or not isinstance(form, Root) or form.power != -1:
             continue
         if form.coefficient.number != 1.0:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxfold.norms.algebra import moments
 from onnxfold.norms.algebra.canonical import is_narrowing
 from onnxfold.norms.algebra.coefficient import MINUS_ONE, Coefficient
-from onnxfold.norms.algebra.forms import AffineForm, Form, Moment, Root, Square, Statistic
+from onnxfold.norms.algebra.forms import AffineForm, Form, Root, Square, Statistic
 from onnxfold.norms.algebra.graph_state import Algebra
 from onnxfold.norms.algebra.guards import along, beside, extend, legal, reading
 
@@ -60,45 +60,33 @@ def divide(algebra: Algebra, node: ir.Node) -> Form | None:
     above = algebra.form(p)
     if above is None or below is not None:
         return None
-    number = algebra.number_beside(q, p)
-    if isinstance(above, Root | Moment) or moments.as_moment(algebra, p) is not None:
-        if not number:
-            return None
-        if isinstance(above, Root):
-            return moments.scaled_root(above, 1.0 / number)
-        moment = moments.as_moment(algebra, p)
-        return None if moment is None else moments.scaled_moment(moment, 1.0 / number)
-    if isinstance(above, AffineForm):
-        divisor = algebra.canonical.coefficient(q, above.t)
-        factor = None if divisor is None else divisor.inverse()
-        return None if factor is None else _scaled(algebra, node, p, above, factor)
-    return None
+    if not isinstance(above, AffineForm):
+        number = algebra.number_beside(q, p)
+        return moments.scaled_statistic(algebra, p, 1.0 / number) if number else None
+    divisor = algebra.canonical.coefficient(q, above.t)
+    factor = None if divisor is None else divisor.inverse()
+    return None if factor is None else _scaled(algebra, node, p, above, factor)
 
 
 def negate(algebra: Algebra, node: ir.Node) -> Form | None:
     """Neg."""
     value = node.inputs[0]
-    form = None if value is None else algebra.form(value)
-    if value is None or form is None:
-        return None
-    if isinstance(form, AffineForm):
+    form = algebra.form(value)
+    if value is not None and isinstance(form, AffineForm):
         return _scaled(algebra, node, value, form, MINUS_ONE)
-    if isinstance(form, Root):
-        return moments.scaled_root(form, -1.0)
-    moment = moments.as_moment(algebra, value)
-    return None if moment is None else moments.scaled_moment(moment, -1.0)
+    return moments.scaled_statistic(algebra, value, -1.0)
 
 
 def reciprocal(algebra: Algebra, node: ir.Node) -> Form | None:
     """Reciprocal of a root."""
-    form = None if node.inputs[0] is None else algebra.form(node.inputs[0])
+    form = algebra.form(node.inputs[0])
     return moments.inverted(form) if isinstance(form, Root) else None
 
 
 def cast(algebra: Algebra, node: ir.Node) -> Form | None:
     """Cast between float types; one that rounds is remembered."""
     value = node.inputs[0]
-    form = None if value is None else algebra.form(value)
+    form = algebra.form(value)
     if value is None or form is None:
         return None
     canonical = algebra.canonical

@@ -19,7 +19,7 @@ from onnxfold.shapes.symbolic import SymbolicShape, fits, same_elements
 def reshape(algebra: Algebra, node: ir.Node) -> Form | None:
     """Reshape and its kin: a reduced axis comes back or goes, or a norm returns to its layout."""
     value = node.inputs[0]
-    form = None if value is None else algebra.form(value)
+    form = algebra.form(value)
     if value is None or not isinstance(form, Moment | Root | AffineForm):
         return None
     shape, whole = algebra.dims(node.outputs[0]), algebra.dims(form.t)

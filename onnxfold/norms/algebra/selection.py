@@ -3,7 +3,8 @@
 import onnx_ir as ir
 
 from onnxfold.graph import keeps_dims
-from onnxfold.graph.operands import computed_by, producer_of
+from onnxfold.graph.operands import computed_by, operands
+from onnxfold.graph.reached import reached
 from onnxfold.norms.algebra.forms import AffineForm, Form, Moment, Root
 from onnxfold.norms.algebra.graph_state import Algebra
 
@@ -41,13 +42,8 @@ def _decided(algebra: Algebra, condition: ir.Value | None) -> bool | None:
 def _guarded(algebra: Algebra, node: ir.Node) -> Form | None:
     """Where(min(x) = max(x) [and ..], 0, x - mean(x)) is x - mean(x): it is zero in such rows."""
     condition, zero, centred = node.inputs
-    form = None if centred is None else algebra.form(centred)
-    if (
-        condition is None
-        or centred is None
-        or not isinstance(form, AffineForm)
-        or form.centred is None
-    ):
+    form = algebra.form(centred)
+    if condition is None or not isinstance(form, AffineForm) or form.centred is None:
         return None
     if algebra.canonical.uniform(zero) != 0.0:
         return None
@@ -64,19 +60,12 @@ def _guarded(algebra: Algebra, node: ir.Node) -> Form | None:
 
 def _constant_rows(algebra: Algebra, condition: ir.Value, form: AffineForm) -> bool:
     """Whether the condition implies that all elements of the row are equal."""
-    waiting: list[ir.Value | None] = [condition]
-    seen: set[ir.Node] = set()
-    while waiting:
-        value = waiting.pop()
-        node = producer_of(value)
-        if node is None or node.domain != "" or node in seen:
-            continue
-        seen.add(node)
-        if node.op_type == "And":
-            waiting += node.inputs
-        elif node.op_type == "Equal" and _equal_extremes(algebra, node, form):
-            return True
-    return False
+
+    def onward(value: ir.Value) -> list[ir.Value]:
+        return operands(computed_by(value, "And"))
+
+    equal = (computed_by(value, "Equal") for value in reached([condition], onward))
+    return any(node is not None and _equal_extremes(algebra, node, form) for node in equal)
 
 
 def _equal_extremes(algebra: Algebra, node: ir.Node, form: AffineForm) -> bool:
@@ -111,5 +100,5 @@ def _condition_nodes(
         if node is None or len(nodes) > _CONDITION_LIMIT:
             return None
         nodes.add(node)
-        waiting += [operand for operand in node.inputs if operand is not None]
+        waiting += operands(node)
     return frozenset(nodes)

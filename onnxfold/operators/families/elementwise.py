@@ -1,10 +1,13 @@
 """Elementwise operators: sums, scalings by what is constant along the fiber, and masks."""
 
 from dataclasses import dataclass
+from itertools import islice
 
 import onnx_ir as ir
 
 from onnxfold.graph import FLOATS, Fiber, ModelInfo, whole_axes
+from onnxfold.graph.operands import operands
+from onnxfold.graph.reached import reached
 from onnxfold.operators.families.transfer import (
     Backward,
     Carried,
@@ -154,17 +157,14 @@ def _shared_source(view: ModelInfo, node: ir.Node) -> ir.Value | None:
 
 def _sources(view: ModelInfo, value: ir.Value | None) -> dict[ir.Value, None]:
     """Return a value and what it is computed from by a few operators that keep or spread shapes."""
-    found: dict[ir.Value, None] = {}
-    waiting = [value]
-    while waiting and len(found) < _MOST_OF_A_FUNCTION:
-        current = waiting.pop(0)
-        if current is None or current in found or view.tensor(current) is not None:
-            continue
-        found[current] = None
-        maker = current.producer()
-        if maker is not None and row_of(maker).shape in (Shapes.SAME, Shapes.BROADCAST):
-            waiting += maker.inputs
-    return found
+
+    def onward(computed: ir.Value) -> list[ir.Value]:
+        maker = computed.producer()
+        spreads = maker is not None and row_of(maker).shape in (Shapes.SAME, Shapes.BROADCAST)
+        return [each for each in operands(maker) if view.tensor(each) is None] if spreads else []
+
+    starts = [] if value is None or view.tensor(value) is not None else [value]
+    return dict.fromkeys(islice(reached(starts, onward), _MOST_OF_A_FUNCTION))
 
 
 @dataclass(frozen=True, slots=True)

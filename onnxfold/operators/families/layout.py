@@ -4,6 +4,7 @@ All of them are linear and act alike on every element of a set, so P commutes wi
 each set of the output's fiber is the image of one set of the input's.
 """
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -19,24 +20,41 @@ from onnxfold.operators.families.transfer import (
     refuse,
     unknown_shape,
 )
-from onnxfold.refusal import RefusalCode
+from onnxfold.refusal import Refusal, RefusalCode
 
 
 @dataclass(frozen=True, slots=True)
-class Transpose:
-    """P transpose(x) = transpose(P' x): output axis i is input axis perm[i]."""
+class Renames:
+    """Keeps all sets within the axes that it hands on, under other names: P f(x) = f(P' x).
+
+    ``sources``: of each such axis of the output that of the input; None where ranks are unknown.
+    """
+
+    sources: Callable[[ModelInfo, ir.Node], Mapping[int, int] | None]
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        perm = _permutation(view, node)
-        if perm is None:
+        source_of = self.sources(view, node)
+        if source_of is None:
             return unknown_shape(node)
-        return Carried(((0, fiber.moved(dict(enumerate(perm)))),))
+        inner = _renamed(fiber, source_of)
+        return broken(node, fiber) if inner is None else Carried(((0, inner),))
 
     def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
-        perm = _permutation(view, node)
-        if perm is None:
+        source_of = self.sources(view, node) if index == 0 else None
+        if source_of is None:
             return None
-        return ((0, fiber.moved({source: target for target, source in enumerate(perm)})),)
+        outer = _renamed(fiber, {source: target for target, source in source_of.items()})
+        return None if outer is None else ((0, outer),)
+
+
+def _renamed(fiber: Fiber, axis_of: Mapping[int, int]) -> Fiber | None:
+    return fiber.moved(axis_of) if set(fiber.axes) <= axis_of.keys() else None
+
+
+def transposed(view: ModelInfo, node: ir.Node) -> Mapping[int, int] | None:
+    """Transpose: output axis i is input axis perm[i]."""
+    perm = _permutation(view, node)
+    return None if perm is None else dict(enumerate(perm))
 
 
 def _permutation(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
@@ -99,93 +117,60 @@ def sizes_changed(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class OnOtherAxes:
-    """Linear operators along ``axis`` (an attribute) only, alike for all sets: CumSum."""
+class OffAxes:
+    """Works along ``touched`` axes alone, alike in all sets off them: P f(x) = f(P x).
 
-    axis_input: int | None = None
+    ``touched`` says why an operator is not followed, and is None where axes are unknown.
+    """
+
+    touched: Callable[[ModelInfo, ir.Node], Iterable[int] | Refusal | None]
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        rank = view.rank(node.inputs[0])
-        axis = self._axis(view, node)
-        if rank is None or axis is None:
-            return unknown_shape(node)
-        return broken(node, fiber) if axis % rank in fiber.axes else Carried(((0, fiber),))
+        touched = self.touched(view, node)
+        if touched is None or isinstance(touched, Refusal):
+            return touched or unknown_shape(node)
+        off = set(touched).isdisjoint(fiber.axes)
+        return Carried(((0, fiber),)) if off else broken(node, fiber)
 
     def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
-        if index != 0:
-            return None
-        return tuple((position, fiber) for position in range(len(node.outputs)))
-
-    def _axis(self, view: ModelInfo, node: ir.Node) -> int | None:
-        if self.axis_input is None:
-            return node.attributes.get_int("axis", 0)
-        integers = view.integers(node.inputs[self.axis_input])
-        return integers[0] if integers else None
+        return ((0, fiber),) if index == 0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class Gather:
-    """Rows picked along ``axis``: P gather(x, i) = gather(P' x, i) when axis is off the fiber.
+def accumulated(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
+    """CumSum adds up along one axis."""
+    rank, axis = view.rank(node.inputs[0]), view.integers(node.inputs[1])
+    return None if rank is None or not axis else (axis[0] % rank,)
+
+
+def repeated(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
+    """Tile repeats along some axes; along the fiber the sets would grow."""
+    repeats = view.integers(node.inputs[1]) if len(node.inputs) > 1 else None
+    if repeats is None:
+        return sizes_changed(view, node)
+    return tuple(axis for axis, count in enumerate(repeats) if count != 1)
+
+
+def gathered(view: ModelInfo, node: ir.Node) -> Mapping[int, int] | None:
+    """Gather picks rows along ``axis``: P gather(x, i) = gather(P' x, i) off the fiber.
 
     With a constant table this is an embedding: each row of the table is centred.
     """
-
-    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        moved = self._axes(view, node)
-        if moved is None:
-            return unknown_shape(node)
-        axis, inserted = moved
-        # Output axes: [0, axis) from the data, then the indices' axes, then the rest of the data.
-        source_of = {out: out for out in range(axis)}
-        rank = view.rank(node.outputs[output])
-        if rank is None:
-            return unknown_shape(node)
-        source_of |= {out: out - inserted + 1 for out in range(axis + inserted, rank)}
-        if not set(fiber.axes) <= set(source_of):
-            return broken(node, fiber)
-        return Carried(((0, fiber.moved(source_of)),))
-
-    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
-        moved = self._axes(view, node)
-        if index != 0 or moved is None or moved[0] in fiber.axes:
-            return None
-        axis, inserted = moved
-        target_of = {a: a if a < axis else a + inserted - 1 for a in fiber.axes}
-        return ((0, fiber.moved(target_of)),)
-
-    def _axes(self, view: ModelInfo, node: ir.Node) -> tuple[int, int] | None:
-        rank, inserted = view.rank(node.inputs[0]), view.rank(node.inputs[1])
-        if rank is None or inserted is None:
-            return None
-        return node.attributes.get_int("axis", 0) % rank, inserted
+    rank, inserted = view.rank(node.inputs[0]), view.rank(node.inputs[1])
+    if rank is None or inserted is None or view.rank(node.outputs[0]) is None:
+        return None
+    axis = node.attributes.get_int("axis", 0) % rank
+    # Output axes: [0, axis) from the data, then the indices' axes, then the rest of the data.
+    behind = {source + inserted - 1: source for source in range(axis + 1, rank)}
+    return {out: out for out in range(axis)} | behind
 
 
-@dataclass(frozen=True, slots=True)
-class GatherND:
-    """Slices picked by index tuples: axes of the data behind the indexed ones keep their sets."""
-
-    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        offset = self._offset(view, node)
-        rank = view.rank(node.outputs[output])
-        if offset is None or rank is None:
-            return unknown_shape(node)
-        indexed, picked = offset
-        if any(axis < picked for axis in fiber.axes):
-            return broken(node, fiber)
-        return Carried(((0, fiber.shifted(indexed - picked)),))
-
-    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
-        offset = self._offset(view, node) if index == 0 else None
-        if offset is None or any(axis < offset[0] for axis in fiber.axes):
-            return None
-        return ((0, fiber.shifted(offset[1] - offset[0])),)
-
-    def _offset(self, view: ModelInfo, node: ir.Node) -> tuple[int, int] | None:
-        """Return how many axes of the data are indexed (or batch), and of the output picked."""
-        shape = view.shape(node.inputs[1])
-        if not shape or not isinstance(shape[-1], int):
-            return None
-        return node.attributes.get_int("batch_dims", 0) + shape[-1], len(shape) - 1
+def gathered_by_tuples(view: ModelInfo, node: ir.Node) -> Mapping[int, int] | None:
+    """GatherND picks slices by index tuples: axes of the data behind the indexed ones stay."""
+    shape, rank = view.shape(node.inputs[1]), view.rank(node.outputs[0])
+    if not shape or not isinstance(shape[-1], int) or rank is None:
+        return None
+    indexed, picked = node.attributes.get_int("batch_dims", 0) + shape[-1], len(shape) - 1
+    return {out: out + indexed - picked for out in range(picked, rank)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,24 +190,6 @@ class Concat:
 
     def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         return ((0, fiber),)
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Tile repeats along other axes; along the fiber the sets would grow."""
-
-    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        repeats = view.integers(node.inputs[1]) if len(node.inputs) > 1 else None
-        if repeats is None:
-            touched = sizes_changed(view, node)
-            if touched is None:
-                return unknown_shape(node)
-        else:
-            touched = tuple(axis for axis, count in enumerate(repeats) if count != 1)
-        return broken(node, fiber) if set(touched) & set(fiber.axes) else Carried(((0, fiber),))
-
-    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
-        return ((0, fiber),) if index == 0 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Averages over other axes, and the readers that do not see a shift."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -15,90 +16,55 @@ from onnxfold.operators.families.transfer import (
     refuse,
     unknown_shape,
 )
-from onnxfold.refusal import RefusalCode
+from onnxfold.refusal import Refusal, RefusalCode
 
 
-@dataclass(frozen=True, slots=True)
-class Reduce:
-    """Sums and means over other axes: P mean_j(x) = mean_j(P x)."""
+def unreduced(view: ModelInfo, node: ir.Node) -> Mapping[int, int] | None:
+    """Sums and means over other axes: P mean_j(x) = mean_j(P x).
 
-    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        source_of = self._source_axes(view, node)
-        if source_of is None:
-            return unknown_shape(node)
-        if not set(fiber.axes) <= set(source_of):
-            return broken(node, fiber)
-        return Carried(((0, fiber.moved(source_of)),))
-
-    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
-        source_of = self._source_axes(view, node) if index == 0 else None
-        if source_of is None:
-            return None
-        target_of = {source: target for target, source in source_of.items()}
-        if not set(fiber.axes) <= set(target_of):
-            return None
-        return ((0, fiber.moved(target_of)),)
-
-    def _source_axes(self, view: ModelInfo, node: ir.Node) -> dict[int, int] | None:
-        """Map each output axis that is not reduced to the input axis that it is."""
-        rank, written = view.rank(node.inputs[0]), view.axes(node)
-        if not rank or written is None:
-            return None  # of a scalar nothing is reduced
-        everything = not written and node.attributes.get_int("noop_with_empty_axes", 0) == 0
-        reduced = set(range(rank)) if everything else {axis % rank for axis in written}
-        kept = [axis for axis in range(rank) if axis not in reduced]
-        if keeps_dims(node):
-            return {axis: axis for axis in kept}
-        return dict(enumerate(kept))
+    Maps each output axis that is not reduced to the input axis that it is.
+    """
+    rank, written = view.rank(node.inputs[0]), view.axes(node)
+    if not rank or written is None:
+        return None  # of a scalar nothing is reduced
+    everything = not written and node.attributes.get_int("noop_with_empty_axes", 0) == 0
+    reduced = set(range(rank)) if everything else {axis % rank for axis in written}
+    kept = [axis for axis in range(rank) if axis not in reduced]
+    if keeps_dims(node):
+        return {axis: axis for axis in kept}
+    return dict(enumerate(kept))
 
 
-@dataclass(frozen=True, slots=True)
-class SpatialAverage:
+def averaged(view: ModelInfo, node: ir.Node) -> Iterable[int]:
     """AveragePool and GlobalAveragePool average axes 2 and later, alike in every channel."""
-
-    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        return Carried(((0, fiber),)) if max(fiber.axes, default=0) < 2 else broken(node, fiber)
-
-    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
-        return ((0, fiber),)
+    return range(2, view.rank(node.outputs[0]) or 2)
 
 
 # These crop, fill in extrapolated values, or move elements of an axis whose scale is 1.
 _MOVING_TRANSFORMS = frozenset({"tf_crop_and_resize", "tf_half_pixel_for_nn"})
 
 
-@dataclass(frozen=True, slots=True)
-class Resize:
-    """Interpolation of other axes with the same weights in every set; no extrapolated values."""
+def resampled(view: ModelInfo, node: ir.Node) -> Iterable[int] | Refusal | None:
+    """Resize interpolates with the same weights in every set; no extrapolated values.
 
-    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        transform = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
-        if transform in _MOVING_TRANSFORMS:
-            return refuse(RefusalCode.UNKNOWN_OP, node, f"is not followed with {transform}")
-        policy = node.attributes.get_string("keep_aspect_ratio_policy", "stretch")
-        if policy != "stretch":
-            return refuse(RefusalCode.UNKNOWN_OP, node, f"is not followed with policy {policy}")
-        touched = self._resampled(view, node)
-        if touched is None:
-            return unknown_shape(node)
-        return broken(node, fiber) if touched & set(fiber.axes) else Carried(((0, fiber),))
-
-    def _resampled(self, view: ModelInfo, node: ir.Node) -> set[int] | None:
-        """Return the axes whose scale is or may be other than 1, which can keep their size."""
-        position = 1 if view.opset < 11 else 2
-        scales = node.inputs[position] if len(node.inputs) > position else None
-        if scales is None or view.dim(scales, 0) == 0:
-            changed = sizes_changed(view, node)
-            return None if changed is None else set(changed)
-        factors, rank = view.array(scales), view.rank(node.inputs[0])
-        if factors is None or rank is None:
-            return None
-        axes = node.attributes.get_ints("axes", tuple(range(rank)))
-        pairs = zip(axes, factors.tolist(), strict=True)
-        return {axis % rank for axis, factor in pairs if factor != 1.0}
-
-    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
-        return ((0, fiber),) if index == 0 else None
+    The axes are those whose scale is or may be other than 1, which can keep their size.
+    """
+    transform = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
+    if transform in _MOVING_TRANSFORMS:
+        return refuse(RefusalCode.UNKNOWN_OP, node, f"is not followed with {transform}")
+    policy = node.attributes.get_string("keep_aspect_ratio_policy", "stretch")
+    if policy != "stretch":
+        return refuse(RefusalCode.UNKNOWN_OP, node, f"is not followed with policy {policy}")
+    position = 1 if view.opset < 11 else 2
+    scales = node.inputs[position] if len(node.inputs) > position else None
+    if scales is None or view.dim(scales, 0) == 0:
+        return sizes_changed(view, node)
+    factors, rank = view.array(scales), view.rank(node.inputs[0])
+    if factors is None or rank is None:
+        return None
+    axes = node.attributes.get_ints("axes", tuple(range(rank)))
+    pairs = zip(axes, factors.tolist(), strict=True)
+    return {axis % rank for axis, factor in pairs if factor != 1.0}
 
 
 @dataclass(frozen=True, slots=True)

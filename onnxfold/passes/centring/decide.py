@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from onnxfold.graph import FLOATS, Fiber, ModelInfo, node_label
+from onnxfold.graph.reached import reached
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
@@ -371,24 +372,25 @@ def _reason(graph: ZeroMeanGraph, start: Point, prices: _Prices) -> Refusal:
     Other readers of a weight that may be stored twice are named only where nothing else stands in
     the way.
     """
-    seen, queue = {start}, deque([start])
-    obstacle: Refusal | None = None
-    while queue:
-        point = queue.popleft()
+
+    def is_split(point: Point, facts: PointFacts) -> bool:
+        return facts.constant and prices.of_copy(point, facts) is not None
+
+    def onward(point: Point) -> tuple[Point, ...]:
         facts = graph.points[point]
-        if facts.zero_mean:
-            continue
+        ends = facts.zero_mean or is_split(point, facts)
+        return () if ends else facts.carried + facts.carries_to + facts.siblings
+
+    obstacle: Refusal | None = None
+    for point in reached([start], onward):
+        facts = graph.points[point]
         found = facts.opaque or (facts.exact[0] if facts.exact else None)
-        obstacle = obstacle or found
-        if facts.constant and prices.of_copy(point, facts) is not None:
+        if found is None or facts.zero_mean:
             continue
-        if found is not None:
+        obstacle = obstacle or found
+        if not is_split(point, facts):
             obstacle = found
             break
-        for point in facts.carried + facts.carries_to + facts.siblings:
-            if point not in seen:
-                seen.add(point)
-                queue.append(point)
     if obstacle is None:
         return Refusal(
             RefusalCode.NOT_WORTH, "centring its input would cost more than it saves", ()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, operator
-from onnxfold.graph.operands import computed_by, known_operand, operand, producer_of
+from onnxfold.graph.operands import computed_by, known_operand, operand, operands, producer_of
 from onnxfold.norms import NormSite
 from onnxfold.passes.prepare.split_skip_norms import EMBEDDED
 
@@ -110,7 +110,7 @@ def _rows(info: ModelInfo, site: NormSite) -> Iterator[ir.Node]:
             continue
         if node.op_type == "Add":
             inside.add(node)
-            terms += [operand for operand in node.inputs if operand is not None]
+            terms += operands(node)
         elif node.op_type == "Gather" and info.tensor(node.inputs[0]) is not None:
             yield node
 

@@ -11,6 +11,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.operands import operands
 from onnxfold.operators.functions import (
     DOMAIN,
     LAYER_NORMALIZATION_SINCE,
@@ -86,7 +87,7 @@ def _moved_through(info: ModelInfo, node: ir.Node, outputs: Collection[ir.Value]
     if norm or node.op_type in _FIRST_OPERAND:
         return [value for value in node.inputs[:1] if value is not None]
     if node.op_type in _ALL_OPERANDS:
-        return [value for value in node.inputs if value is not None]
+        return operands(node)
     return []
 
 

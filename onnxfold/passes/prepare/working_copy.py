@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnxfold.errors import ModelError
 from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.graph.inlining import inline
+from onnxfold.graph.reached import reached
 from onnxfold.graph.traversal import all_graphs, all_nodes
 from onnxfold.operators.functions import DOMAIN, LAST_AXIS_ONLY, SIGNATURES
 from onnxfold.passes.prepare.hoist_transposes import hoist_transposes
@@ -192,12 +193,11 @@ def _split(model: ir.Model) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
 
 def _drop_unused(model: ir.Model) -> None:
     """Remove the functions that no node calls, directly or through another function."""
-    called: set[ir.OperatorIdentifier] = set()
-    waiting = list(model.graph.all_nodes())
-    while waiting:
-        identifier = waiting.pop().op_identifier()
-        if identifier in model.functions and identifier not in called:
-            called.add(identifier)
-            waiting += model.functions[identifier].all_nodes()
+
+    def calls(body: ir.Graph | ir.Function) -> list[ir.OperatorIdentifier]:
+        identifiers = (node.op_identifier() for node in body.all_nodes())
+        return [identifier for identifier in identifiers if identifier in model.functions]
+
+    called = set(reached(calls(model.graph), lambda key: calls(model.functions[key])))
     for identifier in [key for key in model.functions if key not in called]:
         del model.functions[identifier]

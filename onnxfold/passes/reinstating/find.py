@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, node_label, operator
-from onnxfold.graph.operands import producer_of
+from onnxfold.graph.operands import operands, producer_of
 from onnxfold.graph.traversal import NodeQueue
 from onnxfold.norms import EpsilonMode, NormForm, NormKind, NormSite, find_norms
 from onnxfold.norms.algebra import Algebra, Canonical, Moment, match_graph
@@ -262,7 +262,7 @@ class _Walk:
             if node is None or self._algebra.atom(current) is t or node not in self._order:
                 continue
             nodes.add(node)
-            waiting += [operand for operand in node.inputs if operand is not None]
+            waiting += operands(node)
         return nodes
 
     def result(self) -> DeferredSite:

@@ -8,12 +8,11 @@ that it carries has, and a writer where its weight is centred.
 Source: Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, appendix C.
 """
 
-from collections import deque
-
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.operands import computed_by
+from onnxfold.graph.reached import reached
 from onnxfold.passes.centring.dataflow import ZeroMeanGraph
 from onnxfold.passes.centring.model_transfers import Point
 from onnxfold.refusal import Refusal, RefusalCode
@@ -27,19 +26,23 @@ def obstacle(
 
     ``known`` remembers which weights are centred.
     """
-    seen, queue = {start}, deque([start])
-    while queue:
-        point = queue.popleft()
+
+    def onward(point: Point) -> tuple[Point, ...]:
+        return () if _is_zero(info, graph, point) else graph.points[point].carried
+
+    for point in reached([start], onward):
         facts = graph.points[point]
-        if facts.zero_mean or completed_part(info, point) is not None:
+        if _is_zero(info, graph, point):
             continue
         if facts.opaque is not None:
             return facts.opaque
         if facts.constant and not _is_centred(info, point, known):
             return _has_mean(point)
-        queue.extend(new for new in facts.carried if new not in seen)
-        seen.update(facts.carried)
     return None
+
+
+def _is_zero(info: ModelInfo, graph: ZeroMeanGraph, point: Point) -> bool:
+    return graph.points[point].zero_mean or completed_part(info, point) is not None
 
 
 def completed_part(info: ModelInfo, point: Point) -> ir.Value | None:

@@ -7,6 +7,7 @@ MatMul, Mul or Div, (Add,) Softmax.
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.reached import reached
 
 # What exporters write between a scale and Softmax; behind other layouts no runtime looks for it.
 _PRODUCTS = frozenset({"Einsum", "FusedMatMul", "MatMul"})
@@ -20,17 +21,12 @@ def scales_scores(view: ModelInfo, node: ir.Node) -> bool:
     """Whether a Mul or Div is on a way to Softmax: in or before a product of two activations."""
     if node.op_type not in ("Mul", "Div"):
         return False
-    seen = {node}
-    waiting = [node]
-    while waiting:
-        for output in waiting.pop().outputs:
-            for use in output.uses():
-                if use.node.op_type == "Softmax":
-                    return True
-                if use.node not in seen and _passes(view, use.node):
-                    seen.add(use.node)
-                    waiting.append(use.node)
-    return False
+
+    def onward(each: ir.Node) -> list[ir.Node]:
+        readers = [use.node for output in each.outputs for use in output.uses()]
+        return [node for node in readers if node.op_type == "Softmax" or _passes(view, node)]
+
+    return any(each.op_type == "Softmax" for each in reached([node], onward))
 
 
 def _passes(view: ModelInfo, node: ir.Node) -> bool:

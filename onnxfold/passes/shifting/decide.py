@@ -8,6 +8,7 @@ Source: Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, appendi
 from collections import Counter
 
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.reached import reached
 from onnxfold.norms import find_norms
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.dataflow import ZeroMeanGraph, walk_back
@@ -41,10 +42,5 @@ def _seen(graph: ZeroMeanGraph) -> set[Point]:
     for point, facts in graph.points.items():
         for moved in (*facts.carries_to, *facts.siblings):
             makes_move.setdefault(moved, []).append(point)
-    waiting = [point for point, facts in graph.points.items() if facts.exact]
-    seen = set(waiting)
-    while waiting:
-        fresh = [point for point in makes_move.get(waiting.pop(), ()) if point not in seen]
-        seen.update(fresh)
-        waiting += fresh
-    return seen
+    seen = [point for point, facts in graph.points.items() if facts.exact]
+    return set(reached(seen, lambda point: makes_move.get(point, ())))
