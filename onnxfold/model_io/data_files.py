@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError, UsageError
-from onnxfold.model_io.destination import default_data_name, resolved
+from onnxfold.model_io.destination import resolved
 from onnxfold.model_io.external import FileTensor
 from onnxfold.model_io.messages import show
 from onnxfold.model_io.tensor_places import slots
@@ -45,25 +45,6 @@ def _home(tensor: ir.TensorProtocol) -> str | None:
     while base is not None and not isinstance(base, ir.ExternalTensor):
         base = getattr(base, "base", None)
     return os.fspath(base.path) if base is not None and is_outside(base) else None
-
-
-def data_names(final: Path, count: int) -> list[str]:
-    """Names for the data files of a model that nothing in its folder has.
-
-    One file: `<name>.data`; several: `<name>-00001-of-00007.data` and so on. Where one of them is
-    taken, `<name>.1` stands in the place of `<name>`, and so on.
-    """
-    if count == 1:
-        return [default_data_name(final)]
-    # A reference is text, and a name on disk need not be.
-    name = final.name.encode("utf-8", "replace").decode("utf-8")
-    number = 0
-    while True:
-        start = f"{name}.{number}" if number else name
-        names = [f"{start}-{part:05}-of-{count:05}.data" for part in range(1, count + 1)]
-        if not any(os.path.lexists(final.parent / candidate) for candidate in names):
-            return names
-        number += 1
 
 
 def check_sharing(

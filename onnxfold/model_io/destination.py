@@ -1,5 +1,6 @@
 """Where a model may be written, and the names beside it."""
 
+import itertools
 import os
 import stat
 from pathlib import Path
@@ -70,20 +71,25 @@ def _check_existing(path: Path, label: str, source: Path | None, force: bool) ->
 
 
 def default_data_name(destination: str | os.PathLike[str]) -> str:
-    """Name of the data file of a model: `<name>.data`, else `<name>.1.data`, and so on.
+    """Name of the data file of a model, as `data_names` chooses it."""
+    return data_names(resolved(destination), 1)[0]
 
-    It is the first that nothing in the folder has: not the input, not the model that is replaced
-    (which stays whole until the new one is in place), not a model that was renamed.
+
+def data_names(final: Path, count: int) -> list[str]:
+    """Names for data files of a model: `<name>.data`, or `<name>-00001-of-00007.data` and so on.
+
+    Where one of them is taken, `<name>.1` stands in the place of `<name>`, and so on: nothing in
+    the folder has them, not the input, not the model that is replaced (which stays whole until the
+    new one is in place), not a model that was renamed.
     """
-    path = resolved(destination)
     # A reference is text, and a name on disk need not be.
-    name = path.name.encode("utf-8", "replace").decode("utf-8")
-    number = 0
-    while True:
-        candidate = f"{name}.{number}.data" if number else f"{name}.data"
-        if not os.path.lexists(path.parent / candidate):
-            return candidate
-        number += 1
+    name = final.name.encode("utf-8", "replace").decode("utf-8")
+    numbers = [f"-{part:05}-of-{count:05}" for part in range(1, count + 1)] if count > 1 else [""]
+    starts = itertools.chain([name], (f"{name}.{again}" for again in itertools.count(1)))
+    every = ([f"{start}{number}.data" for number in numbers] for start in starts)
+    return next(
+        names for names in every if not any(os.path.lexists(final.parent / each) for each in names)
+    )
 
 
 def orphans(final: Path, source: Path | None) -> tuple[Path, ...]:

@@ -22,13 +22,12 @@ from onnxfold.model_io import wire
 from onnxfold.model_io.copying import OutputFile, WrittenBytes
 from onnxfold.model_io.data_files import (
     check_sharing,
-    data_names,
     is_outside,
     link_shared,
     shard_numbers,
     shared,
 )
-from onnxfold.model_io.destination import check_destination, orphans, resolved
+from onnxfold.model_io.destination import check_destination, data_names, orphans, resolved
 from onnxfold.model_io.load import HAS_EXTERNAL_DATA, references
 from onnxfold.model_io.messages import show
 from onnxfold.model_io.staging import StagingFolder, place, sync

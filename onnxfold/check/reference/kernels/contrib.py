@@ -47,13 +47,6 @@ def skip_simplified_layer_normalization(
     return normal * gamma, np.zeros_like(inverse), inverse, total
 
 
-@kernel("SimplifiedLayerNormalization", domain=_DOMAIN, result_like=(1, None))
-def simplified_layer_normalization(call: Call, x: Array, gamma: Array) -> tuple[Array, Array]:
-    axes = tuple(range(call.integer("axis", -1) % x.ndim, x.ndim))
-    normal, inverse = rms_norm(x, axes, call.real("epsilon", 1e-5))
-    return normal * gamma, inverse
-
-
 @kernel("EmbedLayerNormalization", domain=_DOMAIN, result_like=(2, None, 2))
 def embed_layer_normalization(
     call: Call,

@@ -50,8 +50,9 @@ def rms_normalization(call: Call, x: Array, gamma: Array) -> Array:
 
 
 @kernel("SimplifiedLayerNormalization", result_like=(1, None))
+@kernel("SimplifiedLayerNormalization", domain="com.microsoft", result_like=(1, None))
 def simplified_layer_normalization(call: Call, x: Array, gamma: Array) -> tuple[Array, Array]:
-    """The name under which ONNX Runtime 1.x keeps RMSNorm in the default domain."""
+    """The name under which ONNX Runtime 1.x keeps RMSNorm, in the default domain too."""
     normal, inverse = rms_norm(x, _trailing(call, x.ndim), call.real("epsilon", 1e-5))
     return normal * gamma, inverse
 

@@ -151,9 +151,7 @@ def dynamic_quantize_matmul(
     bias: Array | None = None,
 ) -> Array:
     quantized, scale, zero = _dynamic(a)
-    product = integer_matmul(_offset(quantized, zero), _offset(b, b_zero))
-    y = np.asarray(product * (scale * b_scale), dtype=a.dtype)
-    return y if bias is None else np.asarray(y + bias)
+    return matmul_integer_to_float(call, quantized, b, scale, b_scale, zero, b_zero, bias)
 
 
 @kernel("MatMulIntegerToFloat", domain="com.microsoft", result_like=(2,))
