@@ -13,13 +13,11 @@ import onnx_ir as ir
 
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.dims import Shape
+from onnxfold.graph.float_types import FLOATS
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 
 # The types of what norms compute with, and of weights that can be edited.
-FLOATS = frozenset(
-    {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
-)
 
 # What onnx's evaluator raises for operands that an operator does not take.
 _NO_RESULT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)

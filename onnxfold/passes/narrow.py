@@ -8,24 +8,18 @@ error, so such a weight stays as it is.  The same holds of float32 behind a Cast
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo
+from onnxfold.graph import FLOATS, ModelInfo
 from onnxfold.graph.array_types import Array
+from onnxfold.graph.float_types import digits
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
-
-_DIGITS = {
-    ir.DataType.BFLOAT16: 8,
-    ir.DataType.FLOAT16: 11,
-    ir.DataType.FLOAT: 24,
-    ir.DataType.DOUBLE: 53,
-}
 
 
 def refuse_narrow(view: ModelInfo, value: ir.Value) -> Refusal | None:
     """Say why a weight must keep its numbers: something computes with them in a wider type."""
     tensor = view.tensor(value)
-    if tensor is None or tensor.dtype not in _DIGITS:
+    if tensor is None or tensor.dtype not in FLOATS:
         return None
     waiting, seen = [value], {value}
     while waiting:
@@ -33,7 +27,7 @@ def refuse_narrow(view: ModelInfo, value: ir.Value) -> Refusal | None:
         for node in (use.node for use in operand.uses()):
             if not _rounds_nothing(view, node, operand):
                 continue
-            if _digits(node.outputs[0]) > _DIGITS[tensor.dtype]:
+            if digits(node.outputs[0].dtype) > digits(tensor.dtype):
                 return _refusal(value, tensor, node.outputs[0])
             waiting += [output for output in node.outputs if output not in seen]
             seen.update(node.outputs)
@@ -57,10 +51,6 @@ def _is_power_of_two(array: Array | None) -> bool:
         return False
     mantissa, _ = np.frexp(np.abs(array.astype(np.float64)))
     return bool(np.all((mantissa == 0.5) | (mantissa == 0)))
-
-
-def _digits(value: ir.Value) -> int:
-    return 0 if value.dtype is None else _DIGITS.get(value.dtype, 0)
 
 
 def _refusal(value: ir.Value, tensor: ir.TensorProtocol, wide: ir.Value) -> Refusal:

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnxfold.check.reference import is_stochastic
 from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.graph.traversal import bodies
-from onnxfold.proof.leaf import FLOATS
+from onnxfold.proof.leaf import MAY_BE_FLOATS
 
 _MOST_NODES = 96
 
@@ -66,4 +66,4 @@ def _follows(value: ir.Value) -> bool:
 
 
 def _is_float(value: ir.Value | None) -> bool:
-    return value is not None and value.dtype in FLOATS
+    return value is not None and value.dtype in MAY_BE_FLOATS

@@ -8,20 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber, Shape
+from onnxfold.graph import FLOATS, Fiber, Shape
 from onnxfold.proof.relation import Float64, Relation, means
 from onnxfold.proof.sizes import Drawn, Sizes
 
 _SMALLEST_NORMAL = float(np.finfo(np.float64).smallest_normal)  # 1 / it is finite
-FLOATS = frozenset(
-    {
-        None,
-        ir.DataType.FLOAT,
-        ir.DataType.FLOAT16,
-        ir.DataType.BFLOAT16,
-        ir.DataType.DOUBLE,
-    }
-)
+MAY_BE_FLOATS = FLOATS | {None}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +76,7 @@ class Leaf:
     @property
     def random(self) -> bool:
         """Whether it is drawn, in one shape for both models, as floating-point numbers."""
-        return not self.fixed and self.relation.short is None and self.dtype in FLOATS
+        return not self.fixed and self.relation.short is None and self.dtype in MAY_BE_FLOATS
 
     def with_zero(self, fiber: Fiber) -> Leaf:
         """Return the leaf with v of mean 0 along a fiber; a constant is then drawn as well."""
@@ -136,7 +128,7 @@ def drawn_pair(
     u = None if leaf.u is None else old.get(leaf.u)
     v = None if leaf.v is None else new.get(leaf.v)
     shape = sizes.of(leaf.shape)
-    if leaf.dtype not in FLOATS:
+    if leaf.dtype not in MAY_BE_FLOATS:
         if not leaf.relation.equal:
             raise ArithmeticError("integers are equal or unknown")
         made = next((a for a in (u, v) if a is not None), None)

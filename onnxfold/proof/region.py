@@ -17,7 +17,7 @@ from onnxfold.check.reference import run_nodes
 from onnxfold.graph import Fiber, Shape, node_label
 from onnxfold.proof.cone import Cone, Unprovable
 from onnxfold.proof.coverage import READ_NO_NUMBERS, partly_read
-from onnxfold.proof.leaf import FLOATS, Leaf, drawn_pair
+from onnxfold.proof.leaf import MAY_BE_FLOATS, Leaf, drawn_pair
 from onnxfold.proof.positions import positions
 from onnxfold.proof.relation import Float64
 from onnxfold.proof.sizes import SAMPLINGS, Drawn, Sizes, broadcast_sizes, reduced, symbols
@@ -72,8 +72,8 @@ class Region:
 
         None where there are no such integers or no such axis.
         """
-        drawn = any(not leaf.fixed and leaf.dtype not in FLOATS for leaf in self.leaves)
-        single = any(1 in leaf.shape for leaf in self.leaves if leaf.dtype in FLOATS)
+        drawn = any(not leaf.fixed and leaf.dtype not in MAY_BE_FLOATS for leaf in self.leaves)
+        single = any(1 in leaf.shape for leaf in self.leaves if leaf.dtype in MAY_BE_FLOATS)
         return replace(self, shortest=1) if drawn and single else None
 
     def with_reciprocals(self) -> Region | None:

@@ -11,18 +11,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.float_types import digits
 from onnxfold.proof.cone import Unprovable
 from onnxfold.proof.draws import ERRORS
-from onnxfold.proof.leaf import FLOATS
+from onnxfold.proof.leaf import MAY_BE_FLOATS
 from onnxfold.proof.region import Region
 from onnxfold.proof.sizes import SAMPLINGS, Drawn
-
-_BITS = {
-    ir.DataType.BFLOAT16: 8,
-    ir.DataType.FLOAT16: 11,
-    ir.DataType.FLOAT: 24,
-    ir.DataType.DOUBLE: 53,
-}
 
 
 class Widening:
@@ -33,14 +27,14 @@ class Widening:
         self._known: dict[ir.Value, ir.Value | None] = {}
         self._rounds: dict[object, bool] = {}
         outputs = (value for node in after.nodes() for value in node.outputs)
-        self._most = max((_bits(value) for value in outputs), default=0)
+        self._most = max((digits(value.dtype) for value in outputs), default=0)
 
     def reader_of(self, value: ir.Value, dtype: ir.DataType) -> ir.Value | None:
         """Return what is computed in a wider type from the numbers of a constant, None if nothing.
 
         Where a node cannot be tested, its results may hold them.
         """
-        if dtype not in _BITS or _BITS[dtype] >= self._most:
+        if not 0 < digits(dtype) < self._most:
             return None
         if value not in self._known:
             self._known[value] = self._found(value, dtype)
@@ -51,11 +45,11 @@ class Widening:
         while waiting:
             for node in (use.node for use in waiting.pop().uses()):
                 first = node.outputs[0]
-                if _bits(first) > _BITS[dtype]:
+                if digits(first.dtype) > digits(dtype):
                     return first
                 if first in seen or self._rounds_to(first, dtype):
                     continue
-                outputs = [output for output in node.outputs if output.dtype in FLOATS]
+                outputs = [output for output in node.outputs if output.dtype in MAY_BE_FLOATS]
                 waiting += outputs
                 seen.update(outputs)
         return None
@@ -90,7 +84,3 @@ def _rounded(arrays: Iterable[Drawn], dtype: ir.DataType) -> Iterator[Drawn]:
     for array in arrays:
         floats = array.dtype.kind == "f"
         yield array.astype(dtype.numpy()).astype(np.float64) if floats else array
-
-
-def _bits(value: ir.Value) -> int:
-    return 0 if value.dtype is None else _BITS.get(value.dtype, 0)

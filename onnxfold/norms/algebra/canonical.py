@@ -10,8 +10,9 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo
+from onnxfold.graph import FLOATS, ModelInfo
 from onnxfold.graph.array_types import Array
+from onnxfold.graph.float_types import is_narrowing
 from onnxfold.norms.algebra.coefficient import Coefficient
 from onnxfold.operators import facets
 from onnxfold.operators.families.layout import filler
@@ -20,12 +21,6 @@ from onnxfold.operators.row import Elements, Family
 from onnxfold.operators.table import row_of
 from onnxfold.shapes.symbolic import SymbolicShape, SymbolicShapes, fits, same_elements
 
-_FLOAT_BITS = {  # exponent and fraction: a Cast is exact iff neither shrinks
-    ir.DataType.FLOAT16: (5, 10),
-    ir.DataType.BFLOAT16: (8, 7),
-    ir.DataType.FLOAT: (8, 23),
-    ir.DataType.DOUBLE: (11, 52),
-}
 # The function of each.
 _ARITHMETIC: dict[str, np.ufunc] = {
     "Add": np.add,
@@ -40,14 +35,6 @@ _ARITHMETIC: dict[str, np.ufunc] = {
 # What exporters write twice in front of a norm.
 _REPEATED = (Family.CAST, Family.RESHAPE, Family.TRANSPOSE)
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
-
-
-def is_narrowing(source: ir.DataType | None, target: ir.DataType | None) -> bool | None:
-    """Whether a Cast between float types may round; None where it is no such Cast."""
-    if source not in _FLOAT_BITS or target not in _FLOAT_BITS:
-        return None
-    before, after = _FLOAT_BITS[source], _FLOAT_BITS[target]
-    return after[0] < before[0] or after[1] < before[1]
 
 
 def uniform(view: ModelInfo, value: ir.Value | None) -> float | None:
@@ -279,7 +266,7 @@ class Canonical:
         return result if math.isfinite(result) else None
 
     def _rounded(self, number: float | None, dtype: ir.DataType | None) -> float | None:
-        if number is None or dtype not in _FLOAT_BITS:
+        if number is None or dtype not in FLOATS:
             return None
         return float(np.asarray(number).astype(dtype.numpy()))
 
@@ -350,7 +337,7 @@ class Canonical:
             return None
         if not (parameter or len(dims) < len(limit) or (repeated and _repeats(dims, limit))):
             return None
-        if self.dtype(value) not in _FLOAT_BITS:
+        if self.dtype(value) not in FLOATS:
             return None
         return Coefficient(np.ones(()), (value,), value)
 

@@ -10,8 +10,8 @@ from math import isclose, sqrt
 
 import onnx_ir as ir
 
+from onnxfold.graph.float_types import is_narrowing
 from onnxfold.norms.algebra import moments
-from onnxfold.norms.algebra.canonical import is_narrowing
 from onnxfold.norms.algebra.coefficient import MINUS_ONE, Coefficient
 from onnxfold.norms.algebra.forms import AffineForm, Form, Root, Square, Statistic
 from onnxfold.norms.algebra.graph_state import Algebra

@@ -1,0 +1,24 @@
+"""The floating types that models compute in, and how many digits each has."""
+
+import onnx_ir as ir
+
+# Of the exponent, and of the significand with the leading one.
+_BITS = {
+    ir.DataType.FLOAT16: (5, 11),
+    ir.DataType.BFLOAT16: (8, 8),
+    ir.DataType.FLOAT: (8, 24),
+    ir.DataType.DOUBLE: (11, 53),
+}
+FLOATS = frozenset(_BITS)
+
+
+def digits(dtype: ir.DataType | None) -> int:
+    """Return the binary digits of a significand; 0 for any other type."""
+    return 0 if dtype is None or dtype not in _BITS else _BITS[dtype][1]
+
+
+def is_narrowing(source: ir.DataType | None, target: ir.DataType | None) -> bool | None:
+    """Whether a Cast between float types may round; None where it is no such Cast."""
+    if source not in _BITS or target not in _BITS:
+        return None
+    return any(after < before for before, after in zip(_BITS[source], _BITS[target], strict=True))
