@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
+from onnxfold.check.reference import Array
 from onnxfold.check.runners import why_not_onnxruntime
 from onnxfold.errors import UsageError
 from onnxfold.inputs import InputSpec, make_inputs
@@ -19,8 +19,6 @@ from onnxfold.runtime.library import runtime_errors
 
 if TYPE_CHECKING:
     import onnxruntime as ort
-
-Array = npt.NDArray[Any]
 
 
 def two_rows(model: ir.Model, spec: InputSpec) -> dict[str, Array]:

@@ -20,11 +20,11 @@ from onnxfold.check.reference import (
 )
 from onnxfold.check.runners import Feeds
 from onnxfold.errors import InvariantError
+from onnxfold.graph import FLOATS
 from onnxfold.graph.edit import splice_behind
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.shapes import fill_types
 
-_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
 # Before opset 9 there is no Where, to keep the largest number of a type from becoming infinite.
 _WHERE_SINCE = 9
 
@@ -70,7 +70,7 @@ def disturbed_model(model: ir.Model, seed: int) -> ir.Model:
 
 
 def _is_data(value: ir.Value) -> bool:
-    return bool(value.name) and value.dtype in _TYPES and len(value.shape or ()) >= 2
+    return bool(value.name) and value.dtype in FLOATS and len(value.shape or ()) >= 2
 
 
 def _disturb(value: ir.Value, seed: float, *, guarded: bool) -> None:

@@ -22,8 +22,13 @@ _CGROUPS = (
 
 def session_bytes(model: ir.Model) -> int:
     """Estimate of the memory that ONNX Runtime takes for a whole model, without activations."""
+    return int(_SESSION_FACTOR * stored_bytes(model))
+
+
+def stored_bytes(model: ir.Model) -> int:
+    """The size of the weights of the main graph."""
     tensors = (v.const_value for v in model.graph.initializers.values())
-    return int(_SESSION_FACTOR * sum(t.nbytes for t in tensors if t is not None))
+    return sum(t.nbytes for t in tensors if t is not None)
 
 
 def weight_bytes(tensor: ir.TensorProtocol) -> int:

@@ -18,12 +18,12 @@ from onnxfold.check.memory import weight_bytes
 from onnxfold.check.reference import Array
 from onnxfold.errors import ModelError
 from onnxfold.model_io.tensor_places import detach, payload, take_number, tensor_protos
+from onnxfold.model_io.wire import EMBEDDED_BYTES
 
 # Weights from this size on are inputs of a piece; smaller ones are embedded in it.
 _FED_BYTES = 4096
 # Types that ONNX Runtime takes from numpy.
 _FED_KINDS = "fiub"
-_EMBEDDED_LIMIT_BYTES = 1_800_000_000
 # A piece is filled at least so far before a place to end it is looked for.
 _FILLED = 0.5
 
@@ -179,7 +179,7 @@ def _detached(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, ir.TensorProt
             continue
         if tensor is not None:
             embedded += tensor.nbytes
-            if embedded > _EMBEDDED_LIMIT_BYTES:
+            if embedded > EMBEDDED_BYTES:
                 raise ModelError("the model has too many weights that cannot be handed to a piece")
             holder.raw_data = bytes(payload(tensor))
         if position < main:

@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfold import model_io
-from onnxfold.check.memory import session_bytes
+from onnxfold.check.memory import session_bytes, stored_bytes
 from onnxfold.check.pieces import Pieces
 from onnxfold.check.reference import (
     Array,
@@ -28,10 +28,10 @@ from onnxfold.check.result import ModelSource
 from onnxfold.errors import ModelError, UsageError, one_line
 from onnxfold.graph.traversal import all_nodes
 from onnxfold.model_io.staging import StagingFolder
+from onnxfold.model_io.wire import EMBEDDED_BYTES
 from onnxfold.runtime.library import runtime_errors, takes_name
 
 Feeds = Mapping[str, Array]
-_EMBEDDED_LIMIT_BYTES = 1_800_000_000
 _THREADS = 2
 _FATAL = 4
 # The one type of fewer than 16 bits whose tensors ONNX Runtime hands to Python.
@@ -134,7 +134,7 @@ class OnnxRuntime:
             return self._run_pieces(source, samples, optimize=optimize)
         if source.path is not None and takes_name(source.path):
             return self._run(str(source.path), source, samples, optimize=optimize)
-        if _stored_bytes(source.model) <= _EMBEDDED_LIMIT_BYTES:
+        if stored_bytes(source.model) <= EMBEDDED_BYTES:
             content = model_io.materialise(source.model).SerializeToString()
             return self._run(content, source, samples, optimize=optimize)
         with (
@@ -247,11 +247,6 @@ def _bounded(source: ModelSource) -> Iterator[Any]:
         raise CannotRun(f"{source.label}: {took} in onnxruntime") from error
     finally:
         timer.cancel()
-
-
-def _stored_bytes(model: ir.Model) -> int:
-    tensors = (v.const_value for v in model.graph.initializers.values())
-    return sum(t.nbytes for t in tensors if t is not None)
 
 
 def _by_name(session: Any, names: Sequence[str], results: Sequence[Any]) -> dict[str, Array]:

@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -24,8 +24,8 @@ from onnxfold.model_io.digest import digest
 from onnxfold.model_io.sources import Source
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.pipeline.stage_timer import Stages
 
-Listener = Callable[[str, float], None]
 _SAVE_EVERY_S = 10.0
 
 
@@ -59,7 +59,7 @@ class Measuring:
 
 
 def measured(
-    source: Source, data: Path | None, wanted: Measuring, listener: Listener | None = None
+    source: Source, data: Path | None, wanted: Measuring, listener: Stages | None = None
 ) -> dict[str, Any]:
     """Return the report on what every norm of a model reads and writes over data.
 
@@ -134,7 +134,7 @@ def _merged(
     count: int,
     wanted: Measuring,
     mark: str,
-    listener: Listener | None,
+    listener: Stages | None,
 ) -> Progress:
     """Merge results in the order of shards, and keep them where that is asked."""
     saved = time.monotonic()

@@ -10,8 +10,8 @@ from onnxfold.errors import UsageError
 
 _BATCH = re.compile(r"batch|^b(s|sz)?$|^n$", re.IGNORECASE)
 _PAST = re.compile(r"past|cache|kv", re.IGNORECASE)
+MASK = re.compile(r"mask", re.IGNORECASE)
 _TOTAL = re.compile(r"total", re.IGNORECASE)
-_MASK = re.compile(r"mask", re.IGNORECASE)
 
 Dim = int | str
 
@@ -213,7 +213,7 @@ def _make_totals(
     if past is None:
         return
     present = next(
-        (dims[1] for name, dims in shapes.items() if len(dims) == 2 and not _MASK.search(name)),
+        (dims[1] for name, dims in shapes.items() if len(dims) == 2 and not MASK.search(name)),
         None,
     )
     now = present if isinstance(present, int) else bound.get(str(present))
@@ -224,7 +224,7 @@ def _make_totals(
         if not isinstance(last, str) or last not in bound or last in (past, present, *fixed):
             continue
         shared = any(last in others for other, others in shapes.items() if other != name)
-        if _TOTAL.search(last) or (_MASK.search(name) and not shared):
+        if _TOTAL.search(last) or (MASK.search(name) and not shared):
             bound[last] = bound[past] + now
 
 

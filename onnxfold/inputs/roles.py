@@ -1,6 +1,5 @@
 """What integer and boolean inputs are for: indices into tables, or masks."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -8,10 +7,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import constant_tensor
+from onnxfold.inputs.bound_sizes import MASK
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
-
-_MASK = re.compile(r"mask", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +127,7 @@ def is_mask(model: ir.Model, value: ir.Value) -> bool:
 
     By its name, or because it becomes a condition: cast to bool, compared, or used as 1 - mask.
     """
-    if _MASK.search(str(value.name)):
+    if MASK.search(str(value.name)):
         return True
     for arrival in _arrivals(model, value):
         node = arrival.node

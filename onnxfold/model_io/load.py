@@ -22,7 +22,6 @@ HAS_EXTERNAL_DATA = "onnxfold.has_external_data"
 
 # Embedded weights of at least this size stay in the file; smaller ones are parsed.
 _DETACH_BYTES = 65536
-_PROTOBUF_LIMIT_BYTES = 2**31 - 1
 
 _KNOWN_STARTS = (
     (0, b"version https://git-lfs", "it is a Git LFS pointer; run git lfs pull"),
@@ -95,7 +94,7 @@ def _parse(path: Path, label: str) -> tuple[onnx.ModelProto, os.stat_result]:
             raise ModelError(f"{label}: it is not a regular file")
         if status.st_size == 0:
             raise ModelError(f"{label}: the file is empty")
-        if status.st_size > _PROTOBUF_LIMIT_BYTES:
+        if status.st_size > wire.LIMIT_BYTES:
             raise ModelError(
                 f"{label}: it is larger than 2 GiB, the limit of protobuf, so it cannot be a whole "
                 "ONNX model; export it with external data"

@@ -33,10 +33,6 @@ from onnxfold.model_io.messages import show
 from onnxfold.model_io.staging import StagingFolder, place, sync
 from onnxfold.model_io.tensor_places import Slot, detach, payload, slots, take_number, tensor_protos
 
-_PROTOBUF_LIMIT_BYTES = 2**31 - 1
-# Room for the graph beside the weights.
-_EMBEDDED_LIMIT_BYTES = 1_800_000_000
-
 
 @dataclass(frozen=True, slots=True)
 class OutputFiles:
@@ -223,14 +219,14 @@ def materialise(model: ir.Model) -> onnx.ModelProto:
     """
     total = sum(slot.tensor.nbytes for slot in slots(model))
     _check_limit(total, "write it to a file instead")
-    proto, taken = detach(model, _leaves_protobuf(_PROTOBUF_LIMIT_BYTES + 1))
+    proto, taken = detach(model, _leaves_protobuf(wire.LIMIT_BYTES + 1))
     for tensor in tensor_protos(proto):
         _embed(tensor, take_number(tensor), taken)
     return proto
 
 
 def _is_external(model: ir.Model, total_bytes: int, source: Path | None) -> bool:
-    if total_bytes > _EMBEDDED_LIMIT_BYTES:
+    if total_bytes > wire.EMBEDDED_BYTES:
         return True
     known = model.meta.get(HAS_EXTERNAL_DATA)
     if known is not None:
@@ -350,7 +346,7 @@ def _identity(tensor: ir.TensorProtocol) -> object:
 
 
 def _check_limit(nbytes: int, remedy: str) -> None:
-    if nbytes > _PROTOBUF_LIMIT_BYTES:
+    if nbytes > wire.LIMIT_BYTES:
         raise ModelError(
             f"the model has {nbytes / 2**30:.2f} GiB, more than the 2 GiB of a protobuf: {remedy}"
         )

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import onnx
 
+LIMIT_BYTES = 2**31 - 1  # of a protobuf
+EMBEDDED_BYTES = 1_800_000_000  # of weights in one, with room for the graph beside them
 # No file can have this name, so no reference of a real model is mistaken for one of ours.
 IN_MODEL = "\0in the model file"
 

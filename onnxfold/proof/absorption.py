@@ -16,11 +16,11 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.errors import OnnxfoldError
 from onnxfold.graph import Fiber, Shape
 from onnxfold.graph.channels import Channels
 from onnxfold.proof.certificate import LinearLayer
 from onnxfold.proof.cone import Unprovable
+from onnxfold.proof.draws import ERRORS
 from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.region import Region
 from onnxfold.proof.relation import EQUAL, Float64, Relation, is_small
@@ -30,7 +30,6 @@ from onnxfold.weights.edited import evaluated
 
 _SCALES = (1.0, 2.0**-6, 2.0**5)
 _MOST_AXES = 3
-_ERRORS = (OnnxfoldError, Unprovable, ArithmeticError, LookupError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ class AbsorptionRule:
             sizes = self.region.sizes(numbers, digits, whole=whole)
             try:
                 return [self._draw(sizes, rng, scale) for scale in _SCALES]
-            except _ERRORS:
+            except ERRORS:
                 if not sizes.reduced:
                     break
         return None

@@ -4,16 +4,12 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from onnxfold.errors import DataError
 from onnxfold.geometry.data.input_signature import InputSignature
-from onnxfold.geometry.data.shards import Batch, DataOptions, Shard, blocks
-
-Array = npt.NDArray[Any]
+from onnxfold.geometry.data.shards import Array, Batch, DataOptions, Shard, blocks
 
 
 @dataclass(frozen=True, slots=True)

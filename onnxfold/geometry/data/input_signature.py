@@ -5,15 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.errors import DataError, UsageError
+from onnxfold.geometry.data.shards import Array
 from onnxfold.graph import Dim
 from onnxfold.inputs.bound_sizes import symbols_of
 from onnxfold.inputs.roles import index_range, is_mask
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from onnxfold.errors import DataError, UsageError
 from onnxfold.geometry.data.input_signature import InputSignature
 from onnxfold.geometry.data.shards import Batch, DataOptions, Shard, blocks, optional
 
-Array = npt.NDArray[Any]
 _MADE: dict[str, Callable[[Any], Sequence[int]]] = {
     "input_ids": lambda encoding: encoding.ids,
     "attention_mask": lambda encoding: encoding.attention_mask,

@@ -31,9 +31,8 @@ from onnxfold.passes.centring.obstacles import (
     refuse_foreign,
     refuse_unknown,
 )
+from onnxfold.passes.lower.parameters import AffinePart
 from onnxfold.refusal import Refusal, RefusalCode
-
-AffinePart = ir.Value | Array | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,8 @@
 """Functions of scipy.special, which takes as long to import as a small model to prove."""
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from onnxfold.check.reference.precision import Array
 
 
 def erf(x: Array) -> Array:
