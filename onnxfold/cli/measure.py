@@ -165,23 +165,15 @@ def _interrupted_once() -> Iterator[None]:
 
 
 def _print(document: dict[str, Any], seconds: float) -> None:
-    from onnxfold.geometry.page import summary
+    from onnxfold.geometry.page import norm_cells, summary
     from onnxfold.report.printed import table
 
     measured = ("vectors", "angle to 1 before", "after", "share along 1", "error without mean")
     rows = table(("norm", "kind", "size"), measured)
-    for norm in document["norms"]:
-        before, after = norm["before"], norm["after"]
-        rows.add_row(
-            norm["name"],
-            norm["kind"],
-            str(norm["size"]),
-            f"{before['norm']['count']:,}",
-            _spread(before["angle_uniform"], 2),
-            _spread(after["angle_uniform"], 2),
-            _spread(before["uniform_share"], 4),
-            _spread(norm["error_without_mean"], 4),
-        )
+    for norm, (name, kind, size, *numbers) in zip(
+        document["norms"], norm_cells(document), strict=True
+    ):
+        rows.add_row(name, kind, size, f"{norm['before']['norm']['count']:,}", *numbers)
     console = terminal.console()
     if document["model"] is not None:
         console.print(document["model"], markup=False, highlight=False)
@@ -195,9 +187,3 @@ def _print(document: dict[str, Any], seconds: float) -> None:
             console.print(f"padding counts too: {norm['name']}", markup=False)
     for reason in document["bad_shards"]:
         console.print(f"left out: {reason}", markup=False)
-
-
-def _spread(statistic: dict[str, Any] | None, digits: int) -> str:
-    if statistic is None or statistic["mean"] is None:
-        return "-"
-    return f"{statistic['mean']:.{digits}f} ± {statistic['std']:.{digits}f}"

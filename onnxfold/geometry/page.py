@@ -49,30 +49,36 @@ def summary(report: Mapping[str, Any]) -> str:
     return text if report["complete"] else f"{text}; ended before all was measured"
 
 
-def _number(statistic: Mapping[str, Any] | None, digits: int) -> str:
+def norm_cells(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return for each norm its name, kind and size, and the means with their deviations."""
+    return [
+        (
+            norm["name"],
+            norm["kind"],
+            str(norm["size"]),
+            _spread(norm["before"]["angle_uniform"], 2),
+            _spread(norm["after"]["angle_uniform"], 2),
+            _spread(norm["before"]["uniform_share"], 4),
+            _spread(norm["error_without_mean"], 4),
+        )
+        for norm in report["norms"]
+    ]
+
+
+def _spread(statistic: Mapping[str, Any] | None, digits: int) -> str:
     if statistic is None or statistic["mean"] is None:
         return "-"
-    return f"{statistic['mean']:.{digits}f} &plusmn; {statistic['std']:.{digits}f}"
+    return f"{statistic['mean']:.{digits}f} ± {statistic['std']:.{digits}f}"
 
 
 def _table(report: Mapping[str, Any]) -> str:
     head = ("norm", "kind", "size", "angle to 1 before", "after", "share along 1", "without mean")
-    rows = [
-        "<tr><th>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}</tr>".format(
-            escape(norm["name"]),
-            escape(norm["kind"]),
-            norm["size"],
-            _number(norm["before"]["angle_uniform"], 2),
-            _number(norm["after"]["angle_uniform"], 2),
-            _number(norm["before"]["uniform_share"], 4),
-            _number(norm["error_without_mean"], 4),
-        )
-        for norm in report["norms"]
-    ]
+    cells = ([escape(cell) for cell in cells] for cells in norm_cells(report))
+    rows = "".join(f"<tr><th>{'<td>'.join(row)}</tr>" for row in cells)
     titles = "".join(f"<th>{title}</th>" for title in head)
     return (
         f"<section><h2>Norms of {escape(_name(report))}</h2><div class=scroll><table><thead><tr>"
-        f"{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f"{titles}</tr></thead><tbody>{rows.replace('±', '&plusmn;')}</tbody></table></div>"
         "<p>Angles in degrees, mean &plusmn; standard deviation. The last column is the relative "
         "error of the normalised vector if its mean were not subtracted.</p></section>"
     )
