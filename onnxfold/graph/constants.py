@@ -17,8 +17,6 @@ from onnxfold.graph.float_types import FLOATS
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 
-# The types of what norms compute with, and of weights that can be edited.
-
 # What onnx's evaluator raises for operands that an operator does not take.
 _NO_RESULT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 

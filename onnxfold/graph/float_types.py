@@ -9,6 +9,7 @@ _BITS = {
     ir.DataType.FLOAT: (8, 24),
     ir.DataType.DOUBLE: (11, 53),
 }
+# The types of what norms compute with, and of weights that can be edited.
 FLOATS = frozenset(_BITS)
 
 

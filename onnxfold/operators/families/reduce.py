@@ -35,9 +35,10 @@ def unreduced(view: ModelInfo, node: ir.Node) -> Mapping[int, int] | None:
     return dict(enumerate(kept))
 
 
-def averaged(view: ModelInfo, node: ir.Node) -> Iterable[int]:
+def averaged(view: ModelInfo, node: ir.Node) -> Iterable[int] | None:
     """AveragePool and GlobalAveragePool average axes 2 and later, alike in every channel."""
-    return range(2, view.rank(node.outputs[0]) or 2)
+    rank = view.rank(node.outputs[0])
+    return None if rank is None else range(2, rank)
 
 
 # These crop, fill in extrapolated values, or move elements of an axis whose scale is 1.
