@@ -327,7 +327,7 @@ def test_models_are_read_from_their_paths(tmp_path: Path) -> None:
 
 
 def test_a_model_beyond_a_protobuf_goes_through_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runners, "_EMBEDDED_LIMIT_BYTES", 0)
+    monkeypatch.setattr(runners, "EMBEDDED_BYTES", 0)
     w = weights()
     assert verified(model(w), model(w.centred(), rms=True)).passed
 

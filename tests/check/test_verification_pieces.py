@@ -172,7 +172,7 @@ def test_a_piece_that_cannot_run_names_its_nodes() -> None:
 
 
 def test_embedded_weights_beyond_a_protobuf_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "_EMBEDDED_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(pieces, "EMBEDDED_BYTES", 1000)
     monkeypatch.setattr(pieces, "_FED_BYTES", 1 << 30)
     with pytest.raises(ModelError, match="too many weights that cannot be handed to a piece"):
         SMALL.pieces(parsed("y = MatMul (x, A)  z = Neg (y)", {"A": square(0)}))

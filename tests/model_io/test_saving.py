@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 from onnxfold import model_io
 from onnxfold.errors import ModelError
-from onnxfold.model_io import save as saving
+from onnxfold.model_io import wire
 from onnxfold.model_io.tensor_places import slots
 from tests.model_io.files import (
     contents,
@@ -261,13 +261,14 @@ def test_what_a_protobuf_cannot_hold_becomes_external(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = save(rich_model(), tmp_path / "in.onnx")
-    monkeypatch.setattr(saving, "_EMBEDDED_LIMIT_BYTES", 30000)
+    monkeypatch.setattr(wire, "EMBEDDED_BYTES", 30000)
     assert written(model_io.load(source), tmp_path / "out.onnx").data is not None
-    monkeypatch.setattr(saving, "_PROTOBUF_LIMIT_BYTES", 30000)
+    first, second = (model_io.load(source) for _ in range(2))
+    monkeypatch.setattr(wire, "LIMIT_BYTES", 30000)
     with pytest.raises(ModelError, match="save it with external data"):
-        written(model_io.load(source), tmp_path / "out.onnx", external_data=False)
+        written(first, tmp_path / "out.onnx", external_data=False)
     with pytest.raises(ModelError, match="more than the 2 GiB of a protobuf: write it to a file"):
-        model_io.materialise(model_io.load(source))
+        model_io.materialise(second)
 
 
 @pytest.mark.parametrize("data", FORMS, ids=["embedded", "external", "shards"])
