@@ -10,16 +10,21 @@ from onnxfold.norms.site import NormSite
 
 
 def apart(sites: Sequence[NormSite]) -> Iterator[NormSite]:
-    """Yield norms from which nothing escapes that only their twins read.
+    """Yield norms from which nothing escapes that only their twins read, but x - mean(x).
 
-    Were one of them an operator, the others would keep the nodes that they share.
+    Were one of them an operator, the others would keep the nodes that they share.  Of x - mean(x)
+    they may be RMSNorms that are folded already: one centring, inserted for all of them.
     """
     owners: dict[ir.Node, list[NormSite]] = defaultdict(list)
     for site in sites:
         for node in site.nodes:
             owners[node].append(site)
     for site in sites:
-        left = [value for value in site.escaping if not _is_read_by_twins(value, site, owners)]
+        left = [
+            value
+            for value in site.escaping
+            if value is site.centred or not _is_read_by_twins(value, site, owners)
+        ]
         yield replace(site, escaping=tuple(left)) if len(left) < len(site.escaping) else site
 
 
