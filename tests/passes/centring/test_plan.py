@@ -55,6 +55,20 @@ def test_a_refusal_names_the_input_that_a_norm_follows_from(
     assert any(why and (why["code"], why["nodes"]) == (code, [named]) for why in reasons), reasons
 
 
+@pytest.mark.parametrize("added", ["", "i = Add(p, c) "])
+def test_a_quantised_layer_is_named_behind_its_cast_and_scale(added: str) -> None:
+    body = (
+        f"xq, xs, xz = DynamicQuantizeLinear(x) p = MatMulInteger(xq, W, xz) {added}"
+        f"f = Cast<to=1>({'i' if added else 'p'}) s = Mul(xs, ws) h = Mul(f, s) "
+        "y = LayerNormalization<axis=-1>(h, ones)"
+    )
+    made = {"W": np.eye(6, dtype=np.int8), "c": np.ones(6, np.int32)}
+    made |= {"ws": np.arange(1, 7, dtype=np.float32), "ones": np.ones(6, np.float32)}
+    made = {name: array for name, array in made.items() if name != "c" or added}
+    (norm,) = onnxfold.inspect(graph(body, "float[B,6] x", "float[B,6] y", made))["norms"]
+    assert (norm["reason"]["code"], norm["reason"]["nodes"]) == ("quantised", ["MatMulInteger->p"])
+
+
 def test_what_is_picked_of_an_activation_is_no_embedding() -> None:
     """The paper's rule would centre the rows of a table, and there is none."""
     made = weights(table=(9, 6)) | {"ones": np.ones(6)}
