@@ -115,7 +115,10 @@ bool extended(const Op& op) {
 Plan plan_rows(const Op& op, ElementType type, const Arguments& a, int multiprocessors) {
   const bool full = op.statistics == Statistics::CRMS_FULL;
   const int64_t width = kVectorBytes / (type == ElementType::FLOAT ? 4 : 2);
-  if (a.rows == 0 || (a.size == 0 && !full)) return {0, 0, false, false, 0, 0};
+  // Rows of no elements have a scale each all the same.
+  const bool written = a.size > 0 || full || op.output == Output::SCALE ||
+                       op.output == Output::QUANTIZED_ROWS;
+  if (a.rows == 0 || !written) return {0, 0, false, false, 0, 0};
   const bool tensors_aligned = aligned(a.x) && aligned(a.residual) && aligned(a.y) && aligned(a.sum);
   const bool constants_aligned = aligned(a.scale) && aligned(a.bias) && aligned(a.linear_bias);
   const bool whole = a.size % width == 0;
@@ -126,7 +129,7 @@ Plan plan_rows(const Op& op, ElementType type, const Arguments& a, int multiproc
   const int64_t vectors = (a.size + (shifted ? 2 * width - 2 : 0)) / width;
   const bool plain = !shifted && !extended(op);
   Plan plan = {0, 0, false, false, 0, 0};
-  if (tensors_aligned && !full && !(shifted && extended(op)) && a.rows <= kMostRows)
+  if (tensors_aligned && !full && !(shifted && extended(op)) && a.rows <= kMostRows && a.size > 0)
     plan = in_registers(vectors, shifted, plain, plain && a.scale == nullptr,
                         most_threads(shifted, extended(op), type), a.rows, multiprocessors);
   if (plan.vectors == 0) {
