@@ -185,6 +185,17 @@ def test_a_body_refers_to_no_attribute_and_has_tensors_for_constants(name: str, 
     assert {part.name for op, part in attributes if op == "Constant"} <= {"value"}
 
 
+@pytest.mark.parametrize("opset", [opset for opset in OPSETS if opset >= 17])
+def test_every_layer_normalization_of_a_body_has_its_bias(opset: int) -> None:
+    """Without one, the Attention fusion of ONNX Runtime 1.17 and 1.18 ends the process."""
+    made = [
+        function(name, opset, Setting(ir.DataType.FLOAT, epsilon=EPSILON)) for name in SIGNATURES
+    ]
+    norms = [node for body in made for node in body if node.op_type == "LayerNormalization"]
+    assert norms
+    assert all(len(node.inputs) == 3 and None not in node.inputs for node in norms)
+
+
 @pytest.mark.parametrize("opset", range(MIN_OPSET, MAX_OPSET + 1))
 def test_functions_have_the_arity_and_attributes_of_their_signature(opset: int) -> None:
     for name, signature in SIGNATURES.items():
