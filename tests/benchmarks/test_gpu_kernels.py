@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="torch is missing, beside which kern
 
 from benchmarks import gpu_kernels, gpu_methods, gpu_models, norm_forms  # noqa: E402  # they import torch
 from benchmarks.gpu import DRIVER  # noqa: E402
-from benchmarks.gpu_methods import Call, Operation, Tensors, UnavailableError  # noqa: E402
+from benchmarks.gpu_methods import OURS, Call, Operation, Tensors, UnavailableError  # noqa: E402
 
 SHAPE = gpu_kernels.Shape("rms", "float32", 2, 8, warm=True)
 X = torch.arange(16.0).reshape(2, 8) - 7.5
@@ -87,6 +87,20 @@ def test_a_shape_that_fails_is_one_line_and_the_next_is_measured(
     assert gpu_kernels.main() == 1
     assert tried == list(gpu_kernels.ODD)
     assert capsys.readouterr().out.count(": FAILED, RuntimeError: out of memory (") == len(tried)
+
+
+@pytest.mark.parametrize(("methods", "status"), [((OURS, "torch"), 0), (("torch",), 1)])
+def test_a_shape_that_ours_did_not_compute_sets_the_exit_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, methods: tuple[str, ...], status: int
+) -> None:
+    rows = [SimpleNamespace(method=name) for name in methods]
+    monkeypatch.setattr(gpu_kernels, "measure", lambda *_: rows)
+    monkeypatch.setattr(gpu_kernels, "device", lambda: SimpleNamespace(name="none"))
+    for name in ("append", "tell"):
+        monkeypatch.setattr(gpu_kernels, name, lambda *_: None)
+    words = ["gpu_kernels", "--driver", "x.so", "--operations", "crms", "--dtypes", "float32"]
+    monkeypatch.setattr("sys.argv", [*words, "--no-small", "--out", str(tmp_path / "rows.csv")])
+    assert gpu_kernels.main() == status
 
 
 def test_models_that_fail_or_come_too_late_are_named(
