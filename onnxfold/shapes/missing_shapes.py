@@ -53,9 +53,7 @@ def fill_shapes(view: ModelInfo) -> bool:
             for value, dims in _found(view, symbolic, node):
                 if view.shape(value) is not None:
                     continue
-                value.shape = ir.Shape(dims)
-                known = enumerate(dims)
-                symbolic.learn(value, tuple(_size(value, axis, dim) for axis, dim in known))
+                _set_shape(symbolic, value, dims, dims)
         may_be_numbered = not numbered.isdisjoint(node.inputs) or _reads_sizes(node)
         if bodies(node) or (may_be_numbered and not unknown):
             symbolic = symbolic or SymbolicShapes(view)
@@ -97,10 +95,8 @@ def _numbered(view: ModelInfo, symbolic: SymbolicShapes, node: ir.Node) -> list[
             answers = dict(_inferred(view, symbolic, node))
         found = _refined(found, (answers or {}).get(value, found))
         if found != shape:
-            value.shape = ir.Shape(found)
+            _set_shape(symbolic, value, found, _refined(dims, found))
             view.forget_shape(value)
-            known = enumerate(_refined(dims, found))
-            symbolic.learn(value, tuple(_size(value, axis, dim) for axis, dim in known))
             changed.append(value)
     return changed
 
@@ -118,8 +114,12 @@ def _better(old: Dim, new: Dim) -> Dim:
     return new if isinstance(new, int) or is_unnamed(old) else old
 
 
-def _size(value: ir.Value, axis: int, dim: Size | None) -> Size:
-    return f"{value.name}@{axis}" if dim is None else dim
+def _set_shape(symbolic: SymbolicShapes, value: ir.Value, shape: Shape, dims: Shape) -> None:
+    """Write a shape, where sizes that nobody knows get the names that others take from them."""
+    sizes = tuple(f"{value.name}@{axis}" if dim is None else dim for axis, dim in enumerate(dims))
+    symbolic.learn(value, sizes)
+    written = (size if dim is None else dim for dim, size in zip(shape, sizes, strict=True))
+    value.shape = ir.Shape(written)
 
 
 def _found(

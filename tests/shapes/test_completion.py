@@ -260,6 +260,26 @@ def test_sizes_are_followed_through_a_tile_by_a_computed_batch() -> None:
     assert not any(isinstance(size, int) for size in (queries[0], zeros[0], unknown[1]))
 
 
+def test_a_size_that_nobody_knows_has_one_name_wherever_it_goes() -> None:
+    """As behind Keras' Tensordot, which measures what it reads; and in a second look."""
+    body = """
+        some = Compress<axis=1>(rows, chosen)
+        measured = Shape(some)
+        flattened = Reshape(some, rest)
+        again = Reshape(flattened, measured)
+        y = Add(again, some)
+    """
+    proto = _model(body)
+    proto.graph.input.add().CopyFrom(
+        helper.make_tensor_value_info("chosen", TensorProto.BOOL, ["r"])
+    )
+    model = ir.from_proto(proto)
+    for view in (infer(model), infer(model)):
+        values = view.by_ref()
+        assert view.shape(values["again"]) == view.shape(values["some"])
+        assert None not in (view.shape(values["some"]) or (None,))
+
+
 def test_what_onnx_has_inferred_and_a_tool_kept_hides_nothing() -> None:
     """Converters to half precision keep inferred shapes, with symbols that onnx made up."""
     body = """
