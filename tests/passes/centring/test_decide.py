@@ -330,3 +330,20 @@ def test_a_plan_never_costs_more_than_it_gains() -> None:
         assert len(plan.folds) in (0, norms)
         assert bool(plan.insertions) == bool(plan.folds)
     assert plan.folds
+
+
+@pytest.mark.parametrize("target", list(Target))
+def test_a_centring_for_every_two_norms_does_not_pay(target: Target) -> None:
+    """As of RWKV, whose feed-forward ends with a product of two activations."""
+    graph, h = Graph(), "x"
+    for block in range(3):
+        first = graph.norm(h, f"first{block}")
+        graph.node("MatMul", [first, graph.weight(f"W{block}", C, C)], f"w{block}")
+        h = graph.node("Add", [h, f"w{block}"], f"m{block}")
+        second = graph.norm(h, f"second{block}")
+        graph.node("Sigmoid", [second], f"gate{block}")
+        graph.node("Mul", [second, f"gate{block}"], f"product{block}")
+        h = graph.node("Add", [h, f"product{block}"], f"h{block}")
+    plan = graph.fold(graph.norm(h, "last"), target=target).plan
+    assert not plan.folds
+    assert not plan.insertions
