@@ -18,6 +18,7 @@ from onnxfold.errors import InvariantError
 from onnxfold.operators import functions
 from onnxfold.operators.new_nodes import NewNodes
 
+LARGEST_EXPONENT_RANK = 2
 _CASTLIKE_SINCE = 15
 _GELU_SINCE = 20
 _SLICE_OF_INPUTS_SINCE = 10
@@ -44,6 +45,8 @@ class Setting:
     the model to a half type leaves it right; from opset 15 on (CastLike).  ``rms_operator``:
     RMSNormalization, from opset 23 on, rather than the operators that it stands for.  ``turned``:
     Transposes may be moved through, so that no fusion of ONNX Runtime may know the operators.
+    ``exponent_rank``: of the 2 in a square; ONNX Runtime merges what two norms of one value spell
+    alike, and then fuses neither.
     """
 
     dtype: ir.DataType
@@ -52,6 +55,7 @@ class Setting:
     convertible: bool = False
     rms_operator: bool = False
     turned: bool = False
+    exponent_rank: int = 0
     levels: float = 127.0
     least: float = 0.0
 
@@ -64,7 +68,7 @@ class Setting:
             + "turned" * self.turned
         )
         steps = f"_{self.levels!r}_{self.least!r}"
-        return f"{self.dtype.name}_{self.axes}_{self.epsilon!r}{steps}_{form}"
+        return f"{self.dtype.name}_{self.axes}_{self.epsilon!r}{steps}_{form}{self.exponent_rank}"
 
 
 def setting_of(
@@ -74,8 +78,12 @@ def setting_of(
     convertible: bool,
     rms_operator: bool = False,
     turned: bool = False,
+    twin: int = 0,
 ) -> Setting:
     """The setting of the body that a call needs; `convertible` where that can be.
+
+    `twin` numbers the norms of one value.  The sum of a call may be read by one more norm, whose
+    call has another name and so a body of its own.
 
     Raises InvariantError where the type of the call is unknown.
     """
@@ -90,6 +98,7 @@ def setting_of(
         convertible,
         rms_operator,
         turned,
+        min(twin + functions.SIGNATURES[node.op_type].residual, LARGEST_EXPONENT_RANK),
         node.attributes.get_float("levels", 127.0),
         node.attributes.get_float("least", 0.0),
     )
@@ -284,6 +293,11 @@ def _deviation(body: _Body, square: ir.Value, inputs: Mapping[str, ir.Value]) ->
     return body.op("Sqrt", body.op("Add", body.reduce("ReduceMean", square), epsilon))
 
 
+def _exponent(body: _Body) -> ir.Value:
+    shape = (1,) * body.setting.exponent_rank
+    return body.weight("", np.full(shape, 2, body.statistics_type.numpy()))
+
+
 def _standard(body: _Body, statistics: functions.Statistics) -> str | None:
     """The operator that computes these statistics, which all need a scale, or None."""
     if (
@@ -327,7 +341,7 @@ def _decomposed(
     # ORT's transformers optimizer raises TypeError for a Mul behind a quotient with Mul for a
     # square, unless the reciprocal stands first.
     if factor is not None and not wrongly_fused and not shorter:
-        square = body.op("Pow", vector, body.constant(2.0))
+        square = body.op("Pow", vector, _exponent(body))
         y = body.op("Div", numerator, _deviation(body, square, inputs))
     else:
         deviation = _deviation(body, body.op("Mul", vector, vector), inputs)

@@ -1,7 +1,8 @@
 """The final form of a rewritten model: types, functions, IR version, and what was done to it."""
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
@@ -12,7 +13,7 @@ from onnxfold.graph.inlining import inline
 from onnxfold.graph.operands import producer_of
 from onnxfold.graph.traversal import all_nodes
 from onnxfold.operators.bodies import Setting, function, setting_of, type_of
-from onnxfold.operators.functions import DOMAIN, SIGNATURES, VERSION
+from onnxfold.operators.functions import DOMAIN, SIGNATURES, VERSION, Statistics
 from onnxfold.options import Target, WrittenForm
 from onnxfold.passes.lower.norm_settings import common_settings, setting_of_call, setting_of_each
 from onnxfold.passes.lower.turned import turned_values
@@ -92,9 +93,10 @@ def _define(view: ModelInfo, staying: frozenset[ir.Node], form: WrittenForm) -> 
     calls = _calls(model)
     kept = {node.op_identifier() for node in calls if type_of(node) is None}
     values = turned_values(view) if calls else frozenset()
-    turned = {node for node in calls if not values.isdisjoint(node.outputs)}
+    turned = {node for node in calls if node.outputs[0] in values}  # not its sum alone
     names = {node.op_type for node in turned & staying}
     turned |= {node for node in staying if node.op_type in names}
+    twins = _twins(view, (node for node in calls if node not in staying))
     for identifier in [key for key in model.functions if key[0] == DOMAIN and key not in kept]:
         del model.functions[identifier]
     for node in calls:
@@ -106,6 +108,7 @@ def _define(view: ModelInfo, staying: frozenset[ir.Node], form: WrittenForm) -> 
             convertible=node in staying,
             rms_operator=form is WrittenForm.OP,
             turned=node in turned,
+            twin=twins.get(node, 0),
         )
         node.overload = setting.label if node in staying else _INLINED + setting.label
         if node.op_identifier() not in model.functions:
@@ -115,6 +118,19 @@ def _define(view: ModelInfo, staying: frozenset[ir.Node], form: WrittenForm) -> 
         model.graph.opset_imports.setdefault(DOMAIN, VERSION)
     else:
         model.graph.opset_imports.pop(DOMAIN, None)
+
+
+def _twins(view: ModelInfo, calls: Iterable[ir.Node]) -> dict[ir.Node, int]:
+    """Number the RMSNorms of one value, each up to its rank; those alike in all have one number."""
+    found: defaultdict[ir.Value | None, dict[object, int]] = defaultdict(dict)
+    numbers: dict[ir.Node, int] = {}
+    for node in calls:
+        if SIGNATURES[node.op_type].statistics is Statistics.RMS:
+            others = found[node.inputs[0]]
+            own = (node.op_type, node.inputs, setting_of_call(node))
+            number = others.setdefault(own, len(others))
+            numbers[node] = min(number, view.rank(node.inputs[0]) or 0)
+    return numbers
 
 
 def _calls(model: ir.Model) -> list[ir.Node]:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.operators.bodies import Setting, function, setting_of, type_of
+from onnxfold.operators.bodies import LARGEST_EXPONENT_RANK, Setting, function, setting_of, type_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES
 from onnxfold.shapes import fill_types
 
@@ -72,9 +72,12 @@ def _written(
     body: ir.Function, axes: int, epsilon: float, levels: float, least: float
 ) -> Iterator[ir.Function]:
     """Yield the bodies that we write for such a call, of each element type and spelling."""
-    spellings = product((False, True), _TYPES, (False, True), (False, True))
-    for turned, dtype, convertible, rms_operator in spellings:
-        setting = Setting(dtype, axes, epsilon, convertible, rms_operator, turned, levels, least)
+    ranks = range(LARGEST_EXPONENT_RANK + 1)
+    for spelling in product((False, True), _TYPES, (False, True), (False, True), ranks):
+        turned, dtype, convertible, rms_operator, rank = spelling
+        setting = Setting(
+            dtype, axes, epsilon, convertible, rms_operator, turned, rank, levels, least
+        )
         try:
             yield function(body.name, body.opset_imports.get("", 0), setting, body.overload)
         except InvariantError:
