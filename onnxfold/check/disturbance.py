@@ -27,6 +27,8 @@ from onnxfold.shapes import fill_types
 
 # Before opset 9 there is no Where, to keep the largest number of a type from becoming infinite.
 _WHERE_SINCE = 9
+# ONNX Runtime (1.32) has RandomUniformLike up to opset 21 alone, and Dropout in all.
+_UNIFORM_UNTIL = 21
 
 
 def disturbed(model: ir.Model, feeds: Feeds, *, draws: int, seed: int) -> list[dict[str, Array]]:
@@ -61,11 +63,11 @@ def disturbed_model(model: ir.Model, seed: int) -> ir.Model:
     copy = model.clone()
     fill_types(copy)
     generator = np.random.default_rng(seed)
-    guarded = copy.graph.opset_imports.get("", 1) >= _WHERE_SINCE
+    opset = copy.graph.opset_imports.get("", 1)
     for graph in list(all_graphs(copy)):
         for node in [node for node in graph if not moves_numbers(node)]:
             for value in [value for value in node.outputs if _is_data(value)]:
-                _disturb(value, float(generator.integers(2**24)), guarded=guarded)
+                _disturb(value, int(generator.integers(2**24)), opset)
     return copy
 
 
@@ -73,7 +75,7 @@ def _is_data(value: ir.Value) -> bool:
     return bool(value.name) and value.dtype in FLOATS and len(value.shape or ()) >= 2
 
 
-def _disturb(value: ir.Value, seed: float, *, guarded: bool) -> None:
+def _disturb(value: ir.Value, seed: int, opset: int) -> None:
     """Insert w + w r behind a value, in float64, where that is not too large for its type."""
     name, dtype = str(value.name), value.dtype
     if dtype is None:
@@ -81,9 +83,9 @@ def _disturb(value: ir.Value, seed: float, *, guarded: bool) -> None:
     u = unit_roundoff(dtype.numpy())
     tape = ir.tape.Tape()
     wide = tape.op("Cast", [value], {"to": ir.DataType.DOUBLE.value})
-    random = tape.op("RandomUniformLike", [wide], {"low": -u, "high": u, "seed": seed})
-    result = tape.op("Add", [wide, tape.op("Mul", [wide, random])])
-    if guarded:
+    noise = (_uniform if opset <= _UNIFORM_UNTIL else _in_steps)(tape, wide, u, seed)
+    result = tape.op("Add", [wide, noise])
+    if opset >= _WHERE_SINCE:
         most = ir.tensor([float(dtype.max) * (1 + u / 2)], dtype=ir.DataType.DOUBLE)
         limit = tape.op("Constant", [], {"value": most})
         fits = tape.op("Less", [tape.op("Abs", [result]), limit])
@@ -94,3 +96,22 @@ def _disturb(value: ir.Value, seed: float, *, guarded: bool) -> None:
     value.name, result.name = f"{name}.exact", name
     for number, node in enumerate(tape.nodes[:-1]):
         node.outputs[0].name = f"{name}.disturbed.{number}"
+
+
+def _uniform(tape: ir.tape.Tape, wide: ir.Value, u: float, seed: int) -> ir.Value:
+    """Return w r, r uniform in [-u, u]."""
+    random = tape.op("RandomUniformLike", [wide], {"low": -u, "high": u, "seed": float(seed)})
+    return tape.op("Mul", [wide, random])
+
+
+def _in_steps(tape: ir.tape.Tape, wide: ir.Value, u: float, seed: int) -> ir.Value:
+    """Return w r, r one of u (±1/2 ±1/4 ±1/8): Dropout of half of all gives 0 or 2 w, so w ± w."""
+    ratio, training = (
+        tape.op("Constant", [], {"value": ir.tensor(number)}) for number in (np.float64(0.5), True)
+    )
+    steps = []
+    for number in range(1, 4):
+        kept = tape.op("Dropout", [wide, ratio, training], {"seed": seed + number})
+        factor = tape.op("Constant", [], {"value": ir.tensor(np.float64(u / 2**number))})
+        steps.append(tape.op("Mul", [tape.op("Sub", [kept, wide]), factor]))
+    return tape.op("Sum", steps)

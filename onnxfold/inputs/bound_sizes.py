@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from onnxfold.errors import UsageError
+from onnxfold.inputs.caches import Caches
+from onnxfold.inputs.roles import MASK
 
 _BATCH = re.compile(r"batch|^b(s|sz)?$|^n$", re.IGNORECASE)
 _PAST = re.compile(r"past|cache|kv", re.IGNORECASE)
-MASK = re.compile(r"mask", re.IGNORECASE)
 _TOTAL = re.compile(r"total", re.IGNORECASE)
 
 Dim = int | str
@@ -33,6 +34,7 @@ class BoundSizes:
     frames: int
     latent: int
     channels: Mapping[str, int]
+    caches: Caches
 
 
 def symbols_of(value: ir.Value) -> tuple[Dim, ...] | None:
@@ -86,7 +88,7 @@ def bind_dims(
     for symbol in _free_symbols(shapes) - set(bound):
         other = sizes.past if _PAST.search(symbol) else sizes.length
         bound[symbol] = sizes.batch if _BATCH.search(symbol) else other
-    _make_totals(shapes, bound, fixed)
+    _make_totals(shapes, bound, fixed, sizes.caches)
     return {
         name: tuple(d if isinstance(d, int) else _evaluate(name, d, bound, atoms) for d in dims)
         for name, dims in shapes.items()
@@ -189,9 +191,12 @@ def _default(value: ir.Value, axis: int, dim: str, sizes: BoundSizes, *, batch: 
     floating = value.dtype is not None and value.dtype.is_floating_point()
     if batch or _BATCH.search(dim):
         return sizes.batch
+    name, caches = str(value.name), sizes.caches
+    if name in caches.sizes and axis >= len(shape) - 2:
+        return caches.sizes[name] if axis == len(shape) - 1 else caches.slots.get(name, sizes.past)
     if _PAST.search(dim) and not _TOTAL.search(dim):
         return sizes.past
-    channels = sizes.channels.get(str(value.name))
+    channels = sizes.channels.get(name)
     if channels is not None and axis == 1:
         return channels
     if floating and len(shape) == 4 and axis >= 2 and (shape[1] in (1, 3) or channels is not None):
@@ -202,22 +207,19 @@ def _default(value: ir.Value, axis: int, dim: str, sizes: BoundSizes, *, batch: 
 
 
 def _make_totals(
-    shapes: Mapping[str, tuple[Dim, ...]], bound: dict[str, int], fixed: frozenset[str]
+    shapes: Mapping[str, tuple[Dim, ...]],
+    bound: dict[str, int],
+    fixed: frozenset[str],
+    caches: Caches,
 ) -> None:
     """Gives a mask over past and present tokens their total length.
 
     That is a dim named total, or the last one of a mask that no other input has, in a model with a
-    dim named past.
+    dim of the past.
     """
-    past = next((d for d in bound if _PAST.search(d) and not _TOTAL.search(d)), None)
-    if past is None:
-        return
-    present = next(
-        (dims[1] for name, dims in shapes.items() if len(dims) == 2 and not MASK.search(name)),
-        None,
-    )
+    past, present = _past(shapes, bound, caches), _present(shapes)
     now = present if isinstance(present, int) else bound.get(str(present))
-    if now is None:
+    if past is None or now is None:
         return
     for name, dims in shapes.items():
         last = dims[-1] if dims else None
@@ -226,6 +228,24 @@ def _make_totals(
         shared = any(last in others for other, others in shapes.items() if other != name)
         if _TOTAL.search(last) or (MASK.search(name) and not shared):
             bound[last] = bound[past] + now
+
+
+def _past(
+    shapes: Mapping[str, tuple[Dim, ...]], bound: Mapping[str, int], caches: Caches
+) -> str | None:
+    """The symbol of the tokens that caches hold: its place tells it, or else its name."""
+    sizes = {shapes[name][-1] for name in caches.sizes if name in shapes}
+    rooms = {shapes[name][-2] for name in caches.slots if name in shapes}
+    held = {shapes[name][-2] for name in caches.sizes if name in shapes} - rooms
+    named = (d for d in bound if _PAST.search(d) and not _TOTAL.search(d))
+    symbols = (*(d for d in bound if d in held), *(d for d in named if d not in sizes | rooms))
+    return next(iter(symbols), None)
+
+
+def _present(shapes: Mapping[str, tuple[Dim, ...]]) -> Dim | None:
+    """The dim of the tokens of a matrix that is no mask, or else of their vectors."""
+    dims = [dims for name, dims in shapes.items() if not MASK.search(name)]
+    return next((d[1] for rank in (2, 3) for d in dims if len(d) == rank), None)
 
 
 def _evaluate(name: str, dim: str, bound: Mapping[str, int], atoms: set[str]) -> int:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import UsageError
 from onnxfold.inputs.bound_sizes import BoundSizes, bind_dims, symbols_of
+from onnxfold.inputs.caches import find_caches
 from onnxfold.inputs.roles import convolved_channels, index_range, is_convolved, is_mask
 from onnxfold.inputs.spec import InputSpec
 
@@ -47,11 +48,12 @@ def make_inputs(
     channels = {
         str(v.name): found for v in inputs if (found := convolved_channels(model, v)) is not None
     }
+    caches = find_caches(model)
     samples = []
     for number in range(count):
         generator = np.random.default_rng([seed, number])
         sizes = BoundSizes(
-            batch=2 if number == 0 else int(generator.integers(1, 4)),
+            batch=_batch(number, generator, single=caches.single),
             length=int(generator.integers(5, 18)),
             past=int(generator.integers(1, 8)),
             image=image_side,
@@ -59,6 +61,7 @@ def make_inputs(
             frames=_FRAMES,
             latent=_LATENT,
             channels=channels,
+            caches=caches,
         )
         bound = bind_dims(inputs, shapes, sizes)
         hard = number > 0 and number == count - 1
@@ -71,6 +74,12 @@ def make_inputs(
             }
         )
     return samples
+
+
+def _batch(number: int, generator: np.random.Generator, *, single: bool) -> int:
+    if single:
+        return 1
+    return 2 if number == 0 else int(generator.integers(1, 4))
 
 
 def _is_wave(model: ir.Model, value: ir.Value) -> bool:

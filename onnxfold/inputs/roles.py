@@ -1,5 +1,6 @@
 """What integer and boolean inputs are for: indices into tables, or masks."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -7,9 +8,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import constant_tensor
-from onnxfold.inputs.bound_sizes import MASK
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
+
+MASK = re.compile(r"mask", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class IndexRange:
 
 
 @dataclass(frozen=True, slots=True)
-class _Arrival:
+class Arrival:
     """An input's numbers, moved and shifted by a constant, at one input of a node."""
 
     node: ir.Node
@@ -32,7 +34,7 @@ class _Arrival:
     shift: int
 
 
-def _arrivals(model: ir.Model, value: ir.Value) -> Iterator[_Arrival]:
+def arrivals(model: ir.Model, value: ir.Value) -> Iterator[Arrival]:
     """Follows a value forward through what moves numbers or adds a constant to them."""
     seen: set[tuple[ir.Value, int]] = set()
     open_ends = [(value, 0)]
@@ -42,7 +44,7 @@ def _arrivals(model: ir.Model, value: ir.Value) -> Iterator[_Arrival]:
             continue
         seen.add((current, shift))
         for node, index in current.uses():
-            yield _Arrival(node, index, shift)
+            yield Arrival(node, index, shift)
             function = model.functions.get(node.op_identifier())
             if function is not None and index < len(function.inputs):
                 open_ends.append((function.inputs[index], shift))
@@ -67,7 +69,7 @@ def _constant(value: ir.Value | None) -> int | None:
     return int(np.asarray(tensor.numpy()).reshape(-1)[0])
 
 
-def _rows(arrival: _Arrival) -> int | None:
+def _rows(arrival: Arrival) -> int | None:
     """Number of rows of the table that an index addresses; None if it is none or unknown."""
     node = arrival.node
     place = dict(row_of(node).tables).get(arrival.index)
@@ -114,7 +116,7 @@ def _ordered(shape: tuple[object, ...], orders: Sequence[Sequence[int]]) -> tupl
 def index_range(model: ir.Model, value: ir.Value) -> IndexRange | None:
     """The values that keep an integer input inside every table that it indexes; None: no table."""
     found: IndexRange | None = None
-    for arrival in _arrivals(model, value):
+    for arrival in arrivals(model, value):
         rows = _rows(arrival)
         if rows is not None:
             own = IndexRange(max(0, -arrival.shift), rows - arrival.shift)
@@ -129,7 +131,7 @@ def is_mask(model: ir.Model, value: ir.Value) -> bool:
     """
     if MASK.search(str(value.name)):
         return True
-    for arrival in _arrivals(model, value):
+    for arrival in arrivals(model, value):
         node = arrival.node
         row = row_of(node)
         if arrival.index in row.masks or row.decides:
@@ -144,7 +146,7 @@ def is_mask(model: ir.Model, value: ir.Value) -> bool:
 def convolved_channels(model: ir.Model, value: ir.Value) -> int | None:
     """Channels that an input must have to be convolved as it is; None: it is not."""
     rank = None if value.shape is None else len(value.shape)
-    for arrival in _arrivals(model, value):
+    for arrival in arrivals(model, value):
         node = arrival.node
         if node.op_type != "Conv" or arrival.index != 0 or len(node.inputs) < 2:
             continue
@@ -157,4 +159,4 @@ def convolved_channels(model: ir.Model, value: ir.Value) -> int | None:
 
 def is_convolved(model: ir.Model, value: ir.Value) -> bool:
     """Whether the value arrives, only moved, at the data input of a Conv."""
-    return any(a.node.op_type == "Conv" and a.index == 0 for a in _arrivals(model, value))
+    return any(a.node.op_type == "Conv" and a.index == 0 for a in arrivals(model, value))

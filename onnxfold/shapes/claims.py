@@ -11,7 +11,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError
-from onnxfold.graph import ModelInfo
+from onnxfold.graph import ModelInfo, constant_tensor
 from onnxfold.graph.dims import Dim, Shape
 from onnxfold.graph.sequences import behind_unbind
 from onnxfold.graph.traversal import all_graphs, declared_shape
@@ -63,10 +63,14 @@ class Checked:
 def check_claims(model: ir.Model) -> Checked:
     """Infer types and shapes from the inputs alone, and set them beside those that are declared.
 
-    Claims are shapes in which the model has a rank, or a number, by itself.  Raises ModelError,
-    naming the value, where a shape contradicts what inference finds.
+    Claims are shapes in which the model has a rank, or a number, by itself; what it says of a
+    constant is not asked, for that has a shape.  Raises ModelError, naming the value, where a shape
+    contradicts what inference finds.
     """
     copy = model.clone()
+    for value in _constants(copy):
+        tensor = constant_tensor(value)
+        value.shape = None if tensor is None else ir.Shape(tensor.shape.numpy())
     misread = behind_unbind(copy)
     results = [v for graph in all_graphs(copy) for v in _results(graph) if v not in misread]
     declared = {value: value.shape for value in results}
@@ -133,6 +137,11 @@ def _results(graph: ir.Graph) -> Iterator[ir.Value]:
     for node in graph:
         if node.op_type != "Constant":
             yield from node.outputs
+
+
+def _constants(model: ir.Model) -> Iterator[ir.Value]:
+    for graph in all_graphs(model):
+        yield from (node.outputs[0] for node in graph if node.op_type == "Constant")
 
 
 def _is_more(claimed: Shape, inferred: Shape | None) -> bool:

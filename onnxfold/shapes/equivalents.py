@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnxfold.graph.constants import constant_tensor
 from onnxfold.graph.operands import operand
 from onnxfold.graph.sequences import is_unbind
+from onnxfold.graph.traversal import declared_shape
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 
@@ -57,7 +58,7 @@ def is_doubtful(node: onnx.NodeProto, operands: Sequence[Sequence[int]]) -> bool
 
 
 def _names(node: ir.Node) -> list[str]:
-    return [operand.name or "" if operand is not None else "" for operand in node.inputs]
+    return [value.name or "" if value is not None else "" for value in node.inputs]
 
 
 def _made(node: ir.Node, op_type: str, inputs: list[str], **attributes: Any) -> onnx.NodeProto:
@@ -92,9 +93,36 @@ def _product_of_turned(turned: str) -> onnx.FunctionProto:
     )
 
 
+def _norm_of_sum() -> onnx.FunctionProto:
+    """Return a norm Y of X + B with its mean M and deviation D, and the sum S, as X is."""
+    nodes = [
+        onnx.helper.make_node(op_type, ["X"], [result])
+        for op_type, result in zip(("Identity", "ReduceMean") * 2, "YMSD", strict=True)
+    ]
+    for node in nodes[1::2]:
+        node.attribute.append(onnx.helper.make_attribute("axes", [-1]))
+    opsets = [onnx.helper.make_opsetid("", 13)]
+    return onnx.helper.make_function(DOMAIN, "NormOfSum", ["X"], list("YMDS"), nodes, opsets)
+
+
 _PRODUCTS = {turned: _product_of_turned(turned) for turned in ("A", "B", "AB")}
+_NORM_OF_SUM = _norm_of_sum()
 # What a model with shape equivalents has to hold.
-FUNCTIONS = tuple(_PRODUCTS.values())
+FUNCTIONS = (*_PRODUCTS.values(), _NORM_OF_SUM)
+
+
+def _skip_norm(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto:
+    call = _made(node, _NORM_OF_SUM.name, _names(node)[:1])
+    call.domain = DOMAIN
+    results = [value.name or "" for value in node.outputs]
+    call.output[:] = results + [""] * (len(_NORM_OF_SUM.output) - len(results))
+    return call
+
+
+def _embedding(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto:
+    """EmbedLayerNormalization: rows of a table [V, D] at indices [B, T]."""
+    names = _names(node)
+    return _made(node, "Gather", [names[2], names[0]])
 
 
 def _without_activation(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
@@ -125,9 +153,17 @@ def _multi_head(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
 
 
 def _group_query(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
-    """[B, T, heads * size] stays; packed with keys and values, it is not followed."""
+    """[B, T, heads * size] stays; keys and values that are packed behind it are cut off."""
     names = _names(node)
-    return _made(node, "Identity", names[:1]) if len(names) > 2 and names[2] else None
+    if len(names) > 2 and names[2]:
+        return _made(node, "Identity", names[:1])
+    query = operand(node, 0)
+    shape = None if query is None else declared_shape(query)
+    width = shape[-1] if shape else None
+    heads, shared = (node.attributes.get_int(name, 0) for name in ("num_heads", "kv_num_heads"))
+    if not isinstance(width, int) or not heads or width % (heads + 2 * shared):
+        return None
+    return _product(node, home, width, width // (heads + 2 * shared) * heads, scale=0)
 
 
 def _n_bits(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
@@ -163,8 +199,9 @@ def _product(
 ) -> onnx.NodeProto:
     """Return input 0 times a weight [rows, columns], in the type of input ``scale``."""
     name = f"onnxfold.shape_equivalent.{node.outputs[0].name}"
-    shape = (rows, columns)
-    weight = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+    known = operand(node, scale)
+    dtype = ir.DataType.FLOAT if known is None or known.dtype is None else known.dtype
+    weight = onnx.helper.make_tensor_value_info(name, dtype.value, (rows, columns))
     home.input.append(weight)
     names = _names(node)
     if scale == 0:
@@ -181,6 +218,7 @@ def _scaled_product(node: ir.Node, a: str, b: str, scale: str) -> onnx.NodeProto
 _MAKERS = {
     "Attention": _attention,
     "DynamicQuantizeMatMul": _float_product,
+    "EmbedLayerNormalization": _embedding,
     "FusedConv": _without_activation,
     "FusedGemm": _without_activation,
     "FusedMatMul": _fused_matmul,
@@ -191,5 +229,7 @@ _MAKERS = {
     "QAttention": _attention,
     "QLinearAdd": _elementwise,
     "QLinearMul": _elementwise,
+    "SkipLayerNormalization": _skip_norm,
+    "SkipSimplifiedLayerNormalization": _skip_norm,
     "TransposeMatMul": _fused_matmul,
 }

@@ -339,3 +339,52 @@ def test_ids_stay_inside_tables_that_are_stored_in_another_form(stored: str, bod
     model = parsed("int64[B, 40] ids", body + "  y = Gather (t, ids)", initializers)
     drawn = np.concatenate([sample["ids"].reshape(-1) for sample in made(model)])
     assert set(drawn.tolist()) == {0, 1, 2}
+
+
+HEADS = "num_heads = 4, kv_num_heads = 2"
+CACHES = "float[B, 2, {0}, H] past_key, float[B, 2, {0}, H] past_value"
+
+
+def _decoder(attributes: str = "", past: str = "P", packed: bool = True) -> ir.Model:
+    """A GroupQueryAttention as ONNX Runtime GenAI's builder writes it, its caches of open sizes."""
+    keys = '"", ""' if packed else "k, v"
+    width = 64 if packed else 32
+    return parsed(
+        f"float[B, T, {width}] x, float[B, T, 16] k, float[B, T, 16] v, "
+        "int64[B, S] attention_mask, " + CACHES.format(past),
+        f"""
+        n = ReduceSum <keepdims = 0> (attention_mask, one)  m = Sub (n, one)
+        last = Cast <to = 6> (m)  s = Shape (attention_mask)  l = Gather (s, i)
+        total = Cast <to = 6> (l)
+        y, pk, pv = com.microsoft.GroupQueryAttention <{HEADS}{attributes}>
+            (x, {keys}, past_key, past_value, last, total)
+        """,
+        "<int64[1] one = {1}, int64 i = {1}>",
+        "float[B, T, 32] y",
+    )
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_caches_have_the_size_of_a_head_and_one_sequence(packed: bool) -> None:
+    model = _decoder(packed=packed)
+    for sample in made(model):
+        past = sample["past_key"].shape[2]
+        assert sample["past_key"].shape == sample["past_value"].shape == (1, 2, past, 8)
+        assert sample["attention_mask"].shape == (1, past + sample["x"].shape[1])
+        assert sample["attention_mask"].all()
+        run(model, sample, precision=Precision.FLOAT64)
+
+
+def test_a_sliding_cache_has_room_for_its_window_beside_caches_of_the_past() -> None:
+    model = _decoder(", local_window_size = 40, sliding_window_cache = 1", past="slots")
+    for sample in made(model):
+        assert sample["past_key"].shape == (1, 2, 40, 8)
+        # The past has no input here, so that nothing says how long the mask is.
+        assert sample["attention_mask"].shape[1] == sample["x"].shape[1]
+
+
+def test_given_caches_are_kept() -> None:
+    spec = InputSpec.parse(["past_key:3,2,6,5"])
+    (sample,) = made(_decoder(), spec, count=1)
+    assert sample["past_value"].shape == (3, 2, 6, 5)
+    assert sample["attention_mask"].shape == (3, 6 + sample["x"].shape[1])

@@ -181,7 +181,8 @@ class WithoutJoinedInputs(Broken):
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         if not isinstance(self.right, attention.Attention):
             return self.right.backward(view, node, output, fiber)
-        return replace(self.right, adds=()).backward(view, node, output, fiber)
+        blind = replace(self.right, caches=(-1, -1), biases=())
+        return blind.backward(view, node, output, fiber)
 
 
 class HeadsOfTheQueries(Broken):

@@ -75,6 +75,24 @@ def test_shapes_of_what_inference_cannot_follow_are_claims() -> None:
     assert claims(model(["a", "b", "c"], "h = Reshape (x, sizes)")) == []
 
 
+@pytest.mark.parametrize("claim", [[], [3], ["N"], [2, 2]])
+def test_a_constant_has_the_shape_of_its_tensor_whatever_is_claimed(
+    claim: list[int | str], tmp_path: Path
+) -> None:
+    """As ONNX Runtime GenAI's builder writes a list that it declares a scalar."""
+    body = """
+    parts = Constant <value = int64[2] {6, 2}> ()
+    k = com.microsoft.GroupQueryAttention <num_heads = 1> (x)
+    v, w = Split <axis = 2> (k, parts)  j = Concat <axis = 2> (w, v)  h = Add (j, b)
+    """
+    proto = model(None, body)
+    proto.graph.value_info.append(
+        onnx.helper.make_tensor_value_info("parts", onnx.TensorProto.INT64, claim)
+    )
+    assert claims(proto) == []
+    optimize(proto, tmp_path / "fast.onnx", check=0)
+
+
 def test_the_report_names_the_count_and_the_worst(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 

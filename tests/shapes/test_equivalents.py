@@ -11,7 +11,7 @@ from onnxfold.shapes import infer
 
 INPUTS = "float[B,4,T,8] q, float[B,4,S,8] k, float[B,4,8,S] kt, float[B,3,9,9] i, "
 INPUTS += "float[5,3,3,3] w, float[3,4] gg, float[B,T,8] x, float[B,S,12] v, int8[B,T,8] c, "
-INPUTS += "int8[8,6] d, float s, int8 z, float[1,4,T,8] one"
+INPUTS += "int8[8,6] d, float s, int8 z, float[1,4,T,8] one, int32[B,T] ids"
 WEIGHTS = {
     "matrix": np.zeros((8, 8), np.float32),
     "packed": np.zeros((8, 24), np.float32),
@@ -20,9 +20,9 @@ WEIGHTS = {
 }
 
 
-def shape_of(call: str, opset: int = 17):
+def shape_of(call: str, opset: int = 17, results: str = "h"):
     head = f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]>'
-    text = f"{head}\nagraph ({INPUTS}, float[8] g) => (y)\n{{ h = {call}\n y = Neg(h) }}"
+    text = f"{head}\nagraph ({INPUTS}, float[8] g) => (y)\n{{ {results} = {call}\n y = Neg(h) }}"
     proto = parser.parse_model(text)
     for name, array in WEIGHTS.items():
         proto.graph.initializer.append(numpy_helper.from_array(array, name))
@@ -57,7 +57,11 @@ def shape_of(call: str, opset: int = 17):
             "com.microsoft.GroupQueryAttention<num_heads=2, kv_num_heads=1>(x, v, v)",
             ("B", "T", 8),
         ),
-        ("com.microsoft.GroupQueryAttention<num_heads=2, kv_num_heads=1>(x)", None),
+        ("com.microsoft.GroupQueryAttention<num_heads=2, kv_num_heads=1>(x)", ("B", "T", 4)),
+        ("com.microsoft.GroupQueryAttention<num_heads=2, kv_num_heads=1>(kt)", None),
+        ("com.microsoft.GroupQueryAttention<num_heads=3, kv_num_heads=1>(x)", None),
+        ("com.microsoft.SkipLayerNormalization(x, x, g)", ("B", "T", 8)),
+        ("com.microsoft.EmbedLayerNormalization(ids, , matrix)", ("B", "T", 8)),
         ("com.microsoft.RotaryEmbedding(q)", ("B", 4, "T", 8)),
         ("com.microsoft.MatMulNBits<K=8, N=6>(x, nibbles, s)", ("B", "T", 6)),
         ("com.microsoft.DynamicQuantizeMatMul(x, d, s)", ("B", "T", 6)),
@@ -68,6 +72,11 @@ def shape_of(call: str, opset: int = 17):
 )
 def test_a_standard_operator_of_the_same_shape_stands_in(call, shape):
     assert shape_of(call) == shape
+
+
+def test_a_skip_norm_gives_its_sum_the_shape_of_its_input():
+    call = "com.microsoft.SkipSimplifiedLayerNormalization(x, x, g)"
+    assert shape_of(call, results="norm, , , h") == ("B", "T", 8)
 
 
 def test_layer_normalization_below_its_opset_keeps_the_shape():

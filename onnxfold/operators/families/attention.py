@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxfold.graph import AxisBlock, Fiber, ModelInfo
+from onnxfold.graph.operands import operand
 from onnxfold.operators.families.transfer import (
     Backward,
     Carried,
@@ -29,8 +30,9 @@ class Attention:
 
     heads: str  # the attribute with the number of heads of Y
     value_heads: str  # and that of V
-    adds: tuple[int, ...]  # inputs that are joined to V or added to it
+    caches: tuple[int, int]  # inputs of the keys and of the values so far, [batch, heads, .., size]
     inputs: int  # how many inputs are known; later ones quantise or share a cache
+    biases: tuple[int, ...] = ()  # inputs that are added to V
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         if output != 0:
@@ -40,7 +42,7 @@ class Attention:
                 RefusalCode.EXACT_READER, node, "packs its values, caches them or adds a bias"
             )
         y, v = view.rank(node.outputs[0]), view.rank(node.inputs[_VALUE])
-        size = self._head_size(view, node)
+        size = self._value_size(view, node)
         if y is None or v is None or size is None:
             return unknown_shape(node)
         inner = _within_heads(fiber, y - 1, v - 1, size, self._copies(node, v, self.value_heads))
@@ -50,7 +52,7 @@ class Attention:
         if index != _VALUE or not self._plain(node):
             return None
         y, v = view.rank(node.outputs[0]), view.rank(node.inputs[_VALUE])
-        size = self._head_size(view, node)
+        size = self._value_size(view, node)
         if y is None or v is None or size is None:
             return None
         outer = _within_heads(fiber, v - 1, y - 1, size, self._copies(node, y, self.heads))
@@ -58,24 +60,41 @@ class Attention:
 
     def _plain(self, node: ir.Node) -> bool:
         """Whether V is one input, to which nothing is joined and which no cache keeps."""
-        given = [index for index, operand in enumerate(node.inputs) if operand is not None]
+        given = {index for index, value in enumerate(node.inputs) if value is not None}
         kept = node.outputs[_PRESENT_VALUE] if len(node.outputs) > _PRESENT_VALUE else None
         if kept is not None and (kept.uses() or kept.is_graph_output()):
             return False
-        return _VALUE in given and max(given) < self.inputs and not set(given) & set(self.adds)
+        if _VALUE not in given or max(given) >= self.inputs:
+            return False
+        return given.isdisjoint((self.caches[1], *self.biases))
 
-    def _head_size(self, view: ModelInfo, node: ir.Node) -> int | None:
-        shape = view.shape(node.inputs[_VALUE])
-        last = shape[-1] if shape else None
-        if shape is None or not isinstance(last, int) or len(shape) not in (3, 4):
-            return None
-        if len(shape) == 4:
-            return last
-        heads = node.attributes.get_int(self.value_heads, 0)
-        return last // heads if heads > 0 and last % heads == 0 else None
+    def _value_size(self, view: ModelInfo, node: ir.Node) -> int | None:
+        return _head_size(view, node.inputs[_VALUE], node.attributes.get_int(self.value_heads, 0))
+
+    def cached_size(self, view: ModelInfo, node: ir.Node) -> int | None:
+        """Return the elements of a head in the caches; None where the queries do not tell.
+
+        Queries [batch, tokens, heads * size] hold keys and values behind them where no keys are
+        given.
+        """
+        heads = node.attributes.get_int(self.heads, 0)
+        if operand(node, 1) is None:
+            heads += 2 * node.attributes.get_int(self.value_heads, 0)
+        return _head_size(view, node.inputs[0], heads)
 
     def _copies(self, node: ir.Node, rank: int, heads: str) -> int:
         return 1 if rank == 4 else node.attributes.get_int(heads, 1)
+
+
+def _head_size(view: ModelInfo, value: ir.Value | None, heads: int) -> int | None:
+    """Return the last size of a value, divided by its heads where they are in one axis."""
+    shape = view.shape(value)
+    last = shape[-1] if shape else None
+    if shape is None or not isinstance(last, int) or len(shape) < 3:
+        return None
+    if len(shape) > 3:
+        return last
+    return last // heads if heads > 0 and last % heads == 0 else None
 
 
 def _within_heads(fiber: Fiber, axis: int, target: int, size: int, heads: int) -> Fiber | None:

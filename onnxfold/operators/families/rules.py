@@ -18,7 +18,7 @@ from onnxfold.refusal import Refusal
 
 TRANSFERS: Mapping[Family, Transfer] = {
     Family.ADDITIVE: Additive(),
-    Family.ATTENTION: Attention("q_num_heads", "kv_num_heads", adds=(5,), inputs=7),
+    Family.ATTENTION: Attention("q_num_heads", "kv_num_heads", (4, 5), inputs=7),
     Family.CAST: Cast(),
     Family.CENTRING: reduce.Centring(),
     Family.CONCAT: layout.Concat(),
@@ -31,11 +31,11 @@ TRANSFERS: Mapping[Family, Transfer] = {
     Family.GATHER: layout.Renames(layout.gathered),
     Family.GATHER_ND: layout.Renames(layout.gathered_by_tuples),
     Family.GEMM: Gemm(),
-    Family.GROUP_QUERY_ATTENTION: Attention("num_heads", "kv_num_heads", adds=(4,), inputs=12),
+    Family.GROUP_QUERY_ATTENTION: Attention("num_heads", "kv_num_heads", (3, 4), inputs=12),
     Family.MASKED: Masked(),
     Family.MATMUL: MatMul(),
     Family.MATMUL_FUSED: MatMul(fused=True),
-    Family.MULTI_HEAD_ATTENTION: Attention("num_heads", "num_heads", adds=(3, 7), inputs=8),
+    Family.MULTI_HEAD_ATTENTION: Attention("num_heads", "num_heads", (6, 7), inputs=8, biases=(3,)),
     Family.PAD: layout.Pad(),
     Family.PRODUCT: Scaled(),
     Family.QUOTIENT: Scaled(division=True),

@@ -138,6 +138,28 @@ CONTRIB = [
         for interleaved in (0, 1)
     ),
     *(
+        Case(
+            "GroupQueryAttention",
+            [
+                *(f(1, 5, 64), None, None, f(1, 1, 3, 16, seed=3), f(1, 1, 3, 16, seed=4)),
+                *(np.int32([7]), np.int32([8]), f(8, 8, seed=5), f(8, 8, seed=6)),
+                *others,
+            ],
+            {"num_heads": 2, "kv_num_heads": 1, "do_rotary": 1, "softcap": 0.9, **attributes},
+            17,
+            (F32, F32, F32),
+            MS,
+        )
+        for others, attributes in (
+            ([], {"local_window_size": 2}),
+            ([None, None, f(2, seed=7)], {}),
+            ([None, None, f(2, seed=7)], {"local_window_size": 3}),
+            ([], {"smooth_softmax": 1}),
+            ([np.int64([[2, 0, 1, 5, 7]])], {}),
+            ([None, f(1, 2, 5, 8, seed=8)], {"local_window_size": 4}),
+        )
+    ),
+    *(
         Case("RotaryEmbedding", [x, positions, *tables], attributes, 17, (F32,), MS)
         for x, positions, tables, attributes in (
             (f(2, 3, 16), np.int64([2]), (f(8, 4), f(8, 4, seed=1)), {"interleaved": 1}),

@@ -107,9 +107,8 @@ def multi_head_attention(
     return _attend(call, q, k, v, _total(masked, extra)), k, v
 
 
-def _rotated(call: Call, x: Array, cos: Array, sin: Array, first: Array) -> Array:
-    """[B, N, S, H] with pairs turned by the angles of their positions; first: [B], of row 0."""
-    positions = first[:, None] + np.arange(x.shape[2])
+def _rotated(call: Call, x: Array, cos: Array, sin: Array, positions: Array) -> Array:
+    """[B, N, S, H] with pairs turned by the angles of their positions [B, S]."""
     c, s = (np.asarray(table[positions][:, None], x.dtype) for table in (cos, sin))
     width = 2 * c.shape[-1]
     rest = x[..., width:]
@@ -137,6 +136,28 @@ def _joined(past: Array | None, new: Array, first: Array) -> Array:
     return cache
 
 
+def _grouped(call: Call, query: Array, key: Array | None, value: Array | None) -> list[Array]:
+    """Queries [B, N, S, H], keys and values [B, G, S, H]; they may be packed in the first."""
+    heads, shared = call.integer("num_heads", 1), call.integer("kv_num_heads", 1)
+    parts = [query, key, value]
+    if key is None or value is None:
+        size = query.shape[-1] // (heads + 2 * shared)
+        parts = [*np.split(query, np.array([heads, heads + shared]) * size, axis=-1)]
+    counts = (heads, shared, shared)
+    pairs = zip(parts, counts, strict=True)
+    return [_heads(part, count) for part, count in pairs if part is not None]
+
+
+def _with_sink(call: Call, scores: Array, sink: Array | None) -> Array:
+    """Softmax [B, N, S, T] with one more score for each head, of which no value is weighted."""
+    if sink is None and call.integer("smooth_softmax", 0) <= 0:
+        return softmax(scores, -1)
+    more = np.zeros(scores.shape[1], scores.dtype) if sink is None else sink.astype(scores.dtype)
+    column = np.broadcast_to(more[:, None, None], (*scores.shape[:-1], 1))
+    weights: Array = softmax(np.concatenate([scores, column], axis=-1), -1)[..., :-1]
+    return weights
+
+
 @kernel("GroupQueryAttention", domain=_DOMAIN)
 def group_query_attention(
     call: Call,
@@ -149,40 +170,41 @@ def group_query_attention(
     total_length: Array,
     cos: Array | None = None,
     sin: Array | None = None,
+    positions: Array | None = None,
+    bias: Array | None = None,
+    sink: Array | None = None,
     *others: Array | None,
 ) -> tuple[Array, Array, Array]:
     """Causal attention of several queries to each key, with the keys and values so far."""
     types = {call.text(name, "NONE") for name in ("k_quant_type", "v_quant_type")}
-    limited = call.integer("local_window_size", -1) != -1 or call.integer("smooth_softmax", 0) > 0
-    if any(o is not None for o in others) or limited or types != {"NONE"}:
-        raise call.unsupported("a window, a sink, given positions or a quantised cache")
-    heads, shared = call.integer("num_heads", 1), call.integer("kv_num_heads", 1)
-    if key is None or value is None:
-        size = query.shape[-1] // (heads + 2 * shared)
-        ends = np.array([heads, heads + shared]) * size
-        query, key, value = np.split(query, ends, axis=-1)
-    q, k, v = _heads(query, heads), _heads(key, shared), _heads(value, shared)
+    sliding = call.integer("sliding_window_cache", 0)
+    if any(o is not None for o in others) or sliding or types != {"NONE"}:
+        raise call.unsupported("a cache that slides or is quantised")
+    q, k, v = _grouped(call, query, key, value)
     rows, total = q.shape[2], int(np.max(total_length))
     first = np.zeros(q.shape[0], np.int64)
     if rows != total:
         first = seqlens_k.reshape(-1).astype(np.int64) + 1 - rows
     if first.min() < 0:
         raise call.unsupported("more queries than keys")
+    last = first[:, None] + np.arange(rows)
     if call.integer("do_rotary", 0):
         if cos is None or sin is None:
             raise call.unsupported("a rotary embedding without angles")
-        q, k = (_rotated(call, part, cos, sin, first) for part in (q, k))
+        places = last if positions is None else positions
+        q, k = (_rotated(call, part, cos, sin, places) for part in (q, k))
     keys, values = _joined(past_key, k, first), _joined(past_value, v, first)
-    scale = call.real("scale", 0.0) or float(1 / np.sqrt(q.shape[-1]))
-    groups = heads // shared
+    groups = q.shape[1] // k.shape[1]
     scores = np.matmul(q, np.repeat(keys, groups, axis=1).swapaxes(-1, -2))
-    scores = scores * np.asarray(scale, q.dtype)
+    scores = scores * np.asarray(call.real("scale", 0.0) or 1 / np.sqrt(q.shape[-1]), q.dtype)
     cap = call.real("softcap", 0.0)
     scores = scores if cap == 0 else np.tanh(scores / cap) * np.asarray(cap, q.dtype)
-    last = (first[:, None] + np.arange(rows))[:, None, :, None]
-    scores = np.where(np.arange(keys.shape[2]) <= last, scores, np.asarray(-np.inf, q.dtype))
-    y: Array = np.matmul(softmax(scores, -1), np.repeat(values, groups, axis=1))
-    y = y.transpose(0, 2, 1, 3)
+    scores = scores if bias is None else scores + bias.astype(q.dtype)
+    behind = last[:, None, :, None] - np.arange(keys.shape[2])
+    window = call.integer("local_window_size", -1)
+    seen = (behind >= 0) & ((behind < window) | (window < 0))
+    weights = _with_sink(call, np.where(seen, scores, np.asarray(-np.inf, q.dtype)), sink)
+    y: Array = np.matmul(weights, np.repeat(values, groups, axis=1)).transpose(0, 2, 1, 3)
     return y.reshape(y.shape[0], rows, -1), keys, values
 
 

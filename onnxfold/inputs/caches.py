@@ -1,0 +1,49 @@
+"""Inputs that hold the keys and values of earlier tokens."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.inputs.roles import arrivals
+from onnxfold.operators.families.attention import Attention
+from onnxfold.operators.families.rules import transfer_of
+from onnxfold.operators.row import Family
+from onnxfold.operators.table import row_of
+from onnxfold.shapes import infer
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """What attention operators ask of the inputs that they join to their keys and values.
+
+    sizes: elements of a head, by input. slots: tokens for which a sliding cache has room, by input;
+    others have the earlier tokens alone. single: whether only one sequence suits, for ONNX
+    Runtime's GroupQueryAttention takes several tokens behind a cache of one sequence alone.
+    """
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    slots: Mapping[str, int] = field(default_factory=dict)
+    single: bool = False
+
+
+def find_caches(model: ir.Model) -> Caches:
+    """Return what attention operators ask of the inputs of a model, whose shapes are inferred."""
+    if not any(isinstance(transfer_of(node), Attention) for node in ModelInfo(model).nodes()):
+        return Caches()
+    view = infer(model.clone())
+    sizes: dict[str, int] = {}
+    slots: dict[str, int] = {}
+    single = False
+    for value in view.model.graph.inputs:
+        for arrival in arrivals(view.model, value):
+            node, keeper = arrival.node, transfer_of(arrival.node)
+            if not isinstance(keeper, Attention) or arrival.index not in keeper.caches:
+                continue
+            size = keeper.cached_size(view, node)
+            sizes |= {} if size is None else {str(value.name): size}
+            if node.attributes.get_int("sliding_window_cache", 0):
+                slots[str(value.name)] = node.attributes.get_int("local_window_size", 0)
+            single = single or row_of(node).family is Family.GROUP_QUERY_ATTENTION
+    return Caches(sizes, slots, single)
