@@ -1,13 +1,12 @@
 """Sizes for the symbolic dimensions of a model's inputs, the same for a symbol everywhere."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from onnxfold.errors import UsageError
-from onnxfold.inputs.caches import Caches
 from onnxfold.inputs.roles import MASK
 
 _BATCH = re.compile(r"batch|^b(s|sz)?$|^n$", re.IGNORECASE)
@@ -23,7 +22,7 @@ class BoundSizes:
 
     Of batches, sequences and other lengths, caches, the sides of images, waveforms and frames;
     samples is None for a model that convolves no sequence of floats. channels: of the inputs that
-    are convolved as they are, by name.
+    are convolved as they are, by name. heads: elements of a head in caches, by name.
     """
 
     batch: int
@@ -34,7 +33,7 @@ class BoundSizes:
     frames: int
     latent: int
     channels: Mapping[str, int]
-    caches: Caches
+    heads: Mapping[str, int]
 
 
 def symbols_of(value: ir.Value) -> tuple[Dim, ...] | None:
@@ -88,7 +87,7 @@ def bind_dims(
     for symbol in _free_symbols(shapes) - set(bound):
         other = sizes.past if _PAST.search(symbol) else sizes.length
         bound[symbol] = sizes.batch if _BATCH.search(symbol) else other
-    _make_totals(shapes, bound, fixed, sizes.caches)
+    _make_totals(shapes, bound, fixed, sizes.heads)
     return {
         name: tuple(d if isinstance(d, int) else _evaluate(name, d, bound, atoms) for d in dims)
         for name, dims in shapes.items()
@@ -191,9 +190,9 @@ def _default(value: ir.Value, axis: int, dim: str, sizes: BoundSizes, *, batch: 
     floating = value.dtype is not None and value.dtype.is_floating_point()
     if batch or _BATCH.search(dim):
         return sizes.batch
-    name, caches = str(value.name), sizes.caches
-    if name in caches.sizes and axis >= len(shape) - 2:
-        return caches.sizes[name] if axis == len(shape) - 1 else caches.slots.get(name, sizes.past)
+    name = str(value.name)
+    if name in sizes.heads and axis >= len(shape) - 2:
+        return sizes.heads[name] if axis == len(shape) - 1 else sizes.past
     if _PAST.search(dim) and not _TOTAL.search(dim):
         return sizes.past
     channels = sizes.channels.get(name)
@@ -210,14 +209,14 @@ def _make_totals(
     shapes: Mapping[str, tuple[Dim, ...]],
     bound: dict[str, int],
     fixed: frozenset[str],
-    caches: Caches,
+    heads: Collection[str],
 ) -> None:
     """Gives a mask over past and present tokens their total length.
 
     That is a dim named total, or the last one of a mask that no other input has, in a model with a
     dim of the past.
     """
-    past, present = _past(shapes, bound, caches), _present(shapes)
+    past, present = _past(shapes, bound, heads), _present(shapes)
     now = present if isinstance(present, int) else bound.get(str(present))
     if past is None or now is None:
         return
@@ -231,15 +230,12 @@ def _make_totals(
 
 
 def _past(
-    shapes: Mapping[str, tuple[Dim, ...]], bound: Mapping[str, int], caches: Caches
+    shapes: Mapping[str, tuple[Dim, ...]], bound: Mapping[str, int], heads: Collection[str]
 ) -> str | None:
     """The symbol of the tokens that caches hold: its place tells it, or else its name."""
-    sizes = {shapes[name][-1] for name in caches.sizes if name in shapes}
-    rooms = {shapes[name][-2] for name in caches.slots if name in shapes}
-    held = {shapes[name][-2] for name in caches.sizes if name in shapes} - rooms
-    named = (d for d in bound if _PAST.search(d) and not _TOTAL.search(d))
-    symbols = (*(d for d in bound if d in held), *(d for d in named if d not in sizes | rooms))
-    return next(iter(symbols), None)
+    sizes, held = ({shapes[name][axis] for name in heads if name in shapes} for axis in (-1, -2))
+    named = (d for d in bound if _PAST.search(d) and not _TOTAL.search(d) and d not in sizes)
+    return next((d for d in bound if d in held), next(named, None))
 
 
 def _present(shapes: Mapping[str, tuple[Dim, ...]]) -> Dim | None:

@@ -18,13 +18,14 @@ from onnxfold.shapes import infer
 class Caches:
     """What attention operators ask of the inputs that they join to their keys and values.
 
-    sizes: elements of a head, by input. slots: tokens for which a sliding cache has room, by input;
-    others have the earlier tokens alone. single: whether only one sequence suits, for ONNX
-    Runtime's GroupQueryAttention takes several tokens behind a cache of one sequence alone.
+    sizes: elements of a head, by input. room: the tokens that sliding caches must have room for;
+    of a cache that is not full ONNX Runtime gives back memory that nothing has written. single:
+    whether only one sequence suits, for its GroupQueryAttention takes several tokens behind a cache
+    of one sequence alone.
     """
 
     sizes: Mapping[str, int] = field(default_factory=dict)
-    slots: Mapping[str, int] = field(default_factory=dict)
+    room: int = 0
     single: bool = False
 
 
@@ -34,8 +35,7 @@ def find_caches(model: ir.Model) -> Caches:
         return Caches()
     view = infer(model.clone())
     sizes: dict[str, int] = {}
-    slots: dict[str, int] = {}
-    single = False
+    room, single = 0, False
     for value in view.model.graph.inputs:
         for arrival in arrivals(view.model, value):
             node, keeper = arrival.node, transfer_of(arrival.node)
@@ -44,6 +44,6 @@ def find_caches(model: ir.Model) -> Caches:
             size = keeper.cached_size(view, node)
             sizes |= {} if size is None else {str(value.name): size}
             if node.attributes.get_int("sliding_window_cache", 0):
-                slots[str(value.name)] = node.attributes.get_int("local_window_size", 0)
+                room = max(room, node.attributes.get_int("local_window_size", 0))
             single = single or row_of(node).family is Family.GROUP_QUERY_ATTENTION
-    return Caches(sizes, slots, single)
+    return Caches(sizes, room, single)

@@ -55,13 +55,13 @@ def make_inputs(
         sizes = BoundSizes(
             batch=_batch(number, generator, single=caches.single),
             length=int(generator.integers(5, 18)),
-            past=int(generator.integers(1, 8)),
+            past=max(int(generator.integers(1, 8)), caches.room),
             image=image_side,
             samples=_SAMPLES if wave else None,
             frames=_FRAMES,
             latent=_LATENT,
             channels=channels,
-            caches=caches,
+            heads=caches.sizes,
         )
         bound = bind_dims(inputs, shapes, sizes)
         hard = number > 0 and number == count - 1

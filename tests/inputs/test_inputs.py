@@ -375,12 +375,11 @@ def test_caches_have_the_size_of_a_head_and_one_sequence(packed: bool) -> None:
         run(model, sample, precision=Precision.FLOAT64)
 
 
-def test_a_sliding_cache_has_room_for_its_window_beside_caches_of_the_past() -> None:
+def test_a_sliding_cache_is_full() -> None:
     model = _decoder(", local_window_size = 40, sliding_window_cache = 1", past="slots")
     for sample in made(model):
         assert sample["past_key"].shape == (1, 2, 40, 8)
-        # The past has no input here, so that nothing says how long the mask is.
-        assert sample["attention_mask"].shape[1] == sample["x"].shape[1]
+        assert sample["attention_mask"].shape[1] == 40 + sample["x"].shape[1]
 
 
 def test_given_caches_are_kept() -> None:

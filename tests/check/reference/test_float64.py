@@ -337,3 +337,30 @@ def test_recurrent_operators_agree_with_torch(
     got = float64(one_node(op, typed, options), inputs)[0]
     merged = got.transpose(0, 2, 1, 3).reshape(6, 2, -1)
     np.testing.assert_allclose(merged, expected.detach().numpy(), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_grouped_attention_norms_every_head_of_queries_and_keys(packed: bool) -> None:
+    """ONNX Runtime has no such kernel for CPUs to compare with."""
+    q, k, v = random(1, 3, 16), random(1, 3, 8), random(1, 3, 8, seed=1)
+    gammas = random(4), random(4, seed=1)
+    heads = {"num_heads": 4, "kv_num_heads": 2, "qk_norm_epsilon": 1e-5}
+
+    def attended(q: Array, k: Array, *norms: Array) -> list[Array]:
+        first = [np.concatenate([q, k, v], -1), None, None] if packed else [q, k, v]
+        rest = [None, None, np.int32([2]), np.int32([3]), *[None] * 7, *norms]
+        inputs = [*first, *rest]
+        typed = [None if x is None else np.float32(x) if x.ndim > 1 else x for x in inputs]
+        kinds = [TensorProto.FLOAT] * 3
+        proto = one_node("GroupQueryAttention", typed, heads, domain="com.microsoft", outputs=kinds)
+        return float64(proto, inputs)
+
+    normed = (
+        rms(*(torch.from_numpy(a) for a in (x.reshape(1, 3, -1, 4), gamma))).numpy()
+        for x, gamma in zip((q, k), gammas, strict=True)
+    )
+    expected = attended(*(x.reshape(1, 3, -1) for x in normed))
+    # Some tens of operations on numbers of about 1, in float64.
+    for got, right in zip(attended(q, k, *gammas), expected, strict=True):
+        np.testing.assert_allclose(got, right, rtol=0, atol=1e-14)
+    assert np.abs(attended(q, k)[0] - expected[0]).max() > 1e-2

@@ -148,6 +148,15 @@ def _grouped(call: Call, query: Array, key: Array | None, value: Array | None) -
     return [_heads(part, count) for part, count in pairs if part is not None]
 
 
+def _normed(call: Call, x: Array, gamma: Array | None) -> Array:
+    """RMSNorm of every head, which ONNX Runtime computes on GPUs alone."""
+    if gamma is None:
+        return x
+    power = np.mean(np.square(x), axis=-1, keepdims=True)
+    y: Array = x / np.sqrt(power + np.asarray(call.real("qk_norm_epsilon", 1e-6), x.dtype)) * gamma
+    return y
+
+
 def _with_sink(call: Call, scores: Array, sink: Array | None) -> Array:
     """Softmax [B, N, S, T] with one more score for each head, of which no value is weighted."""
     if sink is None and call.integer("smooth_softmax", 0) <= 0:
@@ -173,14 +182,18 @@ def group_query_attention(
     positions: Array | None = None,
     bias: Array | None = None,
     sink: Array | None = None,
-    *others: Array | None,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
+    q_norm: Array | None = None,
+    k_norm: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """Causal attention of several queries to each key, with the keys and values so far."""
     types = {call.text(name, "NONE") for name in ("k_quant_type", "v_quant_type")}
     sliding = call.integer("sliding_window_cache", 0)
-    if any(o is not None for o in others) or sliding or types != {"NONE"}:
+    if k_scale is not None or v_scale is not None or sliding or types != {"NONE"}:
         raise call.unsupported("a cache that slides or is quantised")
     q, k, v = _grouped(call, query, key, value)
+    q, k = _normed(call, q, q_norm), _normed(call, k, k_norm)
     rows, total = q.shape[2], int(np.max(total_length))
     first = np.zeros(q.shape[0], np.int64)
     if rows != total:
