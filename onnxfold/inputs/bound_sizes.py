@@ -77,13 +77,13 @@ def bind_dims(
     bound = _bind_given(shapes, given)
     fixed = frozenset(bound)
     sizes = _like_given(shapes, given, sizes)
-    atoms = _atoms(shapes)
+    atoms, pasts = _atoms(shapes), _pasts(shapes)
     inner = {d for dims in shapes.values() for d in dims[1:]}
     for name, dims in shapes.items():
         for axis, dim in enumerate(dims):
             if isinstance(dim, str) and dim in atoms and dim not in bound:
                 first = axis == 0 and len(dims) > 1 and dim not in inner
-                bound[dim] = _default(values[name], axis, dim, sizes, batch=first)
+                bound[dim] = _default(values[name], axis, dim, sizes, pasts, batch=first)
     for symbol in _free_symbols(shapes) - set(bound):
         other = sizes.past if _PAST.search(symbol) else sizes.length
         bound[symbol] = sizes.batch if _BATCH.search(symbol) else other
@@ -115,6 +115,15 @@ def _atoms(shapes: Mapping[str, tuple[Dim, ...]]) -> set[str]:
     plain = _plain(shapes)
     dims = {d for shape in shapes.values() for d in shape if isinstance(d, str)}
     return plain | {d for d in dims - plain if not _expression(d) & plain}
+
+
+def _pasts(shapes: Mapping[str, tuple[Dim, ...]]) -> set[str]:
+    """Dims named past, and the lengths of caches: dims that only they have, behind the batch."""
+    caches = {name for name, dims in shapes.items() if _PAST.search(name) and len(dims) >= 4}
+    dims = {d for dims in shapes.values() for d in dims if isinstance(d, str)}
+    named = {d for d in dims if _PAST.search(d) and not _TOTAL.search(d)}
+    lengths = {d for name in caches for d in shapes[name][1:] if isinstance(d, str)}
+    return named | (lengths - {d for name in shapes.keys() - caches for d in shapes[name]})
 
 
 def _free_symbols(shapes: Mapping[str, tuple[Dim, ...]]) -> set[str]:
@@ -185,7 +194,9 @@ def _like_given(
     return sizes
 
 
-def _default(value: ir.Value, axis: int, dim: str, sizes: BoundSizes, *, batch: bool) -> int:
+def _default(
+    value: ir.Value, axis: int, dim: str, sizes: BoundSizes, pasts: set[str], *, batch: bool
+) -> int:
     shape = tuple(value.shape) if value.shape is not None else ()
     floating = value.dtype is not None and value.dtype.is_floating_point()
     if batch or _BATCH.search(dim):
@@ -193,7 +204,7 @@ def _default(value: ir.Value, axis: int, dim: str, sizes: BoundSizes, *, batch: 
     name = str(value.name)
     if name in sizes.heads and axis >= len(shape) - 2:
         return sizes.heads[name] if axis == len(shape) - 1 else sizes.past
-    if _PAST.search(dim) and not _TOTAL.search(dim):
+    if dim in pasts:
         return sizes.past
     channels = sizes.channels.get(name)
     if channels is not None and axis == 1:
@@ -232,9 +243,9 @@ def _make_totals(
 def _past(
     shapes: Mapping[str, tuple[Dim, ...]], bound: Mapping[str, int], heads: Collection[str]
 ) -> str | None:
-    """The symbol of the tokens that caches hold: its place tells it, or else its name."""
+    """The symbol of the tokens that caches hold: its place tells it, or else names."""
     sizes, held = ({shapes[name][axis] for name in heads if name in shapes} for axis in (-1, -2))
-    named = (d for d in bound if _PAST.search(d) and not _TOTAL.search(d) and d not in sizes)
+    named = (d for d in bound if d in _pasts(shapes) - sizes)
     return next((d for d in bound if d in held), next(named, None))
 
 

@@ -152,6 +152,13 @@ def test_a_mask_over_past_and_present_has_their_total_length(total: str) -> None
         assert sample["attention_mask"].shape[1] == length
 
 
+def test_the_length_of_a_cache_is_past_whatever_torch_calls_it() -> None:
+    text = "int64[s1, s2] input_ids, int64[s3, s4] attention_mask, float[s1, 2, s5, 4] past_0_key"
+    for sample in made(parsed(text, body="y = Identity (input_ids)")):
+        batch, _, past, _ = sample["past_0_key"].shape
+        assert sample["attention_mask"].shape == (batch, past + sample["input_ids"].shape[1])
+
+
 def test_unnamed_dims_of_ids_and_masks_agree() -> None:
     model = parsed("int64[?, ?] ids, int64[?, ?] mask, float[?, 8] x", body="y = Identity (x)")
     for sample in made(model):
