@@ -133,10 +133,14 @@ def _own_functions(model: ir.Model) -> set[ir.OperatorIdentifier]:
 
 
 def _take_version_of(model: ir.Model, function: ir.Function) -> None:
-    """Give a function the model's operator sets, as far as its operators are the same in both."""
+    """Give a function the model's operator sets, as far as its operators are the same in both.
+
+    The functions of the model are the same in every version: they are found by name.
+    """
+    others = [node for node in function.all_nodes() if node.op_identifier() not in model.functions]
     for domain, version in _imports(function):
         other = model.graph.opset_imports.get(domain, version)
-        names = {node.op_type for node in function.all_nodes() if node.domain == domain}
+        names = {node.op_type for node in others if node.domain == domain}
         if all(_same_operator(name, domain, version, other) for name in names):
             function.opset_imports[domain] = other
 

@@ -249,6 +249,14 @@ def test_a_function_of_another_opset_with_other_operators_stays_a_call():
         assert "Norm" in {name for _, name, _ in prepared.model.functions}
 
 
+def test_functions_are_inlined_whatever_version_names_their_domain():
+    """jax2onnx imports the domain of functions as 1 in the model and as 23 in functions."""
+    proto = parser.parse_model(FUNCTIONS)
+    (domain,) = (each for each in proto.functions[1].opset_import if each.domain == "pkg")
+    domain.version = 17
+    assert len(prepare(ir.from_proto(proto)).model.functions) == 0
+
+
 def test_functions_that_call_themselves_are_an_error():
     proto = parser.parse_model(FUNCTIONS.replace("n = pkg.Norm", "n = pkg.Block"))
     with pytest.raises(ModelError, match="call themselves"):
