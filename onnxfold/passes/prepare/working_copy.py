@@ -4,7 +4,7 @@ Calls of model-local functions are inlined, except those that are ours, and oper
 residual addition with a norm are split into the addition and the norm, so that the analysis
 walks through the addition; lowering fuses them again.  Transposes that an optimizer moved into
 a norm are moved back in front of it.  Elements of an unbound tensor are picked from the tensor,
-and weights that a loop hands on are read from outside.  Factors in a row are merged.
+operands of Identity are read directly, and weights that a loop hands on are read from outside.  Factors in a row are merged.
 """
 
 from collections.abc import Iterator
@@ -21,10 +21,10 @@ from onnxfold.graph.reached import reached
 from onnxfold.graph.traversal import all_graphs, all_nodes
 from onnxfold.operators.functions import DOMAIN, LAST_AXIS_ONLY, SIGNATURES
 from onnxfold.passes.prepare.hoist_transposes import hoist_transposes
+from onnxfold.passes.prepare.identities import read_directly
 from onnxfold.passes.prepare.invariant_states import read_from_outside
 from onnxfold.passes.prepare.merge_constant_factors import merge_constant_factors
 from onnxfold.passes.prepare.own_functions import is_ours, spell_out
-from onnxfold.passes.prepare.shared_weights import read_directly
 from onnxfold.passes.prepare.split_skip_norms import SPLITTERS, Builder
 from onnxfold.passes.prepare.unbind import pick_from_tensors
 from onnxfold.refusal import Refusal, RefusalCode
@@ -71,9 +71,10 @@ def prepare(
         RemoveInitializersFromInputsPass()(clone)
         inferred = False
     inlined = _inline(clone, compressed, deferred)
+    read = read_directly(clone)
     split, left = _split_all(clone)
     picked = pick_from_tensors(clone)
-    read = read_directly(clone) + read_from_outside(clone)
+    read += read_from_outside(clone)
     moved = hoist_transposes(clone, Builder(clone).unique)
     same = inferred and not (inlined or split or picked or read or moved)
     info = ModelInfo(clone) if same else infer(clone)

@@ -27,13 +27,13 @@ BOUND = 1e-12  # float64 throughout
 @pytest.mark.parametrize(
     ("allowed", "forbidden"),
     [
-        ("Identity(h)", "Add(h, b)"),
+        ("Neg(h)", "Add(h, b)"),
         ("Relu(h)", "Mul(h, e) e = Sigmoid(h)"),
-        ("Identity(h)", "Add(h, r) r = MatMul(x, R)"),
+        ("Neg(h)", "Add(h, r) r = MatMul(x, R)"),
         ("Relu(h)", "Mul(h, e) d = Erf(h) e = Add(d, eps)"),
         ("Relu(h)", "Softmax<axis=-1>(h)"),
         ("Relu(h)", "Tanh(h)"),
-        ("Identity(h)", "Add(h, d) d = Mul(h, h)"),
+        ("Neg(h)", "Add(h, d) d = Mul(h, h)"),
     ],
     ids=["a bias", "SiLU", "a sum", "GELU", "Softmax", "Tanh", "a sum with another degree"],
 )

@@ -105,6 +105,13 @@ def test_additions_stay_where_they_shall_not_be_fused(read: bool) -> None:
     assert [node.op_type for node in plain.graph.node].count("Add") == 2
 
 
+def test_identities_between_the_additions_and_the_norm_cost_no_fusion() -> None:
+    """Paddle2ONNX puts one behind most operators."""
+    copy = helper.make_node("Identity", ["t"], ["u"])
+    model = branch_model([copy, norm("u")], ["y"], biased=True)
+    assert ours(fused(model)) == ["AddBiasRMSNormAffine"]
+
+
 def test_a_sum_of_two_inputs_is_fused() -> None:
     """No node computes what might have a bias of its own."""
     model = branch_model([norm()], ["y"])

@@ -257,6 +257,17 @@ def test_functions_are_inlined_whatever_version_names_their_domain():
     assert len(prepare(ir.from_proto(proto)).model.functions) == 0
 
 
+def test_operands_of_identities_are_read_directly_and_outputs_keep_their_names():
+    proto = skip_model(
+        "a = Identity(x)\ny = Identity(a)\nu = Relu(y)\nc = Identity(u)\nz = Neg(c)",
+        "float[B,8] x",
+        "float[B,8] y, float[B,8] z",
+    )
+    prepared, _ = check(proto, "Identity Relu Neg")
+    _, relu, neg = prepared.model.graph
+    assert [relu.inputs[0].name, neg.inputs[0].name] == ["x", "u"]
+
+
 def test_functions_that_call_themselves_are_an_error():
     proto = parser.parse_model(FUNCTIONS.replace("n = pkg.Norm", "n = pkg.Block"))
     with pytest.raises(ModelError, match="call themselves"):
