@@ -21,7 +21,6 @@ LAYOUTS: dict[str, tuple[list[str], dict[str, object]]] = {
     "Flatten": ([], {"axis": 2}),
     "Unsqueeze": (["first"], {}),
     "Squeeze": (["first"], {}),
-    "Identity": ([], {}),
 }
 INT8, UINT8, FLOAT8 = TensorProto.INT8, TensorProto.UINT8, TensorProto.FLOAT8E4M3FN
 
@@ -176,7 +175,7 @@ def test_a_quantised_norm_is_one_call(opset: int, code: int, kernels: bool) -> N
 @pytest.mark.parametrize("code", [INT8, UINT8])
 @pytest.mark.parametrize(
     "layouts",
-    [("Reshape",), ("Transpose",), ("Flatten",), ("Unsqueeze", "Squeeze", "Identity", "Reshape")],
+    [("Reshape",), ("Transpose",), ("Flatten",), ("Unsqueeze", "Squeeze", "Reshape")],
     ids="-".join,
 )
 def test_a_norm_whose_codes_have_another_layout_is_one_call(
