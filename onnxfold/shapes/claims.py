@@ -18,6 +18,7 @@ from onnxfold.graph.traversal import all_graphs, declared_shape
 from onnxfold.shapes import infer
 from onnxfold.shapes.inference import claimed_shape, fill_types, is_unnamed, merged
 from onnxfold.shapes.missing_shapes import fill_shapes
+from onnxfold.shapes.symbolic import SymbolicShapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def check_claims(model: ir.Model) -> Checked:
             value.shape = shape
         infer(copy)  # again, for what is claimed may tell something of other values
     else:
-        _name(told)
+        _name(told, _sizes_of_inputs(ModelInfo(copy)))
     return Checked(copy, claims)
 
 
@@ -100,10 +101,27 @@ def _is_number(dim: Dim) -> bool:
     return isinstance(dim, int)
 
 
-def _name(told: Mapping[ir.Value, Shape | None]) -> None:
-    """Give sizes the names that the model declares, in the place of symbols that were made up."""
-    found = {value: declared_shape(value) for value in told}
+def _sizes_of_inputs(info: ModelInfo) -> dict[Dim, Dim]:
+    """Return of which sizes of inputs onnx made up symbols, because operators compute with them."""
+    inputs = {dim for value in info.model.graph.inputs for dim in declared_shape(value) or ()}
+    symbolic = SymbolicShapes(info)
     names: dict[Dim, Dim] = {}
+    seen: set[Dim] = set()
+    for value in (output for node in info.nodes() for output in node.outputs):
+        made_up = {dim for dim in info.shape(value) or () if is_unnamed(dim)} - seen - {None}
+        if not made_up:
+            continue
+        seen |= made_up
+        for dim, same in zip(info.shape(value) or (), symbolic.dims(value) or (), strict=False):
+            name = names.get(same, same)
+            if dim in made_up and isinstance(name, str) and name in inputs:
+                names.setdefault(dim, name)
+    return names
+
+
+def _name(told: Mapping[ir.Value, Shape | None], names: dict[Dim, Dim]) -> None:
+    """Put ``names``, and names that the model declares, in the place of made up symbols."""
+    found = {value: declared_shape(value) for value in told}
     for value, shape in told.items():
         for made_up, name in zip(found[value] or (), shape or (), strict=False):
             if made_up is not None and is_unnamed(made_up) and isinstance(name, str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -108,6 +109,28 @@ def test_the_report_names_the_count_and_the_worst(capsys: pytest.CaptureFixture[
     assert confirmed["claimed_shapes"] == {"count": 0, "worst": None}
     print_norms(Console(width=1000), confirmed)
     assert "declared" not in capsys.readouterr().out
+
+
+def test_a_size_that_operators_take_from_an_input_has_its_name_not_an_outputs() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[batch, seq, 24] x, float[24, 24] w) => (float[A, B, C] y) {
+            batch = Shape <start = 0, end = 1> (x)
+            rest, whole = Split (constants, parts)
+            cut = Concat <axis = 0> (batch, rest)
+            h = Reshape (x, cut)
+            back = Concat <axis = 0> (batch, whole)
+            r = Reshape (h, back)
+            p = MatMul (r, w)
+            y = Neg (p)
+        }"""
+    )
+    for name, numbers in {"constants": [-1, 3, 8, -1, 24], "parts": [3, 2]}.items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array(numbers), name))
+    known = check_claims(ir.from_proto(proto)).model.graph
+    (product,) = (node.outputs[0] for node in known if node.op_type == "MatMul")
+    assert list(product.shape or ()) == ["batch", "seq", 24]
+    assert list(known.outputs[0].shape or ()) == ["A", "B", 24]
 
 
 def test_the_model_itself_is_left_as_it_is() -> None:

@@ -4,7 +4,8 @@ Calls of model-local functions are inlined, except those that are ours, and oper
 residual addition with a norm are split into the addition and the norm, so that the analysis
 walks through the addition; lowering fuses them again.  Transposes that an optimizer moved into
 a norm are moved back in front of it.  Elements of an unbound tensor are picked from the tensor,
-operands of Identity are read directly, and weights that a loop hands on are read from outside.  Factors in a row are merged.
+operands of Identity are read directly, and weights that a loop hands on are read from outside.
+Factors in a row are merged.
 """
 
 from collections.abc import Iterator
