@@ -142,6 +142,10 @@ class ModelInfo:
         """Return what :meth:`array` does, floats computed as float64: exact up to its roundings."""
         return self._wide_folder.array(value)
 
+    def is_constant(self, value: ir.Value | None) -> bool:
+        """Whether a value is a constant: one of any size that is stored, or a small expression."""
+        return self.tensor(value) is not None or self.array(value) is not None
+
     def scalar(self, value: ir.Value | None) -> float | None:
         """Return a constant with exactly one element as a float, else None."""
         array = self.array(value)

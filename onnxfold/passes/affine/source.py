@@ -9,6 +9,7 @@ from onnxfold.graph import ModelInfo, Shape, node_label, operator
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.operands import is_read_once
+from onnxfold.norms.constants import refuse_constant
 from onnxfold.norms.ops import NORM_OPERATORS
 from onnxfold.norms.site import NormForm, NormKind, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
@@ -41,9 +42,9 @@ def source_of(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
     """Return the norm's affine part, None where it has none, a refusal where it cannot be told."""
     if site.gamma is None and site.beta is None:
         return None
-    if view.array(site.input) is not None:
-        sentence = f"norm '{site.name}' is of constants, and runtimes compute it once"
-        return Refusal(RefusalCode.NOT_WORTH, sentence, (node_label(site.nodes[-1]),))
+    once = refuse_constant(view, site)
+    if once is not None:
+        return once
     if site.form is not NormForm.DECOMPOSED or _ends_in_norm(site):
         return _of_operands(view, site)
     return _of_nodes(view, site)

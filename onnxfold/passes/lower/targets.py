@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError
 from onnxfold.graph import FLOATS, Fiber, ModelInfo, node_label
 from onnxfold.graph.edit import Lowered
+from onnxfold.norms.constants import refuse_constant
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.norms.subtracted_mean import cast_of_centred
 from onnxfold.operators.functions import (
@@ -35,6 +36,7 @@ from onnxfold.passes.lower.turned import turned_values
 from onnxfold.refusal import Refusal, RefusalCode
 
 _STATISTICS = {NormKind.LAYER_NORM: Statistics.LAYER, NormKind.RMS_NORM: Statistics.RMS}
+_FUSED = frozenset({"Pow", "ReduceMean", "Add", "Sqrt", "Div"})
 _SLICE_SINCE = 10  # with constants as inputs
 
 
@@ -50,8 +52,9 @@ class TargetLowering:
 
     def refuse_rms(self, site: NormSite) -> Refusal | None:
         """Say why a LayerNorm has no cheaper RMS form on this target, or None."""
-        if site.refusal is not None:
-            return site.refusal
+        refusal = site.refusal or self._refuse_kernel(site)
+        if refusal is not None:
+            return refusal
         if self._form is WrittenForm.LAYER:
             return _no_form(site, "every LayerNorm stays one with --norm-form layer")
         cast = cast_of_centred(self._view, site)
@@ -77,11 +80,15 @@ class TargetLowering:
 
     def _refuse_call(self, site: NormSite) -> Refusal | None:
         """Say why no operator computes the norm without its mean, or None."""
-        refusal = self._refuse_spelled(site)
+        refusal = self._refuse_kernel(site) or self._refuse_spelled(site)
         if refusal is None and wide_epsilon(site):
             sentence = f"epsilon {site.epsilon!r} fits no attribute, which are float32"
             return _no_form(site, sentence)
         return refusal
+
+    def _refuse_kernel(self, site: NormSite) -> Refusal | None:
+        """Say of a norm of constants that our kernel would compute it in each run, or None."""
+        return refuse_constant(self._view, site) if self._target is Target.KERNELS else None
 
     def _refuse_spelled(self, site: NormSite) -> Refusal | None:
         """The same, where epsilon may be a constant in front of a root."""
@@ -218,15 +225,15 @@ class TargetLowering:
     def _respells(self, site: NormSite) -> bool:
         """Whether ONNX Runtime makes one operator of a norm once it is written as a quotient.
 
-        It looks for x / sqrt(..), or x * (1 / sqrt(..)), with gamma behind, ones where there is
-        none; dynamo and deferral write x * Reciprocal(sqrt(..)).
+        It looks for x / sqrt(..), or x * (1 / sqrt(..)), of Pow(x, 2), with gamma behind, ones
+        where there is none; dynamo and deferral write x * Reciprocal(sqrt(..)), jax2onnx x * x.
         """
         return (
             self._target is Target.ONNX
             and site.kind is NormKind.RMS_NORM
             and site.input.dtype is ir.DataType.FLOAT
             and self._trailing_axes(site) == 1
-            and any(node.op_type == "Reciprocal" for node in site.nodes)
+            and not _FUSED.issubset(node.op_type for node in site.nodes)
             and site.output not in self._turned
         )
 

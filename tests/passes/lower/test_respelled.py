@@ -1,4 +1,4 @@
-"""RMSNorms that dynamo writes as products with a Reciprocal, of which sessions make no operator."""
+"""RMSNorms as dynamo and jax2onnx spell them, of which sessions make no operator."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ from onnx import numpy_helper, parser
 import onnxfold
 
 WIDTH = 8
+DYNAMO = "square = Pow(x, TWO)", "inverse = Reciprocal(root)  normed = Mul(x, inverse)"
+JAX = "square = Mul(x, x)", "normed = Div(x, root)"
 
 
-def rms(*, gamma: bool = True, kind: str = "float") -> onnx.ModelProto:
-    """An RMSNorm in front of a linear layer, as dynamo exports it."""
+def rms(
+    spelling: tuple[str, str] = DYNAMO, *, gamma: bool = True, kind: str = "float"
+) -> onnx.ModelProto:
+    """An RMSNorm in front of a linear layer."""
+    square, quotient = spelling
     scaled = "n = Mul(G, normed)" if gamma else "n = Identity(normed)"
     model = parser.parse_model(
         f'<ir_version: 8, opset_import: ["" : 18]>\n'
         f"graph ({kind}[B,4,{WIDTH}] x) => ({kind}[B,4,{WIDTH}] y) {{"
-        " square = Pow(x, TWO)  mean = ReduceMean<keepdims=1>(square, LAST)"
-        " shifted = Add(mean, EPSILON)  root = Sqrt(shifted)  inverse = Reciprocal(root)"
-        f" normed = Mul(x, inverse)  {scaled}  y = MatMul(n, W) }}"
+        f" {square}  mean = ReduceMean<keepdims=1>(square, LAST)"
+        " shifted = Add(mean, EPSILON)  root = Sqrt(shifted)"
+        f" {quotient}  {scaled}  y = MatMul(n, W) }}"
     )
     rng = np.random.default_rng(0)
     dtype = np.float32 if kind == "float" else np.float16
@@ -51,7 +56,7 @@ def operators(model: onnx.ModelProto) -> list[str]:
     return [node.op_type for node in model.graph.node]
 
 
-@pytest.mark.parametrize("model", [rms(), rms(gamma=False)])
+@pytest.mark.parametrize("model", [rms(), rms(gamma=False), rms(JAX), rms(JAX, gamma=False)])
 def test_a_session_makes_one_operator_of_a_quotient(model: onnx.ModelProto, tmp_path: Path) -> None:
     """With a scale of ones where there is no gamma."""
     path = str(tmp_path / "session.onnx")

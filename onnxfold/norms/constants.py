@@ -1,0 +1,13 @@
+"""Norms of constants, which runtimes compute once, when they load the model."""
+
+from onnxfold.graph import ModelInfo, node_label
+from onnxfold.norms.site import NormSite
+from onnxfold.refusal import Refusal, RefusalCode
+
+
+def refuse_constant(view: ModelInfo, site: NormSite) -> Refusal | None:
+    """Say of a norm of constants that nothing about it is worth a change, or None."""
+    if not view.is_constant(site.input):
+        return None
+    sentence = f"norm '{site.name}' is of constants, and runtimes compute it once"
+    return Refusal(RefusalCode.NOT_WORTH, sentence, (node_label(site.nodes[-1]),))
