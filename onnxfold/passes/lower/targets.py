@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError
 from onnxfold.graph import FLOATS, Fiber, ModelInfo, node_label
 from onnxfold.graph.edit import Lowered
-from onnxfold.norms.constants import refuse_constant
+from onnxfold.norms.of_constants import refuse_constant
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.norms.subtracted_mean import cast_of_centred
 from onnxfold.operators.functions import (
