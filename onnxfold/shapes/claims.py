@@ -79,14 +79,15 @@ def check_claims(model: ir.Model) -> Checked:
     for value in results:
         value.shape = None
     fill_types(copy)
-    fill_shapes(ModelInfo(copy))
+    info = ModelInfo(copy)
+    fill_shapes(info)
     claims = _claims(told)
     if claims and any(map(_is_open, told.items())):
         for value, shape in declared.items():
             value.shape = shape
         infer(copy)  # again, for what is claimed may tell something of other values
     else:
-        _name(told, _sizes_of_inputs(ModelInfo(copy)))
+        _name(told, _sizes_of_inputs(info))
     return Checked(copy, claims)
 
 
