@@ -16,8 +16,9 @@ from types import ModuleType
 # half of the time of its import.
 _DEFERRED = frozenset({"sympy", "onnx_ir._symbolic_shapes"})
 # Nodes and values are many, long-lived and full of cycles: looking for garbage at every 700 of
-# them finds none and takes a tenth of the time.
-_COLLECT_EVERY = 100_000
+# them finds none and takes a tenth of the time.  The imports alone make 80,000, and one look at
+# these takes as long as the analysis of a small model.
+_COLLECT_EVERY = 300_000
 _USUAL = gc.get_threshold()
 
 

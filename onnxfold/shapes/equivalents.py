@@ -1,6 +1,6 @@
 """Standard operators with the output shape of an operator that onnx's inference does not know."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx
@@ -42,19 +42,28 @@ def shape_equivalent(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | N
     return None if maker is None else maker(node, home)
 
 
-def is_doubtful(node: onnx.NodeProto, operands: Sequence[Sequence[int]]) -> bool:
-    """Whether onnx 1.23 may infer a wrong size: it takes 1 where the next operand's is open, 0."""
+def known_sizes(kind: onnx.TypeProto) -> list[int]:
+    """Return the sizes of a type, 0 for those that are open."""
+    return [dim.dim_value for dim in kind.tensor_type.shape.dim]
+
+
+def is_doubtful(node: onnx.NodeProto, sizes: Callable[[str], Sequence[int]]) -> bool:
+    """Whether onnx 1.23 may infer a wrong size: it takes 1 where the next operand's is open, 0.
+
+    ``sizes`` tells the known sizes of an operand; of most nodes none are asked for.
+    """
     if node.op_type != "Einsum":
         return False
     equation = next((a.s.decode() for a in node.attribute if a.name == "equation"), "")
     met: dict[str | int, set[int]] = {}
     terms = equation.replace(" ", "").partition("->")[0].split(",")
-    for term, sizes in zip(terms, operands, strict=False):
+    for term, name in zip(terms, node.input, strict=False):
+        known = sizes(name)
         before, dots, after = term.partition("...")
-        batch = range(len(before) + len(after) - len(sizes), 0) if dots else ()
-        for label, size in zip((*before, *batch, *after), sizes, strict=False):
+        batch = range(len(before) + len(after) - len(known), 0) if dots else ()
+        for label, size in zip((*before, *batch, *after), known, strict=False):
             met.setdefault(label, set()).add(size)
-    return any({0, 1} <= sizes for sizes in met.values())
+    return any({0, 1} <= different for different in met.values())
 
 
 def _names(node: ir.Node) -> list[str]:

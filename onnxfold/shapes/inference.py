@@ -5,7 +5,8 @@ left out.  Operators that onnx does not know stand in as a standard operator wit
 effect on shapes.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from math import prod
 
 import onnx
@@ -22,7 +23,13 @@ from onnxfold.graph.traversal import (
     fixed_tensor,
     graph_values,
 )
-from onnxfold.shapes.equivalents import DOMAIN, FUNCTIONS, is_doubtful, shape_equivalent
+from onnxfold.shapes.equivalents import (
+    DOMAIN,
+    FUNCTIONS,
+    is_doubtful,
+    known_sizes,
+    shape_equivalent,
+)
 
 _NOT_READ = (ir.ExternalTensor, ir.LazyTensor)
 _LARGE_TENSOR_BYTES = 4096
@@ -40,7 +47,7 @@ def fill_types(model: ir.Model) -> None:
     """Give every value of a working copy the element type and the shape that can be known."""
     plain = skeleton(model)
     inferred = _infer(plain)
-    if _hide_doubtful(plain.graph, inferred.graph, {}):
+    if _hide_doubtful(plain.graph, inferred.graph, lambda _: ()):
         plain.opset_import.add(domain=_UNKNOWN_DOMAIN, version=1)
         inferred = _infer(plain)
     _fill_graph(model.graph, inferred.graph)
@@ -53,21 +60,28 @@ def _infer(plain: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _hide_doubtful(
-    plain: onnx.GraphProto, inferred: onnx.GraphProto, outer: Mapping[str, list[int]]
+    plain: onnx.GraphProto, inferred: onnx.GraphProto, outer: Callable[[str], Sequence[int]]
 ) -> bool:
     """Make unknown operators of products whose sizes may be wrong; true if there are any.
 
     ``outer``: sizes of what a body may read.
     """
-    values = (*inferred.input, *inferred.value_info, *inferred.output)
-    sizes = dict(outer) | {tensor.name: list(tensor.dims) for tensor in inferred.initializer}
-    sizes |= {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
+
+    @cache
+    def known() -> dict[str, list[int]]:
+        values = (*inferred.input, *inferred.value_info, *inferred.output)
+        weights = {tensor.name: list(tensor.dims) for tensor in inferred.initializer}
+        return weights | {value.name: known_sizes(value.type) for value in values}
+
+    def sizes(name: str) -> Sequence[int]:
+        return known()[name] if name in known() else outer(name)
+
     found = False
-    for node, known in zip(plain.node, inferred.node, strict=True):
-        if is_doubtful(node, [sizes.get(name, []) for name in node.input]):
+    for node, twin in zip(plain.node, inferred.node, strict=True):
+        if is_doubtful(node, sizes):
             node.op_type, node.domain = "Unknown", _UNKNOWN_DOMAIN
             found = True
-        for own, other in zip(node.attribute, known.attribute, strict=True):
+        for own, other in zip(node.attribute, twin.attribute, strict=True):
             if own.HasField("g"):
                 found = _hide_doubtful(own.g, other.g, sizes) or found
     return found

@@ -21,7 +21,13 @@ from onnxfold.graph.constants import whole_node
 from onnxfold.graph.dims import Dim, Shape
 from onnxfold.graph.traversal import bodies, declared_shape
 from onnxfold.shapes.body_results import body_results
-from onnxfold.shapes.equivalents import DOMAIN, FUNCTIONS, is_doubtful, shape_equivalent
+from onnxfold.shapes.equivalents import (
+    DOMAIN,
+    FUNCTIONS,
+    is_doubtful,
+    known_sizes,
+    shape_equivalent,
+)
 from onnxfold.shapes.inference import is_unnamed
 from onnxfold.shapes.symbolic import Size, SymbolicShapes
 
@@ -172,9 +178,8 @@ def _inferred(
     home = onnx.GraphProto()
     proto = shape_equivalent(node, home) or whole_node(node)
     types |= {info.name: info.type for info in home.input}
-    known = [() if operand is None else declared_shape(operand) or () for operand in node.inputs]
-    sizes = [[dim if isinstance(dim, int) else 0 for dim in shape] for shape in known]
-    if proto.domain not in ("", DOMAIN) or is_doubtful(proto, sizes):
+    sizes = {name: known_sizes(kind) for name, kind in types.items()}
+    if proto.domain not in ("", DOMAIN) or is_doubtful(proto, lambda name: sizes.get(name, [])):
         return []
     try:
         answers = _answers(view.opset, proto, types, data)

@@ -38,23 +38,31 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 @dataclass(frozen=True, slots=True)
 class BetaCosts:
-    """What a new Add costs, and what a norm saves without its beta, in picoseconds.
+    """What a new Add costs, and what a norm saves without its beta at most, in picoseconds.
 
-    ``addition``: per element of what is added to; ``saving``: of a norm, over all its elements.
+    ``addition``: per element of what is added to; ``saving``: of a norm, over all its elements,
+    where that is more than a cost; otherwise it may save less.
     """
 
     addition: int
-    saving: Callable[[NormSite], int]
+    saving: Callable[[NormSite, int], int]
 
 
 def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
     """Return what moves where, weighed against what the norms that will fold save."""
     sites = find_norms(info)
     lowering = TargetLowering(info, settings.target, settings.norm_form)
+    costs = costs_of(settings.target)
 
     @cache
     def folds() -> frozenset[str]:
         return frozenset(fold.output for fold in plan_of(info, settings).folds)
+
+    def saving(site: NormSite, cost: int) -> int:
+        shifts = site.kind is NormKind.DYT
+        most = elements(info.shape(site.input)) * (costs.addition if shifts else costs.bias)
+        # Whether a norm folds takes a plan of all norms to tell.
+        return most if most <= cost or shifts or info.ref(site.output) in folds() else 0
 
     def keep(site: NormSite) -> Refusal | None:
         if is_wanted(settings) and may_wait(site):
@@ -70,26 +78,9 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
         [site for site in sites if site.size != 1 and not settings.excludes(site.name)],
         allow_split_bytes=settings.allow_split,
         keep=keep,
-        weighing=BetaCosts(costs_of(settings.target).addition, _savings(info, settings, folds)),
+        weighing=BetaCosts(costs.addition, saving),
     )
     return replace(plan, ranges=_ranges(info, sites, plan.fusions, settings.range_limit))
-
-
-def _savings(
-    info: ModelInfo, settings: Settings, folds: Callable[[], frozenset[str]]
-) -> Callable[[NormSite], int]:
-    """Return what a norm without beta saves: an Add where it cannot add beta itself."""
-    costs = costs_of(settings.target)
-
-    def saving(site: NormSite) -> int:
-        count = elements(info.shape(site.input))
-        if site.kind is NormKind.DYT:
-            return count * costs.addition
-        if not costs.bias or info.ref(site.output) not in folds():
-            return 0
-        return count * costs.bias
-
-    return saving
 
 
 def _ranges(
@@ -124,7 +115,7 @@ def decide_affine(
     ``keep`` says why a norm is better left with its gamma and beta, or None.  Without ``weighing``
     no beta is worth a new Add.
     """
-    weighing = weighing or BetaCosts(0, lambda _: 0)
+    weighing = weighing or BetaCosts(0, lambda *_: 0)
     candidates: list[FusionCandidate] = []
     refusals: dict[str, Refusal] = {}
     for site in sites:
@@ -210,11 +201,11 @@ def _with_new_biases(
         made.append(replace(reader, bias=place))
     if without is None:
         return made
-    saving = weighing.saving(site)
+    saving = weighing.saving(site, cost)
     if saving > cost:
         return made
     spent, saved = (f"{picoseconds / 1e6:.4g} µs" for picoseconds in (cost, saving))
-    sentence = f"an Add would cost {spent}, and the norm saves {saved} without beta"
+    sentence = f"an Add would cost {spent}, and the norm saves at most {saved} without beta"
     return _no_bias(without, f"has no bias to take beta: {sentence}")
 
 

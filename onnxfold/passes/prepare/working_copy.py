@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import ModelError
 from onnxfold.graph import ModelInfo, node_label, operator
+from onnxfold.graph.copying import Copy
 from onnxfold.graph.inlining import inline
 from onnxfold.graph.reached import reached
 from onnxfold.graph.traversal import all_graphs, all_nodes
@@ -64,7 +65,7 @@ def prepare(
     model has the types and shapes that can be known, and what is left as it is keeps them.
     Tensors are shared with the original.  Raises ModelError for functions that call themselves.
     """
-    clone = model.clone()
+    clone = Copy(model).model
     if clone.ir_version < _OVERRIDABLE_SINCE_IR:
         from onnx_ir.passes.common import RemoveInitializersFromInputsPass
 
