@@ -13,6 +13,7 @@ import pytest
 
 import onnxfold
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.copying import Copy
 from onnxfold.norms import recognition
 from onnxfold.options import Target
 from onnxfold.passes.base import ProofOutcome, Settings
@@ -41,7 +42,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count(ModelInfo, "__init__", "views")
     count(recognition, "_find", "recognitions")
     count(onnx.shape_inference, "infer_shapes", "inferences")
-    count(ir.Model, "clone", "clones")
+    count(ir.Model, "clone", "copies")
+    count(Copy, "__init__", "copies")
     return counts
 
 
@@ -61,12 +63,12 @@ def test_a_vit_is_looked_at_once_per_version(counted: Counter[str], tmp_path: Pa
     # Of the model as it came, before rows become calls, and of what is written.
     assert counted["inferences"] == 1 + 1 + 1
     # One to infer shapes in, one for each pass to edit and the last to prove, one for the figures.
-    assert counted["clones"] == 1 + versions + 1 + 1
+    assert counted["copies"] == 1 + versions + 1 + 1
 
 
 def test_without_a_proof_one_copy_is_edited_in_place(counted: Counter[str], tmp_path: Path) -> None:
     onnxfold.optimize(_VIT, tmp_path / "out.onnx", check=None)
-    assert counted["clones"] == 1 + 1 + 2  # the last two for the figures before and after
+    assert counted["copies"] == 1 + 1 + 2  # the last two for the figures before and after
     assert counted["inferences"] == 1 + 1
 
 
