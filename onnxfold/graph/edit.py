@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph.copying import Copy
 from onnxfold.graph.model_info import ModelInfo
 from onnxfold.graph.traversal import declared_shape, graph_values
+from onnxfold.graph.version_copy import Copy
 from onnxfold.operators.new_nodes import NewNodes
 
 

@@ -212,7 +212,7 @@ class Folded:
     """The model after the passes, the given one where nothing changed; a proof where one was asked.
 
     ``left_out`` are the passes whose proof failed; the proof is that of the others.  ``info``: of a
-    prepared copy of the model, where a proof needed one.
+    prepared copy of the model, but where the last proof failed.
     """
 
     model: ir.Model
@@ -324,6 +324,8 @@ def _spelled(
         slow = _slow_additions(edit.model, settings) if wanted else ()
         if not (differs or slow or state.changed):
             return original
+        if not prove:  # while the types are there, which a proof infers again
+            state.final = prepare(edit.model, inferred=True).info
         result = _finished(edit.model, original, state, settings)
     if prove:
         with timer.stage("prove"):

@@ -36,7 +36,7 @@ from onnxfold.pipeline import folding
 from onnxfold.pipeline.advice import advice
 from onnxfold.pipeline.preparation import prepared_for
 from onnxfold.pipeline.stage_timer import StageTimer
-from onnxfold.report.before_after import before_and_after
+from onnxfold.report.before_after import Figures, document_of, figures
 from onnxfold.report.document import inspection
 from onnxfold.shapes.claims import Checked, check_claims
 
@@ -155,6 +155,9 @@ def _attempt(
     settings = _settings(source, chosen, attempt)
     with timer.stage("analyse"):
         prepared = prepared_for(attempt.known.model, settings)
+    with timer.stage("count"):
+        plain = prepared if prepared.plain else prepare(attempt.known.model, inferred=True)
+        before = figures(source.model, plain.info)
     folded = folding.fold(
         prepared,
         source.model,
@@ -167,7 +170,7 @@ def _attempt(
     if again is not None:
         return _attempt(source, output, chosen, timer, again)
     try:
-        return _published(source, output, prepared, folded, chosen, timer, attempt)
+        return _published(source, output, prepared, folded, chosen, timer, attempt, before)
     except WeightOverflowError:
         raise
     except VerificationError as error:
@@ -221,6 +224,7 @@ def _published(
     options: Options,
     timer: StageTimer,
     attempt: _Attempt,
+    before: Figures,
 ) -> Result:
     """Check what the passes made of a model, and give it back or write it."""
     report = _report(prepared, folded, options, attempt)
@@ -232,11 +236,11 @@ def _published(
     if output is None:
         if changed and options.check:
             verification = _verified(source, ModelSource(result, None), options, timer)
-        counted = _counted(source, folded, attempt, timer)
+        counted = _counted(source, folded, before, timer)
         returned: Any = source.give_back(result)
     else:
         written = _write(
-            source, folded, attempt, Path(output), options, timer, changed and bool(options.check)
+            source, folded, before, Path(output), options, timer, changed and bool(options.check)
         )
         verification, counted = written.verification, written.before_after
         returned, report["output"] = written.path, written.document
@@ -283,7 +287,7 @@ class _Written:
 def _counted(
     source: Source,
     folded: folding.Folded,
-    attempt: _Attempt,
+    before: Figures,
     timer: StageTimer,
     path: Path | None = None,
 ) -> dict[str, Any] | None:
@@ -297,14 +301,13 @@ def _counted(
         paths = None
         if source.path and path and session_bytes(source.model) <= _MOST_SESSION_BYTES:
             paths = (source.path, path)
-        infos = (prepare(attempt.known.model, inferred=True).info, folded.info)
-        return before_and_after(source.model, folded.model, paths, infos)
+        return document_of(source.model, (before, figures(folded.model, folded.info)), paths)
 
 
 def _write(
     source: Source,
     folded: folding.Folded,
-    attempt: _Attempt,
+    before: Figures,
     output: Path,
     options: Options,
     timer: StageTimer,
@@ -319,7 +322,7 @@ def _write(
         if checked:
             rewritten = ModelSource(model_io.load(staged.path), staged.path)
             verification = _verified(source, rewritten, options, timer)
-        counted = _counted(source, folded, attempt, timer, staged.path if checked else None)
+        counted = _counted(source, folded, before, timer, staged.path if checked else None)
         # The check ran the original from its file too.
         model_io.check_unchanged(source.model)
         files = staged.commit()

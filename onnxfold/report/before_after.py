@@ -138,20 +138,20 @@ def figures(model: ir.Model, info: ModelInfo | None = None) -> Figures:
 
 
 def before_and_after(
-    before: ir.Model,
-    after: ir.Model,
-    paths: tuple[Path, Path] | None = None,
-    infos: tuple[ModelInfo | None, ModelInfo | None] = (None, None),
+    before: ir.Model, after: ir.Model, paths: tuple[Path, Path] | None = None
 ) -> dict[str, Any]:
-    """Return the document of two models in numbers; with ``paths``, of their sessions too.
+    """Return the document of two models in numbers; with ``paths``, of their sessions too."""
+    return document_of(before, (figures(before), figures(after)), paths)
 
-    ``infos``: of prepared copies, where there are such already.
-    """
+
+def document_of(
+    before: ir.Model, both: tuple[Figures, Figures], paths: tuple[Path, Path] | None = None
+) -> dict[str, Any]:
+    """Return the document of what was counted of a model, and of what became of it."""
     document: dict[str, Any] = {
         "schema": 1,
         "free_dimensions": sorted(_free_dimensions(before)),
-        "before": asdict(figures(before, infos[0])),
-        "after": asdict(figures(after, infos[1])),
+        **dict(zip(_SIDES, map(asdict, both), strict=True)),
     }
     if paths is not None:
         for side, path in zip(_SIDES, paths, strict=True):

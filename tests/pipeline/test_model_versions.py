@@ -13,7 +13,7 @@ import pytest
 
 import onnxfold
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.copying import Copy
+from onnxfold.graph.version_copy import Copy
 from onnxfold.norms import recognition
 from onnxfold.options import Target
 from onnxfold.passes.base import ProofOutcome, Settings
@@ -56,20 +56,20 @@ def test_a_vit_is_looked_at_once_per_version(counted: Counter[str], tmp_path: Pa
     assert result.report["inspect"]["summary"]["foldable"] == 9
     assert result.report["inspect"]["summary"]["scales_fused"] > 0
     versions = len(PASSES)  # no deferral, unless it is asked for, and none to take back
-    # No pass decides on what is written; the figures before and after look at both models.
-    assert counted["recognitions"] == versions - 1 + 2
+    # No pass decides on what is written, of which the figures are; those before share the first.
+    assert counted["recognitions"] == versions - 1 + 1
     # Four on the way: before Gelus, before and behind residual additions, of what is written.
-    assert counted["views"] == 1 + versions + 4 + 3
+    assert counted["views"] == 1 + versions + 4 + 2
     # Of the model as it came, before rows become calls, and of what is written.
     assert counted["inferences"] == 1 + 1 + 1
-    # One to infer shapes in, one for each pass to edit and the last to prove, one for the figures.
-    assert counted["copies"] == 1 + versions + 1 + 1
+    # One to infer shapes in, the prepared one, one for each pass to edit and the last to prove.
+    assert counted["copies"] == 1 + versions + 1
 
 
 def test_without_a_proof_one_copy_is_edited_in_place(counted: Counter[str], tmp_path: Path) -> None:
     onnxfold.optimize(_VIT, tmp_path / "out.onnx", check=None)
-    assert counted["copies"] == 1 + 1 + 2  # the last two for the figures before and after
-    assert counted["inferences"] == 1 + 1
+    assert counted["copies"] == 1 + 1 + 1  # the last one for the figures of what is written
+    assert counted["inferences"] == 1
 
 
 def test_a_version_that_is_proved_against_stays_as_it_is() -> None:
@@ -142,3 +142,13 @@ def test_what_was_proved_and_run_is_what_was_asked_for(
     assert (result.proof is not None) is proved
     assert (result.verification is not None) is (samples > 0)
     assert result.report["assurance"] == {"proved": proved, "samples": samples}
+
+
+@pytest.mark.parametrize("target", Target)
+def test_the_figures_without_a_proof_are_those_with_one(target: Target, tmp_path: Path) -> None:
+    """They are counted before types are taken away, not on what is inferred of what is written."""
+    documents = [
+        onnxfold.optimize(_VIT, tmp_path / f"{check}.onnx", target=target, check=check).report
+        for check in (0, None)
+    ]
+    assert documents[0]["before_after"] == documents[1]["before_after"]

@@ -17,10 +17,10 @@ import onnx_ir as ir
 
 from onnxfold.errors import ModelError
 from onnxfold.graph import ModelInfo, node_label, operator
-from onnxfold.graph.copying import Copy
 from onnxfold.graph.inlining import inline
 from onnxfold.graph.reached import reached
 from onnxfold.graph.traversal import all_graphs, all_nodes
+from onnxfold.graph.version_copy import Copy
 from onnxfold.operators.functions import DOMAIN, LAST_AXIS_ONLY, SIGNATURES
 from onnxfold.passes.prepare.hoist_transposes import hoist_transposes
 from onnxfold.passes.prepare.identities import read_directly
@@ -40,7 +40,8 @@ class Prepared:
     """The working copy, and what was done to it.
 
     Names of inlined functions, of split nodes and of moved Transposes; ``unsplit`` says which
-    nodes could not be split, and why.
+    nodes could not be split, and why.  ``plain``: norms of ours that append or leave something are
+    calls as they were.
     """
 
     info: ModelInfo
@@ -48,6 +49,7 @@ class Prepared:
     split: tuple[str, ...]
     unsplit: tuple[Refusal, ...] = ()
     moved: tuple[str, ...] = ()
+    plain: bool = True
 
     @property
     def model(self) -> ir.Model:
@@ -82,7 +84,7 @@ def prepare(
     info = ModelInfo(clone) if same else infer(clone)
     if merge_constant_factors(info):
         info = ModelInfo(clone)
-    return Prepared(info, inlined, split, left, moved)
+    return Prepared(info, inlined, split, left, moved, not (compressed or deferred))
 
 
 def _split_all(model: ir.Model) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:

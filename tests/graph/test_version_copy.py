@@ -4,8 +4,8 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from onnxfold.graph.copying import Copy
 from onnxfold.graph.traversal import all_graphs, all_nodes
+from onnxfold.graph.version_copy import Copy
 
 TEXT = """<ir_version: 8, opset_import: ["" : 17], producer_name: "tester">
 g (float[N, 4] x, bool c) => (float[N, 4] y, float[N, 4] z)
