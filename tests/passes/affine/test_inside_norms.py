@@ -40,3 +40,39 @@ def test_they_move_in_the_first_run(target: str) -> None:
     assert [(fusion.gamma, fusion.beta) for fusion in result.plan.fusions] == [(True, True)]
     assert isinstance(result.model, onnx.ModelProto)
     assert not onnxfold.optimize(result.model, target=target).changed
+
+
+COPIED = """
+<ir_version: 8, opset_import: ["" : 14]>
+g (float[B, 3, 4] x) => (float[B, 3, 2] y)
+<float tiny = {0.001}, float[4] gamma = {1.5, -2.0, 0.5, 1.0}, float[4] beta = {0.25, 0.5, -1, 2},
+ float[4, 2] W = {1, 2, 3, 4.5, -5, 6, 7, 8}, float[2] b = {1.5, -2},
+ float[4, 4] V = {1, -2, 3, 4, 5, 6, -7, 8, 9, 10, 11, -12, 13, 14, 15, 16}> {
+    h = MatMul (x, V)
+    mean = ReduceMean <axes = [-1]> (h)
+    centred = Sub (h, mean)
+    square = Mul (centred, centred)
+    variance = ReduceMean <axes = [-1]> (square)
+    shifted = Add (variance, tiny)
+    deviation = Sqrt (shifted)
+    quotient = Div (centred, deviation)
+    copy = Identity (quotient)
+    second = Identity (copy)
+    scaled = Mul (second, gamma)
+    norm = Add (scaled, beta)
+    m = MatMul (norm, W)
+    y = Add (m, b)
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["onnx", "kernels"])
+def test_an_identity_in_front_of_them_goes_too(target: str) -> None:
+    """It would stay behind the norm, which the report would not find again."""
+    result = onnxfold.optimize(parser.parse_model(COPIED), target=target)
+    assert [(fusion.gamma, fusion.beta) for fusion in result.plan.fusions] == [(True, True)]
+    (row,) = result.report["inspect"]["norms"]
+    assert (row["output"], row["action"]) == ("norm", "rms")
+    assert isinstance(result.model, onnx.ModelProto)
+    assert not any(node.op_type == "Identity" for node in result.model.graph.node)
+    assert not onnxfold.optimize(result.model, target=target).changed
