@@ -5,7 +5,7 @@ residual addition with a norm are split into the addition and the norm, so that 
 walks through the addition; lowering fuses them again.  Transposes that an optimizer moved into
 a norm are moved back in front of it.  Elements of an unbound tensor are picked from the tensor,
 operands of Identity are read directly, and weights that a loop hands on are read from outside.
-Factors in a row are merged.
+Factors in a row are merged, and biases are added.
 """
 
 from collections.abc import Iterator
@@ -22,6 +22,7 @@ from onnxfold.graph.reached import reached
 from onnxfold.graph.traversal import all_graphs, all_nodes
 from onnxfold.graph.version_copy import Copy
 from onnxfold.operators.functions import DOMAIN, LAST_AXIS_ONLY, SIGNATURES
+from onnxfold.passes.prepare.add_biases import add_biases
 from onnxfold.passes.prepare.hoist_transposes import hoist_transposes
 from onnxfold.passes.prepare.identities import read_directly
 from onnxfold.passes.prepare.invariant_states import read_from_outside
@@ -82,7 +83,8 @@ def prepare(
     moved = hoist_transposes(clone, Builder(clone).unique)
     same = inferred and not (inlined or split or picked or read or moved)
     info = ModelInfo(clone) if same else infer(clone)
-    if merge_constant_factors(info):
+    merged, added = merge_constant_factors(info), add_biases(info)
+    if merged or added:
         info = ModelInfo(clone)
     return Prepared(info, inlined, split, left, moved, not (compressed or deferred))
 
