@@ -73,7 +73,7 @@ def _written(
 ) -> Iterator[ir.Function]:
     """Yield the bodies that we write for such a call, of each element type and spelling."""
     ranks = range(LARGEST_EXPONENT_RANK + 1)
-    for spelling in product((False, True), _TYPES, (False, True), (False, True), ranks):
+    for spelling in product((False, True), _TYPES, (True, False), (False, True), ranks):
         turned, dtype, convertible, rms_operator, rank = spelling
         setting = Setting(
             dtype, axes, epsilon, convertible, rms_operator, turned, rank, levels, least
