@@ -79,10 +79,8 @@ def _fused_matmul(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None
     if flags.get_int("transBatchA", 0) or flags.get_int("transBatchB", 0):
         return None
     turned = "".join(letter for letter in "AB" if flags.get_int(f"trans{letter}", 0))
-    product = _made(node, "MatMul", _names(node)[:2])
-    if turned:
-        product.op_type, product.domain = _PRODUCTS[turned].name, DOMAIN
-    return product
+    operands = _names(node)[:2]
+    return _called(node, _PRODUCTS[turned], operands) if turned else _made(node, "MatMul", operands)
 
 
 def _product_of_turned(turned: str) -> onnx.FunctionProto:
@@ -114,24 +112,38 @@ def _norm_of_sum() -> onnx.FunctionProto:
     return onnx.helper.make_function(DOMAIN, "NormOfSum", ["X"], list("YMDS"), nodes, opsets)
 
 
+def _norm_of_rows() -> onnx.FunctionProto:
+    """Return a norm Y of rows of a table [V, D] at ids [B, T], ones I of a mask [B], the rows S."""
+    nodes = [
+        onnx.helper.make_node("Gather", ["table", "ids"], ["S"]),
+        onnx.helper.make_node("Identity", ["S"], ["Y"]),
+        onnx.helper.make_node("ReduceMax", ["ids"], ["I"], axes=[-1], keepdims=0),
+    ]
+    opsets = [onnx.helper.make_opsetid("", 13)]
+    operands = ["ids", "table"]
+    return onnx.helper.make_function(DOMAIN, "NormOfRows", operands, list("YIS"), nodes, opsets)
+
+
 _PRODUCTS = {turned: _product_of_turned(turned) for turned in ("A", "B", "AB")}
-_NORM_OF_SUM = _norm_of_sum()
+_NORM_OF_SUM, _NORM_OF_ROWS = _norm_of_sum(), _norm_of_rows()
 # What a model with shape equivalents has to hold.
-FUNCTIONS = (*_PRODUCTS.values(), _NORM_OF_SUM)
+FUNCTIONS = (*_PRODUCTS.values(), _NORM_OF_SUM, _NORM_OF_ROWS)
+
+
+def _called(node: ir.Node, function: onnx.FunctionProto, inputs: list[str]) -> onnx.NodeProto:
+    """Return a call of one of ``FUNCTIONS`` for all results of a node."""
+    results = [value.name or "" for value in node.outputs]
+    results += [""] * (len(function.output) - len(results))
+    return onnx.helper.make_node(function.name, inputs, results, domain=DOMAIN)
 
 
 def _skip_norm(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto:
-    call = _made(node, _NORM_OF_SUM.name, _names(node)[:1])
-    call.domain = DOMAIN
-    results = [value.name or "" for value in node.outputs]
-    call.output[:] = results + [""] * (len(_NORM_OF_SUM.output) - len(results))
-    return call
+    return _called(node, _NORM_OF_SUM, _names(node)[:1])
 
 
 def _embedding(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto:
-    """EmbedLayerNormalization: rows of a table [V, D] at indices [B, T]."""
-    names = _names(node)
-    return _made(node, "Gather", [names[2], names[0]])
+    ids, _, words = _names(node)[:3]
+    return _called(node, _NORM_OF_ROWS, [ids, words])
 
 
 def _without_activation(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:

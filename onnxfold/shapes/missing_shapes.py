@@ -60,6 +60,9 @@ def fill_shapes(view: ModelInfo) -> bool:
                 if view.shape(value) is not None:
                     continue
                 _set_shape(symbolic, value, dims, dims)
+        if any(output.name and output.type is None for output in node.outputs):
+            symbolic = symbolic or SymbolicShapes(view)
+            _fill_types(symbolic, view.opset, node)
         may_be_numbered = not numbered.isdisjoint(node.inputs) or _reads_sizes(node)
         if bodies(node) or (may_be_numbered and not unknown):
             symbolic = symbolic or SymbolicShapes(view)
@@ -98,7 +101,7 @@ def _numbered(view: ModelInfo, symbolic: SymbolicShapes, node: ir.Node) -> list[
         numbers = tuple(dim if isinstance(dim, int) else None for dim in dims)
         found = _refined(shape, numbers)
         if answers is None and any(map(is_unnamed, found)):
-            answers = dict(_inferred(view, symbolic, node))
+            answers = dict(_inferred(view.opset, symbolic, node))
         found = _refined(found, (answers or {}).get(value, found))
         if found != shape:
             _set_shape(symbolic, value, found, _refined(dims, found))
@@ -139,7 +142,17 @@ def _found(
         return [] if derived is None else [(output, derived) for output in node.outputs]
     if derived is not None and len(node.outputs) == 1:
         return [(node.outputs[0], derived)]
-    return _inferred(view, symbolic, node)
+    return _inferred(view.opset, symbolic, node)
+
+
+def _fill_types(symbolic: SymbolicShapes, opset: int, node: ir.Node) -> None:
+    """Give results the element types that onnx, which enters no body of an unknown operator, finds.
+
+    Without them nothing tells the shapes behind.
+    """
+    for value, answer in _answers(opset, symbolic, node).items():
+        if value.type is None:
+            value.type = ir.TensorType(ir.DataType(answer.tensor_type.elem_type))
 
 
 def _names(view: ModelInfo, symbolic: SymbolicShapes, node: ir.Node) -> dict[Size, Size]:
@@ -153,12 +166,16 @@ def _names(view: ModelInfo, symbolic: SymbolicShapes, node: ir.Node) -> dict[Siz
     return names
 
 
-def _inferred(
-    view: ModelInfo, symbolic: SymbolicShapes, node: ir.Node
-) -> list[tuple[ir.Value, Shape]]:
-    """Ask onnx about one node; [] where an operand has no shape, or there is no answer."""
+def _inferred(opset: int, symbolic: SymbolicShapes, node: ir.Node) -> list[tuple[ir.Value, Shape]]:
+    """Ask onnx about the shapes of one node; [] where there is no answer."""
     if bodies(node):
-        return body_results(node, view.opset)
+        return body_results(node, opset)
+    answers = _answers(opset, symbolic, node).items()
+    return [(value, _dims(told)) for value, told in answers if told.tensor_type.HasField("shape")]
+
+
+def _answers(opset: int, symbolic: SymbolicShapes, node: ir.Node) -> dict[ir.Value, onnx.TypeProto]:
+    """Ask onnx about one node; {} where an operand has no shape, or there is no answer."""
     types: dict[str, onnx.TypeProto] = {}
     data: dict[str, onnx.TensorProto] = {}
     for operand in node.inputs:
@@ -166,9 +183,9 @@ def _inferred(
             continue
         shape, dtype = declared_shape(operand), operand.dtype
         if shape is None or dtype is None:
-            return []
+            return {}
         if any(isinstance(dim, int) and dim < 0 for dim in shape):
-            return []  # which onnx 1.23 may crash on
+            return {}  # which onnx 1.23 may crash on
         name = operand.name or ""
         types[name] = onnx.helper.make_tensor_type_proto(dtype.value, shape)
         numbers = symbolic.vector(operand) if dtype.is_integer() and len(shape) <= 1 else None
@@ -180,20 +197,16 @@ def _inferred(
     types |= {info.name: info.type for info in home.input}
     sizes = {name: known_sizes(kind) for name, kind in types.items()}
     if proto.domain not in ("", DOMAIN) or is_doubtful(proto, lambda name: sizes.get(name, [])):
-        return []
+        return {}
     try:
-        answers = _answers(view.opset, proto, types, data)
+        told = _told(opset, proto, types, data)
     except _NO_SHAPE:
-        return []
+        return {}
     outputs = {output.name: output for output in node.outputs if output.name}
-    return [
-        (outputs[name], _dims(answer))
-        for name, answer in answers.items()
-        if name in outputs and answer.tensor_type.HasField("shape")
-    ]
+    return {outputs[name]: answer for name, answer in told.items() if name in outputs}
 
 
-def _answers(
+def _told(
     opset: int,
     proto: onnx.NodeProto,
     types: dict[str, onnx.TypeProto],

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxfold.graph.attributes import keeps_dims
 from onnxfold.graph.dims import Shape, extent
+from onnxfold.graph.operands import operand
 from onnxfold.graph.sequences import inserted_elements
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
@@ -123,16 +124,12 @@ class SymbolicShapes:
         derived = None if node is None else self._derived(node, value)
         if shape is None:
             return derived or self._assumed(value)
-        known = derived if derived is not None and len(derived) == len(shape) else None
-        sizes: list[Size] = []
-        for axis, dim in enumerate(shape):
-            if isinstance(dim, int):
-                sizes.append(dim)
-            elif known is not None:
-                sizes.append(known[axis])
-            else:
-                sizes.append(dim if dim is not None else f"{value.name}@{axis}")
-        return tuple(sizes)
+        unknown = tuple(f"{value.name}@{axis}" for axis in range(len(shape)))
+        known = derived if derived is not None and len(derived) == len(shape) else unknown
+        return tuple(
+            size if dim is None or (not isinstance(dim, int) and size not in unknown) else dim
+            for dim, size in zip(shape, known, strict=True)
+        )
 
     def _assumed(self, value: ir.Value) -> SymbolicShape | None:
         rank = self._assumed_rank
@@ -184,6 +181,18 @@ class SymbolicShapes:
         name = node.outputs[0].name
         pairs = enumerate(zip(source, repeats, strict=True))
         return tuple(_product(pair, f"{name}@{axis}") for axis, pair in pairs)
+
+    def sliced(self, node: ir.Node) -> SymbolicShape | None:
+        """Return the shape that Slice gives where its bounds are computed: that of other axes."""
+        source = self.dims(node.inputs[0])
+        start, end, axes = (self._view.integers(operand(node, index)) for index in (1, 2, 3))
+        if source is None or axes is None or (start is not None and end is not None):
+            return None
+        if any(not -len(source) <= axis < len(source) for axis in axes):
+            return None
+        cut = {axis % len(source) for axis in axes}
+        name = node.outputs[0].name
+        return tuple(f"{name}@{i}" if i in cut else dim for i, dim in enumerate(source))
 
     def stacked(self, node: ir.Node) -> SymbolicShape | None:
         """Return the shape that ConcatFromSequence gives where it stacks elements of one shape."""
@@ -356,6 +365,7 @@ _SHAPE_RULES: dict[str, _Rule] = {
     "Expand": SymbolicShapes.expanded,
     "Reshape": SymbolicShapes.reshaped,
     "STFT": SymbolicShapes.spectra,
+    "Slice": SymbolicShapes.sliced,
     "Tile": SymbolicShapes.tiled,
     "Transpose": SymbolicShapes.transposed,
     "Unsqueeze": SymbolicShapes.unsqueezed,

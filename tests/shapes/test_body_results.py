@@ -126,3 +126,26 @@ def test_a_centred_value_behind_a_body_is_proved_to_be_centred() -> None:
     result = onnxfold.optimize(proto)
     assert "left_out" not in result.report
     assert result.report["inspect"]["summary"]["foldable"] == 1
+
+
+def test_types_and_shapes_are_followed_in_bodies_that_onnx_does_not_enter() -> None:
+    """As in the decoder of ONNX Runtime's BeamSearch, whose norms fold."""
+    body = (
+        "d (int64[B,T] ids, float[B,T,6] past) => (float[B,T,6] logits) {"
+        " small = Cast<to = 6>(ids)"
+        " n, i, s = com.microsoft.EmbedLayerNormalization(small, , words, places, , g, b)"
+        " p = MatMul(n, W) j = Add(s, p) q = LayerNormalization<axis = -1>(j, g, b)"
+        " logits = MatMul(q, W) }"
+    )
+    head = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>'
+    proto = parser.parse_model(
+        f"{head} g (int32[B,T] ids, int32[1] length) => (int32[B,R,L] sequences)"
+        f" {{ sequences = com.microsoft.BeamSearch<decoder = {body}>(ids, length) }}"
+    )
+    rng = np.random.default_rng(0)
+    shapes = {"words": (5, 6), "places": (7, 6), "g": (6,), "b": (6,), "W": (6, 6)}
+    for name, shape in shapes.items():
+        array = rng.standard_normal(shape).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    result = onnxfold.optimize(proto, check=0)
+    assert result.report["inspect"]["summary"]["foldable"] == 2

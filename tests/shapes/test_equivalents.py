@@ -74,9 +74,11 @@ def test_a_standard_operator_of_the_same_shape_stands_in(call, shape):
     assert shape_of(call) == shape
 
 
-def test_a_skip_norm_gives_its_sum_the_shape_of_its_input():
+def test_norms_give_their_sums_the_shape_of_what_they_norm():
     call = "com.microsoft.SkipSimplifiedLayerNormalization(x, x, g)"
     assert shape_of(call, results="norm, , , h") == ("B", "T", 8)
+    call = "com.microsoft.EmbedLayerNormalization(ids, , matrix)"
+    assert shape_of(call, results="norm, index, h") == ("B", "T", 8)
 
 
 def test_layer_normalization_below_its_opset_keeps_the_shape():

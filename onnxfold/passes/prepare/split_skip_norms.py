@@ -20,6 +20,8 @@ from onnxfold.operators.functions import DOMAIN, SIGNATURES, Output, Signature, 
 EMBEDDED = "onnxfold.embedded"  # a mark in memory, on the norm of what was EmbedLayerNormalization
 _SKIP_EPSILON = 1e-12
 _LAST_RANK = 4  # channels last: N, H, W, C
+# The opsets since which Slice takes its bounds, and ReduceSum its axes, as inputs.
+_SLICES_BY_INPUTS, _SUMS_BY_INPUTS = 10, 13
 
 
 class Builder:
@@ -186,8 +188,8 @@ def _embed_layer_norm(call: SkipNormCall) -> str | None:
     ids, mask, position_ids = call.required(0), call.operand(7), call.operand(8)
     if call.wants(1) and mask is None:
         return "something reads its mask index, and there is no mask"
-    if call.opset < 13:
-        return "its parts need opset 13"
+    if call.opset < _SLICES_BY_INPUTS:
+        return f"its parts need opset {_SLICES_BY_INPUTS}"
     words = call.emit("Gather", (call.required(2), ids), axis=0)[0]
     position = call.required(3)
     if position_ids is not None:
@@ -208,11 +210,17 @@ def _embed_layer_norm(call: SkipNormCall) -> str | None:
         unit = call.emit("Constant", (), value=ir.tensor(np.asarray(1, dtype=np.int32)))[0]
         ones = call.emit("Equal", (mask, unit))[0]
         counted = call.emit("Cast", (ones,), to=ir.DataType.INT32.value)[0]
-        results[1] = call.emit("ReduceSum", (counted, call.integers(1)), keepdims=0)[0]
+        results[1] = _row_sums(call, counted)
     if call.wants(2):
         results[2] = total
     call.finish(results)
     return None
+
+
+def _row_sums(call: SkipNormCall, rows: ir.Value) -> ir.Value:
+    if call.opset < _SUMS_BY_INPUTS:
+        return call.emit("ReduceSum", (rows,), axes=[1], keepdims=0)[0]
+    return call.emit("ReduceSum", (rows, call.integers(1)), keepdims=0)[0]
 
 
 def _skip_group_norm(call: SkipNormCall) -> str | None:

@@ -22,8 +22,8 @@ from tests.norms.replay import random_feeds
 BOUND = 2e-6  # float32: sums in another order, then about ten roundings of 6e-8
 
 
-def skip_model(body: str, inputs: str, outputs: str) -> onnx.ModelProto:
-    head = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>'
+def skip_model(body: str, inputs: str, outputs: str, opset: int = 17) -> onnx.ModelProto:
+    head = f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]>'
     return parser.parse_model(f"{head}\nagraph ({inputs}) => ({outputs})\n{{\n{body}\n}}")
 
 
@@ -93,18 +93,33 @@ def test_skip_rms_norm_gives_its_sum():
 EMBED = "float[5,8] words, float[7,8] places, float[4,8] kinds, float[8] g, float[8] b"
 
 
-def test_embedding_norm_is_gathers_and_additions():
+@pytest.mark.parametrize("opset", [10, 11, 12, 13, 17])
+def test_embedding_norm_is_gathers_and_additions(opset: int):
     proto = skip_model(
         "y, index, total = com.microsoft.EmbedLayerNormalization<epsilon=1e-5>"
         "(ids, segments, words, places, kinds, g, b, mask)",
         f"int32[B,3] ids, int32[B,3] segments, int32[B,3] mask, {EMBED}",
         "float[B,3,8] y, int32[B] index, float[B,3,8] total",
+        opset,
     )
     feeds = random_feeds(proto)
     feeds["mask"] = np.array([[1, 1, 0], [1, 0, 0]], np.int32)
     ops = "Gather Shape Slice Slice Gather Add Add LayerNormalization Equal Cast ReduceSum"
     _, (site,) = check(proto, ops, feeds)
     assert site.input.name == "total"
+
+
+def test_embedding_norm_stays_where_slice_takes_no_inputs():
+    proto = skip_model(
+        "y, index = com.microsoft.EmbedLayerNormalization(ids, , words, places, , g, b)",
+        f"int32[B,3] ids, {EMBED}",
+        "float[B,3,8] y",
+        9,
+    )
+    prepared = prepare(ir.from_proto(proto))
+    assert [left.sentence.rsplit(": ")[-1] for left in prepared.unsplit] == [
+        "its parts need opset 10"
+    ]
 
 
 def test_embedding_norm_with_position_ids_gathers_them():
