@@ -30,6 +30,7 @@ from onnxfold.passes.prepare.merge_constant_factors import merge_constant_factor
 from onnxfold.passes.prepare.own_functions import is_ours, spell_out
 from onnxfold.passes.prepare.split_skip_norms import SPLITTERS, Builder
 from onnxfold.passes.prepare.unbind import pick_from_tensors
+from onnxfold.passes.prepare.whole_gathers import reshape_whole
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.shapes import fill_types, infer
 
@@ -78,7 +79,7 @@ def prepare(
     inlined = _inline(clone, compressed, deferred)
     read = read_directly(clone)
     split, left = _split_all(clone)
-    picked = pick_from_tensors(clone)
+    picked = pick_from_tensors(clone) + reshape_whole(clone)
     read += read_from_outside(clone)
     moved = hoist_transposes(clone, Builder(clone).unique)
     same = inferred and not (inlined or split or picked or read or moved)
