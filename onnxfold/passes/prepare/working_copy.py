@@ -42,8 +42,8 @@ class Prepared:
     """The working copy, and what was done to it.
 
     Names of inlined functions, of split nodes and of moved Transposes; ``unsplit`` says which
-    nodes could not be split, and why.  ``plain``: norms of ours that append or leave something are
-    calls as they were.
+    functions could not be inlined, which nodes could not be split, and why.  ``plain``: norms of
+    ours that append or leave something are calls as they were.
     """
 
     info: ModelInfo
@@ -87,7 +87,8 @@ def prepare(
     merged, added = merge_constant_factors(info), add_biases(info)
     if merged or added:
         info = ModelInfo(clone)
-    return Prepared(info, inlined, split, left, moved, not (compressed or deferred))
+    unsplit = (*_left_whole(clone), *left)
+    return Prepared(info, inlined, split, unsplit, moved, not (compressed or deferred))
 
 
 def _split_all(model: ir.Model) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
@@ -117,7 +118,9 @@ def _inline(model: ir.Model, compressed: bool, deferred: bool) -> tuple[str, ...
             del function.opset_imports[domain]  # the pass would compare them
         _take_version_of(model, function)
     try:
-        inline(model, lambda each: each.identifier() not in ours and _may_inline(model, each))
+        inline(
+            model, lambda each: each.identifier() not in ours and _why_whole(model, each) is None
+        )
     except ir.passes.PreconditionError as error:
         raise ModelError("model-local functions of the model call themselves") from error
     _drop_unused(model)
@@ -163,12 +166,25 @@ def _same_operator(name: str, domain: str, version: int, other: int) -> bool:
     return schemas[0].since_version == schemas[1].since_version
 
 
-def _may_inline(model: ir.Model, function: ir.Function) -> bool:
-    """Whether the body means the same in the main graph: one version of every domain."""
-    imports = model.graph.opset_imports
-    same = all(imports.get(key, version) == version for key, version in _imports(function))
+def _left_whole(model: ir.Model) -> Iterator[Refusal]:
+    """Say of the functions that are not ours, and still there, why they were not inlined."""
+    for (domain, name, _), function in model.functions.items():
+        why = None if domain == DOMAIN else _why_whole(model, function)
+        if why is not None:
+            sentence = f"function '{domain}.{name}' stays whole, with the norms in it: {why}"
+            yield Refusal(RefusalCode.UNKNOWN_OP, sentence, (name,))
+
+
+def _why_whole(model: ir.Model, function: ir.Function) -> str | None:
+    """Say why the body means another thing in the main graph, or None."""
+    for domain, version in _imports(function):
+        others = model.graph.opset_imports.get(domain, version)
+        if others != version:
+            opset = f"version {version} of domain '{domain}'" if domain else f"opset {version}"
+            return f"it is of {opset}, and the model of {others}"
     graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-    return same and not any(attribute.type in graphs for attribute in function.attributes.values())
+    takes_graph = any(attribute.type in graphs for attribute in function.attributes.values())
+    return "it takes a graph as an attribute" if takes_graph else None
 
 
 def _imports(function: ir.Function) -> Iterator[tuple[str, int]]:

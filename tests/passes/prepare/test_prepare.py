@@ -262,6 +262,9 @@ def test_a_function_of_another_opset_with_other_operators_stays_a_call():
         prepared = prepare(ir.from_proto(in_opset(version)))
         assert "pkg.Norm" not in prepared.inlined
         assert "Norm" in {name for _, name, _ in prepared.model.functions}
+        said = {each["sentence"] for each in onnxfold.inspect(in_opset(version))["unsplit"]}
+        whole = "function 'pkg.Norm' stays whole, with the norms in it"
+        assert f"{whole}: it is of opset {version}, and the model of 17" in said
 
 
 def test_functions_are_inlined_whatever_version_names_their_domain():
