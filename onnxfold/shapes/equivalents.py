@@ -124,10 +124,26 @@ def _norm_of_rows() -> onnx.FunctionProto:
     return onnx.helper.make_function(DOMAIN, "NormOfRows", operands, list("YIS"), nodes, opsets)
 
 
+def _growing_caches() -> onnx.FunctionProto:
+    """Return Y = Q W, and K and V [B, N, T, H] with another T, which is not known."""
+    nodes = [onnx.helper.make_node("MatMul", ["Q", "W"], ["Y"])]
+    for result, past in (("K", "PK"), ("V", "PV")):
+        # The number of elements that are not zero is one that no inference knows.
+        indices, new = f"{past}.indices", f"{past}.new"
+        nodes.append(onnx.helper.make_node("NonZero", [past], [indices]))
+        nodes.append(onnx.helper.make_node("CastLike", [indices, past], [new]))
+        equation = "bnth,au->bnuh"
+        nodes.append(onnx.helper.make_node("Einsum", [past, new], [result], equation=equation))
+    opsets = [onnx.helper.make_opsetid("", 15)]
+    operands = ["Q", "W", "PK", "PV"]
+    return onnx.helper.make_function(DOMAIN, "GrowingCaches", operands, list("YKV"), nodes, opsets)
+
+
 _PRODUCTS = {turned: _product_of_turned(turned) for turned in ("A", "B", "AB")}
 _NORM_OF_SUM, _NORM_OF_ROWS = _norm_of_sum(), _norm_of_rows()
+_GROWING_CACHES = _growing_caches()
 # What a model with shape equivalents has to hold.
-FUNCTIONS = (*_PRODUCTS.values(), _NORM_OF_SUM, _NORM_OF_ROWS)
+FUNCTIONS = (*_PRODUCTS.values(), _NORM_OF_SUM, _NORM_OF_ROWS, _GROWING_CACHES)
 
 
 def _called(node: ir.Node, function: onnx.FunctionProto, inputs: list[str]) -> onnx.NodeProto:
@@ -174,17 +190,20 @@ def _multi_head(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
 
 
 def _group_query(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
-    """[B, T, heads * size] stays; keys and values that are packed behind it are cut off."""
-    names = _names(node)
-    if len(names) > 2 and names[2]:
-        return _made(node, "Identity", names[:1])
-    query = operand(node, 0)
+    """[B, T, heads * size] stays, without keys and values packed behind it, and caches grow."""
+    names, query = _names(node), operand(node, 0)
+    packed = len(names) < 3 or not names[2]
+    heads, shared = (node.attributes.get_int(name, 0) for name in ("num_heads", "kv_num_heads"))
+    parts = heads + 2 * shared * packed
     shape = None if query is None else declared_shape(query)
     width = shape[-1] if shape else None
-    heads, shared = (node.attributes.get_int(name, 0) for name in ("num_heads", "kv_num_heads"))
-    if not isinstance(width, int) or not heads or width % (heads + 2 * shared):
-        return None
-    return _product(node, home, width, width // (heads + 2 * shared) * heads, scale=0)
+    if not isinstance(width, int) or heads < 1 or width % parts:
+        return None if packed else _made(node, "Identity", names[:1])
+    product = _product(node, home, width, width // parts * heads, scale=0)
+    caches = [name for name in names[3:5] if name]
+    if len(caches) < 2:
+        return product
+    return _called(node, _GROWING_CACHES, [*product.input, *caches])
 
 
 def _n_bits(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:

@@ -94,6 +94,19 @@ def test_a_constant_has_the_shape_of_its_tensor_whatever_is_claimed(
     optimize(proto, tmp_path / "fast.onnx", check=0)
 
 
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+def test_what_grouped_attention_gives_is_no_claim(dtype: str) -> None:
+    cache = f"{dtype}[B, 2, P, H]"
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>'
+        f"g ({dtype}[B, T, 64] x, {cache} k, {cache} v, int32[B] last, int32 total)"
+        f" => ({dtype}[B, T, 32] y, {dtype}[B, 2, S, H] pk, {dtype}[B, 2, S, H] pv)"
+        "{ y, pk, pv = com.microsoft.GroupQueryAttention <num_heads = 4, kv_num_heads = 2>"
+        ' (x, "", "", k, v, last, total) }'
+    )
+    assert claims(proto) == []
+
+
 def test_the_report_names_the_count_and_the_worst(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 

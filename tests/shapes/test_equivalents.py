@@ -74,6 +74,14 @@ def test_a_standard_operator_of_the_same_shape_stands_in(call, shape):
     assert shape_of(call) == shape
 
 
+@pytest.mark.parametrize("keys", ["x, x", ", "])
+def test_caches_of_grouped_attention_grow(keys):
+    call = f"com.microsoft.GroupQueryAttention<num_heads=4, kv_num_heads=2>(x, {keys}, q, k)"
+    batch, heads, length, size = shape_of(call, results="y0, h")
+    assert (batch, heads, size) == ("B", 4, 8)
+    assert length not in {"T", "S"}
+
+
 def test_norms_give_their_sums_the_shape_of_what_they_norm():
     call = "com.microsoft.SkipSimplifiedLayerNormalization(x, x, g)"
     assert shape_of(call, results="norm, , , h") == ("B", "T", 8)
