@@ -2,7 +2,6 @@
 
 import ipaddress
 import re
-import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +121,8 @@ def tls_files(cert: Path | None, key: Path | None) -> tuple[Path, Path] | None:
         return None
     if cert is None or key is None:
         raise UsageError("--tls-cert and --tls-key must be given together")
+    import ssl  # which every command would wait for
+
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
     except OSError as error:  # ssl.SSLError is one
