@@ -11,6 +11,7 @@ from onnxfold.graph.traversal import bodies
 from onnxfold.proof.leaf import MAY_BE_FLOATS
 
 _MOST_NODES = 96
+_PAIR = 2
 
 
 class Unprovable(Exception):  # noqa: N818  # ends the test of one region
@@ -57,12 +58,21 @@ def cone_of(
 
 
 def _follows(value: ir.Value) -> bool:
-    """Whether a value may be sizes, or decide between sizes: indices and masks have more axes."""
-    node = value.producer()
-    if node is None or value.dtype is None or (value.shape is not None and len(value.shape) > 1):
+    """Whether a value may be sizes, or decide between sizes: indices and masks have more axes.
+
+    PyTorch turns the amounts of a Pad round as pairs.
+    """
+    node, shape = value.producer(), value.shape
+    if node is None or value.dtype is None:
+        return False
+    if shape is not None and len(shape) > 1 and not _are_pairs(shape):
         return False
     decides = value.dtype is ir.DataType.BOOL and value.shape is not None
     return value.dtype.is_integer() or (decides and not any(map(_is_float, node.inputs)))
+
+
+def _are_pairs(shape: ir.Shape) -> bool:
+    return len(shape) == _PAIR and _PAIR in shape and all(isinstance(dim, int) for dim in shape)
 
 
 def _is_float(value: ir.Value | None) -> bool:

@@ -8,6 +8,7 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
+import onnxfold
 from onnxfold.check.reference import Precision, UnsupportedOperator, run
 from onnxfold.options import Target
 from tests.soundness.folding import fold
@@ -42,3 +43,44 @@ def test_an_attention_whose_number_of_keys_is_stored_is_proved_for_as_many_queri
     folded = fold(_model(), Target.ONNX)
     assert folded.proof.passed, folded.proof.failures
     assert len(folded.plan.folds) == 1
+
+
+# More Casts than a region reaches back.
+_CASTS = "".join(f"  c{n + 1} = Cast <to={6 + n % 2}> (c{n})\n" for n in range(10))
+_PADDED = f"""
+<ir_version: 9, opset_import: ["": 17]>
+window (float[B,16,8] x) => (y) {{
+  n = LayerNormalization <axis=-1> (x, gamma, beta)
+  grid = Reshape (n, sides)
+  s = Shape (grid)
+  height = Gather (s, one)
+  over = Mod (height, side)
+  missing = Sub (side, over)
+  below = Mod (missing, side)
+  amounts = Concat <axis=0> (zeros, below, zeros, zero)
+  rows = Reshape (amounts, pairs)
+  turned = Slice (rows, last, first, zero, last)
+  c0 = Transpose <perm=[1,0]> (turned)
+{_CASTS}
+  pads = Reshape (c10, flat)
+  wide = Pad (grid, pads)
+  p = MatMul (wide, W)
+  y = Add (p, bias)
+}}
+"""
+
+
+def test_a_pad_by_amounts_that_are_turned_round_as_pairs_is_proved() -> None:
+    """As PyTorch exports Swin: of these sides every amount is 0, and beta passes."""
+    model = onnx.parser.parse_model(_PADDED)
+    rng = np.random.default_rng(0)
+    shapes = {"W": (8, 4), "gamma": (8,), "beta": (8,), "bias": (4,)}
+    arrays = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    numbers = {"sides": [0, 4, 4, 8], "one": [1], "side": [2], "zeros": [0, 0, 0]}
+    numbers |= {"zero": [0], "pairs": [-1, 2], "last": [-1], "first": [-9], "flat": [-1]}
+    arrays |= {name: np.array(given, np.int64) for name, given in numbers.items()}
+    model.graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in arrays.items())
+    report = onnxfold.optimize(model, check=0).report
+    assert "left_out" not in report
+    proof = report["proof"]
+    assert (proof["passed"], proof["scaled_weights"], proof["shifted_biases"]) == (True, 1, 1)
