@@ -12,8 +12,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph.model_info import ModelInfo
-from onnxfold.graph.traversal import declared_shape, graph_values
-from onnxfold.graph.version_copy import Copy
+from onnxfold.graph.traversal import all_graphs, declared_shape, graph_values
 from onnxfold.operators.new_nodes import NewNodes
 
 
@@ -62,13 +61,22 @@ class Editor:
 
     def __init__(self, info: ModelInfo, *, copy: bool = False):
         self.info = info
-        copied = Copy(info.model) if copy else None
-        self.model = info.model if copied is None else copied.model
-        self._values = {} if copied is None else copied.values
-        self._nodes = {} if copied is None else copied.nodes
+        self.model = info.model.clone() if copy else info.model
+        self._values: dict[ir.Value, ir.Value] = {}
+        self._nodes: dict[ir.Node, ir.Node] = {}
         self._replaced: dict[ir.Value, ir.Value] = {}
         # Of the version: a name that an edit frees still tells the proof of the old value.
         self._taken = {v.name for graph in info.graphs for v in graph_values(graph)}
+        if copy:
+            for old, new in zip(info.graphs, all_graphs(self.model), strict=True):
+                self._match(old, new)
+
+    def _match(self, old: ir.Graph, new: ir.Graph) -> None:
+        for graph, target in ((old.inputs, new.inputs), (_weights(old), _weights(new))):
+            self._values.update(zip(graph, target, strict=True))
+        for node, twin in zip(old, new, strict=True):
+            self._nodes[node] = twin
+            self._values.update(zip(node.outputs, twin.outputs, strict=True))
 
     def value(self, known: ir.Value) -> ir.Value:
         """Return the value of the edited model that a value of the version is."""
@@ -214,6 +222,10 @@ class Editor:
             for output in node.outputs:
                 if output not in heirs:
                     output.name = self.unused(output.name or node.op_type)
+
+
+def _weights(graph: ir.Graph) -> list[ir.Value]:
+    return list(graph.initializers.values())
 
 
 def set_input(node: ir.Node, index: int, value: ir.Value | None) -> None:

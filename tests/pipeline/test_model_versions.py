@@ -13,7 +13,6 @@ import pytest
 
 import onnxfold
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.version_copy import Copy
 from onnxfold.norms import recognition
 from onnxfold.options import Target
 from onnxfold.passes.base import ProofOutcome, Settings
@@ -43,7 +42,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count(recognition, "_find", "recognitions")
     count(onnx.shape_inference, "infer_shapes", "inferences")
     count(ir.Model, "clone", "copies")
-    count(Copy, "__init__", "copies")
     return counts
 
 

@@ -20,7 +20,6 @@ from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.graph.inlining import inline
 from onnxfold.graph.reached import reached
 from onnxfold.graph.traversal import all_graphs, all_nodes
-from onnxfold.graph.version_copy import Copy
 from onnxfold.operators.functions import DOMAIN, LAST_AXIS_ONLY, SIGNATURES
 from onnxfold.passes.prepare.add_biases import add_biases
 from onnxfold.passes.prepare.hoist_transposes import hoist_transposes
@@ -69,7 +68,7 @@ def prepare(
     model has the types and shapes that can be known, and what is left as it is keeps them.
     Tensors are shared with the original.  Raises ModelError for functions that call themselves.
     """
-    clone = Copy(model).model
+    clone = model.clone()
     if clone.ir_version < _OVERRIDABLE_SINCE_IR:
         from onnx_ir.passes.common import RemoveInitializersFromInputsPass
 
