@@ -325,6 +325,8 @@ def _spelled(
         if not (differs or slow or state.changed):
             return original
         if not prove:  # while the types are there, which a proof infers again
+            info = ModelInfo(edit.model)
+            finalize.define_functions(info, settings.target, settings.norm_form)
             state.final = prepare(edit.model, inferred=True).info
         result = _finished(edit.model, original, state, settings)
     if prove:

@@ -35,8 +35,12 @@ MODELS = {
 
 
 def _operators(model: ir.Model) -> Counter[str]:
-    """Count the operators; a product with a reciprocal is a quotient, and axes are no operator."""
-    counts = Counter(node.op_type for node in model.graph if node.op_type != "Constant")
+    """Count the operators; a product with a reciprocal is a quotient, and axes are no operator.
+
+    Nor is Identity, which goes where something changes.
+    """
+    left_out = {"Constant", "Identity"}
+    counts = Counter(node.op_type for node in model.graph if node.op_type not in left_out)
     inverses = counts.pop("Reciprocal", 0)
     counts.update(Div=inverses, Mul=-inverses)
     return counts
