@@ -125,15 +125,16 @@ def _norm_of_rows() -> onnx.FunctionProto:
 
 
 def _growing_caches() -> onnx.FunctionProto:
-    """Return Y = Q W, and K and V [B, N, T, H] with another T, which is not known."""
+    """Return Y = Q W, and K and V [B, N, T, H] of its type with another T, which is not known."""
     nodes = [onnx.helper.make_node("MatMul", ["Q", "W"], ["Y"])]
     for result, past in (("K", "PK"), ("V", "PV")):
         # The number of elements that are not zero is one that no inference knows.
-        indices, new = f"{past}.indices", f"{past}.new"
+        indices, new, old = (f"{past}.{name}" for name in ("indices", "new", "old"))
         nodes.append(onnx.helper.make_node("NonZero", [past], [indices]))
-        nodes.append(onnx.helper.make_node("CastLike", [indices, past], [new]))
+        nodes.append(onnx.helper.make_node("CastLike", [indices, "Q"], [new]))
+        nodes.append(onnx.helper.make_node("CastLike", [past, "Q"], [old]))
         equation = "bnth,au->bnuh"
-        nodes.append(onnx.helper.make_node("Einsum", [past, new], [result], equation=equation))
+        nodes.append(onnx.helper.make_node("Einsum", [old, new], [result], equation=equation))
     opsets = [onnx.helper.make_opsetid("", 15)]
     operands = ["Q", "W", "PK", "PV"]
     return onnx.helper.make_function(DOMAIN, "GrowingCaches", operands, list("YKV"), nodes, opsets)

@@ -194,6 +194,17 @@ def test_moments_weighted_by_anything_else_are_none(old, new):
     assert kinds <= {NormKind.RMS_NORM}
 
 
+@pytest.mark.parametrize(
+    ("condition", "kinds"),
+    [("1, 1, 1", [NormKind.LAYER_NORM]), ("1, 0, 1", []), ("1, 1, 0", [])],
+)
+def test_a_mean_that_a_constant_chooses_for_some_rows_is_none(condition, kinds):
+    rows = f"rows = Constant<value = bool[3,1] {{{condition}}}>()\n"
+    centre = "m = ReduceMean<axes=[-1]>(x)\nu = Where(rows, m, zero)\nd = Sub(x, u)\n"
+    proto = model(CONSTANTS + WEIGHTS + rows + centre + DEVIATION + "y = Div(d, s)")
+    assert [site.kind for site in sites_of(proto) if site.kind is not NormKind.RMS_NORM] == kinds
+
+
 @pytest.mark.parametrize("number", [0.0, 1.0])
 def test_a_norm_of_a_weight_of_one_number_is_a_norm(number):
     """Centring may make a weight zero, and the norm must be recognised as before."""

@@ -11,7 +11,7 @@ from onnxfold.shapes import infer
 
 INPUTS = "float[B,4,T,8] q, float[B,4,S,8] k, float[B,4,8,S] kt, float[B,3,9,9] i, "
 INPUTS += "float[5,3,3,3] w, float[3,4] gg, float[B,T,8] x, float[B,S,12] v, int8[B,T,8] c, "
-INPUTS += "int8[8,6] d, float s, int8 z, float[1,4,T,8] one, int32[B,T] ids"
+INPUTS += "int8[8,6] d, float s, int8 z, float[1,4,T,8] one, int32[B,T] ids, double[B,4,S,8] wide"
 WEIGHTS = {
     "matrix": np.zeros((8, 8), np.float32),
     "packed": np.zeros((8, 24), np.float32),
@@ -80,6 +80,9 @@ def test_caches_of_grouped_attention_grow(keys):
     batch, heads, length, size = shape_of(call, results="y0, h")
     assert (batch, heads, size) == ("B", 4, 8)
     assert length not in {"T", "S"}
+    # Their type is that of the queries, as the operator demands.
+    call = call.replace("q, k)", "wide, wide)")
+    assert shape_of(call, results="y0, h") is not None
 
 
 def test_norms_give_their_sums_the_shape_of_what_they_norm():
