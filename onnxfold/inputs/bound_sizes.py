@@ -250,7 +250,7 @@ def _past(
 
 
 def _present(shapes: Mapping[str, tuple[Dim, ...]]) -> Dim | None:
-    """The dim of the tokens of a matrix that is no mask, or else of their vectors."""
+    """The number of new tokens: axis 1 of the first input of rank 2, or else 3, that is no mask."""
     dims = [dims for name, dims in shapes.items() if not MASK.search(name)]
     return next((d[1] for rank in (2, 3) for d in dims if len(d) == rank), None)
 
