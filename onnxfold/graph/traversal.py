@@ -40,13 +40,17 @@ def graph_values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 def bodies(node: ir.Node) -> tuple[tuple[str, int, ir.Graph], ...]:
     """Return (attribute name, number, graph) of every body of a node."""
-    found = [attribute for attribute in attributes(node) if attribute.type in _GRAPHS]
-    if not found:
-        return ()
+    for attribute in attributes(node):  # without a generator: nothing is asked more often
+        if attribute.type in _GRAPHS:
+            return _bodies(node)
+    return ()
+
+
+def _bodies(node: ir.Node) -> tuple[tuple[str, int, ir.Graph], ...]:
     return tuple(
         (attribute.name, number, graph)
-        for attribute in found
-        if not attribute.is_ref()
+        for attribute in attributes(node)
+        if attribute.type in _GRAPHS and not attribute.is_ref()
         for number, graph in enumerate(
             (attribute.as_graph(),)
             if attribute.type == ir.AttributeType.GRAPH
@@ -67,7 +71,7 @@ def declared_shape(value: ir.Value) -> Shape | None:
     shape = value.shape if fixed is None else fixed.shape
     if shape is None:
         return None
-    return tuple([_size(dim) for dim in shape])
+    return tuple([dim if type(dim) is int and dim >= 0 else _size(dim) for dim in shape])
 
 
 def fixed_tensor(value: ir.Value) -> ir.TensorProtocol | None:

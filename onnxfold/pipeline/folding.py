@@ -322,12 +322,14 @@ def _spelled(
         join_skip_norms(edit.model, original, settings)
         wanted = state.changed or settings.convert_to is None  # a conversion is of norms alone
         slow = _slow_additions(edit.model, settings) if wanted else ()
-        if not (differs or slow or state.changed):
-            return original
-        if not prove:  # while the types are there, which a proof infers again
+    if not (differs or slow or state.changed):
+        return original
+    if not prove:
+        with timer.stage("count"):  # while the types are there, which a proof infers again
             info = ModelInfo(edit.model)
             finalize.define_functions(info, settings.target, settings.norm_form)
             state.final = prepare(edit.model, inferred=True).info
+    with timer.stage("rewrite"):
         result = _finished(edit.model, original, state, settings)
     if prove:
         with timer.stage("prove"):
@@ -339,10 +341,11 @@ def _spelled(
             state.final = None
             result = _finished(state.info.model, original, state, settings)
     state.changed = True
-    finalize.settle_functions(result, original.ir_version)
-    finalize.list_initializers(result)
-    finalize.put_sigmoids_first(result)
-    replace_by_sums(slow)  # Add and Sum compute the same: there is nothing to prove
+    with timer.stage("rewrite"):
+        finalize.settle_functions(result, original.ir_version)
+        finalize.list_initializers(result)
+        finalize.put_sigmoids_first(result)
+        replace_by_sums(slow)  # Add and Sum compute the same: there is nothing to prove
     return result
 
 

@@ -100,7 +100,8 @@ def _numbered(view: ModelInfo, symbolic: SymbolicShapes, node: ir.Node) -> list[
         dims = symbolic.dims(value) or shape
         numbers = tuple(dim if isinstance(dim, int) else None for dim in dims)
         found = _refined(shape, numbers)
-        if answers is None and any(map(is_unnamed, found)):
+        unknown = any(map(is_unnamed, found))
+        if unknown and answers is None and symbolic.derived(node, value) is None:
             answers = dict(_inferred(view.opset, symbolic, node))
         found = _refined(found, (answers or {}).get(value, found))
         if found != shape:

@@ -121,7 +121,7 @@ class SymbolicShapes:
         if shape is not None and all(isinstance(dim, int) for dim in shape):
             return tuple(dim for dim in shape if isinstance(dim, int))
         node = value.producer()
-        derived = None if node is None else self._derived(node, value)
+        derived = None if node is None else self.derived(node, value)
         if shape is None:
             return derived or self._assumed(value)
         unknown = tuple(f"{value.name}@{axis}" for axis in range(len(shape)))
@@ -135,7 +135,8 @@ class SymbolicShapes:
         rank = self._assumed_rank
         return None if rank is None else tuple(f"{value.name}@{axis}" for axis in range(rank))
 
-    def _derived(self, node: ir.Node, value: ir.Value) -> SymbolicShape | None:
+    def derived(self, node: ir.Node, value: ir.Value) -> SymbolicShape | None:
+        """Return the shape that a rule tells by the operands alone, None where no rule does."""
         if not node.inputs or value is not node.outputs[0]:
             return None
         row = row_of(node)
