@@ -208,20 +208,23 @@ def _expressed(coefficient: Coefficient, neutral: float) -> ir.Value | Float64 |
     return np.asarray(coefficient.array) if coefficient.source is None else coefficient.source
 
 
-def _centred(algebra: Algebra, form: AffineForm, nodes: tuple[ir.Node, ...]) -> ir.Value | None:
-    """Return the value x - mean(x) where a node of the norm has exactly that as its result."""
+def _centred(
+    algebra: Algebra, form: AffineForm, nodes: tuple[ir.Node, ...]
+) -> tuple[ir.Value, ...]:
+    """Return the values that are exactly x - mean(x): two where torch.std has one of its own."""
+    found: dict[ir.Value, None] = {}
     for node in nodes:
-        for value in node.outputs[:1]:
-            found = algebra.forms.get(value)
-            if (
-                not isinstance(found, AffineForm)
-                or found.t is not form.t
-                or found.over != form.over
-            ):
-                continue
-            if found.centred == 1.0 and algebra.dims(value) == algebra.dims(form.t):
-                return value
-    return None
+        copies = any(operand in found for operand in node.inputs)
+        if not copies and _is_centred(algebra, form, node.outputs[0]):
+            found[node.outputs[0]] = None
+    return tuple(found)
+
+
+def _is_centred(algebra: Algebra, form: AffineForm, value: ir.Value) -> bool:
+    found = algebra.forms.get(value)
+    if not isinstance(found, AffineForm) or found.t is not form.t or found.over != form.over:
+        return False
+    return found.centred == 1.0 and algebra.dims(value) == algebra.dims(form.t)
 
 
 def _escaping(

@@ -52,7 +52,7 @@ class NormSite:
     where the form folds several constants into one; None means absent (or, for an operator, all
     ones and all zeros). They broadcast with x as in numpy, unless ``affine_axis`` is given: then
     they are vectors over this axis of x, each element standing for ``affine_repeat`` neighbours.
-    ``centred`` is the value x - mean(x) of a decomposed form. ``rounds_before_affine``: the
+    ``centred`` are the values x - mean(x) of a decomposed form. ``rounds_before_affine``: the
     quotient is rounded to the type of x before gamma. ``moves_by_rounding``: one operator in its
     place gives results that differ by more than the order of a few operations, as for a variance
     computed as E[x^2] - E[x]^2. For DyT, y = tanh(factor * x) * gamma + beta. A ``size`` of 0 is
@@ -74,7 +74,7 @@ class NormSite:
     beta: ir.Value | Array | None = None
     affine_axis: int | None = None
     affine_repeat: int = 1
-    centred: ir.Value | None = None
+    centred: tuple[ir.Value, ...] = ()
     escaping: tuple[ir.Value, ...] = ()
     compute_dtype: ir.DataType = ir.DataType.FLOAT
     rounds_before_affine: bool = False
@@ -105,6 +105,6 @@ class NormSite:
             nodes=tuple(edit.node(node) for node in self.nodes),
             gamma=part(self.gamma),
             beta=part(self.beta),
-            centred=part(self.centred),
+            centred=tuple(value(each) for each in self.centred),
             escaping=tuple(value(each) for each in self.escaping),
         )

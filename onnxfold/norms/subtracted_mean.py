@@ -49,7 +49,7 @@ def with_subtraction(view: ModelInfo, site: NormSite) -> NormSite:
     if not is_read_once(found[0].outputs[0]):
         return site
     nodes = (found[0], node, *site.nodes)
-    centred = site.centred or site.input
+    centred = site.centred or (site.input,)
     return replace(site, input=x, nodes=nodes, form=NormForm.DECOMPOSED, centred=centred)
 
 

@@ -23,7 +23,7 @@ def apart(sites: Sequence[NormSite]) -> Iterator[NormSite]:
         left = [
             value
             for value in site.escaping
-            if value is site.centred or not _is_read_by_twins(value, site, owners)
+            if value in site.centred or not _is_read_by_twins(value, site, owners)
         ]
         yield replace(site, escaping=tuple(left)) if len(left) < len(site.escaping) else site
 

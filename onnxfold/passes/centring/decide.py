@@ -137,7 +137,7 @@ def _demands(
     refused: dict[str, Refusal] = {}
     demands: list[Demand] = []
     costs = costs_of(settings.target)
-    sharing = Counter(site.centred for site in sites if site.centred is not None)
+    sharing = Counter(value for site in sites for value in site.centred)
     for site in sites:
         refusal = _refuse_early(site, lowering, settings)
         if refusal is not None:
@@ -147,7 +147,7 @@ def _demands(
         gain = costs.gain(count, site.beta is not None)
         if settings.convert_to is not None:  # a centring for one norm is a LayerNorm in two parts
             gain = count * (costs.centring - 1)
-        shared = 1 if site.centred is None else sharing[site.centred]
+        shared = max((sharing[value] for value in site.centred), default=1)
         if shared > 1:  # together they compute x - mean(x) once, as a centring does
             gain = min(gain, count * costs.centring // shared)
         demands.append(Demand(site, gain))

@@ -100,8 +100,7 @@ class ModelTransfers:
             if not site.size:
                 continue  # a norm of unknown extent is an operator of which nothing is known
             self._site_of_output[site.output] = site
-            if site.centred is not None:
-                self._site_of_centred[site.centred] = site
+            self._site_of_centred.update(dict.fromkeys(site.centred, site))
             for node in site.nodes:
                 self._owners[node].append(site)
         self._leaking = {
@@ -326,7 +325,7 @@ class ModelTransfers:
         for node in site.nodes:
             after = any(operand in harmless for operand in node.inputs)
             for output in node.outputs:
-                if output is site.centred or after or output is site.output:
+                if output in site.centred or after or output is site.output:
                     harmless.add(output)
         if site.form is not NormForm.DECOMPOSED:
             harmless |= set(site.nodes[-1].outputs[2:])  # the inverse deviation

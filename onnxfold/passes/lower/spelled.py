@@ -3,7 +3,7 @@
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph.operands import producer_of
+from onnxfold.graph.operands import known_producer, producer_of
 from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.operators.new_nodes import NewNodes
 
@@ -32,14 +32,14 @@ def spelled_rms(new: NewNodes, site: NormSite, x: ir.Value) -> ir.Value:
     return new.op("Mul", inverse, x)
 
 
-def mean_has_one_reader(site: NormSite, centred: ir.Value) -> bool:
-    """Whether the norm looks at x only through ``centred``, so that no mean is left without it.
+def reads_only_centred(site: NormSite) -> bool:
+    """Whether the norm looks at x only through x - mean(x), so that no mean is left without it.
 
-    A second subtraction, or a variance E[x^2] - E[x]^2, would stay as it is.
+    A variance E[x^2] - E[x]^2 would stay as it is.
     """
-    centring = centred.producer()
-    mean = None if centring is None else centring.inputs[1]
-    own, before, waiting = set(site.nodes), {centring}, [mean]
+    own = set(site.nodes)
+    before = {known_producer(value) for value in site.centred}
+    waiting = [operand for node in before for operand in node.inputs]
     values = {site.input}
     while waiting:
         value = waiting.pop()

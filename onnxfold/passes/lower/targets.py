@@ -31,7 +31,7 @@ from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.options import Target, WrittenForm
 from onnxfold.passes.lower.norm_settings import NormSetting
 from onnxfold.passes.lower.parameters import AffinePart, Parameters
-from onnxfold.passes.lower.spelled import mean_has_one_reader, spelled_rms, wide_epsilon
+from onnxfold.passes.lower.spelled import reads_only_centred, spelled_rms, wide_epsilon
 from onnxfold.passes.lower.turned import turned_values
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -71,12 +71,11 @@ class TargetLowering:
 
     def _can_bypass(self, site: NormSite) -> bool:
         """Whether the spelled norm can read x instead of x - mean(x), whatever its spelling."""
-        centred = site.centred
-        if site.form is not NormForm.DECOMPOSED or centred is None or centred.is_graph_output():
+        if site.form is not NormForm.DECOMPOSED or not site.centred:
             return False
-        if centred.dtype != site.input.dtype:
+        if any(each.is_graph_output() or each.dtype != site.input.dtype for each in site.centred):
             return False
-        return mean_has_one_reader(site, centred)
+        return reads_only_centred(site)
 
     def _refuse_call(self, site: NormSite) -> Refusal | None:
         """Say why no operator computes the norm without its mean, or None."""
@@ -160,14 +159,14 @@ class TargetLowering:
             if blocks is not None:
                 return self._blocked_call(site, x, blocks)
             return self._call(site, Statistics.RMS, x)
-        if site.centred in self._bypassed:
-            return Lowered((), ())  # another norm shares x - mean(x), which is x already
         if not self._can_bypass(site) and self._refuse_spelled(site) is None:
             return self._spelled(site, x)
-        if site.centred is None or not self._can_bypass(site):
+        if not self._can_bypass(site):
             raise InvariantError(f"norm '{site.name}' has no RMS form on target {self._target}")
-        self._bypassed.add(site.centred)
-        return Lowered((), ((site.centred, x),))
+        # Another norm may share x - mean(x), which is x already.
+        centred = [value for value in site.centred if value not in self._bypassed]
+        self._bypassed.update(centred)
+        return Lowered((), tuple((value, x) for value in centred))
 
     def layer_norm(self, site: NormSite) -> Lowered | None:
         """Return one call for a norm that stays, where that is cheaper and exact."""
@@ -262,10 +261,17 @@ class TargetLowering:
         """
         if site.kind is NormKind.DYT or site.form is not NormForm.DECOMPOSED:
             return None
-        if self.calls_in_place(site) and not self._respells(site):
+        if not self._runtimes_fuse(site) or (
+            self.calls_in_place(site) and not self._respells(site)
+        ):
             return None
         sentence = "stays spelled out, and runtimes fuse it only with the product by gamma in it"
         return _no_form(site, f"norm '{site.name}' {sentence}")
+
+    def _runtimes_fuse(self, site: NormSite) -> bool:
+        """Whether there is an operator for what the norm computes, however it is spelled."""
+        plain = site.epsilon_mode is EpsilonMode.INSIDE and site.factor == 1.0
+        return plain and self._trailing_axes(site) is not None
 
     def centring(self, value: ir.Value, fiber: Fiber) -> Lowered:
         """Return value - mean(value) as a call, or as two operators for other axes or types."""
