@@ -13,7 +13,7 @@ before it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -169,21 +169,20 @@ class Decided:
         decompression = self.decisions.get("decompression", CompressionPlan())
         readers = self.decisions.get("readers", ReadersPlan())
         described = partial(norm_of, self.info, self.description)
+        refusals = centring.refusals + restoring.refusals + compression.refusals
+        folds = tuple(replace(fold, output=described(fold.output)) for fold in self.plan.folds)
         return Findings(
             self.description,
-            self.plan,
-            dict(
-                centring.refusals
-                + restoring.refusals
-                + tuple((described(ref), why) for ref, why in compression.refusals)
-                + decompression.refusals
-            ),
+            replace(self.plan, folds=folds),
+            dict(tuple((described(ref), why) for ref, why in refusals) + decompression.refusals),
             dict(affine.refusals),
             centring.algorithm1,
             centring.algorithm1_embed_centred,
-            centring.remaining | restoring.remaining | compression.remaining,
-            centring.in_place,
-            centring.left,
+            frozenset(
+                map(described, centring.remaining | restoring.remaining | compression.remaining)
+            ),
+            frozenset(map(described, centring.in_place)),
+            frozenset(map(described, centring.left)),
             affine.ranges + scales.ranges,
             frozenset(restoring.norms) if "restoring" in self.decisions else None,
             frozenset(map(described, compression.norms))

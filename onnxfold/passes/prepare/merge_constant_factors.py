@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.check.reference import is_wide_float
-from onnxfold.graph import ModelInfo
+from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import add_constant, drop_weight, set_input, sweep
 from onnxfold.graph.operands import is_read_once, producer_of
@@ -31,12 +31,12 @@ def merge_constant_factors(view: ModelInfo) -> tuple[str, ...]:
 
 
 def _merge(view: ModelInfo, node: ir.Node, taken: Callable[[], Set[str | None]]) -> bool:
-    outer = _factor(view, node)
+    outer = weight_operand(view, node, "Mul")
     product = None if outer is None else node.inputs[1 - outer]
     inner_node = producer_of(product)
     if outer is None or product is None or inner_node is None:
         return False
-    inner = _factor(view, inner_node)
+    inner = weight_operand(view, inner_node, "Mul")
     if inner is None or not is_read_once(product):
         return False
     if inner_node.graph is not node.graph or not isinstance(node.graph, ir.Graph):
@@ -44,7 +44,7 @@ def _merge(view: ModelInfo, node: ir.Node, taken: Callable[[], Set[str | None]])
     first, second = view.array(inner_node.inputs[inner]), view.array(node.inputs[outer])
     if first is None or second is None or first.dtype != second.dtype:
         return False
-    merged = _product(first, second)
+    merged = product_of(first, second)
     name = f"{node.outputs[0].name}.factor"
     if merged is None or name in taken():
         return False
@@ -58,7 +58,7 @@ def _merge(view: ModelInfo, node: ir.Node, taken: Callable[[], Set[str | None]])
     return True
 
 
-def _product(first: Array, second: Array) -> Array | None:
+def product_of(first: Array, second: Array) -> Array | None:
     """Return the product of constants; None where it overflows or underflows, as x a b may not."""
     if not is_wide_float(first.dtype):
         return np.asarray(np.multiply(first, second))
@@ -70,9 +70,9 @@ def _product(first: Array, second: Array) -> Array | None:
     return wide.astype(first.dtype) if bool(np.all(fits)) else None
 
 
-def _factor(view: ModelInfo, node: ir.Node) -> int | None:
-    """Return which input of a product is a constant that a model holds as a weight."""
-    if node.op_type != "Mul" or node.domain or len(node.inputs) != 2:
+def weight_operand(view: ModelInfo, node: ir.Node, op_type: str) -> int | None:
+    """Return which input of a product or sum is the one constant that a model holds as a weight."""
+    if operator(node) != op_type or len(node.inputs) != 2:
         return None
     constant = [view.tensor(operand) is not None for operand in node.inputs]
     return constant.index(True) if sum(constant) == 1 else None
