@@ -174,6 +174,15 @@ class SymbolicShapes:
         """Return the shape that ConstantOfShape gives."""
         return self.vector(node.inputs[0])
 
+    def multiplied(self, node: ir.Node) -> SymbolicShape | None:
+        """Return the shape that Gemm gives, or MatMul by a matrix."""
+        x, matrix = self.dims(node.inputs[0]), self.dims(node.inputs[1])
+        if x is None or matrix is None or len(x) < 2 or len(matrix) != 2:
+            return None
+        if node.attributes.get_int("transA", 0):
+            x = x[::-1]
+        return (*x[:-1], matrix[0 if node.attributes.get_int("transB", 0) else 1])
+
     def tiled(self, node: ir.Node) -> SymbolicShape | None:
         """Return the shape that Tile gives."""
         source, repeats = self.dims(node.inputs[0]), self.vector(node.inputs[1])
@@ -364,6 +373,8 @@ _SHAPE_RULES: dict[str, _Rule] = {
     "ConcatFromSequence": SymbolicShapes.stacked,
     "ConstantOfShape": SymbolicShapes.filled,
     "Expand": SymbolicShapes.expanded,
+    "Gemm": SymbolicShapes.multiplied,
+    "MatMul": SymbolicShapes.multiplied,
     "Reshape": SymbolicShapes.reshaped,
     "STFT": SymbolicShapes.spectra,
     "Slice": SymbolicShapes.sliced,

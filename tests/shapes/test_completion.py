@@ -382,3 +382,25 @@ def _with_stream(body: str) -> onnx.ModelProto:
     stream = helper.make_tensor_value_info("h", TensorProto.FLOAT, ["n", "t", 32])
     proto.graph.input.add().CopyFrom(stream)
     return proto
+
+
+@pytest.mark.parametrize("layer", ["Gemm(a, w)", "Gemm<transB=1>(a, t)", "MatMul(a, w)"])
+def test_rows_that_a_layer_takes_together_are_taken_apart_again(layer: str) -> None:
+    """PyTorch's torch.addmm(b, x.view(-1, 4), W).view(*x.shape[:-1], -1)."""
+    body = f"""
+        sizes = Shape(x)
+        last = Constant<value = int64[2] {{-1, 4}}>()
+        zero = Constant<value = int64[1] {{0}}>()
+        two = Constant<value = int64[1] {{2}}>()
+        rest = Constant<value = int64[1] {{-1}}>()
+        kept = Slice(sizes, zero, two)
+        a = Reshape(x, last)
+        p = {layer}
+        target = Concat<axis=0>(kept, rest)
+        y = Reshape(p, target)
+    """
+    graph = f"g (float[n,m,4] x) => (float[n,m,r] y) {{{body}}}"
+    proto = parser.parse_model(f'<ir_version: 7, opset_import: ["" : 13]> {graph}')
+    name, shape = ("t", (6, 4)) if "transB" in layer else ("w", (4, 6))
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+    assert _shapes(proto)["y"] == ("n", "m", 6)
