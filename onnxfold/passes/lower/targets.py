@@ -159,11 +159,12 @@ class TargetLowering:
             if blocks is not None:
                 return self._blocked_call(site, x, blocks)
             return self._call(site, Statistics.RMS, x)
-        if not self._can_bypass(site) and self._refuse_spelled(site) is None:
-            return self._spelled(site, x)
-        if not self._can_bypass(site):
-            raise InvariantError(f"norm '{site.name}' has no RMS form on target {self._target}")
         # Another norm may share x - mean(x), which is x already.
+        shares = not self._bypassed.isdisjoint(site.centred)
+        if not shares and not self._can_bypass(site):
+            if self._refuse_spelled(site) is not None:
+                raise InvariantError(f"norm '{site.name}' has no RMS form on target {self._target}")
+            return self._spelled(site, x)
         centred = [value for value in site.centred if value not in self._bypassed]
         self._bypassed.update(centred)
         return Lowered((), tuple((value, x) for value in centred))

@@ -1,6 +1,7 @@
 """Constant expressions that products and sums read, stored as weights: x * (1 + g) as x * g'.
 
-Only a constant that is stored can be merged or move, and be followed by the proof.
+Only a constant that is stored can be merged or move, and be followed by the proof.  It has the bits
+that every runtime computes: IEEE 754 says how sums, products and conversions are rounded.
 """
 
 import numpy as np
@@ -11,9 +12,12 @@ from onnxfold.graph.edit import add_constant, set_input, sweep
 from onnxfold.graph.operands import operands, producer_of
 from onnxfold.graph.reached import reached
 from onnxfold.graph.traversal import graph_values
+from onnxfold.operators import facets
 from onnxfold.operators.new_nodes import weight_value
+from onnxfold.operators.table import row_of
 
 _READERS = ("Add", "Mul")
+_ROUNDED_ALIKE = frozenset({"Add", "Cast", "Constant", "Div", "Mul", "Neg", "Sqrt", "Sub"})
 
 
 def fold_constants(view: ModelInfo) -> int:
@@ -40,11 +44,18 @@ def _fold(view: ModelInfo, value: ir.Value) -> bool:
     array, node = view.array(value), producer_of(value)
     if array is None or node is None or not isinstance(node.graph, ir.Graph):
         return False
+    before = reached([value], lambda each: operands(producer_of(each)))
+    makers = [maker for each in before if (maker := producer_of(each)) is not None]
+    if not all(map(_is_rounded_alike, makers)):
+        return False
     weight = weight_value(f"{value.name}.folded", np.array(array))
     add_constant(node.graph, weight)
     for use in list(value.uses()):
         if operator(use.node) in _READERS:
             set_input(use.node, use.idx, weight)
-    before = reached([value], lambda each: operands(producer_of(each)))
-    sweep(reversed([maker for each in before if (maker := producer_of(each)) is not None]))
+    sweep(reversed(makers))
     return True
+
+
+def _is_rounded_alike(node: ir.Node) -> bool:
+    return operator(node) in _ROUNDED_ALIKE or facets.moves_numbers(row_of(node))
