@@ -1,9 +1,11 @@
 """The passes in order: each decides on a version of the model, makes the next one, and is proved.
 
-    prepare -> reinstating -> affine -> scales -> centring -> deferral -> lower
+    prepare -> reinstating -> scales -> affine -> centring -> deferral -> lower
     prepare -> readers back -> decompression -> centring                     convert --to rms
-    prepare [-> affine] -> scales -> centring -> compression [-> readers]    convert --to crms
+    prepare -> scales [-> affine] -> centring -> compression [-> readers]    convert --to crms
     prepare -> readers back -> decompression -> restoring [-> shifting]      convert --to layer
+
+Scales come before gammas and betas, since a factor behind a norm becomes a part of them.
 
 A version that is to be proved against stays as it is, for the pass edits a copy; without a proof it
 is edited in place.  A pass whose proof fails is left out: the next one goes on from the version
@@ -78,27 +80,27 @@ from onnxfold.pipeline.stage_timer import StageTimer
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
 
+_SCALES = Pass("scales", decide_scales, apply_scales, prove_scales)
 _AFFINE = Pass("affine", decide_affine, apply_affine, prove_affine)
 _CENTRING = Pass("centring", decide_centring, apply_centring, prove_centring)
 _READERS = Pass("readers", decide_readers, apply_readers, prove_readers)
 _READERS_BACK = Pass("readers back", decide_readers_back, apply_readers, prove_readers)
 PASSES: tuple[Pass[Any], ...] = (
     Pass("reinstating", decide_reinstating, apply_reinstating, prove_reinstating),
+    _SCALES,
     _AFFINE,
-    Pass("scales", decide_scales, apply_scales, prove_scales),
     _CENTRING,
     Pass("deferral", decide_deferral, apply_deferral, prove_deferral),
 )
 _DECOMPRESSION = Pass(
     "decompression", decide_decompression, apply_decompression, proves("decompressed_norms")
 )
+_COMPRESSION = Pass(
+    "compression", decide_compression, apply_compression, proves("compressed_norms")
+)
 _CONVERSIONS: Mapping[Conversion, tuple[Pass[Any], ...]] = {
     Conversion.RMS: (_READERS_BACK, _DECOMPRESSION, _CENTRING),
-    Conversion.CRMS: (
-        Pass("scales", decide_scales, apply_scales, prove_scales),
-        _CENTRING,
-        Pass("compression", decide_compression, apply_compression, proves("compressed_norms")),
-    ),
+    Conversion.CRMS: (_SCALES, _CENTRING, _COMPRESSION),
     Conversion.LAYER: (
         _READERS_BACK,
         _DECOMPRESSION,
@@ -106,6 +108,7 @@ _CONVERSIONS: Mapping[Conversion, tuple[Pass[Any], ...]] = {
         Pass("shifting", decide_shifting, apply_shifting, prove_shifting),
     ),
 }
+_FEWER_CHANNELS = (_SCALES, _AFFINE, _CENTRING, _COMPRESSION, _READERS)  # that readers get
 # Spells the outcome of all passes for a target: always last, and proved on what will be written.
 LOWER = Pass("lower", decide_lowering, apply_lowering, prove_lowering)
 AFFINE_PASSES = frozenset({"affine", "scales"})
@@ -266,8 +269,7 @@ def unwanted(chosen: Options) -> frozenset[str]:
 def _passes(settings: Settings) -> tuple[Pass[Any], ...]:
     if settings.convert_to is None:
         return PASSES
-    chosen = _CONVERSIONS[settings.convert_to]
-    return (_AFFINE, *chosen, _READERS) if settings.change_readers else chosen
+    return _FEWER_CHANNELS if settings.change_readers else _CONVERSIONS[settings.convert_to]
 
 
 def _start(prepared: Prepared) -> Decided:

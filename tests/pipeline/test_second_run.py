@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 
 import numpy as np
@@ -123,7 +124,49 @@ def _two_epsilons() -> ir.Model:
     return graph(body, "float[B,6] x", "float[rows,5] y", made, opset=17)
 
 
+def _factor_behind(norm: str, factor: str, opset: int = 17) -> ir.Model:
+    """A constant factor between a norm and the linear layer behind it."""
+    body = (
+        f"h = MatMul(x, W) {norm} f = {factor} p = MatMul(f, V) s = Add(p, b) t = Tanh(s) "
+        "y = MatMul(t, U)"
+    )
+    made = _float32(W=(6, 6), gamma=(6,), beta=(6,), V=(6, 6), b=(6,), U=(6, 5), k=(6,))
+    made |= {"l": np.array(1.5, np.float32), "eps": np.array(1e-5, np.float32)}
+    made |= {"ones": np.ones(6, np.float32)}
+    made = {name: array for name, array in made.items() if re.search(rf"\b{name}\b", body)}
+    return graph(body, "float[B,4,6] x", "float[B,4,5] y", made, opset=opset)
+
+
+def _whole_group() -> ir.Model:
+    """A norm of one group of all channels, as group norms are spelled, between two Reshapes."""
+    body = (
+        f"o = MatMul(x, W) h = Reshape(o, groups) {_SPELLED} g = Mul(q, gamma) "
+        "a = Add(g, beta) n = Reshape(a, whole) p = MatMul(n, V) y = Add(p, b)"
+    )
+    made = _float32(W=(6, 6), gamma=(6,), beta=(6,), V=(6, 5), b=(5,))
+    made |= {"eps": np.array(1e-5, np.float32)}
+    made |= {"groups": np.array([-1, 4, 1, 6]), "whole": np.array([-1, 4, 6])}
+    return graph(body, "float[B,4,6] x", "float[B,4,5] y", made, opset=17)
+
+
+_NORM = "n = LayerNormalization<axis=-1>(h, {}) "
 _MODELS = {
+    "a factor behind a norm": lambda: _factor_behind(_NORM.format("gamma, beta"), "Mul(n, l)"),
+    "a factor per channel": lambda: _factor_behind(_NORM.format("gamma, beta"), "Mul(n, k)"),
+    "a factor per channel without a beta": lambda: _factor_behind(
+        _NORM.format("gamma"), "Mul(n, k)"
+    ),
+    "a factor behind ones": lambda: _factor_behind(_NORM.format("ones"), "Mul(n, k)"),
+    "a factor behind ones and a beta": lambda: _factor_behind(
+        _NORM.format("ones, beta"), "Mul(n, l)"
+    ),
+    "a factor behind a norm spelled out": lambda: _factor_behind(
+        f"{_SPELLED} g = Mul(q, gamma) n = Add(g, beta) ", "Div(n, l)", 13
+    ),
+    "a factor behind a beta that is taken away": lambda: _factor_behind(
+        f"{_SPELLED} g = Mul(q, gamma) n = Sub(g, beta) ", "Div(n, l)", 13
+    ),
+    "a group of all channels": _whole_group,
     "a layer behind a kept norm": _feed_forward,
     "two epsilons": _two_epsilons,
     "a layer of merged rows": _merged_rows,

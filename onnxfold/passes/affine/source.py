@@ -12,7 +12,10 @@ from onnxfold.graph.operands import is_read_once
 from onnxfold.norms.of_constants import refuse_constant
 from onnxfold.norms.ops import NORM_OPERATORS
 from onnxfold.norms.site import NormForm, NormKind, NormSite
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.weights.edited import unrounded
 
 _GAMMA, _BETA = 1, 2  # operands of every norm that is one operator
 _OPERATORS = (("Add", _BETA), ("Mul", _GAMMA))
@@ -75,7 +78,7 @@ def _of_operands(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | No
     for index, part in ((_GAMMA, site.gamma), (_BETA, site.beta)):
         if part is None:
             continue
-        array = view.array(part) if isinstance(part, ir.Value) else part
+        array = _numbers(view, part) if isinstance(part, ir.Value) else part
         if array is None:
             return _unknown(site, "has a gamma or beta that is not a constant")
         parts[index] = array
@@ -98,7 +101,7 @@ def _column(array: Array, axis: int, repeat: int, rank: int) -> Array:
 
 def _of_nodes(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
     """Take the constant Mul and Add off the end of a spelled-out norm."""
-    value = _before_casts(site)
+    value = _before_carriers(site)
     shape = view.shape(value)
     if shape is None:
         return _unknown(site, "has an output of unknown rank")
@@ -140,7 +143,7 @@ def _inside(view: ModelInfo, site: NormSite) -> _Parts:
     for (op_type, index), part in zip(_OPERATORS, (site.beta, site.gamma), strict=True):
         if part is None:
             continue
-        array = view.array(part) if isinstance(part, ir.Value) else None
+        array = _numbers(view, part) if isinstance(part, ir.Value) else None
         readers = part.consumers() if isinstance(part, ir.Value) else ()
         here = [node for node in readers if node in site.nodes]
         if array is None or len(here) != 1 or operator(here[0]) != op_type:
@@ -149,15 +152,16 @@ def _inside(view: ModelInfo, site: NormSite) -> _Parts:
     return found
 
 
-def _before_casts(site: NormSite) -> ir.Value:
+def _before_carriers(site: NormSite) -> ir.Value:
+    """Return what a spelled-out norm computes before a Cast, a Reshape or a Neg at its end."""
     value = site.output
     while True:
         node = value.producer()
         source = node.inputs[0] if node is not None and node.inputs else None
         if node is None or node not in site.nodes or source is None:
             return value
-        # What a spelled-out norm ends with where its result has another type than its statistics.
-        if operator(node) not in ("Cast", "Identity"):
+        row = row_of(node)
+        if row.data != (0,) or not facets.passes_scale(row):
             return value
         value = source
 
@@ -170,10 +174,16 @@ def _constant_operand(
         return None
     for index, operand in enumerate(node.inputs):
         other = node.inputs[1 - index]
-        array = view.array(operand)
+        array = _numbers(view, operand)
         if array is not None and other is not None and view.rank(other) == view.rank(value):
             return node, array, other
     return None
+
+
+def _numbers(view: ModelInfo, value: ir.Value | None) -> Array | None:
+    """Return a constant's numbers, not yet rounded where a scale has gone into them."""
+    array, tensor = view.array(value), view.tensor(value)
+    return array if array is None or tensor is None else unrounded(tensor)
 
 
 def _vectors(parts: dict[int, Array], shape: Shape) -> tuple[Channels, dict[int, Float64]] | None:

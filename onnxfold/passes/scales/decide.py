@@ -1,6 +1,6 @@
 """Deciding which scales, biases and BatchNormalizations move into the linear layer before them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -55,12 +55,14 @@ def decide_scales(
 ) -> tuple[ScaleFusion, ...]:
     """Return the operators that a linear layer before them can do in its weights.
 
-    The nodes of a norm stay, whatever they are, but for the alpha of a DyT.  A weight with other
+    The nodes of a norm stay, whatever they are, but for the alpha of a DyT and for factors and sums
+    behind a gamma and a beta, which become one of each.  A weight with other
     readers is copied up to ``allow_split_bytes``, and left alone above.  Without ``scores`` the
     scales of attention scores stay.
     """
     sites = tuple(sites)
     of_norms = {node for site in sites if site.kind is not NormKind.DYT for node in site.nodes}
+    of_norms -= {node for site in sites for node in _last_constants(view, site)}
     norms = {site.output: site for site in sites if _scales_by_gamma(site)}
     passed: set[ir.Node] = set()
     biased: set[ir.Node] = set()  # layers that an earlier fusion gives a bias
@@ -79,6 +81,18 @@ def decide_scales(
             if fusion.shifted is not None and not fusion.shifted.value:
                 biased.add(writer.node)
     return tuple(fusions)
+
+
+def _last_constants(view: ModelInfo, site: NormSite) -> Iterator[ir.Node]:
+    """Yield the products and sums with constants in which a norm that is spelled out ends."""
+    value: ir.Value | None = site.output
+    while site.form is NormForm.DECOMPOSED and value is not None:
+        node = value.producer()
+        op = None if node is None or node not in site.nodes else channel_op(view, node)
+        if op is None:
+            return
+        yield op.node
+        value = op.node.inputs[op.index]
 
 
 def _scales_by_gamma(site: NormSite) -> bool:

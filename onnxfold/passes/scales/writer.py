@@ -1,7 +1,7 @@
 """Backward from z = c * y + d per channel to the linear layer that computes y.
 
-A diagonal behind W x + b is part of W and b: c * (W x + b) + d = (diag(c) W) x + (c * b + d).  One
-number goes into the gamma of a norm that stays in between as well: c (g x) = (c g) x.
+A diagonal behind W x + b is part of W and b: c * (W x + b) + d = (diag(c) W) x + (c * b + d).  A
+norm that stays in between has its gamma and beta for it: c (g x + b) = (c g) x + c b.
 Between the two may stand what moves elements without another reader, the Add of a bias, and for
 one number c also a rotary embedding and the product with another activation (attention scores).
 Behind one part of a joined projection, c and d are those of the part, and 1 and 0 elsewhere.
@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnxfold.graph import Fiber, ModelInfo, Reader
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import SCALAR, Channels
+from onnxfold.graph.operands import known_producer
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.families.rules import transfer_of
@@ -25,6 +26,7 @@ from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.affine_walk import EditPlace, root_of
 from onnxfold.passes.affine.reactions import before_layout
 from onnxfold.passes.scales.cut_parts import AxisPart, cut_of, element_readers, only_part
+from onnxfold.passes.scales.elementwise import bias_root, factor_of, gamma_and_beta
 from onnxfold.passes.scales.homogeneous import carries_factor, common_source
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -176,9 +178,8 @@ def writer_of(
             continue
         step = _back(view, node, channels, biases, passed)
         if isinstance(step, Refusal):
-            one = not channels.digits and op.shift is None
-            gamma = _gamma(view, node, norms.get(value), biases) if one else None
-            return step if gamma is None else replace(gamma, part=part)
+            taker = _constants(view, op, norms.get(value), value, channels, biases)
+            return step if taker is None else replace(taker, part=part)
         value, channels = step
     return refuse(RefusalCode.ACTIVATION, op.node, "does not follow a linear layer")
 
@@ -253,7 +254,7 @@ def _back(
         other = node.inputs[1 - index]
         if view.tensor(operand) is None or other is None:
             continue
-        root = _bias_root(view, Reader(node, index), channels, node.outputs[0])
+        root = bias_root(view, Reader(node, index), channels, node.outputs[0])
         if root is not None and view.rank(other) == view.rank(node.outputs[0]):
             biases.append(root)
             return other, channels
@@ -267,59 +268,32 @@ def _scales_first(view: ModelInfo, node: ir.Node) -> bool:
     return one and carries_factor(view, node, (0,))
 
 
-def _bias_root(
-    view: ModelInfo, reader: Reader, channels: Channels, output: ir.Value
-) -> EditPlace | None:
-    operand, rank = reader.node.inputs[reader.index], view.rank(output)
-    tensor = view.tensor(operand)
-    if operand is None or tensor is None or rank is None:
-        return None
-    shape = tuple(tensor.shape.numpy())
-    offset = rank - len(shape)
-    sizes = {d.axis: d.inner * d.size * (d.outer or 0) for d in channels.digits}
-    if any(axis < offset or shape[axis - offset] == 1 for axis in sizes):
-        return None
-    placed = channels.renamed({axis: axis - offset for axis in channels.axes})
-    return EditPlace(operand, reader, placed, SCALAR)
-
-
-def _gamma(
-    view: ModelInfo, node: ir.Node, site: NormSite | None, biases: list[EditPlace]
+def _constants(
+    view: ModelInfo,
+    op: ChannelOp,
+    site: NormSite | None,
+    value: ir.Value,
+    channels: Channels,
+    biases: list[EditPlace],
 ) -> LinearWriter | None:
-    """Return a norm of one operator, or a product by a constant, that takes one number.
+    """Return what is no linear layer but takes the operator: a sum, a product, a norm.
 
-    c (g n(x) + b) = (c g) n(x) + c b: all of the norm's constants take it.
+    (y + b) + d = y + (b + d), and c (g n(x) + b) = (c g) n(x) + c b: all of the norm's constants
+    take a scale.
     """
-    places = _factor(view, node) if site is None else _gamma_and_beta(view, site)
+    if op.shift is not None:
+        places = biases[:1] if op.scale is None else []
+        others = biases
+    else:
+        places = (
+            factor_of(view, value, channels)
+            if site is None
+            else gamma_and_beta(view, site, channels)
+        )
+        others = [*biases, *places[1:]]
     if not places:
         return None
-    return LinearWriter(node, SCALAR, places[0], (*biases, *places[1:]), None)
-
-
-def _factor(view: ModelInfo, node: ir.Node) -> list[EditPlace]:
-    for index in facets.factors(row_of(node)):
-        tensor = view.tensor(node.inputs[index])
-        if tensor is None or not tensor.dtype.is_floating_point() or tensor.size == 1:
-            continue
-        root = root_of(view, Reader(node, index), SCALAR, SCALAR)
-        if isinstance(root, EditPlace):
-            return [root]
-    return []
-
-
-def _gamma_and_beta(view: ModelInfo, site: NormSite) -> list[EditPlace]:
-    """Return the places of both, none where one is no constant of its own, or gamma is all ones."""
-    inputs = list(site.last.inputs)
-    parts = [part for part in (site.gamma, site.beta) if part is not None]
-    found = []
-    for part in parts:
-        if not isinstance(part, ir.Value) or inputs.count(part) != 1:
-            return []
-        root = root_of(view, Reader(site.last, inputs.index(part)), SCALAR, SCALAR)
-        if isinstance(root, Refusal):
-            return []
-        found.append(root)
-    return found if site.gamma is not None else []
+    return LinearWriter(known_producer(value), channels, places[0], tuple(others), None)
 
 
 def _writer(
