@@ -244,7 +244,7 @@ class _Walker:
     def _constants(
         self, u: ir.Value, v: ir.Value, old: ir.TensorProtocol, new: ir.TensorProtocol
     ) -> Relation:
-        factors = list(self._factors(self._before.ref(u), tuple(old.shape.numpy())))
+        factors = list(self._factors(self._before.ref(u), v, tuple(old.shape.numpy())))
         zero = bool(factors) and largest(new) == 0  # also what it was times any factor
         if old is new or (not zero and same_tensor(old, new)):
             return EQUAL
@@ -265,13 +265,19 @@ class _Walker:
                 return Relation(factor, np.zeros((1,) * factor.ndim), reverse=True)
         return ANY
 
-    def _factors(self, ref: str, shape: tuple[int, ...]) -> Iterator[Float64]:
-        """Yield what a weight may have been multiplied by: for one of its readers, for all."""
+    def _factors(self, ref: str, v: ir.Value, shape: tuple[int, ...]) -> Iterator[Float64]:
+        """Yield what a weight may have been multiplied by: for one of its readers, for all.
+
+        For one that reads v comes first: zeros are any of these products.
+        """
         claims = [claim for claim in self._hints.scaled if claim.weight == ref]
-        readers = dict.fromkeys(claim.reader for claim in claims)
-        for chosen in ([claims] if claims else []) + [
+        own = {self._after.ref(node.outputs[0]) for node in v.consumers()} if claims else set()
+        readers = sorted(
+            dict.fromkeys(claim.reader for claim in claims), key=lambda one: one not in own
+        )
+        for chosen in [
             [claim for claim in claims if claim.reader == reader] for reader in readers
-        ]:
+        ] + ([claims] if len(readers) > 1 else []):
             factor = np.ones((1,) * len(shape))
             for claim in chosen:
                 factor = factor * claim.channels.spread(claim.vector, shape)

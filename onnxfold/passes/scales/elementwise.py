@@ -7,6 +7,7 @@ a product by a constant its factor, and a sum its constant.
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader
+from onnxfold.graph.array_types import Array
 from onnxfold.graph.channels import SCALAR, Channels
 from onnxfold.graph.operands import known_producer
 from onnxfold.norms import NormSite
@@ -54,12 +55,22 @@ def gamma_and_beta(view: ModelInfo, site: NormSite, channels: Channels) -> list[
 
     A gamma of ones takes nothing, and one per group no scale per channel.
     """
-    inputs = list(site.last.inputs)
-    parts = [part for part in (site.gamma, site.beta) if part is not None]
-    if site.gamma is None or (channels.digits and site.affine_axis is not None):
+    return [] if site.gamma is None else _places(view, site, channels, (site.gamma, site.beta))
+
+
+def beta_of(view: ModelInfo, site: NormSite, channels: Channels) -> list[EditPlace]:
+    """Return the place of beta, none where it is no constant of its own."""
+    return _places(view, site, channels, (site.beta,))
+
+
+def _places(
+    view: ModelInfo, site: NormSite, channels: Channels, parts: tuple[ir.Value | Array | None, ...]
+) -> list[EditPlace]:
+    if channels.digits and site.affine_axis is not None:
         return []
+    inputs = list(site.last.inputs)
     found: list[EditPlace] = []
-    for part in parts:
+    for part in (part for part in parts if part is not None):
         if not isinstance(part, ir.Value) or inputs.count(part) != 1:
             return []
         root = _operand_root(view, Reader(site.last, inputs.index(part)), channels, site.output)

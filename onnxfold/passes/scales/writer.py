@@ -26,7 +26,7 @@ from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.affine_walk import EditPlace, root_of
 from onnxfold.passes.affine.reactions import before_layout
 from onnxfold.passes.scales.cut_parts import AxisPart, cut_of, element_readers, only_part
-from onnxfold.passes.scales.elementwise import bias_root, factor_of, gamma_and_beta
+from onnxfold.passes.scales.elementwise import beta_of, bias_root, factor_of, gamma_and_beta
 from onnxfold.passes.scales.homogeneous import carries_factor, common_source
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -281,16 +281,16 @@ def _constants(
     (y + b) + d = y + (b + d), and c (g n(x) + b) = (c g) n(x) + c b: all of the norm's constants
     take a scale.
     """
-    if op.shift is not None:
-        places = biases[:1] if op.scale is None else []
-        others = biases
-    else:
+    if op.shift is None:
         places = (
             factor_of(view, value, channels)
             if site is None
             else gamma_and_beta(view, site, channels)
         )
         others = [*biases, *places[1:]]
+    else:
+        others = biases if biases or site is None else beta_of(view, site, channels)
+        places = others[:1] if op.scale is None else []
     if not places:
         return None
     return LinearWriter(known_producer(value), channels, places[0], tuple(others), None)

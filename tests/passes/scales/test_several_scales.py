@@ -7,6 +7,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxfold
+from tests.passes.scales.scale_graphs import assert_moved
 
 HEADS, SIZE = 2, 3
 
@@ -46,3 +47,13 @@ def test_one_weight_takes_two_scales_and_the_proof_follows(first: str, second: s
     assert result.proof.passed
     assert result.proof.scaled_weights
     assert "Mul" not in [node.op_type for node in result.model.graph.node]
+
+
+@pytest.mark.parametrize("factor", ["eight", "four"])
+def test_layers_that_share_a_bias_of_zeros_take_a_scale_each(factor: str) -> None:
+    """As transformers' DETR: zeros are any multiple of zeros, and their reader says which."""
+    body = (
+        "p = MatMul(x, V) a = Add(p, nothing) q = MatMul(x, V2) e = Add(q, nothing) h = Neg(a) "
+        f"k0 = Neg(e) c = Mul(h, eight) f = Mul(k0, {factor}) g = Tanh(c) y = Add(f, g)"
+    )
+    assert_moved(body, 2, {"nothing": np.zeros(6), "four": np.array(4.1)})
