@@ -25,8 +25,8 @@ from onnxfold.operators.row import Elements, Layer
 from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.affine_walk import EditPlace, root_of
 from onnxfold.passes.affine.reactions import before_layout
+from onnxfold.passes.scales.constant_operands import beta_of, bias_root, factor_of, gamma_and_beta
 from onnxfold.passes.scales.cut_parts import AxisPart, cut_of, element_readers, only_part
-from onnxfold.passes.scales.elementwise import beta_of, bias_root, factor_of, gamma_and_beta
 from onnxfold.passes.scales.homogeneous import carries_factor, common_source
 from onnxfold.refusal import Refusal, RefusalCode
 
