@@ -100,11 +100,18 @@ ENVIRONMENTS: Final = {
         Environment("ncnn", ("pnnx==20261020", "ncnn==1.0.20261020", _TORCH)),
         Environment("onnx2torch", ("onnx2torch==1.5.15", _TORCH)),
         Environment("onnx2pytorch", ("onnx2pytorch==0.6.0", _TORCH)),
+        Environment("onnx2tf", ("onnx2tf==1.29.24", "tensorflow==2.19.0", "onnx==1.19.1")),
         Environment("tvm", ("apache-tvm==0.27.0.post1", _ONNX)),
         Environment("tinygrad", ("tinygrad==0.14.0", "numpy"), programs=("clang",)),
         Environment("jax", ("jaxonnxruntime==0.3.0", "jax==0.10.2", "absl-py==2.3.1", _ONNX)),
         Environment("nncf", ("nncf==3.4.0", _ONNX, _ORT)),
         Environment("olive", ("olive-ai==0.13.0", "requests==2.32.5", _ORT, _TORCH)),
+        Environment("quark", ("amd-quark==0.13", _ORT, _TORCH)),
+        Environment(
+            "neural-compressor",
+            ("onnx-neural-compressor==1.0", "prettytable==3.17.0", "psutil==7.1.3", _ONNX, _ORT),
+        ),
+        Environment("aimet", ("aimet-onnx==2.42.0", _ONNX, _ORT, _TORCH)),
         Environment("netron", ("netron==9.3.3", "numpy", _ONNX), programs=("chromium",)),
         Environment("node", ("onnxruntime-node@1.30.0", "onnxruntime-web@1.30.0"), npm=True),
     )

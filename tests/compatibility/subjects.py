@@ -58,6 +58,7 @@ RUNTIMES: Final = (
         "onnxruntime-openvino",
         "onnxruntime_openvino",
     ),
+    Subject("ONNX Runtime, ORT format", "onnx", "onnxruntime", "ort_format", fast=True),
     Subject("onnxruntime-node", "node", "onnxruntime-node", "onnxruntime_node"),
     Subject("onnxruntime-web", "node", "onnxruntime-web", "onnxruntime_web"),
     Subject("OpenVINO", "openvino", "openvino", "openvino", fast=True),
@@ -69,6 +70,7 @@ RUNTIMES: Final = (
     Subject("pnnx", "ncnn", "pnnx", "pnnx", fixed=True),
     Subject("onnx2torch", "onnx2torch", "onnx2torch", "onnx2torch", fixed=True, fast=True),
     Subject("onnx2pytorch", "onnx2pytorch", "onnx2pytorch", "onnx2pytorch", fixed=True),
+    Subject("onnx2tf", "onnx2tf", "onnx2tf", "onnx2tf", fixed=True, opsets=_EVERY_OTHER),
     Subject("TVM", "tvm", "apache-tvm", "tvm", fixed=True, opsets=_EVERY_OTHER),
     Subject("tinygrad", "tinygrad", "tinygrad", "tinygrad", fixed=True),
     Subject("jaxonnxruntime", "jax", "jaxonnxruntime", "jaxonnxruntime", fixed=True),
@@ -93,6 +95,12 @@ def _optimizer(level: int | None) -> Subject:
         options={"level": level},
         typed=True,
         fast=level in (None, 0),
+    )
+
+
+def _quantizer(name: str, environment: str, package: str, function: str) -> Subject:
+    return Subject(
+        name, environment, package, function, True, roundoff=_INT8, opsets=_EVERY_OTHER
     )
 
 
@@ -144,7 +152,15 @@ TOOLS: Final = (
     _rewriter("onnx-graphsurgeon", "onnx_graphsurgeon", "graphsurgeon"),
     _rewriter("Polygraphy surgeon", "polygraphy", "polygraphy"),
     _onnx("onnxscript optimizer", "onnxscript", "onnxscript"),
-    Subject("NNCF", "nncf", "nncf", "nncf", True, roundoff=_INT8, opsets=_EVERY_OTHER),
+    _quantizer("NNCF", "nncf", "nncf", "nncf"),
+    _quantizer("AMD Quark", "quark", "amd-quark", "quark"),
+    _quantizer(
+        "ONNX Neural Compressor",
+        "neural-compressor",
+        "onnx-neural-compressor",
+        "neural_compressor",
+    ),
+    _quantizer("AIMET", "aimet", "aimet-onnx", "aimet"),
     _olive("OrtTransformersOptimization"),
     _olive("OnnxFloatToFloat16", roundoff=_FLOAT16),
     _olive("OnnxDynamicQuantization", roundoff=_INT8),
@@ -156,7 +172,6 @@ SUBJECTS: Final = {subject.name: subject for subject in (*RUNTIMES, *TOOLS)}
 # What was looked at and is no part of the matrix.
 UNTRIED: Final = {
     "TensorRT": "its libraries are in no package of PyPI",
-    "onnx2tf": "version 1.29.24 fails on every original",
     "MNN, the same file again": "version 3.6.1 makes of BERT and GPT-2 by TorchScript, opset 17, a "
     "right model or one that is off by 0.00011 and 0.039, by turns: in 12 processes each, 12 and "
     "10 times the latter of the exports themselves, 12 and 11 times of what is made of them",

@@ -6,6 +6,7 @@ compile for fixed shapes. One thread and float32 wherever a runtime lets that be
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import subprocess
 import tempfile
@@ -24,6 +25,19 @@ def onnxruntime(path: str, inputs: Inputs) -> Loaded:
         optimized = Path(folder) / "optimized.onnx"
         run = _session(path, inputs, ["CPUExecutionProvider"], optimized)
         return run, {"nodes": _nodes(optimized)}
+
+
+def ort_format(path: str, inputs: Inputs) -> Loaded:
+    """What ONNX Runtime's converter writes for builds without ONNX."""
+    from onnxruntime.tools import convert_onnx_models_to_ort as converter
+
+    with tempfile.TemporaryDirectory() as folder:
+        style = converter.OptimizationStyle.Fixed
+        converter.convert_onnx_models_to_ort(
+            Path(path), output_dir=Path(folder), optimization_styles=[style]
+        )
+        converted = next(Path(folder).glob("*.ort"))
+        return _session(str(converted), inputs, ["CPUExecutionProvider"], None), {}
 
 
 def onnxruntime_openvino(path: str, inputs: Inputs) -> Loaded:
@@ -185,6 +199,37 @@ def onnx2pytorch(path: str, inputs: Inputs) -> Loaded:
     # Its own word for a batch of more than one.
     model = ConvertModel(onnx.load(path), experimental=True)
     return _torch(model.eval(), inputs), {}
+
+
+def onnx2tf(path: str, inputs: Inputs) -> Loaded:
+    import onnx
+    import onnx2tf as package
+    import tensorflow as tf
+
+    names = [output.name for output in onnx.load(path).graph.output]
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        # The pictures that it tries image models on, which it would fetch from the network.
+        pictures = np.random.default_rng(0).random((20, 128, 128, 3), np.float32)
+        np.save("calibration_image_sample_data_20x128x128x3_float32.npy", pictures)
+        package.convert(
+            input_onnx_file_path=path,
+            output_folder_path=folder,
+            copy_onnx_input_output_names_to_tflite=True,
+            non_verbose=True,
+        )
+        file = next(Path(folder).glob("*_float32.tflite")).read_bytes()
+    # XNNPACK, the default, takes no convolution of those that are converted.
+    plain = tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    interpreter = tf.lite.Interpreter(
+        model_content=file, num_threads=1, experimental_op_resolver_type=plain
+    )
+    runner = interpreter.get_signature_runner()
+
+    def run() -> list[Any]:
+        found = runner(**inputs)
+        return [found[name] for name in names]
+
+    return run, {}
 
 
 @functools.cache

@@ -100,14 +100,23 @@ def quantize_static(source: Path, target: Path, inputs: Inputs) -> None:
     from onnxruntime.quantization import CalibrationDataReader
     from onnxruntime.quantization import quantize_static as quantize
 
-    class Once(CalibrationDataReader):  # type: ignore[misc] # onnxruntime is untyped
+    quantize(str(source), str(target), _reader(CalibrationDataReader, inputs))
+
+
+def _reader(base: type[Any], inputs: Inputs) -> Any:
+    """Return a reader of calibration data, of a package's class, that reads one sample."""
+
+    class Once(base):  # type: ignore[misc] # a class that is known at run time
         def __init__(self) -> None:
+            self.rewind()
+
+        def rewind(self) -> None:
             self.left = [inputs]
 
         def get_next(self) -> Inputs | None:
             return self.left.pop() if self.left else None
 
-    quantize(str(source), str(target), Once())
+    return Once()
 
 
 def float16_common(source: Path, target: Path, inputs: Inputs) -> None:
@@ -208,6 +217,33 @@ def nncf(source: Path, target: Path, inputs: Inputs) -> None:
 
     data = package.Dataset([inputs])
     onnx.save(package.quantize(onnx.load(source), data, subset_size=1), target)
+
+
+def quark(source: Path, target: Path, inputs: Inputs) -> None:
+    from onnxruntime.quantization import CalibrationDataReader
+    from quark.onnx import ModelQuantizer
+    from quark.onnx.quantization.config.config import Config
+    from quark.onnx.quantization.config.custom_config import get_default_config
+
+    config = Config(global_quant_config=get_default_config("S8S8_AAWS"))
+    reader = _reader(CalibrationDataReader, inputs)
+    ModelQuantizer(config).quantize_model(str(source), str(target), reader)
+
+
+def neural_compressor(source: Path, target: Path, inputs: Inputs) -> None:
+    from onnx_neural_compressor.data_reader import CalibrationDataReader
+    from onnx_neural_compressor.quantization import config, quantize
+
+    reader = _reader(CalibrationDataReader, inputs)
+    quantize(str(source), str(target), config.StaticQuantConfig(reader))
+
+
+def aimet(source: Path, target: Path, inputs: Inputs) -> None:
+    from aimet_onnx.quantsim import QuantizationSimModel
+
+    simulated = QuantizationSimModel(onnx.load(source))
+    simulated.compute_encodings([inputs])
+    onnx.save(simulated.to_onnx_qdq(), target)
 
 
 def olive(source: Path, target: Path, inputs: Inputs, *, passes: dict[str, dict[str, Any]]) -> None:
