@@ -6,7 +6,7 @@ from onnxfold.graph import ModelInfo
 from onnxfold.shapes.inference import fill_types, strip_types
 from onnxfold.shapes.missing_shapes import fill_shapes
 
-__all__ = ["completed", "fill_shapes", "fill_types", "infer", "strip_types"]
+__all__ = ["fill_shapes", "fill_types", "infer", "strip_types"]
 
 
 def infer(model: ir.Model) -> ModelInfo:
@@ -15,13 +15,5 @@ def infer(model: ir.Model) -> ModelInfo:
     Raises ModelError for sizes that nothing can hold.
     """
     fill_types(model)
-    return completed(model)
-
-
-def completed(model: ir.Model) -> ModelInfo:
-    """Fill in, in place, the types and shapes of single nodes that lack them; return the facts.
-
-    This is for a model that was inferred before and edited since: the others stay as they are.
-    """
     info = ModelInfo(model)
     return ModelInfo(model) if fill_shapes(info) else info

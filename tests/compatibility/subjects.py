@@ -99,9 +99,7 @@ def _optimizer(level: int | None) -> Subject:
 
 
 def _quantizer(name: str, environment: str, package: str, function: str) -> Subject:
-    return Subject(
-        name, environment, package, function, True, roundoff=_INT8, opsets=_EVERY_OTHER
-    )
+    return Subject(name, environment, package, function, True, roundoff=_INT8, opsets=_EVERY_OTHER)
 
 
 def _olive(name: str, **more: Any) -> Subject:

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import onnxfold
-from onnxfold.shapes import completed, infer
+from onnxfold.shapes import infer
 from onnxfold.shapes.symbolic import SymbolicShapes
 
 CONSTANTS = """
@@ -85,19 +85,6 @@ def test_what_a_rule_tells_onnx_is_not_asked(monkeypatch: pytest.MonkeyPatch) ->
     shapes = _shapes(_model("y = Neg(rows)", opset=17))
     assert shapes["flat"] == ("n", 8, shapes["rows"][1] if shapes["rows"] else None)
     assert not asked
-
-
-def test_what_is_edited_is_completed_and_the_rest_stays() -> None:
-    view = infer(ir.from_proto(_model("y = Neg(rows)", opset=17)))
-    value = view.by_ref()["rows"]
-    known = value.shape
-    node = ir.node("Mul", [value, value])
-    value.graph.insert_before(view.model.graph.outputs[0].producer(), node)
-    node.outputs[0].name = "square"
-    after = completed(view.model)
-    assert after.shape(node.outputs[0]) == after.shape(value)
-    assert node.outputs[0].dtype is ir.DataType.FLOAT
-    assert value.shape is known
 
 
 def test_what_is_behind_is_inferred_operator_by_operator() -> None:

@@ -11,7 +11,7 @@ from onnxfold.passes.lower.quantized import quantize_fusions
 from onnxfold.passes.lower.residual import residual_fusions
 from onnxfold.passes.lower.row_scales import ROUNDS, row_fusions
 from onnxfold.passes.lower.targets import TargetLowering
-from onnxfold.shapes import completed
+from onnxfold.shapes import infer
 
 
 def apply(edit: Editor, plan: LoweringPlan, settings: Settings) -> bool:
@@ -23,7 +23,7 @@ def apply(edit: Editor, plan: LoweringPlan, settings: Settings) -> bool:
         changed |= settings.target is Target.ORT  # others are not written for it alone
     if not plan.fuse_residual:
         return changed
-    fusions = residual_fusions(completed(edit.model))  # what passes write has no shapes
+    fusions = residual_fusions(infer(edit.model))  # what passes write has no shapes
     for fusion in fusions:
         edit.stand_in(fusion.lower(), fusion.place, fusion.replaced)
     changed |= len(fusions) != settings.fused_before

@@ -207,23 +207,20 @@ def onnx2tf(path: str, inputs: Inputs) -> Loaded:
     import tensorflow as tf
 
     names = [output.name for output in onnx.load(path).graph.output]
+    pictures = [name for name, array in inputs.items() if array.ndim > 2]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         # The pictures that it tries image models on, which it would fetch from the network.
-        pictures = np.random.default_rng(0).random((20, 128, 128, 3), np.float32)
-        np.save("calibration_image_sample_data_20x128x128x3_float32.npy", pictures)
+        samples = np.random.default_rng(0).random((20, 128, 128, 3), np.float32)
+        np.save("calibration_image_sample_data_20x128x128x3_float32.npy", samples)
         package.convert(
             input_onnx_file_path=path,
             output_folder_path=folder,
             copy_onnx_input_output_names_to_tflite=True,
+            keep_ncw_or_nchw_or_ncdhw_input_names=pictures,  # else they are transposed
             non_verbose=True,
         )
         file = next(Path(folder).glob("*_float32.tflite")).read_bytes()
-    # XNNPACK, the default, takes no convolution of those that are converted.
-    plain = tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-    interpreter = tf.lite.Interpreter(
-        model_content=file, num_threads=1, experimental_op_resolver_type=plain
-    )
-    runner = interpreter.get_signature_runner()
+    runner = tf.lite.Interpreter(model_content=file, num_threads=1).get_signature_runner()
 
     def run() -> list[Any]:
         found = runner(**inputs)
