@@ -15,7 +15,6 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
-from onnxfold.graph.edit import Editor
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.passes.affine.absorb import AbsorbingLayer
@@ -33,9 +32,7 @@ from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.passes.places import Place, place_of, ref_of
 from onnxfold.passes.ranges import RangeWarning, range_warning
-from onnxfold.passes.scales.apply import apply as apply_scales
 from onnxfold.passes.scales.cut_parts import cut_of, element_readers
-from onnxfold.passes.scales.decide import decide as decide_scales
 from onnxfold.refusal import Refusal, RefusalCode
 
 
@@ -59,7 +56,7 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
 
     @cache
     def folds() -> frozenset[str]:
-        return _folds(info, settings)
+        return frozenset(fold.output for fold in plan_of(info, settings).folds)
 
     def saving(site: NormSite, cost: int) -> int:
         shifts = site.kind is NormKind.DYT
@@ -84,16 +81,6 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
         weighing=BetaCosts(costs.addition, saving),
     )
     return replace(plan, ranges=_ranges(info, sites, plan.fusions, settings.range_limit))
-
-
-def _folds(info: ModelInfo, settings: Settings) -> frozenset[str]:
-    """Return the norms that fold once the scales before them are in the layers there."""
-    scales = decide_scales(info, settings)
-    if not scales.empty:
-        edit = Editor(info, copy=True)
-        apply_scales(edit, scales, settings)
-        info = ModelInfo(edit.model)
-    return frozenset(fold.output for fold in plan_of(info, settings).folds)
 
 
 def _ranges(
