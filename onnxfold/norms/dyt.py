@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onnxfold.graph import AxisBlock, Fiber, ModelInfo, node_label, operator
+from onnxfold.graph import AxisBlock, Fiber, ModelInfo, Reader, node_label, operator
 from onnxfold.norms.algebra import Algebra, Canonical, Coefficient
 from onnxfold.norms.site import NormForm, NormKind, NormSite
 
@@ -24,6 +24,8 @@ def dyt_sites(view: ModelInfo) -> Iterator[NormSite]:
 
 
 def _site(algebra: Algebra, tanh: ir.Node) -> NormSite | None:
+    if _reader(algebra, tanh.outputs[0], "Mul") is None:
+        return None  # as in GELU: before sizes are looked at, which are followed far back
     scale = _producer(algebra, tanh.inputs[0])
     if scale is None or scale.op_type != "Mul" or scale.domain != "":
         return None
@@ -85,10 +87,16 @@ def _next(
     algebra: Algebra, value: ir.Value, op_type: str, x: ir.Value
 ) -> tuple[ir.Node, Coefficient] | None:
     """Return the one reader of a value, an ``op_type`` with a parameter, and the parameter."""
+    reader = _reader(algebra, value, op_type)
+    if reader is None:
+        return None
+    factor = algebra.canonical.coefficient(reader.node.inputs[1 - reader.index], x)
+    return None if factor is None else (reader.node, factor)
+
+
+def _reader(algebra: Algebra, value: ir.Value, op_type: str) -> Reader | None:
+    """Return the one reader of a value where it is an ``op_type``."""
     readers = algebra.view.readers(value)
     if len(readers) != 1 or value.is_graph_output() or operator(readers[0].node) != op_type:
         return None
-    node = readers[0].node
-    other = node.inputs[1 - readers[0].index]
-    factor = algebra.canonical.coefficient(other, x)
-    return None if factor is None else (node, factor)
+    return readers[0]
