@@ -31,7 +31,7 @@ def apply(edit: Editor, plan: LoweringPlan, settings: Settings) -> bool:
     for number in range(ROUNDS):
         rows = row_fusions(info, number)
         for row in rows:
-            edit.stand_in(row.lower(), row.nodes[-1], row.nodes)
+            edit.stand_in(row.lower(), row.place, row.nodes)
         if rows:
             info, changed = ModelInfo(edit.model), True
     quantized = quantize_fusions(info)

@@ -49,6 +49,11 @@ class RowFusion:
         """The setting of the call."""
         return SIGNATURES[self.name].statistics, 1, self.epsilon
 
+    @property
+    def place(self) -> ir.Node:
+        """The node before which the call will stand: a sum may be read before the norm of it."""
+        return next(node for node in self.nodes if not set(node.outputs).isdisjoint(self.results))
+
     def lower(self) -> Lowered:
         """Return the call."""
         node = call(self.name, self.inputs, epsilon=self.epsilon)

@@ -98,6 +98,11 @@ def outputs_of(model: onnx.ModelProto, *, kernels: bool) -> list[np.ndarray]:
             ("h", "x"),
             ["AddRowScaleWithSum"],
         ),
+        (  # the sum is read before its norm is computed
+            [node("Add", ["r", "r"], ["x"]), node("Tanh", ["x"], ["t"]), *SCALE, *LAYER],
+            ("h", "t"),
+            ["AddRowScaleWithSum"],
+        ),
         (
             [
                 *SCALE,
@@ -120,7 +125,10 @@ def outputs_of(model: onnx.ModelProto, *, kernels: bool) -> list[np.ndarray]:
         # Statistics that others read, and a product behind which nothing comes.
         ([*SCALE, *LAYER, node("Relu", ["u"], ["y"])], ("h", "y", "inverse"), []),
     ],
-    ids=["scale", "relu", "gelu", "silu", "sum", "scaled sum", "row epsilon", "read elsewhere"],
+    ids=[
+        *("scale", "relu", "gelu", "silu", "sum", "sum read before", "scaled sum"),
+        *("row epsilon", "read elsewhere"),
+    ],
 )
 def test_numbers_of_rows_become_calls(
     nodes: list[onnx.NodeProto], outputs: tuple[str, ...], calls: list[str]
