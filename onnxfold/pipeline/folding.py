@@ -334,7 +334,7 @@ def _spelled(
         result = _finished(edit.model, original, state, settings)
     if prove:
         with timer.stage("prove"):
-            after = state.final = prepare(result).info
+            after = state.final = prepare(result, apart=False).info
         if not _is_shown(state, LOWER, after, settings, timer):
             slow = ()
             if not state.changed:

@@ -5,8 +5,8 @@ residual addition with a norm are split into the addition and the norm, so that 
 walks through the addition; lowering fuses them again.  Transposes that an optimizer moved into
 a norm are moved back in front of it.  Elements of an unbound tensor are picked from the tensor,
 operands of Identity are read directly, and weights that a loop hands on are read from outside.
-Constant expressions are stored, factors in a row merged, constants behind a norm merged into it,
-and biases added.
+Parts of weights are stored apart, constant expressions stored, factors in a row merged, constants
+behind a norm merged into it, and biases added.
 """
 
 from collections.abc import Iterator
@@ -32,6 +32,7 @@ from onnxfold.passes.prepare.merge_affine_parts import merge_affine_parts
 from onnxfold.passes.prepare.merge_constant_factors import merge_constant_factors
 from onnxfold.passes.prepare.own_functions import is_ours, spell_out
 from onnxfold.passes.prepare.split_skip_norms import SPLITTERS, Builder
+from onnxfold.passes.prepare.stored_parts import store_parts
 from onnxfold.passes.prepare.unbind import pick_from_tensors
 from onnxfold.passes.prepare.whole_gathers import reshape_whole
 from onnxfold.refusal import Refusal, RefusalCode
@@ -63,13 +64,19 @@ class Prepared:
 
 
 def prepare(
-    model: ir.Model, *, compressed: bool = False, deferred: bool = False, inferred: bool = False
+    model: ir.Model,
+    *,
+    compressed: bool = False,
+    deferred: bool = False,
+    inferred: bool = False,
+    apart: bool = True,
 ) -> Prepared:
     """Return a copy without foreign functions and without skip forms; ``model`` is not changed.
 
     ``compressed``: CRMSNorms of ours are inlined too, so that the passes see what they append;
     ``deferred``: what deferred norms leave too, so that they can be taken back.  ``inferred``: the
     model has the types and shapes that can be known, and what is left as it is keeps them.
+    ``apart``: parts of weights are stored apart, but in what is compared with a prepared model.
     Tensors are shared with the original.  Raises ModelError for functions that call themselves.
     """
     clone = model.clone()
@@ -87,6 +94,8 @@ def prepare(
     moved = hoist_transposes(clone, Builder(clone).unique)
     same = inferred and not (inlined or split or picked or read or moved)
     info = ModelInfo(clone) if same else infer(clone)
+    if apart and store_parts(info):
+        info = ModelInfo(clone)
     changes = (fold_constants, merge_constant_factors, distribute_factors, merge_affine_parts)
     # Later ones look at the weights that earlier ones have made.
     for change in (*changes, add_biases):
