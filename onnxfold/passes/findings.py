@@ -1,16 +1,18 @@
 """What the passes decided about a model, as the reports show it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.operands import only_reader
 from onnxfold.norms import NormSite, streams
 from onnxfold.passes.centring.fusions import spanned_norm
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.ranges import RangeWarning
 from onnxfold.passes.reinstating.plan import FoundDeferred
+from onnxfold.passes.scales.writer import channel_op
 from onnxfold.refusal import Refusal
 
 
@@ -20,6 +22,7 @@ class Description:
 
     ``attentions`` are the norms, by reference, between which attention stands, of which ONNX
     Runtime's transformers optimizer makes one operator only while both are LayerNormalization.
+    ``behind``: norms by what they give once they have taken the constants behind them.
     """
 
     opset: int
@@ -27,6 +30,7 @@ class Description:
     parameters: int
     norms: tuple[dict[str, Any], ...]
     attentions: tuple[tuple[str, str], ...] = ()
+    behind: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +74,15 @@ class Findings:
 def norm_of(info: ModelInfo, found: Description, ref: str) -> str:
     """Return the norm of the described model that an operator of a later version is a part of.
 
-    One that was spelled for a target in the meantime has its gamma or beta behind it.
+    One that was spelled for a target in the meantime has its gamma or beta behind it; one that took
+    the constants behind it gives what these gave.
     """
     known = {row["ref"] for row in found.norms}
     value = None if ref in known else info.by_ref().get(ref)
     while value is not None and info.ref(value) not in known:
         readers = list(value.consumers())
         value = readers[0].outputs[0] if len(readers) == 1 else None
-    return ref if value is None else info.ref(value)
+    return found.behind.get(ref, ref) if value is None else info.ref(value)
 
 
 def describe(info: ModelInfo, sites: Sequence[NormSite]) -> Description:
@@ -102,7 +107,16 @@ def describe(info: ModelInfo, sites: Sequence[NormSite]) -> Description:
             if site.nodes[-1].op_type == "LayerNormalization"
             and (first := spanned_norm(site)) is not None
         ),
+        {behind: info.ref(site.output) for site in sites for behind in _behind(info, site)},
     )
+
+
+def _behind(info: ModelInfo, site: NormSite) -> Iterator[str]:
+    """Yield what constants behind a norm make of its result, which nothing else reads."""
+    node = only_reader(site.output)
+    while node is not None and channel_op(info, node) is not None:
+        yield info.ref(node.outputs[0])
+        node = only_reader(node.outputs[0])
 
 
 def _row(info: ModelInfo, site: NormSite, stream: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ before it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -76,6 +76,7 @@ from onnxfold.passes.shifting.apply import apply as apply_shifting
 from onnxfold.passes.shifting.decide import decide as decide_shifting
 from onnxfold.passes.shifting.prove import prove as prove_shifting
 from onnxfold.pipeline.stage_timer import StageTimer
+from onnxfold.refusal import Refusal
 
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
@@ -172,30 +173,42 @@ class Decided:
         decompression = self.decisions.get("decompression", CompressionPlan())
         readers = self.decisions.get("readers", ReadersPlan())
         described = partial(norm_of, self.info, self.description)
-        refusals = centring.refusals + restoring.refusals + compression.refusals
-        folds = tuple(replace(fold, output=described(fold.output)) for fold in self.plan.folds)
+
+        def reasons(refused: Iterable[tuple[str, Refusal]]) -> dict[str, Refusal]:
+            return {described(ref): why for ref, why in refused}
+
+        def rows(norms: Iterable[str]) -> frozenset[str]:
+            return frozenset(map(described, norms))
+
         return Findings(
             self.description,
-            replace(self.plan, folds=folds),
-            dict(tuple((described(ref), why) for ref, why in refusals) + decompression.refusals),
-            dict(affine.refusals),
+            self._described_plan(described),
+            reasons(centring.refusals + restoring.refusals + compression.refusals)
+            | dict(decompression.refusals),
+            reasons(affine.refusals),
             centring.algorithm1,
             centring.algorithm1_embed_centred,
-            frozenset(
-                map(described, centring.remaining | restoring.remaining | compression.remaining)
-            ),
-            frozenset(map(described, centring.in_place)),
-            frozenset(map(described, centring.left)),
+            rows(centring.remaining | restoring.remaining | compression.remaining),
+            rows(centring.in_place),
+            rows(centring.left),
             affine.ranges + scales.ranges,
-            frozenset(restoring.norms) if "restoring" in self.decisions else None,
-            frozenset(map(described, compression.norms))
-            if "compression" in self.decisions
-            else None,
+            rows(restoring.norms) if "restoring" in self.decisions else None,
+            rows(compression.norms) if "compression" in self.decisions else None,
             frozenset(decompression.norms),
-            dict(self._deferral.refusals),
+            reasons(self._deferral.refusals),
             self.decisions.get("reinstating", ReinstatingPlan()).found,
-            frozenset(map(described, readers.norms)) if "readers" in self.decisions else None,
-            {described(ref): why for ref, why in readers.refusals},
+            rows(readers.norms) if "readers" in self.decisions else None,
+            reasons(readers.refusals),
+        )
+
+    def _described_plan(self, described: Callable[[str], str]) -> Plan:
+        """Return the plan by the norms that are described, not by what has become of them."""
+        plan = self.plan
+        return replace(
+            plan,
+            folds=tuple(replace(fold, output=described(fold.output)) for fold in plan.folds),
+            fusions=tuple(replace(move, output=described(move.output)) for move in plan.fusions),
+            deferred=tuple(replace(norm, output=described(norm.output)) for norm in plan.deferred),
         )
 
     @property

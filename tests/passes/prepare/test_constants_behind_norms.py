@@ -67,3 +67,16 @@ def test_a_norm_with_a_cast_in_front_of_its_gamma_has_its_own_row() -> None:
     body = _SPELLED + "k = Cast<to=11>(q) g = Mul(k, gamma) n = Add(g, beta) " + _LAYER
     report = onnxfold.inspect(_model(body))
     assert [(row["action"], row["reason"]) for row in report["norms"]] == [("rms", None)]
+
+
+_DIVIDED = {
+    "of an operator": _NORM.format(parts="gamma, beta") + "n = Div(m, half) ",
+    "spelled out": _SPELLED + "g = Mul(q, gamma) b = Add(g, beta) n = Div(b, half) ",
+}
+
+
+@pytest.mark.parametrize("name", _DIVIDED)
+def test_a_norm_that_takes_a_divisor_behind_it_keeps_its_row(name: str) -> None:
+    (row,) = onnxfold.optimize(_model(_DIVIDED[name] + _LAYER), check=0).report["inspect"]["norms"]
+    assert (row["action"], row["reason"]) == ("rms", None)
+    assert (row["gamma_fused"], row["beta_fused"]) == (True, True)
