@@ -109,7 +109,14 @@ ENVIRONMENTS: Final = {
         Environment("quark", ("amd-quark==0.13", _ORT, _TORCH)),
         Environment(
             "neural-compressor",
-            ("onnx-neural-compressor==1.0", "prettytable==3.17.0", "psutil==7.1.3", _ONNX, _ORT),
+            (
+                "onnx-neural-compressor==1.0",
+                # which it imports and does not ask for
+                "prettytable==3.18.0",
+                "scipy==1.17.1",
+                _ONNX,
+                _ORT,
+            ),
         ),
         Environment("aimet", ("aimet-onnx==2.42.0", _ONNX, _ORT, _TORCH)),
         Environment("netron", ("netron==9.3.3", "numpy", _ONNX), programs=("chromium",)),
