@@ -1,10 +1,7 @@
 """Recognition of normalizations: every spelling yields the same :class:`NormSite`."""
 
 from onnxfold.norms.numbered_streams import streams
-from onnxfold.norms.of_constants import refuse_constant
 from onnxfold.norms.recognition import find_norms
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 
-__all__ = [
-    "EpsilonMode", "NormForm", "NormKind", "NormSite", "find_norms", "refuse_constant", "streams",
-]  # fmt: skip
+__all__ = ["EpsilonMode", "NormForm", "NormKind", "NormSite", "find_norms", "streams"]

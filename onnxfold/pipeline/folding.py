@@ -347,7 +347,7 @@ def _spelled(
         result = _finished(edit.model, original, state, settings)
     if prove:
         with timer.stage("prove"):
-            after = state.final = prepare(result, apart=False).info
+            after = state.final = prepare(result, written=True).info
         if not _is_shown(state, LOWER, after, settings, timer):
             slow = ()
             if not state.changed:

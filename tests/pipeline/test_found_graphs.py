@@ -43,7 +43,7 @@ def _constant() -> ir.Model:
 def test_a_right_plan_is_proved(make: object, folds: int) -> None:
     assert callable(make)
     model = make()
-    result = onnxfold.convert(model, to="rms")
+    result = onnxfold.optimize(model)
     assert len(result.plan.folds) == folds
     assert result.report["proof"]["passed"]
     assert error(model, result.model) < BOUND

@@ -148,7 +148,7 @@ def test_a_norm_that_is_scaled_by_what_it_normalises_sees_its_mean(nodes: str, f
             {nodes}
         }}""")
     model.graph.initializer.extend([_weight("W", WIDTH, WIDTH), _weight("c", WIDTH)])
-    result = onnxfold.convert(model, to="rms")
+    result = onnxfold.optimize(model)
     assert len(result.plan.folds) == folds
 
 

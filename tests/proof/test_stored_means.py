@@ -45,7 +45,7 @@ def _spelled(x: str, y: str, axes: str) -> str:
 def test_a_norm_of_constants_is_proved(body: str, folds: int, constants: dict[str, Array]) -> None:
     outputs = "double[3,2,3] y" + (", double[3,2,3] z" if folds == 2 else "")
     made = {"c": C, "outer": np.array([0, 2])} | constants
-    result = onnxfold.convert(graph(body, "double[B] x", outputs, made), to="rms")
+    result = onnxfold.optimize(graph(body, "double[B] x", outputs, made))
     assert len(result.plan.folds) == folds
     assert result.report["proof"]["passed"]
 

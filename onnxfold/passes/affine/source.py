@@ -9,7 +9,7 @@ from onnxfold.graph import ModelInfo, Shape, node_label, operator
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.operands import is_read_once
-from onnxfold.norms import refuse_constant
+from onnxfold.norms.of_constants import refuse_constant
 from onnxfold.norms.ops import NORM_OPERATORS
 from onnxfold.norms.site import NormForm, NormKind, NormSite
 from onnxfold.operators import facets

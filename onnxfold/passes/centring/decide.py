@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import FLOATS, Fiber, ModelInfo, node_label
 from onnxfold.graph.reached import reached
-from onnxfold.norms import NormKind, NormSite, find_norms, refuse_constant
+from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.dataflow import PointFacts, ZeroMeanGraph, walk_back
@@ -139,8 +139,7 @@ def _demands(
     costs = costs_of(settings.target)
     sharing = Counter(value for site in sites for value in site.centred)
     for site in sites:
-        once = refuse_constant(info, site) if settings.convert_to is None else None
-        refusal = _refuse_early(site, lowering, settings) or once
+        refusal = _refuse_early(site, lowering, settings)
         if refusal is not None:
             refused[info.ref(site.output)] = refusal
             continue

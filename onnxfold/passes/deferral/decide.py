@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, node_label, operator
-from onnxfold.norms import NormSite, find_norms, refuse_constant
+from onnxfold.norms import NormSite, find_norms
 from onnxfold.norms.algebra.canonical import uniform
 from onnxfold.norms.site import NormKind
 from onnxfold.operators import facets
@@ -101,7 +101,7 @@ def _deferred(
 def _refuse_site(info: ModelInfo, site: NormSite, settings: Settings) -> Refusal | None:
     if settings.excludes(site.name):
         return Refusal(RefusalCode.EXCLUDED, "excluded by --exclude", (site.name,))
-    refusal = refuse_form(site) or refuse_constant(info, site)
+    refusal = refuse_form(site)
     if refusal is not None:
         return refusal
     if site.beta is not None or not _is_one(info, site.gamma):

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError
 from onnxfold.graph import FLOATS, Fiber, ModelInfo, node_label
 from onnxfold.graph.edit import Lowered
-from onnxfold.norms import refuse_constant
+from onnxfold.norms.of_constants import refuse_constant
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.norms.subtracted_mean import cast_of_centred
 from onnxfold.operators.functions import (
@@ -203,7 +203,7 @@ class TargetLowering:
         """Whether a norm that stays is given to a kernel, or made one operator out of several."""
         if site.kind not in _STATISTICS or site.refusal is not None:
             return False
-        if refuse_constant(self._view, site) is not None or self._refuse_call(site) is not None:
+        if self._refuse_call(site) is not None:
             return False
         if self._trailing_axes(site) is None:
             return False

@@ -39,6 +39,16 @@ from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.shapes import fill_types, infer
 
 _OVERRIDABLE_SINCE_IR = 4
+# What is done to constants, in order: later ones look at the weights that earlier ones have made.
+_GIVEN = (
+    store_parts,
+    fold_constants,
+    merge_constant_factors,
+    distribute_factors,
+    merge_affine_parts,
+    add_biases,
+)
+_WRITTEN = (merge_constant_factors, add_biases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +79,15 @@ def prepare(
     compressed: bool = False,
     deferred: bool = False,
     inferred: bool = False,
-    apart: bool = True,
+    written: bool = False,
 ) -> Prepared:
     """Return a copy without foreign functions and without skip forms; ``model`` is not changed.
 
     ``compressed``: CRMSNorms of ours are inlined too, so that the passes see what they append;
     ``deferred``: what deferred norms leave too, so that they can be taken back.  ``inferred``: the
     model has the types and shapes that can be known, and what is left as it is keeps them.
-    ``apart``: parts of weights are stored apart, but in what is compared with a prepared model.
+    ``written``: it is what passes made of a prepared model, with which it is compared constant by
+    constant.
     Tensors are shared with the original.  Raises ModelError for functions that call themselves.
     """
     clone = model.clone()
@@ -94,11 +105,7 @@ def prepare(
     moved = hoist_transposes(clone, Builder(clone).unique)
     same = inferred and not (inlined or split or picked or read or moved)
     info = ModelInfo(clone) if same else infer(clone)
-    if apart and store_parts(info):
-        info = ModelInfo(clone)
-    changes = (fold_constants, merge_constant_factors, distribute_factors, merge_affine_parts)
-    # Later ones look at the weights that earlier ones have made.
-    for change in (*changes, add_biases):
+    for change in _WRITTEN if written else _GIVEN:
         info = ModelInfo(clone) if change(info) else info
     unsplit = (*_left_whole(clone), *left)
     return Prepared(info, inlined, split, unsplit, moved, not (compressed or deferred))

@@ -61,26 +61,3 @@ def test_the_reason_is_named() -> None:
     (row,) = result.report["inspect"]["norms"]
     assert row["reason"]["code"] == "not_worth"
     assert "of constants, and runtimes compute it once" in row["reason"]["sentence"]
-
-
-@pytest.mark.parametrize("defer", ["off", "all"])
-@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
-def test_no_pass_changes_a_norm_of_constants(target: str, defer: str) -> None:
-    """Its elements are equal, so that all that comes out are roundings: no proof could hold."""
-    model = parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        g (float[batch, 8] x) => (float[batch, 4] y) <int64[2] sizes = {4, 8}> {
-            table = Expand(columns, sizes)  mean = ReduceMean<axes=[-1]>(table)
-            centred = Sub(table, mean)  square = Mul(centred, centred)
-            variance = ReduceMean<axes=[-1]>(square)  root = Sqrt(variance)
-            n = Div(centred, root)  keys = MatMul(n, w)  turned = Transpose(keys)
-            y = MatMul(x, turned)
-        }"""
-    )
-    rng = np.random.default_rng(0)
-    for name, shape in {"columns": (4, 1), "w": (8, 8)}.items():
-        numbers = rng.standard_normal(shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(numbers, name))
-    result = onnxfold.optimize(model, target=target, defer=defer, check=0)
-    assert not result.changed
-    assert "left_out" not in result.report
