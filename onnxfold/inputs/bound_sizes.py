@@ -250,7 +250,10 @@ def _past(
 
 
 def _present(shapes: Mapping[str, tuple[Dim, ...]]) -> Dim | None:
-    """The number of new tokens: axis 1 of the first input of rank 2, or else 3, that is no mask."""
+    """Return the number of new tokens: axis 1 of the first input of rank 2 that is not a mask.
+
+    Where there is none, it is that of the first of rank 3, which holds embeddings.
+    """
     dims = [dims for name, dims in shapes.items() if not MASK.search(name)]
     return next((d[1] for rank in (2, 3) for d in dims if len(d) == rank), None)
 
