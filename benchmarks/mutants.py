@@ -95,7 +95,7 @@ class Tester:
         kept = read(self._options.keep) if self._options.keep.exists() else []
         settled = {_place(row) for row in kept if row["verdict"] != "survives"}
         for mutant in sample(self._options.count, self._options.seed):
-            if mutant.place not in settled and mutant.module.startswith(self._options.module):
+            if mutant.place not in settled and mutant.module.startswith(self._options.modules):
                 self._judge(mutant)
         return True
 
@@ -266,7 +266,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--count", type=int, default=20, help="how many mutants")
     parser.add_argument("--seed", type=int, default=0, help="which ones")
-    parser.add_argument("--module", default="", help="what the path of a module begins with")
+    parser.add_argument("--modules", nargs="+", default=[""], help="what their paths begin with")
     parser.add_argument("--each", type=int, default=3, help="how many parameters of one test")
     parser.add_argument(
         "--longest", type=float, default=4, help="seconds of a test; of all its parameters twice"
@@ -275,8 +275,9 @@ def main() -> int:
     parser.add_argument("--suites", nargs="*", help="the tests to take, not the folders alone")
     parser.add_argument("--keep", type=Path, default=RESULTS / "mutants.csv", help="the verdicts")
     options = parser.parse_args()
+    options.modules = tuple(options.modules)
     found = sample(options.count, options.seed)
-    modules_of = (each.module for each in found if each.module.startswith(options.module))
+    modules_of = (each.module for each in found if each.module.startswith(options.modules))
     suites = options.suites or sorted({mirrored(module) for module in modules_of})
     flags = ["-q", "-s", "-p", "no:cacheprovider", "--graphs", "100"]
     return int(pytest.main([*flags, *suites], plugins=[Tester(options)]))
