@@ -5,6 +5,7 @@ from weakref import WeakKeyDictionary
 from onnxfold.graph import ModelInfo
 from onnxfold.norms.decomposed import decomposed_sites
 from onnxfold.norms.dyt import dyt_sites
+from onnxfold.norms.of_constants import with_equal_constants
 from onnxfold.norms.ops import op_site
 from onnxfold.norms.site import NormSite
 from onnxfold.norms.subtracted_mean import with_subtraction
@@ -28,5 +29,6 @@ def _find(view: ModelInfo) -> tuple[NormSite, ...]:
     taken = {node for site in spelled for node in site.nodes}
     whole = [op_site(view, node) for node in view.nodes() if node not in taken]
     sites = [*spelled, *(site for site in whole if site is not None)]
-    found = apart([with_subtraction(view, site) for site in sites])
+    subtracted = (with_subtraction(view, site) for site in sites)
+    found = apart([with_equal_constants(view, site) for site in subtracted])
     return tuple(sorted(found, key=lambda site: view.order[site.nodes[-1]]))

@@ -6,7 +6,6 @@ from onnxfold.proof.region import Pair
 from onnxfold.proof.relation import Float64, is_small
 
 _SNAP = 2.0**-42
-_ALIKE = 2.0**-30
 
 
 def line(draws: list[Pair], slack: float) -> tuple[Float64, Float64] | None:
@@ -16,34 +15,21 @@ def line(draws: list[Pair], slack: float) -> tuple[Float64, Float64] | None:
     whose product with v is of the order of the roundings of u: u is s then, for all that is seen.
     """
     u, v = (np.stack([pair[side] for pair in draws]) for side in (0, 1))
-    each = _slope(u, v, (0,), slack)
-    axes = (0, *(axis for axis in range(1, u.ndim) if _is_constant(each, axis - 1)))
-    r, s = _slope(u, v, axes, slack)
-    if len(axes) == 1 or not _is_line(u, v, r, s, slack):
-        r, s = _widest(u, v, each, slack)
+    r, s = _slope(u, v, tuple(range(u.ndim)), slack)
+    if not _is_line(u, v, r, s, slack):
+        r, s = _widest(u, v, slack)
     return (r, s) if np.isfinite(r).all() and np.isfinite(s).all() else None
 
 
-def _widest(
-    u: Float64, v: Float64, each: tuple[Float64, Float64], slack: float
-) -> tuple[Float64, Float64]:
+def _widest(u: Float64, v: Float64, slack: float) -> tuple[Float64, Float64]:
     """Return r and s with the axes joined along which one line fits; elements may be still."""
     axes: tuple[int, ...] = (0,)
-    found = each
+    found = _slope(u, v, axes, slack)
     for axis in range(1, u.ndim):
         wider = _slope(u, v, (*axes, axis), slack)
         if _is_line(u, v, *wider, slack):
             axes, found = (*axes, axis), wider
     return found
-
-
-def _is_constant(parameters: tuple[Float64, Float64], axis: int) -> bool:
-    """Whether r and s seem to be one number along an axis: a guess, at which one looks again."""
-    first = (a.take([0], axis=axis) for a in parameters)
-    return all(
-        bool(np.all(np.abs(a - b) <= _ALIKE * (1 + np.abs(b))))
-        for a, b in zip(parameters, first, strict=True)
-    )
 
 
 def _is_line(u: Float64, v: Float64, r: Float64, s: Float64, slack: float) -> bool:

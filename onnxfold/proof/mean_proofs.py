@@ -1,6 +1,6 @@
 """Values of the rewritten model whose mean along a fiber is 0: shown backward, down to weights."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 
@@ -55,43 +55,70 @@ class ZeroMeans:
         return any(self._is_shown((value, fiber), depths) for depths in _DEPTHS)
 
     def _is_shown(self, asked: Point, depths: tuple[int, ...]) -> bool:
-        """Whether regions of these depths show the mean of a point, and of those that it needs."""
-        waiting, order = [asked], []
-        seen = set(waiting)
+        """Whether regions of these depths show the mean of a point, and of those that it needs.
+
+        A graph may be thousands of nodes deep: searches wait for one another on a list.
+        """
+        answer = self._answer(asked, depths)
+        waiting = [] if answer is not None else [(asked, self._search(asked, depths))]
         while waiting:
-            point = waiting.pop()
-            if self._known.get(point):
-                continue
-            needed = None if (point, depths) in self._failed else self._needed(point, depths)
-            if needed is None:
-                self._failed |= {(point, depths), (asked, depths)}
-                return False
-            order.append(point)
-            new = [following for following in needed if following not in seen]
-            seen.update(new)
-            waiting += new
-        self._known.update(dict.fromkeys(order, True))
-        return True
+            point, search = waiting[-1]
+            try:
+                needed = search.send(answer)
+            except StopIteration as ended:
+                waiting.pop()
+                answer = self._note(point, depths, shown=ended.value)
+            else:
+                answer = self._answer(needed, depths)
+                if answer is None:
+                    waiting.append((needed, self._search(needed, depths)))
+        return bool(answer)
+
+    def _answer(self, point: Point, depths: tuple[int, ...]) -> bool | None:
+        """Return what is known of a point, None where it is open."""
+        if self._known.get(point):
+            return True
+        return False if (point, depths) in self._failed else None
+
+    def _note(self, point: Point, depths: tuple[int, ...], *, shown: bool) -> bool:
+        if shown:
+            self._known[point] = True
+        else:
+            self._failed.add((point, depths))
+        return shown
+
+    def _search(self, point: Point, depths: tuple[int, ...]) -> Generator[Point, bool | None, bool]:
+        """Yield points, be told whether each has mean 0, and return whether this one has.
+
+        All points of one choice must have.  They stand before this one: a graph has no cycles.
+        """
+        for needed in self._needed(point, depths):
+            for each in needed:
+                if not (yield each):
+                    break
+            else:
+                return True
+        return False
 
     def may_hold(self, value: ir.Value, fiber: Fiber) -> bool:
         """Whether the mean may be 0: that of a stored constant is, or is not."""
         tensor = self._after.tensor(value)
         return tensor is None or self._is_centred(value, tensor, fiber)
 
-    def _needed(self, point: Point, depths: tuple[int, ...]) -> tuple[Point, ...] | None:
-        """Return points that must have mean 0 so that this one has; None where there are none."""
+    def _needed(self, point: Point, depths: tuple[int, ...]) -> Iterator[tuple[Point, ...]]:
+        """Yield choices of points of which this one has mean 0 if all of them have."""
         value, fiber = point
         tensor = self._after.tensor(value)
         if tensor is not None:
-            return () if self._is_centred(value, tensor, fiber) else None
+            if self._is_centred(value, tensor, fiber):
+                yield ()
+            return
         if value.producer() is None:
-            return None
-        regions = list(self._regions(value, depths))
-        for region, choice in self._trials(regions, fiber):
+            return
+        for region, choice in self._trials(list(self._regions(value, depths)), fiber):
             if self._tester.zero_mean(with_zeros(region, choice), fiber):
                 least = self._least(region, choice, fiber)
-                return tuple((leaf.v, zero) for leaf, zero in least if leaf.v is not None)
-        return None
+                yield tuple((leaf.v, zero) for leaf, zero in least if leaf.v is not None)
 
     def _least(self, region: Region, choice: _Choice, fiber: Fiber) -> _Choice:
         """Leave out of a choice what the mean does not rest on, where that is not stored."""

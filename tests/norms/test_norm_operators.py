@@ -313,3 +313,30 @@ def test_a_mean_subtracted_in_front_is_of_the_norm() -> None:
 def test_a_mean_that_others_read_or_of_another_axis_stays_in_front(text: str) -> None:
     site = only_site(model(text, "float[B,3,8] x, float[8] g", opset=17))
     assert site.input.name == "d"
+
+
+_COLUMN = """c = Constant<value = float[2, 1] {1.0, 2.0}>() s = Constant<value = int64[2] {2, 8}>()
+    t = Expand(c, s)"""
+
+
+@pytest.mark.parametrize(
+    ("norm", "refused"),
+    [
+        ("LayerNormalization(t, g)", True),
+        ("LayerNormalization<axis=0>(t, h)", False),
+        ("RMSNormalization(t, g)", False),
+    ],
+)
+def test_a_norm_that_subtracts_the_mean_of_equal_constants_is_refused(
+    norm: str, refused: bool
+) -> None:
+    site = only_site(model(f"{_COLUMN} y = {norm}", "float[8] g, float[2,8] h"))
+    assert (site.refusal is not None) == refused
+
+
+def test_a_norm_of_equal_constants_that_is_refused_keeps_its_reason() -> None:
+    body = """v = Constant<value = float[1] {1.0}>() s = Constant<value = int64[3] {1, 2, 8}>()
+        t = Expand(v, s) y = InstanceNormalization(t, g, b)"""
+    site = only_site(model(body, "float[2] g, float[2] b"))
+    assert site.refusal is not None
+    assert site.refusal.code is RefusalCode.SPATIAL_NORM

@@ -55,3 +55,19 @@ def test_a_final_line_gives_v_back(exponent: int, s: float) -> None:
         v = found.counterpart(r * DRAWS[0] + s, np.random.default_rng(0), 1.0)
         # u is rounded to 2^-53 of its size; r v is at least 2^-42 of that.
         assert np.abs(v - DRAWS[0]).max() <= 2.0**-8 * np.abs(DRAWS[0]).max()
+
+
+def test_padding_has_the_line_of_the_elements_beside_it() -> None:
+    """Zeros are any product of zeros."""
+    padded = [np.pad(v, ((1, 0), (0, 0))) for v in DRAWS]
+    found = line([(4 * v, v) for v in padded], slack=0.0)
+    assert found is not None
+    assert [part.tolist() for part in found] == [[[4.0]], [[0.0]]]
+
+
+def test_lines_along_one_axis_are_apart_from_those_along_another() -> None:
+    r = np.array([[2.0], [3.0], [2.0]])
+    found = line([(r * v, v) for v in DRAWS], slack=0.0)
+    assert found is not None
+    assert found[0].shape == r.shape
+    assert np.abs(found[0] - r).max() <= 2.0**-45

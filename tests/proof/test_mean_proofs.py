@@ -45,3 +45,19 @@ def test_a_mean_that_two_nodes_take_away_is_shown_in_both(monkeypatch: pytest.Mo
         "y = LayerNormalization(a, gamma)"
     )
     assert 2 in _depths(monkeypatch, body, "double[2,3,4] x, double[2,3,6] z")
+
+
+def test_where_one_factor_has_no_mean_of_0_the_other_is_looked_at() -> None:
+    """Either would do; the scale comes first, and too many nodes lie between to see both norms."""
+    spelled = (
+        "m = ReduceMean<keepdims=1>(x, last) d = Sub(x, m) s = Mul(d, d) "
+        "v = ReduceMean<keepdims=1>(s, last) e = Add(v, epsilon) q = Sqrt(e) r = Reciprocal(q) "
+        "n0 = Mul(r, d) "
+    )
+    mixed = " ".join(f"n{k + 1} = MatMul(z, n{k})" for k in range(10))
+    body = f"{spelled} {mixed} y = LayerNormalization(n10, gamma)"
+    made = _WEIGHTS | {"epsilon": np.array(1e-3)}
+    inputs = "double[2,3,6] x, double[2,3,3] z"
+    result = onnxfold.optimize(graph(body, inputs, "double[2,3,6] y", made))
+    assert len(result.plan.folds) == 1
+    assert result.report["proof"]["passed"]
