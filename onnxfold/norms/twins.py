@@ -25,7 +25,7 @@ def apart(sites: Sequence[NormSite]) -> Iterator[NormSite]:
             for value in site.escaping
             if value in site.centred or not _is_read_by_twins(value, site, owners)
         ]
-        yield replace(site, escaping=tuple(left)) if len(left) < len(site.escaping) else site
+        yield replace(site, escaping=tuple(left))
 
 
 def _is_read_by_twins(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import parser
 
 import onnxfold
-from onnxfold.norms import EpsilonMode, NormForm, NormKind
+from onnxfold.norms import EpsilonMode, NormForm, NormKind, find_norms
+from onnxfold.norms.subtracted_mean import cast_of_centred
 from onnxfold.refusal import RefusalCode
+from onnxfold.shapes import infer
 from tests.norms.replay import FLOAT32_BOUND, only_site, replay_error, sites_of
 from tests.norms.replay import model as text_model
 
@@ -298,6 +301,7 @@ def test_a_mean_subtracted_in_front_is_of_the_norm() -> None:
         "x",
         ["ReduceMean", "Sub", "LayerNormalization"],
     )
+    assert [value.name for value in site.centred] == ["d"]
     assert error < FLOAT32_BOUND
 
 
@@ -308,9 +312,12 @@ def test_a_mean_subtracted_in_front_is_of_the_norm() -> None:
         f"{_MEAN} n = LayerNormalization(d, g) y = Add(n, m)",
         f"{_MEAN.replace('-1', '1')} y = LayerNormalization(d, g)",
         f"{_MEAN.replace('Sub(x, m)', 'Sub(m, x)')} y = LayerNormalization(d, g)",
+        f"z = Neg(x) {_MEAN.replace('Mean<axes=[-1]>(x', 'Mean<axes=[-1]>(z')} "
+        "y = LayerNormalization(d, g)",
+        f"{_MEAN} y, mean, inverse = LayerNormalization(d, g) n = Neg(inverse)",
     ],
 )
-def test_a_mean_that_others_read_or_of_another_axis_stays_in_front(text: str) -> None:
+def test_another_mean_stays_in_front_and_so_does_one_that_others_read(text: str) -> None:
     site = only_site(model(text, "float[B,3,8] x, float[8] g", opset=17))
     assert site.input.name == "d"
 
@@ -340,3 +347,20 @@ def test_a_norm_of_equal_constants_that_is_refused_keeps_its_reason() -> None:
     site = only_site(model(body, "float[2] g, float[2] b"))
     assert site.refusal is not None
     assert site.refusal.code is RefusalCode.SPATIAL_NORM
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (f"{_MEAN} c = Cast<to=1>(d)", True),
+        (f"{_MEAN.replace('-1', '1')} c = Cast<to=1>(d)", False),
+        (f"{_MEAN} c = Neg(d)", False),
+        ("z = Neg(x) c = Cast<to=1>(z)", False),
+        ("c = Cast<to=1>(x)", False),
+    ],
+)
+def test_a_norm_reads_a_cast_of_x_less_its_mean(text: str, found: bool) -> None:
+    proto = model(f"{text} y = LayerNormalization(c, g)", "float16[B,3,8] x, float[8] g", opset=17)
+    view = infer(ir.from_proto(proto))
+    (site,) = find_norms(view)
+    assert (cast_of_centred(view, site) is not None) == found

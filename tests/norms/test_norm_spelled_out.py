@@ -56,6 +56,28 @@ def test_a_quotient_that_two_branches_read_ends_the_norm():
     assert site.escaping == ()
 
 
+@pytest.mark.parametrize(
+    ("other", "escaping"),
+    [
+        ("c = Div(x, r) z = Mul(c, b)", [[], []]),
+        (
+            "m = ReduceMean<axes=[1]>(q) f = Add(m, t) w = Sqrt(f) c = Div(x, w) z = Mul(c, b)",
+            [["q"], ["q"]],
+        ),
+    ],
+    ids=["twins", "of another axis"],
+)
+def test_what_only_twins_read_of_a_norm_does_not_leak(
+    other: str, escaping: list[list[str]]
+) -> None:
+    body = (
+        "t = Constant<value = float {1e-5}>() q = Mul(x, x) v = ReduceMean<axes=[-1]>(q) "
+        f"e = Add(v, t) r = Sqrt(e) a = Div(x, r) y = Mul(a, g) {other}"
+    )
+    sites = sites_of(model(body, AFFINE, "float[] y, float[] z"))
+    assert [names(site.escaping) for site in sites] == escaping
+
+
 def test_gamma_in_the_reciprocal_and_the_mean_taken_late():
     """tf.nn.batch_normalization: x * m + (b - u * m) with m = g / s."""
     tail = "r = Reciprocal(s)\nm = Mul(r, g)\nxm = Mul(x, m)\num = Mul(u, m)\n"

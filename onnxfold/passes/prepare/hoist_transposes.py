@@ -119,13 +119,10 @@ class _Move:
             and tuple(node.attributes.get_ints("perm", ())) == self.order
         ]
 
-    def reduction(self, node: ir.Node, x: ir.Value) -> ir.Value | None:
-        """Return the same reduction of T(x), or None where it is not over constant, kept axes."""
-        axes = _axes(node)
-        if not axes or not keeps_dims(node):
-            return None
+    def reduction(self, node: ir.Node, x: ir.Value) -> ir.Value:
+        """Return the same reduction of T(x), which is over constant, kept axes."""
         rank = len(self.order)
-        places = [self.order.index(axis % rank) for axis in axes]
+        places = [self.order.index(axis % rank) for axis in _axes(node) or ()]
         attributes = dict(node.attributes)
         inputs: tuple[ir.Value | None, ...] = (x,)
         if "axes" in attributes:
@@ -156,10 +153,7 @@ def _pull(move: _Move) -> bool:
     if x is None or inner.domain != "":
         return False
     if inner.op_type in _REDUCTIONS and _reducible(inner):
-        result = move.reduction(inner, move.transposed(x))
-        if result is None:
-            return False
-        move.finish(result)
+        move.finish(move.reduction(inner, move.transposed(x)))
         sweep([inner])
         return True
     if inner.op_type == "Mul" and inner.inputs[1] is x:
@@ -175,10 +169,7 @@ def _pull(move: _Move) -> bool:
     if mean.graph is not move.graph or not _reducible(mean):
         return False
     wide = move.transposed(x)
-    reduced = move.reduction(mean, wide)
-    if reduced is None:
-        return False
-    move.finish(move.make("Sub", (wide, reduced), {}, inner))
+    move.finish(move.make("Sub", (wide, move.reduction(mean, wide)), {}, inner))
     sweep([inner])
     sweep([mean])
     return True

@@ -76,3 +76,10 @@ def test_an_identity_in_front_of_them_goes_too(target: str) -> None:
     assert isinstance(result.model, onnx.ModelProto)
     assert not any(node.op_type == "Identity" for node in result.model.graph.node)
     assert not onnxfold.optimize(result.model, target=target).changed
+
+
+def test_a_gamma_inside_moves_where_beta_comes_last() -> None:
+    text = NORM.replace("scaled = Mul (x, scale)", "scaled = Mul (centred, scale)")
+    text = text.replace("norm = Add (scaled, rest)", "norm = Add (scaled, beta)")
+    result = onnxfold.optimize(parser.parse_model(text))
+    assert [(fusion.gamma, fusion.beta) for fusion in result.plan.fusions] == [(True, True)]

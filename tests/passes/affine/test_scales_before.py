@@ -22,3 +22,19 @@ def test_gamma_behind_a_layer_scale_moves_out_of_a_norm_that_is_spelled_out() ->
     result = onnxfold.optimize(model)
     assert [(each.gamma, each.beta) for each in result.plan.fusions] == [(True, True)]
     assert len(result.plan.folds) == len(result.plan.scales) == 1
+
+
+def test_a_gamma_that_a_scale_went_into_is_rounded_once() -> None:
+    """A weight of half floats gets the product of all three as it is, not that of a rounded one."""
+    body = (
+        "n = LayerNormalization(x, gamma) t = Transpose(n) s = Mul(t, scale) z = Transpose(s) "
+        "y = MatMul(z, W)"
+    )
+    made = weights(gamma=(16,), W=(16, 16), scale=(16, 1))
+    half = {name: np.asarray(array, np.float16) for name, array in made.items()}
+    result = onnxfold.optimize(graph(body, "float16[5,16] x", "float16[5,16] y", half))
+    assert len(result.plan.scales) == 1
+    assert [each.gamma for each in result.plan.fusions] == [True]
+    gamma, W, scale = (array.astype(np.float64) for array in half.values())
+    stored = result.model.graph.initializers["W"].const_value.numpy()
+    assert np.array_equal(stored, (gamma[:, None] * scale * W).astype(np.float16))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import numpy_helper, parser
 
 import onnxfold
+from onnxfold.passes.prepare.working_copy import prepare
 
 
 def subtracted(norm: str) -> onnx.ModelProto:
@@ -40,3 +42,10 @@ def test_it_stays_where_nothing_moves() -> None:
     result = onnxfold.optimize(subtracted("n = Tanh(x)"))
     assert not result.changed
     assert [node.op_type for node in result.model.graph.node] == ["Tanh", "MatMul", "Sub", "Mul"]
+
+
+def test_it_stays_where_its_name_is_taken() -> None:
+    model = subtracted("h = MatMul(x, V)  n = LayerNormalization(h, G, B)")
+    model.graph.input[1].name = model.graph.node[-1].input[1] = "z.bias"
+    prepared = prepare(ir.from_proto(model)).model
+    assert [node.op_type for node in prepared.graph][-3:] == ["MatMul", "Sub", "Mul"]

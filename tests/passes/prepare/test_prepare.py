@@ -327,6 +327,27 @@ def test_a_transpose_inside_a_norm_moves_in_front_of_it():
     assert site.input.producer().op_type == "Transpose"
 
 
+def test_what_moves_is_named_for_what_it_was() -> None:
+    body = "u = ReduceMean<axes=[1]>(x)\nd = Sub(x, u)\nt = Transpose<perm=[0,2,3,1]>(d)" + TAIL
+    nodes = [*prepare(ir.from_proto(skip_model(body, "float[B,8,3,4] x", "float[] y"))).model.graph]
+    names = ["x/transposed", "u/transposed", "d/transposed"]
+    assert [node.name for node in nodes[:3]] == names
+    outputs = [f"{name}_output" for name in names[:2]]
+    assert [node.outputs[0].name for node in nodes[:3]] == [*outputs, "t"]
+
+
+def test_axes_that_are_an_operand_move_too() -> None:
+    body = "u = ReduceMean(x, axis)\nd = Sub(x, u)\ny = Transpose<perm=[0,2,3,1]>(d)"
+    proto = skip_model(body, "float[B,8,3,4] x", "float[] y", opset=18)
+    axis = onnx.numpy_helper.from_array(np.array([1]), "axis")
+    proto.graph.initializer.append(axis)
+    prepared, _ = check(proto, "Transpose ReduceMean Sub")
+    assert prepared.moved == ("Transpose->y",)
+    del proto.graph.initializer[:]
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("axis", axis.data_type, [1]))
+    assert prepare(ir.from_proto(proto)).moved == ()
+
+
 def test_a_transposed_norm_of_rows_and_the_transposed_rows_meet():
     body = """
         l = ReduceL2<axes=[1]>(x)
@@ -366,8 +387,10 @@ def test_a_transpose_between_a_square_and_its_root_moves_in_front_of_the_norm():
         "u = ReduceMean<axes=[1]>(x)\nd = Sub(x, u)\ny = Transpose<perm=[0,2,3,1]>(d)\nz = Neg(d)",
         "d = Sub(x, x)\ny = Transpose<perm=[0,2,3,1]>(d)",
         "u = ReduceMean<axes=[1], keepdims=0>(x)\ny = Transpose<perm=[0,2,1]>(u)",
+        "u = ReduceMean<axes=[0], keepdims=0>(x)\nd = Sub(x, u)\ny = Transpose<perm=[0,2,3,1]>(d)",
+        "u = ReduceMean(x)\ny = Transpose<perm=[0,2,3,1]>(u)",
     ],
-    ids=["a square of its own", "shared", "no mean", "axes dropped"],
+    ids=["a square of its own", "shared", "no mean", "axes dropped", "a mean in front", "no axes"],
 )
 def test_other_transposes_stay(body):
     proto = skip_model(body, "float[B,8,3,4] x", "float[] y")

@@ -81,12 +81,21 @@ def test_a_part_of_a_weight_is_centred() -> None:
         "p = MatMul(n, v) q = MatMul(n, w) y = Concat<axis=2>(p, q)",
         "w = Slice(W, eight, sixteen, one) p = MatMul(n, w) q = MatMul(n, W) "
         "y = Concat<axis=2>(p, q)",
+        "w = Slice(W, eight, sixteen, one) y = MatMul(n, w)",
     ],
-    ids=["overlapping parts", "a reader of all of it"],
+    ids=["overlapping parts", "a reader of all of it", "a part that the graph gives"],
 )
 def test_a_weight_that_would_be_stored_twice_stays_whole(body: str) -> None:
-    prepared = prepare(open_source(_model(body, (16, 16), "float[B,4,S] y")).model)
-    assert "W" in prepared.model.graph.initializers
+    model = _model(body, (16, 16), "float[B,4,S] y")
+    if "q =" not in body:
+        model.graph.output.append(onnx.helper.make_tensor_value_info("w", 1, [16, 8]))
+    assert "W" in prepare(open_source(model).model).model.graph.initializers
+
+
+def test_a_part_that_nothing_reads_is_not_stored() -> None:
+    body = "v, w = Split<axis=1>(W, halves) p = MatMul(n, v) y = Add(p, b)"
+    stored = prepare(open_source(_model(body, (16, 16))).model).model.graph.initializers
+    assert {"W", "v", "w"} & set(stored) == {"v"}
 
 
 def test_parts_of_external_data_are_written(tmp_path: Path) -> None:

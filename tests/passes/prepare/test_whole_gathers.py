@@ -52,3 +52,12 @@ def test_a_gather_that_leaves_out_or_moves_elements_stays(indices: np.ndarray) -
     model = ir.from_proto(pooled(np.ascontiguousarray(indices)))
     infer(model)
     assert reshape_whole(model) == ()
+
+
+def test_a_gather_of_no_elements_stays() -> None:
+    """A Reshape takes 0 for a size that it copies, and the vector has no second one."""
+    proto = pooled(np.zeros((8, 0), np.int64))
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 0
+    model = ir.from_proto(proto)
+    infer(model)
+    assert reshape_whole(model) == ()
