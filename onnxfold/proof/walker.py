@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnxfold.graph import Fiber, ModelInfo, node_label
 from onnxfold.graph.equality import pairs, same_attributes, same_default, same_tensor
 from onnxfold.graph.operands import operands
+from onnxfold.graph.reached import reached
 from onnxfold.graph.traversal import bodies
 from onnxfold.proof.candidates import Candidates
 from onnxfold.proof.certificate import Certificate, Proof
@@ -271,10 +272,10 @@ class _Walker:
         For one that reads v comes first: zeros are any of these products.
         """
         claims = [claim for claim in self._hints.scaled if claim.weight == ref]
-        own = {self._after.ref(node.outputs[0]) for node in v.consumers()} if claims else set()
-        readers = sorted(
-            dict.fromkeys(claim.reader for claim in claims), key=lambda one: one not in own
-        )
+        readers = list(dict.fromkeys(claim.reader for claim in claims))
+        if len(readers) > 1:
+            own = self._nearest(v, readers)
+            readers.sort(key=lambda reader: reader != own)
         for chosen in [
             [claim for claim in claims if claim.reader == reader] for reader in readers
         ] + ([claims] if len(readers) > 1 else []):
@@ -282,6 +283,13 @@ class _Walker:
             for claim in chosen:
                 factor = factor * claim.channels.spread(claim.vector, shape)
             yield factor
+
+    def _nearest(self, v: ir.Value, readers: Collection[str]) -> str | None:
+        """Return the reader in the original behind which the results of what reads v stand."""
+        results = (output for node in v.consumers() for output in node.outputs)
+        originals = (self._match.originals.get(output) for output in results)
+        before = reached((u for u in originals if u is not None), lambda u: operands(u.producer()))
+        return next((ref for u in before if (ref := self._before.ref(u)) in readers), None)
 
     def _tested(self, u: ir.Value, v: ir.Value) -> Relation | None:
         """Return the relation that a region near the pair shows; equality counts for more."""

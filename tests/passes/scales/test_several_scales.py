@@ -57,3 +57,20 @@ def test_layers_that_share_a_bias_of_zeros_take_a_scale_each(factor: str) -> Non
         f"k0 = Neg(e) c = Mul(h, eight) f = Mul(k0, {factor}) g = Tanh(c) y = Add(f, g)"
     )
     assert_moved(body, 2, {"nothing": np.zeros(6), "four": np.array(4.1)})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "p = MatMul(x, V) a = Add(p, nothing) c = Mul(a, eight) q = MatMul(x, V2) "
+        "e = Add(q, nothing) f = Mul(e, four) y = Add(f, c)",
+        "p = MatMul(x, V) a = Add(p, nothing) c = Mul(a, eight) q = MatMul(c, U) "
+        "e = Add(q, nothing) y = Mul(e, four)",
+    ],
+    ids=["beside one another", "one behind the other"],
+)
+def test_zeros_take_the_scale_of_the_layer_behind_which_its_reader_stands(body: str) -> None:
+    """The sum has the name of the product that it has taken over."""
+    made = {"nothing": np.zeros(6), "four": np.array(4.1)}
+    square = np.random.default_rng(6).standard_normal((6, 6))
+    assert_moved(body, 2, made | ({"U": square} if "U)" in body else {}))
