@@ -28,7 +28,9 @@ from onnxfold.check.runners import (
     why_not_onnxruntime,
 )
 from onnxfold.errors import InvariantError, ModelError, VerificationError
+from onnxfold.graph.traversal import all_graphs
 from onnxfold.inputs import IMAGE_SIDES, InputSpec, make_inputs
+from onnxfold.shapes import fill_types
 
 # Largest tensor in float64 that the truth may need at once.
 FLOAT64_LIMIT_BYTES = 2 << 30
@@ -36,6 +38,9 @@ FLOAT64_LIMIT_BYTES = 2 << 30
 FLOAT64_LIMIT_PARAMETERS = 3_000_000_000
 # Below this many elements luck decides on rms errors, so noise is drawn several times.
 _FEW, _DRAWS = 64, 8
+# A number that is rounded to another code in some runs, in a share p of them, fails the check where
+# the original alone does not do so: p (1 - p)^n, at most 1 / (e n), 2%.
+_DRAWS_OF_CODES = 16
 # Runs of ONNX Runtime with disturbed results, at least.
 _RUNS = 2
 
@@ -234,12 +239,13 @@ def with_more_noise(
     """Evidence with further runs of the original, where its noise may have been underrated.
 
     In a model of 16-bit floats, because ONNX Runtime's CPU kernels compute these in float32 and
-    round less often than the model says. For outputs of few elements, because luck decides there.
+    round less often than the model says. For outputs of few elements, and behind numbers that are
+    rounded to codes, because luck decides there.
     Where ONNX Runtime is compared with itself, because its kernels err alike with and without
     optimizations.
     """
     model, engine = pair[0].model, evidence.engine
-    draws = _draws(evidence, outputs)
+    draws = _draws(evidence, outputs, model)
     more: list[list[Outputs]] = []
     if evidence.method != "float64" and engine is not None:
         more = _runs_of_disturbed(engine, pair[0], feeds, max(draws, _RUNS), seed)
@@ -254,16 +260,24 @@ def with_more_noise(
     return replace(evidence, originals=[*evidence.originals, *more], noise=noise)
 
 
-def _draws(evidence: Evidence, outputs: Iterable[str]) -> int:
+def _draws(evidence: Evidence, outputs: Iterable[str], model: ir.Model) -> int:
     """How many draws make up for the few elements of an output; 0 where none has few.
 
-    Of codes, few lie so near to the middle between two that a rounding moves them.
+    Of codes, in an output or on the way to it, few lie so near to the middle between two that a
+    rounding moves them.
     """
     arrays = [truth[name] for name in outputs for truth in evidence.truths]
-    if any(is_code(array.dtype) for array in arrays):
-        return _DRAWS
+    if any(is_code(array.dtype) for array in arrays) or _computes_codes(model):
+        return _DRAWS_OF_CODES
     few = [a.size for a in arrays if is_wide_float(a.dtype) and 0 < a.size < _FEW]
     return min(-(-_FEW // min(few)), _DRAWS) if few else 0
+
+
+def _computes_codes(model: ir.Model) -> bool:
+    typed = model.clone()
+    fill_types(typed)
+    values = (value for graph in all_graphs(typed) for node in graph for value in node.outputs)
+    return any(value.dtype is not None and is_code(value.dtype.numpy()) for value in values)
 
 
 def _runs_of_disturbed(
@@ -295,7 +309,7 @@ def against_itself(
     by a rounding does to the original in ONNX Runtime, whose own kernels it shows too.
     """
     original, rewritten = pair
-    draws = max(_draws(evidence, outputs), _RUNS)
+    draws = max(_draws(evidence, outputs, original.model), _RUNS)
     return replace(
         evidence,
         method="onnxruntime",

@@ -295,6 +295,28 @@ def test_outputs_of_codes_are_compared(
     assert not verified(divided, off).passed
 
 
+def _behind_codes(first: str) -> ir.Model:
+    """A layer behind numbers that are rounded to codes."""
+    text = f"""
+        <ir_version: 9, opset_import: ["" : 19]>
+        g (float[64, 1024] x) => (float[64, 8] y)
+        <float s = {{0.0035}}, int8 z = {{0}},
+         float k = {{0.7}}, float n = {{3.0}}, float f = {{0.2334}}>
+        {{ {first}  q = QuantizeLinear (a, s, z)  d = DequantizeLinear (q, s, z)
+           y = MatMul (d, w) }}"""
+    proto = onnx.parser.parse_model(text)
+    table = np.random.default_rng(0).standard_normal((1024, 8)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(table, "w"))
+    return ir.from_proto(proto)
+
+
+def test_a_code_that_only_the_rewritten_model_moves_is_noise() -> None:
+    """One number of these inputs lies so near to the middle between two codes."""
+    left = _behind_codes("b = Mul (x, k)  a = Div (b, n)")
+    assert verified(left, _behind_codes("b = Div (x, n)  a = Mul (b, k)"), seed=9).passed
+    assert not verified(left, _behind_codes("a = Mul (x, f)"), seed=9).passed
+
+
 def test_random_operators_are_run_by_the_interpreter() -> None:
     noise = "r = RandomNormalLike (x)  y = Add (x, r)"
     result = verified(single(noise), single(noise))
