@@ -4,12 +4,28 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.array_types import Array, Float64
+from onnxfold.graph.channels import Channels
 from onnxfold.graph.edit import Editor, change_constant, set_input
 from onnxfold.graph.operands import known_producer, known_tensor, operand
 from onnxfold.graph.traversal import declared_shape
 from onnxfold.passes.places import Place
-from onnxfold.weights.edited import edited
+from onnxfold.weights.edited import EditedTensor, edited, unrounded
 from onnxfold.weights.edits import Edit, Shift
+
+
+def unrounded_numbers(info: ModelInfo, value: ir.Value | None) -> Array | None:
+    """Return a constant's numbers, not yet rounded where a scale has gone into them."""
+    array, tensor = info.array(value), info.tensor(value)
+    return array if array is None or tensor is None else unrounded(tensor)
+
+
+def rounded_once(numbers: Float64, dtype: ir.DataType, name: str) -> EditedTensor:
+    """Return a constant of a type whose numbers stay known as they are before their rounding."""
+    zeros = ir.Tensor(np.zeros(numbers.shape, dtype.numpy()), dtype=dtype)
+    channels = Channels.along(enumerate(numbers.shape))
+    return edited(zeros, Shift(channels, numbers.reshape(-1)), name)
 
 
 class PlaceEditor:

@@ -14,8 +14,8 @@ from onnxfold.norms.ops import NORM_OPERATORS
 from onnxfold.norms.site import NormForm, NormKind, NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
+from onnxfold.passes.constant_edits import unrounded_numbers
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.weights.edited import unrounded
 
 _GAMMA, _BETA = 1, 2  # operands of every norm that is one operator
 _OPERATORS = (("Add", _BETA), ("Mul", _GAMMA))
@@ -78,7 +78,7 @@ def _of_operands(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | No
     for index, part in ((_GAMMA, site.gamma), (_BETA, site.beta)):
         if part is None:
             continue
-        array = _numbers(view, part) if isinstance(part, ir.Value) else part
+        array = unrounded_numbers(view, part) if isinstance(part, ir.Value) else part
         if array is None:
             return _unknown(site, "has a gamma or beta that is not a constant")
         parts[index] = array
@@ -143,7 +143,7 @@ def _inside(view: ModelInfo, site: NormSite) -> _Parts:
     for (op_type, index), part in zip(_OPERATORS, (site.beta, site.gamma), strict=True):
         if part is None:
             continue
-        array = _numbers(view, part) if isinstance(part, ir.Value) else None
+        array = unrounded_numbers(view, part) if isinstance(part, ir.Value) else None
         readers = part.consumers() if isinstance(part, ir.Value) else ()
         here = [node for node in readers if node in site.nodes]
         if array is None or len(here) != 1 or operator(here[0]) != op_type:
@@ -174,16 +174,10 @@ def _constant_operand(
         return None
     for index, operand in enumerate(node.inputs):
         other = node.inputs[1 - index]
-        array = _numbers(view, operand)
+        array = unrounded_numbers(view, operand)
         if array is not None and other is not None and view.rank(other) == view.rank(value):
             return node, array, other
     return None
-
-
-def _numbers(view: ModelInfo, value: ir.Value | None) -> Array | None:
-    """Return a constant's numbers, not yet rounded where a scale has gone into them."""
-    array, tensor = view.array(value), view.tensor(value)
-    return array if array is None or tensor is None else unrounded(tensor)
 
 
 def _vectors(parts: dict[int, Array], shape: Shape) -> tuple[Channels, dict[int, Float64]] | None:

@@ -17,6 +17,7 @@ from onnxfold.operators import facets
 from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.operators.table import row_of
 from onnxfold.passes.base import Settings
+from onnxfold.passes.constant_edits import rounded_once
 from onnxfold.passes.deferral.gammas import GammaTables, gamma_tables
 from onnxfold.passes.deferral.half_floats import halving
 from onnxfold.passes.deferral.plan import (
@@ -156,7 +157,8 @@ class _Work:
             if key not in scaled:
                 name, used = f"{factor.name}.gamma", gamma.squeeze() if gamma.size == 1 else gamma
                 new = NewNodes(self._edit.info.opset)
-                part = new.weight(name, used.astype(factor.dtype.numpy()))
+                numbers = rounded_once(used, factor.dtype, name)
+                part = self._edit.new_constant(node.outputs[0], numbers, name)
                 result = new.op("Mul", factor, part)
                 result.name, result.type = f"{name}.scaled", factor.type
                 scaled[key] = self._edit.compute_before(node, new)

@@ -23,6 +23,7 @@ from onnxfold.norms import NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.row import Elements
 from onnxfold.operators.table import row_of
+from onnxfold.passes.constant_edits import unrounded_numbers
 from onnxfold.passes.costs import elements
 from onnxfold.passes.deferral.row_scale import Rows
 
@@ -71,7 +72,8 @@ def gamma_tables(info: ModelInfo, site: NormSite, rows: Rows) -> GammaTables | N
 
 def _gamma(info: ModelInfo, site: NormSite, rows: Rows) -> Float64 | None:
     """Return gamma in the axes of the result, of size 1 along rows."""
-    part = info.array(site.gamma) if isinstance(site.gamma, ir.Value) else site.gamma
+    gamma = site.gamma
+    part = unrounded_numbers(info, gamma) if isinstance(gamma, ir.Value) else gamma
     shape = info.shape(site.output)
     if part is None or shape is None or site.beta is not None:
         return None

@@ -6,14 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
 import onnxfold
+from onnxfold.graph.channels import SCALAR
+from onnxfold.graph.edit import change_constant
+from onnxfold.graph.operands import known_tensor
 from onnxfold.options import Target
 from onnxfold.passes.deferral import apply, measured
 from onnxfold.passes.deferral.gammas import GammaTables
 from onnxfold.passes.deferral.plan import DeferralPlan
+from onnxfold.weights.edited import edited
+from onnxfold.weights.edits import Scale
 from tests.passes.affine.affine_graphs import Array, error, graph, weights
 from tests.passes.deferral.deferral_graphs import defer, forced, rms_norm
 
@@ -188,6 +194,30 @@ def test_gammas_of_queries_go_into_tables_that_more_heads_share(case: str) -> No
     back = onnxfold.optimize(result.model, check=0)
     assert back.report["inspect"]["summary"]["reinstated"] == 1
     assert error(model, back.model) < BOUND
+
+
+def test_tables_take_gammas_that_have_taken_a_scale_and_are_not_rounded_yet() -> None:
+    """The scale of the scores goes into the gamma of q; both are rounded once, together."""
+    tables, turn, width, opset = CASES["halves, cached"]
+    model = _in_float32(_model(tables, turn, width, opset, gammas=(SIZE,)))
+    gamma = model.graph.initializers["qgamma"]
+    change_constant(gamma, edited(known_tensor(gamma), Scale(SCALAR, np.array([0.01])), "qgamma"))
+    found = defer(model)
+    (norm,) = found.plan.norms
+    assert norm.gammas == ("qh",)
+    assert not found.shown.failures
+
+
+def _in_float32(model: ir.Model) -> ir.Model:
+    proto = ir.to_proto(model)
+    for tensor in proto.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.DOUBLE:
+            numbers = onnx.numpy_helper.to_array(tensor).astype(np.float32)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(numbers, tensor.name))
+    for value in (*proto.graph.input, *proto.graph.output):
+        if value.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    return ir.from_proto(proto)
 
 
 @pytest.mark.parametrize("case", ["com.microsoft, halves", "opset 23, neighbours"])
