@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -9,6 +10,7 @@ import onnxfold
 from onnxfold.graph import ModelInfo
 from onnxfold.proof import Certificate, prove
 from onnxfold.shapes import infer
+from tests.passes.affine.affine_graphs import graph
 
 BODY = """<ir_version: 8, opset_import: ["": 18]>
 g (double[B,4] x, bool c) => (double[B,4] y) {{
@@ -76,3 +78,14 @@ def test_what_fits_tensors_of_the_sizes_of_the_model_alone_is_tested_at_them() -
     x, turn = "double[1,512,16,16] x", "DepthToSpace<blocksize = 16>"
     models = _graph(f"n = Neg(x) y = {turn}(n)", x), _graph(f"d = {turn}(x) y = Neg(d)", x)
     assert prove(*models, Certificate()).passed
+
+
+def test_the_reason_names_the_node_and_what_it_reads_that_has_changed() -> None:
+    body = "m = MatMul(x, W) y = Exp(m)"
+    before, after = (
+        infer(graph(body, "double[B,4] x", "double[B,4] y", {"W": np.roll(np.eye(4), turn, 0)}))
+        for turn in (0, 1)
+    )
+    assert prove(before, after, Certificate()).failures == (
+        "output 'y' is not what it was: node 'MatMul->m', which reads the changed 'W'",
+    )

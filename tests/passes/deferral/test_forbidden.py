@@ -129,6 +129,19 @@ def test_rows_are_followed_through_merged_axes_alone() -> None:
     assert mixed.reasons == {"n": "not_worth"}
 
 
+def test_rows_are_not_followed_into_sizes_that_only_a_caller_knows() -> None:
+    """[B, T, 6] as [?, ?, 6]: the first size may be B T, and may be anything else."""
+    body = (
+        "c = Cast<to=7>(x) m = ReduceMax<keepdims=0>(c, rows) t = Slice(m, zero, two) "
+        "s = Concat<axis=0>(t, six) "
+        "f = Reshape(n, s) y = MatMul(f, W)"
+    )
+    numbers = {"six": [6], "rows": [0, 1], "zero": [0], "two": [2]}
+    made = {name: np.array(each) for name, each in numbers.items()}
+    found = defer(rms_graph(body, outputs="double[M,N,3] y", W=(6, 3), **made))
+    assert found.plan.norms == ()
+
+
 def test_excluded_norms_stay() -> None:
     model = feed_forward("Relu(h)")
     settings = replace(ALL, exclude=".")
