@@ -108,7 +108,9 @@ class Neighbourhood:
         for v in new.leaves:
             u = self._match.originals.get(v)
             if self._after.tensor(v) is not None:
-                leaves.append(self._constant_leaf(u, v, drawn, actual))
+                # What stands for an expression is given as it is, where that is computed as it was.
+                known = u in read or self._before.tensor(u) is not None
+                leaves.append(self._constant_leaf(u if known else None, v, drawn, actual))
             elif u is None or u not in read:
                 leaves.append(self._leaf(None, v, EQUAL))
             else:

@@ -198,7 +198,7 @@ def _vectors(parts: dict[int, Array], shape: Shape) -> tuple[Channels, dict[int,
         return None
     if any(n not in (1, m) for a in aligned.values() for n, m in zip(a.shape, sizes, strict=True)):
         return None
-    channels = Channels.along((axis, size) for axis, size in enumerate(sizes) if size > 1)
+    channels = Channels.along(enumerate(sizes))
     vectors = {
         index: np.broadcast_to(array, sizes).astype(np.float64).reshape(-1)
         for index, array in aligned.items()
