@@ -104,3 +104,7 @@ def test_a_bias_that_moves_into_a_layer_is_not_called_a_scale_alone() -> None:
     )
     said = _said(onnxfold.optimize(model).report)
     assert "; 1 scale or bias moves into the linear layers before" in said
+
+
+def test_parameters_are_the_numbers_that_are_stored() -> None:
+    assert onnxfold.inspect(_model(TWO_PASSES))["model"]["parameters"] == 2

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, Shape, node_label, operator
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
-from onnxfold.graph.operands import is_read_once
+from onnxfold.graph.operands import is_read_once, known_operand
 from onnxfold.norms.of_constants import refuse_constant
 from onnxfold.norms.ops import NORM_OPERATORS
 from onnxfold.norms.site import NormForm, NormKind, NormSite
@@ -154,16 +154,14 @@ def _inside(view: ModelInfo, site: NormSite) -> _Parts:
 
 def _before_carriers(site: NormSite) -> ir.Value:
     """Return what a spelled-out norm computes before a Cast, a Reshape or a Neg at its end."""
-    value = site.output
-    while True:
-        node = value.producer()
-        source = node.inputs[0] if node is not None and node.inputs else None
-        if node is None or node not in site.nodes or source is None:
-            return value
+    value, node = site.output, site.output.producer()
+    while node in site.nodes:
         row = row_of(node)
         if row.data != (0,) or not facets.passes_scale(row):
-            return value
-        value = source
+            break
+        value = known_operand(node, 0)
+        node = value.producer()
+    return value
 
 
 def _constant_operand(

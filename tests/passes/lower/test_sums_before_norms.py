@@ -6,11 +6,14 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import parser
 
 import onnxfold
+from onnxfold.passes.lower.sums import fused_additions
+from onnxfold.shapes import infer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +46,12 @@ g (float[2, 3, 4] x, float[2, 3, 4] branch) => (float[2, 3, 4] y)
     y = Add (scaled2, bias)
 }
 """
+
+
+@pytest.mark.parametrize(("opset", "count"), [(7, 0), (8, 1)])
+def test_a_sum_broadcasts_since_opset_8(opset: int, count: int) -> None:
+    model = parser.parse_model(TWO_SPELLED_NORMS.replace('"" : 14', f'"" : {opset}'))
+    assert len(fused_additions(infer(ir.from_proto(model)))) == count
 
 
 def test_the_beta_of_a_spelled_norm_in_front_of_another_stays_an_add(tmp_path: Path) -> None:

@@ -389,8 +389,17 @@ def test_a_transpose_between_a_square_and_its_root_moves_in_front_of_the_norm():
         "u = ReduceMean<axes=[1], keepdims=0>(x)\ny = Transpose<perm=[0,2,1]>(u)",
         "u = ReduceMean<axes=[0], keepdims=0>(x)\nd = Sub(x, u)\ny = Transpose<perm=[0,2,3,1]>(d)",
         "u = ReduceMean(x)\ny = Transpose<perm=[0,2,3,1]>(u)",
+        "u = com.microsoft.ReduceMean<axes=[1]>(x)\ny = Transpose<perm=[0,2,3,1]>(u)",
     ],
-    ids=["a square of its own", "shared", "no mean", "axes dropped", "a mean in front", "no axes"],
+    ids=[
+        "a square of its own",
+        "shared",
+        "no mean",
+        "axes dropped",
+        "a mean in front",
+        "no axes",
+        "another's operator",
+    ],
 )
 def test_other_transposes_stay(body):
     proto = skip_model(body, "float[B,8,3,4] x", "float[] y")
