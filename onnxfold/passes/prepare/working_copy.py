@@ -5,8 +5,8 @@ residual addition with a norm are split into the addition and the norm, so that 
 walks through the addition; lowering fuses them again.  Transposes that an optimizer moved into
 a norm are moved back in front of it.  Elements of an unbound tensor are picked from the tensor,
 operands of Identity are read directly, and weights that a loop hands on are read from outside.
-Parts of weights are stored apart, constant expressions stored, factors in a row merged, constants
-behind a norm merged into it, and biases added.
+Parts of weights are stored apart, constant expressions stored, factors in a row merged, and biases
+added.
 """
 
 from collections.abc import Iterator
@@ -23,12 +23,10 @@ from onnxfold.graph.reached import reached
 from onnxfold.graph.traversal import all_graphs, all_nodes
 from onnxfold.operators.functions import DOMAIN, LAST_AXIS_ONLY, SIGNATURES
 from onnxfold.passes.prepare.add_biases import add_biases
-from onnxfold.passes.prepare.distribute_factors import distribute_factors
 from onnxfold.passes.prepare.fold_constants import fold_constants
 from onnxfold.passes.prepare.hoist_transposes import hoist_transposes
 from onnxfold.passes.prepare.identities import read_directly
 from onnxfold.passes.prepare.invariant_states import read_from_outside
-from onnxfold.passes.prepare.merge_affine_parts import merge_affine_parts
 from onnxfold.passes.prepare.merge_constant_factors import merge_constant_factors
 from onnxfold.passes.prepare.own_functions import is_ours, spell_out
 from onnxfold.passes.prepare.split_skip_norms import SPLITTERS, Builder
@@ -44,8 +42,6 @@ _GIVEN = (
     store_parts,
     fold_constants,
     merge_constant_factors,
-    distribute_factors,
-    merge_affine_parts,
     add_biases,
 )
 _WRITTEN = (merge_constant_factors, add_biases)

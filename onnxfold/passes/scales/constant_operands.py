@@ -4,17 +4,20 @@ A norm that stays before a scale has its gamma and beta for it: c (g x + b) = (c
 a product by a constant its factor, and a sum its constant.
 """
 
+from dataclasses import dataclass
+
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader
-from onnxfold.graph.array_types import Array
 from onnxfold.graph.channels import SCALAR, Channels
-from onnxfold.graph.operands import known_producer
+from onnxfold.graph.operands import known_producer, operand
 from onnxfold.norms import NormSite
 from onnxfold.norms.algebra.canonical import uniform
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.affine_walk import EditPlace, root_of
+
+_GAMMA, _BETA = 1, 2
 
 
 def bias_root(
@@ -50,34 +53,39 @@ def factor_of(view: ModelInfo, value: ir.Value, channels: Channels) -> list[Edit
     return []
 
 
-def gamma_and_beta(view: ModelInfo, site: NormSite, channels: Channels) -> list[EditPlace]:
-    """Return the places of gamma and beta, none where one is no constant of its own.
+@dataclass(frozen=True, slots=True)
+class NormConstants:
+    """Gamma of a norm that is one operator, beta where there is one, and where one may be added."""
 
-    A gamma of ones takes nothing, and one per group no scale per channel.
+    gamma: EditPlace
+    beta: EditPlace | None
+    new_beta: Reader | None
+
+
+def norm_constants(view: ModelInfo, site: NormSite, channels: Channels) -> NormConstants | None:
+    """Return the places of gamma and beta, None where one is no constant of its own.
+
+    A gamma per group takes no scale per channel.
     """
-    return [] if site.gamma is None else _places(view, site, channels, (site.gamma, site.beta))
+    node = site.last
+    gamma = _part_of(view, site, channels, _GAMMA)
+    if gamma is None:
+        return None
+    if operand(node, _BETA) is not None:
+        beta = _part_of(view, site, channels, _BETA)
+        return None if beta is None else NormConstants(gamma, beta, None)
+    one_axis = view.rank(gamma.value) == 1
+    takes_beta = one_axis and not node.domain and node.op_type == "LayerNormalization"
+    return NormConstants(gamma, None, Reader(node, _BETA) if takes_beta else None)
 
 
-def beta_of(view: ModelInfo, site: NormSite, channels: Channels) -> list[EditPlace]:
-    """Return the place of beta, none where it is no constant of its own."""
-    return _places(view, site, channels, (site.beta,))
-
-
-def _places(
-    view: ModelInfo, site: NormSite, channels: Channels, parts: tuple[ir.Value | Array | None, ...]
-) -> list[EditPlace]:
+def _part_of(view: ModelInfo, site: NormSite, channels: Channels, index: int) -> EditPlace | None:
+    part = operand(site.last, index)
+    if part is None or list(site.last.inputs).count(part) != 1:
+        return None
     if channels.digits and site.affine_axis is not None:
-        return []
-    inputs = list(site.last.inputs)
-    found: list[EditPlace] = []
-    for part in (part for part in parts if part is not None):
-        if not isinstance(part, ir.Value) or inputs.count(part) != 1:
-            return []
-        root = _operand_root(view, Reader(site.last, inputs.index(part)), channels, site.output)
-        if root is None:
-            return []
-        found.append(root)
-    return found
+        return None
+    return _operand_root(view, Reader(site.last, index), channels, site.output)
 
 
 def _operand_root(

@@ -25,7 +25,7 @@ from onnxfold.operators.row import Elements, Layer
 from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.affine_walk import EditPlace, root_of
 from onnxfold.passes.affine.reactions import before_layout
-from onnxfold.passes.scales.constant_operands import beta_of, bias_root, factor_of, gamma_and_beta
+from onnxfold.passes.scales.constant_operands import bias_root, factor_of, norm_constants
 from onnxfold.passes.scales.cut_parts import AxisPart, cut_of, element_readers, only_part
 from onnxfold.passes.scales.homogeneous import carries_factor, common_source
 from onnxfold.refusal import Refusal, RefusalCode
@@ -176,7 +176,7 @@ def writer_of(
         if source is not None:
             value = known = source
             continue
-        step = _back(view, node, channels, biases, passed)
+        step = _back(view, op, node, channels, biases, passed)
         if isinstance(step, Refusal):
             taker = _constants(view, op, norms.get(value), value, channels, biases)
             return step if taker is None else replace(taker, part=part)
@@ -231,6 +231,7 @@ def _before_cut(
 
 def _back(
     view: ModelInfo,
+    op: ChannelOp,
     node: ir.Node,
     channels: Channels,
     biases: list[EditPlace],
@@ -239,7 +240,7 @@ def _back(
     moved = before_layout(view, node.outputs[0], channels)
     if moved is not None:
         return moved
-    if not channels.digits and _scales_first(view, node):
+    if op.shift is None and _scales_first(view, node, channels):
         operand = node.inputs[0]
         if operand is not None and view.tensor(operand) is None:
             return operand, channels
@@ -261,11 +262,12 @@ def _back(
     return refuse(RefusalCode.VARIES_ALONG_FIBER, node, "adds something else")
 
 
-def _scales_first(view: ModelInfo, node: ir.Node) -> bool:
-    """Whether c times the one data input is c times the one output."""
+def _scales_first(view: ModelInfo, node: ir.Node, channels: Channels) -> bool:
+    """Whether c times the one data input is c times the one output, for each channel's c."""
     row = row_of(node)
     one = row.data == (0,) and not facets.scales_every_output(row)
-    return one and carries_factor(view, node, (0,))
+    kept = not channels.digits or facets.positionwise(row)
+    return one and kept and carries_factor(view, node, (0,))
 
 
 def _constants(
@@ -281,19 +283,17 @@ def _constants(
     (y + b) + d = y + (b + d), and c (g n(x) + b) = (c g) n(x) + c b: all of the norm's constants
     take a scale.
     """
-    if op.shift is None:
-        places = (
-            factor_of(view, value, channels)
-            if site is None
-            else gamma_and_beta(view, site, channels)
-        )
-        others = [*biases, *places[1:]]
-    else:
-        others = biases if biases or site is None else beta_of(view, site, channels)
-        places = others[:1] if op.scale is None else []
+    node = known_producer(value)
+    if site is not None and not (op.shift is not None and biases):
+        found = norm_constants(view, site, channels)
+        if found is None:
+            return None
+        betas = () if found.beta is None else (found.beta,)
+        return LinearWriter(node, channels, found.gamma, (*biases, *betas), found.new_beta)
+    places = biases if op.shift is not None else factor_of(view, value, channels)
     if not places:
         return None
-    return LinearWriter(known_producer(value), channels, places[0], tuple(others), None)
+    return LinearWriter(node, channels, places[0], tuple(biases), None)
 
 
 def _writer(

@@ -33,6 +33,8 @@ _SHAPES = {
 _FIXED: dict[str, Array] = {
     "eight": np.array(8.3),
     "zeros": np.array([1.0, 0.0, 2.0, 0.0, -1.0]),
+    "ones": np.ones(6),
+    "noughts": np.zeros(6),
     "s5": np.abs(np.random.default_rng(9).standard_normal(5)) + 0.5,
     "heads": np.array([0, 0, 1, 5]),
     "heads2": np.array([0, 0, 2, 2]),

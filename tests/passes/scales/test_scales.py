@@ -88,6 +88,11 @@ MOVES = {
         "n = LayerNormalization(x, d, d3) h = Neg(n) y = Mul(h, eight)",
         1,
     ),
+    "a gamma of ones": ("n = LayerNormalization(x, ones) h = Neg(n) y = Mul(h, d)", 1),
+    "a layer scale behind Neg": (BIASED + "h = Neg(a) y = Mul(h, ls)", 1),
+    "a new beta": ("n = LayerNormalization(x, d) y = Add(n, d3)", 1),
+    "a new beta, scaled": ("n = LayerNormalization(x, ones) a = Add(n, d3) y = Mul(d, a)", 2),
+    "a beta of zeros": ("n = LayerNormalization(x, d, noughts) y = Sub(n, d3)", 1),
     "scores of what a norm's operator gives": (
         "n = LayerNormalization(x, d) t = Transpose<perm=[0,2,1]>(x) s = MatMul(n, t) "
         "y = Div(s, eight)",
@@ -121,8 +126,18 @@ REFUSED = {
         "f = Flatten<axis=2>(x) g = Gemm(f, H) r = Reshape(g, heads3x4) y = Add(r, bq)"
     ),
     "a bias per token": "m = MatMul(x, W) a = Add(m, table) y = Mul(a, ls)",
+    "a shift behind a norm that has no beta": (
+        "n = com.microsoft.SimplifiedLayerNormalization(x, d) h = Identity(n) y = Add(h, d3)"
+    ),
+    "a shift of one axis behind a norm over two": (
+        "n = LayerNormalization<axis=1>(x, g46) y = Add(n, d)"
+    ),
+    "a shift behind Neg": BIASED + "h = Neg(a) y = Add(h, ls)",
+    "a batch norm behind Neg": (
+        "c = Conv(x, K, k) h = Neg(c) y = BatchNormalization(h, s5, k, b2, s5)"
+    ),
+    "one number behind a norm": "n = LayerNormalization(x, d) y = Add(n, eight)",
     "a gamma that is beta too": "n = LayerNormalization(x, d, d) h = Neg(n) y = Mul(h, eight)",
-    "a norm without a gamma": "n = LayerNormalization(x, ones) h = Neg(n) y = Mul(h, eight)",
     "a norm whose beta is computed": (
         "s = ReduceMean<keepdims=0>(x, i01) t = Tanh(s) n = LayerNormalization(x, d, t) "
         "h = Neg(n) y = Mul(h, eight)"
@@ -144,7 +159,7 @@ def test_what_is_no_scale_of_a_weight_stays(case: str) -> None:
         "table": rng.standard_normal((4, 1)),
         "long": rng.standard_normal(18),
         "heads3x4": np.array([-1, 3, 4]),
-        "ones": np.ones(6),
+        "g46": rng.standard_normal((4, 6)),
         "i01": np.array([0, 1]),
     }
     assert not absorb(scale_model(REFUSED[case], more)).fusions
