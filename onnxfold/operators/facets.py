@@ -31,6 +31,11 @@ def moves_numbers(row: Operator) -> bool:
     return row.elements <= Elements.COPIES
 
 
+def alike_everywhere(row: Operator) -> bool:
+    """Whether every runtime computes the same bits from constants: nothing but IEEE 754 rounds."""
+    return row.rounded or moves_numbers(row)
+
+
 def stands_before_a_weight(row: Operator) -> bool:
     """Whether an edit of the first output can be made in the one data input instead."""
     return row.elements <= Elements.PERMUTES and row.data == (0,) and row.family is not None

@@ -37,7 +37,8 @@ _FUNCTIONS = (
         "Acos Acosh Asin Asinh Atan Atanh Clip Cos Cosh Erf Log Round Sign Sin Sinh Tan Tanh",
         _ELEMENTWISE,
     ),
-    *each("Ceil Exp Floor Reciprocal Sqrt", replace(_ELEMENTWISE, foldable=True)),
+    *each("Ceil Exp Floor Reciprocal", replace(_ELEMENTWISE, foldable=True)),
+    replace(_ELEMENTWISE, op_type="Sqrt", foldable=True, rounded=True),
     replace(_ELEMENTWISE, op_type="Abs", elements=Elements.HOMOGENEOUS),
     *each(
         "Max Min",

@@ -118,7 +118,8 @@ class Operator:
     ``layer``: how its weight holds channels; ``bias``: the input that is added to the product.
     ``adds_first``: the inputs of which it adds the other to either before whatever else it does.
     ``shape``: the shape of the first output.  ``foldable``: onnx's evaluator gives its exact result
-    for small constants.  ``random``: it draws numbers.  ``decides``: it gives booleans.
+    for small constants, and ``rounded``: one with the bits that IEEE 754 fixes, as every runtime
+    computes them.  ``random``: it draws numbers.  ``decides``: it gives booleans.
     ``rotates``: inputs of cos, sin and positions, which turn pairs of channels of the first input.
     ``tables``: (input of indices, input they address); ``masks``: inputs of ones and zeros.
     ``kernel``: the module of its float64 kernel in check/reference/kernels.
@@ -139,6 +140,7 @@ class Operator:
     adds_first: tuple[int, ...] = ()
     shape: Shapes | None = None
     foldable: bool = False
+    rounded: bool = False
     random: bool = False
     decides: bool = False
     rotates: tuple[int, int, int] | None = None

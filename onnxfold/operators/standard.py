@@ -33,8 +33,9 @@ _SUM = Operator(
 )
 
 _ELEMENTWISE = (
-    replace(_SUM, op_type="Add", adds_first=(0, 1)),
-    *each("Sub Sum", _SUM),
+    replace(_SUM, op_type="Add", adds_first=(0, 1), rounded=True),
+    replace(_SUM, op_type="Sub", rounded=True),
+    replace(_SUM, op_type="Sum"),
     Operator(
         "Mean",
         family=Family.ADDITIVE,
@@ -52,6 +53,7 @@ _ELEMENTWISE = (
         no_shift="changes the sign, which the shift would have to follow",
         shape=Shapes.SAME,
         foldable=True,
+        rounded=True,
         kernel="elementwise",
     ),
     Operator(
@@ -73,6 +75,7 @@ _ELEMENTWISE = (
             unless=(_OF_NUMBERS,),
             shape=Shapes.SAME,
             foldable=True,
+            rounded=True,
             kernel="tensors",
         ),
     ),
@@ -95,6 +98,7 @@ _ELEMENTWISE = (
         no_shift="multiplies by a factor, which the shift would have to know",
         shape=Shapes.BROADCAST,
         foldable=True,
+        rounded=True,
         kernel="elementwise",
     ),
     Operator(
@@ -105,6 +109,7 @@ _ELEMENTWISE = (
         no_shift="divides by a factor, which the shift would have to know",
         shape=Shapes.BROADCAST,
         foldable=True,
+        rounded=True,
         kernel="elementwise",
     ),
     Operator(

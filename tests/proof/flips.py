@@ -86,6 +86,8 @@ def _others(row: Operator) -> Iterator[tuple[str, Operator]]:
         yield "adds_first", replace(row, adds_first=(0, 1))
     if not row.foldable:
         yield "foldable", replace(row, foldable=True)
+    if not row.rounded:
+        yield "rounded", replace(row, rounded=True)
     if row.random:
         yield "random", replace(row, random=False)
     yield "decides", replace(row, decides=not row.decides)

@@ -17,7 +17,6 @@ from onnxfold.operators.new_nodes import weight_value
 from onnxfold.operators.table import row_of
 
 _READERS = ("Add", "Mul")
-_ROUNDED_ALIKE = frozenset({"Add", "Cast", "Constant", "Div", "Mul", "Neg", "Sqrt", "Sub"})
 
 
 def fold_constants(view: ModelInfo) -> int:
@@ -46,7 +45,7 @@ def _fold(view: ModelInfo, value: ir.Value) -> bool:
         return False
     before = reached([value], lambda each: operands(producer_of(each)))
     makers = [maker for each in before if (maker := producer_of(each)) is not None]
-    if not all(map(_is_rounded_alike, makers)):
+    if not all(facets.alike_everywhere(row_of(maker)) for maker in makers if maker.inputs):
         return False
     weight = weight_value(f"{value.name}.folded", np.array(array))
     add_constant(node.graph, weight)
@@ -55,7 +54,3 @@ def _fold(view: ModelInfo, value: ir.Value) -> bool:
             set_input(use.node, use.idx, weight)
     sweep(reversed(makers))
     return True
-
-
-def _is_rounded_alike(node: ir.Node) -> bool:
-    return operator(node) in _ROUNDED_ALIKE or facets.moves_numbers(row_of(node))
