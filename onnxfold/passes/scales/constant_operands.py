@@ -12,7 +12,6 @@ from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import SCALAR, Channels
 from onnxfold.graph.operands import known_producer, operand
 from onnxfold.norms import NormSite
-from onnxfold.norms.algebra.canonical import uniform
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.affine_walk import EditPlace, root_of
@@ -38,17 +37,14 @@ def bias_root(
 
 
 def factor_of(view: ModelInfo, value: ir.Value, channels: Channels) -> list[EditPlace]:
-    """Return the place of the constant factor of a product, if any.
-
-    Ones are none: they stand where a norm has no gamma.
-    """
+    """Return the place of the constant factor of a product, if any."""
     node = known_producer(value)
     for index in facets.factors(row_of(node)):
         tensor = view.tensor(node.inputs[index])
         if tensor is None or not tensor.dtype.is_floating_point() or tensor.size == 1:
             continue
         root = _operand_root(view, Reader(node, index), channels, value)
-        if root is not None and uniform(view, root.value) != 1.0:
+        if root is not None:
             return [root]
     return []
 

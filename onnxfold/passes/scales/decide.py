@@ -8,6 +8,8 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.norms.site import NormForm
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
 from onnxfold.options import Target
 from onnxfold.passes.affine.affine_walk import EditPlace
 from onnxfold.passes.base import Settings
@@ -55,10 +57,11 @@ def decide_scales(
 ) -> tuple[ScaleFusion, ...]:
     """Return the operators that a linear layer before them can do in its weights.
 
-    The nodes of a norm stay, whatever they are, but for the alpha of a DyT and for factors and sums
-    behind a gamma and a beta, which become one of each.  A weight with other
-    readers is copied up to ``allow_split_bytes``, and left alone above.  Without ``scores`` the
-    scales of attention scores stay.
+    The nodes of a norm stay, whatever they are, but for the alpha of a DyT and for factors, sums
+    and signs behind a gamma and a beta, which become one of each.  Signs behind a layer stay, since
+    runtimes know rotary embeddings by them.  A weight with other readers is copied up to
+    ``allow_split_bytes``, and left alone above.  Without ``scores`` the scales of attention scores
+    stay.
     """
     sites = tuple(sites)
     of_norms = {node for site in sites if site.kind is not NormKind.DYT for node in site.nodes}
@@ -72,7 +75,7 @@ def decide_scales(
         if op is None or (not scores and scales_scores(view, node)):
             continue
         writer = writer_of(view, op, frozenset(passed), norms)
-        if isinstance(writer, Refusal):
+        if isinstance(writer, Refusal) or _is_sign_of_layer(node, writer):
             continue
         fusion = _fusion(view, op, writer, allow_split_bytes, writer.node in biased)
         if fusion is not None:
@@ -83,8 +86,12 @@ def decide_scales(
     return tuple(fusions)
 
 
+def _is_sign_of_layer(node: ir.Node, writer: LinearWriter) -> bool:
+    return node.op_type == "Neg" and facets.takes_scale(row_of(writer.node))
+
+
 def _last_constants(view: ModelInfo, site: NormSite) -> Iterator[ir.Node]:
-    """Yield the products and sums with constants in which a norm that is spelled out ends."""
+    """Yield the products and sums with constants, and the signs, that end a norm spelled out."""
     value: ir.Value | None = site.output
     while site.form is NormForm.DECOMPOSED and value is not None:
         node = value.producer()

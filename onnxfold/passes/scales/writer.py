@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber, ModelInfo, Reader
+from onnxfold.graph import FLOATS, Fiber, ModelInfo, Reader
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import SCALAR, Channels
-from onnxfold.graph.operands import known_producer
+from onnxfold.graph.operands import known_operand, known_producer
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.families.rules import transfer_of
@@ -75,11 +75,14 @@ def embedded(
 
 
 def channel_op(view: ModelInfo, node: ir.Node) -> ChannelOp | None:
-    """Return what Mul, Div, Add, Sub by a constant or BatchNormalization does per channel."""
+    """Return what Mul, Div, Add, Sub by a constant, Neg or BatchNormalization does per channel."""
     if node.domain != "":
         return None
     if node.op_type == "BatchNormalization":
         return _batch_norm(view, node)
+    if node.op_type == "Neg":
+        moves = known_operand(node, 0).dtype in FLOATS and view.array(node.inputs[0]) is None
+        return ChannelOp(node, 0, SCALAR, np.full(1, -1.0), None) if moves else None
     # Each of these has a formula of its own.
     if node.op_type not in ("Add", "Div", "Mul", "Sub") or len(node.inputs) != 2:
         return None
@@ -176,7 +179,7 @@ def writer_of(
         if source is not None:
             value = known = source
             continue
-        step = _back(view, op, node, channels, biases, passed)
+        step = _back(view, node, channels, biases, passed)
         if isinstance(step, Refusal):
             taker = _constants(view, op, norms.get(value), value, channels, biases)
             return step if taker is None else replace(taker, part=part)
@@ -231,7 +234,6 @@ def _before_cut(
 
 def _back(
     view: ModelInfo,
-    op: ChannelOp,
     node: ir.Node,
     channels: Channels,
     biases: list[EditPlace],
@@ -240,7 +242,7 @@ def _back(
     moved = before_layout(view, node.outputs[0], channels)
     if moved is not None:
         return moved
-    if op.shift is None and _scales_first(view, node, channels):
+    if not channels.digits and _scales_first(view, node):
         operand = node.inputs[0]
         if operand is not None and view.tensor(operand) is None:
             return operand, channels
@@ -262,12 +264,11 @@ def _back(
     return refuse(RefusalCode.VARIES_ALONG_FIBER, node, "adds something else")
 
 
-def _scales_first(view: ModelInfo, node: ir.Node, channels: Channels) -> bool:
-    """Whether c times the one data input is c times the one output, for each channel's c."""
+def _scales_first(view: ModelInfo, node: ir.Node) -> bool:
+    """Whether c times the one data input is c times the one output."""
     row = row_of(node)
     one = row.data == (0,) and not facets.scales_every_output(row)
-    kept = not channels.digits or facets.positionwise(row)
-    return one and kept and carries_factor(view, node, (0,))
+    return one and carries_factor(view, node, (0,))
 
 
 def _constants(

@@ -36,8 +36,9 @@ class _Draft:
             if self._choose.random() < 0.3:
                 stream = self._factor(stream)
             branch = self._norm(stream)
-            for _ in range(self._choose.randint(0, 3)):
-                branch = self._choose.choice((self._factor, self._factor, self._sum))(branch)
+            steps = (self._factor, self._factor, self._factor, self._sum, self._sum, self._negated)
+            for _ in range(self._choose.randint(0, 4)):
+                branch = self._choose.choice(steps)(branch)
             branch = self._linear(branch)
             residual = self._choose.random() < 0.5
             stream = self._node(f"Add({stream}, {branch})") if residual else branch
@@ -75,11 +76,21 @@ class _Draft:
     def _sum(self, x: str) -> str:
         return self._node(f"{self._choose.choice(('Add', 'Sub'))}({x}, {self._constant(_WIDTH)})")
 
+    def _negated(self, x: str) -> str:
+        return self._node(f"Neg({x})")
+
+    def _gamma(self) -> str:
+        if self._choose.random() < 0.7:
+            return self._constant(_WIDTH, mean=1.5)
+        self._constants["ones"] = np.ones(_WIDTH, np.float32)
+        return "ones"
+
     def _norm(self, x: str) -> str:
-        gamma = self._constant(_WIDTH, mean=1.5)
+        gamma = self._gamma()
         beta = self._constant(_WIDTH) if self._choose.random() < 0.6 else ""
-        if self._opset > 13 and beta and self._choose.random() < 0.6:
-            return self._node(f"LayerNormalization<axis=-1>({x}, {gamma}, {beta})")
+        if self._opset > 13 and self._choose.random() < 0.6:
+            inputs = f"{x}, {gamma}, {beta}" if beta else f"{x}, {gamma}"
+            return self._node(f"LayerNormalization<axis=-1>({inputs})")
         centred = self._centred(x) if self._choose.random() < 0.7 else x
         square = self._node(f"Mul({centred}, {centred})")
         variance = self._node(f"ReduceMean<axes=[-1]>({square})")
