@@ -39,7 +39,7 @@ TWO = "n1 = LayerNormalization(s, G1, B1)  n2 = LayerNormalization(s, G2, B2)"
 THREE = f"{TWO}  n3 = LayerNormalization(s, G3, B3)"
 EPSILONS = "n1 = LayerNormalization(s, G1)  n2 = LayerNormalization<epsilon=1e-3>(s, G1)"
 SPELLED = {"Pow", "ReduceMean", "Sqrt", "Div"}
-SAME = "m1 = LayerNormalization(s, G1)  n1 = Relu(m1)  m2 = LayerNormalization(s, G1)  n2 = Tanh(m2)"
+SAME = "m1 = LayerNormalization(s, G1)  n1 = Exp(m1)  m2 = LayerNormalization(s, G1)  n2 = Tanh(m2)"
 
 
 def executed(model: onnx.ModelProto, folder: Path) -> dict[str, int]:
