@@ -378,7 +378,10 @@ def _verified(
             progress=timer.part("verify"),
         )
     if not verification.passed:
-        raise VerificationError(f"verification failed, nothing was written: {verification.worst}")
+        ran = verification.runtime
+        where = "" if ran.startswith("onnxruntime") else f"; both ran in the {ran}"
+        worst = f"{verification.worst}{where}"
+        raise VerificationError(f"verification failed, nothing was written: {worst}")
     return verification
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,9 @@ def test_verification_alone_catches_a_wrong_result(
     with pytest.raises(onnxfold.VerificationError, match="output 'y'"):
         onnxfold.optimize(tmp_path / "in.onnx", tmp_path / "out.onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["in.onnx"]
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(onnxfold.VerificationError, match="; both ran in the interpreter"):
+        onnxfold.optimize(tmp_path / "in.onnx", tmp_path / "out.onnx")
 
 
 def _with_infinite_mask() -> onnx.ModelProto:
