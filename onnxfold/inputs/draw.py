@@ -1,6 +1,7 @@
 """Seeded inputs that respect a model's dtypes, shapes, tables and masks."""
 
 import re
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -18,6 +19,7 @@ Array = npt.NDArray[Any]
 
 _POSITION = re.compile(r"position|pos_ids", re.IGNORECASE)
 _CACHE = re.compile(r"past|cache", re.IGNORECASE)
+_USES_CACHE = re.compile(r"^use_(cache|past)", re.IGNORECASE)
 # Side of an image and length of a waveform where the model leaves them open: 224 is a multiple of
 # the patches of 14, 16 and 32 pixels and of windows of 7; wav2vec2 needs 400 samples for a frame.
 # What is convolved with another number of channels than 1 or 3 is not a picture, but smaller.
@@ -35,9 +37,11 @@ def make_inputs(
     """`count` samples of inputs, the same for the same seed; sizes vary between samples.
 
     Integers that index tables stay inside them, masks are ones with some trailing zeros in all
-    rows but the first, floats are N(0, 1), in the last of several samples N(10, 5^2). Shapes and
-    arrays of `spec` are kept. `image_side`: of pictures whose sides the model leaves open. Raises
-    UsageError, naming the input, where that cannot be done.
+    rows but the first, floats are N(0, 1), in the last of several samples N(10, 5^2). A decoder
+    with a branch for caches (optimum's `use_cache_branch`) takes it in every other sample, the
+    first among them; in the others its caches are empty, so a mask is of the new tokens. Shapes
+    and arrays of `spec` are kept. `image_side`: of pictures whose sides the model leaves open.
+    Raises UsageError, naming the input, where that cannot be done.
     """
     inputs = [v for v in model.graph.inputs if not v.is_initializer()]
     known = {str(v.name): v for v in model.graph.inputs}
@@ -52,10 +56,15 @@ def make_inputs(
     samples = []
     for number in range(count):
         generator = np.random.default_rng([seed, number])
+        cached = {
+            name: bool(np.all(given[name])) if name in given else number % 2 == 0
+            for name in map(str, (v.name for v in inputs))
+            if _USES_CACHE.search(name)
+        }
         sizes = BoundSizes(
             batch=_batch(number, generator, single=caches.single),
             length=int(generator.integers(5, 18)),
-            past=max(int(generator.integers(1, 8)), caches.room),
+            past=max(int(generator.integers(1, 8)), caches.room) * all(cached.values()),
             image=image_side,
             samples=_SAMPLES if wave else None,
             frames=_FRAMES,
@@ -69,7 +78,7 @@ def make_inputs(
             {
                 str(v.name): given[str(v.name)]
                 if str(v.name) in given
-                else _draw(model, v, bound, generator, hard=hard)
+                else _draw(model, v, bound, generator, cached, hard=hard)
                 for v in inputs
             }
         )
@@ -123,6 +132,7 @@ def _draw(
     value: ir.Value,
     shapes: dict[str, tuple[int, ...]],
     generator: np.random.Generator,
+    cached: Mapping[str, bool],
     *,
     hard: bool,
 ) -> Array:
@@ -146,6 +156,8 @@ def _draw(
             x = np.asarray(_HARD_MEAN + _HARD_DEVIATION * x)
         return x.astype(dtype)
     if dtype.kind == "b":
+        if name in cached:
+            return np.full(shape, cached[name])
         if is_mask(model, value):
             return _mask(shape, generator)
         return np.asarray(generator.random(shape) < 0.5)  # a scalar stays an array of rank 0

@@ -394,3 +394,21 @@ def test_given_caches_are_kept() -> None:
     (sample,) = made(_decoder(), spec, count=1)
     assert sample["past_value"].shape == (3, 2, 6, 5)
     assert sample["attention_mask"].shape == (3, 6 + sample["x"].shape[1])
+
+
+def test_a_merged_decoder_has_no_past_where_it_takes_no_cache() -> None:
+    inputs = (
+        "int64[B, S] input_ids, float[B, T] attention_mask, float[B, 2, P, 4] past_key, "
+        "bool[1] use_cache_branch"
+    )
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]> g ({inputs}) => (float[B, 2, P, 4] y)
+        {{ y = Identity (past_key) }}"""
+    )
+    samples = make_inputs(ir.from_proto(proto), InputSpec(), count=2, seed=0)
+    assert [bool(each["use_cache_branch"][0]) for each in samples] == [True, False]
+    lengths = [
+        [each[n].shape[a] for n, a in (("input_ids", 1), ("past_key", 2))] for each in samples
+    ]
+    assert [each["attention_mask"].shape[1] for each in samples] == [sum(pair) for pair in lengths]
+    assert [past > 0 for _, past in lengths] == [True, False]
