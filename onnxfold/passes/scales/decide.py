@@ -93,7 +93,7 @@ def _is_sign_of_layer(node: ir.Node, writer: LinearWriter) -> bool:
 def _last_constants(view: ModelInfo, site: NormSite) -> Iterator[ir.Node]:
     """Yield the products and sums with constants, and the signs, that end a norm spelled out."""
     value: ir.Value | None = site.output
-    while site.form is NormForm.DECOMPOSED and value is not None:
+    while value is not None:
         node = value.producer()
         op = None if node is None or node not in site.nodes else channel_op(view, node)
         if op is None:

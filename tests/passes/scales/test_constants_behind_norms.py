@@ -21,6 +21,9 @@ _TAILS = {
     "a scale": _NORM.format(parts="gamma, beta") + "n = Mul(m, half) ",
     "two shifts": _NORM.format(parts="ones") + "g = Add(m, gamma) n = Add(beta, g) ",
     "a scale behind parts": _SPELLED + "g = Mul(q, gamma) b = Add(g, beta) n = Mul(b, half) ",
+    "a sign and a scale behind parts": (
+        _SPELLED + "g = Mul(q, gamma) b = Add(g, beta) s = Neg(b) n = Mul(s, half) "
+    ),
     "a factor of one more": _SPELLED + "o = Add(one, gamma) g = Mul(q, o) n = Add(g, beta) ",
 }
 _LAYER = "y = MatMul(n, V)"
