@@ -90,13 +90,15 @@ class PlaceEditor:
 
     def _add_behind(self, place: Place, edit: Shift) -> None:
         """Add a new bias to a product; the sum takes over the name and all readers."""
-        node = self._node(place)
-        product, (axis,) = node.outputs[0], place.channels.axes
+        node, channels = self._node(place), place.channels
+        product = node.outputs[0]
         dims = declared_shape(product)
         if dims is None:
             raise InvariantError(f"'{product.name}' is of unknown rank")
-        shape = (place.channels.size, *(1,) * (len(dims) - 1 - axis))
-        bias = self._new_bias(node, shape, Shift(place.channels.renamed({axis: 0}), edit.vector))
+        first, sizes = channels.axes[0], {digit.axis: digit.size for digit in channels.digits}
+        shape = tuple(sizes.get(axis, 1) for axis in range(first, len(dims)))
+        moved = channels.renamed({axis: axis - first for axis in channels.axes})
+        bias = self._new_bias(node, shape, Shift(moved, edit.vector))
         self.edit.put_behind(product, [ir.node("Add", [product, bias])])
 
     def _new_bias(self, node: ir.Node, shape: tuple[int, ...], edit: Edit) -> ir.Value:

@@ -126,10 +126,10 @@ class AbsorptionRule:
         return (self.region.key, *said, self.reading, self.scales, self.shifts)
 
     @np.errstate(all="ignore")
-    def axis(self) -> int | None:
-        """Return the axis of the output that takes W s, 0 where a bias does; None for no rule."""
+    def axes(self) -> tuple[int, ...] | None:
+        """Return the axes of the output that take W s, none where a bias does; None for no rule."""
         symbolic = bool(self.region.symbols)
-        axes: set[int] | None = None
+        axes: set[tuple[int, ...]] | None = None
         wanted = 1 + symbolic
         for number, numbers in enumerate((*SAMPLINGS, ()) if symbolic else SAMPLINGS[:1]):
             found = self._draws(number, numbers) if wanted else None
@@ -138,7 +138,7 @@ class AbsorptionRule:
                 axes = set.intersection(*found, *([] if axes is None else [axes]))
         return max(axes) if axes and wanted <= symbolic else None
 
-    def _draws(self, number: int, numbers: tuple[int, ...]) -> list[set[int]] | None:
+    def _draws(self, number: int, numbers: tuple[int, ...]) -> list[set[tuple[int, ...]]] | None:
         """Return what each draw finds, on tensors as small as they fit; None where none do."""
         digits = [Fiber(channels.digits) for channels in (self.layer.inner, self.layer.outer)]
         for whole in (False, True):
@@ -151,7 +151,7 @@ class AbsorptionRule:
                     break
         return None
 
-    def _draw(self, sizes: Sizes, rng: np.random.Generator, scale: float) -> set[int]:
+    def _draw(self, sizes: Sizes, rng: np.random.Generator, scale: float) -> set[tuple[int, ...]]:
         """Return the axes of the output along which the difference is factor * W s."""
         inner, outer = (_resized(c, sizes) for c in (self.layer.inner, self.layer.outer))
         r, s = self._vectors(inner.size, rng)
@@ -164,16 +164,14 @@ class AbsorptionRule:
             new[self.bias.v] = np.asarray(start, np.float64) + total.reshape(shape)
         u, v = region.outputs(old, new)
         if self.bias is not None:
-            return {0} if is_small(u - v, u, v) else set()
-        return set(self._axes_of_shift(u, v, total))
-
-    def _axes_of_shift(self, u: Float64, v: Float64, total: Float64) -> Iterator[int]:
-        for axis, size in enumerate(u.shape):
-            if total.size in (size, 1) or not self.shifts:
-                behind = (1,) * (u.ndim - 1 - axis)
-                shift = total.reshape(-1, *behind) if size == total.size else np.zeros(1)
-                if is_small(u - v - shift, u, v):
-                    yield axis
+            return {()} if is_small(u - v, u, v) else set()
+        dims = tuple(digit.size for digit in outer.digits) if self.shifts else ()
+        return {
+            axes
+            for axes in permutations(range(u.ndim), len(dims))
+            if dims == tuple(u.shape[axis] for axis in axes)
+            and is_small(u - v - Reading(axes).spread(total, u.shape), u, v)
+        }
 
     def _vectors(self, size: int, rng: np.random.Generator) -> tuple[Float64, Float64]:
         """Return random r, far from 0, and s over the channels."""

@@ -85,14 +85,14 @@ class Absorber:
     def _checked(self, claim: _Claim) -> Relation | None:
         if not self._weight_is_scaled(claim):
             return None
-        axis = self._axis(claim.rule)
-        if axis is None:
+        axes = self._axes(claim.rule)
+        if axes is None:
             return None
         total = self._total(claim)
         if claim.rule.bias is not None:
             return self._with_bias(claim.rule.bias, total)
         rank = self._before.rank(claim.rule.region.pair[0])
-        return None if rank is None else _along(rank, axis, total)
+        return None if rank is None else _along(rank, axes, claim.rule.layer.outer, total)
 
     def _bias(self, layer: LinearLayer, region: Region) -> Leaf | None:
         if layer.bias is None:
@@ -140,13 +140,13 @@ class Absorber:
         self.shifted += not (old is not None and old is new)
         return EQUAL
 
-    def _axis(self, rule: AbsorptionRule) -> int | None:
-        """Return the output axis (0 with a bias) along which the rule holds, None for none."""
+    def _axes(self, rule: AbsorptionRule) -> tuple[int, ...] | None:
+        """Return the output axes (none with a bias) along which the rule holds, None for none."""
         key = ("rule", rule.key)
         if key not in self._known:
-            self._known[key] = rule.axis()
+            self._known[key] = rule.axes()
         found = self._known[key]
-        return found if isinstance(found, int) else None
+        return found if isinstance(found, tuple) else None
 
 
 def _vectors(x: Leaf, inner: Channels) -> Iterator[tuple[Float64, Float64, Reading]]:
@@ -167,8 +167,9 @@ def _orders(channels: Channels) -> Iterator[Channels]:
         yield from (Channels.of(order) for order in permutations(digits))
 
 
-def _along(rank: int, axis: int, total: Float64) -> Relation:
+def _along(rank: int, axes: tuple[int, ...], outer: Channels, total: Float64) -> Relation:
     if not np.any(total):
         return EQUAL
-    shape = (1,) * axis + (total.size,) + (1,) * (rank - 1 - axis)
-    return Relation(np.ones((1,) * rank), total.reshape(shape))
+    sizes = dict(zip(axes, (digit.size for digit in outer.digits), strict=True))
+    shape = tuple(sizes.get(axis, 1) for axis in range(rank))
+    return Relation(np.ones((1,) * rank), Reading(axes).spread(total, shape))

@@ -13,14 +13,14 @@ LAYERS = 3
 
 
 def test_layers_of_other_numbers_share_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[int | None] = []
-    plain = AbsorptionRule.axis
+    found: list[tuple[int, ...] | None] = []
+    plain = AbsorptionRule.axes
 
-    def seen(self: AbsorptionRule) -> int | None:
+    def seen(self: AbsorptionRule) -> tuple[int, ...] | None:
         found.append(plain(self))
         return found[-1]
 
-    monkeypatch.setattr(AbsorptionRule, "axis", seen)
+    monkeypatch.setattr(AbsorptionRule, "axes", seen)
     made: dict[str, Array] = {}
     body, given = "", "x"
     for n in range(LAYERS):
@@ -32,7 +32,7 @@ def test_layers_of_other_numbers_share_the_rule(monkeypatch: pytest.MonkeyPatch)
     result = onnxfold.optimize(graph(body, "double[B,4,6] x", "double[B,4,6] y", made), check=0)
     assert result.report["proof"]["passed"]
     assert len(result.plan.fusions) == LAYERS
-    assert found == [2]
+    assert found == [(2,)]
 
 
 @pytest.mark.parametrize(

@@ -256,18 +256,18 @@ def _einsum(
         return _wrong_side(node, channels)
     own = [label for label in w if label not in x]
     summed = [label for label in x if label not in result]
-    shape = view.shape(node.inputs[1 - index])
+    sizes = dict(zip(w, view.shape(node.inputs[1 - index]) or (), strict=False))
+    known = {label: size for label in own if isinstance(size := sizes.get(label), int)}
     shift = None
     outer = output = Channels(())
-    size = shape[w.index(own[0])] if shape is not None and len(own) == 1 else None
     plain = all(label in w for label in summed) and not set(w) - set(own) - set(summed)
-    if not isinstance(size, int) or own[0] not in result or not plain:
+    if not own or len(known) < len(own) or not set(own) <= set(result) or not plain:
         shift = refuse(
             RefusalCode.SHIFT_CANNOT_CROSS, node, "has no bias per channel of its result"
         )
     else:
-        outer = Channels.along([(w.index(own[0]), size)])
-        output = Channels.along([(result.index(own[0]), size)])
+        outer = Channels.along((w.index(label), size) for label, size in known.items())
+        output = Channels.along((result.index(label), size) for label, size in known.items())
     placed = channels.renamed({axis: w.index(x[axis]) for axis in channels.axes})
     return AbsorbingLayer(1 - index, placed, outer, output, shift_refusal=shift)
 

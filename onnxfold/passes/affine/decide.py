@@ -216,10 +216,10 @@ def _behind(
     shape = view.shape(node.outputs[0])
     if absorbs.bias is not None or absorbs.shift_refusal is not None or shape is None:
         return None
-    if not all(digit.whole for digit in outer.digits) or len(absorbs.output.axes) != 1:
+    digits = absorbs.output.digits
+    if not digits or not all(digit.whole for digit in outer.digits) or not node.outputs[0].name:
         return None
-    (axis,) = absorbs.output.axes
-    if axis >= len(shape) or shape[axis] != absorbs.output.size or not node.outputs[0].name:
+    if any(digit.axis >= len(shape) or shape[digit.axis] != digit.size for digit in digits):
         return None
     return Place("", ref_of(view, Reader(node, len(node.inputs))), absorbs.output, behind=True)
 

@@ -152,6 +152,16 @@ MOVES: dict[str, tuple[str, Shapes, int]] = {
         {"W": (6, 5), "b": (5,)},
         1,
     ),
+    "einsum into heads": (
+        f'{LN} m = Einsum<equation="btc,chd->bthd">(n, W) y = Add(m, b)',
+        {"W": (6, 2, 3), "b": (2, 3)},
+        1,
+    ),
+    "einsum into heads, turned": (
+        f'{LN} m = Einsum<equation="hcd,btc->bdth">(W, n) y = Add(b, m)',
+        {"W": (2, 6, 3), "b": (3, 1, 2)},
+        1,
+    ),
     "einsum of whatever batches": (
         f'{LN} m = Einsum<equation="...c,ce->...e">(n, W) y = Add(m, b)',
         {"W": (6, 5), "b": (5,)},

@@ -46,13 +46,17 @@ BODIES: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
         {"W": (6, 3), "b": (3,), "V": (6, 3)},
     ),
     "from an Einsum": (f'{NORM} y = Einsum<equation="bsd,de->bse">(n, W)', {"W": (6, 3)}),
+    "from an Einsum into heads": (
+        f'{NORM} y = Einsum<equation="bsd,hdk->bksh">(n, W)',
+        {"W": (2, 6, 3)},
+    ),
 }
 
 
 def _model(body: str) -> ir.Model:
     text, shapes = BODIES[body]
     made = weights(gamma=(6,), beta=(6,), **shapes)
-    shape = "B,3,4" if "Transpose" in text else "B,4,3"
+    shape = "B,3,4" if "Transpose" in text else "B,3,4,2" if "bksh" in text else "B,4,3"
     return graph(text, "double[B,4,6] x", f"double[{shape}] y", made)
 
 
