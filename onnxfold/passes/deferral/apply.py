@@ -12,12 +12,12 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError
 from onnxfold.graph.edit import Editor, Lowered, redirect, set_input, sweep
 from onnxfold.graph.operands import known_operand, known_producer, known_tensor
-from onnxfold.norms import find_norms
 from onnxfold.operators import facets
 from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.operators.table import row_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.constant_edits import rounded_once
+from onnxfold.passes.deferral.flow import sites_of
 from onnxfold.passes.deferral.gammas import GammaTables, gamma_tables
 from onnxfold.passes.deferral.half_floats import halving
 from onnxfold.passes.deferral.plan import (
@@ -50,7 +50,7 @@ class _Work:
     def __init__(self, edit: Editor):
         self._edit = edit
         self._values: Mapping[str, ir.Value] = edit.by_ref()
-        self._sites = {edit.info.ref(site.output): site for site in find_norms(edit.info)}
+        self._sites = {edit.info.ref(site.output): site for site in sites_of(edit.info)}
         self._parameters = Parameters(edit.info)
         self._now: dict[ir.Value, ir.Value] = {}
 

@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, node_label, operator
-from onnxfold.norms import NormSite, find_norms
+from onnxfold.norms import NormSite
 from onnxfold.norms.algebra.canonical import uniform
 from onnxfold.norms.site import NormKind
 from onnxfold.operators import facets
@@ -26,7 +26,7 @@ from onnxfold.operators.table import row_of
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.mincut import INFINITE, minimum_cut
-from onnxfold.passes.deferral.flow import Flow, cancels, flow_of, refuse_form
+from onnxfold.passes.deferral.flow import Flow, cancels, flow_of, refuse_form, sites_of
 from onnxfold.passes.deferral.gammas import gamma_tables
 from onnxfold.passes.deferral.half_floats import halved_readers
 from onnxfold.passes.deferral.measured import OPERATOR_ELEMENTS, is_wanted
@@ -44,7 +44,7 @@ _DEFERRED = (NormKind.RMS_NORM, NormKind.L2_NORM, NormKind.LAYER_NORM)
 
 def decide(info: ModelInfo, settings: Settings) -> DeferralPlan:
     """Return which norms are deferred; a value is computed without one scale at most."""
-    sites = find_norms(info)
+    sites = sites_of(info)
     free = {site.input: site for site in sites if cancels(site)}
     norms: list[DeferredNorm] = []
     refusals: list[tuple[str, Refusal]] = []

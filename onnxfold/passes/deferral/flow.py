@@ -1,14 +1,14 @@
 """How far the scale of a norm can be handed on, and where it must end."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.operands import operand
 from onnxfold.graph.traversal import NodeQueue
-from onnxfold.norms import NormSite
+from onnxfold.norms import NormSite, find_norms
 from onnxfold.norms.site import EpsilonMode, NormKind
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
@@ -46,6 +46,19 @@ class Flow:
         return value in self.scales and value not in self.biased
 
 
+def sites_of(info: ModelInfo) -> tuple[NormSite, ...]:
+    """Return the norms of a model, with statistics of float32 where it has some of float16.
+
+    A norm that is deferred computes them anew: 1 / s^2 of a row is no number of float16.
+    """
+    return tuple(
+        replace(site, compute_dtype=ir.DataType.FLOAT)
+        if site.compute_dtype is ir.DataType.FLOAT16
+        else site
+        for site in find_norms(info)
+    )
+
+
 def cancels(site: NormSite) -> bool:
     """Whether the norm divides by the root mean square of x, with an epsilon under the root.
 
@@ -64,7 +77,8 @@ def refuse_form(site: NormSite) -> Refusal | None:
     """Return why the quotient of a norm cannot be taken apart, None where it can."""
     if site.refusal is not None:
         return site.refusal
-    known = site.input.dtype in _TYPES or _is_wide_half(site)
+    half = site.input.dtype is ir.DataType.FLOAT16 and not site.subtracts_mean
+    known = site.input.dtype in _TYPES or half
     if not known or site.output.dtype != site.input.dtype:
         sentence = f"what is not normalised may leave the range of {site.output.dtype}"
         return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (site.name,))
@@ -79,12 +93,6 @@ def refuse_form(site: NormSite) -> Refusal | None:
         sentence = "it runs over groups of channels"
         return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
     return None
-
-
-def _is_wide_half(site: NormSite) -> bool:
-    """Whether a norm of float16 has statistics in a range of which 1 / s^2 is a number."""
-    half = site.input.dtype is ir.DataType.FLOAT16
-    return half and site.compute_dtype in _TYPES and not site.subtracts_mean
 
 
 def flow_of(

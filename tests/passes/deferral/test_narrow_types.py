@@ -48,6 +48,22 @@ def _rows(width: int) -> npt.NDArray[np.float16]:
     return np.clip(rows, -65504, 65504).astype(np.float16)
 
 
+def _bound(
+    x: npt.NDArray[np.float64],
+    half: npt.NDArray[np.float64],
+    s: npt.NDArray[np.float64],
+    power: int,
+) -> npt.NDArray[np.float64]:
+    """d + 1 roundings of the product in float16 and one behind s, and those of subnormals.
+
+    Of what is subnormal as many, and of the weights themselves where they are.
+    """
+    width = len(half)
+    bound = (width + 2) * 2.0**-11 * s * (np.abs(x) @ np.abs(half))
+    tiny = (width + 1 + np.abs(x).sum(axis=-1, keepdims=True)) * 2.0**-25
+    return np.asarray(bound + 2.0**power * s * tiny + 2.0**-24)
+
+
 @pytest.mark.parametrize("width", [6, 64])
 def test_float16_stays_in_range_by_a_power_of_two(width: int) -> None:
     W = np.random.default_rng(1).standard_normal((width, 12))
@@ -61,11 +77,7 @@ def test_float16_stays_in_range_by_a_power_of_two(width: int) -> None:
     assert np.isfinite(got).all()
     exact = x.astype(np.float64)
     s = 1 / np.sqrt(np.mean(exact**2, axis=-1, keepdims=True) + 1e-5)
-    # d + 1 roundings of the product in float16 and one behind s; as many of what is subnormal; the
-    # weights themselves where they are.
-    bound = (width + 2) * 2.0**-11 * s * (np.abs(exact) @ np.abs(half))
-    tiny = (width + 1 + np.abs(exact).sum(axis=-1, keepdims=True)) * 2.0**-25
-    assert np.all(np.abs(got - truth) <= bound + 2.0**norm.exponent * s * tiny + 2.0**-24)
+    assert np.all(np.abs(got - truth) <= _bound(exact, half, s, norm.exponent))
     # Exact but for weights that became subnormal.
     after = run(found.after, {"x": x}, precision=Precision.FLOAT64)["y"]
     lost = np.abs(exact).sum(axis=-1, keepdims=True) * 2.0**-25 * 2.0**norm.exponent * s
@@ -112,13 +124,25 @@ def test_weights_that_are_not_finite_have_no_exponent(number: float) -> None:
     assert defer(_half_layer(W)).reasons == {"n": "unsupported_type"}
 
 
-def test_statistics_of_float16_and_means_keep_their_norm() -> None:
-    W = np.ones((6, 12))
-    made = {"W": W.astype(np.float16), "eps": np.array(1e-4, np.float16), "last": np.array([-1])}
+def test_statistics_of_float16_become_those_of_float32() -> None:
+    """The squares of a row of 1e4 are no numbers of float16."""
+    W = np.random.default_rng(1).standard_normal((6, 12)).astype(np.float16)
+    made = {"W": W, "eps": np.array(1e-4, np.float16), "last": np.array([-1])}
     text = rms_norm("x", "n", 18) + "y = MatMul(n, W)"
-    spelled = graph(text, "float16[B,T,6] x", "float16[B,T,12] y", made)
-    assert defer(spelled).reasons == {"n": "unsupported_type"}
-    mean = _half_layer(W, "LayerNormalization<axis=-1>")
+    found = defer(graph(text, "float16[B,T,6] x", "float16[B,T,12] y", made))
+    (norm,) = found.plan.norms
+    assert not found.shown.failures
+    x = _rows(6)
+    truth = run(found.before, {"x": x}, precision=Precision.FLOAT64)["y"]
+    exact, half = x.astype(np.float64), W.astype(np.float64)
+    s = 1 / np.sqrt(np.mean(exact**2, axis=-1, keepdims=True) + np.float64(np.float16(1e-4)))
+    bound = _bound(exact, half, s, norm.exponent)
+    assert np.all(np.abs(_native(found.after, x) - truth) <= bound)
+    assert not np.all(np.abs(_native(found.before, x) - truth) <= bound)
+
+
+def test_means_of_float16_keep_their_norm() -> None:
+    mean = _half_layer(np.ones((6, 12)), "LayerNormalization<axis=-1>")
     assert defer(mean).reasons == {"n": "unsupported_type"}
 
 
