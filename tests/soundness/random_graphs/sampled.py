@@ -52,7 +52,7 @@ class _Sampled(Draft):
         results = self.nodes(self.sample.op_type, *names, outputs=self.sample.outputs, **attributes)
         arrays = self.sample.evaluator()(self.sample.arrays())
         for name, array in zip(results, arrays, strict=True):
-            self.end(self.floating(name, array), array.shape)
+            self.end(self.not_constant(self.floating(name, array), array), array.shape)
         for name, operand in zip(names, self.sample.operands, strict=True):
             if operand is not None and operand.moves and self.chance(0.3):
                 self.end(self.floating(name, operand.array), operand.array.shape)
@@ -117,6 +117,14 @@ class _Sampled(Draft):
         return y
 
     # What reads a value
+
+    def not_constant(self, name: str, array: Array) -> str:
+        """What constants alone give, added to something computed: a norm of it would not fold."""
+        if any(operand is not None and operand.moves for operand in self.sample.operands):
+            return name
+        given = Operand(np.zeros(array.shape), array.shape, constant=False, moves=True)
+        computed = self.written(len(self.sample.operands), given)
+        return self.node("Add", self.node("Cast", name, to=self.dtype), computed)
 
     def floating(self, name: str, array: Array) -> str:
         one_type = self.key in _ONE_TYPE and array.dtype.kind not in "iu"
