@@ -99,7 +99,7 @@ class CudaBuffer:
     """Memory of its exact size from cudaMalloc, so that compute-sanitizer sees a step outside."""
 
     def __init__(self, runtime: Any, size: int, offset: int) -> None:
-        self.runtime, self.size = runtime, size
+        self.runtime, self.size, self.base = runtime, size, 0
         self.base = runtime.malloc(size + offset) if size else 0
         self.address = self.base + offset if size else 0
 
@@ -187,14 +187,16 @@ class Kernels:
     ) -> list[Array]:
         """The outputs of one call over the last axis of X: [rows, n].
 
-        The offsets put tensors, and scale, bias and linear_bias, beside multiples of 256 bytes.
+        The offsets put tensors, and scale, bias and linear_bias, beside multiples of 256 bytes, by
+        whole elements: those of rows are float32 whatever the type of X.
         in_place: where outputs go, "x": Y to X (Sum to residual); "r": the other way round.
         """
         signature = SIGNATURES[name]
         x = inputs["X"]
         buffers = {
             _NAMES.get(key, key): self.memory.allocate(
-                array.tobytes(), offset if key in ("X", "residual") else constants_offset
+                array.tobytes(),
+                _whole(offset if key in ("X", "residual") else constants_offset, array.itemsize),
             )
             for key, array in inputs.items()
         }
@@ -206,7 +208,9 @@ class Kernels:
                 buffers[output] = buffers[places[in_place][index]]
                 continue
             size = int(np.prod(shape)) * kind.itemsize
-            buffers[output] = self.memory.allocate(bytes([POISON]) * size, offset)
+            buffers[output] = self.memory.allocate(
+                bytes([POISON]) * size, _whole(offset, kind.itemsize)
+            )
         pointers = {key: self.memory.address(buffer) for key, buffer in buffers.items()}
         arguments = Arguments(rows=x.shape[0], size=x.shape[1], epsilon=epsilon, **pointers)
         arguments.activation = _ACTIVATIONS[signature.activation]
@@ -219,6 +223,10 @@ class Kernels:
             np.frombuffer(self.memory.content(buffers[output]), kind).reshape(shape)
             for output, (shape, kind) in zip(made, forms, strict=True)
         ]
+
+
+def _whole(offset: int, itemsize: int) -> int:
+    return -(-offset // itemsize) * itemsize
 
 
 def _argument(signature: Signature, output: str) -> str:
