@@ -14,6 +14,7 @@ from onnxfold.errors import UsageError
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.options import Options
+from onnxfold.refusal import Refusal, RefusalCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +23,14 @@ class Settings(Options):
 
     ``overflowing`` are references of weights that must not be centred.  ``fused_before`` counts the
     calls of ours that the model came with and that add a residual.  ``defer_layer_norms``: whether
-    the means of LayerNorms may stay in what layers behind them read.
+    the means of LayerNorms may stay in what layers behind them read.  ``unproved``: moves of the
+    pass at hand that it does without, and how their proof failed.
     """
 
     overflowing: frozenset[str] = frozenset()
     fused_before: int = 0
     defer_layer_norms: bool = True
+    unproved: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def excluded(self) -> re.Pattern[str] | None:
@@ -37,6 +40,11 @@ class Settings(Options):
     def excludes(self, name: str) -> bool:
         """Whether a norm of this name stays as it is."""
         return self.excluded is not None and self.excluded.search(name) is not None
+
+    def refuse_unproved(self, ref: str) -> Refusal | None:
+        """Say how the proof failed that a move needs, or None."""
+        why = self.unproved.get(ref)
+        return None if why is None else Refusal(RefusalCode.NOT_PROVED, why)
 
 
 class Decision(Protocol):
@@ -68,13 +76,15 @@ class Pass(Generic[D]):
     ``decide`` reads one version of a model and changes nothing.  ``apply`` carries a decision out
     through the editor; lowering alone, which may spell a model as it was, says whether the model
     differs now.  ``prove`` shows, from the two versions, that they compute the same; the decision
-    only names what was changed.
+    only names what was changed.  ``moves`` are references of what a decision changes, each of which
+    the pass can do without (:attr:`Settings.unproved`); none where it changes all or nothing.
     """
 
     name: str
     decide: Callable[[ModelInfo, Settings], D]
     apply: Callable[[Editor, D, Settings], bool | None]
     prove: Callable[[ModelInfo, ModelInfo, D], ProofOutcome]
+    moves: Callable[[D], tuple[str, ...]] = lambda _: ()
 
 
 def exclusion(pattern: str | None) -> re.Pattern[str] | None:

@@ -4,12 +4,12 @@ from onnxfold.pipeline.folding import (
     AFFINE_PASSES,
     PASSES,
     Folded,
-    LeftOut,
     decide_all,
     fold,
     unwanted,
 )
 from onnxfold.pipeline.run import Result, bytes_of, run
+from onnxfold.pipeline.step import LeftOut
 
 __all__ = [
     "AFFINE_PASSES",

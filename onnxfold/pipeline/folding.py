@@ -8,8 +8,7 @@
 Scales come before gammas and betas, since a factor behind a norm becomes a part of them.
 
 A version that is to be proved against stays as it is, for the pass edits a copy; without a proof it
-is edited in place.  A pass whose proof fails is left out: the next one goes on from the version
-before it.
+is edited in place.  What is not proved of a pass is left out: the next one goes on from the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import onnx_ir as ir
 
@@ -76,14 +75,32 @@ from onnxfold.passes.shifting.apply import apply as apply_shifting
 from onnxfold.passes.shifting.decide import decide as decide_shifting
 from onnxfold.passes.shifting.prove import prove as prove_shifting
 from onnxfold.pipeline.stage_timer import StageTimer
+from onnxfold.pipeline.step import LeftOut, failure_of, proved, step
 from onnxfold.refusal import Refusal
 
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
 
-_SCALES = Pass("scales", decide_scales, apply_scales, prove_scales)
-_AFFINE = Pass("affine", decide_affine, apply_affine, prove_affine)
-_CENTRING = Pass("centring", decide_centring, apply_centring, prove_centring)
+
+class _Move(Protocol):
+    @property
+    def output(self) -> str:
+        """The reference of the norm's or operator's result."""
+
+
+def _outputs(moves: Iterable[_Move]) -> tuple[str, ...]:
+    return tuple(move.output for move in moves)
+
+
+_SCALES: Pass[ScalesPlan] = Pass(
+    "scales", decide_scales, apply_scales, prove_scales, lambda plan: _outputs(plan.fusions)
+)
+_AFFINE: Pass[AffinePlan] = Pass(
+    "affine", decide_affine, apply_affine, prove_affine, lambda plan: _outputs(plan.fusions)
+)
+_CENTRING: Pass[CentringDecision] = Pass(
+    "centring", decide_centring, apply_centring, prove_centring, lambda d: _outputs(d.plan.folds)
+)
 _READERS = Pass("readers", decide_readers, apply_readers, prove_readers)
 _READERS_BACK = Pass("readers back", decide_readers_back, apply_readers, prove_readers)
 PASSES: tuple[Pass[Any], ...] = (
@@ -91,7 +108,13 @@ PASSES: tuple[Pass[Any], ...] = (
     _SCALES,
     _AFFINE,
     _CENTRING,
-    Pass("deferral", decide_deferral, apply_deferral, prove_deferral),
+    Pass(
+        "deferral",
+        decide_deferral,
+        apply_deferral,
+        prove_deferral,
+        lambda plan: _outputs(plan.norms),
+    ),
 )
 _DECOMPRESSION = Pass(
     "decompression", decide_decompression, apply_decompression, proves("decompressed_norms")
@@ -113,18 +136,6 @@ _FEWER_CHANNELS = (_SCALES, _AFFINE, _CENTRING, _COMPRESSION, _READERS)  # that 
 # Spells the outcome of all passes for a target: always last, and proved on what will be written.
 LOWER = Pass("lower", decide_lowering, apply_lowering, prove_lowering)
 AFFINE_PASSES = frozenset({"affine", "scales"})
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A pass that was not carried out, and why."""
-
-    name: str
-    reason: str
-
-    def to_json(self) -> dict[str, str]:
-        """Return the report's form."""
-        return {"name": self.name, "reason": self.reason}
 
 
 @dataclass(slots=True)
@@ -226,7 +237,7 @@ class Decided:
 class Folded:
     """The model after the passes, the given one where nothing changed; a proof where one was asked.
 
-    ``left_out`` are the passes whose proof failed; the proof is that of the others.  ``info``: of a
+    ``left_out`` is what could not be proved; the proof is that of the rest.  ``info``: of a
     prepared copy of the model, but where the last proof failed.
     """
 
@@ -292,37 +303,15 @@ def _start(prepared: Prepared) -> Decided:
 def _step(
     state: Decided, chosen: Pass[Any], settings: Settings, timer: StageTimer, *, prove: bool
 ) -> None:
-    """Let a pass make the next version, or leave it out where its proof fails."""
-    with timer.stage("analyse"):
-        decision = chosen.decide(state.info, settings)
-    state.decisions[chosen.name] = decision
-    if decision.empty:
-        return
-    with timer.stage("rewrite"):
-        edit = Editor(state.info, copy=prove)
-        chosen.apply(edit, decision, settings)
-        after = ModelInfo(edit.model)
-    if prove and not _is_shown(state, chosen, after, settings, timer):
-        return
-    state.info, state.changed = after, True
-
-
-def _is_shown(
-    state: Decided, chosen: Pass[Any], after: ModelInfo, settings: Settings, timer: StageTimer
-) -> bool:
-    """Prove a pass; where that fails, its decision is to do nothing."""
-    decision = state.decisions[chosen.name]
-    with timer.stage("prove"):
-        for version in (state.info, after):  # bodies are run, and compared by name
-            finalize.define_functions(version, settings.target, settings.norm_form)
-        shown = chosen.prove(state.info, after, decision)
-    if not shown.failures:
-        state.shown.append(shown)
-        return True
-    reason = f"the proof failed: {shown.failures[0]}"
-    state.decisions[chosen.name] = decision.left_out(reason)
-    state.left_out.append(LeftOut(chosen.name, reason))
-    return False
+    """Let a pass make the next version, as far as it is proved."""
+    made = step(chosen, state.info, settings, timer, prove=prove)
+    state.decisions[chosen.name] = made.decision
+    if made.left_out is not None:
+        state.left_out.append(made.left_out)
+    if made.shown is not None:
+        state.shown.append(made.shown)
+    if made.after is not None:
+        state.info, state.changed = made.after, True
 
 
 def _spelled(
@@ -348,7 +337,11 @@ def _spelled(
     if prove:
         with timer.stage("prove"):
             after = state.final = prepare(result, written=True).info
-        if not _is_shown(state, LOWER, after, settings, timer):
+        shown = proved(LOWER, state.info, after, decision, settings, timer)
+        if shown.failures:
+            reason = failure_of(shown)
+            state.left_out.append(LeftOut(LOWER.name, reason))
+            state.decisions[LOWER.name] = decision.left_out(reason)
             slow = ()
             if not state.changed:
                 return original

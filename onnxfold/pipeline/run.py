@@ -36,6 +36,7 @@ from onnxfold.pipeline import folding
 from onnxfold.pipeline.advice import advice
 from onnxfold.pipeline.preparation import prepared_for
 from onnxfold.pipeline.stage_timer import StageTimer
+from onnxfold.pipeline.step import LeftOut
 from onnxfold.report.before_after import Figures, document_of, figures
 from onnxfold.report.document import inspection
 from onnxfold.shapes.claims import Checked, check_claims
@@ -72,7 +73,7 @@ class _Attempt:
 
     known: Checked
     overflowing: frozenset[str] = frozenset()
-    left_out: tuple[folding.LeftOut, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     needless: frozenset[str] = frozenset()
 
 
@@ -88,7 +89,7 @@ def run(
         except WeightOverflowError as error:
             attempt = _without_weights(attempt, source, chosen, error)
         except PassCheckError as error:
-            left_out = (*attempt.left_out, folding.LeftOut(error.name, str(error)))
+            left_out = (*attempt.left_out, LeftOut(error.name, str(error)))
             attempt = replace(attempt, left_out=left_out)
 
 
@@ -101,7 +102,7 @@ def _without_weights(
     if found:
         return replace(attempt, overflowing=attempt.overflowing | found)
     missing = _without(chosen, attempt)
-    moves = [folding.LeftOut(name, str(error)) for name in sorted(folding.AFFINE_PASSES - missing)]
+    moves = [LeftOut(name, str(error)) for name in sorted(folding.AFFINE_PASSES - missing)]
     if not moves:
         raise error
     return replace(attempt, left_out=(*attempt.left_out, *moves))

@@ -65,6 +65,9 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
         return most if most <= cost or shifts or info.ref(site.output) in folds() else 0
 
     def keep(site: NormSite) -> Refusal | None:
+        unproved = settings.refuse_unproved(info.ref(site.output))
+        if unproved is not None:
+            return unproved
         if is_wanted(settings) and may_wait(site):
             return None  # no norm will be left to be fused with its gamma
         why = lowering.keep_affine(site)

@@ -139,7 +139,7 @@ def _demands(
     costs = costs_of(settings.target)
     sharing = Counter(value for site in sites for value in site.centred)
     for site in sites:
-        refusal = _refuse_early(site, lowering, settings)
+        refusal = _refuse_early(info, site, lowering, settings)
         if refusal is not None:
             refused[info.ref(site.output)] = refusal
             continue
@@ -191,7 +191,9 @@ def _use(info: ModelInfo, site: NormSite, settings: Settings) -> Refusal | None:
     return None if fusion is None else Refusal(RefusalCode.NOT_WORTH, _FUSED.format(fusion), ())
 
 
-def _refuse_early(site: NormSite, lowering: TargetLowering, settings: Settings) -> Refusal | None:
+def _refuse_early(
+    info: ModelInfo, site: NormSite, lowering: TargetLowering, settings: Settings
+) -> Refusal | None:
     if site.refusal is not None:
         return site.refusal
     if site.kind is NormKind.RMS_NORM:
@@ -201,7 +203,7 @@ def _refuse_early(site: NormSite, lowering: TargetLowering, settings: Settings) 
         return Refusal(RefusalCode.NOT_CENTRED_NORM, sentence, ())
     if settings.excludes(site.name):
         return Refusal(RefusalCode.EXCLUDED, "excluded by name", ())
-    return lowering.refuse_rms(site)
+    return settings.refuse_unproved(info.ref(site.output)) or lowering.refuse_rms(site)
 
 
 def cheapest_plan(

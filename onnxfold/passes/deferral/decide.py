@@ -101,7 +101,7 @@ def _deferred(
 def _refuse_site(info: ModelInfo, site: NormSite, settings: Settings) -> Refusal | None:
     if settings.excludes(site.name):
         return Refusal(RefusalCode.EXCLUDED, "excluded by --exclude", (site.name,))
-    refusal = refuse_form(site)
+    refusal = settings.refuse_unproved(info.ref(site.output)) or refuse_form(site)
     if refusal is not None:
         return refusal
     if site.beta is not None or not _is_one(info, site.gamma):

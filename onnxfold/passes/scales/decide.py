@@ -1,6 +1,6 @@
 """Deciding which scales, biases and BatchNormalizations move into the linear layer before them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -29,6 +29,7 @@ def decide(info: ModelInfo, settings: Settings) -> ScalesPlan:
         find_norms(info),
         allow_split_bytes=settings.allow_split,
         scores=settings.target is Target.KERNELS,
+        without=settings.unproved,
     )
     return ScalesPlan(fusions, _ranges(info, fusions, settings.range_limit))
 
@@ -53,7 +54,12 @@ def _ranges(
 
 
 def decide_scales(
-    view: ModelInfo, sites: Iterable[NormSite], *, allow_split_bytes: int, scores: bool = True
+    view: ModelInfo,
+    sites: Iterable[NormSite],
+    *,
+    allow_split_bytes: int,
+    scores: bool = True,
+    without: Container[str] = (),
 ) -> tuple[ScaleFusion, ...]:
     """Return the operators that a linear layer before them can do in its weights.
 
@@ -61,7 +67,7 @@ def decide_scales(
     and signs behind a gamma and a beta, which become one of each.  Signs behind a layer stay, since
     runtimes know rotary embeddings by them.  A weight with other readers is copied up to
     ``allow_split_bytes``, and left alone above.  Without ``scores`` the scales of attention scores
-    stay.
+    stay.  ``without``: references of results of operators that stay.
     """
     sites = tuple(sites)
     of_norms = {node for site in sites if site.kind is not NormKind.DYT for node in site.nodes}
@@ -78,7 +84,7 @@ def decide_scales(
         if isinstance(writer, Refusal) or _is_sign_of_layer(node, writer):
             continue
         fusion = _fusion(view, op, writer, allow_split_bytes, writer.node in biased)
-        if fusion is not None:
+        if fusion is not None and fusion.output not in without:
             fusions.append(fusion)
             passed.add(node)
             if fusion.shifted is not None and not fusion.shifted.value:

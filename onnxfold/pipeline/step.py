@@ -1,0 +1,152 @@
+"""One pass on one version of a model: it decides, makes the next version, and is proved.
+
+Where the proof fails, the pass is tried with half of its moves, then with halves of what failed:
+what is kept was proved together, and what is left out is named with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.edit import Editor
+from onnxfold.passes.base import Pass, ProofOutcome, Settings
+from onnxfold.passes.lower import finalize
+from onnxfold.pipeline.stage_timer import StageTimer
+
+_MOST_PROOFS = 16  # of parts of one pass: one wrong move among thousands is found with fewer
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A pass that was not carried out, or not at ``moves``, and why."""
+
+    name: str
+    reason: str
+    moves: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report's form: ``{"name", "reason"}``, and ``"moves"`` of a part."""
+        document: dict[str, Any] = {"name": self.name, "reason": self.reason}
+        return document | {"moves": list(self.moves)} if self.moves else document
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a pass decided, the version that it made, or None, and what was shown of it."""
+
+    decision: Any
+    after: ModelInfo | None = None
+    shown: ProofOutcome | None = None
+    left_out: LeftOut | None = None
+
+
+def step(
+    chosen: Pass[Any], before: ModelInfo, settings: Settings, timer: StageTimer, *, prove: bool
+) -> Step:
+    """Carry a pass out, as far as it is proved; without a proof the version is edited in place."""
+    made = _made(chosen, before, settings, timer, copy=prove)
+    if made.after is None or not prove:
+        return made
+    shown = proved(chosen, before, made.after, made.decision, settings, timer)
+    if not shown.failures:
+        return replace(made, shown=shown)
+    reason, moves = failure_of(shown), chosen.moves(made.decision)
+    search = _Search(chosen, before, settings, timer, dict.fromkeys(moves, reason))
+    search.admit(moves, failed=True)
+    nothing = Step(made.decision.left_out(reason), left_out=LeftOut(chosen.name, reason))
+    return search.result() or nothing
+
+
+def proved(
+    chosen: Pass[Any],
+    before: ModelInfo,
+    after: ModelInfo,
+    decision: Any,
+    settings: Settings,
+    timer: StageTimer,
+) -> ProofOutcome:
+    """Return what the proof of a pass shows."""
+    with timer.stage("prove"):
+        for version in (before, after):  # bodies are run, and compared by name
+            finalize.define_functions(version, settings.target, settings.norm_form)
+        return chosen.prove(before, after, decision)
+
+
+def failure_of(shown: ProofOutcome) -> str:
+    """Return why a proof failed."""
+    return f"the proof failed: {shown.failures[0]}"
+
+
+def _made(
+    chosen: Pass[Any], before: ModelInfo, settings: Settings, timer: StageTimer, *, copy: bool
+) -> Step:
+    with timer.stage("analyse"):
+        decision = chosen.decide(before, settings)
+    if decision.empty:
+        return Step(decision)
+    with timer.stage("rewrite"):
+        edit = Editor(before, copy=copy)
+        chosen.apply(edit, decision, settings)
+        return Step(decision, ModelInfo(edit.model))
+
+
+@dataclass(slots=True)
+class _Search:
+    """The search for the moves of a pass that are proved together.
+
+    ``unproved`` are the others, each with how the proof of the least part failed that it was in.
+    """
+
+    chosen: Pass[Any]
+    before: ModelInfo
+    settings: Settings
+    timer: StageTimer
+    unproved: dict[str, str]
+    found: Step | None = None
+    proofs: int = 0
+
+    def admit(self, moves: Sequence[str], *, failed: bool) -> bool:
+        """Take in the moves that are proved with those taken in before; say whether all are.
+
+        ``failed``: all of them together are known not to be.
+        """
+        if not failed and self._holds(moves):
+            return True
+        if len(moves) > 1:
+            middle = len(moves) // 2
+            whole = self.admit(moves[:middle], failed=False)
+            self.admit(moves[middle:], failed=whole)
+        return False
+
+    def result(self) -> Step | None:
+        """Return the step of the moves that were taken in, None where there are none."""
+        if self.found is None:
+            return None
+        with self.timer.stage("analyse"):  # decided again for the reasons alone
+            decision = self.chosen.decide(self.before, self._without(self.unproved))
+        moves = tuple(self.unproved)
+        left_out = LeftOut(self.chosen.name, self.unproved[moves[0]], moves)
+        return replace(self.found, decision=decision, left_out=left_out)
+
+    def _without(self, unproved: dict[str, str]) -> Settings:
+        return replace(self.settings, unproved=unproved)
+
+    def _holds(self, moves: Sequence[str]) -> bool:
+        """Try the moves with those taken in before."""
+        if self.proofs == _MOST_PROOFS:
+            return False
+        self.proofs += 1
+        rest = {move: why for move, why in self.unproved.items() if move not in moves}
+        settings = self._without(rest)
+        made = _made(self.chosen, self.before, settings, self.timer, copy=True)
+        if made.after is None:
+            return False
+        shown = proved(self.chosen, self.before, made.after, made.decision, settings, self.timer)
+        if shown.failures:
+            self.unproved |= dict.fromkeys(moves, failure_of(shown))
+            return False
+        self.unproved, self.found = rest, replace(made, shown=shown)
+        return True
