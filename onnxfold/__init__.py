@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         UsageError,
         VerificationError,
     )
+    from onnxfold.geometry.data.shards import DataOptions
     from onnxfold.options import Conversion, Options, Target
     from onnxfold.passes.plan import Plan
     from onnxfold.pipeline import Result
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Conversion",
     "DataError",
+    "DataOptions",
     "DependencyError",
     "InvariantError",
     "ModelError",
@@ -58,6 +60,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Conversion": "options",
     "DataError": "errors",
+    "DataOptions": "geometry.data.shards",
     "DependencyError": "errors",
     "InvariantError": "errors",
     "ModelError": "errors",

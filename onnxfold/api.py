@@ -19,6 +19,7 @@ from onnxfold.options import (
     Options,
     Target,
     WrittenForm,
+    bytes_of,
     conversion_named,
     member,
     target_named,
@@ -26,7 +27,7 @@ from onnxfold.options import (
 from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.error_context import error_context
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.pipeline import Result, bytes_of, decide_all, run, unwanted
+from onnxfold.pipeline import Result, decide_all, run, unwanted
 from onnxfold.pipeline.stage_timer import Stages, StageTimer
 from onnxfold.report.before_after import before_and_after
 from onnxfold.report.document import inspection
@@ -49,8 +50,9 @@ def inspect(
 ) -> dict[str, Any]:
     """Return what every norm of a model is, whether it folds, and otherwise why not.
 
-    ``model`` is a path, an onnx.ModelProto, an onnx_ir.Model or an onnx_graphsurgeon.Graph.
-    ``nodes``: list every node too.  Raises ModelError when it cannot be read.
+    ``model`` is a path, an onnx.ModelProto, an onnx_ir.Model, a torch.onnx.ONNXProgram or an
+    onnx_graphsurgeon.Graph.  ``nodes``: list every node too.  Raises ModelError when it cannot be
+    read.
     """
     source = open_source(model)
     settings = Settings(
@@ -246,8 +248,6 @@ def _run(
     model: Any, output: str | os.PathLike[str] | None, chosen: Options, progress: Stages | None
 ) -> Result:
     """Load a model, run the passes that are chosen, give the result back or write it."""
-    if chosen.check is not None and chosen.check < 0:
-        raise UsageError(f"check must be 0 or more samples, not {chosen.check}")
     timer = StageTimer(progress)
     if output is not None and not chosen.dry_run:
         source_path = Path(model) if isinstance(model, (str, os.PathLike)) else None

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import TypeVar
 
 from onnxfold.errors import UsageError
@@ -9,6 +10,7 @@ from onnxfold.errors import UsageError
 DEFAULT_SPLIT_BYTES = 1 << 20
 DEFAULT_RANGE_LIMIT = 16.0  # four of the eight bits of an integer weight
 DEFAULT_NOISE_LIMIT = 4.0
+_COUNTED = ("allow_split", "check", "rtol", "atol", "seed", "range_limit")
 
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -111,3 +113,23 @@ class Options:
     shift: int | None = None
     multiple_of: int = 1
     change_readers: bool = False
+
+    def __post_init__(self) -> None:
+        for name in _COUNTED:
+            check_number(name, getattr(self, name))
+        bytes_of(self.memory)
+
+
+def check_number(name: str, number: float | None) -> None:
+    """Raise UsageError where a number of an option is negative or none."""
+    if number is not None and not number >= 0:
+        raise UsageError(f"{name} must be 0 or more, not {number}")
+
+
+def bytes_of(gigabytes: float | None) -> int | None:
+    """Return GB in bytes; raises UsageError where they are not positive, or no number."""
+    if gigabytes is None:
+        return None
+    if not 0 < gigabytes < inf:
+        raise UsageError(f"the memory of the check must be positive, not {gigabytes:g} GB")
+    return max(1, int(gigabytes * 1e9))

@@ -22,7 +22,7 @@ from onnxfold.check.runners import Feeds, OnnxRuntime
 from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.graph import node_label, operator
 from onnxfold.inputs import InputSpec
-from onnxfold.options import DEFAULT_NOISE_LIMIT
+from onnxfold.options import DEFAULT_NOISE_LIMIT, check_number
 
 Progress = Callable[[int, int], None]
 Found = dict[str, list[Judgement]]
@@ -91,9 +91,8 @@ def _criterion(
         raise UsageError(f"a verification needs at least 1 sample, not {samples}")
     if not limit > 0:
         raise UsageError(f"the limit of the noise ratio must be positive, not {limit}")
-    for name, bound in (("rtol", rtol), ("atol", atol)):
-        if bound is not None and not bound >= 0:
-            raise UsageError(f"{name} must be 0 or more, not {bound}")
+    check_number("rtol", rtol)
+    check_number("atol", atol)
     if rtol is None and atol is None:
         return AcceptanceCriterion(limit)
     return AcceptanceCriterion(limit, Tolerance(rtol or 0.0, atol or 0.0))

@@ -54,8 +54,8 @@ class OutputCheck:
 
     @property
     def nothing_compared(self) -> bool:
-        """Whether NaN and infinities stand where they stood, and nothing else was to be seen."""
-        return self.elements > 0 and self.compared == 0
+        """Whether it is empty, or NaN and infinities stand where they stood and nothing else."""
+        return self.compared == 0
 
 
 @dataclass(frozen=True, slots=True)

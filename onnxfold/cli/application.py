@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from onnxfold import __version__
+from onnxfold.cli import terminal
 from onnxfold.cli.bench import bench
 from onnxfold.cli.checkpoint import checkpoint
 from onnxfold.cli.convert import convert
@@ -24,7 +25,6 @@ from onnxfold.cli.options import QuietOption, VerboseOption, with_verbosity
 from onnxfold.cli.plot import plot
 from onnxfold.cli.serve import serve
 from onnxfold.cli.startup import start_quickly
-from onnxfold.cli.terminal import chosen_verbosity
 from onnxfold.cli.triton import triton
 from onnxfold.cli.verify import verify
 from onnxfold.errors import CommandInterruptedError, ModelError, OnnxfoldError, misfit
@@ -77,7 +77,7 @@ def _common(
         ),
     ] = False,
 ) -> None:
-    context.obj = chosen_verbosity(verbose=verbose, quiet=quiet)
+    context.obj = terminal.chosen_verbosity(verbose=verbose, quiet=quiet)
 
 
 for _command in (
@@ -117,6 +117,7 @@ def main() -> None:
     """Run the command line; every foreseen failure is one line and an exit code."""
     # ONNX Runtime 1.29 and later report their use and keep files in the home folder by default.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    terminal.prepare_streams()
     start_quickly()
     # What libraries remark on a damaged model is not our message.
     warnings.simplefilter("ignore")

@@ -12,7 +12,7 @@ from onnxfold.cli.options import InputsOption, JsonOption, ProvidersOption, Seed
 def bench(
     context: typer.Context,
     models: Annotated[
-        list[Path], typer.Argument(metavar="A [B ...]", help="The models; ratios are to A.")
+        list[Path], typer.Argument(metavar="MODEL", help="The models; ratios are to the first.")
     ],
     rounds: Annotated[int, typer.Option(metavar="N", help="Rounds; each runs every model.")] = 30,
     threads: Annotated[int, typer.Option(metavar="N", help="Threads within an operator.")] = 1,
@@ -29,7 +29,7 @@ def bench(
     from onnxfold.report import printed
     from onnxfold.runtime.bench import bench as measure
 
-    with terminal.progress(context.obj, models[0]) as progress:
+    with terminal.progress(context.obj, models[0], lines=not as_json) as progress:
         measured = measure(
             models,
             rounds=rounds,

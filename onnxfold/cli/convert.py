@@ -101,8 +101,8 @@ def convert(
     from onnxfold import api
 
     verbosity: Verbosity = context.obj
-    terminal.check_reports(report)
     output = destination(out, output, dry_run=dry_run)
+    terminal.check_reports(report, model, output)
     folder = None if output is None else output.parent
     with terminal.progress(verbosity, model, folder, lines=not as_json) as progress:
         result = api.convert(

@@ -88,7 +88,8 @@ def measure(
     from onnxfold import api
     from onnxfold.geometry.reports import as_document, write_measurements
 
-    terminal.check_reports(report)
+    terminal.check_reports(report, *sources, data, resume)
+    terminal.check_figures(plot)
     if plot is not None or any(path.suffix == ".html" for path in report or ()):
         from onnxfold.geometry.plots import demand_matplotlib
 

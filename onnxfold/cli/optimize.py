@@ -60,8 +60,8 @@ def optimize(
     from onnxfold.report.provenance import provenance
 
     verbosity: Verbosity = context.obj
-    terminal.check_reports(report)
     output = destination(out, output, dry_run=dry_run)
+    terminal.check_reports(report, model, output, measured)
     told = {"run": provenance(model, options.given_options(context))} if report or as_json else {}
     if measured is not None:
         told |= _measurement(measured, told)

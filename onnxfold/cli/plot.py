@@ -35,7 +35,8 @@ def plot(
     from onnxfold.geometry.plots import demand_matplotlib
     from onnxfold.geometry.reports import read_measurements, write_measurements
 
-    terminal.check_reports(report)
+    terminal.check_reports(report, *files)
+    terminal.check_figures(output)
     if output is None and not report:
         raise UsageError("say where to write the figures (-o DIR, or --report FILE.html)")
     demand_matplotlib()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
@@ -52,18 +53,42 @@ def chosen_verbosity(*, verbose: bool, quiet: bool) -> Verbosity:
     return Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL
 
 
-def check_reports(reports: Sequence[Path] | None) -> None:
+def prepare_streams() -> None:
+    """Let standard streams be closed, or have an encoding that lacks a character of the text."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # it stays to the end
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def check_reports(reports: Sequence[Path] | None, *others: Path | None) -> None:
     """Fail before the work where its reports could not be written at the end.
 
-    Raises UsageError for another kind of file, ModelError where the folder takes none.
+    Raises UsageError for another kind of file and for one of the `others`, which the command reads
+    or writes, ModelError where the folder takes none.
     """
     for report in reports or ():
         if report.suffix not in (".json", ".html"):
             raise UsageError(f"--report {report}: the name must end in .json or .html")
+        if any(other is not None and _same_file(report, other) for other in others):
+            raise UsageError(f"--report {report}: the command reads or writes it; name another")
+        if os.path.isdir(report):
+            raise ModelError(f"cannot write the report '{report}': it is a directory")
         if not os.access(report.parent, os.W_OK | os.X_OK):
             raise ModelError(
                 f"cannot write the report '{report}': no writable folder '{report.parent}'"
             )
+
+
+def _same_file(a: Path, b: Path) -> bool:
+    return os.path.realpath(a) == os.path.realpath(b)
+
+
+def check_figures(folder: Path | None) -> None:
+    """Raise ModelError, before the work, where figures could not be written into a folder."""
+    if folder is not None and os.path.exists(folder) and not os.path.isdir(folder):
+        raise ModelError(f"cannot write the figures into '{folder}': it is not a folder")
 
 
 def print_json(document: dict[str, Any]) -> None:

@@ -68,7 +68,7 @@ def triton(
     from onnxfold.serving.triton.repository import Deployment, publish
 
     verbosity: Verbosity = context.obj
-    terminal.check_reports(report)
+    terminal.check_reports(report, model)
     deployment = Deployment(
         repository,
         name,

@@ -20,16 +20,18 @@ def write_measurements(
 ) -> None:
     """Write reports as .json or .html, and their figures into a folder.
 
-    Raises UsageError where matplotlib is wanted and not installed.
+    Raises UsageError where matplotlib is wanted and not installed, ModelError when a file cannot be
+    written.
     """
+    from onnxfold.report.document import write_text
+
     for path in paths:
         if path.suffix == ".html":
             from onnxfold.geometry.page import page
 
-            path.write_text(page(reports), encoding="utf-8")
+            write_text(path, page(reports))
         else:
-            text = json.dumps(as_document(reports), indent=2)
-            path.write_text(text + "\n", encoding="utf-8")
+            write_text(path, json.dumps(as_document(reports), indent=2))
     if folder is not None:
         from onnxfold.geometry.plots import write_figures
 

@@ -14,6 +14,7 @@ from onnxfold.inputs.bound_sizes import BoundSizes, bind_dims, symbols_of
 from onnxfold.inputs.caches import find_caches
 from onnxfold.inputs.roles import convolved_channels, index_range, is_convolved, is_mask
 from onnxfold.inputs.spec import InputSpec
+from onnxfold.options import check_number
 
 Array = npt.NDArray[Any]
 
@@ -43,6 +44,7 @@ def make_inputs(
     and arrays of `spec` are kept. `image_side`: of pictures whose sides the model leaves open.
     Raises UsageError, naming the input, where that cannot be done.
     """
+    check_number("seed", seed)
     inputs = [v for v in model.graph.inputs if not v.is_initializer()]
     known = {str(v.name): v for v in model.graph.inputs}
     given = _given_arrays(known, spec)

@@ -28,7 +28,7 @@ class InputSpec:
     files: Mapping[str, Path] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, texts: Iterable[str]) -> "InputSpec":
+    def parse(cls, texts: str | Iterable[str]) -> "InputSpec":
         """Reads command-line values, each `name:1,128`, `name:[1,128]`, `name:x.npy` or `x.npz`.
 
         A name may hold colons. Raises UsageError for anything else, for a missing file, and for an
@@ -36,7 +36,7 @@ class InputSpec:
         """
         shapes: dict[str, tuple[int, ...]] = {}
         files: dict[str, Path] = {}
-        for text in texts:
+        for text in [texts] if isinstance(texts, str) else texts:
             for name, value in _parse_one(text).items():
                 if name in shapes or name in files:
                     raise UsageError(f"--inputs gives {name!r} twice")

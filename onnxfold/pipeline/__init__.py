@@ -8,7 +8,7 @@ from onnxfold.pipeline.folding import (
     fold,
     unwanted,
 )
-from onnxfold.pipeline.run import Result, bytes_of, run
+from onnxfold.pipeline.run import Result, run
 from onnxfold.pipeline.step import LeftOut
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "Folded",
     "LeftOut",
     "Result",
-    "bytes_of",
     "decide_all",
     "fold",
     "run",

@@ -21,12 +21,11 @@ from onnxfold.check.memory import session_bytes
 from onnxfold.errors import (
     PassCheckError,
     UnchangedError,
-    UsageError,
     VerificationError,
     WeightOverflowError,
 )
 from onnxfold.model_io.sources import Source
-from onnxfold.options import Options
+from onnxfold.options import Options, bytes_of
 from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.centring.apply import overflowing_weights
 from onnxfold.passes.findings import Findings
@@ -384,12 +383,3 @@ def _verified(
         worst = f"{verification.worst}{where}"
         raise VerificationError(f"verification failed, nothing was written: {worst}")
     return verification
-
-
-def bytes_of(gigabytes: float | None) -> int | None:
-    """Return GB in bytes; raises UsageError where they are not positive."""
-    if gigabytes is None:
-        return None
-    if not gigabytes > 0:
-        raise UsageError(f"the memory of the check must be positive, not {gigabytes:g} GB")
-    return max(1, int(gigabytes * 1e9))

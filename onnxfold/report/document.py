@@ -154,8 +154,13 @@ def write_report(path: Path, report: Mapping[str, Any]) -> None:
 
     Raises ModelError when the file cannot be written.
     """
-    text = json.dumps(report, indent=2) if path.suffix == ".json" else page(report)
+    write_text(path, json.dumps(report, indent=2) if path.suffix == ".json" else page(report))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write the text of a report; raises ModelError when the file cannot be written."""
     try:
-        path.write_text(text + "\n", encoding="utf-8")
+        # A name of a file may hold bytes that are no UTF-8.
+        path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ModelError(f"cannot write the report '{path}': {error.strerror}") from error

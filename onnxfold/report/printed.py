@@ -152,9 +152,9 @@ def _print_limits(console: Console, document: Mapping[str, Any]) -> None:
         console.print(Text(sentence), style="yellow")
     if names := document.get("nothing_compared"):
         sentence = (
-            f"warning: nothing was compared for {_named([{'name': name} for name in names])}: all "
-            "of it is NaN or infinite, in the original too; give inputs for which it is not "
-            "(--inputs)"
+            f"warning: nothing was compared for {_named([{'name': name} for name in names])}: it "
+            "is empty, or all of it is NaN or infinite, in the original too; give inputs for which "
+            "it is not (--inputs)"
         )
         console.print(Text(sentence), style="yellow")
 

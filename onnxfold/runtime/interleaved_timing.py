@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxfold.errors import ModelError, OnnxfoldError
+from onnxfold.errors import DependencyError, ModelError
 from onnxfold.graph.array_types import Float64
 from onnxfold.runtime import library as runtime
 
@@ -51,14 +51,14 @@ class Variant:
     ) -> ort.InferenceSession:
         """Open a session.
 
-        Raises ModelError where ONNX Runtime refuses the model, OnnxfoldError where it is missing,
-        or where the kernels are asked for and cannot be had.
+        Raises ModelError where ONNX Runtime refuses the model, DependencyError where it is missing,
+        OnnxfoldError where the kernels are asked for and cannot be had.
         """
         try:
             import onnxruntime as ort
         except ImportError as error:
-            raise OnnxfoldError(
-                "bench needs ONNX Runtime: pip install onnxfold[ort], or onnxfold[gpu]"
+            raise DependencyError(
+                "bench needs ONNX Runtime: pip install 'onnxfold[ort]', or 'onnxfold[gpu]'"
             ) from error
         from onnxruntime.capi import onnxruntime_pybind11_state as state
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.errors import ModelError, OnnxfoldError, UsageError
+from onnxfold.errors import DependencyError, ModelError, OnnxfoldError, UsageError
 from onnxfold.graph.array_types import Array
 from onnxfold.native import built
 from onnxfold.operators.bodies import function, setting_of
@@ -124,10 +124,14 @@ def session(
     """An onnxruntime.InferenceSession of `model` with onnxfold's kernels for its providers.
 
     Registers on `session_options` where they are given. The default provider is the CPU's.
-    Raises as `register` does.
+    Raises as `register` does, and DependencyError without onnxruntime.
     """
-    import onnxruntime as ort
-
+    try:
+        import onnxruntime as ort
+    except ImportError as error:
+        raise DependencyError(
+            "a session needs ONNX Runtime: pip install 'onnxfold[ort]', or 'onnxfold[gpu]'"
+        ) from error
     options = session_options if session_options is not None else ort.SessionOptions()
     chosen = list(providers or [_CPU_PROVIDER])
     if _registered(options) is None or device_of(chosen) == "cuda":

@@ -219,6 +219,7 @@ def test_pictures_of_open_size_are_tried_in_several_sizes() -> None:
         ({"limit": 0.0}, "limit of the noise ratio must be positive"),
         ({"limit": float("nan")}, "limit of the noise ratio must be positive"),
         ({"rtol": -1.0}, "rtol must be 0 or more"),
+        ({"seed": -1}, "seed must be 0 or more"),
         ({"providers": ["NoProvider"]}, "onnxruntime has no 'NoProvider' here; it has .*CPU"),
     ],
 )

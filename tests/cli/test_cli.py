@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -119,7 +120,17 @@ def test_fail_if_unchanged_exits_1(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (("optimize", "model.onnx", "-o", "out.onnx", "--inputs", "ids"), 2, "ids"),
         (("optimize", "model.onnx", "-o", "out.onnx", "--exclude", "("), 2, "--exclude"),
         (("optimize", "model.onnx", "-o", "out.onnx", "--report", "r.txt"), 2, ".json or .html"),
+        (("optimize", "model.onnx", "-o", "out.json", "--report", "out.json"), 2, "name another"),
+        (("optimize", "model.onnx", "--dry-run", "--report", "folder.json"), 3, "is a directory"),
+        (("optimize", "model.onnx", "-o", "out.onnx", "--seed", "-1"), 2, "seed"),
+        (("optimize", "model.onnx", "-o", "out.onnx", "--memory", "inf"), 2, "memory"),
+        (("optimize", "model.onnx", "-o", "out.onnx", "--range-limit", "nan"), 2, "range_limit"),
+        (("convert", "model.onnx", "-o", "out.onnx", "--to", "rms", "--rtol", "-1"), 2, "rtol"),
         (("inspect", "missing.onnx"), 3, "missing.onnx"),
+        (("measure", "model.onnx", "--data", "data.npz", "--seed", "-1"), 2, "seed"),
+        (("measure", "model.onnx", "--data", "data.npz", "--plot", "data.npz"), 3, "not a folder"),
+        (("bench", "model.onnx", "--seed", "-1"), 2, "seed"),
+        (("verify", "model.onnx", "model.onnx", "--seed", "-1"), 2, "seed"),
         (("verify", "model.onnx", "missing.onnx"), 3, "missing.onnx"),
     ],
 )
@@ -135,14 +146,17 @@ def test_bad_input_is_one_line_and_writes_nothing(
     monkeypatch.chdir(folder)
     (folder / "garbage.onnx").write_bytes(b"this is not a model\n" * 9)
     (folder / "empty.onnx").touch()
+    (folder / "folder.json").mkdir()
+    np.savez(folder / "data.npz", ids=np.zeros((1, 4), np.int64))
     (folder / "truncated.onnx").write_bytes(model.read_bytes()[:-200])
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     assert run(monkeypatch, *words) == code
     lines = capfd.readouterr().err.strip().splitlines()
     assert len(lines) == 1, lines
     assert lines[0].startswith("onnxfold: ")
     assert says in lines[0]
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    after = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert after == before
 
 
 def test_unknown_options_exit_2(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,6 +331,22 @@ def test_verify_prints_json_for_machines_and_nothing_when_quiet(
     assert run(monkeypatch, "verify", model, model, "-q") == 0
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "")
+
+
+def test_bench_prints_nothing_but_json_for_machines(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "bench", model, "--rounds", "1", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rounds"] == 1
+
+
+def test_a_report_takes_a_name_that_is_no_utf_8(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    odd = model.rename(tmp_path / os.fsdecode(b"\xff.onnx"))
+    assert run(monkeypatch, "optimize", odd, "--dry-run", "--report", "r.html") == 0
+    assert "\\udcff.onnx" in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
 def test_diff_prints_what_differs_and_json_has_all(

@@ -59,6 +59,27 @@ def test_an_output_that_takes_nothing_is_one_line(model: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell that closes streams")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_stream_gets_nothing(model: Path, closed: str) -> None:
+    words = f"{sys.executable} -m onnxfold optimize {model} -o {model.parent}/out.onnx {closed}"
+    done = subprocess.run(words, shell=True, capture_output=True, text=True, check=False)  # noqa: S602
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (model.parent / "out.onnx").exists()
+
+
+def test_an_encoding_without_a_character_escapes_it(model: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxfold", "measure", str(model), "--rows", "1"],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\\xb1" in done.stdout
+
+
 @pytest.mark.parametrize("arguments", [("measure", "--data"), ("triton", "--repository")])
 def test_a_name_that_is_too_long_is_no_defect(model: Path, arguments: tuple[str, str]) -> None:
     command, option = arguments

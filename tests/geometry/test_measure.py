@@ -180,7 +180,10 @@ def test_a_mask_that_fits_no_rows_is_told(tmp_path: Path) -> None:
     [
         ({"x": np.zeros((4, 15), np.float32)}, r"x\.npz, rows 0 to 3: input 'x' is \[batch, 16\]"),
         ({"x": np.zeros((4, 16), np.complex64)}, "input 'x' is float32, the data has complex64"),
-        ({"other": np.zeros((4, 16), np.float32)}, "nothing for input 'x'.*name the arrays"),
+        (
+            {"other": np.zeros((4, 16), np.float32)},
+            "nothing for input 'x'.*has 'other': name the arrays",
+        ),
     ],
     ids=["shape", "type", "name"],
 )

@@ -152,6 +152,11 @@ def test_an_output_of_which_nothing_was_compared_is_named() -> None:
     assert "nothing was compared for 'y'" in console.export_text()
 
 
+def test_an_empty_output_was_not_compared() -> None:
+    model = layer_norm_model()
+    assert onnxfold.verify(model, model, inputs=(f"x:0,{WIDTH}",)).outputs[0].nothing_compared
+
+
 def test_an_output_that_was_compared_is_not_named() -> None:
     checked = onnxfold.optimize(layer_norm_model()).report["verification"]
     assert checked["nothing_compared"] == []

@@ -50,6 +50,7 @@ def test_a_shape_is_read_from_the_command_line(
     text: str, name: str, shape: tuple[int, ...]
 ) -> None:
     assert InputSpec.parse([text]).shapes == {name: shape}
+    assert InputSpec.parse(text) == InputSpec.parse([text])
 
 
 @pytest.mark.parametrize("text", ["x", "x:", ":1,2", "x:1,-2", "x:a,b", "x:1;2", ""])

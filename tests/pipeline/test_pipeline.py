@@ -50,7 +50,7 @@ def test_a_path_gives_a_path(tmp_path: Path) -> None:
 
 
 def test_other_objects_are_refused_with_the_kinds_that_are_taken() -> None:
-    with pytest.raises(onnxfold.UsageError, match="cannot optimize a int; give a path"):
+    with pytest.raises(onnxfold.UsageError, match="type int is no model; give a path"):
         onnxfold.optimize(3)
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 
 import pytest
 
 import onnxfold
+from onnxfold import api
+from tests.project.test_readme import ROOT
 
 # These import a package of an extra when they are loaded (test_host.py, tests/training).
 _APART = ("onnxfold.__main__", "onnxfold.serving.host", "onnxfold.torch")
@@ -35,3 +38,14 @@ def test_the_package_lists_what_it_offers() -> None:
     assert dir(onnxfold) == sorted(onnxfold.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = onnxfold.nothing
+
+
+def test_the_page_on_python_names_what_the_package_offers() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    page = re.sub(
+        "## Training and checkpoints.*?(?=^## )", "", page, flags=re.DOTALL | re.MULTILINE
+    )
+    listed = ", ".join(re.findall(r"members: \[(.*?)\]", page)).split(", ")
+    named = {*listed, *re.findall(r"^::: .*\.([A-Z]\w+)$", page, re.MULTILINE)}
+    assert named <= {*onnxfold.__all__}
+    assert {name for name in onnxfold.__all__ if hasattr(api, name)} <= named

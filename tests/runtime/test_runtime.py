@@ -15,7 +15,7 @@ import onnxruntime as ort
 import pytest
 
 import onnxfold
-from onnxfold.errors import OnnxfoldError, UsageError
+from onnxfold.errors import DependencyError, OnnxfoldError, UsageError
 from onnxfold.native import built
 from onnxfold.operators.functions import SIGNATURES, call
 from onnxfold.runtime import library as runtime
@@ -36,6 +36,14 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_library_path_is_absolute_and_exists() -> None:
     assert os.path.isabs(get_library_path())
     assert os.path.isfile(get_library_path())
+
+
+def test_a_session_without_onnxruntime_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(DependencyError, match=r"pip install 'onnxfold\[ort\]'"):
+        session("model.onnx")
 
 
 def test_environment_names_another_library(library: Path) -> None:

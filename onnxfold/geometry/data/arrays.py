@@ -71,7 +71,7 @@ class ArrayFiles:
         mask = self.signature.mask_input(self.options.mask)
         for start in range(shard.start, shard.stop, self.options.batch):
             stop = min(start + self.options.batch, shard.stop)
-            part = {name: array[start:stop] for name, array in arrays.items() if name in wanted}
+            part = {name: a[start:stop] if name in wanted else a for name, a in arrays.items()}
             feeds = self.signature.suited(part, shard.label, start)
             kept = None if mask is None else feeds[mask] != 0
             yield Batch(feeds, stop - start, start, kept)

@@ -96,7 +96,7 @@ class InputSignature:
         """Return the feeds in the types of the inputs; DataError for what does not suit."""
         missing = [name for name in self.inputs if name not in feeds]
         if missing:
-            listed = ", ".join(f"'{name}'" for name in feeds)
+            listed = ", ".join(f"'{name}'" for name in feeds) or "no array"
             raise DataError(
                 f"{where}: nothing for input '{missing[0]}' of the model; the data has {listed}: "
                 "name the arrays as the inputs"
