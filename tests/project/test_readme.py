@@ -5,6 +5,7 @@ Every command of README runs in test_newcomer.py, from the wheel in a fresh envi
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import subprocess
@@ -71,3 +72,13 @@ def test_every_figure_of_the_tables_names_its_rows() -> None:
     named = re.findall(r"`(benchmarks/results/[\w.]+)`", README)
     assert named
     assert all((ROOT / name).exists() for name in named)
+
+
+def test_what_it_costs_is_what_the_last_rows_say() -> None:
+    with (ROOT / "benchmarks" / "results" / "fold.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["model"] == "gpt2"]
+    last = {row["what"]: float(row["median"]) for row in rows}
+    assert (
+        f"GPT-2 takes {last['optimize, checked']:.1f} s, {last['optimize --no-check']:.1f} s "
+        f"without the proof and the check, and then {last['peak memory above the imports']:.0f} MiB"
+    ) in README
