@@ -20,7 +20,7 @@ def measure(
     context: typer.Context,
     sources: Annotated[
         list[Path],
-        typer.Argument(metavar="IN...", help="The ONNX models, .onnx, measured one by one."),
+        typer.Argument(metavar="IN", help="The ONNX models, .onnx, measured one by one."),
     ],
     data: Annotated[
         Path | None,

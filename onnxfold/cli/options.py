@@ -22,7 +22,7 @@ _NAMED = inspect.Parameter.KEYWORD_ONLY
 
 Model = Annotated[Path, typer.Argument(metavar="IN", help="The ONNX model, .onnx.")]
 OutArgument = Annotated[
-    Path | None, typer.Argument(metavar="[OUT]", help="Where to write; the same as -o OUT.")
+    Path | None, typer.Argument(metavar="OUT", help="Where to write; the same as -o OUT.")
 ]
 OutputOption = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="OUT", help="Where to write.")

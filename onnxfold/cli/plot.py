@@ -14,7 +14,7 @@ def plot(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE...",
+            metavar="FILE",
             help="Measurements, .json, or folders of them: of one model, of several, or of one at "
             "the steps of its training.",
         ),

@@ -25,7 +25,7 @@ _NEEDED = ("mlserver", "onnxruntime")
 _Models = Annotated[
     list[str],
     typer.Argument(
-        metavar="MODEL [MODEL ...]",
+        metavar="MODEL",
         help="ONNX models, each PATH or NAME=PATH; the name is that of the file.",
     ),
 ]

@@ -159,6 +159,15 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert after == before
 
 
+@pytest.mark.parametrize("command", ["optimize", "convert", "bench", "serve", "measure", "plot"])
+def test_the_line_of_usage_has_no_bracket_in_a_bracket(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, command, "--help") == 0
+    (usage,) = (line for line in capsys.readouterr().out.splitlines() if "Usage" in line)
+    assert not re.search(r"[\[{][^\]}]*[\[{]|\.\.\.\W+\.", usage)
+
+
 def test_unknown_options_exit_2(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(monkeypatch, "optimize", model, "--nonsense") == 2
     assert run(monkeypatch, "optimize", model, "-o", "x", "--target", "tpu") == 2
