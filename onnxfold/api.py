@@ -248,6 +248,7 @@ def _run(
     model: Any, output: str | os.PathLike[str] | None, chosen: Options, progress: Stages | None
 ) -> Result:
     """Load a model, run the passes that are chosen, give the result back or write it."""
+    _check_late_options(chosen)
     timer = StageTimer(progress)
     if output is not None and not chosen.dry_run:
         source_path = Path(model) if isinstance(model, (str, os.PathLike)) else None
@@ -265,3 +266,15 @@ def _run(
     # Weights may hold inf and NaN; what comes of them is compared with the original.
     with np.errstate(all="ignore"), error_context(source):
         return run(source, output, chosen, timer)
+
+
+def _check_late_options(chosen: Options) -> None:
+    """Raise UsageError, before the work, for what is not used until the check."""
+    if chosen.inputs:
+        from onnxfold.inputs import InputSpec
+
+        InputSpec.parse(chosen.inputs)
+    if chosen.providers:
+        from onnxfold.check.runners import OnnxRuntime
+
+        OnnxRuntime.of(chosen.providers)

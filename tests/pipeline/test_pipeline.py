@@ -49,6 +49,16 @@ def test_a_path_gives_a_path(tmp_path: Path) -> None:
     assert result.report["output"]["path"] == str(tmp_path / "out.onnx")
 
 
+@pytest.mark.parametrize("options", [{"inputs": ("x",)}, {"providers": ("NoProvider",)}])
+def test_options_of_the_check_are_read_before_the_work(options: dict[str, tuple[str, ...]]) -> None:
+    stages: list[str] = []
+    with pytest.raises(onnxfold.UsageError):
+        onnxfold.optimize(
+            pre_norm_model(), progress=lambda stage, _: stages.append(stage), **options
+        )
+    assert not stages
+
+
 def test_other_objects_are_refused_with_the_kinds_that_are_taken() -> None:
     with pytest.raises(onnxfold.UsageError, match="type int is no model; give a path"):
         onnxfold.optimize(3)
