@@ -14,6 +14,6 @@ def infer(model: ir.Model) -> ModelInfo:
 
     Raises ModelError for sizes that nothing can hold.
     """
-    fill_types(model)
+    better = fill_types(model)
     info = ModelInfo(model)
-    return ModelInfo(model) if fill_shapes(info) else info
+    return ModelInfo(model) if fill_shapes(info, better) else info

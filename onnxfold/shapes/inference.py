@@ -43,14 +43,17 @@ _MADE_UP = "unk__"  # how the symbols begin that onnx's inference gives to sizes
 _SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Range": 1, "Tile": 1}
 
 
-def fill_types(model: ir.Model) -> None:
-    """Give every value of a working copy the element type and the shape that can be known."""
+def fill_types(model: ir.Model) -> set[ir.Value]:
+    """Give every value of a working copy the element type and the shape that can be known.
+
+    Return the values of which more was known than onnx finds, which was not told.
+    """
     plain = skeleton(model)
     inferred = _infer(plain)
     if _hide_doubtful(plain.graph, inferred.graph, lambda _: ()):
         plain.opset_import.add(domain=_UNKNOWN_DOMAIN, version=1)
         inferred = _infer(plain)
-    _fill_graph(model.graph, inferred.graph)
+    return _fill_graph(model.graph, inferred.graph)
 
 
 def _infer(plain: onnx.ModelProto) -> onnx.ModelProto:
@@ -371,7 +374,8 @@ def _is_large(attribute: ir.Attr) -> bool:
     return attribute_tensor(attribute).nbytes > _LARGE_TENSOR_BYTES
 
 
-def _fill_graph(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
+def _fill_graph(graph: ir.Graph, inferred: onnx.GraphProto) -> set[ir.Value]:
+    better = set()
     protos = {info.name: info for infos in (inferred.value_info, inferred.output) for info in infos}
     for value in graph_values(graph):
         info, tensor = protos.get(value.name or ""), fixed_tensor(value)
@@ -382,6 +386,8 @@ def _fill_graph(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
         declared, found = claimed_shape(value), _inferred(info)
         shape = declared if declared is not None else found
         known = None if shape is None else merged(shape, found)
+        if found is not None and known is not None and _tells_more(known, found):
+            better.add(value)
         if known is not None and known != declared_shape(value) and tensor is None:
             value.shape = ir.Shape(known)
     for node, twin in zip(graph, inferred.node, strict=True):
@@ -389,7 +395,15 @@ def _fill_graph(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
             for attribute in twin.attribute:
                 if attribute.name == name:
                     single = attribute.type == onnx.AttributeProto.GRAPH
-                    _fill_graph(body, attribute.g if single else attribute.graphs[position])
+                    told = attribute.g if single else attribute.graphs[position]
+                    better |= _fill_graph(body, told)
+    return better
+
+
+def _tells_more(known: Shape, found: Shape) -> bool:
+    return any(
+        is_unnamed(other) and not is_unnamed(dim) for dim, other in zip(known, found, strict=False)
+    )
 
 
 def _inferred(info: onnx.ValueInfoProto | None) -> Shape | None:

@@ -10,7 +10,7 @@ and Scan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,13 +45,15 @@ _NO_SHAPE = (
 )
 
 
-def fill_shapes(view: ModelInfo) -> bool:
-    """Find the shapes of results whose rank is unknown, and numbers behind a Reshape.
+def fill_shapes(view: ModelInfo, known: Collection[ir.Value] = ()) -> bool:
+    """Find shapes of results whose rank is unknown, numbers and names behind a Reshape.
 
+    ``known``: values of which more is known than when the shapes behind them were found.
     Return whether a shape that ``view`` may have told before is another one now.
     """
     symbolic: SymbolicShapes | None = None
-    numbered: set[ir.Value | None] = set()
+    better: set[ir.Value | None] = set(known)
+    changed = False
     for node in _bodies_first(view.model.graph):
         unknown = any(output.name and output.shape is None for output in node.outputs)
         if unknown:
@@ -63,11 +65,13 @@ def fill_shapes(view: ModelInfo) -> bool:
         if any(output.name and output.type is None for output in node.outputs):
             symbolic = symbolic or SymbolicShapes(view)
             _fill_types(symbolic, view.opset, node)
-        may_be_numbered = not numbered.isdisjoint(node.inputs) or _reads_sizes(node)
-        if bodies(node) or (may_be_numbered and not unknown):
+        may_be_better = not better.isdisjoint(node.inputs) or _reads_sizes(node)
+        if bodies(node) or (may_be_better and not unknown):
             symbolic = symbolic or SymbolicShapes(view)
-            numbered.update(_numbered(view, symbolic, node))
-    return bool(numbered)
+            found = _improved(view, symbolic, node)
+            better.update(found)
+            changed = changed or bool(found)
+    return changed
 
 
 def _bodies_first(graph: ir.Graph) -> Iterator[ir.Node]:
@@ -89,8 +93,8 @@ def _reads_sizes(node: ir.Node) -> bool:
     )
 
 
-def _numbered(view: ModelInfo, symbolic: SymbolicShapes, node: ir.Node) -> list[ir.Value]:
-    """Put the numbers that are known in the place of symbols; return the values where there are."""
+def _improved(view: ModelInfo, symbolic: SymbolicShapes, node: ir.Node) -> list[ir.Value]:
+    """Put numbers and names in the place of made-up symbols; return the values where there are."""
     shapes = {value: declared_shape(value) or () for value in node.outputs if value.name}
     answers: dict[ir.Value, Shape] | None = None
     changed = []
@@ -98,8 +102,7 @@ def _numbered(view: ModelInfo, symbolic: SymbolicShapes, node: ir.Node) -> list[
         if all(isinstance(dim, int) for dim in shape):
             continue
         dims = symbolic.dims(value) or shape
-        numbers = tuple(dim if isinstance(dim, int) else None for dim in dims)
-        found = _refined(shape, numbers)
+        found = _refined(shape, dims)
         unknown = any(map(is_unnamed, found))
         if unknown and answers is None and symbolic.derived(node, value) is None:
             answers = dict(_inferred(view.opset, symbolic, node))

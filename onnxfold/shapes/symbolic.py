@@ -137,9 +137,11 @@ class SymbolicShapes:
 
     def derived(self, node: ir.Node, value: ir.Value) -> SymbolicShape | None:
         """Return the shape that a rule tells by the operands alone, None where no rule does."""
-        if not node.inputs or value is not node.outputs[0]:
-            return None
         row = row_of(node)
+        # A call of ours gives the sum besides its norm.
+        known = node.outputs if facets.broadcasts(row) is not None else node.outputs[:1]
+        if not node.inputs or value not in known:
+            return None
         if facets.same_shape(row):
             return self.dims(node.inputs[0])
         if facets.reduces(row):

@@ -72,6 +72,42 @@ def test_numbers_take_the_place_of_symbols_that_onnx_made_up() -> None:
     assert [shapes[name][1:] for name in ("flat", "rows") if shapes[name]] == [(8, 24), (24, 8)]
 
 
+# As many rows of 24 by 8 as an operator chooses, of which onnx finds the 8.
+CHOSEN = """
+    chosen = Constant<value = bool[1] {1}>()
+    images = Compress<axis=0>(x, chosen)
+    chosen_sizes = Shape(images)
+    chosen_kept = Slice(chosen_sizes, zero, two, zero)
+    chosen_target = Concat<axis=0>(chosen_kept, rest)
+    columns = Reshape(images, chosen_target)
+    tokens = Transpose<perm=[0,2,1]>(columns)
+"""
+
+
+def _of_chosen(body: str, weights: Mapping[str, tuple[int, ...]] | None = None) -> onnx.ModelProto:
+    proto = _model(CHOSEN + body, opset=17, weights=weights)
+    for axis, size in ((2, 4), (3, 6)):
+        proto.graph.input[0].type.tensor_type.shape.dim[axis].dim_value = size
+    return proto
+
+
+@pytest.mark.parametrize(("known", "axis"), [(("unk__3", 24, 8), 1), (("images", "unk__3", 8), 0)])
+def test_what_is_put_in_later_has_the_numbers_and_names_of_what_it_reads(
+    known: tuple[str, int | str, int], axis: int
+) -> None:
+    """onnx, which is told no shape with a symbol that it made up, finds neither the second time."""
+    model = ir.from_proto(_of_chosen("y = Neg(tokens)"))
+    tokens = infer(model).by_ref()["tokens"]
+    tokens.shape = ir.Shape(known)
+    later = ir.node("Add", [tokens, tokens], name="later")
+    made = tokens.producer()
+    assert made is not None
+    model.graph.insert_after(made, later)
+    view = infer(model)
+    assert view.shape(later.outputs[0]) == view.shape(tokens)
+    assert view.dim(later.outputs[0], axis) == known[axis]
+
+
 def test_what_a_rule_tells_onnx_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Reshape to computed sizes, for which onnx makes up a symbol."""
     asked: list[str] = []
@@ -391,3 +427,25 @@ def test_rows_that_a_layer_takes_together_are_taken_apart_again(layer: str) -> N
     name, shape = ("t", (6, 4)) if "transB" in layer else ("w", (4, 6))
     proto.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
     assert _shapes(proto)["y"] == ("n", "m", 6)
+
+
+def test_the_sums_of_calls_have_sizes_too_so_that_a_second_run_makes_the_same_calls() -> None:
+    """onnx gives a sum [unk, unk, 8], of which the operands tell that it has 24 rows."""
+    body = """
+        first = MatMul(tokens, W)
+        inner = Add(tokens, first)
+        norm = LayerNormalization<axis=-1>(inner, gamma)
+        second = MatMul(norm, V)
+        outer = Add(inner, second)
+        last = LayerNormalization<axis=-1>(outer, gamma)
+        y = MatMul(last, U)
+    """
+    made = {"W": (8, 8), "V": (8, 8), "U": (8, 8), "gamma": (8,)}
+    first = onnxfold.optimize(_of_chosen(body, made), target="kernels")
+    calls = [node.op_type for node in first.model.graph.node if node.domain == "onnxfold"]
+    assert calls == ["AddLayerNormAffineWithSum", "AddLayerNormAffine"]
+    shapes = _shapes(first.model)
+    assert shapes["inner"] == shapes["norm"]
+    assert shapes["inner"] is not None
+    assert shapes["inner"][1:] == (24, 8)
+    assert not onnxfold.optimize(first.model, target="kernels").report["changed"]
