@@ -105,7 +105,7 @@ def test_one_wrong_move_of_many_is_found_with_few_proofs(monkeypatch: pytest.Mon
 
 
 def test_the_search_ends_where_nothing_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    proofs = _fails_for(monkeypatch, "centring", lambda moves: bool(moves))
+    proofs = _fails_for(monkeypatch, "centring", bool)
     result = onnxfold.optimize(pre_norm_model(31), check=0)
     assert result.report["left_out"] == [{"name": "centring", "reason": _REASON}]
     assert not result.plan.folds
