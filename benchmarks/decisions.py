@@ -22,7 +22,18 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("operators", "passes", "proof", "norms")
+PARTS = (
+    "check",
+    "graph",
+    "inputs",
+    "model_io",
+    "norms",
+    "operators",
+    "passes",
+    "proof",
+    "shapes",
+    "weights",
+)
 _TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq,
