@@ -132,7 +132,7 @@ class ConstantFolder:
                 return None
             inputs.append(array)
         try:
-            if not self._is_small(node, inputs):
+            if not self._is_small(node, inputs) or _begins_before(node, inputs):
                 return None
             if node.op_type == "Unsqueeze" and "axes" in node.attributes and inputs[0] is not None:
                 # onnx's evaluator inserts one axis after the other, whatever their order.
@@ -209,6 +209,19 @@ class ConstantFolder:
 
 def _is_folded(node: ir.Node) -> bool:
     return row_of(node).foldable
+
+
+def _begins_before(node: ir.Node, inputs: list[Array | None]) -> bool:
+    """Whether a Slice goes backwards from before the first element.
+
+    ONNX then begins with that element, onnx's evaluator with none.
+    """
+    if node.op_type != "Slice" or len(inputs) < 5 or inputs[4] is None:
+        return False
+    data, starts, _, axes, steps = map(np.asarray, inputs)
+    places = range(starts.size) if inputs[3] is None else axes.tolist()
+    bounds = zip(places, starts.tolist(), steps.tolist(), strict=True)
+    return any(step < 0 and start < -data.shape[axis] for axis, start, step in bounds)
 
 
 def _read_by(node: ir.Node, shape: Shape) -> Shape:

@@ -34,6 +34,11 @@ def shape_equivalent(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | N
     if is_unbind(node):
         axis = node.attributes.get_int("axis", 0)
         return _made(node, node.op_type, _names(node)[:1], axis=axis, keepdims=0)
+    if not node.domain and node.op_type in _OF_ANY_AXES:
+        axes = node.attributes.get_ints("axes", ())
+        if list(axes) == sorted(axes) and min(axes, default=0) >= 0:
+            return None
+        return _called(node, _OF_ANY_AXES[node.op_type], _names(node)[:1], axes=axes)
     if node.domain != "com.microsoft":
         return None
     if node.op_type in _SAME_AS_STANDARD:
@@ -100,6 +105,17 @@ def _product_of_turned(turned: str) -> onnx.FunctionProto:
     )
 
 
+def _of_any_axes(op_type: str) -> onnx.FunctionProto:
+    """Return an operator as it is since opset 11, with axes in any order and from the end too.
+
+    Below it, onnx 1.23 infers a wrong rank, where ONNX Runtime takes such axes as it does later.
+    """
+    node = onnx.helper.make_node(op_type, ["X"], ["Y"])
+    node.attribute.add(name="axes", ref_attr_name="axes", type=onnx.AttributeProto.INTS)
+    opsets = [onnx.helper.make_opsetid("", 11)]
+    return onnx.helper.make_function(DOMAIN, op_type, ["X"], ["Y"], [node], opsets, ["axes"])
+
+
 def _norm_of_sum() -> onnx.FunctionProto:
     """Return a norm Y of X + B with its mean M and deviation D, and the sum S, as X is."""
     nodes = [
@@ -141,17 +157,26 @@ def _growing_caches() -> onnx.FunctionProto:
 
 
 _PRODUCTS = {turned: _product_of_turned(turned) for turned in ("A", "B", "AB")}
+_OF_ANY_AXES = {op_type: _of_any_axes(op_type) for op_type in ("Squeeze", "Unsqueeze")}
 _NORM_OF_SUM, _NORM_OF_ROWS = _norm_of_sum(), _norm_of_rows()
 _GROWING_CACHES = _growing_caches()
 # What a model with shape equivalents has to hold.
-FUNCTIONS = (*_PRODUCTS.values(), _NORM_OF_SUM, _NORM_OF_ROWS, _GROWING_CACHES)
+FUNCTIONS = (
+    *_PRODUCTS.values(),
+    *_OF_ANY_AXES.values(),
+    _NORM_OF_SUM,
+    _NORM_OF_ROWS,
+    _GROWING_CACHES,
+)
 
 
-def _called(node: ir.Node, function: onnx.FunctionProto, inputs: list[str]) -> onnx.NodeProto:
+def _called(
+    node: ir.Node, function: onnx.FunctionProto, inputs: list[str], **attributes: Any
+) -> onnx.NodeProto:
     """Return a call of one of ``FUNCTIONS`` for all results of a node."""
     results = [value.name or "" for value in node.outputs]
     results += [""] * (len(function.output) - len(results))
-    return onnx.helper.make_node(function.name, inputs, results, domain=DOMAIN)
+    return onnx.helper.make_node(function.name, inputs, results, domain=DOMAIN, **attributes)
 
 
 def _skip_norm(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto:

@@ -361,9 +361,6 @@ def _node(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto:
             proto.attribute.append(ir.serde.serialize_attribute(inside))
         else:
             proto.attribute.append(ir.serde.serialize_attribute(attribute))
-            if (node.op_type, name) == ("Squeeze", "axes"):
-                # onnx 1.23 infers a wrong shape from unsorted axes below opset 11.
-                proto.attribute[-1].ints[:] = sorted(proto.attribute[-1].ints)
     return proto
 
 

@@ -220,7 +220,9 @@ def _told(
     if proto.domain == DOMAIN:
         function = next(f for f in FUNCTIONS if f.name == proto.op_type)
         operands = [types[name] for name in proto.input]
-        found = onnx.shape_inference.infer_function_output_types(function, operands, [])
+        found = onnx.shape_inference.infer_function_output_types(
+            function, operands, list(proto.attribute)
+        )
         return dict(zip(proto.output, found, strict=True))
     schema = onnx.defs.get_schema(proto.op_type, opset, "")
     opsets = [onnx.helper.make_opsetid("", opset)]

@@ -310,8 +310,8 @@ class SymbolicShapes:
             return None
         if steps is None or [len(bounds[0]), len(bounds[1]), len(steps)] != [1, 1, 1]:
             return None
-        if steps[0] == 0:
-            return None
+        if steps[0] == 0 or (steps[0] < 0 and bounds[0][0] < -len(vector)):
+            return None  # in ONNX the second begins with the first size, in Python with none
         return vector[bounds[0][0] : bounds[1][0] : steps[0]]
 
     def _of_product(self, node: ir.Node) -> SymbolicShape | None:

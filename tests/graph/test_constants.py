@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxfold.graph import ModelInfo
 from onnxfold.shapes import infer
+from onnxfold.shapes.symbolic import SymbolicShapes
 
 Array = npt.NDArray[Any]
 _AXES = np.array([0], dtype=np.int64)
@@ -72,6 +73,32 @@ def test_every_output_of_a_constant_split_is_its_own_part() -> None:
     w = np.arange(4, dtype=np.float32)
     view = _view([helper.make_node("Split", ["w"], ["a", "b"], axis=0)], {"w": w})
     np.testing.assert_array_equal(_array(view, "b"), w[2:])
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"), [(-1, [3, 2, 1]), (-3, [1]), (-4, None), (2, [3, 2, 1])]
+)
+def test_a_slice_backwards_from_before_the_first_element_is_not_evaluated(
+    start: int, expected: list[int] | None
+) -> None:
+    """It begins with the first element in ONNX, with none in onnx's evaluator."""
+    bounds = {"w": [1, 2, 3], "start": [start], "end": [-9], "axis": [0], "step": [-1]}
+    for axis in ("axis", ""):
+        nodes = [
+            helper.make_node("Slice", ["w", "start", "end", axis, "step"], ["y"]),
+            helper.make_node("Shape", ["x"], ["sizes"]),
+            helper.make_node("Concat", ["sizes", "one"], ["three"], axis=0),
+            helper.make_node("Slice", ["three", "start", "end", axis, "step"], ["z"]),
+        ]
+        weights = {name: np.array(numbers) for name, numbers in bounds.items()}
+        view = _view(nodes, weights | {"one": np.array([1])})
+        array, values = _array(view, "y"), view.by_ref()
+        assert (None if array is None else array.tolist()) == expected
+        vector = SymbolicShapes(view).vector(values["z"])
+        of_sizes = (
+            None if expected is None else tuple({1: "batch", 2: 4, 3: 1}[n] for n in expected)
+        )
+        assert vector == of_sizes
 
 
 def test_the_shape_of_an_input_is_constant_where_it_is_static() -> None:

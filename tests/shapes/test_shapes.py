@@ -57,6 +57,21 @@ def test_squeeze_with_unsorted_axes_has_the_right_shape(axes: list[int]) -> None
     assert view.shape(view.by_ref()["y"]) == ("batch", 2)
 
 
+@pytest.mark.parametrize("opset", [7, 10, 11])
+@pytest.mark.parametrize("axes", [[-1], [0, -2], [-1, 1], [3, 0]])
+def test_axes_from_the_end_and_in_any_order_count_below_opset_11_too(
+    axes: list[int], opset: int
+) -> None:
+    view = infer(_model([helper.make_node("Unsqueeze", ["x"], ["y"], axes=axes)], opset, {}))
+    expected = list(np.expand_dims(np.ones((3, 2, 1, 1)), tuple(axes)).shape)
+    sizes = view.shape(view.by_ref()["y"])
+    assert sizes is not None
+    assert [3 if size == "batch" else size for size in sizes] == expected
+    back = [helper.make_node("Squeeze", ["x"], ["y"], axes=[-1])]
+    view = infer(_model(back, opset, {}))
+    assert view.shape(view.by_ref()["y"]) == ("batch", 2, 1)
+
+
 def test_a_large_weight_is_left_out_of_the_inference_but_has_its_shape() -> None:
     node = helper.make_node("MatMul", ["x", "W"], ["y"])
     view = infer(_model([node], 17, {"W": np.zeros((1, 5000), np.float32)}))
