@@ -31,6 +31,13 @@ def test_the_error_may_be_four_times_the_noise(factor: float, passes: bool) -> N
     assert judgement.noise_ratio == pytest.approx(factor, abs=0.02)
 
 
+def test_an_error_of_four_times_the_noise_itself_passes() -> None:
+    truth, step = np.ones(128), 2.0**-10
+    original = truth + step
+    for factor, passes in ((4, True), (4 + 2**-8, False)):
+        assert (judged(truth + factor * step, truth, original).fault is None) == passes
+
+
 def test_the_largest_noise_of_several_runs_counts() -> None:
     rewritten = TRUTH + 6 * NOISE
     assert judged(rewritten).fault is not None

@@ -13,6 +13,7 @@ import pytest
 from onnxfold.check.reference import Precision, run
 from onnxfold.errors import UsageError
 from onnxfold.inputs import InputSpec, make_inputs
+from onnxfold.inputs.bound_sizes import symbols_of
 
 Samples = list[dict[str, np.ndarray]]
 
@@ -277,6 +278,46 @@ def test_images_and_waves_have_sizes_that_models_take(
     model = parsed(text, body, "<int64[1] a = {1}, float[1, 1, 1] k = {1}>")
     (array,) = made(model, count=1)[0].values()
     assert array.shape == shape
+
+
+def test_inputs_that_no_layer_convolves_are_no_waves() -> None:
+    inputs = "float[b, s] x, float[a, 1, m] k, int32[a, 1, r] i"
+    body = "y = Conv (c, k)  z = Neg (x)  w = Cast <to=1> (i)  v = Conv (w, c)"
+    sample = made(parsed(inputs, body, "<float[1, 1, 2] c = {1, 1}>"), count=1)[0]
+    assert max(sample["x"].shape[1], sample["k"].shape[2], sample["i"].shape[2]) < 18
+    waves = parsed(
+        f"float[a, 1, t] u, {inputs}", f"p = Conv (u, k)  {body}", "<float[1, 1, 2] c = {1, 1}>"
+    )
+    assert made(waves, count=1)[0]["u"].shape == (2, 1, 3200)
+
+
+@pytest.mark.parametrize(("group", "channels"), [(1, 6), (4, 24)])
+def test_what_is_convolved_has_the_channels_of_the_kernel(group: int, channels: int) -> None:
+    attributes = f"<group={group}>" if group > 1 else ""
+    ones = [", ".join(["1"] * count) for count in (48, 8)]
+    weights = f"<float[8, 6, 1, 1] k = {{{ones[0]}}}, float[8] bias = {{{ones[1]}}}>"
+    for body in (f"y = Conv {attributes} (x, k)", f"y = Conv {attributes} (x, k, bias)"):
+        model = parsed("float[b, c, h, w] x", body, weights)
+        assert made(model, count=1)[0]["x"].shape == (2, channels, 32, 32)
+
+
+def test_only_the_first_of_several_unnamed_axes_is_the_batch() -> None:
+    model = parsed("int64[a, b] ids, int64[a, b, 2] boxes, int64[a] steps", "y = Neg (ids)")
+    for value, dims in zip(
+        model.graph.inputs, ((None, None), (None, None, 2), (None,)), strict=True
+    ):
+        value.shape = ir.Shape(dims)
+    names = [symbols_of(value) for value in model.graph.inputs]
+    assert names == [("?batch", "?sequence"), ("?batch", "?boxes.1", 2), ("?steps.0",)]
+
+
+def test_given_shapes_that_an_expression_contradicts_are_refused() -> None:
+    model = parsed("float[past] p, float[new] n, float[both] both", "y = Neg (p)")
+    model.graph.inputs[2].shape = ir.Shape(["past + new"])
+    (sample,) = made(model, InputSpec.parse(["p:3", "n:4", "both:7"]), count=1)
+    assert sample["both"].shape == (7,)
+    with pytest.raises(UsageError, match="input 'both' is given 8 for its dimension"):
+        made(model, InputSpec.parse(["p:3", "n:4", "both:8"]))
 
 
 @pytest.mark.parametrize(

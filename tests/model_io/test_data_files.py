@@ -209,6 +209,12 @@ def test_weights_cannot_be_shared_from_elsewhere(tmp_path: Path) -> None:
     assert not (tmp_path / "sub" / "out.onnx").exists()
 
 
+def test_weights_in_the_model_itself_cannot_be_shared(tmp_path: Path) -> None:
+    source = save(linear(weight("w", 400, 400)), tmp_path / "in.onnx")
+    with pytest.raises(UsageError, match="has no data files, so there are no weights to share"):
+        shared(source, tmp_path / "out.onnx", edit="w")
+
+
 def test_data_behind_a_symbolic_link_is_not_shared(tmp_path: Path) -> None:
     """A cache keeps links beside each other that lead into its folder of blobs."""
     for folder in ("blobs", "snapshot"):

@@ -14,6 +14,7 @@ from onnxfold import model_io
 from onnxfold.errors import ModelError
 from onnxfold.model_io import FileTensor
 from onnxfold.model_io.load import references
+from onnxfold.model_io.requirements import check_model
 from tests.model_io.files import (
     OPSETS,
     canonical,
@@ -62,6 +63,7 @@ def test_large_embedded_weights_stay_in_the_model_file(tmp_path: Path) -> None:
     tensors = weights_of(model_io.load(save(proto, tmp_path / "m.onnx")))
     assert isinstance(tensors["W1"], FileTensor)
     assert tensors["W1"].in_model
+    assert tensors["W1"].name == "W1"
     assert tensors["W1"].doc_string == "a weight"
     assert tensors["W1"].metadata_props == {"origin": "training"}
     assert not isinstance(tensors["b"], FileTensor)
@@ -282,6 +284,36 @@ def test_an_unsupported_model_is_refused_with_its_fault(tmp_path: Path, name: st
         model_io.load(tmp_path / "m.onnx")
     assert str(caught.value).startswith(f"{tmp_path}/m.onnx: ")
     assert "\n" not in str(caught.value)
+
+
+def test_the_oldest_operator_set_is_taken(tmp_path: Path) -> None:
+    proto = linear(weight("W", 4))
+    proto.opset_import[0].version = 7
+    assert model_io.load(save(proto, tmp_path / "m.onnx")).opset_imports[""] == 7
+
+
+@pytest.mark.parametrize("levels", [25, 26])
+def test_bodies_lie_in_each_other_up_to_a_depth(levels: int) -> None:
+    proto = linear(weight("W", 4))
+    graph = proto.graph
+    for level in range(levels):
+        node = graph.node.add(op_type="If", input=["W"], output=[f"r{level}"])
+        graph = node.attribute.add(name="then_branch", type=onnx.AttributeProto.GRAPH).g
+        graph.name = f"level {level}"
+    if levels == 25:
+        check_model(proto, "m")
+    else:
+        with pytest.raises(ModelError, match="graph 'level 25' lies in more than 25 others"):
+            check_model(proto, "m")
+
+
+def test_nodes_that_stand_before_what_they_read_are_sorted(tmp_path: Path) -> None:
+    proto = linear(weight("W", 4))
+    proto.graph.node.insert(0, onnx.helper.make_node("Clip", ["later", "", "W"], ["clipped"]))
+    proto.graph.node.append(onnx.helper.make_node("Neg", ["W"], ["later"]))
+    model = model_io.load(save(proto, tmp_path / "m.onnx"))
+    order = [node.op_type for node in model.graph]
+    assert order.index("Neg") < order.index("Clip")
 
 
 def test_a_fault_is_found_inside_attributes_and_functions(tmp_path: Path) -> None:

@@ -64,6 +64,21 @@ def test_centring_along_rows_takes_its_means_from_the_scaled_weight() -> None:
     assert np.all(np.abs(result - exact) <= 2.0**-24 * np.abs(exact) * (1 + 1e-6) + 1e-15)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_every_chunk_comes_once_and_in_order_from_however_many_threads(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "_threads", lambda: threads)
+    monkeypatch.setattr(evaluation, "_CHUNK_ELEMENTS", 20)
+    W = np.arange(800.0).reshape(160, 5)
+    evaluated = Evaluation(W, (Scale(Channels.along([(1, 5)]), np.full(5, 2.0)),))
+    evaluated.prepare()
+    parts = list(evaluated.mapped(lambda start, rows: (start, rows.copy())))
+    assert [start for start, _ in parts] == list(evaluated.starts)
+    assert len(parts) > 30
+    assert np.array_equal(np.concatenate([rows for _, rows in parts]), 2 * W)
+
+
 def test_a_bias_takes_the_product_with_the_weight_before_its_own_scaling() -> None:
     rng = np.random.default_rng(5)
     W, b = rng.standard_normal((6, 5)), rng.standard_normal(5)
