@@ -144,6 +144,67 @@ def test_large_tensors_are_not_read() -> None:
     assert view.tensor(view.by_ref()["w"]) is not None
 
 
+@pytest.mark.parametrize(
+    ("op_type", "operands", "expected"),
+    [
+        ("ConstantOfShape", [[2, 2]], np.zeros((2, 2), np.float32)),
+        ("ConstantOfShape", [[1 << 9, 1 << 9]], None),
+        ("Expand", [[7], [2, 1]], np.array([[7], [7]])),
+        ("Expand", [[7], [1 << 9, 1 << 9]], None),
+        ("Tile", [[7, 8], [2]], np.array([7, 8, 7, 8])),
+        ("Tile", [[7] * 512, [512]], None),
+        ("Range", [1, 7, 2], np.array([1, 3, 5])),
+        ("Range", [0, 1 << 17, 1], None),
+        ("Range", [0, 1, 0], None),
+        ("Add", [[1, 2], [3, 4]], np.array([4, 6])),
+    ],
+)
+def test_small_results_are_evaluated_and_large_ones_are_not(
+    op_type: str, operands: list[Any], expected: Array | None
+) -> None:
+    weights = {f"w{number}": np.array(operand) for number, operand in enumerate(operands)}
+    array = _array(_view([helper.make_node(op_type, list(weights), ["y"])], weights), "y")
+    if expected is None:
+        assert array is None
+    else:
+        assert array is not None
+        np.testing.assert_array_equal(array, expected)
+
+
+def test_axes_of_an_unsqueeze_are_those_of_the_result_in_any_order() -> None:
+    w = np.ones((2, 3), np.float32)
+    view = _view([helper.make_node("Unsqueeze", ["w"], ["y"], axes=[-1, 1])], {"w": w}, opset=11)
+    array = _array(view, "y")
+    assert array is not None
+    assert array.shape == (2, 1, 3, 1)
+
+
+def test_floats_are_wide_where_that_is_asked_for_and_integers_stay() -> None:
+    third = np.array([1 / 3], np.float32)
+    nodes = [
+        helper.make_node("Cast", ["w"], ["half"], to=TensorProto.FLOAT16),
+        helper.make_node("Add", ["half", "v"], ["sum"]),
+        helper.make_node("Add", ["n", "n"], ["count"]),
+    ]
+    weights = {"w": third, "v": np.array([1], np.float16), "n": np.array([3])}
+    view = _view(nodes, weights)
+    wide, count = (view.wide_array(view.by_ref()[name]) for name in ("sum", "count"))
+    assert wide is not None
+    assert count is not None
+    assert wide.dtype == np.float64
+    assert wide[0] == 1 + float(third[0])
+    assert (count.dtype, count[0]) == (np.int64, 6)
+    assert _array(view, "sum") == np.float16(1) + np.float16(third[0])
+
+
+def test_sizes_of_values_are_told_by_axes_that_they_have() -> None:
+    view = _view([helper.make_node("Neg", ["x"], ["y"])], {})
+    x = view.by_ref()["x"]
+    sizes = [view.dim(x, axis) for axis in range(-3, 3)]
+    assert sizes == [None, "batch", 4, "batch", 4, None]
+    assert view.dim(None, 0) is None
+
+
 def test_random_numbers_are_not_constant() -> None:
     node = helper.make_node("RandomNormal", [], ["r"], shape=[4])
     assert _array(_view([node], {}), "r") is None

@@ -39,3 +39,19 @@ def test_attributes_are_the_same_where_all_numbers_are() -> None:
     assert not same_attributes(_constant(1), _constant(1, 2.0))
     assert same_attributes(_constant(1, np.nan), _constant(1, np.nan))
     assert not same_attributes(_constant(1, np.nan), _constant(1, 0.0))
+
+
+def test_attributes_of_every_kind_are_compared() -> None:
+    def node(*attributes: ir.Attr) -> ir.Node:
+        return ir.Node("", "Odd", [], attributes)
+
+    kinds = (
+        (ir.AttrInt64("a", 1), ir.AttrInt64("a", 2)),
+        (ir.AttrString("a", "b"), ir.AttrString("a", "c")),
+        (ir.AttrInt64s("a", [1, 2]), ir.AttrInt64s("a", [2, 1])),
+        (ir.AttrFloat32s("a", [1.0]), ir.AttrInt64s("a", [1])),
+    )
+    for one, other in kinds:
+        assert same_attributes(node(one), node(one))
+        assert not same_attributes(node(one), node(other))
+    assert not same_attributes(node(), node(kinds[0][0]))

@@ -170,6 +170,20 @@ def test_symbolic_reshapes_of_real_models_are_followed() -> None:
 
 def test_a_tensor_without_elements_is_not_followed() -> None:
     assert follow_reshape(Fiber(()), (0, 4), (4, 0)) is None
+    assert follow_reshape(Fiber(()), (0, "T"), ("B", 4)) is None
+    assert follow_reshape(Fiber(()), ("B", 4), (0, "T")) is None
+
+
+def test_the_sets_of_two_parts_are_joined_where_they_are_written_alike() -> None:
+    whole = Fiber((AxisBlock(1, 1, 4, 3),))
+    third = (AxisBlock(1, 4, 3, 1),)
+    first, second = (whole.within(third, [i == n for i in range(3)]) for n in range(2))
+    assert first.joined(second) == whole.within(third, [True, True, False])
+    assert first.joined(whole) == whole
+    assert whole.within(third, [True] * 3) == whole
+    other = Fiber((AxisBlock(1, 1, 2, 6),))
+    assert first.joined(other.within(third, [True, False, False])) is None
+    assert first.joined(whole.within((AxisBlock(0, 1, 3, 1),), [True, False, False])) is None
 
 
 def _is_nested(shape: tuple[int, ...], small: Fiber, large: Fiber) -> bool:

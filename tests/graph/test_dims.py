@@ -1,0 +1,50 @@
+"""Products of sizes and their quotients."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from onnxfold.graph.dims import Dim, Extent, extent
+
+PRODUCTS = [
+    Extent(factor, symbols)
+    for factor in (-2, 0, 1, 2, 4, 6)
+    for symbols in ((), ("b",), ("b", "t"), ("b", "b"))
+]
+
+
+@pytest.mark.parametrize("other", PRODUCTS)
+def test_a_quotient_times_the_divisor_is_the_dividend(other: Extent) -> None:
+    for whole in PRODUCTS:
+        quotient = whole // other
+        if quotient is not None:
+            assert quotient * other == whole
+        if other.factor <= 0:
+            assert quotient is None  # which may be no size
+    for part in PRODUCTS:
+        assert (part * other) // other == (part if other.factor > 0 else None)
+
+
+@pytest.mark.parametrize(
+    ("whole", "name"),
+    [
+        (Extent(6), 6),
+        (Extent(1, ("b",)), "b"),
+        (Extent(4, ("b", "t")), "b*t*4"),
+        (Extent(1, ("b", "t")), "b*t"),
+        (Extent(0, ("b",)), None),
+        (Extent(-2, ("b",)), None),
+        (Extent(2, ("b + 1",)), None),
+    ],
+)
+def test_the_name_of_a_product_is_read_as_the_product(whole: Extent, name: Dim) -> None:
+    assert whole.dim == name
+    if name is not None:
+        assert extent([name]) == whole
+
+
+def test_a_product_is_known_where_all_sizes_are() -> None:
+    for dims in product((2, "b", None), repeat=2):
+        assert (extent(dims) is None) == (None in dims)
