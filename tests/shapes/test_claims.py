@@ -146,6 +146,19 @@ def test_a_size_that_operators_take_from_an_input_has_its_name_not_an_outputs() 
     assert list(known.outputs[0].shape or ()) == ["A", "B", 24]
 
 
+def test_a_size_that_no_inference_knows_has_the_name_that_the_model_declares() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[batch, 4] x) => (int64[A, B] y) <int64[2, found] h> {
+            h = NonZero (x)
+            t = Transpose (h)
+            y = Neg (t)
+        }"""
+    )
+    known = check_claims(ir.from_proto(proto)).model.graph
+    assert [list(node.outputs[0].shape or ()) for node in known][:2] == [[2, "found"], ["found", 2]]
+
+
 def test_the_model_itself_is_left_as_it_is() -> None:
     held = ir.from_proto(model([2, 4, 8]))
     check_claims(held)

@@ -8,6 +8,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxfold.errors import ModelError
 from onnxfold.shapes import infer
 from tests.builders import chain_model
 from tests.operators.sample import Array
@@ -70,6 +71,12 @@ def test_axes_from_the_end_and_in_any_order_count_below_opset_11_too(
     back = [helper.make_node("Squeeze", ["x"], ["y"], axes=[-1])]
     view = infer(_model(back, opset, {}))
     assert view.shape(view.by_ref()["y"]) == ("batch", 2, 1)
+
+
+def test_a_size_of_as_many_axes_as_there_may_be_is_checked() -> None:
+    node = helper.make_node("ConstantOfShape", ["sizes"], ["y"])
+    with pytest.raises(ModelError, match="asks for 4x4x"):
+        infer(_model([node], 13, {"sizes": np.full(32, 4)}))
 
 
 def test_a_large_weight_is_left_out_of_the_inference_but_has_its_shape() -> None:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from onnxfold.shapes import infer
@@ -76,6 +76,19 @@ def test_of_shapes_without_elements_no_size_follows_from_the_others() -> None:
     assert not same_elements(("n", 0), ("m", 0))
     assert not same_elements(None, ("n",))
     assert not same_elements(("n",), None)
+
+
+def test_of_two_names_neither_is_that_of_their_sum() -> None:
+    """One of the sizes may be 1."""
+    graph = (
+        "g (float[n] x, float[m] z, float[n] w) => (float[A] y) { s = Add (x, z) y = Add (x, w) }"
+    )
+    view = infer(
+        ir.from_proto(parser.parse_model(f'<ir_version: 7, opset_import: ["" : 13]> {graph}'))
+    )
+    values, symbolic = view.by_ref(), SymbolicShapes(view)
+    assert symbolic.dims(values["s"]) not in (("n",), ("m",))
+    assert symbolic.dims(values["y"]) == ("n",)
 
 
 class _Program:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -13,13 +14,16 @@ import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import numpy_helper
 
+from onnxfold import model_io
 from onnxfold.errors import InvariantError
 from onnxfold.graph import AxisBlock, Fiber, whole_axes
 from onnxfold.graph.channels import Channels
 from onnxfold.weights import edited, edits, evaluation
-from onnxfold.weights.centre import centred, centred_tensor
+from onnxfold.weights.centre import centred, centred_tensor, is_centred_weight
 from onnxfold.weights.means import is_centred, split_digits
+from tests.model_io.files import linear, save
 from tests.operators.projector import project, set_numbers
 
 Array = npt.NDArray[Any]
@@ -197,3 +201,18 @@ def test_parts_are_the_rows_of_the_whole(
     assert (len(parts) > 1) == (W.size > 1000)  # a few rows, and the rest
     assert max(part.nbytes for part in parts) <= max(10_000, 2 * 1000 * W.itemsize)
     np.testing.assert_array_equal(np.concatenate(parts), tensor.numpy())
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("rows", [20, 128, 200])
+def test_a_weight_is_centred_in_memory_as_in_a_file(tmp_path: Path, rows: int, axis: int) -> None:
+    rng = np.random.default_rng(rows)
+    W = rng.standard_normal((rows, 200)).astype(np.float32)
+    fiber = Fiber((AxisBlock(axis, 1, W.shape[axis], 1),))
+    for array, answer in ((W, False), (centred(W, fiber), True)):
+        weight = numpy_helper.from_array(array, "W")
+        model = model_io.load(save(linear(weight), tmp_path / "m.onnx"))
+        stored = model.graph.initializers["W"].const_value
+        assert stored is not None
+        assert is_centred_weight(stored, fiber) == answer
+        assert is_centred_weight(ir.Tensor(array), fiber) == answer
