@@ -15,6 +15,7 @@ INPUTS += "int8[8,6] d, float s, int8 z, float[1,4,T,8] one, int32[B,T] ids, dou
 WEIGHTS = {
     "matrix": np.zeros((8, 8), np.float32),
     "packed": np.zeros((8, 24), np.float32),
+    "narrow": np.zeros((8, 16), np.float32),
     "packed8": np.zeros((8, 24), np.int8),
     "nibbles": np.zeros((6, 1, 4), np.uint8),
 }
@@ -51,6 +52,11 @@ def shape_of(call: str, opset: int = 17, results: str = "h"):
             "com.microsoft.Attention<num_heads=2, qkv_hidden_sizes=[4,4,16]>(x, packed)",
             ("B", "T", 16),
         ),
+        (
+            "com.microsoft.Attention<num_heads=2, qkv_hidden_sizes=[4,4,8]>(x, narrow)",
+            ("B", "T", 8),
+        ),
+        ("com.microsoft.Attention<num_heads=2>(x, narrow)", None),
         ("com.microsoft.MultiHeadAttention<num_heads=2>(x, x, v)", ("B", "T", 12)),
         ("com.microsoft.MultiHeadAttention<num_heads=2>(x)", None),
         (
