@@ -6,6 +6,7 @@ what is kept was proved together, and what is left out is named with the reason.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,9 @@ from onnxfold.passes.base import Pass, ProofOutcome, Settings
 from onnxfold.passes.lower import finalize
 from onnxfold.pipeline.stage_timer import StageTimer
 
-_MOST_PROOFS = 16  # of parts of one pass: one wrong move among thousands is found with fewer
+# Proofs of parts of one pass: two for each time that the moves at fault are halved, largest first.
+_MOST_PROOFS = 12
+_MOST_IN_VAIN = 4  # where none of them holds: a pass that fails everywhere costs no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ def step(
         return replace(made, shown=shown)
     reason, moves = failure_of(shown), chosen.moves(made.decision)
     search = _Search(chosen, before, settings, timer, dict.fromkeys(moves, reason))
-    search.admit(moves, failed=True)
+    search.run(moves)
     nothing = Step(made.decision.left_out(reason), left_out=LeftOut(chosen.name, reason))
     return search.result() or nothing
 
@@ -108,18 +111,20 @@ class _Search:
     found: Step | None = None
     proofs: int = 0
 
-    def admit(self, moves: Sequence[str], *, failed: bool) -> bool:
-        """Take in the moves that are proved with those taken in before; say whether all are.
-
-        ``failed``: all of them together are known not to be.
-        """
-        if not failed and self._holds(moves):
-            return True
-        if len(moves) > 1:
-            middle = len(moves) // 2
-            whole = self.admit(moves[:middle], failed=False)
-            self.admit(moves[middle:], failed=whole)
-        return False
+    def run(self, moves: Sequence[str]) -> None:
+        """Take in what is proved of moves that together are not, largest parts first."""
+        failing = deque([moves])
+        while failing:
+            group = failing.popleft()
+            middle = len(group) // 2
+            if not middle:
+                continue
+            first, second = group[:middle], group[middle:]
+            whole = self._holds(first)
+            if not whole:
+                failing.append(first)
+            if whole or not self._holds(second):  # after the first part, the second is at fault
+                failing.append(second)
 
     def result(self) -> Step | None:
         """Return the step of the moves that were taken in, None where there are none."""
@@ -136,7 +141,7 @@ class _Search:
 
     def _holds(self, moves: Sequence[str]) -> bool:
         """Try the moves with those taken in before."""
-        if self.proofs == _MOST_PROOFS:
+        if self.proofs == (_MOST_IN_VAIN if self.found is None else _MOST_PROOFS):
             return False
         self.proofs += 1
         rest = {move: why for move, why in self.unproved.items() if move not in moves}

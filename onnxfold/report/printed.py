@@ -172,8 +172,8 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
     if report["inspect"].get("range_warnings"):
         console.print(Text(sentences.widest(report["inspect"]["range_warnings"])), style="yellow")
     for left in report.get("left_out", ()):
-        parts = _named([{"name": name} for name in left.get("moves", ())])
-        where = f" for {parts}" if parts else ""
+        moves = [{"name": name} for name in left.get("moves", ())]
+        where = f" for {_named(moves)}" if moves else ""
         sentence = f"the pass '{left['name']}' was left out{where}: {left['reason']}"
         console.print(Text(sentence), style="yellow")
     if "before_after" in report:

@@ -60,7 +60,7 @@ def _is_right(result: Result) -> bool:
     return result.proof.passed and result.verification.passed
 
 
-@pytest.mark.parametrize("at_fault", [slice(0, 1), slice(-1, None), slice(0, None, 2)])
+@pytest.mark.parametrize("at_fault", [slice(0, 1), slice(-1, None), slice(1, 3)])
 @pytest.mark.parametrize("name", ["affine", "scales", "centring", "deferral"])
 def test_what_is_not_proved_is_left_out_and_the_rest_stands(
     name: str, at_fault: slice, monkeypatch: pytest.MonkeyPatch
@@ -104,12 +104,12 @@ def test_one_wrong_move_of_many_is_found_with_few_proofs(monkeypatch: pytest.Mon
     assert proofs["centring"] <= 1 + 2 * 5
 
 
-def test_the_search_ends_where_nothing_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_ends_soon_where_nothing_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     proofs = _fails_for(monkeypatch, "centring", bool)
     result = onnxfold.optimize(pre_norm_model(31), check=0)
     assert result.report["left_out"] == [{"name": "centring", "reason": _REASON}]
     assert not result.plan.folds
-    assert proofs["centring"] == 1 + 16
+    assert proofs["centring"] == 1 + 4
 
 
 def test_one_wrong_spelling_costs_its_norm_alone(monkeypatch: pytest.MonkeyPatch) -> None:

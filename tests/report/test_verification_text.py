@@ -13,6 +13,7 @@ from rich.console import Console
 import onnxfold
 from onnxfold.check import ModelSource, OutputCheck, Verification
 from onnxfold.check.compare import verify
+from onnxfold.pipeline import LeftOut
 from onnxfold.report.printed import print_result, print_verification
 from tests.builders import chain_model
 
@@ -123,6 +124,18 @@ def test_what_was_proved_and_run_is_said(check: int | None, told: set[str]) -> N
     }
     assert said == told
     assert ("float64" in text.getvalue()) is (check == 1)
+
+
+@pytest.mark.parametrize(
+    ("moves", "where"),
+    [([], ""), (["n0"], " for 'n0'"), (["n0", "n1", "n2"], " for 'n0' and 2 other outputs")],
+)
+def test_what_is_left_out_is_named_with_the_reason(moves: list[str], where: str) -> None:
+    report = onnxfold.optimize(chain_model(), check=0).report
+    left = LeftOut("affine", "it cannot be shown", tuple(moves)).to_json()
+    text = io.StringIO()
+    print_result(Console(file=text, width=1000), report | {"left_out": [left]}, verbose=False)
+    assert f"the pass 'affine' was left out{where}: it cannot be shown\n" in text.getvalue()
 
 
 def test_numbers_that_are_not_finite_are_said_to_be() -> None:
