@@ -29,7 +29,8 @@ from onnxfold.shapes.equivalents import (
     shape_equivalent,
 )
 from onnxfold.shapes.inference import is_unnamed
-from onnxfold.shapes.symbolic import Size, SymbolicShapes
+from onnxfold.shapes.sizes import Size
+from onnxfold.shapes.symbolic import SymbolicShapes
 
 if TYPE_CHECKING:
     from onnxfold.graph.model_info import ModelInfo

@@ -13,38 +13,17 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnxfold.graph.attributes import keeps_dims
-from onnxfold.graph.dims import Shape, extent
 from onnxfold.graph.operands import operand
 from onnxfold.graph.sequences import inserted_elements
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
+from onnxfold.shapes.sizes import Size, SymbolicShape, broadcast, equal, product, quotient
 
 if TYPE_CHECKING:
     from onnxfold.graph.model_info import ModelInfo
 
-Size = int | str
-SymbolicShape = tuple[Size, ...]
-
 # Calls within calls until operands are found first, one by one.
 _DEEP = 40
-
-
-def fits(small: Shape | None, large: Shape | None) -> bool:
-    """Whether broadcasting the first against the second is known to give the second's shape."""
-    if small is None or large is None or len(small) > len(large):
-        return False
-    tail = large[len(large) - len(small) :]
-    return all(a is not None and a in (1, b) for a, b in zip(small, tail, strict=True))
-
-
-def same_elements(a: SymbolicShape | None, b: SymbolicShape | None) -> bool:
-    """Whether shapes of equally many elements are equal: one unknown pair follows from the rest."""
-    if a is None or b is None or len(a) != len(b):
-        return False
-    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x != y]
-    if any(isinstance(x, int) and isinstance(y, int) for x, y in pairs) or 0 in a:
-        return False
-    return len(pairs) <= 1
 
 
 def _unknown_ancestors(value: ir.Value, known: Container[ir.Value]) -> list[ir.Value]:
@@ -147,7 +126,7 @@ class SymbolicShapes:
         if facets.reduces(row):
             return self.reduced(node)
         if (count := facets.broadcasts(row)) is not None:
-            return _broadcast([self.dims(operand) for operand in node.inputs[: count or None]])
+            return broadcast([self.dims(operand) for operand in node.inputs[: count or None]])
         if node.domain != "":
             return None
         rule = _SHAPE_RULES.get(node.op_type)
@@ -164,13 +143,13 @@ class SymbolicShapes:
             target = tuple(source[i] if dim == 0 else dim for i, dim in enumerate(target))
         if -1 not in target:
             return target
-        missing = _quotient(source, tuple(dim for dim in target if dim != -1))
+        missing = quotient(source, tuple(dim for dim in target if dim != -1))
         size: Size = f"{node.outputs[0].name}@-1" if missing is None else missing
         return tuple(size if dim == -1 else dim for dim in target)
 
     def expanded(self, node: ir.Node) -> SymbolicShape | None:
         """Return the shape that Expand gives."""
-        return _broadcast([self.dims(node.inputs[0]), self.vector(node.inputs[1])])
+        return broadcast([self.dims(node.inputs[0]), self.vector(node.inputs[1])])
 
     def filled(self, node: ir.Node) -> SymbolicShape | None:
         """Return the shape that ConstantOfShape gives."""
@@ -192,7 +171,7 @@ class SymbolicShapes:
             return None
         name = node.outputs[0].name
         pairs = enumerate(zip(source, repeats, strict=True))
-        return tuple(_product(pair, f"{name}@{axis}") for axis, pair in pairs)
+        return tuple(product(pair, f"{name}@{axis}") for axis, pair in pairs)
 
     def sliced(self, node: ir.Node) -> SymbolicShape | None:
         """Return the shape that Slice gives where its bounds are computed: that of other axes."""
@@ -314,9 +293,28 @@ class SymbolicShapes:
             return None  # in ONNX the second begins with the first size, in Python with none
         return vector[bounds[0][0] : bounds[1][0] : steps[0]]
 
+    def _of_choice(self, node: ir.Node) -> SymbolicShape | None:
+        """Return what Where makes of two vectors by what is known to be equal of two others."""
+        compared = node.inputs[0].producer() if node.inputs[0] is not None else None
+        if compared is None or compared.domain != "" or compared.op_type != "Equal":
+            return None
+        flat = (*compared.inputs, *node.inputs[1:])
+        vectors = [self.vector(value) for value in flat if value and self._view.rank(value) == 1]
+        if len(vectors) != 4 or len({vector and len(vector) for vector in vectors}) != 1:
+            return None
+        chosen = []
+        for a, b, same, other in zip(*(vector or () for vector in vectors), strict=True):
+            taken = equal(a, b)
+            if taken is None:
+                return None
+            chosen.append(same if taken else other)
+        return tuple(chosen)
+
     def _of_product(self, node: ir.Node) -> SymbolicShape | None:
         vector = self.vector(node.inputs[0])
-        return None if vector is None else (_product(vector, f"{node.outputs[0].name}@0"),)
+        if vector is None or any(isinstance(size, int) and size < 0 for size in vector):
+            return None  # a name stands for a size alone
+        return (product(vector, f"{node.outputs[0].name}@0"),)
 
     def _of_arithmetic(self, node: ir.Node) -> SymbolicShape | None:
         a, b = self.vector(node.inputs[0]), self.vector(node.inputs[1])
@@ -330,42 +328,13 @@ class SymbolicShapes:
             result = {"Add": x + y, "Sub": x - y, "Mul": x * y}.get(node.op_type)
             return None if result is None else (result,)
         if node.op_type == "Mul" and not any(isinstance(n, int) and n < 0 for n in (x, y)):
-            return (_product((x, y), f"{node.outputs[0].name}@0"),)
-        quotient = _quotient((x,), (y,)) if node.op_type == "Div" else None
-        return None if quotient is None else (quotient,)
+            return (product((x, y), f"{node.outputs[0].name}@0"),)
+        ratio = quotient((x,), (y,)) if node.op_type == "Div" else None
+        return None if ratio is None else (ratio,)
 
 
 def _is_integer(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_integer()
-
-
-def _broadcast(shapes: list[SymbolicShape | None]) -> SymbolicShape | None:
-    if any(shape is None for shape in shapes):
-        return None
-    known = [shape for shape in shapes if shape is not None]
-    rank = max(len(shape) for shape in known)
-    result: list[Size] = []
-    for back in range(rank, 0, -1):
-        sizes = {shape[-back] for shape in known if len(shape) >= back} - {1}
-        numbers = [size for size in sizes if isinstance(size, int)]
-        if len(sizes) > 1 and not numbers:
-            return None
-        result.append(numbers[0] if numbers else next(iter(sizes), 1))
-    return tuple(result)
-
-
-def _product(sizes: SymbolicShape, name: str) -> Size:
-    """Return a product of sizes, by a name of its own where it has none by theirs."""
-    product = extent(sizes)
-    known = None if product is None else product.dim
-    return name if known is None else known
-
-
-def _quotient(whole: SymbolicShape, part: SymbolicShape) -> Size | None:
-    """Divide products of sizes; None where the quotient is not one size."""
-    above, below = extent(whole), extent(part)
-    quotient = None if above is None or below is None else above // below
-    return None if quotient is None else quotient.dim
 
 
 _Rule = Callable[[SymbolicShapes, ir.Node], SymbolicShape | None]
@@ -400,4 +369,5 @@ _VECTOR_RULES: dict[str, _Rule] = {
     "Squeeze": SymbolicShapes._of_first,
     "Sub": SymbolicShapes._of_arithmetic,
     "Unsqueeze": SymbolicShapes._of_first,
+    "Where": SymbolicShapes._of_choice,
 }

@@ -17,7 +17,8 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from onnxfold.shapes import infer
-from onnxfold.shapes.symbolic import SymbolicShape, SymbolicShapes, fits, same_elements
+from onnxfold.shapes.sizes import SymbolicShape, fits, same_elements
+from onnxfold.shapes.symbolic import SymbolicShapes
 from tests.operators.sample import Array
 
 _SETTINGS = settings(max_examples=300, deadline=None, derandomize=True, database=None)
@@ -91,6 +92,40 @@ def test_of_two_names_neither_is_that_of_their_sum() -> None:
     assert symbolic.dims(values["y"]) == ("n",)
 
 
+_CHOICE = """
+g (float[n, 4] x, float[1, 4] row) => (float[A, B] y)
+<int64[1] first = {0}, int64[1] minus = {-1}, int64[2] none = {-1, -1}, int64[2] ones = {1, 1}> {
+  shape = Shape (x)
+  size = Gather <axis = 0> (shape, first)
+  target = Concat <axis = 0> (size, minus)
+  kept = Equal (target, none)
+  sizes = Where (kept, ones, target)
+  y = Expand (row, sizes)
+}
+"""
+
+
+def test_a_size_that_an_export_leaves_to_expand_is_known() -> None:
+    """PyTorch's expand by TorchScript: a size of -1 stays, which no size that is computed is."""
+    view = infer(
+        ir.from_proto(parser.parse_model(f'<ir_version: 8, opset_import: ["" : 13]> {_CHOICE}'))
+    )
+    assert SymbolicShapes(view).dims(view.by_ref()["y"]) == ("n", 4)
+
+
+def test_the_name_of_a_product_stands_for_a_size() -> None:
+    """-n is -1 where n is 1, as a size never is."""
+    graph = _CHOICE.replace(
+        "target = Concat <axis = 0> (size, minus)",
+        "both = Concat <axis = 0> (size, minus) turned = ReduceProd <axes = [0]> (both) "
+        "target = Concat <axis = 0> (turned, minus)",
+    )
+    view = infer(
+        ir.from_proto(parser.parse_model(f'<ir_version: 8, opset_import: ["" : 13]> {graph}'))
+    )
+    assert SymbolicShapes(view).vector(view.by_ref()["sizes"]) is None
+
+
 class _Program:
     """Operators on shapes and sizes, put together at random; every one runs for all sizes."""
 
@@ -107,6 +142,8 @@ class _Program:
             make = rng.choice((*_OF_VECTORS, *_OF_TENSORS))
             if self._ran(make(self)):
                 (self._vectors if make in _OF_VECTORS else self._tensors).append(self._last)
+            if rng.random() < 0.2 and self._ran(self._compare()) and self._ran(self._choose()):
+                self._vectors.append(self._last)
 
     @property
     def _last(self) -> str:
@@ -204,6 +241,19 @@ class _Program:
         operands = [self._vector(), self._vector() if self._rng.random() < 0.4 else other]
         self._rng.shuffle(operands)
         return self._node(self._rng.choice(("Add", "Sub", "Mul", "Div")), *operands)
+
+    def _compare(self) -> onnx.NodeProto:
+        vector = self._vector()
+        count = self._in_first_run(vector).size
+        other = self._vector(count) if self._rng.random() < 0.4 else self._constant([-1] * count)
+        return self._node("Equal", *self._rng.sample((vector, other), 2))
+
+    def _choose(self) -> onnx.NodeProto:
+        """Choose by what was compared last: mostly of one of the two, as exporters do."""
+        compared = self.nodes[-1]
+        count = self._in_first_run(compared.output[0]).size
+        either = [compared.input[0], self._vector(count)]
+        return self._node("Where", compared.output[0], *self._rng.sample(either, 2))
 
     def product(self) -> onnx.NodeProto:
         return self._node("ReduceProd", self._vector(), keepdims=1)
