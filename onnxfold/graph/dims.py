@@ -62,6 +62,11 @@ def _of_symbol(symbol: str) -> Extent:
     return Extent(factor, tuple(sorted(symbols)))
 
 
+def in_order(dim: Dim) -> Dim:
+    """Return the size with the factors of its name in order: equal products have equal names."""
+    return _of_symbol(dim).dim or dim if isinstance(dim, str) and "*" in dim else dim
+
+
 def extent(dims: Iterable[Dim]) -> Extent | None:
     """Return the product of ``dims``, or None when one of them is unknown."""
     product = ONE

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.constants import ConstantFolder, constant_tensor
-from onnxfold.graph.dims import Dim, Shape
+from onnxfold.graph.dims import Dim, Shape, in_order
 from onnxfold.graph.traversal import NodeQueue, all_graphs, declared_shape, graph_values
 
 _SMALL_CONSTANT_ELEMENTS = 1 << 16
@@ -96,8 +96,8 @@ class ModelInfo:
         if value is None:
             return None
         shape = self._shapes.get(value)
-        if shape is None and (shape := declared_shape(value)) is not None:
-            self._shapes[value] = shape
+        if shape is None and (declared := declared_shape(value)) is not None:
+            shape = self._shapes[value] = tuple(map(in_order, declared))
         return shape
 
     def forget_shape(self, value: ir.Value) -> None:

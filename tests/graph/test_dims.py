@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from onnxfold.graph.dims import Dim, Extent, extent
+from onnxfold.graph.dims import Dim, Extent, extent, in_order
 
 PRODUCTS = [
     Extent(factor, symbols)
@@ -48,3 +48,21 @@ def test_the_name_of_a_product_is_read_as_the_product(whole: Extent, name: Dim) 
 def test_a_product_is_known_where_all_sizes_are() -> None:
     for dims in product((2, "b", None), repeat=2):
         assert (extent(dims) is None) == (None in dims)
+
+
+@pytest.mark.parametrize(
+    ("dim", "ordered"),
+    [
+        ("t*b", "b*t"),
+        ("b*t", "b*t"),
+        ("t*4 * b", "b*t*4"),
+        ("t*2*3", "t*6"),
+        ("(t + 1)*b", "(t + 1)*b"),
+        ("b", "b"),
+        (3, 3),
+        (None, None),
+    ],
+)
+def test_equal_products_have_equal_names(dim: Dim, ordered: Dim) -> None:
+    assert in_order(dim) == ordered
+    assert extent([in_order(dim)]) == extent([dim])

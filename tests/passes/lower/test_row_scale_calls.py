@@ -159,3 +159,25 @@ def test_a_deferred_model_runs_by_the_kernels() -> None:
     assert found == ["RowScale", "ScaleRowsBiasRelu"]
     (got,), (want,) = outputs_of(written, kernels=True), outputs_of(model, kernels=False)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=2e-5)
+
+
+def test_the_name_of_a_product_is_known_in_any_order() -> None:
+    """PyTorch declares sequence*batch for the rows of batch and sequence."""
+    nodes = [
+        *SCALE[:4],
+        node("Div", ["x", "inverse"], ["n"]),
+        node("Reshape", ["n", "flat"], ["rows"]),
+        node("MatMul", ["rows", "W"], ["h"]),
+        node("Add", ["h", "b"], ["z"]),
+        node("Relu", ["z"], ["out"]),
+    ]
+    model = model_of(nodes, "out")
+    model.graph.initializer.append(numpy_helper.from_array(np.array([-1, C]), "flat"))
+    shape = model.graph.input[0].type.tensor_type.shape
+    shape.dim[0].dim_param, shape.dim[1].dim_param = "batch", "sequence"
+    for name in ("rows", "h", "z"):
+        declared = helper.make_tensor_value_info(name, TensorProto.FLOAT, ["sequence*batch", C])
+        model.graph.value_info.append(declared)
+    written = onnxfold.optimize(model, target="kernels", defer="all").model
+    found = [each.op_type for each in written.graph.node if each.domain == DOMAIN]
+    assert found == ["RowScale", "ScaleRowsBiasRelu"]
