@@ -16,8 +16,8 @@ from onnxfold.weights.edits import Edit, Shift
 
 
 def unrounded_numbers(info: ModelInfo, value: ir.Value | None) -> Array | None:
-    """Return a constant's numbers, not yet rounded where a scale has gone into them."""
-    array, tensor = info.array(value), info.tensor(value)
+    """Return a constant's numbers, not yet rounded where they are computed or took a scale."""
+    array, tensor = info.wide_array(value), info.tensor(value)
     return array if array is None or tensor is None else unrounded(tensor)
 
 

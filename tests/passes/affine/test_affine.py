@@ -527,9 +527,22 @@ def test_gamma_and_beta_in_front_of_a_cast_at_the_end_of_a_norm_go() -> None:
 
 
 @pytest.mark.parametrize("op_type", ["Reciprocal", "Exp"])
-def test_a_gamma_that_is_computed_from_constants_moves(op_type: str) -> None:
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_gamma_that_is_computed_from_constants_moves(op_type: str, dtype: type) -> None:
+    """With the numbers that it has before the rounding to its type."""
     body = f"k = {op_type}(gamma) n = LayerNormalization(x, k) y = MatMul(n, W)"
-    made = weights(gamma=(6,), W=(6, 5))
-    found = fuse(graph(body, "double[2,3,6] x", "double[2,3,5] y", made))
+    made = {name: a.astype(dtype) for name, a in weights(gamma=(6,), W=(6, 5)).items()}
+    name = "float" if dtype is np.float32 else "double"
+    found = fuse(graph(body, f"{name}[2,3,6] x", f"{name}[2,3,5] y", made))
     assert found.moved == (1, 0)
+    assert found.proof.passed
+
+
+def test_a_gamma_of_one_and_a_weight_moves() -> None:
+    """LayerNorm1P of Megatron, in float32, where 1 + w is rounded."""
+    body = "k = Add(gamma, one) n = LayerNormalization(x, k, beta) h = MatMul(n, W) y = Add(h, b)"
+    made = weights(W=(6, 5), b=(5,), **AFFINE) | {"one": np.ones(())}
+    single = {name: array.astype(np.float32) for name, array in made.items()}
+    found = fuse(graph(body, "float[2,3,6] x", "float[2,3,5] y", single))
+    assert found.moved == (1, 1)
     assert found.proof.passed
