@@ -29,7 +29,7 @@ from onnxfold.shapes.equivalents import (
     shape_equivalent,
 )
 from onnxfold.shapes.inference import is_unnamed
-from onnxfold.shapes.sizes import Size
+from onnxfold.shapes.named_sizes import Size
 from onnxfold.shapes.symbolic import SymbolicShapes
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from onnxfold.graph.operands import operand
 from onnxfold.graph.sequences import inserted_elements
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
-from onnxfold.shapes.sizes import Size, SymbolicShape, broadcast, equal, product, quotient
+from onnxfold.shapes.named_sizes import Size, SymbolicShape, broadcast, equal, product, quotient
 
 if TYPE_CHECKING:
     from onnxfold.graph.model_info import ModelInfo

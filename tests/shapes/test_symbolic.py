@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from onnxfold.shapes import infer
-from onnxfold.shapes.sizes import SymbolicShape, fits, same_elements
+from onnxfold.shapes.named_sizes import SymbolicShape, fits, same_elements
 from onnxfold.shapes.symbolic import SymbolicShapes
 from tests.operators.sample import Array
 

@@ -19,7 +19,7 @@ from onnxfold.operators.families.layout import filler
 from onnxfold.operators.families.rules import elements_of
 from onnxfold.operators.row import Elements, Family
 from onnxfold.operators.table import row_of
-from onnxfold.shapes.sizes import SymbolicShape, fits, same_elements
+from onnxfold.shapes.named_sizes import SymbolicShape, fits, same_elements
 from onnxfold.shapes.symbolic import SymbolicShapes
 
 # The function of each.

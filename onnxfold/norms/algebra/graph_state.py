@@ -8,7 +8,7 @@ from onnxfold.norms.algebra.coefficient import Coefficient
 from onnxfold.norms.algebra.forms import AffineForm, Form, MomentAxes, Square
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
-from onnxfold.shapes.sizes import SymbolicShape, fits
+from onnxfold.shapes.named_sizes import SymbolicShape, fits
 
 
 class Algebra:

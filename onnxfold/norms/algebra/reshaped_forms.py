@@ -13,7 +13,7 @@ from onnxfold.norms.algebra.graph_state import Algebra
 from onnxfold.norms.algebra.guards import extend, legal
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
-from onnxfold.shapes.sizes import SymbolicShape, fits, same_elements
+from onnxfold.shapes.named_sizes import SymbolicShape, fits, same_elements
 
 
 def reshape(algebra: Algebra, node: ir.Node) -> Form | None:
