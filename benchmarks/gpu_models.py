@@ -6,10 +6,10 @@
 MODELS holds fp16/NAME.onnx and fp32/NAME.onnx, exports or the skeletons of exports, which need no
 torch; a skeleton is filled with random weights first.  A method is the original with all
 optimizations of ONNX Runtime, or what ONNX Runtime's transformers optimizer makes of it, each as it
-is and folded; with and without onnxfold's kernels; with the launches one by one and with a CUDA
-graph.  A sequence of 1 is decoding: one token, without a cache.  Dimensions are fixed, inputs and
-outputs stay on the device, and the methods of one case take turns.  A ratio is the median over the
-rounds of the stock method's time to the method's.
+is and folded: for onnxfold's kernels, with and without them, and for the targets onnx and ort; with
+the launches one by one and with a CUDA graph.  A sequence of 1 is decoding: one token, without a
+cache.  Dimensions are fixed, inputs and outputs stay on the device, and the methods of one case take
+turns.  A ratio is the median over the rounds of the stock method's time to the method's.
 
 Prints a table and appends rows to benchmarks/results/gpu_models.csv after every case; one model and
 type for each call stays within the budget of 540 seconds, and no case begins beyond it.
@@ -46,6 +46,8 @@ __all__ = ["METHODS", "SUBJECTS", "GpuMethod", "GpuRow", "GpuSubject", "main"]
 
 _LEAST_ROUNDS, _MOST_ROUNDS, _CASE_S = 7, 201, 8.0
 _STOCK = "stock"
+_ONNX = {"target": "onnx"}
+_ORT = {"target": "ort", "device": "cuda"}
 _console = Console(width=140)
 
 
@@ -94,7 +96,10 @@ METHODS: Final = tuple(
         ("optimizer", False),
         ("folded", True),
         ("folded", False),
+        ("folded, onnx", False),
+        ("folded, ort", False),
         ("optimizer, folded", True),
+        ("optimizer, folded, ort", False),
     )
 )
 
@@ -222,11 +227,17 @@ def _files(given: Path, scratch: Path, subject: GpuSubject) -> dict[str, File]:
     if skeleton.is_skeleton(given):
         source = scratch / "model.onnx"
         skeleton.fill(given, source)
-    files = prepare(source, scratch, {_STOCK: None, "folded": {}})
+    files = prepare(
+        source, scratch, {_STOCK: None, "folded": {}, "folded, onnx": _ONNX, "folded, ort": _ORT}
+    )
     optimized = scratch / "optimizer.onnx"
     try:
         run_optimizer(source, optimized, subject.family, gpu=True)
-        forms = prepare(optimized, scratch, {"optimizer": None, "optimizer, folded": {}})
+        forms = prepare(
+            optimized,
+            scratch,
+            {"optimizer": None, "optimizer, folded": {}, "optimizer, folded, ort": _ORT},
+        )
     except Exception as error:  # said by name; the others still run
         failed(f"{subject.name}, ONNX Runtime's transformers optimizer", error)
         return files
