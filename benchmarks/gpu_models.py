@@ -8,8 +8,8 @@ torch; a skeleton is filled with random weights first.  A method is the original
 optimizations of ONNX Runtime, or what ONNX Runtime's transformers optimizer makes of it, each as it
 is and folded: for onnxfold's kernels, with and without them, and for the targets onnx and ort; with
 the launches one by one and with a CUDA graph.  A sequence of 1 is decoding: one token, without a
-cache.  Dimensions are fixed, inputs and outputs stay on the device, and the methods of one case take
-turns.  A ratio is the median over the rounds of the stock method's time to the method's.
+cache.  Dimensions are fixed, inputs and outputs stay on the device, and the methods of one case
+take turns.  A ratio is the median over the rounds of the stock method's time to the method's.
 
 Prints a table and appends rows to benchmarks/results/gpu_models.csv after every case; one model and
 type for each call stays within the budget of 540 seconds, and no case begins beyond it.
