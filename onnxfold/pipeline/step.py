@@ -151,7 +151,7 @@ class _Search:
             return False
         shown = proved(self.chosen, self.before, made.after, made.decision, settings, self.timer)
         if shown.failures:
-            self.unproved |= dict.fromkeys(moves, failure_of(shown))
+            self.unproved = self.unproved | dict.fromkeys(moves, failure_of(shown))
             return False
         self.unproved, self.found = rest, replace(made, shown=shown)
         return True

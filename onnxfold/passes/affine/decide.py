@@ -56,7 +56,8 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
 
     @cache
     def folds() -> frozenset[str]:
-        return frozenset(fold.output for fold in plan_of(info, settings).folds)
+        plan = plan_of(info, replace(settings, unproved={}))  # what is unproved is of gammas here
+        return frozenset(fold.output for fold in plan.folds)
 
     def saving(site: NormSite, cost: int) -> int:
         shifts = site.kind is NormKind.DYT
