@@ -220,7 +220,7 @@ class Editor:
                 if operand in self._replaced:
                     node.replace_input_with(index, self._replaced[operand])
             for output in node.outputs:
-                if output not in heirs:
+                if output not in heirs and output.name != "":  # which is left out
                     output.name = self.unused(output.name or node.op_type)
 
 

@@ -1,8 +1,7 @@
 """The line that ends ``optimize``: what another target would gain, and what was not measured."""
 
 from onnxfold.options import Device, Options, Target
-from onnxfold.passes.lower.installed import onnxruntime_version
-from onnxfold.passes.lower.sums import MEASURED
+from onnxfold.passes.lower.installed import MEASURED, onnxruntime_version
 
 # The method `target ort`, and `onnxfold` for kernels, in benchmarks/results/models.csv.
 _GAINS = {Target.ORT: (1.02, 1.27), Target.KERNELS: (1.04, 1.31)}
@@ -36,7 +35,7 @@ def advice(options: Options, excluded: int) -> str:
         )
         return f"{_OTHERS}; {first}" if excluded else _OTHERS
     oldest, newest = MEASURED
-    version = onnxruntime_version() or newest
+    version = onnxruntime_version()
     measured = oldest <= version <= newest and options.device is Device.CPU
     on = "" if options.device is Device.CPU else " on CUDA"
     chosen = f"chosen for ONNX Runtime {version[0]}.{version[1]}{on}"

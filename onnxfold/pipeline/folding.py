@@ -47,11 +47,12 @@ from onnxfold.passes.deferral.prove import prove as prove_deferral
 from onnxfold.passes.findings import Description, Findings, describe, norm_of
 from onnxfold.passes.lower import finalize
 from onnxfold.passes.lower.apply import apply as apply_lowering
+from onnxfold.passes.lower.apply import join_rms_norms
 from onnxfold.passes.lower.decide import decide as decide_lowering
 from onnxfold.passes.lower.installed import onnxruntime_version
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.lower.prove import prove as prove_lowering
-from onnxfold.passes.lower.sums import MEASURED, SLOW_SINCE, fused_additions, replace_by_sums
+from onnxfold.passes.lower.sums import SLOW_SINCE, fused_additions, replace_by_sums
 from onnxfold.passes.norms_plan import NormsPlan, proves
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.split_skip_norms import SPLITTERS
@@ -323,9 +324,10 @@ def _spelled(
         edit = Editor(state.info, copy=prove)
         differs = LOWER.apply(edit, decision, settings)
         join_skip_norms(edit.model, original, settings)
+        joined = join_rms_norms(edit, settings)
         wanted = state.changed or settings.convert_to is None  # a conversion is of norms alone
         slow = _slow_additions(edit.model, settings) if wanted else ()
-    if not (differs or slow or state.changed):
+    if not (differs or joined or slow or state.changed):
         return original
     if not prove:
         with timer.stage("count"):  # while the types are there, which a proof infers again
@@ -364,8 +366,8 @@ def _slow_additions(model: ir.Model, settings: Settings) -> tuple[ir.Node, ...]:
     """Return the additions whose fusion the ONNX Runtime at hand, or the newest, is slow with."""
     if settings.target is not Target.ORT or settings.device is not Device.CPU:
         return ()
-    version = onnxruntime_version() or MEASURED[1]
-    return fused_additions(ModelInfo(model)) if version >= SLOW_SINCE else ()
+    slow = onnxruntime_version() >= SLOW_SINCE
+    return fused_additions(ModelInfo(model)) if slow else ()
 
 
 def _sum(shown: Iterable[ProofOutcome]) -> Proof:

@@ -1,17 +1,24 @@
 """Carries out the spelling of a target: norms that stay, Gelus, then residual additions."""
 
+import onnx_ir as ir
+
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.norms import find_norms
-from onnxfold.options import Target
+from onnxfold.options import Device, Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.lower.decide import LoweringPlan
 from onnxfold.passes.lower.gelus import halve_first, late_halves
+from onnxfold.passes.lower.installed import onnxruntime_version
 from onnxfold.passes.lower.quantized import quantize_fusions
-from onnxfold.passes.lower.residual import residual_fusions
+from onnxfold.passes.lower.residual import CONTRIB_DOMAIN, contrib_fusions, residual_fusions
 from onnxfold.passes.lower.row_scales import ROUNDS, row_fusions
 from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.shapes import infer
+
+# Before, ONNX Runtime's skip norms on CUDA add float16 squares in float16, which overflow
+# (microsoft/onnxruntime, issue 29034); its SimplifiedLayerNormalization never did.
+WIDE_STATISTICS_SINCE = (1, 27)
 
 
 def apply(edit: Editor, plan: LoweringPlan, settings: Settings) -> bool:
@@ -38,6 +45,21 @@ def apply(edit: Editor, plan: LoweringPlan, settings: Settings) -> bool:
     for codes in quantized:
         edit.stand_in(codes.lower(), codes.place, codes.replaced)
     return changed or bool(quantized)
+
+
+def join_rms_norms(edit: Editor, settings: Settings) -> bool:
+    """Join additions with RMSNorms for ONNX Runtime on CUDA; return whether there are any."""
+    on_cuda = settings.target is Target.ORT and settings.device is Device.CUDA
+    if not on_cuda or not settings.fuse_residual or settings.convert_to is not None:
+        return False
+    wide = onnxruntime_version() >= WIDE_STATISTICS_SINCE
+    types = {ir.DataType.FLOAT, ir.DataType.FLOAT16} if wide else {ir.DataType.FLOAT}
+    fusions = contrib_fusions(infer(edit.model), types)
+    for fusion in fusions:
+        edit.stand_in(fusion.lower(), fusion.place, fusion.replaced)
+    if fusions:
+        edit.model.graph.opset_imports.setdefault(CONTRIB_DOMAIN, 1)
+    return bool(fusions)
 
 
 def _respell(edit: Editor, plan: LoweringPlan, settings: Settings) -> None:

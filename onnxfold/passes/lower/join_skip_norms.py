@@ -15,13 +15,12 @@ from onnxfold.graph.traversal import all_graphs, all_nodes, graph_values
 from onnxfold.options import Device, Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.lower.installed import onnxruntime_version
-from onnxfold.passes.lower.residual import ready
-from onnxfold.passes.lower.sums import MEASURED, SLOW_SINCE
+from onnxfold.passes.lower.residual import CONTRIB_DOMAIN, ready
+from onnxfold.passes.lower.sums import SLOW_SINCE
 from onnxfold.passes.prepare.split_skip_norms import SPLITTERS, Builder
 from onnxfold.shapes import fill_types
 
-_DOMAIN = "com.microsoft"
-_EMBEDDING = (_DOMAIN, "EmbedLayerNormalization")
+_EMBEDDING = (CONTRIB_DOMAIN, "EmbedLayerNormalization")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ def join_skip_norms(model: ir.Model, original: ir.Model, settings: Settings) -> 
     splits = list(_splits(original, kinds)) if kinds else []
     if not splits:
         return
-    model.graph.opset_imports.setdefault(_DOMAIN, 1)
+    model.graph.opset_imports.setdefault(CONTRIB_DOMAIN, 1)
     values = {value.name: value for graph in all_graphs(model) for value in graph_values(graph)}
     for split in splits:
         match = _Match()
@@ -66,9 +65,9 @@ def _kinds(settings: Settings) -> Collection[tuple[str, str]]:
     if settings.target is Target.KERNELS:
         return ()
     on_cpu = settings.target is Target.ORT and settings.device is Device.CPU
-    if on_cpu and (onnxruntime_version() or MEASURED[1]) >= SLOW_SINCE:
+    if on_cpu and onnxruntime_version() >= SLOW_SINCE:
         return (_EMBEDDING,)
-    return tuple(kind for kind in SPLITTERS if kind[0] == _DOMAIN)
+    return tuple(kind for kind in SPLITTERS if kind[0] == CONTRIB_DOMAIN)
 
 
 def _splits(original: ir.Model, kinds: Collection[tuple[str, str]]) -> Iterator[_Split]:
@@ -139,7 +138,7 @@ def _join(
         split.node.op_type,
         inputs,
         dict(split.node.attributes),
-        domain=_DOMAIN,
+        domain=CONTRIB_DOMAIN,
         num_outputs=len(split.outputs),
         name=split.node.name,
         metadata_props=dict(split.node.metadata_props),

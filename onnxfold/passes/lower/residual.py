@@ -1,6 +1,9 @@
-"""Residual fusion: Add + norm, or Add(bias) + Add + norm, as one call with one pass of memory.
+"""Residual fusion: Add + norm, or Add(bias) + Add + norm, as one node with one pass of memory.
 
     Y, Sum = norm(X [+ linear_bias] + residual), Sum only where something else reads it
+
+The node is a call of ours, or SkipSimplifiedLayerNormalization of com.microsoft, for CUDA without
+our library: its sessions make SkipLayerNormalization by themselves, but not this one.
 
 Only additions of tensors of one shape are fused (a broadcast one is not a residual), in every
 operand order, for folded and unfolded norms, before and after the block.  A Reshape between the sum
@@ -9,7 +12,7 @@ changes places with the norm: norm(reshape(v)) = reshape(norm(v)), since each ro
 Returns edits, mutates nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -18,13 +21,18 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.edit import Lowered
 from onnxfold.graph.operands import is_read_once, producer_of
-from onnxfold.operators.functions import DOMAIN, SIGNATURES, Signature, axes_of, call, op_name
+from onnxfold.operators.functions import DOMAIN, SIGNATURES, axes_of, call, op_name
 from onnxfold.passes.lower.norm_settings import NormSetting, of_one_setting, setting_of_call
+
+CONTRIB_DOMAIN = "com.microsoft"
+_CONTRIB_NORM = "SimplifiedLayerNormalization"
+_CONTRIB_EPSILON = 1e-5  # where the attribute is missing
+_CONTRIB_RANKS = (2, 3)
 
 
 @dataclass(frozen=True, slots=True)
 class ResidualFusion:
-    """A norm, the additions that it swallows (in graph order), and the call that replaces them.
+    """A norm, the additions that it swallows (in graph order), and the node that replaces them.
 
     ``operands`` are X, residual and, with two additions, the linear bias, as the model has them
     before any fusion.  ``reshape`` stands between the last addition and the norm.
@@ -33,8 +41,20 @@ class ResidualFusion:
     norm: ir.Node
     additions: tuple[ir.Node, ...]
     operands: tuple[ir.Value, ...]
-    name: str
+    with_sum: bool
     reshape: ir.Node | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of our op."""
+        signature = SIGNATURES[self.norm.op_type]
+        return op_name(
+            statistics=signature.statistics,
+            residual=True,
+            linear_bias=len(self.additions) > 1,
+            affine=signature.affine,
+            with_sum=self.with_sum,
+        )
 
     @property
     def setting(self) -> NormSetting:
@@ -53,26 +73,45 @@ class ResidualFusion:
         return (*self.additions, *reshape, self.norm)
 
     def lower(self) -> Lowered:
-        """Return the call, and the Reshape that now follows it."""
-        inputs = [*self.operands, *self.norm.inputs[1:]]
-        axes = axes_of(self.norm)
-        node = call(
-            self.name,
-            [value for value in inputs if value is not None],
-            axes=axes,
-            epsilon=self.norm.attributes.get_float("epsilon", 0.0),
-        )
+        """Return the new node, and the Reshape that now follows it."""
+        node, total = self._call() if self.norm.domain == DOMAIN else self._contrib()
         node.name = self.norm.name
-        nodes, result, total = [node], node.outputs[0], self.additions[-1].outputs[0]
+        nodes, result, summed = [node], node.outputs[0], self.additions[-1].outputs[0]
         if self.reshape is not None:
             result.name = f"{self.norm.outputs[0].name}.unshaped"
-            result.shape, result.type = total.shape, self.norm.outputs[0].type
+            result.shape, result.type = summed.shape, self.norm.outputs[0].type
             nodes.append(_reshaped(self.reshape, result, f"{self.norm.name}.reshape"))
             result = nodes[-1].outputs[0]
         stands_for = [(self.norm.outputs[0], result)]
-        if SIGNATURES[self.name].with_sum:
-            stands_for.append((total, node.outputs[1]))
+        if total is not None:
+            stands_for.append((summed, total))
         return Lowered(tuple(nodes), tuple(stands_for))
+
+    def _call(self) -> tuple[ir.Node, ir.Value | None]:
+        """Return a call of ours, and its sum."""
+        inputs = [*self.operands, *self.norm.inputs[1:]]
+        node = call(
+            self.name,
+            [value for value in inputs if value is not None],
+            axes=axes_of(self.norm),
+            epsilon=self.norm.attributes.get_float("epsilon", 0.0),
+        )
+        return node, node.outputs[1] if self.with_sum else None
+
+    def _contrib(self) -> tuple[ir.Node, ir.Value | None]:
+        """Return SkipSimplifiedLayerNormalization, which gives the sum last, and its sum."""
+        x, residual, *bias = self.operands
+        epsilon = self.norm.attributes.get_float("epsilon", _CONTRIB_EPSILON)
+        node = ir.node(
+            f"Skip{_CONTRIB_NORM}",
+            [x, residual, self.norm.inputs[1], *bias],
+            {"epsilon": epsilon},
+            domain=CONTRIB_DOMAIN,
+            num_outputs=4 if self.with_sum else 1,
+        )
+        for statistic in node.outputs[1:3]:
+            statistic.name = ""  # left out
+        return node, node.outputs[3] if self.with_sum else None
 
 
 def _place(addition: ir.Node, reshape: ir.Node | None) -> ir.Node:
@@ -91,12 +130,41 @@ def residual_fusions(view: ModelInfo) -> tuple[ResidualFusion, ...]:
     return of_one_setting(view, _possible_fusions(view, norms))
 
 
+def contrib_fusions(view: ModelInfo, types: Collection[ir.DataType]) -> tuple[ResidualFusion, ...]:
+    """Return the fusions of RMSNorms, of these types, that ONNX Runtime has an operator for."""
+    norms = [node for node in view.nodes() if _has_contrib(view, node, types)]
+    return tuple(_possible_fusions(view, norms))
+
+
+def _has_contrib(view: ModelInfo, norm: ir.Node, types: Collection[ir.DataType]) -> bool:
+    """Whether SkipSimplifiedLayerNormalization takes a norm: of one type, over the last axis."""
+    if (norm.domain, norm.op_type, len(norm.inputs)) != ("", _CONTRIB_NORM, 2):
+        return False
+    x, gamma = norm.inputs
+    if x is None or gamma is None or norm.outputs[0].dtype not in types:
+        return False
+    width, rank = view.dim(x, -1), view.rank(x)
+    return (
+        x.dtype == gamma.dtype == norm.outputs[0].dtype
+        and rank is not None
+        and norm.attributes.get_int("axis", -1) in (-1, rank - 1)
+        and norm.attributes.get_int("stash_type", ir.DataType.FLOAT.value) == ir.DataType.FLOAT
+        and len(norm.outputs) == 1
+        and isinstance(width, int)
+        and view.shape(gamma) == (width,)
+    )
+
+
+def _axes(norm: ir.Node) -> int:
+    return axes_of(norm) if norm.domain == DOMAIN else 1
+
+
 def _possible_fusions(view: ModelInfo, norms: Sequence[ir.Node]) -> list[ResidualFusion]:
     """Return every fusion, where no addition takes part in two."""
     taken: set[ir.Node] = set()
     fusions = []
     for node in norms:
-        fusion = _fusion(view, node, SIGNATURES[node.op_type], taken)
+        fusion = _fusion(view, node, taken)
         if fusion is not None:
             taken.update(fusion.additions)
             fusions.append(fusion)
@@ -109,13 +177,13 @@ def _adds_no_residual(node: ir.Node) -> bool:
     return signature is not None and not signature.residual and f"Add{node.op_type}" in SIGNATURES
 
 
-def _fusion(
-    view: ModelInfo, norm: ir.Node, signature: Signature, taken: set[ir.Node]
-) -> ResidualFusion | None:
+def _fusion(view: ModelInfo, norm: ir.Node, taken: set[ir.Node]) -> ResidualFusion | None:
     reshape = _reshape_before(view, norm)
     total = (norm if reshape is None else reshape).inputs[0]
     addition = producer_of(total)
     if total is None or addition is None or addition in taken or not _is_add(addition, norm):
+        return None
+    if norm.domain != DOMAIN and view.rank(total) not in _CONTRIB_RANKS:
         return None
     dtype = norm.outputs[0].dtype
     others = (*norm.inputs[1:], *(reshape.inputs[1:] if reshape is not None else ()))
@@ -128,14 +196,7 @@ def _fusion(
         return None
     additions, operands = _operands(view, norm, addition, taken)
     stays = reshape is not None and _read_elsewhere(norm.inputs[0])
-    name = op_name(
-        statistics=signature.statistics,
-        residual=True,
-        linear_bias=len(additions) > 1,
-        affine=signature.affine,
-        with_sum=stays or _read_elsewhere(total),
-    )
-    return ResidualFusion(norm, additions, operands, name, reshape)
+    return ResidualFusion(norm, additions, operands, stays or _read_elsewhere(total), reshape)
 
 
 def _read_elsewhere(value: ir.Value | None) -> bool:
@@ -148,7 +209,7 @@ def _reshape_before(view: ModelInfo, norm: ir.Node) -> ir.Node | None:
     reshape = producer_of(norm.inputs[0])
     if reshape is None or operator(reshape) != "Reshape":
         return None
-    keeps = reshape.graph is norm.graph and _keeps_rows(view, reshape, axes_of(norm))
+    keeps = reshape.graph is norm.graph and _keeps_rows(view, reshape, _axes(norm))
     return reshape if keeps else None
 
 
@@ -169,7 +230,7 @@ def _operands(
     """Return the additions to swallow, and X, residual and the bias of the last linear layer."""
     first, second = (value for value in addition.inputs if value is not None)
     # A bias vector runs along the last axis only, so a norm over several axes cannot take one.
-    if axes_of(norm) == 1:
+    if _axes(norm) == 1:
         for linear, residual in ((first, second), (second, first)):
             found = _biased(view, linear, addition, taken)
             if found is not None:

@@ -15,7 +15,6 @@ from onnxfold.graph.edit import replace_node
 from onnxfold.norms import NormKind, find_norms
 
 SLOW_SINCE = (1, 30)
-MEASURED = ((1, 17), (1, 32))  # the oldest and the newest version
 
 _BROADCASTS_SINCE = 8
 _HAS_SUM = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
