@@ -118,7 +118,7 @@ def _all_known(blocks: list[AxisBlock | None]) -> Fiber | None:
 
 def _cut(view: ModelInfo, node: ir.Node, fiber: Fiber) -> set[int] | None:
     """Return the axes of the fiber that may get shorter; another is whole, maybe reversed."""
-    touched, axes = sizes_changed(view, node), _sliced(view, node)
+    touched, axes = sizes_changed(view, node), sliced_axes(view, node)
     if touched is None or axes is None:
         return None
     return set(axes) & set(touched) & set(fiber.axes)
@@ -126,7 +126,7 @@ def _cut(view: ModelInfo, node: ir.Node, fiber: Fiber) -> set[int] | None:
 
 def _in_whole(view: ModelInfo, node: ir.Node, block: AxisBlock) -> AxisBlock | None:
     """Return the block of the data of which the slice has this one; None where sets are cut."""
-    whole, part = view.dim(node.inputs[0], block.axis), _part(view, node, block.axis)
+    whole, part = view.dim(node.inputs[0], block.axis), part_along(view, node, block.axis)
     period = block.inner * block.size
     if part is None or not isinstance(whole, int) or any(end % period for end in (*part, whole)):
         return None
@@ -135,30 +135,39 @@ def _in_whole(view: ModelInfo, node: ir.Node, block: AxisBlock) -> AxisBlock | N
 
 def _in_part(view: ModelInfo, node: ir.Node, block: AxisBlock) -> AxisBlock | None:
     """Return the block of the slice; None where sets are cut."""
-    part, period = _part(view, node, block.axis), block.inner * block.size
+    part, period = part_along(view, node, block.axis), block.inner * block.size
     if part is None or any(end % period for end in part):
         return None
     return replace(block, outer=(part[1] - part[0]) // period)
 
 
-def _part(view: ModelInfo, node: ir.Node, axis: int) -> tuple[int, int] | None:
+def part_along(view: ModelInfo, node: ir.Node, axis: int) -> tuple[int, int] | None:
     """Return where a Slice with step 1 begins and ends on an axis; None where that is unknown."""
     whole, size = view.dim(node.inputs[0], axis), view.dim(node.outputs[0], axis)
-    axes, given = _sliced(view, node), node.inputs
-    if len(given) > 1:
-        starts, steps = view.integers(given[1]), view.integers(given[4]) if len(given) > 4 else None
+    axes = sliced_axes(view, node)
+    if len(node.inputs) > 1:
+        starts = view.integers(node.inputs[1])
     else:
-        starts, steps = tuple(node.attributes.get_ints("starts", ())), None
+        starts = tuple(node.attributes.get_ints("starts", ()))
     if axes is None or starts is None or not isinstance(whole, int) or not isinstance(size, int):
         return None
-    position = axes.index(axis)
-    if len(given) > 4 and given[4] is not None and (steps is None or steps[position] != 1):
+    if not _in_order(view, node, axis):
         return None
-    start = min(max(starts[position] + (whole if starts[position] < 0 else 0), 0), whole)
+    begin = starts[axes.index(axis)]
+    start = min(max(begin + (whole if begin < 0 else 0), 0), whole)
     return (start, start + size) if start + size <= whole else None
 
 
-def _sliced(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
+def cut_axes(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
+    """Return the axes on which a Slice may drop or turn elements around; None where unknown."""
+    touched, axes = sizes_changed(view, node), sliced_axes(view, node)
+    if touched is None or axes is None:
+        return None
+    return tuple(axis for axis in axes if axis in touched or not _in_order(view, node, axis))
+
+
+def sliced_axes(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
+    """Return the axes that a Slice names, of which it may leave all; None where unknown."""
     rank = view.rank(node.inputs[0])
     axes = view.axes(node, 3)
     if rank is None or axes is None:
@@ -173,6 +182,17 @@ def _sliced(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
 
 
 def may_reverse(view: ModelInfo, node: ir.Node, digit: Fiber) -> bool:
-    """Whether a Slice works on the digit's axis, where it may turn the order around."""
-    axes = _sliced(view, node)
-    return axes is None or bool(set(axes) & set(digit.axes))
+    """Whether a Slice may turn the order on the digit's axis around."""
+    axes = sliced_axes(view, node)
+    return axes is None or not all(
+        _in_order(view, node, axis) for axis in set(axes) & set(digit.axes)
+    )
+
+
+def _in_order(view: ModelInfo, node: ir.Node, axis: int) -> bool:
+    """Whether a Slice goes along an axis that it names with step 1."""
+    operand = node.inputs[4] if len(node.inputs) > 4 else None
+    if operand is None:
+        return True
+    steps, axes = view.integers(operand), sliced_axes(view, node)
+    return steps is not None and axes is not None and steps[axes.index(axis)] == 1

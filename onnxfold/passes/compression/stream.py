@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnxfold.graph import FLOATS, ModelInfo, Reader, node_label, operator
+from onnxfold.graph import FLOATS, Fiber, ModelInfo, Reader, node_label, operator
 from onnxfold.graph.operands import known_producer
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
+from onnxfold.operators.families.parts import sliced_axes
 from onnxfold.operators.families.rules import keeps_order
 from onnxfold.operators.families.transfer import Backward, Carried, ZeroMean
+from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
 from onnxfold.passes.centring.model_transfers import Equivariant, ModelTransfers, Point
 from onnxfold.passes.compression.shapes import takes_shape
@@ -142,6 +144,7 @@ class StreamWalk:
             node.domain
             or not facets.keeps_channels_apart(row_of(node))
             or not keeps_order(self.info, node, point.fiber)
+            or _names_sizes(self.info, node, point.fiber)
         ):
             return _unknown(node)
         for output in node.outputs:
@@ -227,6 +230,14 @@ def _start_of(info: ModelInfo, shape: ir.Node) -> int:
 
 def _broken(name: str, sentence: str) -> Refusal:
     return Refusal(RefusalCode.FIBER_BROKEN, f"'{name}' {sentence}", (name,))
+
+
+def _names_sizes(info: ModelInfo, node: ir.Node, fiber: Fiber) -> bool:
+    """Whether a Slice says where along the channels it begins and ends, which would be others."""
+    if row_of(node).family is not Family.SLICE:
+        return False
+    axes = sliced_axes(info, node)
+    return axes is None or not set(axes).isdisjoint(fiber.axes)
 
 
 def _unknown(node: ir.Node) -> Refusal:

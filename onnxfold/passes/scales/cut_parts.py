@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.operators import facets
+from onnxfold.operators.families.parts import cut_axes, part_along, sliced_axes
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
 
@@ -48,7 +49,7 @@ def cut_of(view: ModelInfo, value: ir.Value) -> AxisPart | None:
         if not one or indices is None or not isinstance(total, int):
             return None
         return AxisPart(source, axis, indices[0] % total, 1, total)
-    return _of_slice(view, node, source, rank) if family is Family.SLICE else None
+    return _of_slice(view, node, source) if family is Family.SLICE else None
 
 
 def _of_split(
@@ -61,27 +62,16 @@ def _of_split(
     return AxisPart(source, axis, sum(known[:position]), known[position], sum(known))
 
 
-def _of_slice(view: ModelInfo, node: ir.Node, source: ir.Value, rank: int) -> AxisPart | None:
-    """Return the part that a Slice along one axis, with step 1, leaves."""
-    if len(node.inputs) > 1:
-        operands = [*node.inputs[1:5], None, None][:4]
-        starts, ends = (view.integers(operand) for operand in operands[:2])
-        axes = view.integers(operands[2]) if operands[2] is not None else None
-        steps = view.integers(operands[3]) if operands[3] is not None else (1,)
-    else:
-        written = [node.attributes.get_ints(name, None) for name in ("starts", "ends", "axes")]
-        starts, ends, axes = (None if found is None else tuple(found) for found in written)
-        steps = (1,)
-    if starts is None or ends is None or len(starts) != 1 or steps != (1,):
+def _of_slice(view: ModelInfo, node: ir.Node, source: ir.Value) -> AxisPart | None:
+    """Return the part that a Slice leaves, with step 1 and all of every other axis."""
+    cut = cut_axes(view, node)
+    named = cut or sliced_axes(view, node)
+    if cut is None or not named or len(cut) > 1:
         return None
-    if axes is None and len(node.inputs) > 3 and node.inputs[3] is not None:
+    part, total = part_along(view, node, named[0]), view.dim(source, named[0])
+    if part is None or part[0] == part[1] or not isinstance(total, int):
         return None
-    axis = (0 if axes is None else axes[0]) % rank
-    total = view.dim(source, axis)
-    if not isinstance(total, int):
-        return None
-    start, end, _ = slice(starts[0], ends[0]).indices(total)
-    return AxisPart(source, axis, start, end - start, total) if end > start else None
+    return AxisPart(source, named[0], part[0], part[1] - part[0], total)
 
 
 def element_readers(value: ir.Value) -> list[ir.Node]:

@@ -107,6 +107,12 @@ MOVES: dict[str, tuple[str, Shapes, int]] = {
         {"W": (6, 5), "b": (5,)},
         1,
     ),
+    "one token, by a slice that names every axis": (
+        f"{LN} s = Slice(n, at_token, to_token, axes3) t = Squeeze(s, axis1) m = MatMul(t, W) "
+        "y = Add(m, b)",
+        {"W": (6, 5), "b": (5,)},
+        1,
+    ),
     "mean of tokens": (
         f"{LN} t = ReduceMean<keepdims=0>(n, axis1) y = Gemm(t, W, b)",
         {"W": (6, 5), "b": (5,)},
@@ -411,6 +417,8 @@ HARMFUL: dict[str, tuple[str, str, Shapes]] = {
     ),
 }
 FIXED |= {"roi": np.array([0, 0, -0.5, 1, 1, 1.5], np.float32)}
+FIXED |= {"at_token": np.array([0, 2, 0]), "to_token": np.array([2**62, 3, 6])}
+FIXED |= {"axes3": np.arange(3)}
 FIXED |= {"last": np.array([-1]), "first": np.array([-1000]), "minus": np.array([-1])}
 
 

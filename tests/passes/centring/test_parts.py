@@ -32,6 +32,8 @@ _INTEGERS = {
     "one_two": [8, 16], "pair": [8, 8], "ones": [1, 1, 1], "i0": 0, "i1": 1, "i2": 2,
     "n0": [0], "n2": [2], "n3": [3], "n2H": [2 * H], "n3H": [3 * H], "n4H": [4 * H],
     "nHD": [H * D], "n2HD": [2 * H * D], "n3HD": [3 * H * D], "nodd": [H * D - 1],
+    "axes": [0, 1, 2], "at0": [0, 0, 0], "at1": [0, 0, H * D], "at2": [0, -T, 2 * H * D],
+    "to1": [B, T, H * D], "to2": [B, T, 2 * H * D], "to3": [B, 1 << 62, 3 * H * D],
 }  # fmt: skip
 
 
@@ -57,12 +59,17 @@ _SLICED = (
     "sq = Slice(h, n0, nHD, n2) sk = Slice(h, nHD, n2HD, n2) sv = Slice(h, n2HD, n3HD, n2)"
     " q = Reshape(sq, heads) k = Reshape(sk, heads) v = Reshape(sv, heads) "
 )
+_ALL_AXES = (  # as jax2onnx writes jnp.split
+    "sq = Slice(h, at0, to1, axes) sk = Slice(h, at1, to2, axes) sv = Slice(h, at2, to3, axes)"
+    " q = Reshape(sq, heads) k = Reshape(sk, heads) v = Reshape(sv, heads) "
+)
 _GROUPED = "sq, sk, v = Split<axis=-1>(h, unlike) q = Reshape(sq, heads) k = Reshape(sk, heads) "
 
 _FOLDING = {
     "heads of three, as Persimmon": _Case("r = Reshape(h, stacked) " + _PICKED + _NORMS),
     "three of heads, as ViT": _Case(_UNBOUND + _NORMS),
     "slices of the channels": _Case(_SLICED + _NORMS),
+    "slices of the channels, by all axes": _Case(_ALL_AXES + _NORMS),
     "fewer heads of keys": _Case(_GROUPED + _NORMS, wide=4 * H * D),
     "fewer heads of keys, cut by heads": _Case(
         "r = Reshape(h, heads) q = Slice(r, n0, n2H, n2) k = Slice(r, n2H, n3H, n2) "

@@ -168,6 +168,16 @@ def test_a_stream_whose_channels_are_turned_around_keeps_them_all() -> None:
     assert (reason["code"], reason["nodes"]) == ("unknown_op", ["turned"])
 
 
+def _named_whole(graph: CentredStream) -> str:
+    graph.weights |= {"start": np.array([0]), "end": np.array([C]), "axis": np.array([2])}
+    return graph.node("Slice", ["h", "start", "end", "axis"], "named")
+
+
+def test_a_stream_whose_number_of_channels_a_slice_names_keeps_them_all() -> None:
+    reason = reason_of(CentredStream().model(_named_whole))
+    assert (reason["code"], reason["nodes"]) == ("unknown_op", ["named"])
+
+
 def _over_both_axes(graph: CentredStream) -> str:
     graph.weights["ones"] = np.ones((T, C))
     graph.outputs.append(graph.node("RMSNormalization", ["h", "ones"], "second", axis=-2))
