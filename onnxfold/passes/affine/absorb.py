@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxfold.graph import AxisBlock, ModelInfo, Shape
+from onnxfold.graph import AxisBlock, Dim, ModelInfo, Shape
 from onnxfold.graph.channels import Channels
 from onnxfold.operators.families.linear import einsum_labels
 from onnxfold.operators.families.transfer import refuse, unknown_shape
@@ -166,7 +166,7 @@ def _conv(
     if placed is None:
         return refuse(RefusalCode.GROUPED_CONVOLUTION, node, "has groups that cut the channels")
     shift = None
-    if _conv_pads(node):
+    if _conv_pads(node, shapes[0][2:], shapes[1][2:]):
         shift = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, "pads with zeros, which have no shift")
     return AbsorbingLayer(
         1,
@@ -199,11 +199,26 @@ def _grouped(channels: Channels, group: int, out: int, inside: int) -> Channels 
     return Channels.of(digits)
 
 
-def _conv_pads(node: ir.Node) -> bool:
+def _conv_pads(node: ir.Node, spatial: Shape, kernel: Shape) -> bool:
+    """Whether a convolution reads beyond its input; with SAME, where windows do not fill it."""
     auto = node.attributes.get_string("auto_pad", "NOTSET")
-    if auto in ("SAME_UPPER", "SAME_LOWER"):
-        return True
-    return auto != "VALID" and any(node.attributes.get_ints("pads", ()) or ())
+    if auto not in ("SAME_UPPER", "SAME_LOWER"):
+        return auto != "VALID" and any(node.attributes.get_ints("pads", ()) or ())
+    strides, dilations = (
+        node.attributes.get_ints(name, ()) or (1,) * len(kernel)
+        for name in ("strides", "dilations")
+    )
+    return any(
+        _same_pads(size, (int(taps or 0) - 1) * dilation, stride)
+        for size, taps, dilation, stride in zip(spatial, kernel, dilations, strides, strict=True)
+    )
+
+
+def _same_pads(size: Dim, reach: int, stride: int) -> bool:
+    """Whether the last window of SAME, which begins at a multiple of the stride, ends outside."""
+    if not isinstance(size, int):
+        return reach > 0
+    return (-(-size // stride) - 1) * stride + reach >= size
 
 
 def _conv_transpose(

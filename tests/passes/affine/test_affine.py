@@ -13,6 +13,7 @@ BOUND = 1e-12
 
 LN = "n = LayerNormalization<axis=-1>(x, gamma, beta)"
 RMS = "n = SimplifiedLayerNormalization<axis=-1>(x, gamma)"
+PADDED = 'auto_pad="SAME_UPPER"'
 X = "double[B,4,6] x"
 AFFINE = {"gamma": (6,), "beta": (6,)}
 
@@ -44,6 +45,16 @@ MOVES: dict[str, tuple[str, Shapes, int]] = {
     "conv without a bias": (
         f"{LN} t = Transpose<perm=[0,2,1]>(n) y = Conv<strides=[2]>(t, W)",
         {"W": (5, 6, 2)},
+        1,
+    ),
+    "conv of windows that fill its input": (
+        f"{LN} t = Transpose<perm=[0,2,1]>(n) y = Conv<{PADDED}, strides=[2]>(t, W)",
+        {"W": (5, 6, 2)},
+        1,
+    ),
+    "conv 1 that pads where it must": (
+        f"{LN} t = Transpose<perm=[1,2,0]>(n) y = Conv<{PADDED}, strides=[3]>(t, W)",
+        {"W": (5, 6, 1)},
         1,
     ),
     "grouped conv": (
@@ -387,6 +398,11 @@ HARMFUL: dict[str, tuple[str, str, Shapes]] = {
         f"{LN} t = Transpose<perm=[0,2,1]>(n) y = Conv(t, W, b)",
         f"{LN} t = Transpose<perm=[0,2,1]>(n) y = Conv<pads=[1,1]>(t, W, b)",
         {"W": (5, 6, 3), "b": (5,)},
+    ),
+    "a conv that pads where it must, and beta": (
+        f"{LN} t = Transpose<perm=[0,2,1]>(n) y = Conv<{PADDED}, strides=[2]>(t, W, b)",
+        f"{LN} t = Transpose<perm=[0,2,1]>(n) y = Conv<{PADDED}, strides=[3]>(t, W, b)",
+        {"W": (5, 6, 2), "b": (5,)},
     ),
     "two gammas on one weight": (
         f"{LN} k = LayerNormalization<axis=-1>(x, gamma2, beta) a = MatMul(n, W) "
