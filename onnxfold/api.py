@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxfold import model_io
 from onnxfold.check import ModelSource, Verification
@@ -32,6 +33,7 @@ from onnxfold.pipeline.stage_timer import Stages, StageTimer
 from onnxfold.report.before_after import before_and_after
 from onnxfold.report.document import inspection
 from onnxfold.report.nodes import node_changes, node_rows
+from onnxfold.shapes import infer
 from onnxfold.shapes.claims import check_claims
 
 _CHOICES = {"device": Device, "defer": Defer, "norm_form": WrittenForm}
@@ -66,7 +68,7 @@ def inspect(
         known = check_claims(source.model)
         prepared = prepare(known.model, compressed=True, deferred=True, inferred=True)
         decided = decide_all(prepared, settings, without=unwanted(settings))
-        listed = {"nodes": node_rows(source.model)} if nodes else {}
+        listed = {"nodes": node_rows(known.model)} if nodes else {}
     return inspection(decided.findings, known.claims, settings.excluded, prepared.unsplit) | listed
 
 
@@ -83,8 +85,13 @@ def diff(first: Any, second: Any, *, sessions: bool = True, nodes: bool = False)
     with error_context(sources[0]):
         document = before_and_after(sources[0].model, sources[1].model, both)
         if nodes:
-            document["changes"] = node_changes(sources[0].model, sources[1].model)
+            document["changes"] = node_changes(*(_typed(source.model) for source in sources))
     return document
+
+
+def _typed(model: ir.Model) -> ir.Model:
+    """Return a copy with the types and shapes that can be known."""
+    return infer(model.clone()).model
 
 
 def measure(  # noqa: PLR0913  # each is an option of the command line

@@ -58,7 +58,7 @@ class ModelError(OnnxfoldError):
 
 
 class DataError(OnnxfoldError):
-    """Data to measure a model on cannot be read, or does not suit the model."""
+    """A file that is no model cannot be read, or data to measure on does not suit the model."""
 
     exit_code: ClassVar[int] = 3
 

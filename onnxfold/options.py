@@ -1,5 +1,6 @@
 """What a user can ask of optimize: every option, declared once; light to import."""
 
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
@@ -10,6 +11,9 @@ from onnxfold.errors import UsageError
 DEFAULT_SPLIT_BYTES = 1 << 20
 DEFAULT_RANGE_LIMIT = 16.0  # four of the eight bits of an integer weight
 DEFAULT_NOISE_LIMIT = 4.0
+# Threads of ONNX Runtime that wait for each other spin: of more than the cores each one costs time,
+# and 1,000 on two cores do not come to an end.  What is set for a larger machine is taken.
+_THREADS_PER_CORE, _THREADS_ANYWHERE = 4, 64
 _COUNTED = ("allow_split", "check", "rtol", "atol", "seed", "range_limit")
 
 
@@ -118,6 +122,13 @@ class Options:
         for name in _COUNTED:
             check_number(name, getattr(self, name))
         bytes_of(self.memory)
+
+
+def check_threads(name: str, count: int) -> None:
+    """Raise UsageError for more threads or processes than this machine can make use of."""
+    most = max(_THREADS_ANYWHERE, _THREADS_PER_CORE * (os.cpu_count() or 1))
+    if count > most:
+        raise UsageError(f"{name} must be {most} or less on this machine, not {count}")
 
 
 def check_number(name: str, number: float | None) -> None:

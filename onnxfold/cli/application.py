@@ -31,6 +31,7 @@ from onnxfold.errors import CommandInterruptedError, ModelError, OnnxfoldError, 
 
 _LONGEST_MESSAGE = 2000
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_NO_READER = 141  # 128 + SIGPIPE: what a shell sees of other tools, too
 
 app = typer.Typer(
     name="onnxfold",
@@ -54,7 +55,7 @@ app = typer.Typer(
     `onnxfold checkpoint DIR -o OUT` folds a Hugging Face checkpoint instead of an ONNX model.
 
     Exit codes: 0 done and checked, also when there was nothing to do; 1 the check failed and
-    nothing was written; 2 bad usage; 3 the model cannot be read or written, or is not
+    nothing was written; 2 bad usage; 3 a file cannot be read or written, or the model is not
     supported.""",
 )
 
@@ -114,7 +115,28 @@ def _verbose() -> bool:
 
 
 def main() -> None:
-    """Run the command line; every foreseen failure is one line and an exit code."""
+    """Run the command line; every foreseen failure is one line and an exit code.
+
+    Where whoever reads what is said has gone, as `head` does, it ends without a word.
+    """
+    try:
+        _command_line()
+    except BrokenPipeError:
+        _end_unread()
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # so Typer and Rich end then
+            _end_unread()
+        raise
+
+
+def _end_unread() -> NoReturn:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # Python writes at its end what it could not write before
+        os.dup2(nowhere, stream)
+    sys.exit(_NO_READER)
+
+
+def _command_line() -> None:
     # ONNX Runtime 1.29 and later report their use and keep files in the home folder by default.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     terminal.prepare_streams()
@@ -129,7 +151,7 @@ def main() -> None:
     except OnnxfoldError as error:
         fail(error)
     except BrokenPipeError:
-        sys.exit(0)
+        raise
     except MemoryError as error:
         fail(ModelError(f"not enough memory for this model: {error or 'none is left'}"))
     except Exception as error:  # the last resort: a defect is one line too, and never exit code 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onnxfold.cli import terminal
-from onnxfold.cli.options import ExcludeOption, JsonOption
+from onnxfold.cli.options import ExcludeOption, JsonOption, written_file
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import UsageError
 
@@ -34,7 +34,8 @@ def checkpoint(
     ] = "weightless",
     exclude: ExcludeOption = None,
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Write what was done.")
+        Path | None,
+        typer.Option(parser=written_file, metavar="FILE.json", help="Write what was done."),
     ] = None,
     as_json: JsonOption = False,
     dry_run: Annotated[

@@ -11,7 +11,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from onnxfold.cli import terminal
-from onnxfold.cli.options import JsonOption, MemoryOption, ProvidersOption, ReportOption
+from onnxfold.cli.options import (
+    JsonOption,
+    MemoryOption,
+    ProvidersOption,
+    ReportOption,
+    written_file,
+)
 
 _INTERRUPTED = 130
 
@@ -67,7 +73,11 @@ def measure(
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Keep what is measured in FILE, and go on from there."),
+        typer.Option(
+            parser=written_file,
+            metavar="FILE",
+            help="Keep what is measured in FILE, and go on from there.",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the random vectors and of made-up inputs.")] = 0,
     providers: ProvidersOption = None,

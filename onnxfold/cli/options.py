@@ -20,12 +20,22 @@ from onnxfold.options import Defer, Device, Target, WrittenForm, target_named
 _ABOUT_OUTPUT = frozenset({"as_json", "force", "output", "quiet", "report", "verbose"})
 _NAMED = inspect.Parameter.KEYWORD_ONLY
 
+
+def written_file(name: str) -> Path:
+    """Return the path of a file to write; raises ModelError for the name of a directory."""
+    from onnxfold.model_io import file_to_write  # here, for help needs no onnx
+
+    return file_to_write(name)
+
+
 Model = Annotated[Path, typer.Argument(metavar="IN", help="The ONNX model, .onnx.")]
 OutArgument = Annotated[
-    Path | None, typer.Argument(metavar="OUT", help="Where to write; the same as -o OUT.")
+    Path | None,
+    typer.Argument(parser=written_file, metavar="OUT", help="Where to write; the same as -o OUT."),
 ]
 OutputOption = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="OUT", help="Where to write.")
+    Path | None,
+    typer.Option("--output", "-o", parser=written_file, metavar="OUT", help="Where to write."),
 ]
 TargetOption = Annotated[
     Target,
@@ -92,7 +102,11 @@ DeferOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 ReportOption = Annotated[
     list[Path] | None,
-    typer.Option(metavar="FILE.json|.html", help="Write the full report; repeat for both kinds."),
+    typer.Option(
+        parser=written_file,
+        metavar="FILE.json|.html",
+        help="Write the full report; repeat for both kinds.",
+    ),
 ]
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Plan and print, write nothing.")]

@@ -73,8 +73,6 @@ def check_reports(reports: Sequence[Path] | None, *others: Path | None) -> None:
             raise UsageError(f"--report {report}: the name must end in .json or .html")
         if any(other is not None and _same_file(report, other) for other in others):
             raise UsageError(f"--report {report}: the command reads or writes it; name another")
-        if os.path.isdir(report):
-            raise ModelError(f"cannot write the report '{report}': it is a directory")
         if not os.access(report.parent, os.W_OK | os.X_OK):
             raise ModelError(
                 f"cannot write the report '{report}': no writable folder '{report.parent}'"

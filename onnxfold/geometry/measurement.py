@@ -23,7 +23,7 @@ from onnxfold.geometry.work import BadShard, InPieces, Task, WholeSession, in_pr
 from onnxfold.model_io.digest import digest
 from onnxfold.model_io.sources import Source
 from onnxfold.model_io.staging import StagingFolder
-from onnxfold.options import check_number
+from onnxfold.options import check_number, check_threads
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.stage_timer import Stages
 
@@ -55,6 +55,9 @@ class Measuring:
         for name, number in numbers.items():
             if number is not None and number < 1:
                 raise UsageError(f"{name} must be 1 or more, not {number}")
+        if self.ray is None:  # a cluster has cores of its own
+            check_threads("--workers", self.workers)
+            check_threads("--threads", self.threads)
         check_number("--seed", self.reading.seed)
         if self.resume is not None and not self.resume.absolute().parent.is_dir():
             raise UsageError(f"--resume {self.resume}: there is no folder to keep it in")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxfold.errors import UsageError
+from onnxfold.errors import DataError, UsageError
 from onnxfold.geometry.accumulate import Totals
 from onnxfold.geometry.work import BadShard
 
@@ -49,7 +49,8 @@ def save(path: Path, mark: str, progress: Progress) -> None:
 def load(path: Path, mark: str) -> Progress | None:
     """Return what a file holds, or None where there is none yet.
 
-    Raises UsageError where the file is of another model, data or options.
+    Raises UsageError where the file is of another model, data or options, DataError where it is
+    no such file.
     """
     if not path.exists():
         return None
@@ -58,9 +59,7 @@ def load(path: Path, mark: str) -> Progress | None:
         if state["fingerprint"] == mark:
             return Progress(state["done"], Totals.from_state(state["totals"]), tuple(state["bad"]))
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"--resume {path}: no state of a measurement; name another file"
-        ) from error
+        raise DataError(f"--resume {path}: no state of a measurement; name another file") from error
     raise UsageError(
         f"--resume {path} is of another model, data or options; remove it to begin anew"
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from onnxfold.errors import UsageError
+from onnxfold.errors import DataError, UsageError
 
 Report = dict[str, Any]
 
@@ -41,7 +41,7 @@ def write_measurements(
 def read_measurements(paths: Iterable[Path]) -> list[Report]:
     """Return the reports in JSON files, and in those of folders.
 
-    Raises UsageError for what is no measurement.
+    Raises DataError for what is no measurement.
     """
     return [report for path in paths for report in _read(path)]
 
@@ -49,7 +49,7 @@ def read_measurements(paths: Iterable[Path]) -> list[Report]:
 def measurement_of(path: Path, sha256: str) -> Report:
     """Return what a report on optimizing a model says of its measurement: a few means by norm.
 
-    Raises UsageError where the file has no measurement of the model with this hash.
+    Raises DataError for what is no measurement, UsageError for none of the model with this hash.
     """
     for report in read_measurements([path]):
         if report.get("sha256") == sha256:
@@ -72,19 +72,19 @@ def _read(path: Path) -> Iterator[Report]:
     if path.is_dir():
         found = sorted(path.glob("*.json"))
         if not found:
-            raise UsageError(f"{path}: a folder without measurements (*.json)")
+            raise DataError(f"{path}: a folder without measurements (*.json)")
         for file in found:
             yield from _read(file)
         return
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
+        raise DataError(f"{path}: {error.strerror}") from error
     except ValueError as error:
-        raise UsageError(f"{path}: no JSON: {error}") from error
+        raise DataError(f"{path}: no JSON: {error}") from error
     for report in document.get("models", [document]) if isinstance(document, dict) else [None]:
         if not (isinstance(report, dict) and report.get("schema") == 1 and _is_whole(report)):
-            raise UsageError(f"{path}: no measurement; give what onnxfold measure --report wrote")
+            raise DataError(f"{path}: no measurement; give what onnxfold measure --report wrote")
         yield report
 
 

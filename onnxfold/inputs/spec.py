@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxfold.errors import UsageError
+from onnxfold.errors import DataError, UsageError
 
 _NPY = re.compile(r"(?P<name>.+?):(?P<path>(?:[A-Za-z]:[\\/])?[^:]*\.npy)")
 _SHAPE = re.compile(r"(?P<name>.+):(?P<dims>\[[\d,\s]*\]|\d+(?:\s*,\s*\d+)*)")
@@ -31,8 +31,8 @@ class InputSpec:
     def parse(cls, texts: str | Iterable[str]) -> "InputSpec":
         """Reads command-line values, each `name:1,128`, `name:[1,128]`, `name:x.npy` or `x.npz`.
 
-        A name may hold colons. Raises UsageError for anything else, for a missing file, and for an
-        input that is given twice.
+        A name may hold colons. Raises UsageError for anything else and for an input that is given
+        twice, DataError for a missing file.
         """
         shapes: dict[str, tuple[int, ...]] = {}
         files: dict[str, Path] = {}
@@ -50,7 +50,7 @@ class InputSpec:
         return frozenset(self.shapes) | frozenset(self.files)
 
     def load(self, name: str) -> npt.NDArray[Any]:
-        """The array that the files hold for an input; raises UsageError for an unreadable one."""
+        """The array that the files hold for an input; raises DataError for an unreadable one."""
         path = self.files[name]
         try:
             if path.suffix == ".npz":
@@ -58,7 +58,7 @@ class InputSpec:
                     return np.asarray(archive[name])
             return np.asarray(np.load(path, allow_pickle=False))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise UsageError(f"{path}: it holds no array for {name!r}: {error}") from error
+            raise DataError(f"{path}: it holds no array for {name!r}: {error}") from error
 
 
 def _parse_one(text: str) -> dict[str, tuple[int, ...] | Path]:
@@ -68,7 +68,7 @@ def _parse_one(text: str) -> dict[str, tuple[int, ...] | Path]:
             with np.load(path, allow_pickle=False) as archive:
                 return dict.fromkeys(archive.files, path)
         except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise UsageError(f"{path}: it is not a .npz file: {error}") from error
+            raise DataError(f"{path}: it is not a .npz file: {error}") from error
     if (match := _NPY.fullmatch(text)) is not None:
         return {match["name"]: _existing(Path(match["path"]))}
     if (match := _SHAPE.fullmatch(text)) is not None:
@@ -78,5 +78,5 @@ def _parse_one(text: str) -> dict[str, tuple[int, ...] | Path]:
 
 def _existing(path: Path) -> Path:
     if not path.is_file():
-        raise UsageError(f"{path}: there is no such file; {_FORMS}")
+        raise DataError(f"{path}: there is no such file; {_FORMS}")
     return path

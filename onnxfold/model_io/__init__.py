@@ -1,7 +1,7 @@
 """Models on disk: loading, writing and replacing them; the only part that knows about paths."""
 
 from onnxfold.model_io.data_files import check_sharing
-from onnxfold.model_io.destination import check_destination, default_data_name
+from onnxfold.model_io.destination import check_destination, default_data_name, file_to_write
 from onnxfold.model_io.external import FileTensor, check_unchanged, read_ahead
 from onnxfold.model_io.load import HAS_EXTERNAL_DATA, data_files, from_proto, load
 from onnxfold.model_io.messages import one_line, show
@@ -17,6 +17,7 @@ __all__ = [
     "check_unchanged",
     "data_files",
     "default_data_name",
+    "file_to_write",
     "from_proto",
     "load",
     "materialise",

@@ -20,6 +20,18 @@ def resolved(destination: str | os.PathLike[str]) -> Path:
     return Path(os.path.realpath(path.parent)) / path.name
 
 
+def file_to_write(name: str | os.PathLike[str]) -> Path:
+    """Return the path of a file to write; raises ModelError for the name of a directory.
+
+    A Path keeps nothing of what tells it, a slash or a dot at the end.
+    """
+    text = os.fspath(name)
+    # os.path says no of what stands in a folder that may not be searched, where Path raises.
+    if os.path.isdir(text) or os.path.basename(text) in ("", "."):
+        raise ModelError(f"{show(text or '.')}: it is a directory; name a file in it")
+    return Path(text)
+
+
 def check_destination(
     destination: str | os.PathLike[str], *, source: Path | None, force: bool
 ) -> None:
@@ -30,12 +42,9 @@ def check_destination(
     Raises UsageError where the path is the source without `force`, or is data that the source uses;
     ModelError where the folder is missing or cannot be written, or the path is not a regular file.
     """
-    path = Path(destination)
+    path = file_to_write(destination)
     label = show(path)
     folder = path.parent
-    # os.path says no of what stands in a folder that may not be searched, where Path raises.
-    if os.path.isdir(path) or not path.name:
-        raise ModelError(f"{label}: it is a directory; name a file in it, such as model.onnx")
     if not os.path.exists(folder):
         raise ModelError(
             f"{label}: the folder {show(folder)} does not exist; create it first "

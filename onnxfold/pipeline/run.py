@@ -9,10 +9,11 @@ What proves and verifies is imported when it is used, for a run without it is to
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import onnx
 import onnx_ir as ir
 
 from onnxfold import model_io
@@ -52,7 +53,8 @@ class Result:
     """What optimize did.
 
     ``model`` is of the kind that was given: a path, an onnx.ModelProto, an onnx_ir.Model or an
-    onnx_graphsurgeon.Graph; None after a dry run.
+    onnx_graphsurgeon.Graph; None after a dry run.  Pickling and copying take an onnx_ir.Model as
+    an onnx.ModelProto, and raise ModelError where protobuf cannot hold it.
     """
 
     model: Any
@@ -61,6 +63,16 @@ class Result:
     report: dict[str, Any]
     proof: Proof | None = None
     verification: Verification | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rest = tuple(getattr(self, field.name) for field in fields(self)[1:])
+        if isinstance(self.model, ir.Model):  # nodes that refer to each other, and mapped files
+            return _of_proto, (model_io.materialise(self.model), *rest)
+        return Result, (self.model, *rest)
+
+
+def _of_proto(model: onnx.ModelProto, *rest: Any) -> Result:
+    return Result(model_io.from_proto(model), *rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def node_changes(before: ir.Model, after: ir.Model) -> list[dict[str, Any]]:
 
 
 def type_and_shape(value: ir.Value) -> str:
-    """Return for instance ``float [batch, 3]``; a question mark is for what is not declared."""
+    """Return for instance ``float [batch, 3]``; a question mark is for what is not known."""
     dtype = "?" if value.dtype is None else value.dtype.name.lower()
     shape = declared_shape(value)
     sizes = "?" if shape is None else ", ".join("?" if d is None else str(d) for d in shape)

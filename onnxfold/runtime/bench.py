@@ -17,6 +17,7 @@ from onnxfold.errors import OnnxfoldError, UsageError
 from onnxfold.graph.array_types import Float64
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.operators.functions import DOMAIN
+from onnxfold.options import check_threads
 from onnxfold.runtime import library as runtime
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, operators, take_turns
 
@@ -75,6 +76,7 @@ def bench(
     """
     if rounds < 1 or threads < 1:
         raise UsageError(f"rounds and threads must be at least 1, not {rounds} and {threads}")
+    check_threads("--threads", threads)
     if not models:
         raise UsageError("name at least one model")
     paths = [Path(model) for model in models]

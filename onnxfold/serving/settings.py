@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onnxfold.errors import ModelError, UsageError
+from onnxfold.options import check_threads
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<path>.+)", re.DOTALL)
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
@@ -89,6 +90,8 @@ class ServeSettings:
             )
         if self.max_batch < 1 or self.workers < 1 or self.threads < 0:
             raise UsageError("--max-batch and --workers must be at least 1, --threads at least 0")
+        check_threads("--workers", self.workers)
+        check_threads("--threads", self.threads)
         if self.max_request_bytes < 1 or not min(self.header_timeout_s, self.body_timeout_s) > 0:
             raise UsageError(
                 "--max-request-bytes must be at least 1, --header-timeout and --body-timeout more "

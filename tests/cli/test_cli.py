@@ -126,9 +126,16 @@ def test_fail_if_unchanged_exits_1(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (("optimize", "model.onnx", "-o", "out.onnx", "--memory", "inf"), 2, "memory"),
         (("optimize", "model.onnx", "-o", "out.onnx", "--range-limit", "nan"), 2, "range_limit"),
         (("convert", "model.onnx", "-o", "out.onnx", "--to", "rms", "--rtol", "-1"), 2, "rtol"),
+        (("optimize", "model.onnx", "-o", "nowhere/"), 3, "nowhere/: it is a directory"),
+        (("convert", "model.onnx", "nowhere/.", "--to", "rms"), 3, "it is a directory"),
+        (("optimize", "model.onnx", "--dry-run", "--report", "r.json/"), 3, "it is a directory"),
+        (("measure", "model.onnx", "--resume", "state/"), 3, "it is a directory"),
+        (("checkpoint", "folder.json", "--dry-run", "--report", "r.json/"), 3, "a directory"),
         (("inspect", "missing.onnx"), 3, "missing.onnx"),
         (("measure", "model.onnx", "--data", "data.npz", "--seed", "-1"), 2, "seed"),
         (("measure", "model.onnx", "--data", "data.npz", "--plot", "data.npz"), 3, "not a folder"),
+        (("measure", "model.onnx", "--data", "data.npz", "--workers", "100000"), 2, "--workers"),
+        (("bench", "model.onnx", "--threads", "100000"), 2, "--threads must be"),
         (("bench", "model.onnx", "--seed", "-1"), 2, "seed"),
         (("verify", "model.onnx", "model.onnx", "--seed", "-1"), 2, "seed"),
         (("verify", "model.onnx", "missing.onnx"), 3, "missing.onnx"),
@@ -166,6 +173,35 @@ def test_the_line_of_usage_has_no_bracket_in_a_bracket(
     assert run(monkeypatch, command, "--help") == 0
     (usage,) = (line for line in capsys.readouterr().out.splitlines() if "Usage" in line)
     assert not re.search(r"[\[{][^\]}]*[\[{]|\.\.\.\W+\.", usage)
+
+
+@pytest.mark.parametrize("file", ["missing", "garbage"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("inspect", "{}.onnx"),
+        ("verify", "model.onnx", "model.onnx", "--inputs", "ids:{}.npy"),
+        ("verify", "model.onnx", "model.onnx", "--inputs", "{}.npz"),
+        ("measure", "model.onnx", "--data", "{}.npz"),
+        ("optimize", "model.onnx", "--dry-run", "--json", "--measured", "{}.json"),
+        ("plot", "{}.json", "-o", "figures"),
+    ],
+    ids=lambda words: words[-2].lstrip("-"),
+)
+def test_files_that_are_missing_or_damaged_exit_3(
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    file: str,
+) -> None:
+    monkeypatch.chdir(model.parent)
+    for suffix in ("onnx", "npy", "npz", "json"):
+        Path(f"garbage.{suffix}").write_bytes(b"neither of all\n" * 9)
+    assert run(monkeypatch, *(word.format(file) for word in words)) == 3
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("onnxfold: ")
+    assert file in line
 
 
 def test_unknown_options_exit_2(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,16 +424,16 @@ def test_nodes_are_listed_and_set_side_by_side(
     onnx.save(other, tmp_path / "b.onnx")
     assert run(monkeypatch, "inspect", tmp_path / "a.onnx", "--nodes") == 0
     assert capsys.readouterr().out.splitlines()[:3] == [
-        "Relu n0: x -> h ? [?]",
-        "MatMul n1: h, W -> p ? [?]",
+        "Relu n0: x -> h float [2]",
+        "MatMul n1: h, W -> p float [2]",
         "Neg n2: p -> y float [2]",
     ]
     assert run(monkeypatch, "diff", tmp_path / "a.onnx", tmp_path / "b.onnx", "--nodes") == 0
     told = [line for line in capsys.readouterr().out.splitlines() if line[0] in "-+~"]
     assert told == [
-        "- MatMul n1: h, W -> p ? [?]",
+        "- MatMul n1: h, W -> p float [2]",
         "- weight W: float [2, 2]",
-        "+ MatMul n1: h, V -> q ? [?]",
+        "+ MatMul n1: h, V -> q float [2]",
         "+ weight V: float [2, 2]",
         "~ Abs n0: Relu -> Abs",
         "~ Neg n2: input p -> q",

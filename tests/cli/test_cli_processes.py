@@ -68,6 +68,26 @@ def test_a_closed_stream_gets_nothing(model: Path, closed: str) -> None:
     assert (model.parent / "out.onnx").exists()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes of another kind")
+@pytest.mark.parametrize(
+    "words",
+    ["--help", "inspect {}", "inspect {} --json", "optimize {} --dry-run", "inspect no.onnx"],
+)
+def test_a_pipe_that_nobody_reads_ends_it_without_a_word(model: Path, words: str) -> None:
+    """As `onnxfold ... | head -1` does; of an error the stream of errors is the pipe."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    streams = {"stdout": writer, "stderr": subprocess.PIPE}
+    if "no.onnx" in words:
+        streams = {"stdout": subprocess.PIPE, "stderr": writer}
+    command = [sys.executable, "-m", "onnxfold", *words.format(model).split()]
+    with subprocess.Popen(command, **streams, cwd=model.parent) as process:
+        os.close(writer)
+        said = process.communicate(timeout=60)
+    assert (process.returncode, b"".join(filter(None, said))) == (141, b"")
+    assert os.listdir(model.parent) == ["model.onnx"]
+
+
 def test_an_encoding_without_a_character_escapes_it(model: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "onnxfold", "measure", str(model), "--rows", "1"],

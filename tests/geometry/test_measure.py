@@ -97,7 +97,7 @@ def test_an_interrupted_run_goes_on_to_the_same_report(
     with pytest.raises(UsageError, match="of another model, data or options"):
         onnxfold.measure(chain_model(), data, resume=state, seed=1)
     state.write_text("{}", encoding="utf-8")
-    with pytest.raises(UsageError, match="no state of a measurement"):
+    with pytest.raises(DataError, match="no state of a measurement"):
         onnxfold.measure(chain_model(), data, resume=state)
 
 
@@ -308,6 +308,9 @@ def test_text_that_cannot_be_read_names_row_and_remedy(tmp_path: Path, tokenizer
         onnxfold.measure(_text_model(), file)
     with pytest.raises(UsageError, match="give --tokenizer FILE"):
         onnxfold.measure(_text_model(), file, tokenizer=tmp_path / "none.json")
+    file.write_text('{"text": "a"}\n', encoding="utf-8")
+    with pytest.raises(DataError, match=r"bad\.jsonl: no tokenizer"):
+        onnxfold.measure(_text_model(), file, tokenizer=file)
 
 
 def test_images_are_prepared_as_their_file_says(tmp_path: Path) -> None:
@@ -418,7 +421,7 @@ def test_what_is_no_measurement_is_told(tmp_path: Path, content: str | None, tol
     if content is not None:
         file.write_text(content, encoding="utf-8")
     done = CliRunner().invoke(app, ["plot", str(file), "-o", str(tmp_path / "figures")])
-    assert isinstance(done.exception, UsageError)
+    assert isinstance(done.exception, DataError)
     assert told in str(done.exception)
 
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxfold.check.reference import Precision, run
-from onnxfold.errors import UsageError
+from onnxfold.errors import DataError, UsageError
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.inputs.bound_sizes import symbols_of
 
@@ -80,10 +80,10 @@ def test_arrays_come_from_npy_and_npz_files(tmp_path: Path) -> None:
 
 def test_files_that_do_not_suit_are_refused(tmp_path: Path) -> None:
     model = parsed("float[N] x, int64[2] i")
-    with pytest.raises(UsageError, match="no such file"):
+    with pytest.raises(DataError, match="no such file"):
         InputSpec.parse([f"x:{tmp_path / 'none.npy'}"])
     (tmp_path / "bad.npy").write_bytes(b"not an array")
-    with pytest.raises(UsageError, match="holds no array for 'x'"):
+    with pytest.raises(DataError, match="holds no array for 'x'"):
         made(model, InputSpec.parse([f"x:{tmp_path / 'bad.npy'}"]))
     np.save(tmp_path / "i.npy", np.ones(2))
     with pytest.raises(UsageError, match="input 'i' is int64, the file has float64"):

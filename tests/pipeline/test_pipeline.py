@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import onnxfold
+from onnxfold import model_io
 from onnxfold.passes.lower.finalize import METADATA_KEY
 from tests.builders import chain_model, post_norm_model, pre_norm_model
 
@@ -28,6 +31,18 @@ def test_the_same_kind_of_model_comes_back() -> None:
     assert isinstance(onnxfold.optimize(proto).model, onnx.ModelProto)
     assert isinstance(onnxfold.optimize(ir.from_proto(proto)).model, ir.Model)
     assert isinstance(onnxfold.optimize(gs.import_onnx(proto)).model, gs.Graph)
+
+
+def test_a_result_is_pickled_and_copied_with_its_model(tmp_path: Path) -> None:
+    """Nodes refer to each other in a long row, and weights are mapped files."""
+    proto = pre_norm_model(blocks=60)
+    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0)
+    result = onnxfold.optimize(ir.load(tmp_path / "m.onnx"), check=0)
+    for twin in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):  # noqa: S301
+        assert isinstance(twin.model, ir.Model)
+        assert ir.to_proto(twin.model) == model_io.materialise(result.model)
+        assert (twin.report, twin.plan) == (result.report, result.plan)
+        assert (twin.changed, twin.proof) == (True, result.proof)
 
 
 def test_a_program_of_torch_comes_back_as_one() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from onnxfold.errors import UsageError
+from onnxfold.errors import DataError, UsageError
 from onnxfold.geometry.data.arrays import ArrayFiles
 from onnxfold.geometry.data.images import SUFFIXES, ImageFolder, find_preprocessor
 from onnxfold.geometry.data.input_signature import InputSignature
@@ -24,8 +24,8 @@ def open_data(
 ) -> Data:
     """Return the data at a path, by the names of its files; made-up inputs where there is none.
 
-    Raises UsageError for what is no data, and for data whose helpers (a tokenizer, a file of
-    preprocessing) are missing.
+    Raises DataError for what is no data, UsageError for data whose helpers (a tokenizer, a file of
+    preprocessing) are not told.
     """
     signature = InputSignature.of(model)
     if data is None:
@@ -49,13 +49,13 @@ def open_data(
 def _files(data: Path) -> tuple[tuple[Path, ...], str]:
     """Return the files of one kind at a path, sorted, and their suffix."""
     if not data.exists():
-        raise UsageError(f"there is no data at '{data}'; give {_KINDS}")
+        raise DataError(f"there is no data at '{data}'; give {_KINDS}")
     found = [data] if data.is_file() else sorted(p for p in data.iterdir() if p.is_file())
     for kind in (_ARRAYS, _TABLES, _TEXTS, SUFFIXES):
         files = tuple(path for path in found if path.suffix.lower() in kind)
         if files:
             return files, files[0].suffix.lower()
-    raise UsageError(f"'{data}' holds nothing to measure on; give {_KINDS}")
+    raise DataError(f"'{data}' holds nothing to measure on; give {_KINDS}")
 
 
 def _has_columns(file: Path, signature: InputSignature) -> bool:

@@ -77,7 +77,7 @@ def _tokenizer(file: Path, length: int, fixed: int | None) -> Any:
     try:
         tokenizer = library.Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises nothing narrower
-        raise UsageError(f"{file}: no tokenizer ({error}); give a tokenizer.json") from error
+        raise DataError(f"{file}: no tokenizer ({error}); give a tokenizer.json") from error
     tokenizer.enable_truncation(fixed or length)
     tokenizer.enable_padding(length=fixed)
     return tokenizer

@@ -212,6 +212,8 @@ def test_models_are_named(tmp_path: Path) -> None:
         ({"grpc_port": 8080}, "must differ"),
         ({"max_batch": 0}, "at least 1"),
         ({"workers": 0}, "at least 1"),
+        ({"workers": 100_000}, "--workers must be .* or less on this machine"),
+        ({"threads": 100_000}, "--threads must be .* or less on this machine"),
         ({"batch_delay_ms": -1.0}, "from 0"),
         ({"models": ()}, "at least one model"),
         ({"models": (NamedModel("a", Path("x")), NamedModel("a", Path("y")))}, "both named 'a'"),
