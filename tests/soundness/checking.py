@@ -18,7 +18,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from onnxfold.errors import OnnxfoldError
-from onnxfold.options import Target
+from onnxfold.options import Device, Target
 from tests.operators.sample import Array
 from tests.soundness.float64 import evaluate, relative_error, sizes_read
 from tests.soundness.folding import Folded, fold
@@ -55,6 +55,7 @@ class Settings:
     fuse_affine: bool
     exclude: str | None
     defer: bool = True
+    device: Device = Device.CPU
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -79,6 +80,7 @@ def settings_of(seed: int) -> Settings:
         rng.random() < 0.6,
         _EXCLUDED if rng.random() < 0.04 else None,
         rng.random() < 0.6,
+        rng.choice(list(Device)),
     )
 
 
@@ -98,6 +100,7 @@ def check(graph: RandomGraph, settings: Settings, *, count_roles: bool = False) 
             exclude=settings.exclude,
             count_roles=count_roles,
             defer=settings.defer,
+            device=settings.device,
         )
     except (OnnxfoldError, *_ERRORS) as error:
         return Outcome(f"crash: {_line(error)}", None)

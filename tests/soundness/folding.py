@@ -13,7 +13,7 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.model_io.sources import open_source
 from onnxfold.norms import find_norms
-from onnxfold.options import Defer, Target
+from onnxfold.options import Defer, Device, Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.dataflow import walk_back
@@ -57,6 +57,7 @@ def fold(
     exclude: str | None = None,
     count_roles: bool = False,
     defer: bool = False,
+    device: Device = Device.CPU,
 ) -> Folded:
     """Fold everything that the plan finds worth it; ``fuse`` residual additions too.
 
@@ -71,6 +72,7 @@ def fold(
         exclude=exclude,
         fuse_residual=fuse,
         defer=deferral,
+        device=device,
     )
     without = frozenset[str]() if fuse_affine else AFFINE_PASSES
     without |= frozenset[str]() if defer else {"deferral"}
