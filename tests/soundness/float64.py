@@ -91,7 +91,13 @@ def _widen_graph(graph: onnx.GraphProto) -> None:
 
 
 def _widened(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return the node with wide tensors; a float attribute makes a FLOAT, hence a Cast."""
+    """Return the node with wide tensors; a float attribute makes a FLOAT, hence a Cast.
+
+    Outputs that are left out get a name, under which onnx's evaluator would keep their values for
+    all operators that leave out an input.
+    """
+    for place, name in enumerate(node.output):
+        node.output[place] = name or f"{node.output[0]}.unread{place}"
     for attribute in node.attribute:
         if attribute.name == "to" and attribute.i in _NARROW:
             attribute.i = TensorProto.DOUBLE

@@ -49,6 +49,11 @@ def factor_of(view: ModelInfo, value: ir.Value, channels: Channels) -> list[Edit
     return []
 
 
+def is_weight(view: ModelInfo, node: ir.Node, index: int) -> bool:
+    """Whether an operand is a layout of a constant."""
+    return isinstance(root_of(view, Reader(node, index), SCALAR, SCALAR), EditPlace)
+
+
 @dataclass(frozen=True, slots=True)
 class NormConstants:
     """Gamma of a norm that is one operator, beta where there is one, and where one may be added."""

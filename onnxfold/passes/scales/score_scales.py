@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.reached import reached
+from onnxfold.passes.scales.constant_operands import is_weight
 
 # What exporters write between a scale and Softmax; behind other layouts no runtime looks for it.
 _PRODUCTS = frozenset({"Einsum", "FusedMatMul", "MatMul"})
@@ -31,5 +32,5 @@ def scales_scores(view: ModelInfo, node: ir.Node) -> bool:
 
 def _passes(view: ModelInfo, node: ir.Node) -> bool:
     if node.op_type in _PRODUCTS:
-        return all(view.tensor(operand) is None for operand in node.inputs)
+        return not any(is_weight(view, node, index) for index in range(len(node.inputs)))
     return node.op_type in _BETWEEN

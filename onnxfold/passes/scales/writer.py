@@ -25,7 +25,12 @@ from onnxfold.operators.row import Elements, Layer
 from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.affine_walk import EditPlace, root_of
 from onnxfold.passes.affine.reactions import before_layout
-from onnxfold.passes.scales.constant_operands import bias_root, factor_of, norm_constants
+from onnxfold.passes.scales.constant_operands import (
+    bias_root,
+    factor_of,
+    is_weight,
+    norm_constants,
+)
 from onnxfold.passes.scales.cut_parts import AxisPart, cut_of, element_readers, only_part
 from onnxfold.passes.scales.homogeneous import carries_factor, common_source
 from onnxfold.refusal import Refusal, RefusalCode
@@ -336,7 +341,7 @@ def _operands(view: ModelInfo, node: ir.Node, channels: Channels) -> tuple[int, 
         constant = [view.tensor(operand) is not None for operand in node.inputs[:2]]
         product = row_of(node).layer in _PRODUCTS
         behind = constant[0] and not constant[1]
-        first = behind or (not any(constant) and not _is_weight(view, node, 1))
+        first = behind or (not any(constant) and not is_weight(view, node, 1))
         return (0 if product and first else 1), SCALAR
     if row_of(node).layer is Layer.CONVOLUTION:  # whatever its groups
         return (1, channels.renamed({1: 0})) if channels.axes == (1,) else None
@@ -355,9 +360,3 @@ def _operands(view: ModelInfo, node: ir.Node, channels: Channels) -> tuple[int, 
 
     moved = channels.mapped(back)
     return None if moved is None or len(indices) != 1 else (indices.pop(), moved)
-
-
-def _is_weight(view: ModelInfo, node: ir.Node, index: int) -> bool:
-    """Whether an operand is a layout of a constant."""
-    root = root_of(view, Reader(node, index), SCALAR, SCALAR)
-    return isinstance(root, EditPlace)

@@ -177,6 +177,15 @@ def test_the_scale_of_attention_scores_moves_for_our_kernels_alone() -> None:
     assert moved == {target: int(target is Target.KERNELS) for target in Target}
 
 
+def test_a_scale_before_a_layer_with_a_transposed_weight_scales_no_scores() -> None:
+    """A product with a weight ends the way to Softmax, however the weight is laid out."""
+    body = (
+        "m = MatMul(x, V) q = Div(m, eight) v = Transpose<perm=[1,0]>(V2) r = MatMul(q, v) "
+        "t = Transpose<perm=[0,2,1]>(r) s = MatMul(r, t) y = Softmax(s)"
+    )
+    assert len(decide(infer(scale_model(body)), Settings(target=Target.ORT)).fusions) == 1
+
+
 def test_a_batch_normalization_of_each_element_is_no_scale_of_channels() -> None:
     for attribute, known in (("", True), ("<spatial=1>", True), ("<spatial=0>", False)):
         body = f"y = BatchNormalization{attribute}(x, d, d3, mean, var)"
