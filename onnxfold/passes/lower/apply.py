@@ -34,17 +34,25 @@ def apply(edit: Editor, plan: LoweringPlan, settings: Settings) -> bool:
     for fusion in fusions:
         edit.stand_in(fusion.lower(), fusion.place, fusion.replaced)
     changed |= len(fusions) != settings.fused_before
-    info = ModelInfo(edit.model)
-    for number in range(ROUNDS):
+    info, found = _fuse_rows(edit)
+    changed |= found
+    quantized = quantize_fusions(info)
+    for codes in quantized:
+        edit.stand_in(codes.lower(), codes.place, codes.replaced)
+    return changed or bool(quantized)
+
+
+def _fuse_rows(edit: Editor) -> tuple[ModelInfo, bool]:
+    """Fuse what deferral leaves until nothing does; a later round may free a name for a setting."""
+    info, changed, number = ModelInfo(edit.model), False, 0
+    while number < ROUNDS:
         rows = row_fusions(info, number)
         for row in rows:
             edit.stand_in(row.lower(), row.place, row.nodes)
         if rows:
             info, changed = ModelInfo(edit.model), True
-    quantized = quantize_fusions(info)
-    for codes in quantized:
-        edit.stand_in(codes.lower(), codes.place, codes.replaced)
-    return changed or bool(quantized)
+        number = 0 if rows and number else number + 1
+    return info, changed
 
 
 def join_rms_norms(edit: Editor, settings: Settings) -> bool:

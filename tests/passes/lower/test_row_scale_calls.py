@@ -42,6 +42,7 @@ def model_of(nodes: Sequence[onnx.NodeProto], *outputs: str) -> onnx.ModelProto:
         "b": rng.standard_normal(C).astype(np.float32),
         "gamma": 1 + rng.random(C).astype(np.float32),
         "epsilon": np.float32(2.0**-17),
+        "wide": np.float32(2.0**-10),
         "last": np.array([-1], np.int64),
     }
     made = {name for each in nodes for name in each.output}
@@ -117,6 +118,20 @@ def outputs_of(model: onnx.ModelProto, *, kernels: bool) -> list[np.ndarray]:
             ("t", "s2"),
             ["RowScale", "AddScaledRowScaleWithSum"],
         ),
+        (  # another epsilon, whose call gets the name that the sum leaves
+            [
+                node("Add", ["r", "r"], ["x"]),
+                *SCALE,
+                *LAYER,
+                node("Mul", ["h", "h"], ["square_of_h"]),
+                node("ReduceMean", ["square_of_h", "last"], ["mean_of_h"], keepdims=1),
+                node("Add", ["mean_of_h", "wide"], ["shifted"]),
+                node("Sqrt", ["shifted"], ["root"]),
+                node("Reciprocal", ["root"], ["s2"]),
+            ],
+            ("h", "x", "s2"),
+            ["AddRowScaleWithSum", "RowScale"],
+        ),
         (
             [*SCALE[:3], *ROW_EPSILON, node("Mul", ["normed", "gamma"], ["y"])],
             ("y",),
@@ -127,7 +142,7 @@ def outputs_of(model: onnx.ModelProto, *, kernels: bool) -> list[np.ndarray]:
     ],
     ids=[
         *("scale", "relu", "gelu", "silu", "sum", "sum read before", "scaled sum"),
-        *("row epsilon", "read elsewhere"),
+        *("two epsilons", "row epsilon", "read elsewhere"),
     ],
 )
 def test_numbers_of_rows_become_calls(
