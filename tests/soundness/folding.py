@@ -64,7 +64,7 @@ def fold(
     ``defer`` norms wherever that is exact, or else take deferrals back; ``count_roles``: find out
     which laws the plan rests on.
     """
-    original = open_source(ir.from_proto(model)).model
+    original = open_source(model).model
     deferral = Defer.ALL if defer else Defer.OFF
     settings = Settings(
         target,
@@ -91,7 +91,7 @@ def fold(
 
 def forced(model: onnx.ModelProto, plan: Plan, target: Target = Target.KERNELS) -> Folded:
     """Carry out a plan that nobody made for the model."""
-    original = open_source(ir.from_proto(model)).model
+    original = open_source(model).model
     settings = Settings(target, fuse_residual=False)
     findings = decide_all(prepare(original), settings, without=AFFINE_PASSES).findings
     before = prepare(original).info
