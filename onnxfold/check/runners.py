@@ -25,15 +25,14 @@ from onnxfold.check.reference import (
     run,
 )
 from onnxfold.check.result import ModelSource
-from onnxfold.errors import ModelError, UsageError, one_line
+from onnxfold.errors import ModelError, one_line
 from onnxfold.graph.traversal import all_nodes
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.model_io.wire import EMBEDDED_BYTES
-from onnxfold.runtime.library import runtime_errors, takes_name
+from onnxfold.runtime.library import ONLY_FATAL, check_providers, runtime_errors, takes_name
 
 Feeds = Mapping[str, Array]
 _THREADS = 2
-_FATAL = 4
 # The one type of fewer than 16 bits whose tensors ONNX Runtime hands to Python.
 _FLOAT8, _FLOAT8_TENSOR = ir.DataType.FLOAT8E4M3FN.numpy(), "tensor(float8e4m3fn)"
 # Nothing else bounds the steps of a loop, and no other model can run without end.
@@ -99,16 +98,7 @@ class OnnxRuntime:
         """Raises UsageError for providers that the installed ONNX Runtime does not have."""
         if not providers:
             return cls(memory_bytes=memory_bytes)
-        try:
-            from onnxruntime import get_available_providers
-        except ImportError as error:
-            raise UsageError("--providers needs onnxruntime, which is not installed") from error
-        available = get_available_providers()
-        unknown = [name for name in providers if name not in available]
-        if unknown:
-            raise UsageError(
-                f"onnxruntime has no {unknown[0]!r} here; it has {', '.join(available)}"
-            )
+        check_providers(providers)
         return cls(tuple(providers), memory_bytes)
 
     def fits(self, model: ir.Model) -> bool:
@@ -205,7 +195,7 @@ class OnnxRuntime:
         import onnxruntime as ort
 
         options = ort.SessionOptions()
-        options.log_severity_level = _FATAL
+        options.log_severity_level = ONLY_FATAL
         options.intra_op_num_threads = min(_THREADS, os.cpu_count() or 1)
         options.enable_cpu_mem_arena = options.enable_mem_pattern = keep
         options.add_session_config_entry("session.disable_prepacking", "0" if pack else "1")

@@ -25,10 +25,9 @@ from onnxfold.geometry.accumulate import Tables, Totals, kept_tables, of_tables
 from onnxfold.geometry.data import Batch, Data, Shard
 from onnxfold.geometry.instrument import MeasuredNorm
 from onnxfold.graph import Dim
-from onnxfold.runtime.library import runtime_errors
+from onnxfold.runtime.library import ONLY_FATAL, runtime_errors
 
 MOST_DEATHS = 3
-_FATAL = 4
 _VECTORS_TOGETHER = 1 << 19  # over all norms: 32 MB of sums
 Outputs = dict[str, npt.NDArray[np.float64]]
 
@@ -68,7 +67,7 @@ class WholeSession:
         import onnxruntime as ort
 
         options = ort.SessionOptions()
-        options.log_severity_level = _FATAL
+        options.log_severity_level = ONLY_FATAL
         options.intra_op_num_threads = task.threads
         try:
             self._session = ort.InferenceSession(

@@ -21,7 +21,7 @@ def resolved(destination: str | os.PathLike[str]) -> Path:
 
 
 def file_to_write(name: str | os.PathLike[str]) -> Path:
-    """Return the path of a file to write; raises ModelError for the name of a directory.
+    """Return the path of a file to write; raises ModelError for the name of a directory or device.
 
     A Path keeps nothing of what tells it, a slash or a dot at the end.
     """
@@ -29,6 +29,12 @@ def file_to_write(name: str | os.PathLike[str]) -> Path:
     # os.path says no of what stands in a folder that may not be searched, where Path raises.
     if os.path.isdir(text) or os.path.basename(text) in ("", "."):
         raise ModelError(f"{show(text or '.')}: it is a directory; name a file in it")
+    folder = Path(os.path.realpath(os.path.dirname(text) or "."))
+    if folder == Path("/dev") or folder.parts[1:2] in (
+        ("proc",),
+        ("sys",),
+    ):  # /dev/stdout is a link
+        raise ModelError(f"{show(text)}: it is not a regular file; choose another output path")
     return Path(text)
 
 

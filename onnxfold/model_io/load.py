@@ -27,6 +27,8 @@ _KNOWN_STARTS = (
     (0, b"version https://git-lfs", "it is a Git LFS pointer; run git lfs pull"),
     (4, b"ORTM", "it is in ORT format; give the .onnx file that it was made from"),
     (0, b"\x1f\x8b", "it is compressed with gzip; unpack it first"),
+    (0, b"<\n", "it is ONNX as text; parse it with onnx.parser and save it with onnx.save"),
+    (0, b"ir_version:", "it is protobuf as text; load it with onnx.load and save it as .onnx"),
     (0, b"<", "it is an HTML or XML page, perhaps of a failed download; fetch the model again"),
     (0, b"{", "it is JSON; give the binary .onnx file"),
     (4, b'\0\0\0\0{"', "it is a safetensors file, which holds only weights; export to ONNX first"),

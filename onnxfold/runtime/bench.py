@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from onnxfold import model_io
-from onnxfold.errors import OnnxfoldError, UsageError
+from onnxfold.errors import ModelError, OnnxfoldError, UsageError, one_line
 from onnxfold.graph.array_types import Float64
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.operators.functions import DOMAIN
@@ -79,6 +79,8 @@ def bench(
     check_threads("--threads", threads)
     if not models:
         raise UsageError("name at least one model")
+    if providers:
+        runtime.check_providers(providers)
     paths = [Path(model) for model in models]
     first = model_io.load(paths[0])
     spec = InputSpec.parse(inputs) if inputs else InputSpec()
@@ -89,6 +91,7 @@ def bench(
     ]
     sessions = [variant.session(threads, chosen) for variant in variants]
     runs = [partial(session.run, None, feeds) for session in sessions]
+    _try_each(variants, runs)
     seconds = take_turns(runs, RunCounts(rounds), progress)
     ratios = seconds / seconds[:1]
     measurements = []
@@ -111,6 +114,16 @@ def bench(
         )
     shapes = {name: list(array.shape) for name, array in feeds.items()}
     return Benchmark(_version(), tuple(chosen), threads, rounds, shapes, tuple(measurements))
+
+
+def _try_each(variants: Sequence[Variant], runs: Sequence[Callable[[], object]]) -> None:
+    """Raise ModelError for a model that does not run on the inputs of the first."""
+    for variant, run in zip(variants, runs, strict=True):
+        try:
+            run()
+        except runtime.runtime_errors() as error:
+            message = f"'{variant.path}' does not run on these inputs: {one_line(error)}"
+            raise ModelError(message) from error
 
 
 def _spread(values: Float64) -> tuple[float, float, float]:

@@ -64,7 +64,7 @@ class Variant:
 
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
-        options.log_severity_level = 3
+        options.log_severity_level = runtime.ONLY_FATAL
         for name, size in self.dimensions:
             options.add_free_dimension_override_by_name(name, size)
         if profile is not None:

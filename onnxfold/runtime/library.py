@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 LIBRARY_VARIABLE = "ONNXFOLD_LIBRARY"
 # ONNX Runtime's own provider for CUDA, and the one that it loads as a plugin.
 CUDA_PROVIDERS = ("CUDAExecutionProvider", "CudaPluginExecutionProvider")
+ONLY_FATAL = 4  # of what a session logs: it raises what else goes wrong
+
 _CPU_PROVIDER = "CPUExecutionProvider"
 _FILES = {"cpu": "libonnxfold_ops.so", "cuda": "libonnxfold_ops_cuda.so"}
 _REMEDIES = {
@@ -188,6 +190,18 @@ def runtime_errors() -> tuple[type[Exception], ...]:
 
     own = (v for v in vars(state).values() if isinstance(v, type) and issubclass(v, Exception))
     return (*own, RuntimeError, ValueError)
+
+
+def check_providers(providers: Iterable[str]) -> None:
+    """Raise UsageError for providers that the installed ONNX Runtime has not: it takes others."""
+    try:
+        from onnxruntime import get_available_providers
+    except ImportError as error:
+        raise UsageError("--providers needs onnxruntime, which is not installed") from error
+    available = get_available_providers()
+    unknown = [name for name in providers if name not in available]
+    if unknown:
+        raise UsageError(f"onnxruntime has no {unknown[0]!r} here; it has {', '.join(available)}")
 
 
 def _registered(session_options: ort.SessionOptions) -> str | None:

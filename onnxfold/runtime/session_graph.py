@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 
 from onnxfold.errors import ModelError
-from onnxfold.runtime.library import demand_name, runtime_errors
+from onnxfold.runtime.library import ONLY_FATAL, demand_name, runtime_errors
 
 _PROVIDERS = ("CPUExecutionProvider",)
 
@@ -29,7 +29,7 @@ def session_operators(path: Path) -> dict[str, int] | None:
     with tempfile.TemporaryDirectory(prefix="onnxfold-") as folder:
         kept = Path(folder, "optimized.onnx")
         options = ort.SessionOptions()
-        options.log_severity_level = 3
+        options.log_severity_level = ONLY_FATAL
         options.optimized_model_filepath = str(kept)
         # Weights beside the graph, so that a large model does not exceed a protobuf.
         options.add_session_config_entry(

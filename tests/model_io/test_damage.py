@@ -17,6 +17,7 @@ from onnxfold import model_io
 from onnxfold.errors import ModelError
 from onnxfold.model_io import FileTensor
 from onnxfold.model_io.tensor_places import slots
+from tests.builders import chain_model
 from tests.model_io.files import linear, refer, rich_model, save, typed_weights, weight
 
 
@@ -72,6 +73,8 @@ def _archive(name: str) -> bytes:
         (_archive("readme.txt"), "give the .onnx file in it"),
         (b"<!DOCTYPE html>\n<html>", "it is an HTML or XML page"),
         (b"\n <html>", "it is an HTML or XML page"),
+        (onnx.printer.to_text(chain_model()).encode(), "it is ONNX as text"),
+        (str(chain_model()).encode(), "it is protobuf as text"),
         (b'{"ir_version": 8}', "it is JSON"),
         (b"\x1f\x8b\x08" + bytes(90), "compressed with gzip"),
         ((2).to_bytes(8, "little") + b'{"w":1}', "it is a safetensors file"),
@@ -91,6 +94,8 @@ def _archive(name: str) -> bytes:
         "archive",
         "html",
         "page",
+        "onnxtxt",
+        "textproto",
         "json",
         "gzip",
         "safetensors",

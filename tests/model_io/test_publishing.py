@@ -263,6 +263,8 @@ def test_a_destination_that_cannot_be_written_is_refused_first(
     check(Path("/"), "it is a directory")
     check(tmp_path / "pipe", "it is not a regular file")
     check(Path("/dev/null"), "it is not a regular file")
+    check(Path("/dev/not-there"), "it is not a regular file")
+    check(Path("/proc/self/fd/1"), "it is not a regular file")
     check(tmp_path / ("a" * 300), "File name too long; choose another output path")
     monkeypatch.setattr(os, "access", lambda *_: False)
     check(tmp_path / "out.onnx", "cannot be written; choose another output folder")

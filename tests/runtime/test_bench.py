@@ -51,6 +51,22 @@ def test_impossible_options_and_unreadable_models_are_one_line(tmp_path: Path) -
         bench([])
     with pytest.raises(onnxfold.ModelError, match="missing"):
         bench([tmp_path / "missing.onnx"])
+    with pytest.raises(onnxfold.UsageError, match="onnxruntime has no 'NoProvider' here"):
+        bench([tmp_path / "m.onnx"], providers=("NoProvider",))
+
+
+def test_a_model_with_other_inputs_is_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, model in (("a", chain_model()), ("b", pre_norm_model())):
+        onnx.save(model, tmp_path / f"{name}.onnx")
+    with pytest.raises(ModelError, match=r"b.onnx' does not run on these inputs: .*missing"):
+        bench([tmp_path / "a.onnx", tmp_path / "b.onnx"], rounds=1)
+    empty = onnx.helper.make_model(onnx.helper.make_graph([], "empty", [], []), ir_version=8)
+    onnx.save(empty, tmp_path / "a.onnx")
+    with pytest.raises(ModelError, match="ONNX Runtime cannot load"):
+        bench([tmp_path / "a.onnx"], rounds=1)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_name_that_is_no_text_is_one_line(pair: tuple[Path, Path]) -> None:
