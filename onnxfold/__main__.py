@@ -2,12 +2,20 @@
 
 import sys
 
-from onnxfold.cli.guard import guarded
-from onnxfold.errors import OnnxfoldError
+from onnxfold.errors import CommandInterruptedError, OnnxfoldError
 
 
 def run() -> None:
     """Run the command line in a process of its own, but for the server, which has its signals."""
+    try:
+        _run()
+    except KeyboardInterrupt:  # before the command has begun, as in an import
+        sys.exit(CommandInterruptedError.exit_code)
+
+
+def _run() -> None:
+    from onnxfold.cli.guard import guarded
+
     if "serve" in sys.argv[1:]:
         _command_line()
         return

@@ -110,6 +110,15 @@ def fail(error: OnnxfoldError) -> NoReturn:
     sys.exit(error.exit_code)
 
 
+def _is_nowhere() -> bool:
+    """Whether the folder that the command works in was removed: no relative path means a file."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
 def _verbose() -> bool:
     return not {"-v", "--verbose"}.isdisjoint(sys.argv[1:])
 
@@ -160,6 +169,8 @@ def _command_line() -> None:
             fail(ModelError(f"{what} cannot be written: {error.strerror}"))
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             fail(ModelError(f"{error.filename}: {error.strerror}; choose another path"))
+        if isinstance(error, FileNotFoundError) and _is_nowhere():
+            fail(ModelError("the current folder was removed; change to one that exists"))
         if _verbose():
             raise
         unfit = misfit(error)

@@ -116,6 +116,20 @@ def test_a_name_that_is_too_long_is_no_defect(model: Path, arguments: tuple[str,
     assert done.stderr.splitlines()[-1].endswith("File name too long; choose another path")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a folder in use stays there")
+@pytest.mark.parametrize("words", ["optimize {} -o out.onnx", "measure {} --plot figures"])
+def test_a_removed_folder_is_no_defect(model: Path, words: str) -> None:
+    folder = model.parent / "gone"
+    folder.mkdir()
+    command = f"rmdir {folder}; {sys.executable} -m onnxfold {words.format(model)}"
+    done = subprocess.run(  # noqa: S602  # a shell that removes its folder
+        command, shell=True, cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    sentence = "onnxfold: the current folder was removed; change to one that exists"
+    assert done.stderr.splitlines()[-1] == sentence
+
+
 def test_times_are_told_to_the_microsecond(model: Path) -> None:
     seconds = onnxfold.optimize(model, dry_run=True).report["timing_s"]
     assert seconds

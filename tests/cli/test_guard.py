@@ -150,6 +150,29 @@ def test_an_interrupt_is_handed_on(model: Path) -> None:
     assert os.listdir(model.parent) == ["model.onnx"]
 
 
+def test_an_interrupt_before_the_command_has_begun_is_no_traceback(model: Path) -> None:
+    program = """
+import sys
+class Interrupting:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting)
+from onnxfold.__main__ import run
+run()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, "inspect", str(model)],
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_the_interrupt_of_a_terminal_comes_once(model: Path) -> None:
     """Both processes hear of it, and the one that waits must not hand it on."""
     # A byte for each signal that is delivered: Python's own handlers may run once for two.
