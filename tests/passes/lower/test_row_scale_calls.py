@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxfold
+from onnxfold.graph import ModelInfo
 from onnxfold.operators.functions import DOMAIN
+from onnxfold.passes.lower.row_scales import reduces_rows
 
 C = 16
 node = helper.make_node
@@ -196,3 +199,21 @@ def test_the_name_of_a_product_is_known_in_any_order() -> None:
     written = onnxfold.optimize(model, target="kernels", defer="all").model
     found = [each.op_type for each in written.graph.node if each.domain == DOMAIN]
     assert found == ["RowScale", "ScaleRowsBiasRelu"]
+
+
+@pytest.mark.parametrize(
+    ("axes", "kept", "of_rows"),
+    [("{1}", 1, True), ("{-1}", 1, True), ("{0}", 1, False), ("{1}", 0, False), (None, 1, False)],
+)
+def test_a_reduction_of_rows_has_known_axes_that_stay(
+    axes: str | None, kept: int, of_rows: bool
+) -> None:
+    constant = "" if axes is None else f"axes = Constant <value = int64[1] {axes}> ()"
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> agraph (float[2,3] x'
+        f"{', int64[1] axes' if axes is None else ''}) => (float y) {{ {constant}"
+        f" y = ReduceMean <keepdims = {kept}> (x, axes) }}"
+    )
+    view = ModelInfo(ir.from_proto(model))
+    (node,) = (node for node in view.nodes() if node.op_type == "ReduceMean")
+    assert reduces_rows(view, node, rank=2) == of_rows
