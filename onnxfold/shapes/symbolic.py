@@ -262,6 +262,16 @@ class SymbolicShapes:
         end = node.attributes.get_int("end", len(dims))
         return dims[node.attributes.get_int("start", 0) : end]
 
+    def _of_size(self, node: ir.Node) -> SymbolicShape | None:
+        dims = self.dims(node.inputs[0])
+        return None if dims is None else (product(dims, f"{node.outputs[0].name}@0"),)
+
+    def _of_cast(self, node: ir.Node) -> SymbolicShape | None:
+        """Return numbers and names; not in types of so few bits that a name would be rounded."""
+        vector, dtype = self.vector(node.inputs[0]), node.outputs[0].dtype
+        named = vector is not None and any(isinstance(size, str) for size in vector)
+        return None if named and (dtype is None or dtype.bitwidth < 32) else vector
+
     def _of_first(self, node: ir.Node) -> SymbolicShape | None:
         return self.vector(node.inputs[0])
 
@@ -356,7 +366,7 @@ _SHAPE_RULES: dict[str, _Rule] = {
 
 _VECTOR_RULES: dict[str, _Rule] = {
     "Add": SymbolicShapes._of_arithmetic,
-    "Cast": SymbolicShapes._of_first,
+    "Cast": SymbolicShapes._of_cast,
     "Concat": SymbolicShapes._of_concat,
     "Div": SymbolicShapes._of_arithmetic,
     "Gather": SymbolicShapes._of_gather,
@@ -365,6 +375,7 @@ _VECTOR_RULES: dict[str, _Rule] = {
     "ReduceProd": SymbolicShapes._of_product,
     "Reshape": SymbolicShapes._of_first,
     "Shape": SymbolicShapes._of_shape,
+    "Size": SymbolicShapes._of_size,
     "Slice": SymbolicShapes._of_slice,
     "Squeeze": SymbolicShapes._of_first,
     "Sub": SymbolicShapes._of_arithmetic,

@@ -179,6 +179,27 @@ def test_a_conditional_instance_norm_is_refused_as_spatial():
     assert error < FLOAT32_BOUND
 
 
+def test_a_variance_over_a_ratio_of_numbers_of_elements_is_a_mean() -> None:
+    """As Paddle exports x.var(): numel(x) / numel(sum), both as floats."""
+    body = (
+        "axes = Constant<value_ints = [-1]>() q = Mul(d, d) a = ReduceSum(q, axes) "
+        "whole = Size(x) parts = Size(a) i = Cast<to = 1>(whole) j = Cast<to = 1>(parts) "
+        "n = Div(i, j) v = Div(a, n) ve = Add(v, e) s = Sqrt(ve) y = Div(d, s)"
+    )
+    for counted, factor in (("x", 1.0), ("u", 8.0)):
+        text = body.replace("Size(x)", f"Size({counted})")
+        ((site, error),) = replay_error(model(CONSTANTS + CENTRE + text))
+        assert (site.kind, site.size) == (NormKind.LAYER_NORM, 8)
+        assert np.isclose(site.factor, factor)
+        assert error < FLOAT32_BOUND
+    # The number of all elements, which no name bounds, may be inf in float16.
+    half = body.replace("Cast<to = 1>", "Cast<to = 10>")
+    half = half.replace("v = Div(a, n)", "f = Cast<to = 1>(n) v = Div(a, f)")
+    assert not [
+        site for site in sites_of(model(CONSTANTS + CENTRE + half)) if site.output.name == "y"
+    ]
+
+
 WEIGHTED = """shape = Shape(x)
 ones = ConstantOfShape<value = float[1] {1.0}>(shape)
 wx = Mul(ones, x)
