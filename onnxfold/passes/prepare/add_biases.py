@@ -1,7 +1,7 @@
 """Constants that are taken from something, added: h - c = h + (-c), exactly.
 
 A layer without a bias of its own has it in an Add behind, which takes what moves into the layer; a
-norm that is spelled out has its beta there.
+norm that is spelled out has its beta there.  A Gemm without C takes it as C, times 1.
 """
 
 import numpy as np
@@ -9,16 +9,28 @@ import onnx_ir as ir
 
 from onnxfold.graph import FLOATS, ModelInfo, operator
 from onnxfold.graph.edit import add_constant, drop_weight, set_input
-from onnxfold.graph.operands import known_operand
+from onnxfold.graph.operands import known_operand, operand
 from onnxfold.graph.traversal import graph_values
 from onnxfold.operators.new_nodes import weight_value
 
 
 def add_biases(view: ModelInfo) -> int:
-    """Make an Add of every Sub of a constant in a working copy with types; return how many."""
+    """Let layers of a working copy with types take biases; return how many are changed.
+
+    Every Sub of a constant becomes an Add, and a Gemm without C has no factor of it.
+    """
     subtractions = [node for node in view.nodes() if _takes_bias(view, node)]
     taken = {value.name for graph in view.graphs for value in graph_values(graph)}
-    return sum(_add(view, node, taken) for node in subtractions)
+    idle = [node for node in view.nodes() if _scales_nothing(node)]
+    for node in idle:
+        node.attributes.pop("beta")
+    return sum(_add(view, node, taken) for node in subtractions) + len(idle)
+
+
+def _scales_nothing(node: ir.Node) -> bool:
+    """Whether a Gemm has a factor of a C that it has not, as jax2onnx writes layers of Equinox."""
+    without = operator(node) == "Gemm" and operand(node, 2) is None
+    return without and "beta" in node.attributes
 
 
 def _takes_bias(view: ModelInfo, node: ir.Node) -> bool:

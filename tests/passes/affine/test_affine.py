@@ -84,6 +84,11 @@ MOVES: dict[str, tuple[str, Shapes, int]] = {
         {"W": (6, 6), "b": (2, 1, 3)},
         1,
     ),
+    "gemm with a factor of no bias": (
+        f"{LN} f = Reshape(n, to_rows) y = Gemm<alpha=2.0, beta=0.0>(f, W)",
+        {"W": (6, 5)},
+        1,
+    ),
     "several readers": (
         f"{LN} q = MatMul(n, W) k = MatMul(n, V) a = Add(q, b) c = Add(k, d) y = Mul(a, c)",
         {"W": (6, 5), "V": (6, 5), "b": (5,), "d": (5,)},
