@@ -167,7 +167,7 @@ class _Norms:
 
 def _parts(source: AffineSource) -> tuple[ir.Node | None, ir.Node | None]:
     by_type = {node.op_type: node for node in source.nodes}
-    return by_type.get("Add"), by_type.get("Mul")
+    return by_type.get("Add", by_type.get("Sub")), by_type.get("Mul")
 
 
 def _data_input(view: ModelInfo, node: ir.Node) -> ir.Value:

@@ -33,9 +33,15 @@ g (float[B, 3, 4] x) => (float[B, 3, 2] y)
 """
 
 
+# As tf.nn.batch_normalization: beta - mean * scale.
+TAKEN = NORM.replace("negative = Neg (mean)", "").replace("Mul (negative,", "Mul (mean,")
+TAKEN = TAKEN.replace("Add (offset, beta)", "Sub (beta, offset)")
+
+
 @pytest.mark.parametrize("target", ["onnx", "kernels"])
-def test_they_move_in_the_first_run(target: str) -> None:
-    result = onnxfold.optimize(parser.parse_model(NORM), target=target)
+@pytest.mark.parametrize("norm", [NORM, TAKEN], ids=["added", "taken from"])
+def test_they_move_in_the_first_run(norm: str, target: str) -> None:
+    result = onnxfold.optimize(parser.parse_model(norm), target=target)
     assert "left_out" not in result.report
     assert [(fusion.gamma, fusion.beta) for fusion in result.plan.fusions] == [(True, True)]
     assert isinstance(result.model, onnx.ModelProto)
