@@ -100,7 +100,7 @@ _OTHERS = (
     ),
     Operator("Range", foldable=True, kernel="tensors"),
     *each("Constant EyeLike NonZero", Operator("", kernel="tensors")),
-    *each("OneHot Scatter ScatterElements ScatterND", Operator("", kernel="indexing")),
+    *each("OneHot Scatter", Operator("", kernel="indexing")),
     *each("GRU LSTM RNN", Operator("", opaque=_RECURS, kernel="recurrent")),
     Operator("GridSample", kernel="sampling"),
     *each(

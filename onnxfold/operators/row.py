@@ -49,6 +49,7 @@ class Family(Enum):
     REDUCTION = auto()
     RESHAPE = auto()
     RESIZE = auto()
+    SCATTER = auto()
     SHAPE = auto()
     SHIFT_INVARIANT = auto()
     SLICE = auto()
@@ -87,6 +88,7 @@ class Condition(Enum):
     NOT_OF_FLOATS = auto()
     PADS_NUMBERS = auto()
     PADS_ZEROS = auto()
+    REDUCES_OTHERWISE = auto()
     TRAINS = auto()
 
 

@@ -194,6 +194,21 @@ _LAYOUT = (
         elements=Elements.COPIES,
         kernel="indexing",
     ),
+    *each(
+        "ScatterElements ScatterND",
+        Operator(
+            "",
+            family=Family.SCATTER,
+            law="P scatter(x, i, u) = scatter(P x, i, P u) where whole sets are written",
+            elements=Elements.LINEAR,
+            no_shift=_ADDS_UP,
+            unless=(
+                Unless(Condition.REDUCES_OTHERWISE, Elements.OPAQUE, "does not replace or add"),
+            ),
+            data=(0, 2),
+            kernel="indexing",
+        ),
+    ),
     Operator("GatherElements", elements=Elements.COPIES, tables=((1, 0),), kernel="indexing"),
     Operator(
         "Concat",

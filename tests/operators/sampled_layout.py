@@ -274,6 +274,59 @@ def _gather_nd(draw: Draw) -> Sample:
     )
 
 
+def _scatter_nd(draw: Draw) -> Sample:
+    dims = draw.dims(1, 3)
+    sizes = draw.static(dims)
+    depth = draw.number(1, len(dims))
+    count = draw.number(1, prod(sizes[:depth]))
+    places = draw.rng.sample(list(np.ndindex(*sizes[:depth])), count)
+    opset = draw.pick((11, 12, 13, 15, 16, 17, 18))
+    return Sample(
+        "ScatterND",
+        opset,
+        (
+            draw.floats(dims, constant=0.5),
+            fixed(np.array(places, dtype=np.int64), constant=draw.chance(0.4)),
+            draw.floats((count, *dims[depth:])),
+        ),
+        _reduction(draw, opset),
+        draw.size_of,
+    )
+
+
+def _reduction(draw: Draw, opset: int) -> dict[str, str]:
+    return {"reduction": draw.pick(("none", "add", "mul"))} if opset >= 16 else {}
+
+
+def _scatter_elements(draw: Draw) -> Sample:
+    """Whole sets, everywhere to the same place, or some of them, or each element to its own."""
+    dims = draw.dims(1, 3)
+    sizes = draw.static(dims)
+    axis = draw.number(0, len(dims) - 1)
+    count = draw.number(1, sizes[axis])
+    shape = [*sizes[:axis], count, *sizes[axis + 1 :]]
+    if draw.chance(0.3):
+        shape = [draw.number(1, size) for size in shape]
+    places = [draw.number(0, sizes[axis] - 1) for _ in range(prod(shape))]
+    indices = np.array(places, dtype=np.int64).reshape(shape)
+    if draw.chance(0.7):
+        rows = indices.reshape(-1)[: shape[axis]]
+        alike = rows.reshape([-1 if each == axis else 1 for each in range(len(shape))])
+        indices = np.broadcast_to(alike, shape).copy()
+    opset = draw.pick((11, 12, 13, 15, 16, 17, 18))
+    return Sample(
+        "ScatterElements",
+        opset,
+        (
+            draw.floats(dims, constant=0.5),
+            fixed(indices, constant=draw.chance(0.8)),
+            draw.floats(tuple(shape)),
+        ),
+        {"axis": axis, **_reduction(draw, opset)},
+        draw.size_of,
+    )
+
+
 def _concat(draw: Draw) -> Sample:
     dims = draw.dims(1, 3)
     axis = draw.number(0, len(dims) - 1)
@@ -429,6 +482,8 @@ LAYOUT: dict[tuple[str, str], Any] = {
     ("", "Slice"): _slice,
     ("", "Gather"): _gather,
     ("", "GatherND"): _gather_nd,
+    ("", "ScatterND"): _scatter_nd,
+    ("", "ScatterElements"): _scatter_elements,
     ("", "Concat"): _concat,
     ("", "ConstantOfShape"): _filled,
     ("", "Tile"): _tile,

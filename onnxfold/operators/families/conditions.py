@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.operators.families.elementwise import between_floats, trains
-from onnxfold.operators.families.layout import Pad
+from onnxfold.operators.families.layout import Pad, Scatter
 from onnxfold.operators.row import Condition
 
 
@@ -39,6 +39,10 @@ def _pads_zeros(view: ModelInfo, node: ir.Node) -> bool:
     return Pad.is_constant(node) and (pads is None or any(pads))
 
 
+def _reduces_otherwise(view: ModelInfo, node: ir.Node) -> bool:
+    return not Scatter.is_linear(node)
+
+
 def _trains(view: ModelInfo, node: ir.Node) -> bool:
     return trains(view, node)
 
@@ -49,5 +53,6 @@ CONDITIONS: Mapping[Condition, Callable[[ModelInfo, ir.Node], bool]] = {
     Condition.NOT_OF_FLOATS: _not_of_floats,
     Condition.PADS_NUMBERS: _pads_numbers,
     Condition.PADS_ZEROS: _pads_zeros,
+    Condition.REDUCES_OTHERWISE: _reduces_otherwise,
     Condition.TRAINS: _trains,
 }

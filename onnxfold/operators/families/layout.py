@@ -174,6 +174,78 @@ def gathered_by_tuples(view: ModelInfo, node: ir.Node) -> Mapping[int, int] | No
 
 
 @dataclass(frozen=True, slots=True)
+class Scatter:
+    """P scatter(x, i, u) = scatter(P x, i, P u) where whole sets are replaced, or added to others.
+
+    Message passing adds up the edges of a node so: index_add, scatter_add of expanded indices.
+    """
+
+    def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
+        if not self.is_linear(node):
+            return refuse(RefusalCode.ACTIVATION, node, "is not linear")
+        source_of = _written(view, node, fiber)
+        if source_of is None:
+            return unknown_shape(node)
+        updates = _renamed(fiber, source_of)
+        return broken(node, fiber) if updates is None else Carried(((0, fiber), (2, updates)))
+
+    def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
+        if index != 2:
+            return ((0, fiber),) if index == 0 else None
+        behind = _written(view, node, None)
+        outer = None
+        if behind is not None:
+            outer = _renamed(fiber, {inner: outer for outer, inner in behind.items()})
+        return None if outer is None else ((0, outer),)
+
+    @staticmethod
+    def is_linear(node: ir.Node) -> bool:
+        """Whether numbers are replaced or added up, and not multiplied or compared."""
+        return node.attributes.get_string("reduction", "none") in ("none", "add")
+
+
+def _written(view: ModelInfo, node: ir.Node, fiber: Fiber | None) -> Mapping[int, int] | None:
+    """Return the axes of the updates by those of the data, where whole sets of a fiber are written.
+
+    Those of a fiber alone where indices say for every element where it goes; of any without one.
+    """
+    rank, shape = view.rank(node.inputs[0]), view.shape(node.inputs[1])
+    if rank is None or not shape:
+        return None
+    if node.op_type == "ScatterND":
+        depth, picked = shape[-1], len(shape) - 1
+        if not isinstance(depth, int):
+            return None
+        return {axis: axis - depth + picked for axis in range(depth, rank)}
+    axis = node.attributes.get_int("axis", 0) % rank
+    others = [other for other in range(rank) if other != axis]
+    return {
+        other: other
+        for other in others
+        if fiber is None or (other in fiber.axes and _alike_along(view, node, other))
+    }
+
+
+def _alike_along(view: ModelInfo, node: ir.Node, axis: int) -> bool:
+    """Whether ScatterElements writes all of an axis, everywhere to the same place of the other."""
+    data, indices = node.inputs[0], node.inputs[1]
+    size, given = view.dim(data, axis), view.dim(indices, axis)
+    if indices is None or not isinstance(size, int) or size != given:
+        return False
+    array = view.array(indices)
+    if array is not None:
+        return size > 0 and bool((array == array.take([0], axis)).all())
+    expand = indices.producer()
+    if expand is None or (expand.domain, expand.op_type) != ("", "Expand"):
+        return False
+    rank, source = view.rank(indices), view.shape(expand.inputs[0])
+    if rank is None or source is None:
+        return False
+    place = axis - rank + len(source)
+    return place < 0 or source[place] == 1
+
+
+@dataclass(frozen=True, slots=True)
 class Concat:
     """P concat(a, b) = concat(P a, P b) off the fiber; along it, sets mix several inputs."""
 

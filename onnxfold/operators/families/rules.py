@@ -42,6 +42,7 @@ TRANSFERS: Mapping[Family, Transfer] = {
     Family.REDUCTION: layout.Renames(reduce.unreduced),
     Family.RESHAPE: layout.Reshape(),
     Family.RESIZE: layout.OffAxes(reduce.resampled),
+    Family.SCATTER: layout.Scatter(),
     Family.SHAPE: reduce.ReadsNoElements(),
     Family.SHIFT_INVARIANT: reduce.ShiftInvariant(),
     Family.SLICE: Slice(),

@@ -27,7 +27,7 @@ _WITHOUT_AFFINE = frozenset({"LpNormalization", "MeanVarianceNormalization"})
 class AffineSource:
     """y = gamma * x + beta, the affine part of a norm, along ``channels`` of ``value`` (y).
 
-    ``nodes`` are the Mul and Add (or Sub) that compute y, the last one first; without any, gamma and beta
+    ``nodes`` are the Mul and Add that compute y, the last one first; without any, gamma and beta
     are the operands 1 and 2 of the norm's operator.  ``inside``: they are anywhere in the norm, as
     in TensorFlow's x * (r * gamma) + (beta - mean * (r * gamma)), where neither computes y.
     """
@@ -136,7 +136,7 @@ def _last(view: ModelInfo, site: NormSite, value: ir.Value) -> _Parts:
 
 
 def _inside(view: ModelInfo, site: NormSite) -> _Parts:
-    """Return what alone reads beta, to add it, and the Mul that reads gamma; none where others do."""
+    """Return what alone reads beta, to add it, and the Mul that reads gamma; none with others."""
     found: _Parts = {}
     if site.kind is NormKind.DYT:
         return found  # of which gamma may move without beta, which is then beta / gamma
@@ -152,7 +152,7 @@ def _inside(view: ModelInfo, site: NormSite) -> _Parts:
     return found
 
 
-def _applies(node: ir.Node, op_type: str, part: ir.Value) -> bool:
+def _applies(node: ir.Node, op_type: str, part: object) -> bool:
     """Whether a node adds or multiplies by a part; b - h adds b, as tf.nn.batch_normalization."""
     return operator(node) == op_type or (
         (operator(node), op_type) == ("Sub", "Add") and node.inputs[0] is part
