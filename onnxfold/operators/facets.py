@@ -141,6 +141,11 @@ def factors(row: Operator) -> tuple[int, ...]:
     return (0, 1) if row.family is Family.PRODUCT else ()
 
 
+def numerators(row: Operator) -> tuple[int, ...]:
+    """Return the inputs of which a factor is one of the output, element by element."""
+    return (0,) if row.family is Family.QUOTIENT else factors(row)
+
+
 def takes_scale(row: Operator) -> bool:
     """Whether a scale of the output can be made in the layer's weight and bias."""
     return row.layer is not None and row.elements <= Elements.LINEAR

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import SCALAR, Channels
-from onnxfold.graph.operands import known_producer, operand
+from onnxfold.graph.operands import is_read_once, known_producer, operand, producer_of
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
@@ -37,15 +37,25 @@ def bias_root(
 
 
 def factor_of(view: ModelInfo, value: ir.Value, channels: Channels) -> list[EditPlace]:
-    """Return the place of the constant factor of a product, if any."""
+    """Return the place of a constant factor of a product or quotient, or of its factors, if any."""
     node = known_producer(value)
-    for index in facets.factors(row_of(node)):
+    numerators = facets.numerators(row_of(node))
+    for index in numerators:
         tensor = view.tensor(node.inputs[index])
         if tensor is None or not tensor.dtype.is_floating_point() or tensor.size == 1:
             continue
         root = _operand_root(view, Reader(node, index), channels, value)
         if root is not None:
             return [root]
+    for index in numerators:
+        factor = node.inputs[index]
+        product = producer_of(factor)
+        if factor is None or product is None or product.graph is not node.graph:
+            continue
+        if is_read_once(factor) and view.rank(factor) == view.rank(value):
+            found = factor_of(view, factor, channels)
+            if found:
+                return found
     return []
 
 

@@ -186,6 +186,22 @@ def test_a_scale_before_a_layer_with_a_transposed_weight_scales_no_scores() -> N
     assert len(decide(infer(scale_model(body)), Settings(target=Target.ORT)).fusions) == 1
 
 
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        # As norms are written by hand: g (x - mean(x)) / std(x) + b.
+        ("t = Tanh(x) r = Abs(x) c = Mul(d3, t) n = Mul(c, r) p = Mul(n, eight) y = Tanh(p)", 1),
+        ("t = Tanh(x) r = Exp(x) c = Mul(d3, t) n = Div(c, r) p = Div(n, d) y = Tanh(p)", 1),
+        # A divisor, a factor that is read again, one of fewer axes.
+        ("t = Tanh(x) r = Exp(x) c = Mul(d3, t) n = Div(r, c) p = Mul(n, d) y = Tanh(p)", 0),
+        ("t = Tanh(x) c = Mul(d3, t) n = Mul(c, t) p = Mul(n, d) y = Add(p, c)", 0),
+        ("t = ReduceMean<axes=[0], keepdims=0>(x) c = Mul(d3, t) n = Mul(x, c) y = Mul(n, d)", 0),
+    ],
+)
+def test_a_factor_within_a_product_takes_a_scale(body: str, count: int) -> None:
+    assert_moved(body, count)
+
+
 def test_a_batch_normalization_of_each_element_is_no_scale_of_channels() -> None:
     for attribute, known in (("", True), ("<spatial=1>", True), ("<spatial=0>", False)):
         body = f"y = BatchNormalization{attribute}(x, d, d3, mean, var)"
