@@ -95,6 +95,11 @@ class Relation:
         return self.known and self.r is None and self.fiber is None and self.short is None
 
     @property
+    def vacuous(self) -> bool:
+        """Whether any u and v of one shape have it: a shift of each element by itself."""
+        return self.fiber is not None and self.fiber.size == 1
+
+    @property
     def final(self) -> bool:
         """Whether no wider test can show more: u = v, or u = r * v + s far from it, r not 0.
 

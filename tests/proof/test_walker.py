@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx_ir as ir
+import pytest
 
 import onnxfold
-from onnxfold.graph import ModelInfo
+from onnxfold.graph import AxisBlock, Fiber, ModelInfo
 from onnxfold.proof import Certificate, prove
 from onnxfold.shapes import infer
-from tests.passes.affine.affine_graphs import graph
+from tests.passes.affine.affine_graphs import graph, weights
 
 BODY = """<ir_version: 8, opset_import: ["": 18]>
 g (double[B,4] x, bool c) => (double[B,4] y) {{
@@ -89,3 +90,30 @@ def test_the_reason_names_the_node_and_what_it_reads_that_has_changed() -> None:
     assert prove(before, after, Certificate()).failures == (
         "output 'y' is not what it was: node 'MatMul->m', which reads the changed 'W'",
     )
+
+
+@pytest.mark.parametrize("wrong", [None, "epsilon", "centring"])
+def test_a_norm_by_two_moments_of_what_was_centred_is_proved_from_before_its_centring(
+    wrong: str | None,
+) -> None:
+    """The inverse root has a new name; what it may stand for follows from x, not from x - mean."""
+    head = "h = MatMul(x, W) m = ReduceMean<axes=[-1]>(h) "
+    old = (
+        "d = Sub(h, m) s = Mul(h, h) q = ReduceMean<axes=[-1]>(s) mm = Mul(m, m) v = Sub(q, mm) "
+        "a = Add(v, e) r = Sqrt(a) i = Div(one, r) k = Mul(i, d) y = Mul(k, gamma)"
+    )
+    centred = "Identity(h)" if wrong == "centring" else "Sub(h, m)"
+    new = (
+        f"d2 = {centred} s2 = Mul(d2, d2) q2 = ReduceMean<axes=[-1]>(s2) a2 = Add(q2, e) "
+        "r2 = Sqrt(a2) i2 = Reciprocal(r2) k2 = Mul(i2, d2) y = Mul(k2, gamma)"
+    )
+    made = weights(W=(4, 4), gamma=(4,)) | {"one": np.array(1.0)}
+    numbers = (1e-3, 1.1e-3 if wrong == "epsilon" else 1e-3)
+    models = (
+        infer(graph(head + body, "double[B,4] x", "double[B,4] y",
+                    made | {"e": np.array(number)}, opset=17))
+        for body, number in zip((old, new), numbers, strict=True)
+    )  # fmt: skip
+    fiber = Fiber((AxisBlock(1, 1, 4, 1),))
+    proof = prove(*models, Certificate(centred=(("h", fiber),), folded=("y",)))
+    assert proof.passed == (wrong is None)

@@ -9,10 +9,9 @@ from onnxfold.operators.new_nodes import NewNodes
 
 
 def wide_epsilon(site: NormSite) -> bool:
-    """Whether epsilon fits no attribute, which are float32."""
+    """Whether epsilon, which may be the sum of two, fits no attribute, which are float32."""
     rounded = float(np.float32(site.epsilon))
-    spelled = site.form is NormForm.DECOMPOSED
-    return site.input.dtype is ir.DataType.DOUBLE and spelled and rounded != site.epsilon
+    return site.form is NormForm.DECOMPOSED and rounded != site.epsilon
 
 
 def spelled_rms(new: NewNodes, site: NormSite, x: ir.Value) -> ir.Value:

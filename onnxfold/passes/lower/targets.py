@@ -106,6 +106,8 @@ class TargetLowering:
         if dtype not in FLOATS or dtype != _output_type(site):
             sentence = f"no operator for {dtype} to {site.output.dtype}"
             return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, label)
+        if wide_epsilon(site) and dtype is not ir.DataType.DOUBLE:
+            return _no_form(site, f"epsilon {site.epsilon!r} is no number of {dtype}")
         if site.affine_repeat > 1 and not all(map(self._is_known, (site.gamma, site.beta))):
             sentence = "its gamma or beta stands for several channels and is not a constant"
             return Refusal(RefusalCode.DYNAMIC_WEIGHT, sentence, label)

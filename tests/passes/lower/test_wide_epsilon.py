@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 import onnxfold
@@ -38,3 +39,32 @@ def test_a_norm_in_double_folds_with_the_epsilon_that_it_has(
     assert error(model, result.model) < 2.0**-46
     assert "Sub" not in {node.op_type for node in result.model.graph}
     assert not onnxfold.optimize(result.model, target=target, check=None).changed
+
+
+@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
+@pytest.mark.parametrize("epsilons", [(1.0, 1e-5), (1e-5, 1e-6)])
+def test_a_norm_in_float_whose_two_epsilons_have_no_float_as_a_sum_keeps_both(
+    epsilons: tuple[float, float], target: str
+) -> None:
+    """Its spelling without a mean is proved, and other norms are written for the target."""
+    made = weights(W=(6, 6), V=(6, 6), gamma=(6,), beta=(6,))
+    made |= dict(zip(("eps", "eps2"), map(np.array, epsilons), strict=True))
+    body = (
+        _HEAD
+        + _BODIES["one difference"]
+        + _TAIL.replace("e = Add(v, eps)", "f = Add(v, eps) e = Add(f, eps2)").replace("y =", "n =")
+        + " t = Tanh(n) k = MatMul(t, V) z = LayerNormalization<epsilon=1e-3>(k, gamma, beta) "
+        "y = Tanh(z)"
+    )
+    stored = {name: array.astype(np.float32) for name, array in made.items()}
+    model = graph(body, "float[B,4,6] x", "float[B,4,6] y", stored, opset=17)
+    result = onnxfold.optimize(model, target=target)
+    assert len(result.plan.folds) == 2
+    assert "left_out" not in result.report
+    added = [node for node in result.model.graph if set(node.inputs) & _constants(result.model)]
+    assert [node.op_type for node in added] == ["Add", "Add"]
+    assert not onnxfold.optimize(result.model, target=target, check=None).changed
+
+
+def _constants(model: ir.Model) -> set[ir.Value | None]:
+    return {model.graph.initializers[name] for name in ("eps", "eps2")}
