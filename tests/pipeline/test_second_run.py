@@ -132,7 +132,7 @@ def _factor_behind(norm: str, factor: str, opset: int = 17) -> ir.Model:
     )
     made = _float32(W=(6, 6), gamma=(6,), beta=(6,), V=(6, 6), b=(6,), U=(6, 5), k=(6,))
     made |= {"l": np.array(1.5, np.float32), "eps": np.array(1e-5, np.float32)}
-    made |= {"ones": np.ones(6, np.float32)}
+    made |= {"ones": np.ones(6, np.float32), "zeros": np.zeros(6, np.float32)}
     made = {name: array for name, array in made.items() if re.search(rf"\b{name}\b", body)}
     return graph(body, "float[B,4,6] x", "float[B,4,5] y", made, opset=opset)
 
@@ -166,6 +166,10 @@ _MODELS = {
     "a factor behind a beta that is taken away": lambda: _factor_behind(
         f"{_SPELLED} g = Mul(q, gamma) n = Sub(g, beta) ", "Div(n, l)", 13
     ),
+    "a factor of zeros behind a norm spelled out": lambda: _factor_behind(
+        f"{_SPELLED} n = Identity(q) ", "Mul(n, zeros)"
+    ),
+    "a sign in front of a factor": lambda: _factor_behind(f"{_SPELLED} n = Neg(q) ", "Mul(n, k)"),
     "a group of all channels": _whole_group,
     "a layer behind a kept norm": _feed_forward,
     "two epsilons": _two_epsilons,

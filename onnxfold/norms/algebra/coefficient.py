@@ -53,12 +53,12 @@ class Coefficient:
 
     def times(self, other: Coefficient) -> Coefficient:
         """Return the product."""
-        if self.is_zero or other.is_zero:
-            return ZERO
         if other.number == 1.0:
             return self
         if self.number == 1.0:
             return other
+        if self.is_zero or other.is_zero:
+            return ZERO
         if self.number is not None and other.number is not None:
             return Coefficient.of(self.number * other.number)
         runtime = tuple(sorted(self.runtime + other.runtime, key=id))

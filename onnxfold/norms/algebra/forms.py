@@ -132,7 +132,7 @@ class AffineForm:
     @property
     def normalises(self) -> bool:
         """Whether this would be a norm of t, did its coefficients vary along the right axes."""
-        if self.denominator is None or self.a.is_zero or self.dropped is not None:
+        if self.denominator is None or self.dropped is not None:
             return False
         if not (self.a.expressible and self.c.expressible):
             return False

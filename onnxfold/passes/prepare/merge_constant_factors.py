@@ -1,4 +1,4 @@
-"""Products of constants in a row, merged: (x * g) * k = x * (g k), rounded once.
+"""Products of constants in a row, merged: (x * g) * k = x * (g k), rounded once; (-x) * k = x * -k.
 
 A norm's gamma is then one operand, however many factors the model spells it with.
 """
@@ -36,26 +36,36 @@ def _merge(view: ModelInfo, node: ir.Node, taken: Callable[[], Set[str | None]])
     inner_node = producer_of(product)
     if outer is None or product is None or inner_node is None:
         return False
-    inner = weight_operand(view, inner_node, "Mul")
-    if inner is None or not is_read_once(product):
+    found = _factor(view, inner_node)
+    if found is None or not is_read_once(product):
         return False
     if inner_node.graph is not node.graph or not isinstance(node.graph, ir.Graph):
         return False
-    first, second = view.array(inner_node.inputs[inner]), view.array(node.inputs[outer])
-    if first is None or second is None or first.dtype != second.dtype:
+    start, first = found
+    second = view.array(node.inputs[outer])
+    if second is None or (first is not None and first.dtype != second.dtype):
         return False
-    merged = product_of(first, second)
+    merged = np.negative(second) if first is None else product_of(first, second)
     name = f"{node.outputs[0].name}.factor"
     if merged is None or name in taken():
         return False
     value = weight_value(name, merged)
-    old, start = node.inputs[outer], inner_node.inputs[1 - inner]
+    old = node.inputs[outer]
     add_constant(node.graph, value)
     set_input(node, outer, value)
     set_input(node, 1 - outer, start)
     sweep([inner_node])
     drop_weight(old)
     return True
+
+
+def _factor(view: ModelInfo, node: ir.Node) -> tuple[ir.Value | None, Array | None] | None:
+    """Return x and g of x * g, x and None of -x, and None for any other node."""
+    if operator(node) == "Neg":
+        return node.inputs[0], None
+    index = weight_operand(view, node, "Mul")
+    array = None if index is None else view.array(node.inputs[index])
+    return None if index is None or array is None else (node.inputs[1 - index], array)
 
 
 def product_of(first: Array, second: Array) -> Array | None:

@@ -45,6 +45,19 @@ def test_two_constant_factors_become_one_product(factor: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=3 * 2.0**-24, atol=0)
 
 
+@pytest.mark.parametrize("read", [("y",), ("y", "a")])
+def test_a_sign_goes_into_the_factor_behind_it_where_nothing_else_reads_it(
+    read: tuple[str, ...],
+) -> None:
+    proto = _model([], read, np.float32(0.25))
+    proto.graph.node[0].CopyFrom(helper.make_node("Neg", ["x"], ["a"]))
+    del proto.graph.initializer[0]
+    merged = prepare(ir.from_proto(proto)).model
+    assert ("Neg" in {node.op_type for node in merged.graph}) == ("a" in read)
+    found = ReferenceEvaluator(ir.to_proto(merged)).run(None, {"x": X})
+    np.testing.assert_array_equal(found[0], np.float32(-0.25) * X)
+
+
 @pytest.mark.parametrize("factors", [(1e30, 1e30), (1e-30, 1e-15)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_factors_whose_product_is_no_normal_number_stay(
