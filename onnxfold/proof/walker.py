@@ -215,9 +215,9 @@ class _Walker:
             return ANY  # seen where it is read, with the constants that it is computed from
         if self._unknown > _MOST_UNKNOWN:
             return ANY  # the proof has failed, and the first reason is what counts
-        found = self._absorbed(u, v) or self._tested(u, v) or ANY
-        # As a guess that says nothing it would keep wider regions from what is before it.
-        return ANY if found.vacuous and self._match.is_guess(v) else found
+        shown = self._absorbed(u, v) or self._tested(u, v) or ANY
+        # A guess that says nothing would keep wider regions from what is before it.
+        return ANY if shown.vacuous and self._match.is_guess(v) else shown
 
     def _operands(self, u: ir.Value | None, v: ir.Value | None) -> Relation:
         """Return the relation of operands at one place; none where v stands for another value."""

@@ -166,6 +166,15 @@ _MODELS = {
     "a factor behind a beta that is taken away": lambda: _factor_behind(
         f"{_SPELLED} g = Mul(q, gamma) n = Sub(g, beta) ", "Div(n, l)", 13
     ),
+    "a factor behind a beta alone": lambda: _factor_behind(
+        f"{_SPELLED} n = Add(q, beta)", "Mul(n, l)", 13
+    ),
+    "a divisor behind a beta alone that is taken away": lambda: _factor_behind(
+        f"{_SPELLED} n = Sub(q, beta)", "Div(n, l)", 13
+    ),
+    "a factor per channel behind a beta alone": lambda: _factor_behind(
+        f"{_SPELLED} n = Add(beta, q)", "Mul(k, n)"
+    ),
     "a factor of zeros behind a norm spelled out": lambda: _factor_behind(
         f"{_SPELLED} n = Identity(q) ", "Mul(n, zeros)"
     ),

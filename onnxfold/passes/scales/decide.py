@@ -18,7 +18,14 @@ from onnxfold.passes.places import Place, place_of, ref_of
 from onnxfold.passes.ranges import RangeWarning, range_warning
 from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
 from onnxfold.passes.scales.score_scales import scales_scores
-from onnxfold.passes.scales.writer import ChannelOp, LinearWriter, channel_op, embedded, writer_of
+from onnxfold.passes.scales.writer import (
+    ChannelOp,
+    LinearWriter,
+    channel_op,
+    embedded,
+    gamma_of_its_own,
+    writer_of,
+)
 from onnxfold.refusal import Refusal
 
 
@@ -73,6 +80,7 @@ def decide_scales(
     of_norms = {node for site in sites if site.kind is not NormKind.DYT for node in site.nodes}
     of_norms -= {node for site in sites for node in _last_constants(view, site)}
     norms = {site.output: site for site in sites if _scales_by_gamma(site)}
+    bare = {site.output for site in sites if _lacks_gamma_alone(site)}
     passed: set[ir.Node] = set()
     biased: set[ir.Node] = set()  # layers that an earlier fusion gives a bias
     fusions: list[ScaleFusion] = []
@@ -81,6 +89,8 @@ def decide_scales(
         if op is None or (not scores and scales_scores(view, node)):
             continue
         writer = writer_of(view, op, frozenset(passed), norms)
+        if isinstance(writer, Refusal) and op.node.inputs[op.index] in bare:
+            writer = gamma_of_its_own(view, op) or writer
         if isinstance(writer, Refusal) or _is_sign_of_layer(node, writer):
             continue
         fusion = _fusion(view, op, writer, allow_split_bytes, writer.node in biased)
@@ -114,6 +124,12 @@ def _scales_by_gamma(site: NormSite) -> bool:
     return operator and site.kind in (NormKind.LAYER_NORM, NormKind.RMS_NORM)
 
 
+def _lacks_gamma_alone(site: NormSite) -> bool:
+    """Whether a norm spelled out, that an operator may stand for, has a beta and no gamma."""
+    spelled = site.form is NormForm.DECOMPOSED and site.refusal is None
+    return spelled and site.gamma is None and site.beta is not None
+
+
 def _fusion(
     view: ModelInfo, op: ChannelOp, writer: LinearWriter, limit: int, biased: bool
 ) -> ScaleFusion | None:
@@ -139,6 +155,7 @@ def _fusion(
         scaled,
         shifted,
         writer.part,
+        writer.before_sum,
     )
 
 

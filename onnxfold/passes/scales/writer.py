@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxfold.graph import FLOATS, Fiber, ModelInfo, Reader
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import SCALAR, Channels
-from onnxfold.graph.operands import known_operand, known_producer
+from onnxfold.graph.operands import is_read_once, known_operand, known_producer
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.families.rules import transfer_of
@@ -25,6 +25,7 @@ from onnxfold.operators.row import Elements, Layer
 from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.affine_walk import EditPlace, root_of
 from onnxfold.passes.affine.reactions import before_layout
+from onnxfold.passes.prepare.merge_constant_factors import weight_operand
 from onnxfold.passes.scales.constant_operands import (
     bias_root,
     factor_of,
@@ -56,7 +57,8 @@ class LinearWriter:
     ``output`` are the channels in the layer's output.  ``weight`` and ``biases`` are roots with
     the channels in their own coordinates; ``new_bias`` is an input that may take a bias where none
     is.  ``part``: start, length and total where the operator stands behind one part of a value, so
-    that its scale is that of some of the channels, and 1 of the others.
+    that its scale is that of some of the channels, and 1 of the others.  ``before_sum``: the weight
+    is a beta, and the operator becomes the gamma that its norm lacks.
     """
 
     node: ir.Node
@@ -65,6 +67,7 @@ class LinearWriter:
     biases: tuple[EditPlace, ...]
     new_bias: Reader | None
     part: tuple[int, int, int] | None = None
+    before_sum: bool = False
 
 
 def embedded(
@@ -300,6 +303,20 @@ def _constants(
     if not places:
         return None
     return LinearWriter(node, channels, places[0], tuple(biases), None)
+
+
+def gamma_of_its_own(view: ModelInfo, op: ChannelOp) -> LinearWriter | None:
+    """Return the beta of a norm that ends in a sum: c (n(x) + b) = c n(x) + c b."""
+    value = known_operand(op.node, op.index)
+    node = known_producer(value)
+    index = weight_operand(view, node, "Add")
+    if index is None or op.shift is not None or len(op.node.inputs) == 1 or not is_read_once(value):
+        return None
+    beta = bias_root(view, Reader(node, index), op.channels, value)
+    alike = view.shape(node.inputs[1 - index]) == view.shape(value)
+    if beta is None or not alike or node.graph is not op.node.graph:
+        return None
+    return LinearWriter(node, op.channels, beta, (), None, before_sum=True)
 
 
 def _writer(

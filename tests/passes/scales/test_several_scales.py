@@ -53,8 +53,9 @@ def test_one_weight_takes_two_scales_and_the_proof_follows(first: str, second: s
 def test_layers_that_share_a_bias_of_zeros_take_a_scale_each(factor: str) -> None:
     """As transformers' DETR: zeros are any multiple of zeros, and their reader says which."""
     body = (
-        "p = MatMul(x, V) a = Add(p, nothing) q = MatMul(x, V2) e = Add(q, nothing) h = Neg(a) "
-        f"k0 = Neg(e) c = Mul(h, eight) f = Mul(k0, {factor}) g = Tanh(c) y = Add(f, g)"
+        "p = MatMul(x, V) a = Add(p, nothing) q = MatMul(x, V2) e = Add(q, nothing) "
+        "h = Transpose<perm=[0,2,1]>(a) k0 = Transpose<perm=[0,2,1]>(e) "
+        f"c = Mul(h, eight) f = Mul(k0, {factor}) g = Tanh(c) y = Add(f, g)"
     )
     assert_moved(body, 2, {"nothing": np.zeros(6), "four": np.array(4.1)})
 
