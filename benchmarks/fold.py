@@ -63,10 +63,12 @@ _TOGETHER = {
     "prove, verify": ("prove", "verify"),
 }
 _DEPENDENCIES = f"{_QUICKLY}import numpy, onnx, onnx_ir"
-_IMPORTS = f"{_QUICKLY}import onnxfold.cli, onnxfold.api, onnxfold.report.document{_PEAK}"
+_IMPORTS = (
+    f"{_QUICKLY}import onnxfold.cli.application, onnxfold.api, onnxfold.report.document{_PEAK}"
+)
 _FOLD = f"""{_QUICKLY}
 import sys
-from onnxfold.cli import app
+from onnxfold.cli.application import app
 app(sys.argv[1:], standalone_mode=False){_PEAK}"""
 
 

@@ -29,7 +29,7 @@ def _run() -> None:
 
 def _command_line() -> None:
     # Here, so that what waits is small, and shares no memory that the work would have to copy.
-    from onnxfold.cli import main
+    from onnxfold.cli.application import main
 
     main()
 

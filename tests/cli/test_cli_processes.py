@@ -29,7 +29,7 @@ def test_chain_of_every_target_runs_from_a_shell(tmp_path: Path) -> None:
 def test_help_teaches_without_loading_anything_heavy() -> None:
     code = (
         "import sys; sys.argv = ['onnxfold', '--help']\n"
-        "from onnxfold.cli import main\n"
+        "from onnxfold.cli.application import main\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
         "heavy = ('numpy', 'onnx', 'onnx_ir', 'onnxruntime', 'scipy')\n"
         "print([module for module in heavy if module in sys.modules])"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from onnxfold.cli import app
+from onnxfold.cli.application import app
 from onnxfold.errors import UsageError
 from onnxfold.refusal import EXPLANATIONS, RefusalCode
 

@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 
 import onnxfold
-from onnxfold.cli import main
+from onnxfold.cli.application import main
 from tests.builders import pre_norm_model
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ _PROGRAM = """
 import sys
 from onnxfold.cli.startup import start_quickly
 start_quickly()
-from onnxfold.cli import app
+from onnxfold.cli.application import app
 app(["-q", *sys.argv[1:], "--json"], standalone_mode=False)
 print("sympy.core" in sys.modules, file=sys.stderr)
 import onnx_ir as ir
@@ -35,15 +36,17 @@ def test_a_command_that_does_no_symbolic_arithmetic_imports_no_sympy(
 
 _UNCHECKED = """
 import sys
-from onnxfold.cli import app
+from onnxfold.cli.application import app
 app(["-q", "optimize", sys.argv[1], "-o", sys.argv[2], "--no-check"], standalone_mode=False)
-parts = "prove verification.compare inputs reference runtime".split()
-print(sorted({f"onnxfold.{part}" for part in parts} & set(sys.modules)))
+parts = {f"onnxfold.{part}" for part in sys.argv[3:]}
+print(sorted(parts & set(sys.modules)))
 """
 
 
 def test_a_command_without_a_check_imports_nothing_that_checks(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _UNCHECKED, str(_MODEL), str(tmp_path / "out.onnx")]
+    parts = ["proof.walker", "check.compare", "check.reference", "inputs", "runtime"]
+    assert all(importlib.util.find_spec(f"onnxfold.{part}") for part in parts)
+    command = [sys.executable, "-c", _UNCHECKED, str(_MODEL), str(tmp_path / "out.onnx"), *parts]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout.splitlines() == ["[]"]
     assert (tmp_path / "out.onnx").exists()
@@ -51,9 +54,16 @@ def test_a_command_without_a_check_imports_nothing_that_checks(tmp_path: Path) -
 
 def test_importing_the_package_leaves_the_imports_of_a_process_alone() -> None:
     program = "import sys, gc; before = (list(sys.meta_path), gc.get_threshold()); "
-    program += "import onnxfold.api, onnxfold.cli; "
+    program += "import onnxfold.api, onnxfold.cli.application; "
     program += "assert before == (sys.meta_path, gc.get_threshold())"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_what_waits_for_a_command_imports_no_command() -> None:
+    program = "import sys, onnxfold.__main__, onnxfold.cli.guard; "
+    program += "print(sorted({'typer', 'onnx', 'onnxfold.cli.application'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    assert done.stdout.split() == [b"[]"]
 
 
 _LONG = """

@@ -12,7 +12,7 @@ import pytest
 import typer
 import yaml
 
-from onnxfold.cli import app
+from onnxfold.cli.application import app
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

@@ -10,8 +10,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.check.reference import is_wide_float
-from onnxfold.graph import ModelInfo, operator
+from onnxfold.graph import FLOATS, ModelInfo, operator
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import add_constant, drop_weight, set_input, sweep
 from onnxfold.graph.operands import is_read_once, producer_of
@@ -70,7 +69,7 @@ def _factor(view: ModelInfo, node: ir.Node) -> tuple[ir.Value | None, Array | No
 
 def product_of(first: Array, second: Array) -> Array | None:
     """Return the product of constants; None where it overflows or underflows, as x a b may not."""
-    if not is_wide_float(first.dtype):
+    if ir.DataType.from_numpy(first.dtype) not in FLOATS:
         return np.asarray(np.multiply(first, second))
     with np.errstate(all="ignore"):
         wide = first.astype(np.float64) * second.astype(np.float64)
