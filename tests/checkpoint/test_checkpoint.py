@@ -19,8 +19,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from onnxfold import cli
 from onnxfold.checkpoint import fold_checkpoint
+from onnxfold.cli import application
 from onnxfold.errors import OnnxfoldError
 from tests.checkpoint.small import NORM, READER, WIDTH, neox, save
 from tests.hostile.faults import STEPS
@@ -293,7 +293,7 @@ def command(
         monkeypatch.setattr(sys, "argv", ["onnxfold", "checkpoint", *map(str, words)])
         code = 0
         try:
-            cli.main()
+            application.main()
         except SystemExit as stopped:
             code = int(stopped.code or 0)
         return Done(code, *capsys.readouterr())

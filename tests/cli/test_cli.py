@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 import onnxfold
-from onnxfold import cli
+from onnxfold.cli import application
 from onnxfold.cli.options import FoldOptions
 from onnxfold.options import Options
 from onnxfold.passes.lower.finalize import METADATA_KEY
@@ -24,7 +24,7 @@ from tests.builders import model_of, post_norm_model, pre_norm_model
 def run(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
     monkeypatch.setattr(sys, "argv", ["onnxfold", *(str(word) for word in words)])
     try:
-        cli.main()
+        application.main()
     except SystemExit as stopped:
         return int(stopped.code or 0)
     return 0

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from typer.main import get_command
 
-from onnxfold import cli, model_io
+from onnxfold import model_io
 from onnxfold.cli import application
 from onnxfold.errors import OnnxfoldError
 from tests.hostile.mutation import MODEL, Mutant
@@ -86,7 +86,7 @@ def _run(folder: Path, command: str, mutant: Mutant) -> Outcome:
 def _exit_code(arguments: list[str]) -> int:
     sys.argv = ["onnxfold", *arguments]
     try:
-        cli.main()
+        application.main()
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     return 0

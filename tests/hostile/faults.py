@@ -24,8 +24,8 @@ from unittest import mock
 
 import onnx
 
-from onnxfold import api, cli
-from onnxfold.cli import terminal
+from onnxfold import api
+from onnxfold.cli import application, terminal
 from onnxfold.model_io import copying
 from tests.hostile.case import build_commands_once
 from tests.hostile.seeds import layer_norm_model
@@ -158,7 +158,7 @@ def _run(arguments: Sequence[str], folder: Path, said: Path, steps: _Steps) -> N
             mock.patch.object(copying, "_BATCH_BYTES", _BATCH_BYTES),
         ):
             sys.addaudithook(steps.audit)
-            cli.main()
+            application.main()
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)

@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="torch is missing: make test-training instal
 pytest.importorskip(
     "transformers", reason="transformers is missing: make test-training installs it"
 )
-from onnxfold import cli
+from onnxfold.cli import application
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 pytestmark = pytest.mark.filterwarnings("default")  # the exporter's, on its own code
@@ -36,7 +36,7 @@ def run_page(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
         for line in filter(None, block.splitlines()):
             monkeypatch.setattr(sys, "argv", shlex.split(line, comments=True))
             with pytest.raises(SystemExit) as stopped:
-                cli.main()
+                application.main()
             assert not stopped.value.code, line
             ran += 1
     return ran

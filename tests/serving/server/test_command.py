@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from onnxfold import cli
+from onnxfold.cli import application
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
     monkeypatch.setattr(sys, "argv", ["onnxfold", "serve", *(str(word) for word in words)])
     try:
-        cli.main()
+        application.main()
     except SystemExit as stopped:
         return int(stopped.code or 0)
     return 0

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from onnxfold import cli
+from onnxfold.cli import application
 from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.runtime.library import get_library_path
 from onnxfold.serving.triton import repository
@@ -274,7 +274,7 @@ def test_triton_is_a_command(
     words = "onnxfold triton net.onnx --repository models --max-batch 4 --report r.json"
     monkeypatch.setattr(sys, "argv", [*words.split(), "--no-fuse-residual"])
     with pytest.raises(SystemExit) as stopped:
-        cli.main()
+        application.main()
     assert stopped.value.code == 0
     assert f"tritonserver --model-repository={model.parent}/models" in capsys.readouterr().out
     report = json.loads(Path("r.json").read_text())
