@@ -7,12 +7,10 @@ effect on shapes.
 
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
-from math import prod
 
 import onnx
 import onnx_ir as ir
 
-from onnxfold.errors import ModelError
 from onnxfold.graph.constants import attribute_tensor, in_memory
 from onnxfold.graph.dims import Dim, Shape
 from onnxfold.graph.traversal import (
@@ -30,17 +28,13 @@ from onnxfold.shapes.equivalents import (
     known_sizes,
     shape_equivalent,
 )
+from onnxfold.shapes.size_checks import MOST_ELEMENTS, check_size
 
 _NOT_READ = (ir.ExternalTensor, ir.LazyTensor)
 _LARGE_TENSOR_BYTES = 4096
-_MOST_DIMS = 32
-_MOST_ELEMENTS, _MOST_VECTOR_ELEMENTS = 2**40, 2**26
 _MOST_DECLARED_ELEMENTS = 2**20
-_LONGEST_STEP = 2**31 - 1
 _UNKNOWN_DOMAIN = "onnxfold.unknown"
 _MADE_UP = "unk__"  # how the symbols begin that onnx's inference gives to sizes
-# Where operators read the shape of their result, or a part of it: a matter of this check alone.
-_SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Range": 1, "Tile": 1}
 
 
 def fill_types(model: ir.Model) -> set[ir.Value]:
@@ -204,7 +198,7 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph, *, is_main: bool = False) -> 
             (proto.input if is_main else proto.value_info).append(told)
     outputs = set(graph.outputs)
     for node in graph:
-        _check_size(node)
+        check_size(node)
         proto.node.append(_node(node, proto))
         large = [attribute_tensor(a) for a in attributes(node) if _is_large(a)]
         if large and node.op_type == "Constant":
@@ -241,96 +235,13 @@ def _declare(info: onnx.ValueInfoProto, value: ir.Value) -> None:
     if shape is None:
         return
     tensor.shape.SetInParent()  # of a scalar too
-    most = _MOST_DECLARED_ELEMENTS if len(shape) == 1 else _MOST_ELEMENTS
+    most = _MOST_DECLARED_ELEMENTS if len(shape) == 1 else MOST_ELEMENTS
     for dim in shape:
         written = tensor.shape.dim.add()
         if isinstance(dim, str):
             written.dim_param = dim
         elif dim is not None and 0 <= dim <= most:
             written.dim_value = dim
-
-
-def _check_size(node: ir.Node) -> None:
-    """Refuse a result whose size is a number in the model that nothing can hold.
-
-    onnx 1.23 takes hours and all memory to propagate vectors of such a size, and a Slice of what it
-    takes for negative ends the process.
-    """
-    if node.domain != "":
-        return
-    position = _SHAPE_OPERAND.get(node.op_type)
-    if position is not None:
-        sizes = [abs(size) for size in _integers(node, position)]
-        if prod(sizes) > (_MOST_VECTOR_ELEMENTS if len(sizes) == 1 else _MOST_ELEMENTS):
-            shown = "x".join(map(str, sizes))
-            raise ModelError(f"node '{node.name or node.op_type}' asks for {shown} elements")
-    check = _CHECKS.get(node.op_type)
-    if check is not None:
-        check(node)
-
-
-def _check_pads(node: ir.Node) -> None:
-    for size in (*node.attributes.get_ints("pads", ()), *_integers(node, 1)):
-        if abs(size) > _MOST_ELEMENTS:
-            raise ModelError(f"node '{node.name or 'Pad'}' pads by {size} elements")
-
-
-def _check_steps(node: ir.Node) -> None:
-    """Refuse steps that onnx 1.23, which counts in 32 bits, would take without end."""
-    for step in _integers(node, 4):
-        if step == 0 or abs(step) > _LONGEST_STEP:
-            raise ModelError(f"node '{node.name or 'Slice'}' takes steps of {step}")
-
-
-def _check_factors(node: ir.Node) -> None:
-    tensor = _known(node, 1 if node.op_type == "Upsample" else 2)
-    for factor in [] if tensor is None else tensor.numpy().reshape(-1).tolist():
-        if not 0 < factor <= _MOST_ELEMENTS:
-            raise ModelError(f"node '{node.name or node.op_type}' resizes {factor} times")
-
-
-def _check_batch(node: ir.Node) -> None:
-    """Refuse fewer batch axes than none, before which onnx 1.23 reads."""
-    axes = node.attributes.get_int("batch_dims", 0)
-    if axes < 0:
-        raise ModelError(f"node '{node.name or 'GatherND'}' has {axes} batch axes")
-
-
-def _check_parts(node: ir.Node) -> None:
-    """Refuse fewer parts than there are results, beyond which onnx 1.23 reads its own list."""
-    parts = node.attributes.get_int("num_outputs", len(node.outputs))
-    if parts < len(node.outputs):
-        results = f"{len(node.outputs)} results"
-        raise ModelError(f"node '{node.name or 'Split'}' has {results} of {parts} parts")
-
-
-# What onnx takes from the file without a look, operator by operator.
-_CHECKS = {
-    "GatherND": _check_batch,
-    "Pad": _check_pads,
-    "Resize": _check_factors,
-    "Slice": _check_steps,
-    "Split": _check_parts,
-    "Upsample": _check_factors,
-}
-
-
-def _integers(node: ir.Node, position: int) -> list[int]:
-    tensor = _known(node, position)
-    return (
-        [] if tensor is None or not tensor.dtype.is_integer() else tensor.numpy().ravel().tolist()
-    )
-
-
-def _known(node: ir.Node, position: int) -> ir.TensorProtocol | None:
-    """Return an operand that is a short constant."""
-    operand = node.inputs[position] if position < len(node.inputs) else None
-    if operand is None:
-        return None
-    tensor, maker = operand.const_value, operand.producer()
-    if tensor is None and maker is not None and maker.op_type == "Constant":
-        tensor = maker.attributes.get_tensor("value")
-    return tensor if tensor is not None and tensor.size <= _MOST_DIMS else None
 
 
 def _node(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto:

@@ -15,13 +15,7 @@ from onnxfold.passes.centring.dataflow import PointFacts, ZeroMeanGraph, walk_ba
 from onnxfold.passes.centring.fusions import attends, embedded, embeds
 from onnxfold.passes.centring.model_transfers import Assumptions, Embeddings, ModelTransfers, Point
 from onnxfold.passes.centring.network import CentringCut, free_points, solve
-from onnxfold.passes.centring.plan import (
-    CentringPlan,
-    Fold,
-    Insertion,
-    WeightCentring,
-    joined,
-)
+from onnxfold.passes.centring.plan import CentringPlan, Fold, Insertion, WeightCentring, joined
 from onnxfold.passes.costs import Costs, costs_of, elements
 from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.lower.turned import turned_norms
