@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from onnxfold.errors import ModelError, OnnxfoldError
 from onnxfold.model_io.messages import first_cause
-from onnxfold.runtime.library import demand_name, register, runtime_errors
+from onnxfold.runtime.library import check_providers, demand_name, register, runtime_errors
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -20,13 +20,15 @@ def open_session(
     """Open a session on the file of the model `name`, on the CPU where no providers are given.
 
     ``library`` is the device whose kernels are registered, None for none. Raises ModelError for a
-    model that ONNX Runtime does not load, OnnxfoldError without ONNX Runtime.
+    model that ONNX Runtime does not load, OnnxfoldError without ONNX Runtime, UsageError for
+    providers that it has not, for which it would take the CPU.
     """
     try:
         import onnxruntime as ort
     except ImportError as error:
         raise OnnxfoldError("serving needs ONNX Runtime: pip install 'onnxfold[ort]'") from error
     demand_name(path)
+    check_providers(providers)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
