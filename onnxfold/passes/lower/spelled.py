@@ -1,4 +1,4 @@
-"""RMSNorms in operators, for what no operator takes: an epsilon that float32 cannot hold."""
+"""RMSNorms in operators, for what no operator takes: other axes, an epsilon that is no float32."""
 
 import numpy as np
 import onnx_ir as ir
@@ -14,12 +14,24 @@ def wide_epsilon(site: NormSite) -> bool:
     return site.form is NormForm.DECOMPOSED and rounded != site.epsilon
 
 
+def spells_axes(site: NormSite) -> bool:
+    """Whether a norm in operators may be one without its mean, along whichever whole axes.
+
+    In float16 the squares would overflow.
+    """
+    spelled = site.form is NormForm.DECOMPOSED and site.affine_axis is None
+    return (
+        spelled and site.fiber.whole and site.input.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+    )
+
+
 def spelled_rms(new: NewNodes, site: NormSite, x: ir.Value) -> ir.Value:
     """Return x / sqrt(mean(x * x) + epsilon) along the norm's axes, in the type of x.
 
     The reciprocal stands first: else ONNX Runtime's transformers optimizer raises TypeError.
     """
-    epsilon = new.weight(f"{x.name}.epsilon", np.array(site.epsilon, np.float64))
+    dtype = np.float64 if x.dtype is ir.DataType.DOUBLE else np.float32
+    epsilon = new.weight(f"{x.name}.epsilon", np.array(site.epsilon, dtype))
     square = new.op("Mul", x, x)
     mean = new.along("ReduceMean", square, site.fiber.axes, f"{x.name}.axes", keepdims=1)
     root = new.op("Sqrt", new.op("Add", mean, epsilon))

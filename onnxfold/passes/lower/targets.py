@@ -31,12 +31,18 @@ from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.options import Target, WrittenForm
 from onnxfold.passes.lower.norm_settings import NormSetting
 from onnxfold.passes.lower.parameters import AffinePart, Parameters
-from onnxfold.passes.lower.spelled import reads_only_centred, spelled_rms, wide_epsilon
+from onnxfold.passes.lower.spelled import (
+    reads_only_centred,
+    spelled_rms,
+    spells_axes,
+    wide_epsilon,
+)
 from onnxfold.passes.lower.turned import turned_values
 from onnxfold.refusal import Refusal, RefusalCode
 
 _STATISTICS = {NormKind.LAYER_NORM: Statistics.LAYER, NormKind.RMS_NORM: Statistics.RMS}
 _FUSED = frozenset({"Pow", "ReduceMean", "Add", "Sqrt", "Div"})
+_LAST_AXES = "no operator normalises other than last axes"
 _SLICE_SINCE = 10  # with constants as inputs
 
 
@@ -83,6 +89,8 @@ class TargetLowering:
         if refusal is None and wide_epsilon(site):
             sentence = f"epsilon {site.epsilon!r} fits no attribute, which are float32"
             return _no_form(site, sentence)
+        if refusal is None and self._trailing_axes(site) is None and self._blocks(site) is None:
+            return _no_form(site, _LAST_AXES)
         return refusal
 
     def _refuse_kernel(self, site: NormSite) -> Refusal | None:
@@ -100,8 +108,9 @@ class TargetLowering:
             mode = site.epsilon_mode.value
             return _no_form(site, f"no operator has epsilon {mode} with factor {site.factor:g}")
         blocks = None if wide_epsilon(site) else self._blocks(site)
-        if self._trailing_axes(site) is None and blocks is None:
-            return _no_form(site, "no operator normalises other than last axes")
+        in_operators = blocks is not None or spells_axes(site)
+        if self._trailing_axes(site) is None and not in_operators:
+            return _no_form(site, _LAST_AXES)
         dtype = site.input.dtype
         if dtype not in FLOATS or dtype != _output_type(site):
             sentence = f"no operator for {dtype} to {site.output.dtype}"
