@@ -7,7 +7,9 @@ import onnx_ir as ir
 
 from onnxfold.check.reference import is_stochastic
 from onnxfold.graph import ModelInfo, node_label, operator
+from onnxfold.graph.reached import reached
 from onnxfold.graph.traversal import bodies
+from onnxfold.proof.coverage import READ_NO_NUMBERS
 from onnxfold.proof.leaf import MAY_BE_FLOATS
 
 _MOST_NODES = 96
@@ -60,12 +62,12 @@ def cone_of(
 def _follows(value: ir.Value) -> bool:
     """Whether a value may be sizes, or decide between sizes: indices and masks have more axes.
 
-    PyTorch turns the amounts of a Pad round as pairs.
+    PyTorch turns the amounts of a Pad round as pairs, which come of sizes and constants alone.
     """
     node, shape = value.producer(), value.shape
     if node is None or value.dtype is None:
         return False
-    if shape is not None and len(shape) > 1 and not _are_pairs(shape):
+    if shape is not None and len(shape) > 1 and not (_are_pairs(shape) and _come_of_sizes(value)):
         return False
     decides = value.dtype is ir.DataType.BOOL and value.shape is not None
     return value.dtype.is_integer() or (decides and not any(map(_is_float, node.inputs)))
@@ -73,6 +75,19 @@ def _follows(value: ir.Value) -> bool:
 
 def _are_pairs(shape: ir.Shape) -> bool:
     return len(shape) == _PAIR and _PAIR in shape and all(isinstance(dim, int) for dim in shape)
+
+
+def _come_of_sizes(value: ir.Value) -> bool:
+    """Whether numbers are computed from constants and the sizes of other values."""
+    found = reached([value], _before)
+    return all(each.producer() is not None or each.const_value is not None for each in found)
+
+
+def _before(value: ir.Value) -> list[ir.Value]:
+    node = value.producer()
+    if node is None or node.op_type in READ_NO_NUMBERS:
+        return []
+    return [operand for operand in node.inputs if operand is not None]
 
 
 def _is_float(value: ir.Value | None) -> bool:

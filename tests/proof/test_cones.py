@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import onnx_ir as ir
+import pytest
 from onnx import parser
 
 from onnxfold.proof.cone import cone_of
@@ -30,11 +31,37 @@ g (int64[B, 3] ids) => (float[B, 12] y)
 """
 
 
-def test_sizes_are_followed_to_where_they_come_from_and_indices_are_not() -> None:
-    """Masks are drawn: with one that is not the other's negation, indices would leave the table."""
-    view = infer(ir.from_proto(parser.parse_model(WRAPPED)))
+@pytest.mark.parametrize("batch", ["B", "2"])
+def test_sizes_are_followed_to_where_they_come_from_and_indices_are_not(batch: str) -> None:
+    """Masks are drawn: with one that is not the other's negation, indices would leave the table.
+
+    Those of a batch of two have the shape of pairs.
+    """
+    text = WRAPPED.replace("[B,", f"[{batch},")
+    view = infer(ir.from_proto(parser.parse_model(text)))
     order = {node: number for number, node in enumerate(view.nodes())}
     (end,) = view.model.graph.outputs
     cone = cone_of(view, order, end, lambda _, depth: depth > 1)
     assert [node.op_type for node in cone.nodes] == ["Gather", "Shape", "Concat", "Reshape"]
     assert {leaf.name for leaf in cone.leaves} == {"table", "index", "ids", "last"}
+
+
+# As PyTorch turns the amounts of a Pad round.
+PAIRS = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (float[B, 12] x) => (int64[2, 2] y) <int64[4] none = {0, 0, 0, 0}, int64[2] two = {2, 2}> {
+    sizes = Shape (x)
+    both = Concat <axis = 0> (sizes, sizes)
+    amounts = Add (both, none)
+    pairs = Reshape (amounts, two)
+    y = Transpose <perm = [1, 0]> (pairs)
+}
+"""
+
+
+def test_pairs_of_sizes_are_followed() -> None:
+    view = infer(ir.from_proto(parser.parse_model(PAIRS)))
+    order = {node: number for number, node in enumerate(view.nodes())}
+    (end,) = view.model.graph.outputs
+    cone = cone_of(view, order, end, lambda _, depth: depth > 0)
+    assert [node.op_type for node in cone.nodes] == [node.op_type for node in view.nodes()]
