@@ -58,7 +58,7 @@ class ModelError(OnnxfoldError):
 
 
 class DataError(OnnxfoldError):
-    """A file that is no model cannot be read, or data to measure on does not suit the model."""
+    """A data file cannot be read, or its data does not suit the model."""
 
     exit_code: ClassVar[int] = 3
 

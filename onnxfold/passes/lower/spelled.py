@@ -1,4 +1,4 @@
-"""RMSNorms in operators, for what no operator takes: other axes, an epsilon that is no float32."""
+"""RMSNorms in several operators, where no single one takes the axes or the epsilon."""
 
 import numpy as np
 import onnx_ir as ir

@@ -6,15 +6,14 @@ from collections import Counter
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from onnx import helper, numpy_helper, parser
+from onnx import numpy_helper
 
 import onnxfold
 from onnxfold.passes.lower import apply as module
 from tests.norms.replay import random_feeds
+from tests.passes.lower.contrib_models import WIDTH, operators, run, with_weights
 
-WIDTH = 8
 # Two layers, of sums of eight terms: some dozens of roundings of numbers below 32.
 BOUND = 64 * 2.0**-24 * 32
 FUSED = "SkipSimplifiedLayerNormalization"
@@ -28,34 +27,13 @@ def model_of(
     """A model of x and r; capitals are weights: M matrices, others vectors."""
     head = '<ir_version: 9, opset_import: ["" : 17]>'
     results = f"{dtype}{gives or shape} y{outputs}"
-    model = parser.parse_model(
+    return with_weights(
         f"{head}\nagraph ({dtype}{shape} x, {dtype}{shape} r) => ({results})\n{{\n{body}\n}}"
     )
-    rng = np.random.default_rng(0)
-    made = {value.name for value in model.graph.input}
-    made |= {name for node in model.graph.node for name in node.output}
-    for name in sorted({name for node in model.graph.node for name in node.input} - made - {""}):
-        dims = (WIDTH, WIDTH) if name.startswith("M") else (WIDTH,)
-        kind = helper.tensor_dtype_to_np_dtype(model.graph.input[0].type.tensor_type.elem_type)
-        weight = rng.standard_normal(dims).astype(kind)
-        model.graph.initializer.append(numpy_helper.from_array(weight, name))
-    return model
 
 
 def norm(result: str, of: str) -> str:
     return f"{result} = {NORM}<axis=-1, epsilon=1e-6>({of}, G_{result})\n"
-
-
-def operators(model: onnx.ModelProto) -> Counter[str]:
-    return Counter(node.op_type for node in model.graph.node)
-
-
-def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    ).run(None, feeds)
 
 
 def joined(model: onnx.ModelProto, **options: object) -> onnx.ModelProto:

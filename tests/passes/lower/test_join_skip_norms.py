@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
-from onnx import numpy_helper, parser
 
 import onnxfold
 from onnxfold.options import Device, Target
@@ -19,8 +15,8 @@ from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import folding
 from tests.norms.replay import random_feeds
+from tests.passes.lower.contrib_models import WIDTH, operators, run, with_weights
 
-WIDTH = 8
 # Two norms in a row, of sums of eight terms: some dozens of roundings of numbers below ten.
 BOUND = 64 * 2.0**-24 * 10
 
@@ -29,27 +25,7 @@ def fused(body: str, inputs: str, outputs: str, *, imported: bool = True) -> onn
     """A model with operators of ONNX Runtime; every matrix and vector in capitals is a weight."""
     contrib = ', "com.microsoft" : 1' if imported else ""
     head = f'<ir_version: 8, opset_import: ["" : 17{contrib}]>'
-    model = parser.parse_model(f"{head}\nagraph ({inputs}) => ({outputs})\n{{\n{body}\n}}")
-    rng = np.random.default_rng(0)
-    made = {value.name for value in model.graph.input}
-    made |= {name for node in model.graph.node for name in node.output}
-    for name in sorted({name for node in model.graph.node for name in node.input} - made - {""}):
-        shape = (WIDTH, WIDTH) if name.startswith("W") else (WIDTH,)
-        weight = rng.standard_normal(shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(weight, name))
-    return model
-
-
-def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    ).run(None, feeds)
-
-
-def operators(model: onnx.ModelProto) -> Counter[str]:
-    return Counter(node.op_type for node in model.graph.node)
+    return with_weights(f"{head}\nagraph ({inputs}) => ({outputs})\n{{\n{body}\n}}")
 
 
 def agree(model: onnx.ModelProto, original: onnx.ModelProto) -> None:
