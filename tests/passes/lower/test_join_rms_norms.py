@@ -111,6 +111,8 @@ STAYS = {
         "q = ReduceMax<axes=[1]>(r)\n s = Add(x, q)\n" + norm("n", "s") + "y = Tanh(n)",
     ),
     "double": ({"dtype": "double"}, RESIDUAL),
+    "statistics of another type": ({}, RESIDUAL.replace("axis=-1", "axis=-1, stash_type=11")),
+    "a gamma of two axes": ({}, RESIDUAL.replace("G_n", "K")),
     "no addition": ({}, "s = Mul(x, r)\n" + norm("n", "s") + "y = Tanh(n)"),
 }
 
@@ -123,6 +125,9 @@ def test_what_the_operator_does_not_take_stays(case: str) -> None:
         model.graph.initializer[0].CopyFrom(
             numpy_helper.from_array(np.ones((WIDTH, 1), np.float32), "K")
         )
+    if case == "a gamma of two axes":
+        (weight,) = (each for each in model.graph.initializer if each.name == "K")
+        weight.dims[:] = (1, WIDTH)
     assert operators(joined(model))[FUSED] == 0
 
 
