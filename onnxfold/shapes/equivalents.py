@@ -18,8 +18,8 @@ DOMAIN = "onnxfold.shape_equivalents"
 _SAME_AS_STANDARD = frozenset({"DequantizeLinear", "QuantizeLinear"})
 
 
-def shape_equivalent(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
-    """Return a standard node with the shape of a node that onnx does not know, else None.
+def shape_equivalent(node: ir.Node, home: onnx.GraphProto, opset: int) -> onnx.NodeProto | None:
+    """Return a standard node with the shape of a node whose shape onnx does not infer, or errs in.
 
     It may be a call of one of ``FUNCTIONS``, which are of domain ``DOMAIN``, version 1.  A weight
     whose shape follows from attributes becomes a typed input of ``home``.
@@ -39,6 +39,9 @@ def shape_equivalent(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | N
         if list(axes) == sorted(axes) and min(axes, default=0) >= 0:
             return None
         return _called(node, _OF_ANY_AXES[node.op_type], _names(node)[:1], axes=axes)
+    if (node.domain, node.op_type, opset) == ("", "Slice", 10):
+        # Where onnx 1.23 gives an axis that is cut the name of its old size.
+        return _called(node, _SLICE, _names(node))
     if node.domain != "com.microsoft":
         return None
     if node.op_type in _SAME_AS_STANDARD:
@@ -128,6 +131,14 @@ def _norm_of_sum() -> onnx.FunctionProto:
     return onnx.helper.make_function(DOMAIN, "NormOfSum", ["X"], list("YMDS"), nodes, opsets)
 
 
+def _slice() -> onnx.FunctionProto:
+    """Return what Slice is from opset 10 on, as onnx infers it from 13 on."""
+    operands = ["data", "starts", "ends", "axes", "steps"]
+    node = onnx.helper.make_node("Slice", operands, ["Y"])
+    opsets = [onnx.helper.make_opsetid("", 13)]
+    return onnx.helper.make_function(DOMAIN, "Slice", operands, ["Y"], [node], opsets)
+
+
 def _norm_of_rows() -> onnx.FunctionProto:
     """Return a norm Y of rows of a table [V, D] at ids [B, T], ones I of a mask [B], the rows S."""
     nodes = [
@@ -159,7 +170,7 @@ def _growing_caches() -> onnx.FunctionProto:
 _PRODUCTS = {turned: _product_of_turned(turned) for turned in ("A", "B", "AB")}
 _OF_ANY_AXES = {op_type: _of_any_axes(op_type) for op_type in ("Squeeze", "Unsqueeze")}
 _NORM_OF_SUM, _NORM_OF_ROWS = _norm_of_sum(), _norm_of_rows()
-_GROWING_CACHES = _growing_caches()
+_GROWING_CACHES, _SLICE = _growing_caches(), _slice()
 # What a model with shape equivalents has to hold.
 FUNCTIONS = (
     *_PRODUCTS.values(),
@@ -167,6 +178,7 @@ FUNCTIONS = (
     _NORM_OF_SUM,
     _NORM_OF_ROWS,
     _GROWING_CACHES,
+    _SLICE,
 )
 
 

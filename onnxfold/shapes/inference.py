@@ -176,11 +176,12 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
         proto.functions.append(ir.serde.serialize_function(function))
     proto.functions.extend(FUNCTIONS)
     proto.opset_import.add(domain=DOMAIN, version=1)
-    _fill(proto.graph, model.graph, is_main=True)
+    opset = model.opset_imports.get("", 1)
+    _fill(proto.graph, model.graph, opset, is_main=True)
     return proto
 
 
-def _fill(proto: onnx.GraphProto, graph: ir.Graph, *, is_main: bool = False) -> None:
+def _fill(proto: onnx.GraphProto, graph: ir.Graph, opset: int, *, is_main: bool = False) -> None:
     proto.name = graph.name or "graph"
     listed = set()
     for value in graph.inputs:
@@ -199,7 +200,7 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph, *, is_main: bool = False) -> 
     outputs = set(graph.outputs)
     for node in graph:
         check_size(node)
-        proto.node.append(_node(node, proto))
+        proto.node.append(_node(node, proto, opset))
         large = [attribute_tensor(a) for a in attributes(node) if _is_large(a)]
         if large and node.op_type == "Constant":
             name, tensor = node.outputs[0].name or "", large[0]
@@ -244,8 +245,8 @@ def _declare(info: onnx.ValueInfoProto, value: ir.Value) -> None:
             written.dim_value = dim
 
 
-def _node(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto:
-    replacement = shape_equivalent(node, home)
+def _node(node: ir.Node, home: onnx.GraphProto, opset: int) -> onnx.NodeProto:
+    replacement = shape_equivalent(node, home, opset)
     if replacement is not None:
         return replacement
     proto = onnx.NodeProto(op_type=node.op_type, domain=node.domain, name=node.name or "")
@@ -264,6 +265,7 @@ def _node(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto:
                 _fill(
                     written.g if attribute.type == ir.AttributeType.GRAPH else written.graphs.add(),
                     graph,
+                    opset,
                 )
         elif _is_large(attribute):
             continue

@@ -198,7 +198,7 @@ def _answers(opset: int, symbolic: SymbolicShapes, node: ir.Node) -> dict[ir.Val
             array = np.array(numbers, dtype.numpy()).reshape(-1 if shape else ())
             data[name] = onnx.numpy_helper.from_array(array, name)
     home = onnx.GraphProto()
-    proto = shape_equivalent(node, home) or whole_node(node)
+    proto = shape_equivalent(node, home, opset) or whole_node(node)
     types |= {info.name: info.type for info in home.input}
     sizes = {name: known_sizes(kind) for name, kind in types.items()}
     if proto.domain not in ("", DOMAIN) or is_doubtful(proto, lambda name: sizes.get(name, [])):

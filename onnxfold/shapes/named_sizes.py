@@ -26,8 +26,17 @@ def same_elements(a: SymbolicShape | None, b: SymbolicShape | None) -> bool:
     return len(pairs) <= 1
 
 
+def at_most(size: str, most: int) -> str:
+    """Name the smaller of a size and a positive number, as a Slice up to a size leaves it."""
+    return f"{size}@<={most}"
+
+
 def broadcast(shapes: list[SymbolicShape | None]) -> SymbolicShape | None:
-    """Return the shape that shapes broadcast to, None where it depends on what is not known."""
+    """Return the shape that shapes broadcast to, None where it depends on what is not known.
+
+    Of a size and the smaller of it and a number, no broadcast gives another than the size: where
+    they differ, the number is 1.
+    """
     if any(shape is None for shape in shapes):
         return None
     known = [shape for shape in shapes if shape is not None]
@@ -35,11 +44,18 @@ def broadcast(shapes: list[SymbolicShape | None]) -> SymbolicShape | None:
     result: list[Size] = []
     for back in range(rank, 0, -1):
         sizes = {shape[-back] for shape in known if len(shape) >= back} - {1}
+        sizes = {size for size in sizes if _capped(size) not in sizes}
         numbers = [size for size in sizes if isinstance(size, int)]
         if len(sizes) > 1 and not numbers:
             return None
         result.append(numbers[0] if numbers else next(iter(sizes), 1))
     return tuple(result)
+
+
+def _capped(size: Size) -> str | None:
+    """Return the size of which :func:`at_most` took the smaller part."""
+    name, _, most = str(size).rpartition("@<=")
+    return name if most.isdigit() else None
 
 
 def product(sizes: SymbolicShape, name: str) -> Size:

@@ -17,7 +17,15 @@ from onnxfold.graph.operands import operand
 from onnxfold.graph.sequences import inserted_elements
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
-from onnxfold.shapes.named_sizes import Size, SymbolicShape, broadcast, equal, product, quotient
+from onnxfold.shapes.computed_sizes import VECTOR_RULES
+from onnxfold.shapes.named_sizes import (
+    Size,
+    SymbolicShape,
+    at_most,
+    broadcast,
+    product,
+    quotient,
+)
 
 if TYPE_CHECKING:
     from onnxfold.graph.model_info import ModelInfo
@@ -55,7 +63,7 @@ class SymbolicShapes:
     """
 
     def __init__(self, view: ModelInfo, assumed_rank: int | None = None):
-        self._view = view
+        self.view = view
         self._assumed_rank = assumed_rank
         self._depth = 0
         self._dims: dict[ir.Value, SymbolicShape | None] = {}
@@ -96,7 +104,7 @@ class SymbolicShapes:
         return known[value]
 
     def _find_dims(self, value: ir.Value) -> SymbolicShape | None:
-        shape = self._view.shape(value)
+        shape = self.view.shape(value)
         if shape is not None and all(isinstance(dim, int) for dim in shape):
             return tuple(dim for dim in shape if isinstance(dim, int))
         node = value.producer()
@@ -156,13 +164,21 @@ class SymbolicShapes:
         return self.vector(node.inputs[0])
 
     def multiplied(self, node: ir.Node) -> SymbolicShape | None:
-        """Return the shape that Gemm gives, or MatMul by a matrix."""
-        x, matrix = self.dims(node.inputs[0]), self.dims(node.inputs[1])
-        if x is None or matrix is None or len(x) < 2 or len(matrix) != 2:
+        """Return the shape that Gemm gives, or MatMul of matrices."""
+        x, y = self.dims(node.inputs[0]), self.dims(node.inputs[1])
+        if x is None or y is None or len(x) < 2 or len(y) < 2:
             return None
         if node.attributes.get_int("transA", 0):
             x = x[::-1]
-        return (*x[:-1], matrix[0 if node.attributes.get_int("transB", 0) else 1])
+        batch = broadcast([x[:-2], y[:-2]])
+        columns = y[-2 if node.attributes.get_int("transB", 0) else -1]
+        return None if batch is None else (*batch, x[-2], columns)
+
+    def ranged(self, node: ir.Node) -> SymbolicShape | None:
+        """Return the shape that Range gives from zero up to a size, in steps of one."""
+        start, limit, step = (self.vector(operand) for operand in node.inputs)
+        told = [start, step] == [(0,), (1,)] and limit and isinstance(limit[0], str)
+        return limit if told else None
 
     def tiled(self, node: ir.Node) -> SymbolicShape | None:
         """Return the shape that Tile gives."""
@@ -174,16 +190,37 @@ class SymbolicShapes:
         return tuple(product(pair, f"{name}@{axis}") for axis, pair in pairs)
 
     def sliced(self, node: ir.Node) -> SymbolicShape | None:
-        """Return the shape that Slice gives where its bounds are computed: that of other axes."""
-        source = self.dims(node.inputs[0])
-        start, end, axes = (self._view.integers(operand(node, index)) for index in (1, 2, 3))
-        if source is None or axes is None or (start is not None and end is not None):
+        """Return the shape that Slice gives: that of axes which it does not cut, as they are."""
+        source, start = self.dims(node.inputs[0]), self.vector(operand(node, 1))
+        axes = self.view.integers(operand(node, 3))
+        if axes is None and operand(node, 3) is None and start is not None:
+            axes = tuple(range(len(start)))
+        if source is None or axes is None:
             return None
         if any(not -len(source) <= axis < len(source) for axis in axes):
             return None
-        cut = {axis % len(source) for axis in axes}
+        cut = {axis % len(source): place for place, axis in enumerate(axes)}
         name = node.outputs[0].name
-        return tuple(f"{name}@{i}" if i in cut else dim for i, dim in enumerate(source))
+        return tuple(
+            dim if i not in cut else self._cut(node, cut[i], dim, f"{name}@{i}")
+            for i, dim in enumerate(source)
+        )
+
+    def _cut(self, node: ir.Node, place: int, size: Size, name: str) -> Size:
+        """Return how many of so many elements a Slice leaves, by a name where nothing tells."""
+        start, end, step = (self._entry(operand(node, index), place) for index in (1, 2, 4))
+        step = 1 if operand(node, 4) is None else step
+        if not isinstance(size, int) or not isinstance(start, int) or step in (0, None):
+            return name
+        if isinstance(end, str) and (start, step) == (0, 1) and size > 0:
+            return at_most(end, size)
+        if not isinstance(end, int) or not isinstance(step, int) or (step < 0 and start < -size):
+            return name  # ONNX begins such a one with the first element, Python before it
+        return len(range(size)[start:end:step])
+
+    def _entry(self, value: ir.Value | None, place: int) -> Size | None:
+        vector = self.vector(value)
+        return None if vector is None or place >= len(vector) else vector[place]
 
     def stacked(self, node: ir.Node) -> SymbolicShape | None:
         """Return the shape that ConcatFromSequence gives where it stacks elements of one shape."""
@@ -209,7 +246,7 @@ class SymbolicShapes:
 
     def unsqueezed(self, node: ir.Node) -> SymbolicShape | None:
         """Return the shape that Unsqueeze gives."""
-        source, axes = self.dims(node.inputs[0]), self._view.axes(node)
+        source, axes = self.dims(node.inputs[0]), self.view.axes(node)
         if source is None or not axes:
             return None
         rank = len(source) + len(axes)
@@ -221,7 +258,7 @@ class SymbolicShapes:
 
     def reduced(self, node: ir.Node) -> SymbolicShape | None:
         """Return the shape that a reduction gives."""
-        source, axes = self.dims(node.inputs[0]), self._view.axes(node)
+        source, axes = self.dims(node.inputs[0]), self.view.axes(node)
         if source is None or axes is None:
             return None
         if not axes and node.attributes.get_int("noop_with_empty_axes", 0) == 1:
@@ -246,139 +283,29 @@ class SymbolicShapes:
         return signal[0], f"{name}@1", frequencies, 2
 
     def _find_vector(self, value: ir.Value) -> SymbolicShape | None:
-        integers = self._view.integers(value)
+        integers = self.view.integers(value)
         if integers is not None:
             return integers
         node = value.producer()
         if node is None or node.domain != "" or not node.inputs:
             return None
-        rule = _VECTOR_RULES.get(node.op_type)
+        rule = VECTOR_RULES.get(node.op_type)
         return None if rule is None else rule(self, node)
-
-    def _of_shape(self, node: ir.Node) -> SymbolicShape | None:
-        dims = self.dims(node.inputs[0])
-        if dims is None:
-            return None
-        end = node.attributes.get_int("end", len(dims))
-        return dims[node.attributes.get_int("start", 0) : end]
-
-    def _of_size(self, node: ir.Node) -> SymbolicShape | None:
-        dims = self.dims(node.inputs[0])
-        return None if dims is None else (product(dims, f"{node.outputs[0].name}@0"),)
-
-    def _of_cast(self, node: ir.Node) -> SymbolicShape | None:
-        """Return numbers and names; not in types of so few bits that a name would be rounded."""
-        vector, dtype = self.vector(node.inputs[0]), node.outputs[0].dtype
-        named = vector is not None and any(isinstance(size, str) for size in vector)
-        return None if named and (dtype is None or dtype.bitwidth < 32) else vector
-
-    def _of_first(self, node: ir.Node) -> SymbolicShape | None:
-        return self.vector(node.inputs[0])
-
-    def _of_concat(self, node: ir.Node) -> SymbolicShape | None:
-        parts = [self.vector(operand) for operand in node.inputs]
-        if any(part is None for part in parts):
-            return None
-        return tuple(item for part in parts if part is not None for item in part)
-
-    def _of_gather(self, node: ir.Node) -> SymbolicShape | None:
-        vector, indices = self.vector(node.inputs[0]), self._view.integers(node.inputs[1])
-        if vector is None or indices is None:
-            return None
-        if any(not -len(vector) <= index < len(vector) for index in indices):
-            return None
-        return tuple(vector[index] for index in indices)
-
-    def _of_slice(self, node: ir.Node) -> SymbolicShape | None:
-        vector = self.vector(node.inputs[0])
-        bounds = [self._view.integers(operand) for operand in node.inputs[1:3]]
-        if self._view.opset < 10:
-            bounds = [tuple(node.attributes.get_ints(name, ())) for name in ("starts", "ends")]
-        steps = self._view.integers(node.inputs[4]) if len(node.inputs) > 4 else (1,)
-        if vector is None or len(bounds) < 2 or bounds[0] is None or bounds[1] is None:
-            return None
-        if steps is None or [len(bounds[0]), len(bounds[1]), len(steps)] != [1, 1, 1]:
-            return None
-        if steps[0] == 0 or (steps[0] < 0 and bounds[0][0] < -len(vector)):
-            return None  # in ONNX the second begins with the first size, in Python with none
-        return vector[bounds[0][0] : bounds[1][0] : steps[0]]
-
-    def _of_choice(self, node: ir.Node) -> SymbolicShape | None:
-        """Return what Where makes of two vectors by what is known to be equal of two others."""
-        compared = node.inputs[0].producer() if node.inputs[0] is not None else None
-        if compared is None or compared.domain != "" or compared.op_type != "Equal":
-            return None
-        flat = (*compared.inputs, *node.inputs[1:])
-        vectors = [self.vector(value) for value in flat if value and self._view.rank(value) == 1]
-        if len(vectors) != 4 or len({vector and len(vector) for vector in vectors}) != 1:
-            return None
-        chosen = []
-        for a, b, same, other in zip(*(vector or () for vector in vectors), strict=True):
-            taken = equal(a, b)
-            if taken is None:
-                return None
-            chosen.append(same if taken else other)
-        return tuple(chosen)
-
-    def _of_product(self, node: ir.Node) -> SymbolicShape | None:
-        vector = self.vector(node.inputs[0])
-        if vector is None or any(isinstance(size, int) and size < 0 for size in vector):
-            return None  # a name stands for a size alone
-        return (product(vector, f"{node.outputs[0].name}@0"),)
-
-    def _of_arithmetic(self, node: ir.Node) -> SymbolicShape | None:
-        a, b = self.vector(node.inputs[0]), self.vector(node.inputs[1])
-        if a is None or b is None or len(a) != 1 or len(b) != 1:
-            return None
-        x, y = a[0], b[0]
-        if isinstance(x, int) and isinstance(y, int):
-            if node.op_type == "Div":  # of sizes, which are not negative
-                whole = x >= 0 and y > 0 and (x % y == 0 or _is_integer(node.outputs[0]))
-                return (x // y,) if whole else None
-            result = {"Add": x + y, "Sub": x - y, "Mul": x * y}.get(node.op_type)
-            return None if result is None else (result,)
-        if node.op_type == "Mul" and not any(isinstance(n, int) and n < 0 for n in (x, y)):
-            return (product((x, y), f"{node.outputs[0].name}@0"),)
-        ratio = quotient((x,), (y,)) if node.op_type == "Div" else None
-        return None if ratio is None else (ratio,)
-
-
-def _is_integer(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_integer()
 
 
 _Rule = Callable[[SymbolicShapes, ir.Node], SymbolicShape | None]
 
-# Each has a rule of its own for its result; so have integer vectors.
 _SHAPE_RULES: dict[str, _Rule] = {
     "ConcatFromSequence": SymbolicShapes.stacked,
     "ConstantOfShape": SymbolicShapes.filled,
     "Expand": SymbolicShapes.expanded,
     "Gemm": SymbolicShapes.multiplied,
     "MatMul": SymbolicShapes.multiplied,
+    "Range": SymbolicShapes.ranged,
     "Reshape": SymbolicShapes.reshaped,
     "STFT": SymbolicShapes.spectra,
     "Slice": SymbolicShapes.sliced,
     "Tile": SymbolicShapes.tiled,
     "Transpose": SymbolicShapes.transposed,
     "Unsqueeze": SymbolicShapes.unsqueezed,
-}
-
-_VECTOR_RULES: dict[str, _Rule] = {
-    "Add": SymbolicShapes._of_arithmetic,
-    "Cast": SymbolicShapes._of_cast,
-    "Concat": SymbolicShapes._of_concat,
-    "Div": SymbolicShapes._of_arithmetic,
-    "Gather": SymbolicShapes._of_gather,
-    "Identity": SymbolicShapes._of_first,
-    "Mul": SymbolicShapes._of_arithmetic,
-    "ReduceProd": SymbolicShapes._of_product,
-    "Reshape": SymbolicShapes._of_first,
-    "Shape": SymbolicShapes._of_shape,
-    "Size": SymbolicShapes._of_size,
-    "Slice": SymbolicShapes._of_slice,
-    "Squeeze": SymbolicShapes._of_first,
-    "Sub": SymbolicShapes._of_arithmetic,
-    "Unsqueeze": SymbolicShapes._of_first,
-    "Where": SymbolicShapes._of_choice,
 }

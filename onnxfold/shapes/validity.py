@@ -35,9 +35,9 @@ def complaint(model: ir.Model) -> str | None:
     try:
         plain = skeleton(model)
         home = onnx.GraphProto()
-        replaced = [
-            whole_node(n) for n in model.graph.all_nodes() if shape_equivalent(n, home) is not None
-        ]
+        opset = model.opset_imports.get("", 1)
+        nodes = model.graph.all_nodes()
+        replaced = [whole_node(n) for n in nodes if shape_equivalent(n, home, opset) is not None]
         _check_nodes([*replaced, *plain.graph.node], plain.opset_import, plain.ir_version)
         for function in plain.functions:
             _check_nodes(function.node, function.opset_import, plain.ir_version)
