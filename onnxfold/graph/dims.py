@@ -13,6 +13,12 @@ from dataclasses import dataclass
 Dim = int | str | None
 Shape = tuple[Dim, ...]
 
+
+def is_number(dim: Dim) -> bool:
+    """Whether a dimension is known by its number."""
+    return isinstance(dim, int)
+
+
 _PLAIN_PRODUCT = re.compile(r"[A-Za-z_][\w.]*(\s*\*\s*[A-Za-z_0-9][\w.]*)*")
 
 

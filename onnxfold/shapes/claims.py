@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import ModelError
 from onnxfold.graph import ModelInfo, constant_tensor
-from onnxfold.graph.dims import Dim, Shape
+from onnxfold.graph.dims import Dim, Shape, is_number
 from onnxfold.graph.sequences import behind_unbind
 from onnxfold.graph.traversal import all_graphs, declared_shape
 from onnxfold.shapes import infer
@@ -95,11 +95,7 @@ def _is_open(told: tuple[ir.Value, Shape | None]) -> bool:
     """Whether not all is known of a value, neither declared nor inferred."""
     value, shape = told
     found = declared_shape(value)
-    return (shape is None or None in shape) and (found is None or not all(map(_is_number, found)))
-
-
-def _is_number(dim: Dim) -> bool:
-    return isinstance(dim, int)
+    return (shape is None or None in shape) and (found is None or not all(map(is_number, found)))
 
 
 def _sizes_of_inputs(info: ModelInfo) -> dict[Dim, Dim]:

@@ -7,6 +7,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfold.graph.constants import constant_tensor
+from onnxfold.graph.dims import Dim, is_number
 from onnxfold.graph.operands import operand
 from onnxfold.graph.sequences import is_unbind
 from onnxfold.graph.traversal import declared_shape
@@ -50,20 +51,26 @@ def shape_equivalent(node: ir.Node, home: onnx.GraphProto, opset: int) -> onnx.N
     return None if maker is None else maker(node, home)
 
 
-def known_sizes(kind: onnx.TypeProto) -> list[int]:
-    """Return the sizes of a type, 0 for those that are open."""
-    return [dim.dim_value for dim in kind.tensor_type.shape.dim]
+def known_sizes(kind: onnx.TypeProto) -> list[Dim]:
+    """Return the sizes of a type by their numbers or names."""
+    return [
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+        for dim in kind.tensor_type.shape.dim
+    ]
 
 
-def is_doubtful(node: onnx.NodeProto, sizes: Callable[[str], Sequence[int]]) -> bool:
-    """Whether onnx 1.23 may infer a wrong size: it takes 1 where the next operand's is open, 0.
+def is_doubtful(node: onnx.NodeProto, sizes: Callable[[str], Sequence[Dim]]) -> bool:
+    """Whether onnx 1.23 may infer a wrong size.
 
-    ``sizes`` tells the known sizes of an operand; of most nodes none are asked for.
+    Einsum takes one of the sizes of a label where they may differ, and be 1; Attention of [B, T, C]
+    takes an open C for 0.  ``sizes`` tells those of an operand; of most nodes none are asked for.
     """
+    if node.op_type == "Attention" and not node.domain:
+        return any(len(found := sizes(x)) == 3 and not is_number(found[2]) for x in node.input[:3])
     if node.op_type != "Einsum":
         return False
     equation = next((a.s.decode() for a in node.attribute if a.name == "equation"), "")
-    met: dict[str | int, set[int]] = {}
+    met: dict[str | int, set[Dim]] = {}
     terms = equation.replace(" ", "").partition("->")[0].split(",")
     for term, name in zip(terms, node.input, strict=False):
         known = sizes(name)
@@ -71,7 +78,14 @@ def is_doubtful(node: onnx.NodeProto, sizes: Callable[[str], Sequence[int]]) -> 
         batch = range(len(before) + len(after) - len(known), 0) if dots else ()
         for label, size in zip((*before, *batch, *after), known, strict=False):
             met.setdefault(label, set()).add(size)
-    return any({0, 1} <= different for different in met.values())
+    return any(len(found) > 1 and not all(map(is_number, found)) for found in met.values())
+
+
+def hide(node: onnx.NodeProto) -> None:
+    """Make a node one of ``FUNCTIONS`` that tells the type of its first operand, and no shape."""
+    node.op_type, node.domain = _OF_UNKNOWN_SHAPE.name, DOMAIN
+    del node.input[1:], node.attribute[:]
+    node.output.extend([""] * (len(_OF_UNKNOWN_SHAPE.output) - len(node.output)))
 
 
 def _names(node: ir.Node) -> list[str]:
@@ -131,6 +145,17 @@ def _norm_of_sum() -> onnx.FunctionProto:
     return onnx.helper.make_function(DOMAIN, "NormOfSum", ["X"], list("YMDS"), nodes, opsets)
 
 
+def _of_unknown_shape() -> onnx.FunctionProto:
+    """Return results of the type of X: X in a shape of so many sizes as X has elements not zero."""
+    nodes = [
+        onnx.helper.make_node("NonZero", ["X"], ["places"]),
+        onnx.helper.make_node("ReduceMax", ["places"], ["sizes"], axes=[0], keepdims=0),
+        *(onnx.helper.make_node("Reshape", ["X", "sizes"], [result]) for result in "YKVS"),
+    ]
+    opsets = [onnx.helper.make_opsetid("", 13)]
+    return onnx.helper.make_function(DOMAIN, "OfUnknownShape", ["X"], list("YKVS"), nodes, opsets)
+
+
 def _slice() -> onnx.FunctionProto:
     """Return what Slice is from opset 10 on, as onnx infers it from 13 on."""
     operands = ["data", "starts", "ends", "axes", "steps"]
@@ -171,6 +196,7 @@ _PRODUCTS = {turned: _product_of_turned(turned) for turned in ("A", "B", "AB")}
 _OF_ANY_AXES = {op_type: _of_any_axes(op_type) for op_type in ("Squeeze", "Unsqueeze")}
 _NORM_OF_SUM, _NORM_OF_ROWS = _norm_of_sum(), _norm_of_rows()
 _GROWING_CACHES, _SLICE = _growing_caches(), _slice()
+_OF_UNKNOWN_SHAPE = _of_unknown_shape()
 # What a model with shape equivalents has to hold.
 FUNCTIONS = (
     *_PRODUCTS.values(),
@@ -179,6 +205,7 @@ FUNCTIONS = (
     _NORM_OF_ROWS,
     _GROWING_CACHES,
     _SLICE,
+    _OF_UNKNOWN_SHAPE,
 )
 
 

@@ -24,6 +24,7 @@ from onnxfold.graph.traversal import (
 from onnxfold.shapes.equivalents import (
     DOMAIN,
     FUNCTIONS,
+    hide,
     is_doubtful,
     known_sizes,
     shape_equivalent,
@@ -33,7 +34,6 @@ from onnxfold.shapes.size_checks import MOST_ELEMENTS, check_size
 _NOT_READ = (ir.ExternalTensor, ir.LazyTensor)
 _LARGE_TENSOR_BYTES = 4096
 _MOST_DECLARED_ELEMENTS = 2**20
-_UNKNOWN_DOMAIN = "onnxfold.unknown"
 _MADE_UP = "unk__"  # how the symbols begin that onnx's inference gives to sizes
 
 
@@ -45,7 +45,6 @@ def fill_types(model: ir.Model) -> set[ir.Value]:
     plain = skeleton(model)
     inferred = _infer(plain)
     if _hide_doubtful(plain.graph, inferred.graph, lambda _: ()):
-        plain.opset_import.add(domain=_UNKNOWN_DOMAIN, version=1)
         inferred = _infer(plain)
     return _fill_graph(model.graph, inferred.graph)
 
@@ -57,27 +56,28 @@ def _infer(plain: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _hide_doubtful(
-    plain: onnx.GraphProto, inferred: onnx.GraphProto, outer: Callable[[str], Sequence[int]]
+    plain: onnx.GraphProto, inferred: onnx.GraphProto, outer: Callable[[str], Sequence[Dim]]
 ) -> bool:
-    """Make unknown operators of products whose sizes may be wrong; true if there are any.
+    """Hide operators whose sizes may be wrong; true if there are any.
 
     ``outer``: sizes of what a body may read.
     """
 
     @cache
-    def known() -> dict[str, list[int]]:
+    def known() -> dict[str, list[Dim]]:
         values = (*inferred.input, *inferred.value_info, *inferred.output)
-        weights = {tensor.name: list(tensor.dims) for tensor in inferred.initializer}
+        weights = {tensor.name: list[Dim](tensor.dims) for tensor in inferred.initializer}
         return weights | {value.name: known_sizes(value.type) for value in values}
 
-    def sizes(name: str) -> Sequence[int]:
+    def sizes(name: str) -> Sequence[Dim]:
         return known()[name] if name in known() else outer(name)
 
     found = False
     for node, twin in zip(plain.node, inferred.node, strict=True):
         if is_doubtful(node, sizes):
-            node.op_type, node.domain = "Unknown", _UNKNOWN_DOMAIN
+            hide(node)
             found = True
+            continue
         for own, other in zip(node.attribute, twin.attribute, strict=True):
             if own.HasField("g"):
                 found = _hide_doubtful(own.g, other.g, sizes) or found

@@ -24,6 +24,7 @@ from onnxfold.shapes.body_results import body_results
 from onnxfold.shapes.equivalents import (
     DOMAIN,
     FUNCTIONS,
+    hide,
     is_doubtful,
     known_sizes,
     shape_equivalent,
@@ -201,8 +202,10 @@ def _answers(opset: int, symbolic: SymbolicShapes, node: ir.Node) -> dict[ir.Val
     proto = shape_equivalent(node, home, opset) or whole_node(node)
     types |= {info.name: info.type for info in home.input}
     sizes = {name: known_sizes(kind) for name, kind in types.items()}
-    if proto.domain not in ("", DOMAIN) or is_doubtful(proto, lambda name: sizes.get(name, [])):
+    if proto.domain not in ("", DOMAIN):
         return {}
+    if is_doubtful(proto, lambda name: sizes.get(name, [])):
+        hide(proto)
     try:
         told = _told(opset, proto, types, data)
     except _NO_SHAPE:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnxfold.graph.attributes import keeps_dims
+from onnxfold.graph.einsum import einsum_labels
 from onnxfold.graph.operands import operand
 from onnxfold.graph.sequences import inserted_elements
 from onnxfold.operators import facets
@@ -174,6 +175,24 @@ class SymbolicShapes:
         columns = y[-2 if node.attributes.get_int("transB", 0) else -1]
         return None if batch is None else (*batch, x[-2], columns)
 
+    def contracted(self, node: ir.Node) -> SymbolicShape | None:
+        """Return the shape that Einsum gives; a label has the size that its axes broadcast to."""
+        shapes = [self.dims(factor) for factor in node.inputs]
+        known = [shape for shape in shapes if shape is not None]
+        labels = einsum_labels(node, [None if shape is None else len(shape) for shape in shapes])
+        if labels is None or len(known) < len(shapes):
+            return None
+        factors, result = labels
+        if any(len(term) != len(shape) for term, shape in zip(factors, known, strict=True)):
+            return None  # of a rank that a model only claims
+        met: dict[str, list[SymbolicShape | None]] = {}
+        for term, shape in zip(factors, known, strict=True):
+            for label, size in zip(term, shape, strict=True):
+                met.setdefault(label, []).append((size,))
+        name = node.outputs[0].name
+        sizes = enumerate(broadcast(met.get(label, [None])) for label in result)
+        return tuple(f"{name}@{axis}" if size is None else size[0] for axis, size in sizes)
+
     def ranged(self, node: ir.Node) -> SymbolicShape | None:
         """Return the shape that Range gives from zero up to a size, in steps of one."""
         start, limit, step = (self.vector(operand) for operand in node.inputs)
@@ -298,6 +317,7 @@ _Rule = Callable[[SymbolicShapes, ir.Node], SymbolicShape | None]
 _SHAPE_RULES: dict[str, _Rule] = {
     "ConcatFromSequence": SymbolicShapes.stacked,
     "ConstantOfShape": SymbolicShapes.filled,
+    "Einsum": SymbolicShapes.contracted,
     "Expand": SymbolicShapes.expanded,
     "Gemm": SymbolicShapes.multiplied,
     "MatMul": SymbolicShapes.multiplied,

@@ -162,10 +162,15 @@ def test_positions_that_are_cut_to_the_length_have_the_length() -> None:
 
 
 _LAYERS = """
-g (float[n, 1, m, 4] x, float[2, 4, k] y, float[4, m] a, float[k, 4] b) => (float[A] z) {
+g (float[n, 1, m, 4] x, float[2, 4, k] y, float[4, m] a, float[k, 4] b, float[k, m] p,
+   float[1, m] row) => (float[A] z) {
   z = MatMul (x, y)
   turned = Gemm <transA = 1, transB = 1> (a, b)
   same = MatMul (a, x)
+  pairs = Einsum <equation = "...ij,kj->i...k"> (x, b)
+  batches = Einsum <equation = "...ij,...ij->...i"> (x, x)
+  other = Einsum <equation = "...i,...i->..."> (a, p)
+  one = Einsum <equation = "...i,...i->..."> (a, row)
 }
 """
 
@@ -177,6 +182,10 @@ def test_products_have_the_rows_and_columns_of_their_operands() -> None:
     assert _derived(symbolic, values["z"]) == ("n", 2, "m", "k")
     assert _derived(symbolic, values["turned"]) == ("m", "k")
     assert _derived(symbolic, values["same"]) == ("n", 1, 4, 4)
+    assert _derived(symbolic, values["pairs"]) == ("m", "n", 1, "k")
+    assert _derived(symbolic, values["batches"]) == ("n", 1, "m")
+    assert _derived(symbolic, values["other"]) == (4,)
+    assert _derived(symbolic, values["one"]) == (4,)
 
 
 def test_a_slice_of_opset_10_cuts_its_axis() -> None:

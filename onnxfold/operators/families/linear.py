@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, Shape
+from onnxfold.graph.einsum import einsum_labels
 from onnxfold.operators.families.transfer import (
     Backward,
     Carried,
@@ -184,7 +185,7 @@ class Einsum:
     """Two factors: a label of the output that stands in one factor only is carried into it."""
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        terms = einsum_labels(view, node)
+        terms = einsum_labels(node, [view.rank(factor) for factor in node.inputs])
         if terms is None:
             return refuse(RefusalCode.UNKNOWN_OP, node, "has an equation that is not followed")
         factors, result = terms
@@ -199,7 +200,7 @@ class Einsum:
         return broken(node, fiber)
 
     def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
-        terms = einsum_labels(view, node)
+        terms = einsum_labels(node, [view.rank(factor) for factor in node.inputs])
         if terms is None:
             return None
         factors, result = terms
@@ -209,36 +210,3 @@ class Einsum:
         if any(result.count(label) != 1 for label in labels.values()):
             return None
         return ((0, fiber.moved({a: result.index(x) for a, x in labels.items()})),)
-
-
-_BROADCAST = "0123456789"  # labels of what an ellipsis stands for, from the right
-
-
-def einsum_labels(view: ModelInfo, node: ir.Node) -> tuple[list[str], str] | None:
-    """Return the label of every axis of the factors and of the result of an explicit equation.
-
-    An ellipsis stands for axes that broadcast, aligned from the right; they are labelled by digits.
-    None where a rank is not known, or the result leaves out what the factors broadcast.
-    """
-    equation = (node.attributes.get_string("equation", "") or "").replace(" ", "")
-    if "->" not in equation:
-        return None
-    left, result = equation.split("->")
-    terms = left.split(",")
-    if len(terms) != len(node.inputs) or ("..." in left) != ("..." in result):
-        return None
-    factors: list[str] = []
-    most = 0
-    for term, operand in zip(terms, node.inputs, strict=True):
-        rank = view.rank(operand)
-        hidden = 0 if rank is None else rank - len(term.replace("...", ""))
-        if "..." in term and (rank is None or not 0 <= hidden <= len(_BROADCAST)):
-            return None
-        most = max(most, hidden if "..." in term else 0)
-        factors.append(_spelled_out(term, hidden))
-    spelled = _spelled_out(result, most)
-    return (factors, spelled) if len(set(spelled)) == len(spelled) else None
-
-
-def _spelled_out(term: str, hidden: int) -> str:
-    return term.replace("...", _BROADCAST[:hidden][::-1])

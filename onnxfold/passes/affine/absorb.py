@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import AxisBlock, Dim, ModelInfo, Shape
 from onnxfold.graph.channels import Channels
-from onnxfold.operators.families.linear import einsum_labels
+from onnxfold.graph.einsum import einsum_labels
 from onnxfold.operators.families.transfer import refuse, unknown_shape
 from onnxfold.operators.row import Layer
 from onnxfold.refusal import Refusal, RefusalCode
@@ -259,7 +259,7 @@ def _einsum(
     view: ModelInfo, node: ir.Node, index: int, channels: Channels
 ) -> AbsorbingLayer | Refusal:
     """Two factors and an explicit result: a label that both factors have is W's as well."""
-    labels = einsum_labels(view, node)
+    labels = einsum_labels(node, [view.rank(factor) for factor in node.inputs])
     if labels is None or len(node.inputs) != 2:
         return refuse(RefusalCode.UNKNOWN_OP, node, "has an equation that is not followed")
     factors, result = labels
