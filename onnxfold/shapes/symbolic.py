@@ -195,7 +195,7 @@ class SymbolicShapes:
 
     def ranged(self, node: ir.Node) -> SymbolicShape | None:
         """Return the shape that Range gives from zero up to a size, in steps of one."""
-        start, limit, step = (self.vector(operand) for operand in node.inputs)
+        start, limit, step = (self.vector(operand(node, index)) for index in range(3))
         told = [start, step] == [(0,), (1,)] and limit and isinstance(limit[0], str)
         return limit if told else None
 
