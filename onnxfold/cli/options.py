@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from onnxfold.cli.terminal import chosen_verbosity
+from onnxfold.errors import UsageError
 from onnxfold.options import Defer, Device, Target, WrittenForm, target_named
 
 # What is said and where it goes, not what it is.
@@ -123,8 +124,13 @@ class CheckedOptions:
     allow_split: SplitOption = 1 << 20
     exclude: ExcludeOption = None
     check: Annotated[
-        int, typer.Option(metavar="N", help="Check on N sets of inputs; 0 only proves the result.")
-    ] = 2
+        int | None,
+        typer.Option(
+            metavar="N",
+            show_default="2",
+            help="Check on N sets of inputs; 0 only proves the result.",
+        ),
+    ] = None
     no_check: Annotated[bool, typer.Option("--no-check", help="Write without proof and check.")] = (
         False
     )
@@ -150,7 +156,7 @@ class CheckedOptions:
         return {
             "allow_split": self.allow_split,
             "exclude": self.exclude,
-            "check": None if self.no_check else self.check,
+            "check": self._samples(),
             "rtol": self.rtol,
             "atol": self.atol,
             "inputs": tuple(self.inputs or ()),
@@ -160,6 +166,13 @@ class CheckedOptions:
             "save_as_external_data": True if self.save_as_external_data else None,
             "fail_if_unchanged": self.fail_if_unchanged,
         }
+
+    def _samples(self) -> int | None:
+        if not self.no_check:
+            return 2 if self.check is None else self.check
+        if self.check is not None:
+            raise UsageError("--no-check and --check exclude one another; leave one out")
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -281,6 +281,16 @@ def test_verbose_and_quiet_exclude_each_other(model: Path, monkeypatch: pytest.M
     assert run(monkeypatch, "inspect", model, "-q", "-v") == 2
 
 
+def test_a_check_that_is_asked_for_and_forbidden_is_bad_usage(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = model.with_name("out.onnx")
+    assert run(monkeypatch, "optimize", model, "-o", out, "--no-check", "--check", "3") == 2
+    assert "--no-check and --check exclude one another" in capfd.readouterr().err
+    assert not out.exists()
+    assert run(monkeypatch, "optimize", model, "-o", out, "--no-check") == 0
+
+
 def test_optimize_prints_its_report_for_machines(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

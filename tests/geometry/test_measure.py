@@ -306,9 +306,15 @@ def test_text_that_cannot_be_read_names_row_and_remedy(tmp_path: Path, tokenizer
     file.write_text('{"text": "a"}\n{"body": "b"}\n', encoding="utf-8")
     with pytest.raises(DataError, match=r"bad\.jsonl, row 1: .*'text'; name the field with --col"):
         onnxfold.measure(_text_model(), file)
-    with pytest.raises(UsageError, match="give --tokenizer FILE"):
+    with pytest.raises(DataError, match=r"none\.json: there is no such file"):
         onnxfold.measure(_text_model(), file, tokenizer=tmp_path / "none.json")
     file.write_text('{"text": "a"}\n', encoding="utf-8")
+    elsewhere = tmp_path / "alone"
+    elsewhere.mkdir()
+    alone = file.rename(elsewhere / file.name)
+    with pytest.raises(UsageError, match="give --tokenizer FILE"):
+        onnxfold.measure(_text_model(), alone)
+    file = alone.rename(file)
     with pytest.raises(DataError, match=r"bad\.jsonl: no tokenizer"):
         onnxfold.measure(_text_model(), file, tokenizer=file)
 

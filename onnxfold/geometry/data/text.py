@@ -23,11 +23,12 @@ _MADE: dict[str, Callable[[Any], Sequence[int]]] = {
 
 def find_tokenizer(options: DataOptions, model: Path | None, data: Path) -> Path:
     """Return the tokenizer.json: the given one, or one beside the model or the data."""
-    if options.tokenizer is not None:
-        places = [options.tokenizer]
-    else:
-        folders = [path.parent for path in (model, data) if path is not None]
-        places = [folder / "tokenizer.json" for folder in folders]
+    if (given := options.tokenizer) is not None:
+        if not given.is_file():
+            raise DataError(f"{given}: there is no such file; --tokenizer takes a tokenizer.json")
+        return given
+    folders = [path.parent for path in (model, data) if path is not None]
+    places = [folder / "tokenizer.json" for folder in folders]
     for place in places:
         if place.is_file():
             return place
