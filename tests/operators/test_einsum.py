@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxfold.graph import AxisBlock, Fiber
-from onnxfold.operators.families.linear import einsum_labels
+from onnxfold.graph.einsum import einsum_labels
 from onnxfold.operators.families.rules import transfer_of
 from onnxfold.operators.families.transfer import Carried
 from onnxfold.passes.prepare.working_copy import prepare
@@ -63,6 +63,7 @@ def test_dots_stand_for_as_many_axes_as_there_are_labels(hidden: int) -> None:
         {{ y = Einsum <equation = "...i->...i"> (x) }}"""
     )
     view = infer(prepare(ir.from_proto(model)).model)
-    labels = einsum_labels(view, view.model.graph[0])
+    node = view.model.graph[0]
+    labels = einsum_labels(node, [view.rank(factor) for factor in node.inputs])
     spelled = "9876543210"[10 - hidden :] + "i"
     assert labels == (None if hidden > 10 else ([spelled], spelled))
