@@ -17,6 +17,9 @@ from onnxfold.operators.table import row_of
 DOMAIN = "onnxfold.shape_equivalents"
 
 _SAME_AS_STANDARD = frozenset({"DequantizeLinear", "QuantizeLinear"})
+# ONNX Runtime writes LayerNormalization below its opset, 17, too; of opset 18 onnx 1.23 infers
+# nothing of GroupNormalization, which is deprecated there.
+_NORMS = frozenset({("", "GroupNormalization"), ("", "LayerNormalization")})
 
 
 def shape_equivalent(node: ir.Node, home: onnx.GraphProto, opset: int) -> onnx.NodeProto | None:
@@ -25,8 +28,7 @@ def shape_equivalent(node: ir.Node, home: onnx.GraphProto, opset: int) -> onnx.N
     It may be a call of one of ``FUNCTIONS``, which are of domain ``DOMAIN``, version 1.  A weight
     whose shape follows from attributes becomes a typed input of ``home``.
     """
-    # ONNX Runtime writes LayerNormalization below its opset, 17, too.
-    plain_norm = (node.domain, node.op_type) == ("", "LayerNormalization") and not any(
+    plain_norm = (node.domain, node.op_type) in _NORMS and not any(
         value.name for value in node.outputs[1:]
     )
     unknown = not onnx.defs.has(node.op_type, node.domain)

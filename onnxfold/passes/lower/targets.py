@@ -112,7 +112,7 @@ class TargetLowering:
         if self._trailing_axes(site) is None and not in_operators:
             return _no_form(site, _LAST_AXES)
         dtype = site.input.dtype
-        if dtype not in FLOATS or dtype != _output_type(site):
+        if dtype not in FLOATS or dtype != site.output.dtype:
             sentence = f"no operator for {dtype} to {site.output.dtype}"
             return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, label)
         if wide_epsilon(site) and dtype is not ir.DataType.DOUBLE:
@@ -378,9 +378,3 @@ def _no_form(site: NormSite, sentence: str) -> Refusal:
 
 def _least_opset(dtype: ir.DataType | None) -> int:
     return 13 if dtype is ir.DataType.BFLOAT16 else MIN_OPSET
-
-
-def _output_type(site: NormSite) -> ir.DataType | None:
-    """Every norm that is one operator gives the type of x, whether or not the model says so."""
-    known = site.output.dtype
-    return site.input.dtype if known is None and site.form is NormForm.OP else known
