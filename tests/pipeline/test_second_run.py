@@ -149,6 +149,26 @@ def _whole_group() -> ir.Model:
     return graph(body, "float[B,4,6] x", "float[B,4,5] y", made, opset=17)
 
 
+def _half_fused(opset: int) -> ir.Model:
+    """A LayerNorm of which ONNX Runtime's optimizer made one operator but for mean and beta."""
+    made = _float32(gamma=(6,), beta=(6,), V=(6, 5), b=(5,))
+    body = (
+        f"h = Tanh(x) {_MEAN} q = SimplifiedLayerNormalization<axis=-1, epsilon=1e-5>(d, gamma) "
+        "n = Add(q, beta) p = MatMul(n, V) y = Add(p, b)"
+    )
+    return graph(body, "float[B,4,6] x", "float[B,4,5] y", made, opset=opset)
+
+
+def _one_group() -> ir.Model:
+    """Of GroupNormalization onnx infers no type at its first opset."""
+    made = _float32(W=(6, 6), gamma=(1,), beta=(1,), V=(6, 5), b=(5,))
+    body = (
+        "h = MatMul(x, W) n = GroupNormalization<num_groups=1>(h, gamma, beta) "
+        "p = MatMul(n, V) y = Add(p, b)"
+    )
+    return graph(body, "float[B,6] x", "float[B,5] y", made, opset=18)
+
+
 _NORM = "n = LayerNormalization<axis=-1>(h, {}) "
 _MODELS = {
     "a factor behind a norm": lambda: _factor_behind(_NORM.format("gamma, beta"), "Mul(n, l)"),
@@ -180,6 +200,9 @@ _MODELS = {
     ),
     "a sign in front of a factor": lambda: _factor_behind(f"{_SPELLED} n = Neg(q) ", "Mul(n, k)"),
     "a group of all channels": _whole_group,
+    "an operator of one group": _one_group,
+    "a norm of which a part is one operator": lambda: _half_fused(17),
+    "a norm of which a part is one operator, opset 13": lambda: _half_fused(13),
     "a layer behind a kept norm": _feed_forward,
     "two epsilons": _two_epsilons,
     "a layer of merged rows": _merged_rows,

@@ -166,8 +166,10 @@ class _Norms:
 
 
 def _parts(source: AffineSource) -> tuple[ir.Node | None, ir.Node | None]:
-    by_type = {node.op_type: node for node in source.nodes}
-    return by_type.get("Add", by_type.get("Sub")), by_type.get("Mul")
+    """Return what adds beta and what multiplies by gamma."""
+    adds = [node for node in source.nodes if node.op_type in ("Add", "Sub")]
+    scales = [node for node in source.nodes if node not in adds]
+    return next(iter(adds), None), next(iter(scales), None)
 
 
 def _data_input(view: ModelInfo, node: ir.Node) -> ir.Value:

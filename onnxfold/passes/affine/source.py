@@ -153,9 +153,13 @@ def _inside(view: ModelInfo, site: NormSite) -> _Parts:
 
 
 def _applies(node: ir.Node, op_type: str, part: object) -> bool:
-    """Whether a node adds or multiplies by a part; b - h adds b, as tf.nn.batch_normalization."""
+    """Whether a node adds or multiplies by a part; b - h adds b, as tf.nn.batch_normalization.
+
+    An RMSNorm behind a centring, as ONNX Runtime's optimizer leaves it, multiplies by its scale.
+    """
+    scales = (node.domain, node.op_type) in NORM_OPERATORS and node.inputs[_GAMMA] is part
     return operator(node) == op_type or (
-        (operator(node), op_type) == ("Sub", "Add") and node.inputs[0] is part
+        scales if op_type == "Mul" else operator(node) == "Sub" and node.inputs[0] is part
     )
 
 
