@@ -37,10 +37,8 @@ class Candidates:
             return ()
         found: dict[Fiber, None] = dict.fromkeys(self._claimed.get(self._before.ref(u), ()))
         found.update(dict.fromkeys(self._of_claims_inside(region, target)))
-        for leaf in region.leaves:
-            if leaf.relation.fiber is None:
-                continue
-            for image in images(leaf.relation.fiber, leaf.shape, target):
+        for leaf, fiber in self._shifted(region):
+            for image in images(fiber, leaf.shape, target):
                 found[image] = None
                 offset = len(target) - len(leaf.shape)
                 repeated = [
@@ -55,6 +53,13 @@ class Candidates:
                     found[Fiber.of((*image.blocks, *wider.blocks))] = None
         found.update(dict.fromkeys(_of_parts(list(found))))
         return tuple(sorted(found, key=lambda fiber: (-fiber.size, fiber.part is None)))
+
+    def _shifted(self, region: Region) -> Iterator[tuple[Leaf, Fiber]]:
+        """Yield what is shifted, and what was to be: a weight of mean 0 tells where its bias is."""
+        for leaf in region.leaves:
+            claimed = () if leaf.u is None else self._claimed.get(self._before.ref(leaf.u), ())
+            own = leaf.relation.fiber
+            yield from ((leaf, fiber) for fiber in (claimed if own is None else (own,)))
 
     def _of_claims_inside(self, region: Region, target: Shape) -> Iterator[Fiber]:
         """Yield where the fiber of a value that is centred within a region may lie behind it."""
@@ -96,10 +101,10 @@ class Candidates:
         return leaf.v is not None and self._means.may_hold(leaf.v, fiber)
 
     def _axes(self, leaf: Leaf) -> list[Fiber]:
+        """Return along what a leaf may have mean 0: its own fiber, a digit of that, whole axes."""
         ref = "" if leaf.u is None else self._before.ref(leaf.u)
-        found: dict[Fiber, None] = {}
-        if leaf.relation.fiber is not None:
-            found[leaf.relation.fiber] = None
+        own = leaf.relation.fiber
+        found = dict.fromkeys(() if own is None else (own, *(Fiber((b,)) for b in own.blocks)))
         found.update(dict.fromkeys(self._claimed.get(ref, ())))
         rank = len(leaf.shape)
         for axes in (

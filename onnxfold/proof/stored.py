@@ -90,6 +90,14 @@ def largest(tensor: ir.TensorProtocol) -> float:
     return max((float(np.abs(rows).max(initial=0)) for rows in stored_rows(tensor)), default=0.0)
 
 
+def is_rounded(tensor: ir.TensorProtocol) -> bool:
+    """Whether a changed weight may have lost digits when it was stored: one that is edited says."""
+    if not isinstance(tensor, EditedTensor):
+        return True
+    pairs = paired_rows(_rows(tensor), stored_rows(tensor))
+    return not all(np.array_equal(before, after) for before, after in pairs)
+
+
 def _within_rows(tensor: ir.TensorProtocol, fiber: Fiber) -> bool:
     return len(tensor.shape) > 1 and all(digit.axis != 0 for digit in fiber.digits)
 

@@ -81,6 +81,20 @@ def test_the_proof_refuses_a_weight_that_is_rounded_again(
         assert f"'{name}' is rounded to FLOAT16 and computed with as FLOAT" in reason["sentence"]
 
 
+@pytest.mark.parametrize(("step", "folds"), [(6, 1), (1, 0)])
+def test_the_proof_takes_a_weight_of_which_no_number_is_rounded(
+    step: int, folds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Means of six integers are integers where these are multiples of six, and sixths else."""
+    _force(monkeypatch)
+    V16 = step * np.random.default_rng(1).integers(-9, 9, (6, 6)).astype(np.float16)
+    body = "V = Cast<to=1>(V16) h = MatMul(x, V) y = LayerNormalization<axis=-1>(h, gamma)"
+    constants: dict[str, Array] = {"V16": V16, "gamma": weights(gamma=(6,))["gamma"]}
+    constants["gamma"] = constants["gamma"].astype(np.float32)
+    model = graph(body, "float[B,4,6] x", "float[B,4,6] y", constants)
+    assert len(onnxfold.optimize(model, check=0).plan.folds) == folds
+
+
 @pytest.mark.parametrize("between", ["Mul(V16, three)", "Div(V16, three)", "Add(V16, row)"])
 def test_a_weight_may_change_where_the_model_rounds_it_itself(between: str) -> None:
     """Its products and sums are rounded to half floats before the Cast."""
