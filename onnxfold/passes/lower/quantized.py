@@ -21,7 +21,7 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.edit import Lowered
-from onnxfold.graph.operands import only_reader, operand
+from onnxfold.graph.operands import known_producer, only_reader, operand
 from onnxfold.operators.facets import stands_before_a_weight
 from onnxfold.operators.functions import (
     DOMAIN,
@@ -205,8 +205,7 @@ def _takes(view: ModelInfo, layouts: tuple[ir.Node, ...], zero_point: ir.Value) 
 def _quantizes(node: ir.Node, y: ir.Value) -> bool:
     if operator(node) != "QuantizeLinear" or node.inputs[0] is not y:
         return False
-    producer = y.producer()
-    return _is_plain(node) and producer is not None and node.graph is producer.graph
+    return _is_plain(node) and node.graph is known_producer(y).graph
 
 
 def _is_plain(node: ir.Node) -> bool:

@@ -331,5 +331,6 @@ class _Walk:
         """Return all that computes s, or multiplies by it, in order."""
         nodes = self._between(self._site.output, self._site.input)
         nodes |= {node for value in self._powers if (node := value.producer()) is not None}
-        nodes |= {use.node for value in self._powers for use in value.uses()}
+        readable = (self._site.input, *self._powers)  # x too, which a Cast may widen for its mean
+        nodes |= {use.node for value in readable for use in value.uses()}
         return tuple(sorted(nodes & self._order.keys(), key=self._order.__getitem__))

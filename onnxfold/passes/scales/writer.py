@@ -198,8 +198,7 @@ def writer_of(
 def _cut_here(view: ModelInfo, value: ir.Value, channels: Channels) -> AxisPart | None:
     """Return the part that the value is of another, where a scale of it is one of some channels."""
     cut = cut_of(view, value)
-    node = value.producer()
-    if cut is None or node is None or facets.scales_every_output(row_of(node)):
+    if cut is None or facets.scales_every_output(row_of(known_producer(value))):
         return cut
     alone = len(element_readers(cut.source)) == 1
     if not channels.digits:
@@ -355,11 +354,8 @@ def _writer(
 def _operands(view: ModelInfo, node: ir.Node, channels: Channels) -> tuple[int, Channels] | None:
     """Return the input that holds the output's channels, and where they are in it."""
     if not channels.digits:
-        constant = [view.tensor(operand) is not None for operand in node.inputs[:2]]
-        product = row_of(node).layer in _PRODUCTS
-        behind = constant[0] and not constant[1]
-        first = behind or (not any(constant) and not is_weight(view, node, 1))
-        return (0 if product and first else 1), SCALAR
+        first = row_of(node).layer in _PRODUCTS and not is_weight(view, node, 1)
+        return (0 if first else 1), SCALAR
     if row_of(node).layer is Layer.CONVOLUTION:  # whatever its groups
         return (1, channels.renamed({1: 0})) if channels.axes == (1,) else None
     transfer = transfer_of(node)

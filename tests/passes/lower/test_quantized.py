@@ -270,8 +270,12 @@ def test_a_norm_quantised_to_float8_by_rows_is_one_call(
         (per_row_float8(), INT8),  # levels and a Clip of 127
         (blocked(FLOAT8, saturate=0), FLOAT8),
         (blocked(precision=TensorProto.FLOAT16), INT8),
+        (per_tensor(saturate=0), FLOAT8),
     ],
-    ids=["infinite beyond 448", "levels of int8", "blocks, infinite beyond 448", "half precision"],
+    ids=[
+        *("infinite beyond 448", "levels of int8", "blocks, infinite beyond 448"),
+        *("half precision", "of one scale, infinite beyond 448"),
+    ],
 )
 def test_other_codes_of_rows_keep_their_nodes(nodes: list[onnx.NodeProto], code: int) -> None:
     opset = 23 if any(a.name == "precision" for node in nodes for a in node.attribute) else 21

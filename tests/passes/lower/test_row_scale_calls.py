@@ -140,19 +140,31 @@ def outputs_of(model: onnx.ModelProto, *, kernels: bool) -> list[np.ndarray]:
             ("y",),
             ["RMSNormRowEpsilonScale"],
         ),
+        (  # another value than that of which the root is
+            [*SCALE[:3], *ROW_EPSILON[:-1], node("Mul", ["inverse_root", "x"], ["y"])],
+            ("y", "u"),
+            [],
+        ),
+        (  # a bias, no residual
+            [node("Add", ["r", "b"], ["x"]), *SCALE, *LAYER],
+            ("h", "x"),
+            ["RowScale"],
+        ),
         # Statistics that others read, and a product behind which nothing comes.
         ([*SCALE, *LAYER, node("Relu", ["u"], ["y"])], ("h", "y", "inverse"), []),
     ],
     ids=[
         *("scale", "relu", "gelu", "silu", "sum", "sum read before", "scaled sum"),
-        *("two epsilons", "row epsilon", "read elsewhere"),
+        *("two epsilons", "row epsilon", "root of another", "bias", "read elsewhere"),
     ],
 )
 def test_numbers_of_rows_become_calls(
     nodes: list[onnx.NodeProto], outputs: tuple[str, ...], calls: list[str]
 ) -> None:
     model = model_of(nodes, *outputs)
-    written = onnxfold.optimize(model, target="kernels", defer="all").model
+    result = onnxfold.optimize(model, target="kernels", defer="all")
+    assert "left_out" not in result.report
+    written = result.model
     found = [each.op_type for each in written.graph.node if each.domain == DOMAIN]
     assert found == calls
     expected = outputs_of(model, kernels=False)

@@ -146,6 +146,25 @@ def test_no_cast_to_a_wider_type_and_back_stays_behind_a_layer(number: int) -> N
     assert [node.op_type for node in back.model.graph][-2:] == ["MatMul", "Relu"]
 
 
+def test_a_power_of_two_leaves_the_mean_of_half_floats() -> None:
+    """The range of float16 asks for it; the norm is plain again, and nothing is dead.
+
+    Deferral has the mean square times 2^-6 with 2^-6 of epsilon, and 2^3 too little in W.
+    """
+    made = {"ones": np.ones(6, np.float16), "W": weights(W=(6, 12))["W"].astype(np.float16)}
+    body = "n = RMSNormalization<axis=-1>(x, ones) y = MatMul(n, W)"
+    model = graph(body, "float16[B,T,6] x", "float16[B,T,12] y", made, opset=23)
+    deferred = onnxfold.optimize(model, defer="all", check=0)
+    assert "W.halved" in deferred.model.graph.initializers
+    back = onnxfold.optimize(deferred.model, check=0)
+    stored = [value.const_value for value in back.model.graph.initializers.values()]
+    numbers = {each.numpy().item() for each in stored if each is not None and each.size == 1}
+    assert numbers == {8.0, float(np.float32(1e-5))}
+    info = ModelInfo(back.model)
+    assert not [node.op_type for node in info.nodes() if info.is_dead(node)]
+    assert not onnxfold.optimize(back.model, check=0).changed
+
+
 def test_excluded_norms_stay_deferred() -> None:
     info = prepare(_spelled_by_others()).info
     assert decide(info, Settings(exclude=".")).empty

@@ -32,6 +32,14 @@ MOVES = {
         BIASED + "t = Transpose<perm=[0,2,1]>(a) y = Mul(t, column)",
         1,
     ),
+    "a number behind some positions": (
+        BIASED + "t = Slice(a, zero, two, one) y = Mul(t, eight)",
+        1,
+    ),
+    "a turned weight first": (
+        "t = Transpose<perm=[1,0]>(cos) m = MatMul(t, x) y = Mul(m, eight)",
+        1,
+    ),
     "heads": (BIASED + "r = Reshape(a, heads) y = Mul(r, per_head)", 1),
     "a number": (BIASED + "y = Div(a, eight)", 1),
     "scores": (
