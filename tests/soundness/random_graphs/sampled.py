@@ -37,6 +37,7 @@ class _Sampled(Draft):
     def __init__(self, rng: random.Random, key: Key, sample: Sample):
         super().__init__(rng, sample.opset)
         self.key, self.sample = key, sample
+        self.computes = any(operand is not None and operand.moves for operand in sample.operands)
         if key in _ONE_TYPE or any(
             operand is not None and operand.moves and operand.array.dtype != np.float64
             for operand in sample.operands
@@ -75,7 +76,9 @@ class _Sampled(Draft):
             return ""
         if not operand.moves:
             if operand.constant:
-                return self.initializer(operand.array, f"fixed{index}_")
+                typed = operand.array.dtype == np.float64 and self.computes
+                make = self.parameter if typed else self.initializer
+                return make(operand.array, f"fixed{index}_")
             name = f"given{index}"
             self.inputs[name] = (
                 helper.np_dtype_to_tensor_dtype(operand.array.dtype), list(operand.dims)
@@ -120,7 +123,7 @@ class _Sampled(Draft):
 
     def not_constant(self, name: str, array: Array) -> str:
         """What constants alone give, added to something computed: a norm of it would not fold."""
-        if any(operand is not None and operand.moves for operand in self.sample.operands):
+        if self.computes:
             return name
         given = Operand(np.zeros(array.shape), array.shape, constant=False, moves=True)
         computed = self.written(len(self.sample.operands), given)
