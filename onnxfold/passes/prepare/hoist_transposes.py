@@ -7,9 +7,13 @@ Transpose and A the reduced axes, these identities are exact, element by element
     T(reduce(x, A))          = reduce(T(x), T(A))          with keepdims
     T(x - reduce_mean(x, A)) = T(x) - reduce_mean(T(x), T(A))
     T(x * x)                 = T(x) * T(x)
+    T(f(x, c))               = f(T(x), T(c))               f element by element, c a constant
+
+tf2onnx writes a Reshape in the place of a Transpose that moves no element but between axes of size
+1, as that of a mean does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import takewhile
 
 import numpy as np
@@ -18,10 +22,14 @@ import onnx_ir as ir
 from onnxfold.graph import constant_tensor, keeps_dims, node_label
 from onnxfold.graph.edit import insert_before, redirect, replace_node, sweep
 from onnxfold.graph.operands import computed_by
+from onnxfold.graph.operands import operands as operands_of
 from onnxfold.graph.traversal import all_graphs
+from onnxfold.shapes.named_sizes import same_elements
 
 # What a norm takes its statistics with; a Transpose behind another reduction is left alone.
 _REDUCTIONS = frozenset(("ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare"))
+# What stands between the variance and the product with x.
+_ELEMENTWISE = frozenset(("Add", "Div", "Max", "Mul", "Pow", "Reciprocal", "Sqrt"))
 _Unique = Callable[[str], str]
 
 
@@ -33,8 +41,11 @@ def hoist_transposes(model: ir.Model, unique: _Unique) -> tuple[str, ...]:
         waiting = list(graph)[::-1]
         while waiting:
             node = waiting.pop()
-            move = _move(graph, node, unique)
             label = node_label(node)
+            if _replace_reshape(graph, node, unique):
+                names.append(label)
+                continue
+            move = _move(graph, node, unique)
             if move is not None and _pull(move):
                 names += [label] if node in given else []
                 waiting += move.moved  # what it stands behind now may be part of the norm as well
@@ -102,6 +113,8 @@ class _Move:
             return self.moved[0].outputs[0]
         attributes = {"perm": ir.AttrInt64s("perm", list(self.order))}
         result = self.make("Transpose", (x,), attributes, self.transpose, f"{x.name}/transposed")
+        if x.shape is not None:
+            result.shape = ir.Shape([x.shape[axis] for axis in self.order])
         self.moved = [node for node in (result.producer(),) if node is not None]
         for twin in twins:
             if not twin.outputs[0].is_graph_output():
@@ -134,6 +147,21 @@ class _Move:
             inputs[1].type = ir.TensorType(ir.DataType.INT64)
         return self.make(node.op_type, inputs, attributes, node)
 
+    def elementwise(self) -> ir.Value:
+        """Return what the inner node computes, of its transposed operands."""
+        order = ir.AttrInt64s("perm", list(self.order))
+
+        def turned(value: ir.Value) -> ir.Value:
+            tensor, stem = constant_tensor(value), f"{value.name}/transposed"
+            if tensor is None:
+                return self.transposed(value)
+            if tensor.size == 1:
+                return value
+            return self.make("Transpose", (value,), {"perm": order}, self.transpose, stem)
+
+        operands = tuple(turned(value) for value in operands_of(self.inner))
+        return self.make(self.inner.op_type, operands, {}, self.inner)
+
     def finish(self, result: ir.Value) -> None:
         """Let the result take the place of the Transpose's output."""
         replace_node(self.transpose, (), {0: result})
@@ -157,10 +185,14 @@ def _pull(move: _Move) -> bool:
         sweep([inner])
         return True
     if inner.op_type == "Mul" and inner.inputs[1] is x:
-        if not move.twins(x):
+        if not move.twins(x) and not _centred(move, x):
             return False  # no norm: the Transpose would only move
         wide = move.transposed(x)
         move.finish(move.make("Mul", (wide, wide), {}, inner))
+        sweep([inner])
+        return True
+    if inner.op_type in _ELEMENTWISE and _scales(move):
+        move.finish(move.elementwise())
         sweep([inner])
         return True
     mean = computed_by(inner.inputs[1], "ReduceMean") if inner.op_type == "Sub" else None
@@ -177,3 +209,78 @@ def _pull(move: _Move) -> bool:
 
 def _reducible(node: ir.Node) -> bool:
     return bool(_axes(node)) and keeps_dims(node)
+
+
+def _centred(move: _Move, value: ir.Value | None) -> bool:
+    """Whether a value is x - mean(x), of an x that is transposed in this order too."""
+    node = computed_by(value, "Sub")
+    mean = None if node is None else computed_by(node.inputs[1], "ReduceMean")
+    x = None if node is None else node.inputs[0]
+    if x is None or mean is None or mean.inputs[0] is not x:
+        return False
+    return _reducible(mean) and bool(move.twins(x))
+
+
+def _scales(move: _Move) -> bool:
+    """Whether the inner node makes what x is scaled by, of the mean square of x - mean(x)."""
+    node: ir.Node | None = move.inner
+    while node is not None and node.domain == "" and node.op_type in _ELEMENTWISE:
+        computed = [value for value in operands_of(node) if constant_tensor(value) is None]
+        if len(computed) != 1 or not _transposable(node, len(move.order)):
+            return False
+        node = computed[0].producer()
+    if node is None or node.op_type != "ReduceMean" or not _reducible(node):
+        return False
+    square = computed_by(node.inputs[0], "Mul")
+    if square is None or square.inputs[0] is not square.inputs[1]:
+        return False
+    return _centred(move, square.inputs[0])
+
+
+def _transposable(node: ir.Node, rank: int) -> bool:
+    tensors = [constant_tensor(value) for value in operands_of(node)]
+    return all(each is None or each.size == 1 or len(each.shape) == rank for each in tensors)
+
+
+def _replace_reshape(graph: ir.Graph, node: ir.Node, unique: _Unique) -> bool:
+    """Take the mean of T(x) in the place of a Reshape that makes T(mean(x)) of mean(x)."""
+    mean = computed_by(node.inputs[0], "ReduceMean") if node.op_type == "Reshape" else None
+    if mean is None or node.domain != "" or mean.graph is not graph or not _reducible(mean):
+        return False
+    x = mean.inputs[0]
+    if x is None:
+        return False
+    for order, wide in list(_other_layouts(x, graph)):
+        if _moves_ones(node, mean, x, order):
+            move = _Move(graph, node, mean, order, unique)
+            move.finish(move.reduction(mean, wide or move.transposed(x)))
+            sweep([mean])
+            return True
+    return False
+
+
+def _other_layouts(
+    x: ir.Value, graph: ir.Graph
+) -> Iterator[tuple[tuple[int, ...], ir.Value | None]]:
+    """Yield the orders in which the graph holds x too, and what was transposed to x."""
+    made = computed_by(x, "Transpose")
+    order = None if made is None else made.attributes.get_ints("perm")
+    if made is not None and order is not None:
+        yield tuple(int(place) for place in np.argsort(order)), made.inputs[0]
+    for use in x.uses():
+        order = use.node.attributes.get_ints("perm")
+        if use.node.op_identifier() == ("", "Transpose", "") and use.node.graph is graph and order:
+            yield tuple(order), None
+
+
+def _moves_ones(node: ir.Node, mean: ir.Node, x: ir.Value, order: tuple[int, ...]) -> bool:
+    """Whether the Reshape of a mean gives what a Transpose of it in this order would give."""
+    shape, target = x.shape, constant_tensor(node.inputs[1])
+    if shape is None or target is None or not len(shape) == len(order) == target.size:
+        return False
+    reduced = {axis % len(order) for axis in _axes(mean) or ()}
+    kept = [axis for axis in order if axis not in reduced]
+    sizes = (1 if axis in reduced else shape[axis] for axis in order)
+    given = tuple(size if isinstance(size, int) else str(size) for size in sizes)
+    asked = tuple("" if size == -1 else size for size in target.numpy().tolist())
+    return kept == sorted(kept) and same_elements(asked, given)
