@@ -8,6 +8,8 @@ from typing import Any
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.operands import only_reader
 from onnxfold.norms import NormSite, streams
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
 from onnxfold.passes.centring.fusions import spanned_norm
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.ranges import RangeWarning
@@ -22,7 +24,7 @@ class Description:
 
     ``attentions`` are the norms, by reference, between which attention stands, of which ONNX
     Runtime's transformers optimizer makes one operator only while both are LayerNormalization.
-    ``behind``: norms by what they give once they have taken the constants behind them.
+    ``behind``: norms by what they give once they have taken what stands behind them.
     """
 
     opset: int
@@ -75,14 +77,15 @@ def norm_of(info: ModelInfo, found: Description, ref: str) -> str:
     """Return the norm of the described model that an operator of a later version is a part of.
 
     One that was spelled for a target in the meantime has its gamma or beta behind it; one that took
-    the constants behind it gives what these gave.
+    what stands behind it gives what that gave.
     """
-    known = {row["ref"] for row in found.norms}
+    norms: dict[str, str] = {row["ref"]: row["ref"] for row in found.norms}
+    known = {**found.behind, **norms}
     value = None if ref in known else info.by_ref().get(ref)
     while value is not None and info.ref(value) not in known:
         readers = list(value.consumers())
         value = readers[0].outputs[0] if len(readers) == 1 else None
-    return found.behind.get(ref, ref) if value is None else info.ref(value)
+    return known.get(ref if value is None else info.ref(value), ref)
 
 
 def describe(info: ModelInfo, sites: Sequence[NormSite]) -> Description:
@@ -112,9 +115,9 @@ def describe(info: ModelInfo, sites: Sequence[NormSite]) -> Description:
 
 
 def _behind(info: ModelInfo, site: NormSite) -> Iterator[str]:
-    """Yield what constants behind a norm make of its result, which nothing else reads."""
+    """Yield what constants and Reshapes behind a norm make of its result, read by nothing else."""
     node = only_reader(site.output)
-    while node is not None and channel_op(info, node) is not None:
+    while node is not None and (channel_op(info, node) or facets.reshapes(row_of(node))):
         yield info.ref(node.outputs[0])
         node = only_reader(node.outputs[0])
 

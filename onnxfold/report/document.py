@@ -49,6 +49,7 @@ def inspection(
             "layer_norms": sum(row["kind"] == NormKind.LAYER_NORM for row in norms),
             "foldable": len(plan.folds) + len(findings.left),
             "left_foldable": len(findings.left),
+            "folds_of_others": _folds_of_others(findings),
             "compressed": None if findings.compressed is None else len(findings.compressed),
             "decompressed": len(findings.decompressed),
             "without_last": None if findings.without_last is None else len(findings.without_last),
@@ -85,6 +86,12 @@ def _unmatched(norms: Sequence[Mapping[str, Any]], exclude: re.Pattern[str] | No
     if exclude is None or any(exclude.search(row["name"]) for row in norms):
         return None
     return exclude.pattern
+
+
+def _folds_of_others(findings: Findings) -> int:
+    """Count the norms that fold and are no LayerNorms."""
+    kinds = {row["ref"]: row["kind"] for row in findings.description.norms}
+    return sum(kinds.get(fold.output) != NormKind.LAYER_NORM for fold in findings.plan.folds)
 
 
 def _norms(findings: Findings) -> list[dict[str, Any]]:

@@ -10,7 +10,10 @@ def totals(summary: Mapping[str, Any]) -> str:
     layer_norms = counted(summary["layer_norms"], "LayerNorm")
     verb = "folds" if summary["layer_norms"] == 1 else "fold"
     left = summary.get("left_foldable", 0)
-    line = f"{summary['foldable'] - left} of {layer_norms} {verb} to RMSNorm"
+    others = summary.get("folds_of_others", 0)
+    line = f"{summary['foldable'] - left - others} of {layer_norms} {verb} to RMSNorm"
+    if others:
+        line += f", and {counted(others, 'other norm')}"
     if left:
         line += f", {left} could and {'is' if left == 1 else 'are'} left to the runtime"
     if summary.get("restored") is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import parser
+from onnx import numpy_helper, parser
 from rich.console import Console
 
 import onnxfold
@@ -104,6 +104,34 @@ def test_a_bias_that_moves_into_a_layer_is_not_called_a_scale_alone() -> None:
     )
     said = _said(onnxfold.optimize(model).report)
     assert "; 1 scale or bias moves into the linear layers before" in said
+
+
+@pytest.mark.parametrize("epsilon", ["", "<epsilon=1e-5>"], ids=["the default", "given"])
+def test_a_norm_that_ends_behind_a_reshape_once_its_gamma_is_gone_is_still_that_norm(
+    epsilon: str,
+) -> None:
+    """An InstanceNormalization without its gamma and beta is a norm of rows."""
+    rng = np.random.default_rng(0)
+    model = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[6,5] x) => (float[8,3] y) <int64[1] zero = {{0}}>
+        {{
+            h = MatMul(x, W)
+            u = Unsqueeze(h, zero)
+            n = InstanceNormalization{epsilon}(u, gamma, beta)
+            s = Squeeze(n, zero)
+            t = Transpose<perm=[1,0]>(s)
+            y = Gemm(t, V, c)
+        }}"""
+    )
+    shapes = {"W": (5, 8), "gamma": (6,), "beta": (6,), "V": (6, 3), "c": (3,)}
+    for name, shape in shapes.items():
+        array = rng.normal(1, 0.3, shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    report = onnxfold.optimize(model, target="ort").report
+    (norm,) = report["inspect"]["norms"]
+    assert (norm["kind"], norm["action"], norm["reason"]) == ("instance_norm", "rms", None)
+    assert "0 of 0 LayerNorms fold to RMSNorm, and 1 other norm; 1 gamma and" in _said(report)
 
 
 def test_parameters_are_the_numbers_that_are_stored() -> None:

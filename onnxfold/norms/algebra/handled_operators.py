@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxfold.norms.algebra.coefficient import MINUS_ONE, ONE, ZERO, Coefficient
@@ -10,7 +11,7 @@ from onnxfold.norms.algebra.graph_state import Algebra
 from onnxfold.norms.algebra.moments import as_moment
 from onnxfold.norms.site import EpsilonMode
 
-_EPSILON = 1e-5  # the default of every operator here
+_EPSILON = float(np.float32(1e-5))  # the default of every operator here: attributes are float32
 
 
 def instance_normalization(algebra: Algebra, node: ir.Node) -> Form | None:
