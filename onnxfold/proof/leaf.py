@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import FLOATS, Fiber, Shape
+from onnxfold.graph import FLOATS, Fiber, Shape, constant_tensor
 from onnxfold.proof.relation import Float64, Relation, means
 from onnxfold.proof.sizes import Drawn, Sizes
+from onnxfold.weights.edited import EditedTensor
 
 _SMALLEST_NORMAL = float(np.finfo(np.float64).smallest_normal)  # 1 / it is finite
 MAY_BE_FLOATS = FLOATS | {None}
@@ -62,6 +63,11 @@ class Leaf:
     def all_finite(self) -> Leaf:
         """Return the leaf with 1 where its constant is NaN or infinite."""
         return replace(self, array=_finite(self.array), given=_finite(self.given))
+
+    def as_stored(self) -> Leaf:
+        """Return the leaf with what an edited constant of the original alone was rounded to."""
+        tensor = constant_tensor(self.u) if self.v is None and self.array is not None else None
+        return replace(self, array=tensor.numpy()) if isinstance(tensor, EditedTensor) else self
 
     def with_reciprocal(self, sizes: Collection[int]) -> Leaf:
         """Return the leaf with 1 / n, n one of the sizes, for its rounding in the original."""

@@ -83,9 +83,19 @@ class Region:
         no constant that the original alone reads is that.
         """
         sizes = frozenset(_counts(self.shapes))
-        leaves = tuple(leaf.with_reciprocal(sizes) for leaf in self.leaves)
-        same = all(a is b for a, b in zip(leaves, self.leaves, strict=True))
-        return None if same else replace(self, leaves=leaves)
+        return self._with(leaf.with_reciprocal(sizes) for leaf in self.leaves)
+
+    def as_stored(self) -> Region | None:
+        """Return the region in which constants of the original alone are rounded as it holds them.
+
+        Of such a constant the other model may have been given a copy.  None where none is edited.
+        """
+        return self._with(leaf.as_stored() for leaf in self.leaves)
+
+    def _with(self, leaves: Iterable[Leaf]) -> Region | None:
+        changed = tuple(leaves)
+        same = all(a is b for a, b in zip(changed, self.leaves, strict=True))
+        return None if same else replace(self, leaves=changed)
 
     @property
     def dims(self) -> frozenset[int]:

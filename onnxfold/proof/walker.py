@@ -350,12 +350,17 @@ class _Walker:
                     self._changed.setdefault(leaf.v, "shifted")
 
     def _test(self, region: Region) -> Relation | None:
-        found = self._test_as_stored(region)
-        exact = None if found is not None and found.equal else region.with_reciprocals()
-        better = None if exact is None else self._test_as_stored(exact)
-        return better if better is not None and better.equal else found
+        found = self._test_as_given(region)
+        if found is not None and found.equal:
+            return found
+        exact = region.with_reciprocals()
+        for other in (exact, (exact or region).as_stored()):
+            better = None if other is None else self._test_as_given(other)
+            if better is not None and better.equal:
+                return better
+        return found
 
-    def _test_as_stored(self, region: Region) -> Relation | None:
+    def _test_as_given(self, region: Region) -> Relation | None:
         slack = max((leaf.slack for leaf in region.leaves), default=0.0)
         fibers = self._fibers_near.of_shift(region)
         weaker = self._tester.relation(region, fibers, slack)
