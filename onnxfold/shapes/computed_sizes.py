@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import onnx_ir as ir
 
-from onnxfold.shapes.named_sizes import SymbolicShape, equal, product, quotient
+from onnxfold.shapes.named_sizes import Size, SymbolicShape, equal, product, quotient
 
 if TYPE_CHECKING:
     from onnxfold.shapes.symbolic import SymbolicShapes
@@ -94,6 +94,21 @@ def _of_product(known: SymbolicShapes, node: ir.Node) -> SymbolicShape | None:
     return (product(vector, f"{node.outputs[0].name}@0"),)
 
 
+def _of_largest(known: SymbolicShapes, node: ir.Node) -> SymbolicShape | None:
+    """Return the largest of numbers, and a name where all are that."""
+    vectors = [known.vector(operand) for operand in node.inputs]
+    told = [vector for vector in vectors if vector is not None]
+    if len(told) < len(vectors) or len({len(vector) for vector in told}) != 1:
+        return None
+    largest: list[Size] = []
+    for sizes in map(set, zip(*told, strict=True)):
+        numbers = [size for size in sizes if isinstance(size, int)]
+        if len(sizes) > 1 and len(numbers) < len(sizes):
+            return None
+        largest.append(max(numbers) if numbers else sizes.pop())
+    return tuple(largest)
+
+
 def _of_arithmetic(known: SymbolicShapes, node: ir.Node) -> SymbolicShape | None:
     a, b = known.vector(node.inputs[0]), known.vector(node.inputs[1])
     if a is None or b is None or len(a) != 1 or len(b) != 1:
@@ -124,6 +139,7 @@ VECTOR_RULES: Final[dict[str, _Rule]] = {
     "Div": _of_arithmetic,
     "Gather": _of_gather,
     "Identity": _of_first,
+    "Max": _of_largest,
     "Mul": _of_arithmetic,
     "ReduceProd": _of_product,
     "Reshape": _of_first,

@@ -64,6 +64,7 @@ def fill_shapes(view: ModelInfo, known: Collection[ir.Value] = ()) -> bool:
                 if view.shape(value) is not None:
                     continue
                 _set_shape(symbolic, value, dims, dims)
+                better.add(value)  # a file may declare ranks alone behind it
         if any(output.name and output.type is None for output in node.outputs):
             symbolic = symbolic or SymbolicShapes(view)
             _fill_types(symbolic, view.opset, node)

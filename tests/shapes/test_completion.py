@@ -108,6 +108,24 @@ def test_what_is_put_in_later_has_the_numbers_and_names_of_what_it_reads(
     assert view.dim(later.outputs[0], axis) == known[axis]
 
 
+def test_what_is_declared_with_a_rank_alone_has_the_numbers_of_what_it_reads() -> None:
+    """As tf2onnx declares results behind a Reshape for which onnx finds no shape."""
+    body = """
+        first = Slice(sizes, zero, two, zero)
+        count = ReduceProd<axes=[0]>(first)
+        wide = Concat<axis=0>(count, rest)
+        matrix = Reshape(x, wide)
+        made = Gemm(matrix, W)
+        y = Unsqueeze<axes=[0]>(made)
+    """
+    proto = _model(body, weights={"W": (6, 8)})
+    for axis, size in enumerate((2, 8, 2, 3)):
+        proto.graph.input[0].type.tensor_type.shape.dim[axis].dim_value = size
+    told = onnx.helper.make_tensor_value_info("made", onnx.TensorProto.FLOAT, [None, None])
+    proto.graph.value_info.append(told)
+    assert _shapes(proto)["made"] == (16, 8)
+
+
 def test_what_a_rule_tells_onnx_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Reshape to computed sizes, for which onnx makes up a symbol."""
     asked: list[str] = []

@@ -216,6 +216,35 @@ def test_the_name_of_a_product_stands_for_a_size() -> None:
     assert SymbolicShapes(view).vector(view.by_ref()["sizes"]) is None
 
 
+_LARGEST = """
+g (float[n, m, 2] x, float[n, m, 2] y) => (float[A, B] z)
+<int64[2] first = {0, 1}, int64[2] last = {0, 2}, int64[2] numbers = {3, 1}> {
+  shape = Shape (x)
+  twin = Shape (y)
+  a = Gather <axis = 0> (shape, first)
+  b = Gather <axis = 0> (shape, last)
+  same = Max (a, a)
+  counted = Max (numbers, numbers, numbers)
+  other = Max (a, b)
+  mixed = Max (a, numbers)
+  longer = Max (a, shape)
+  z = ConstantOfShape (same)
+}
+"""
+
+
+def test_the_larger_of_equal_sizes_is_that_size() -> None:
+    """What tf2onnx writes for the batch axes of an einsum, which may be 1 in one operand."""
+    view = infer(
+        ir.from_proto(parser.parse_model(f'<ir_version: 8, opset_import: ["" : 13]> {_LARGEST}'))
+    )
+    values, symbolic = view.by_ref(), SymbolicShapes(view)
+    assert symbolic.vector(values["same"]) == ("n", "m")
+    assert symbolic.dims(values["z"]) == ("n", "m")
+    assert symbolic.vector(values["counted"]) == (3, 1)
+    assert [symbolic.vector(values[name]) for name in ("other", "mixed", "longer")] == [None] * 3
+
+
 class _Program:
     """Operators on shapes and sizes, put together at random; every one runs for all sizes."""
 
@@ -351,6 +380,10 @@ class _Program:
     def product(self) -> onnx.NodeProto:
         return self._node("ReduceProd", self._vector(), keepdims=1)
 
+    def largest(self) -> onnx.NodeProto:
+        vector = self._vector()
+        return self._node("Max", vector, self._vector(self._in_first_run(vector).size))
+
     def reshape(self) -> onnx.NodeProto:
         return self._node("Reshape", self._tensor(), self._vector())
 
@@ -430,6 +463,7 @@ _OF_VECTORS: tuple[_Step, ...] = (
     _Program.concat,
     _Program.arithmetic,
     _Program.product,
+    _Program.largest,
 )
 _OF_TENSORS: tuple[_Step, ...] = (
     _Program.reshape,
