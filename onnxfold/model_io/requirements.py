@@ -150,6 +150,20 @@ def _check_graph(graph: onnx.GraphProto, around: _Context) -> None:
     _check_text(names)
     _check_nodes(graph.node, around.within(names))
     _check_produced((value.name for value in graph.output), names, f"graph '{graph.name}'")
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        if _holds_map(value.type):
+            raise ModelError(
+                f"value '{value.name}' is a map, which onnx-ir cannot hold; export tensors instead "
+                "(skl2onnx: options={'zipmap': False})"
+            )
+
+
+def _holds_map(kind: onnx.TypeProto) -> bool:
+    if kind.HasField("sequence_type"):
+        return _holds_map(kind.sequence_type.elem_type)
+    if kind.HasField("optional_type"):
+        return _holds_map(kind.optional_type.elem_type)
+    return bool(kind.HasField("map_type"))
 
 
 def _check_produced(outputs: Iterable[str], names: set[str], where: str) -> None:

@@ -328,11 +328,15 @@ def test_a_fault_is_found_inside_attributes_and_functions(tmp_path: Path) -> Non
         model_io.load(save(proto, tmp_path / "m.onnx"))
 
 
-def test_a_constant_of_a_map_type_is_refused_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("within", ["", "sequence_type", "optional_type"])
+def test_a_value_of_a_map_type_is_refused_with_the_remedy(tmp_path: Path, within: str) -> None:
+    """As classifiers of scikit-learn end in, exported with ZipMap."""
     proto = linear(numpy_helper.from_array(np.zeros(1, np.float32), "W"))
-    proto.graph.output[0].type.map_type.key_type = TensorProto.STRING
+    kind = proto.graph.output[0].type
+    held = getattr(kind, within).elem_type if within else kind
+    held.map_type.key_type = TensorProto.STRING
     proto.opset_import.extend(OPSETS[1:])
-    with pytest.raises(ModelError, match="Map types are not supported"):
+    with pytest.raises(ModelError, match=r"value '\w+' is a map, .*zipmap"):
         model_io.load(save(proto, tmp_path / "m.onnx"))
 
 
