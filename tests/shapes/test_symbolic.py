@@ -203,6 +203,20 @@ def test_a_slice_of_opset_10_cuts_its_axis() -> None:
     assert columns == ("n", 1)
 
 
+@pytest.mark.parametrize(("to", "told"), [(7, ("n",)), (6, ("n",)), (3, None), (10, None)])
+def test_a_size_in_few_bits_has_no_name(to: int, told: SymbolicShape | None) -> None:
+    """As int8 or float16 it may be another number."""
+    graph = f"""
+    g (float[n] x) => (float[A] y) {{
+      size = Shape (x) few = Cast <to = {to}> (size) many = Cast <to = 7> (few) y = Neg (x) }}
+    """
+    model = parser.parse_model(f'<ir_version: 7, opset_import: ["" : 13]> {graph}')
+    view = infer(ir.from_proto(model))
+    values, symbolic = view.by_ref(), SymbolicShapes(view)
+    assert symbolic.vector(values["few"]) == told
+    assert symbolic.vector(values["many"]) == told
+
+
 def test_the_name_of_a_product_stands_for_a_size() -> None:
     """-n is -1 where n is 1, as a size never is."""
     graph = _CHOICE.replace(
