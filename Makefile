@@ -21,7 +21,7 @@ DEMO   := build/demo
 DIGITS := models/digits_vit/digits_vit.onnx
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-training test-serve test-examples test-wheel test-image test-compilers test-compatibility test-compatibility-fast cuda cuda-variants lint format types docs site bench bench-models mutants image clean
+.PHONY: help demo test test-slow test-training test-serve test-examples test-wheel test-image test-compilers test-compatibility test-compatibility-fast cuda lint format types docs site bench bench-models mutants image clean
 
 help:
 	@echo 'make demo       fold the shipped model and compare its accuracy before and after'
@@ -100,14 +100,6 @@ cuda:
 	  -DONNXFOLD_DRIVER=ON -DONNXFOLD_STRICT=$(STRICT)
 	@cmake --build build/cuda --parallel $(shell nproc)
 	@cmake --install build/cuda --prefix . --component onnxfold_ops_cuda
-
-# Drivers of the other ways of custom_ops/cuda/variant.h, for benchmarks/gpu_kernels.py --variants.
-cuda-variants:
-	@for variant in $$(sed -n 's/^  \([A-Z_]*\),.*/\1/p' custom_ops/cuda/variant.h | grep -v CHOSEN); do \
-	  cmake -S custom_ops -B build/variants/$$variant -DONNXFOLD_CUDA=ON -DONNXFOLD_DRIVER=ON \
-	    -DONNXFOLD_VARIANT=$$variant "-DONNXFOLD_CUDA_ARCHITECTURES=$(or $(ARCHITECTURES),90)" && \
-	  cmake --build build/variants/$$variant --target onnxfold_cuda_driver --parallel $(shell nproc) \
-	    || exit 1; done
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .

@@ -7,8 +7,9 @@
 One attention input and feed-forward block with random weights: `llama` (RMS norm before q, k, v and
 a SwiGLU), `qwen3` (q and k normalised again, per head) and `relu` (a ReLU instead).  Decode is one
 token, prefill 128 and 512; one thread and two; float32, and for `--target ort` int8 as ONNX Runtime
-quantises weights on a CPU.  Models of `--target kernels` run with onnxfold's library, for a GPU the
-one that `make cuda` builds.  Rows are written one by one.
+quantises weights on a CPU.  Inputs and outputs stay on the device.  Models of `--target kernels`
+run with onnxfold's library, for a GPU the one that `make cuda` builds.  Rows are written one by
+one.
 
 `auto` defers nothing so far: its rows show what the same file differs by from run to run.  Every
 round runs all variants in turn; a ratio is the median over the rounds of the time without
@@ -23,20 +24,19 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 
 import onnxfold
-from benchmarks.gpu import Budget, failed
+from benchmarks.bound import Bound, memory_of, outputs_on, values_on
+from benchmarks.gpu import Budget, device_of, failed
 from benchmarks.rows import RESULTS, Conditions, conditions, replace
 from onnxfold.options import Defer, Target
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
@@ -55,6 +55,7 @@ class DeferRow(Conditions):
 
     onnxruntime: str
     provider: str
+    device: str
     model: str
     target: str
     dtype: str
@@ -135,6 +136,7 @@ def measure(
                 **conditions(),
                 onnxruntime=ort.__version__,
                 provider=provider,
+                device=device_of(provider),
                 model=kind,
                 target=target.value,
                 dtype=dtype,
@@ -151,9 +153,11 @@ def _ratios(
     variants: list[Variant], threads: int, tokens: int, rounds: int, provider: str
 ) -> list[dict[str, Any]]:
     """Return median and quartiles of the paired ratios of the first model's time to each one's."""
-    x = np.random.default_rng(1).standard_normal((1, tokens, WIDTH)).astype(np.float32)
-    runs = [variant.session(threads, [provider]) for variant in variants]
-    spent = take_turns([partial(_run, session, x) for session in runs], RunCounts(rounds))
+    feeds = {"x": np.random.default_rng(1).standard_normal((1, tokens, WIDTH)).astype(np.float32)}
+    sessions = [variant.session(threads, [provider]) for variant in variants]
+    memory = memory_of(provider)
+    x, y = values_on(memory, feeds), outputs_on(memory, sessions[0], feeds)
+    spent = take_turns([Bound(session, x, y).run for session in sessions], RunCounts(rounds))
     found = []
     for seconds in spent:
         low, middle, high = np.quantile(spent[0] / seconds, (0.25, 0.5, 0.75))
@@ -166,10 +170,6 @@ def _ratios(
             }
         )
     return found
-
-
-def _run(session: ort.InferenceSession, x: npt.NDArray[np.float32]) -> None:
-    session.run(None, {"x": x})
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ __all__ = [
     "GpuConditions",
     "build",
     "device",
-    "driver_version",
+    "device_of",
     "failed",
     "gpu_conditions",
 ]
@@ -77,6 +77,11 @@ def device() -> CudaDevice:
     return found.devices[0]
 
 
+def device_of(provider: str) -> str:
+    """The first device and its driver for a provider of CUDA, nothing for others."""
+    return f"{device().name}, {_driver_version()}" if provider.upper().startswith("CUDA") else ""
+
+
 def build(folder: Path = BUILD) -> Path:
     """The driver in `folder`, compiled for the first device where it is missing or older."""
     cmake = shutil.which("cmake")
@@ -97,7 +102,7 @@ def gpu_conditions() -> dict[str, Any]:
     """The fields of GpuConditions for this machine and moment."""
     return conditions() | {
         "device": device().name,
-        "cuda_driver": driver_version(),
+        "cuda_driver": _driver_version(),
         "torch": _installed("torch"),
         "triton": _installed("triton"),
         "onnxruntime": _installed("onnxruntime-gpu") or _installed("onnxruntime"),
@@ -105,7 +110,7 @@ def gpu_conditions() -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def driver_version() -> str:
+def _driver_version() -> str:
     """The driver's own version where nvidia-smi tells it, else the newest CUDA that it runs."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
     try:

@@ -8,11 +8,9 @@ level cache. `warm`: one set of buffers. Methods take turns within each shape. B
 the tensors that have to be read and written, so that bytes/s compare with the copy's. A method
 whose result is wrong, or that fails, is named in one line and not timed; where it is ours, the exit
 status is 1. What is not installed is left out: quack-kernels, liger-kernel, flashinfer-python,
-onnxruntime-gpu (with the library of `make cuda`). With --variants the other ways of
-custom_ops/cuda/variant.h, which `make cuda-variants` builds, are methods as well. Rows are written
-after each shape. Needs PyTorch, a CUDA device, and nvcc and CMake or a built driver. When the
-budget is spent what is left is counted, and the exit status is 1; with --resume the next call goes
-on from there.
+onnxruntime-gpu (with the library of `make cuda`). Rows are written after each shape. Needs PyTorch,
+a CUDA device, and nvcc and CMake or a built driver. When the budget is spent what is left is
+counted, and the exit status is 1; with --resume the next call goes on from there.
 """
 
 from __future__ import annotations
@@ -47,7 +45,6 @@ from benchmarks.gpu_methods import (
     Operation,
     Tensors,
     UnavailableError,
-    variants_in,
 )
 from benchmarks.rows import RESULTS, append, read
 
@@ -288,7 +285,6 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_kernels.csv")
     parser.add_argument("--build", type=Path, default=BUILD)
     parser.add_argument("--driver", type=Path, help="a built driver: nothing is compiled")
-    parser.add_argument("--variants", type=Path, help="a folder of `make cuda-variants`")
     parser.add_argument("--resume", action="store_true", help="leave out what the file has")
     parser.add_argument(
         "--budget", type=float, default=BUDGET, help="seconds, default: %(default)g"
@@ -300,7 +296,6 @@ def main() -> int:
     options = parser.parse_args()
     budget, _ = Budget(options.budget), device()
     driver = options.driver.resolve() if options.driver else build(options.build)
-    methods = METHODS | (variants_in(options.variants) if options.variants else {})
     known = measured(options.out) if options.resume else set()
     every = shapes(options.operations, options.dtypes, small=not options.no_small)
     wanted = [shape for shape in every if key(shape) not in known]
@@ -310,7 +305,7 @@ def main() -> int:
             print(f"the budget is spent: {len(wanted) - done} of {len(wanted)} shapes are left")
             return 1
         try:
-            rows = list(measure(shape, driver, methods, options.repeats))
+            rows = list(measure(shape, driver, METHODS, options.repeats))
         except Exception as error:  # said by name; the others still run
             failures += 1
             failed(str(shape), error)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -17,7 +16,6 @@ import onnx_ir as ir
 import torch
 from torch.nn import functional
 
-from benchmarks.gpu import DRIVER
 from tests.custom_ops.cuda_kernels import Arguments, HostMemory, Kernels
 
 __all__ = [
@@ -30,7 +28,6 @@ __all__ = [
     "Operation",
     "Tensors",
     "UnavailableError",
-    "variants_in",
 ]
 
 EPSILON = 1e-5
@@ -241,12 +238,6 @@ def flashinfer(driver: Path, operation: Operation, tensors: Tensors) -> Call:
     return call_in_place
 
 
-def onnxfold_variant(variant: Path, driver: Path, operation: Operation, tensors: Tensors) -> Call:
-    """Our kernel by another driver."""
-    del driver
-    return onnxfold(variant, operation, tensors)
-
-
 # Of a driver, an operation and its tensors.
 Method: TypeAlias = Callable[[Path, Operation, Tensors], Call]
 METHODS: Mapping[str, Method] = MappingProxyType(
@@ -259,16 +250,3 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "flashinfer": flashinfer,
     }
 )
-
-
-def variants_in(folder: Path) -> dict[str, Method]:
-    """Our kernel by each driver that `make cuda-variants` built there.
-
-    Raises:
-        FileNotFoundError: There is none.
-
-    """
-    drivers = sorted(folder.resolve().glob(f"*/{DRIVER}"))
-    if not drivers:
-        raise FileNotFoundError(f"{folder} has no */{DRIVER}: run `make cuda-variants`")
-    return {f"{OURS} {path.parent.name}": partial(onnxfold_variant, path) for path in drivers}

@@ -33,7 +33,8 @@ import onnxruntime as ort
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gpu import BUDGET, Budget, device, driver_version, failed
+from benchmarks.bound import Bound, outputs_on, values_on
+from benchmarks.gpu import BUDGET, Budget, device, device_of, failed
 from benchmarks.rows import RESULTS, Conditions, append, conditions
 from benchmarks.subjects import File, geometric_mean, prepare, run_optimizer
 from models import skeleton
@@ -247,7 +248,7 @@ def _files(given: Path, scratch: Path, subject: GpuSubject) -> dict[str, File]:
 def _about(provider: str, name: str, dtype: str, batch: int, sequence: int) -> dict[str, Any]:
     return {
         "onnxruntime": ort.__version__,
-        "device": f"{device().name}, {driver_version()}" if provider == "cuda" else "",
+        "device": device_of(provider),
         "provider": provider,
         "model": name,
         "dtype": dtype,
@@ -256,47 +257,23 @@ def _about(provider: str, name: str, dtype: str, batch: int, sequence: int) -> d
     }
 
 
-class _Bound:
-    """A session whose inputs and outputs stay where they are."""
-
-    def __init__(
-        self,
-        session: ort.InferenceSession,
-        inputs: Mapping[str, ort.OrtValue],
-        outputs: Mapping[str, ort.OrtValue],
-    ) -> None:
-        self.session = session
-        self.binding = session.io_binding()
-        for name, value in inputs.items():
-            self.binding.bind_ortvalue_input(name, value)
-        for name, value in outputs.items():
-            self.binding.bind_ortvalue_output(name, value)
-
-    def run(self) -> None:
-        """Run once, to the end of what the device does."""
-        self.session.run_with_iobinding(self.binding)
-
-
 def _measure(
     about: Mapping[str, Any], files: Mapping[str, File], options: argparse.Namespace
 ) -> Iterator[GpuRow]:
     """Yield one row for each method that runs."""
     dimensions = (("batch", about["batch"]), ("sequence", about["sequence"]))
     feeds = _feeds(files[_STOCK].path, dict(dimensions))
-    inputs = {
-        name: ort.OrtValue.ortvalue_from_numpy(array, options.provider)
-        for name, array in feeds.items()
-    }
+    inputs = values_on(options.provider, feeds)
     outputs: dict[str, ort.OrtValue] = {}
-    opened: dict[GpuMethod, _Bound] = {}
+    opened: dict[GpuMethod, Bound] = {}
     for method in METHODS:
         if method.form not in files or (method.graph and options.provider == "cpu"):
             continue
         variant = Variant(files[method.form].path, method.kernels, (), dimensions)
         try:
             session = variant.session(1, _providers(options.provider, method.graph))
-            outputs = outputs or _outputs(session, feeds, options.provider)
-            bound = _Bound(session, inputs, outputs)
+            outputs = outputs or outputs_on(options.provider, session, feeds)
+            bound = Bound(session, inputs, outputs)
             bound.run()
         except Exception as error:  # said by name; the others still run
             failed(f"{about['model']}, {method.name}", error)
@@ -323,18 +300,6 @@ def _providers(provider: str, graph: bool) -> list[Provider]:
     if provider == "cpu":
         return [cpu]
     return [("CUDAExecutionProvider", {"enable_cuda_graph": str(int(graph))}), cpu]
-
-
-def _outputs(
-    session: ort.InferenceSession, feeds: Mapping[str, npt.NDArray[Any]], device: str
-) -> dict[str, ort.OrtValue]:
-    """Memory for the outputs, which all methods share."""
-    names = [output.name for output in session.get_outputs()]
-    arrays = session.run(names, dict(feeds))
-    return {
-        name: ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype, device)
-        for name, array in zip(names, arrays, strict=True)
-    }
 
 
 def _rows(

@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 
 import onnxfold
-from benchmarks.gpu import Budget, failed
+from benchmarks.bound import Bound, memory_of, outputs_on, values_on
+from benchmarks.gpu import Budget, device_of, failed
 from benchmarks.rows import RESULTS, Conditions, append, conditions
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, operators, take_turns
 
@@ -53,6 +54,7 @@ class Row(Conditions):
 
     onnxruntime: str
     provider: str
+    device: str
     threads: int
     model: str
     batch: int
@@ -122,7 +124,9 @@ def measured(
         x = rng.integers(0, _WORDS, (batch, tokens))
     providers = (given.provider,)
     sessions = [variant.session(given.threads, providers) for variant in variants]
-    runs = [lambda s=session: s.run(None, {"x": x}) for session in sessions]
+    memory = memory_of(given.provider)
+    inputs, outputs = values_on(memory, {"x": x}), outputs_on(memory, sessions[0], {"x": x})
+    runs = [Bound(session, inputs, outputs).run for session in sessions]
     seconds = take_turns(runs, RunCounts(rounds=given.rounds))
     rows = []
     for (form, target), variant, own in zip(_FORMS, variants, seconds, strict=True):
@@ -134,6 +138,7 @@ def measured(
                 **conditions(),
                 onnxruntime=onnxruntime.__version__,
                 provider=given.provider,
+                device=device_of(given.provider),
                 threads=given.threads,
                 model=name,
                 batch=batch,

@@ -98,16 +98,15 @@ template <class Group>
 ONNXFOLD_THREAD Spread spread_of(Group& group, float inverse) {
   using Thread = typename Group::Thread;
   constexpr bool kLayer = Thread::kStatistics == Statistics::LAYER;
-  constexpr bool kOnePass = kLayer && kVariant != Variant::TWO_PASSES;
-  const Moments first = group.template sum<0, true, kOnePass>(
-      [&](Thread& thread) { return thread.template first<true, kOnePass>(); });
+  const Moments first = group.template sum<0, true, kLayer>(
+      [&](Thread& thread) { return thread.template first<true, kLayer>(); });
   const float mean = first.sum * inverse;
   Spread spread = {0.0f, mean, first.squares * inverse - mean * mean};
   // NaN is not near, nor is a row of which only the squares about 0 overflow. Rows that share a warp
   // take the second pass together, for its shuffles; a row that is near keeps what it had, lest its
   // bits depend on its neighbours.
-  const bool near = kOnePass && mean * mean <= spread.variance && spread.variance < INFINITY;
-  if (!kOnePass || group.any(!near)) {
+  const bool near = kLayer && mean * mean <= spread.variance && spread.variance < INFINITY;
+  if (!kLayer || group.any(!near)) {
     const Moments second = group.template sum<1, true, kLayer>(
         [&](Thread& thread) { return thread.template second<kLayer>(mean); });
     const float correction = second.sum * inverse;

@@ -53,8 +53,6 @@ message(STATUS "CUDA ${CUDAToolkit_VERSION}: kernels for sm ${older} ${newer}, P
 set(options -ccbin=${CMAKE_CXX_COMPILER} -std=c++17 -O3 -I${PROJECT_SOURCE_DIR}/include ${targets}
             -Xfatbin=-compress-all
             -Xcompiler=-Wall,-Wextra,-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti)
-set(ONNXFOLD_VARIANT CHOSEN CACHE STRING "Of custom_ops/cuda/variant.h, for measurements")
-list(APPEND options -DONNXFOLD_VARIANT=${ONNXFOLD_VARIANT})
 if(ONNXFOLD_STRICT)
   list(APPEND options -Werror=all-warnings -Xcompiler=-Werror)
 endif()

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "onnxfold/kernels.h"
-#include "variant.h"
 
 #if defined(__CUDACC__)
 #include <cuda_bf16.h>
@@ -162,12 +161,6 @@ ONNXFOLD_THREAD Pointer row_at(Pointer tensor, unsigned row, unsigned row_bytes)
 template <class T>
 ONNXFOLD_THREAD Packed load_vector(const T* from) {
 #if defined(__CUDACC__)
-  if constexpr (kVariant == Variant::PASSING_LOADS) {
-    uint4 v;
-    asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
-    return bits_as<Packed>(v);
-  }
   return bits_as<Packed>(*reinterpret_cast<const uint4*>(from));
 #else
   Packed packed;
@@ -179,15 +172,8 @@ ONNXFOLD_THREAD Packed load_vector(const T* from) {
 template <class T>
 ONNXFOLD_THREAD void store_vector(T* to, Packed packed) {
 #if defined(__CUDACC__)
-  const uint4 v = bits_as<uint4>(packed);
   // A plain assignment is now and then taken apart into four stores of 4 bytes.
-  if constexpr (kVariant == Variant::PLAIN_STORES)
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-                 :: "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-  else if constexpr (kVariant == Variant::STREAMED_STORES)
-    __stcs(reinterpret_cast<uint4*>(to), v);
-  else
-    __stwb(reinterpret_cast<uint4*>(to), v);
+  __stwb(reinterpret_cast<uint4*>(to), bits_as<uint4>(packed));
 #else
   memcpy(to, &packed, sizeof(packed));
 #endif

@@ -38,8 +38,15 @@ class RowThread {
     const T* x = row_of(static_cast<const T*>(a.x));
     ONNXFOLD_UNROLL
     for (int k = 0; k < Vectors; ++k) v_[k] = read(x, k, end);
-    if constexpr (Residual) add(a, row, end);
-    if constexpr (!Extended && kAffine) read_affine(a);
+    Packed residual[Vectors];
+    if constexpr (Residual) {
+      const T* from = row_of(static_cast<const T*>(a.residual));
+      ONNXFOLD_UNROLL
+      for (int k = 0; k < Vectors; ++k) residual[k] = read(from, k, end);
+    }
+    if constexpr (kAffineWithX) read_affine(a);
+    if constexpr (Residual) add(a, residual, row);
+    if constexpr (!Extended && kAffine && !kAffineWithX) read_affine(a);
   }
 
   template <bool Sum, bool Squares>
@@ -120,10 +127,12 @@ class RowThread {
   // of a block of 1024 has 64. Elements of 2 bytes are widened as well, and there it is what ptxas finds
   // room for without a spill, for 8.0 as for 12.0: RMSNorm has one sum, the others two. Shifted vectors
   // are gathered by element.
-  static constexpr bool kLate = kVariant == Variant::LATE_CONSTANTS;
-  static constexpr bool kTight = !kLate && Block && Vectors == 4 && !Shifted && sizeof(T) == 2;
+  static constexpr bool kTight = Block && Vectors == 4 && !Shifted && sizeof(T) == 2;
   static constexpr bool kLean = S == Statistics::RMS;
-  static constexpr int kAll = kLate || (Shifted && Vectors > 1) ? 0 : Vectors;
+  static constexpr int kAll = Shifted && Vectors > 1 ? 0 : Vectors;
+  // With x and residual, whose sum waits for both: behind it they are a latency of their own. With more
+  // vectors that was slower where several rows lie in the cache (gpu_variants.csv).
+  static constexpr bool kAffineWithX = !Extended && kAffine && (!Residual || Vectors == 1);
   template <bool Bias>
   static constexpr int kScalesEarly = !kTight ? kAll : Bias ? (kLean ? 2 : 0) : (kLean ? 4 : 1);
   template <bool Bias>
@@ -250,14 +259,10 @@ class RowThread {
       if (touches(k)) put(to, k, finished(a, c, k));
   }
 
-  ONNXFOLD_THREAD void add(const Arguments& a, int64_t row, int64_t end) {
+  ONNXFOLD_THREAD void add(const Arguments& a, const Packed (&residual)[Vectors], int64_t row) {
     float factor = 1.0f;
     if constexpr (Extended)
       if (a.row_scale != nullptr) factor = number_of(a.row_scale, a, row);
-    const T* from = row_of(static_cast<const T*>(a.residual));
-    Packed residual[Vectors];
-    ONNXFOLD_UNROLL
-    for (int k = 0; k < Vectors; ++k) residual[k] = read(from, k, end);
     if (a.linear_bias == nullptr)
       add_as<false>(a, residual, factor);
     else

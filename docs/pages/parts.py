@@ -72,9 +72,10 @@ def with_orders(pipeline: str) -> str:
 
 def _forms(rows: Sequence[Row]) -> str:
     """Times of RMSNorm and CRMSNorm against LayerNorm's, and the share that norms have."""
-    cases: dict[tuple[str, str, str], dict[tuple[str, str], Row]] = {}
+    cases: dict[tuple[str, ...], dict[tuple[str, str], Row]] = {}
     for row in rows:
-        by_form = cases.setdefault((row["model"], row["batch"], row["tokens"]), {})
+        case = (_machine(row), row["model"], row["batch"], row["tokens"])
+        by_form = cases.setdefault(case, {})
         by_form[row["form"], row["target"]] = row
     columns = [
         (form, target) for target in ("onnx", "kernels") for form in ("rms", "crms", "short")
@@ -85,19 +86,26 @@ def _forms(rows: Sequence[Row]) -> str:
         return f"{middle:.2f} ({low:.2f} to {high:.2f}), {float(row['norm_share']):.1%}"
 
     lines = []
-    for (model, batch, tokens), by_form in cases.items():
+    for (machine, model, batch, tokens), by_form in cases.items():
         layer = by_form["layer", "onnx"]
         shape = batch if tokens == "0" else f"{batch} x {tokens}"
-        plain = f"{float(layer['milliseconds']):.0f} ms, {float(layer['norm_share']):.1%}"
-        lines.append((model, shape, plain, *(cell(by_form[column]) for column in columns)))
+        ms = float(layer["milliseconds"])
+        plain = f"{ms:.{0 if ms >= 10 else 2}f} ms, {float(layer['norm_share']):.1%}"
+        lines.append((machine, model, shape, plain, *(cell(by_form[column]) for column in columns)))
     forms = ("RMSNorm", "CRMSNorm", "d - 1 given")
-    headings = ("model", "batch", "LayerNorm", *forms, *(f"{form}, kernels" for form in forms))
+    headings = (
+        "on",
+        "model",
+        "batch",
+        "LayerNorm",
+        *forms,
+        *(f"{form}, kernels" for form in forms),
+    )
     return table(headings, lines)
 
 
 def _times(rows: Sequence[Row]) -> str:
     """Ratios of one thread: of --defer all, and of the same file again, which auto is so far."""
-    rows = [row for row in rows if row["provider"] == "CPUExecutionProvider"]
 
     def cell(row: Row) -> str:
         low, middle, high = (float(row[name]) for name in ("ratio_q1", "ratio", "ratio_q3"))
@@ -108,12 +116,17 @@ def _times(rows: Sequence[Row]) -> str:
     lines = [
         (*case[:-1], *(cell(by_setting[*case, name]) for name in ("all", "auto"))) for case in cases
     ]
-    headings = ("block", "target", "type", "tokens", "`all`", "`auto` (the same file)")
+    headings = ("on", "block", "target", "type", "tokens", "`all`", "`auto` (the same file)")
     return table(headings, lines)
 
 
 def _case(row: Row) -> tuple[str, ...]:
-    return tuple(row[name] for name in ("model", "target", "dtype", "tokens", "threads"))
+    names = ("model", "target", "dtype", "tokens", "threads")
+    return (_machine(row), *(row[name] for name in names))
+
+
+def _machine(row: Row) -> str:
+    return row["device"].partition(",")[0] or "CPU"
 
 
 def _orders(rows: Sequence[Row]) -> str:

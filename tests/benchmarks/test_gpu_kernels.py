@@ -10,8 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is missing, beside which kernels are timed")
 
-from benchmarks import gpu_kernels, gpu_methods, gpu_models, norm_forms  # noqa: E402  # they import torch
-from benchmarks.gpu import DRIVER  # noqa: E402
+from benchmarks import gpu_kernels, gpu_models, norm_forms  # noqa: E402  # they import torch
 from benchmarks.gpu_methods import OURS, Call, Operation, Tensors, UnavailableError  # noqa: E402
 
 SHAPE = gpu_kernels.Shape("rms", "float32", 2, 8, warm=True)
@@ -122,17 +121,3 @@ def test_models_that_fail_or_come_too_late_are_named(
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("vit-ti: FAILED, ModelError: ")
     assert second.startswith("vit-s: FAILED, ModelError: ")
-
-
-def test_each_variant_s_driver_is_a_method(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="make cuda-variants"):
-        gpu_methods.variants_in(tmp_path)
-    for name in ("TWO_PASSES", "PLAIN_STORES"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / DRIVER).touch()
-    monkeypatch.setattr(gpu_methods, "onnxfold", lambda driver, *_: driver)
-    methods = gpu_methods.variants_in(tmp_path)
-    assert list(methods) == ["onnxfold PLAIN_STORES", "onnxfold TWO_PASSES"]
-    for name, method in methods.items():
-        used = method(Path("chosen.so"), gpu_methods.OPERATIONS["rms"], TENSORS)
-        assert used == tmp_path / name.split()[1] / DRIVER

@@ -97,38 +97,3 @@ def test_every_kernel_waits_for_the_one_before_where_launches_overlap(tmp_path: 
     options.append('-DONNXFOLD_ARCHITECTURES="90"')
     launch = [NVCC, *options, "-c", str(OPS / "cuda" / "launch.cpp"), "-o", str(tmp_path / "o")]
     subprocess.run(launch, check=True)
-
-
-# One kernel of each kind that a variant changes: a block's row of LayerNorm, with a scale or not.
-ONE_KERNEL = """#include "cuda/kernels.cuh"
-namespace onnxfold { namespace cuda { namespace {
-template __global__ void row_kernel<Half, Statistics::LAYER, false, 2, false, false>(
-    const Arguments, float);
-} } }
-"""
-
-
-def ptx_of(variant: str, folder: Path) -> str:
-    assert NVCC is not None
-    source, ptx = folder / "one.cu", folder / f"{variant}.ptx"
-    source.write_text(ONE_KERNEL)
-    options = ["-std=c++17", "-O3", f"-I{OPS}", f"-I{OPS / 'include'}", "-arch=compute_80", "-ptx"]
-    command = [NVCC, *options, f"-DONNXFOLD_VARIANT={variant}", str(source), "-o", str(ptx)]
-    subprocess.run(command, check=True)
-    return ptx.read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(NVCC is None, reason="no nvcc")
-def test_every_variant_of_the_kernels_is_another_code(tmp_path: Path) -> None:
-    listed = re.findall(r"^  ([A-Z_]+),", (OPS / "cuda" / "variant.h").read_text(), re.MULTILINE)
-    code = {variant: ptx_of(variant, tmp_path) for variant in listed}
-    assert len(set(code.values())) == len(code) == 6
-    marks = {
-        "PASSING_LOADS": "ld.global.L1::no_allocate.L2::256B.v4.u32",
-        "PLAIN_STORES": "st.global.v4.u32",
-        "STREAMED_STORES": "st.global.cs.v4",
-    }
-    for variant, mark in marks.items():
-        assert [name for name in code if mark in code[name]] == [variant]
-    assert code["TWO_PASSES"].count("shfl") < code["CHOSEN"].count("shfl")
