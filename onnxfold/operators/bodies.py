@@ -179,7 +179,7 @@ class _Body(NewNodes):
     def narrow(self, y: ir.Value, like: ir.Value) -> ir.Value:
         if not self._converts:
             return y
-        if self.opset >= _CASTLIKE_SINCE:
+        if self.setting.convertible:
             return self.op("CastLike", y, like)
         return self.op("Cast", y, to=self.setting.dtype)
 
@@ -332,22 +332,26 @@ def _decomposed(
         vector = body.op("Concat", wide, missing, axis=-1)
         numerator = vector
     shorter = statistics is functions.Statistics.CRMS
-    factor = None if scale is None else body.wide(scale)
     # ORT 1.31 fuses Pow .. Div only with a Mul behind it (0.4 against 0.9 ns per element), and puts
     # 1e-5 in the place of an epsilon in float64 or (before 1.32) a computed one: no Pow there.
     # Its transformers optimizer normalises from any axis on to which a Transpose has moved a norm.
     double = body.setting.dtype is ir.DataType.DOUBLE
     wrongly_fused = double or "row_epsilon" in inputs or body.setting.turned
+    fused = scale is not None and not wrongly_fused and not shorter
     # ORT's transformers optimizer raises TypeError for a Mul behind a quotient with Mul for a
     # square, unless the reciprocal stands first.
-    if factor is not None and not wrongly_fused and not shorter:
+    if fused:
         square = body.op("Pow", vector, _exponent(body))
         y = body.op("Div", numerator, _deviation(body, square, inputs))
     else:
         deviation = _deviation(body, body.op("Mul", vector, vector), inputs)
         y = body.op("Mul", body.op("Reciprocal", deviation), numerator)
     y = _without_last(body, y) if shorter else y
-    y = y if factor is None else body.op("Mul", y, factor)
+    if fused and bias is None:
+        # Rounded, then scaled, as RMSNormalization is defined: ORT on CUDA fuses that Cast, too.
+        return body.op("Mul", body.narrow(y, x), inputs["scale"])
+    if scale is not None:
+        y = body.op("Mul", y, body.wide(scale))
     if bias is not None:
         y = body.op("Add", y, body.wide(bias))
     return body.narrow(y, x)

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import onnxfold
+from tests.builders import chain_model
 from tests.pipeline.test_opsets import two_norms
 
 WIDTH = 64
@@ -190,3 +191,17 @@ def test_reductions_and_splits_are_converted() -> None:
     exact = ReferenceEvaluator(original).run(None, {"x": X})
     for after, before in zip(found, exact, strict=True):
         np.testing.assert_allclose(after, before, rtol=0, atol=64 * 2**-23 * 10)
+
+
+@pytest.mark.parametrize("opset", [17, 21, 24])
+def test_a_norm_in_float16_is_spelled_as_onnxruntime_fuses_it_on_cuda(opset: int) -> None:
+    """Cast to float32, .., Div, Cast to float16, Mul: Cast behind Mul would be a launch more."""
+    written = onnxfold.optimize(chain_model(np.float16, opset), check=3).model
+    assert isinstance(written, onnx.ModelProto)
+    (divided,) = (node for node in written.graph.node if node.op_type == "Div")
+    readers = {name: node for node in written.graph.node for name in node.input}
+    narrowed = readers[divided.output[0]]
+    assert (narrowed.op_type, narrowed.attribute[0].i) == ("Cast", TensorProto.FLOAT16)
+    assert readers[narrowed.output[0]].op_type == "Mul"
+    types = [node.op_type for node in written.graph.node]
+    assert (types.count("Cast"), types.count("CastLike")) == (2, 0)
