@@ -212,7 +212,7 @@ class TargetLowering:
 
     def calls_in_place(self, site: NormSite) -> bool:
         """Whether a norm that stays is given to a kernel, or made one operator out of several."""
-        if site.kind not in _STATISTICS or site.refusal is not None:
+        if site.kind not in _STATISTICS or site.refusal is not None or _narrows(site):
             return False
         if self._refuse_call(site) is not None:
             return False
@@ -374,6 +374,12 @@ class TargetLowering:
 
 def _no_form(site: NormSite, sentence: str) -> Refusal:
     return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, (node_label(site.nodes[-1]),))
+
+
+def _narrows(site: NormSite) -> bool:
+    """Whether an operator would take the statistics in fewer digits: none does so in DOUBLE."""
+    double = ir.DataType.DOUBLE
+    return site.compute_dtype is double and site.input.dtype is not double
 
 
 def _least_opset(dtype: ir.DataType | None) -> int:

@@ -31,12 +31,12 @@ def rms(
         f" {quotient}  {scaled}  y = MatMul(n, W) }}"
     )
     rng = np.random.default_rng(0)
-    dtype = np.float32 if kind == "float" else np.float16
+    dtype = {"float": np.float32, "float16": np.float16, "double": np.float64}[kind]
     weights = {
         "TWO": np.array(2, dtype),
-        "EPSILON": np.array(1e-5, dtype),
+        "EPSILON": np.array(1e-5, np.float32).astype(dtype),
         "LAST": np.array([-1]),
-        "G": rng.standard_normal(WIDTH).astype(dtype),
+        "G": rng.standard_normal(WIDTH, np.float32).astype(dtype),
         "W": rng.standard_normal((WIDTH, WIDTH)).astype(dtype),
     }
     for name, array in weights.items():
@@ -77,3 +77,22 @@ def test_no_weight_changes() -> None:
 
 def test_what_a_session_makes_no_operator_of_stays() -> None:
     assert "Reciprocal" in operators(onnxfold.optimize(rms(kind="float16")).model)
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
+def test_statistics_in_double_stay_there(target: str) -> None:
+    """No operator of floats takes them in as many digits, nor does a second run after a fold."""
+    wide = rms(kind="double")
+    narrow = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 18]>\n'
+        f"graph (float[B,4,{WIDTH}] u) => (float[B,4,{WIDTH}] v)"
+        " { x = Cast<to=11>(u)  w = Cast<to=1>(n)  v = MatMul(w, V) }"
+    )
+    into, *out = list(narrow.graph.node)
+    del narrow.graph.node[:]
+    narrow.graph.node.extend([into, *wide.graph.node[:-1], *out])
+    weights = {each.name: numpy_helper.to_array(each) for each in wide.graph.initializer}
+    weights["V"] = weights.pop("W").astype(np.float32)
+    for name, array in weights.items():
+        narrow.graph.initializer.append(numpy_helper.from_array(array, name))
+    assert operators(onnxfold.optimize(narrow, target=target).model) == operators(narrow)
