@@ -116,11 +116,11 @@ class Editor:
         graph = node.graph if node is not None else value.graph
         if not isinstance(graph, ir.Graph):
             raise InvariantError(f"'{value.name}' is in no graph")
-        first = graph[0] if len(graph) > 0 else None
+        first = graph[0]  # as the graph is without the constants that come in front
         self._prepare(graph, lowered, ())
         if node is not None:
             graph.insert_after(node, lowered.nodes)
-        elif first is not None:
+        else:
             graph.insert_before(first, lowered.nodes)
 
     def compute_before(self, place: ir.Node, new: NewNodes) -> ir.Value:
@@ -212,8 +212,6 @@ class Editor:
             if value.graph is graph:
                 continue  # shared with nodes that are in place
             value.name = self.unused(value.name or "weight")
-            if value.const_value is not None:
-                value.const_value.name = value.name
             add_constant(graph, value)
         for node in lowered.nodes:
             for index, operand in enumerate(node.inputs):
@@ -321,10 +319,11 @@ def add_constant(graph: ir.Graph, value: ir.Value) -> None:
     ONNX Runtime's transformers optimizer takes a model in memory only where no shape depends on an
     initializer: it stores these apart before a session infers the shapes.
     """
-    if value.dtype is not ir.DataType.INT64 or value.const_value is None or len(graph) == 0:
+    tensor = value.const_value
+    if tensor is None or tensor.dtype is not ir.DataType.INT64:
         graph.register_initializer(value)
         return
-    attribute = ir.AttrTensor("value", value.const_value)
+    attribute = ir.AttrTensor("value", tensor)
     node = ir.Node("", "Constant", (), [attribute], outputs=[value], name=value.name)
     graph.insert_before(graph[0], node)
 

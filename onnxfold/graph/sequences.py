@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnxfold.graph.constants import constant_tensor
+from onnxfold.graph.operands import computed_by, operands
 from onnxfold.graph.traversal import all_nodes, bodies
 
 
@@ -31,27 +32,20 @@ def inserted_elements(sequence: ir.Value | None) -> list[ir.Value]:
 
     Of a state of a Loop that begins empty and grows by one element a step, that is the element.
     """
-    if sequence is None or (node := sequence.producer()) is None or node.domain:
-        return []
-    if node.op_type == "SequenceConstruct":
-        return [operand for operand in node.inputs if operand is not None]
-    if node.op_type != "Loop":
-        return []
-    number = sequence.index() or 0
-    start = node.inputs[number + 2] if number + 2 < len(node.inputs) else None
-    body = next((graph for name, _, graph in bodies(node) if name == "body"), None)
-    if body is None or start is None or number + 2 >= len(body.inputs):
-        return []
-    return _grown(start, body.inputs[number + 2], body.outputs[number + 1])
+    if (loop := computed_by(sequence, "Loop")) is None:
+        return operands(computed_by(sequence, "SequenceConstruct"))
+    for _, _, body in bodies(loop):
+        states = zip(loop.outputs, loop.inputs[2:], body.inputs[2:], body.outputs[1:], strict=False)
+        for result, start, before, after in states:
+            if result is sequence:
+                return _grown(start, before, after)
+    return []
 
 
-def _grown(start: ir.Value, before: ir.Value, after: ir.Value) -> list[ir.Value]:
-    maker, insert = start.producer(), after.producer()
-    if maker is None or maker.op_type != "SequenceEmpty":
-        return []
-    if insert is None or insert.op_type != "SequenceInsert" or insert.inputs[0] is not before:
-        return []
-    return [element] if (element := insert.inputs[1]) is not None else []
+def _grown(start: ir.Value | None, before: ir.Value, after: ir.Value) -> list[ir.Value]:
+    insert = computed_by(after, "SequenceInsert")
+    grows = computed_by(start, "SequenceEmpty") is not None and operands(insert)[:1] == [before]
+    return operands(insert)[1:2] if grows else []
 
 
 def behind_unbind(model: ir.Model) -> set[ir.Value]:

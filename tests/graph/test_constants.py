@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.constants import in_memory, whole_node
 from onnxfold.shapes import infer
 from onnxfold.shapes.symbolic import SymbolicShapes
 
@@ -144,6 +146,12 @@ def test_large_tensors_are_not_read() -> None:
     assert view.tensor(view.by_ref()["w"]) is not None
 
 
+def test_tensors_of_as_many_elements_as_the_limit_are_read() -> None:
+    for size, read in ((1 << 16, True), ((1 << 16) + 1, False)):
+        view = _view([helper.make_node("Neg", ["w"], ["y"])], {"w": np.ones(size, np.float32)})
+        assert [_array(view, name) is not None for name in "wy"] == [read] * 2
+
+
 @pytest.mark.parametrize(
     ("op_type", "operands", "expected"),
     [
@@ -173,10 +181,11 @@ def test_small_results_are_evaluated_and_large_ones_are_not(
 
 def test_axes_of_an_unsqueeze_are_those_of_the_result_in_any_order() -> None:
     w = np.ones((2, 3), np.float32)
-    view = _view([helper.make_node("Unsqueeze", ["w"], ["y"], axes=[-1, 1])], {"w": w}, opset=11)
-    array = _array(view, "y")
-    assert array is not None
-    assert array.shape == (2, 1, 3, 1)
+    for axes, shape in (([-1, 1], (2, 1, 3, 1)), ([1, 0], (1, 1, 2, 3)), ([3, 1], (2, 1, 3, 1))):
+        node = helper.make_node("Unsqueeze", ["w"], ["y"], axes=axes)
+        array = _array(_view([node], {"w": w}, opset=11), "y")
+        assert array is not None
+        assert array.shape == shape
 
 
 def test_floats_are_wide_where_that_is_asked_for_and_integers_stay() -> None:
@@ -208,3 +217,20 @@ def test_sizes_of_values_are_told_by_axes_that_they_have() -> None:
 def test_random_numbers_are_not_constant() -> None:
     node = helper.make_node("RandomNormal", [], ["r"], shape=[4])
     assert _array(_view([node], {}), "r") is None
+
+
+def test_what_onnx_reads_of_a_node_is_not_in_another_file(tmp_path: Path) -> None:
+    """Nor does what is in memory already take memory again."""
+    numbers = np.array([3, 4], np.int64)
+    (tmp_path / "data").write_bytes(b"head" + numbers.tobytes())
+    apart = ir.ExternalTensor(
+        "data", 4, 16, ir.DataType.INT64, shape=ir.Shape([2]), name="c", base_dir=tmp_path
+    )
+    lazy = ir.LazyTensor(lambda: apart, dtype=apart.dtype, shape=ir.Shape([2]), name="c")
+    held = ir.Tensor(numbers, name="c")
+    assert in_memory(held) is held
+    for tensor in (apart, lazy):
+        read = in_memory(tensor)
+        assert (type(read), read.dtype, read.name) == (ir.Tensor, ir.DataType.INT64, "c")
+        node = whole_node(ir.node("Constant", [], {"value": tensor}))
+        assert numpy_helper.to_array(node.attribute[0].t).tolist() == [3, 4]

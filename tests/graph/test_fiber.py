@@ -168,6 +168,24 @@ def test_symbolic_reshapes_of_real_models_are_followed() -> None:
     assert follow_reshape(whole(("B", 7, "T"), 1), ("B", 7, "T"), ("B", "T", 7)) is None
 
 
+def test_a_block_is_found_by_what_stands_left_of_it_where_the_right_is_open() -> None:
+    source: Shape = ("B", 12, None)
+    rows, parts = Fiber((AxisBlock(1, 1, 12, 1),)), ("B", 3, 4, None)
+    apart = Fiber((AxisBlock(1, 1, 3, 1), AxisBlock(2, 1, 4, 1)))
+    assert follow_reshape(rows, source, parts) == apart
+    assert follow_reshape(apart, parts, source) == rows
+    assert follow_reshape(Fiber(apart.blocks[:1]), parts, source) == Fiber((AxisBlock(1, 4, 3, 1),))
+    assert follow_reshape(rows, source, ("B", "T")) is None  # which may go on behind the block
+    assert follow_reshape(rows, (None, 12, None), (None, 12, None)) is None
+
+
+def test_a_block_is_found_by_what_stands_right_of_it_where_the_left_is_open() -> None:
+    rows, apart = Fiber((AxisBlock(1, 1, 12, 1),)), ((1, 3), (2, 4))
+    blocks = tuple(AxisBlock(axis, 1, size, 1) for axis, size in apart)
+    assert follow_reshape(rows, (None, 12, "T", 6), (None, 3, 4, "T", 6)) == Fiber(blocks)
+    assert follow_reshape(rows, (None, 12, "T", 6), (None, 3, 4, "T", 4)) is None
+
+
 def test_a_tensor_without_elements_is_not_followed() -> None:
     assert follow_reshape(Fiber(()), (0, 4), (4, 0)) is None
     assert follow_reshape(Fiber(()), (0, "T"), ("B", 4)) is None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import numpy_helper, parser
 
 import onnxfold
+from onnxfold.graph.inlining import inline
 
 BRANCHES = (
     "y = If(c) <then_branch = t () => (float[4,8] p) { v4 = Neg(n)  p = Relu(v4) },"
@@ -57,3 +59,17 @@ def test_a_second_run_inlines_beside_what_the_first_one_has_inlined_in_bodies() 
     rms = onnxfold.optimize(model).model
     again = onnxfold.convert(onnxfold.convert(rms, to="crms").model, to="rms").model
     ort.InferenceSession(again.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def test_nodes_and_values_have_their_names_and_a_number_where_those_are_taken() -> None:
+    function = FUNCTION.replace("v4 = Add", "[first] v4 = Add")
+    calls = "m = own.Twice(h)  t = own.Twice(m)  n = own.Twice(t)"
+    model = ir.from_proto(_model(calls, function))
+    inline(model, lambda _: True)
+    inlined = [node for node in model.graph if node.op_type in ("Add", "Neg")]
+    assert [node.name for node in inlined] == [
+        *("first", "node", "first_2", "node_2", "first_3", "node_3")
+    ]
+    # v4 is what the branches behind the calls have.
+    sums = [node.outputs[0].name for node in inlined if node.op_type == "Add"]
+    assert sums == ["v4_2", "v4_3", "v4_4"]

@@ -86,6 +86,19 @@ def test_a_large_weight_is_left_out_of_the_inference_but_has_its_shape() -> None
     assert view.shape(view.by_ref()["y"]) == ("batch", 2, 1, 5000)
 
 
+def test_a_large_constant_in_a_node_is_its_shape_and_in_an_unknown_operator_it_is_not() -> None:
+    large = numpy_helper.from_array(np.zeros((1, 5000), np.float32))
+    nodes = [
+        helper.make_node("Constant", [], ["W"], value=large),
+        helper.make_node("MatMul", ["x", "W"], ["product"]),
+        helper.make_node("Whatever", ["product"], ["y"], domain="com.microsoft", value=large),
+    ]
+    view = infer(_model(nodes, 17, {}))
+    assert view.shape(view.by_ref()["W"]) == (1, 5000)
+    assert view.shape(view.by_ref()["product"]) == ("batch", 2, 1, 5000)
+    assert view.shape(view.by_ref()["y"]) is None
+
+
 def test_a_contrib_operator_that_keeps_shapes_keeps_them() -> None:
     node = helper.make_node("FastGelu", ["x"], ["y"], domain="com.microsoft")
     view = infer(_model([node], 17, {}))
@@ -135,3 +148,17 @@ def test_a_weight_has_the_type_that_it_has_whatever_is_declared() -> None:
         ir.DataType.FLOAT,
         ir.DataType.INT64,
     }
+
+
+@pytest.mark.parametrize(("step", "taken"), [(2**31 - 1, True), (2**31, False), (0, False)])
+def test_steps_are_those_that_onnx_counts(step: int, taken: bool) -> None:
+    """onnx 1.23 counts in 32 bits, and takes a larger step without end."""
+    node = helper.make_node("Slice", ["x", "zero", "end", "axis", "step"], ["y"])
+    numbers = {"zero": 0, "end": 2, "axis": 1}
+    for signed in (step, -step):
+        weights = {name: np.array([n]) for name, n in (numbers | {"step": signed}).items()}
+        if taken:
+            infer(_model([node], 17, weights))
+        else:
+            with pytest.raises(ModelError, match="takes steps of"):
+                infer(_model([node], 17, weights))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
+from onnxfold.graph import ModelInfo
 from onnxfold.shapes import infer
 from onnxfold.shapes.named_sizes import SymbolicShape, fits, same_elements
 from onnxfold.shapes.symbolic import SymbolicShapes
@@ -186,6 +187,122 @@ def test_products_have_the_rows_and_columns_of_their_operands() -> None:
     assert _derived(symbolic, values["batches"]) == ("n", 1, "m")
     assert _derived(symbolic, values["other"]) == (4,)
     assert _derived(symbolic, values["one"]) == (4,)
+
+
+_REDUCTIONS = """
+g (float[n, 1, m, 4] x, int64[k] open) => (float[A, B, C, D] y)
+<int64[2] some = {1, -1}, int64[0] none = {}> {
+  odd = com.microsoft.Whatever (x)
+  y = ReduceMean (x, some)
+  less = ReduceMean <keepdims = 0> (x, some)
+  every = ReduceMean <keepdims = 0> (x, none)
+  same = ReduceMean <noop_with_empty_axes = 1> (x, none)
+  unknown = ReduceMean (x, open)
+  hidden = ReduceMean (odd, some)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("y", ("n", 1, "m", 1)),
+        ("less", ("n", "m")),
+        ("every", ()),
+        ("same", ("n", 1, "m", 4)),
+        ("unknown", None),
+        ("hidden", None),
+    ],
+)
+def test_a_reduction_leaves_the_axes_that_it_does_not_name(
+    name: str, shape: SymbolicShape | None
+) -> None:
+    imports = '"" : 18, "com.microsoft" : 1'
+    model = parser.parse_model(f"<ir_version: 8, opset_import: [{imports}]> {_REDUCTIONS}")
+    view = infer(ir.from_proto(model))
+    assert _derived(SymbolicShapes(view), view.by_ref()[name]) == shape
+
+
+@pytest.mark.parametrize(
+    ("element", "attributes", "shape"),
+    [
+        ("x", "axis = 0, new_axis = 1", ("y@0", "n", 4)),
+        ("x", "axis = 2, new_axis = 1", ("n", 4, "y@2")),
+        ("x", "axis = -1, new_axis = 1", ("n", 4, "y@2")),
+        ("x", "axis = -3, new_axis = 1", ("y@0", "n", 4)),
+        ("x", "axis = 3, new_axis = 1", None),
+        ("x", "axis = -4, new_axis = 1", None),
+        ("scalar", "axis = 0, new_axis = 1", ("y@0",)),
+        ("scalar", "axis = 1, new_axis = 1", None),
+        ("x", "axis = 0", None),
+        ("odd", "axis = 0, new_axis = 1", None),
+        ("x, z", "axis = 0, new_axis = 1", None),
+    ],
+)
+def test_elements_of_one_shape_are_stacked_along_a_new_axis(
+    element: str, attributes: str, shape: SymbolicShape | None
+) -> None:
+    model = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        g (float[n, 4] x, float[m, 4] z, float scalar) => (float[A, B, C] y) {{
+          odd = com.microsoft.Whatever (x)
+          parts = SequenceConstruct ({element})
+          y = ConcatFromSequence <{attributes}> (parts) }}"""
+    )
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    view = ModelInfo(ir.from_proto(model))
+    assert _derived(SymbolicShapes(view), view.by_ref()["y"]) == shape
+
+
+_QUOTIENTS = """
+g (float[n, 7, 6] x) => (int64[1] y)
+<int64[1] one = {1}, int64[1] two = {2}, int64[1] zero = {0}> {
+  shape = Shape (x)
+  sizes = Identity (shape)
+  seven = Gather (sizes, one)
+  six = Gather (sizes, two)
+  odd = Cast <to = 1> (seven)
+  even = Cast <to = 1> (six)
+  by = Cast <to = 1> (two)
+  y = Div (seven, two)
+  fraction = Div (odd, by)
+  whole = Div (even, by)
+  none = Div (seven, zero)
+  nothing = Sub (seven, seven)
+  zeroth = Div (nothing, two)
+  less = Sub (two, seven)
+  negative = Div (less, two)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "vector"),
+    [
+        ("y", (3,)),
+        ("fraction", None),
+        ("whole", (3,)),
+        ("none", None),
+        ("zeroth", (0,)),
+        ("negative", None),
+    ],
+)
+def test_numbers_are_divided_as_integers_or_without_a_rest(
+    name: str, vector: SymbolicShape | None
+) -> None:
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {_QUOTIENTS}')
+    view = infer(ir.from_proto(model))
+    assert SymbolicShapes(view).vector(view.by_ref()[name]) == vector
+
+
+def test_sizes_are_followed_through_thousands_of_operators() -> None:
+    nodes = [helper.make_node("Shape", ["x"], ["v0"])]
+    nodes += [helper.make_node("Identity", [f"v{i}"], [f"v{i + 1}"]) for i in range(3000)]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
+    y = helper.make_tensor_value_info("v3000", TensorProto.INT64, [2])
+    model = helper.make_model(helper.make_graph(nodes, "long", [x], [y]))
+    view = ModelInfo(ir.from_proto(model))
+    assert SymbolicShapes(view).vector(view.by_ref()["v3000"]) == ("n", 4)
 
 
 def test_a_slice_of_opset_10_cuts_its_axis() -> None:
