@@ -254,6 +254,26 @@ def test_elements_of_one_shape_are_stacked_along_a_new_axis(
     assert _derived(SymbolicShapes(view), view.by_ref()["y"]) == shape
 
 
+@pytest.mark.parametrize(
+    ("axes", "shape"),
+    [
+        ("{0, 1}", (2, 3)),
+        ("{-2, -1}", (2, 3)),
+        ("{1, 0}", (7, 2)),
+        ("{0, 2}", None),
+        ("{-3, 0}", None),
+    ],
+)
+def test_a_slice_cuts_the_axes_that_it_names(axes: str, shape: SymbolicShape | None) -> None:
+    model = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]> g (float[8, 4] x) => (float[A, B] y)
+        <int64[2] start = {{2, 1}}, int64[2] end = {{4, 9}}, int64[2] axes = {axes}> {{
+          y = Slice (x, start, end, axes) }}"""
+    )
+    view = ModelInfo(ir.from_proto(model))
+    assert _derived(SymbolicShapes(view), view.by_ref()["y"]) == shape
+
+
 _QUOTIENTS = """
 g (float[n, 7, 6] x) => (int64[1] y)
 <int64[1] one = {1}, int64[1] two = {2}, int64[1] zero = {0}> {
