@@ -18,7 +18,6 @@ from onnxfold.graph.traversal import all_graphs, declared_shape
 from onnxfold.shapes import infer
 from onnxfold.shapes.inference import claimed_shape, fill_types, is_unnamed, merged
 from onnxfold.shapes.missing_shapes import fill_shapes
-from onnxfold.shapes.symbolic import SymbolicShapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +78,15 @@ def check_claims(model: ir.Model) -> Checked:
     for value in results:
         value.shape = None
     fill_types(copy)
-    info = ModelInfo(copy)
-    fill_shapes(info)
+    fill_shapes(ModelInfo(copy))
     claims = _claims(told)
     if claims and any(map(_is_open, told.items())):
         for value, shape in declared.items():
             value.shape = shape
         infer(copy)  # again, for what is claimed may tell something of other values
     else:
-        _name(told, _sizes_of_inputs(info))
+        inputs = {dim for value in copy.graph.inputs for dim in declared_shape(value) or ()}
+        _name(told, {dim: dim for dim in inputs})
     return Checked(copy, claims)
 
 
@@ -96,24 +95,6 @@ def _is_open(told: tuple[ir.Value, Shape | None]) -> bool:
     value, shape = told
     found = declared_shape(value)
     return (shape is None or None in shape) and (found is None or not all(map(is_number, found)))
-
-
-def _sizes_of_inputs(info: ModelInfo) -> dict[Dim, Dim]:
-    """Return of which sizes of inputs onnx made up symbols, because operators compute with them."""
-    inputs = {dim for value in info.model.graph.inputs for dim in declared_shape(value) or ()}
-    symbolic = SymbolicShapes(info)
-    names: dict[Dim, Dim] = {}
-    seen: set[Dim] = set()
-    for value in (output for node in info.nodes() for output in node.outputs):
-        made_up = {dim for dim in info.shape(value) or () if is_unnamed(dim)} - seen - {None}
-        if not made_up:
-            continue
-        seen |= made_up
-        for dim, same in zip(info.shape(value) or (), symbolic.dims(value) or (), strict=False):
-            name = names.get(same, same)
-            if dim in made_up and isinstance(name, str) and name in inputs:
-                names.setdefault(dim, name)
-    return names
 
 
 def _name(told: Mapping[ir.Value, Shape | None], names: dict[Dim, Dim]) -> None:

@@ -159,6 +159,24 @@ def test_a_size_that_no_inference_knows_has_the_name_that_the_model_declares() -
     assert [list(node.outputs[0].shape or ()) for node in known][:2] == [[2, "found"], ["found", 2]]
 
 
+def test_a_size_of_an_input_keeps_the_name_that_inference_might_have_made_up() -> None:
+    """Tools write such names into files: what is declared of a value does not rename the input."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[unk__5, 4] x) => (float[A, 4] y) <float[rows, 4] h> {
+            h = Neg (x)
+            t = Abs (h)
+            y = Exp (t)
+        }"""
+    )
+    known = check_claims(ir.from_proto(proto)).model.graph
+    assert [list(node.outputs[0].shape or ()) for node in known] == [
+        ["rows", 4],
+        ["unk__5", 4],
+        ["A", 4],
+    ]
+
+
 def test_the_model_itself_is_left_as_it_is() -> None:
     held = ir.from_proto(model([2, 4, 8]))
     check_claims(held)
