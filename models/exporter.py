@@ -32,7 +32,7 @@ from onnxfold.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DTYPES", "EXPORTERS", "OPSETS", "export", "trace"]
+__all__ = ["DTYPES", "EXPORTERS", "OPSETS", "export", "in_dtype", "trace"]
 
 DTYPES: Final[Mapping[Dtype, str]] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
@@ -99,7 +99,7 @@ def _build(recipe: Recipe, settings: Settings) -> ir.Model:
             example = recipe.build(settings)
             if not example.trained:
                 randomise_constants(example.module)
-            example = _cast(example, getattr(torch, DTYPES[settings.dtype]))
+            example = in_dtype(example, settings.dtype)
             model = trace(example, opset=settings.opset, exporter=settings.exporter)
     except ModuleNotFoundError as missing:
         raise RequirementError(
@@ -112,12 +112,16 @@ def _build(recipe: Recipe, settings: Settings) -> ir.Model:
     return model
 
 
-def _cast(example: Example, dtype: torch.dtype) -> Example:
+def in_dtype(example: Example, dtype: Dtype) -> Example:
+    """Return `example` with weights and inputs of floating-point numbers in this type."""
+    import torch
+
+    to: torch.dtype = getattr(torch, DTYPES[dtype])
     inputs = {
-        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        name: tensor.to(to) if tensor.is_floating_point() else tensor
         for name, tensor in example.inputs.items()
     }
-    return replace(example, module=example.module.to(dtype), inputs=inputs)
+    return replace(example, module=example.module.to(to), inputs=inputs)
 
 
 def trace(example: Example, *, opset: int, exporter: ExporterName = "dynamo") -> ir.Model:

@@ -1,4 +1,4 @@
-"""The models of the matrix: five architectures of `models`, small, as torch exports them.
+"""The models of the matrix: architectures of `models`, small, as torch exports them.
 
 Up to opset 17 torch writes them by TorchScript, above by dynamo; each with symbolic axes, and with
 fixed shapes for the runtimes that want these. Exports stay in the cache, since they do not depend
@@ -17,12 +17,15 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from models.recipe import Dtype
 from tests.compatibility.environments import CACHE
 from tests.compatibility.truth import Array, truth
 
-__all__ = ["ARCHITECTURES", "OPSETS", "Architecture", "Export"]
+__all__ = ["ARCHITECTURES", "EVERY_OTHER", "OPSETS", "Architecture", "Export"]
 
 OPSETS: Final = (17, 18, 20, 23)
+EVERY_OTHER: Final = (18, 23)
+_OF_HALF: Final = (17, 18)  # one of each exporter
 _SEED = 0
 
 
@@ -34,6 +37,13 @@ class Architecture:
     model_type: str | None = None
     heads: int = 4
     width: int = 48
+    dtype: Dtype = "fp32"
+    opsets: tuple[int, ...] = OPSETS
+
+    @property
+    def roundoff(self) -> float:
+        """Return the unit roundoff of its weights and activations."""
+        return 2.0**-11 if self.dtype == "fp16" else 2.0**-24
 
 
 ARCHITECTURES: Final = {
@@ -42,6 +52,8 @@ ARCHITECTURES: Final = {
     "gpt2": Architecture("gpt2", "gpt2"),
     "swin": Architecture("swin-t"),
     "llama": Architecture("llama-small"),
+    "vit-float16": Architecture("vit-b16", "vit", dtype="fp16", opsets=_OF_HALF),
+    "gpt2-float16": Architecture("gpt2", "gpt2", dtype="fp16", opsets=_OF_HALF),
 }
 
 
@@ -96,7 +108,7 @@ class Export:
 def _traced(export: Export) -> tuple[ir.Model, dict[str, Array]]:
     import torch
 
-    from models.exporter import trace
+    from models.exporter import in_dtype, trace
     from models.parameters import randomise_constants
     from models.recipe import ExporterName, Settings
     from models.table import find
@@ -105,8 +117,10 @@ def _traced(export: Export) -> tuple[ir.Model, dict[str, Array]]:
     settings = Settings(small=True, opset=export.opset, exporter=exporter, seed=_SEED)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
-        example = find(ARCHITECTURES[export.architecture].recipe).build(settings)
+        architecture = ARCHITECTURES[export.architecture]
+        example = find(architecture.recipe).build(settings)
         randomise_constants(example.module)
+        example = in_dtype(example, architecture.dtype)
         if export.fixed:
             example = replace(example, dynamic_axes={name: {} for name in example.inputs})
         model = trace(example, opset=export.opset, exporter=exporter)

@@ -34,7 +34,7 @@ import numpy as np
 
 import onnxfold
 from tests.compatibility.environments import ENVIRONMENTS, UnavailableError, ready
-from tests.compatibility.exports import Export
+from tests.compatibility.exports import ARCHITECTURES, Export
 from tests.compatibility.subjects import RUNTIMES, Subject
 from tests.compatibility.truth import relative_error
 from tests.compatibility.work import answers
@@ -166,7 +166,7 @@ def _rows(
 
 def _judged(subject: Subject, export: Export, cells: dict[Place, Cell]) -> list[Row]:
     original = cells[export, ORIGINAL]
-    own = subject.roundoff
+    own = max(subject.roundoff, ARCHITECTURES[export.architecture].roundoff)
     bounds = {ORIGINAL: math.sqrt(own)}
     noise = own if original.error is None else max(original.error, own)
     mine = {name: cell for (of, name), cell in cells.items() if of == export}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tests.compatibility.exports import ARCHITECTURES, OPSETS
+from tests.compatibility.exports import ARCHITECTURES, EVERY_OTHER, OPSETS
 
 __all__ = ["RUNTIMES", "SUBJECTS", "TOOLS", "UNTRIED", "Subject"]
 
@@ -37,8 +37,9 @@ class Subject:
 
     def takes(self, architecture: str, opset: int) -> bool:
         """Say whether the matrix has a cell for this export."""
-        known = not self.typed or ARCHITECTURES[architecture].model_type is not None
-        return known and opset in self.opsets
+        about = ARCHITECTURES[architecture]
+        known = not self.typed or about.model_type is not None
+        return known and opset in self.opsets and opset in about.opsets
 
     def settings(self, architecture: str) -> dict[str, Any]:
         """Return the options of a tool for one architecture."""
@@ -49,7 +50,6 @@ class Subject:
         return {**self.options, **named}
 
 
-_EVERY_OTHER = (18, 23)
 RUNTIMES: Final = (
     Subject("ONNX Runtime, CPU", "onnx", "onnxruntime", "onnxruntime", fast=True),
     Subject(
@@ -64,14 +64,14 @@ RUNTIMES: Final = (
     Subject("OpenVINO", "openvino", "openvino", "openvino", fast=True),
     Subject("OpenCV 5", "opencv-5", "opencv-python-headless", "opencv"),
     Subject("OpenCV 4", "opencv-4", "opencv-python-headless", "opencv", fixed=True),
-    Subject("IREE", "iree", "iree-base-compiler", "iree", fixed=True, opsets=_EVERY_OTHER),
+    Subject("IREE", "iree", "iree-base-compiler", "iree", fixed=True, opsets=EVERY_OTHER),
     Subject("tract", "tract", "tract", "tract", fixed=True),
     Subject("MNN", "mnn", "MNN", "mnn", fixed=True),
     Subject("pnnx", "ncnn", "pnnx", "pnnx", fixed=True),
     Subject("onnx2torch", "onnx2torch", "onnx2torch", "onnx2torch", fixed=True, fast=True),
     Subject("onnx2pytorch", "onnx2pytorch", "onnx2pytorch", "onnx2pytorch", fixed=True),
-    Subject("onnx2tf", "onnx2tf", "onnx2tf", "onnx2tf", fixed=True, opsets=_EVERY_OTHER),
-    Subject("TVM", "tvm", "apache-tvm", "tvm", fixed=True, opsets=_EVERY_OTHER),
+    Subject("onnx2tf", "onnx2tf", "onnx2tf", "onnx2tf", fixed=True, opsets=EVERY_OTHER),
+    Subject("TVM", "tvm", "apache-tvm", "tvm", fixed=True, opsets=EVERY_OTHER),
     Subject("tinygrad", "tinygrad", "tinygrad", "tinygrad", fixed=True),
     Subject("jaxonnxruntime", "jax", "jaxonnxruntime", "jaxonnxruntime", fixed=True),
     Subject("onnx.reference", "onnx", "onnx", "onnx_reference", fast=True),
@@ -99,7 +99,7 @@ def _optimizer(level: int | None) -> Subject:
 
 
 def _quantizer(name: str, environment: str, package: str, function: str) -> Subject:
-    return Subject(name, environment, package, function, True, roundoff=_INT8, opsets=_EVERY_OTHER)
+    return Subject(name, environment, package, function, True, roundoff=_INT8, opsets=EVERY_OTHER)
 
 
 def _olive(name: str, **more: Any) -> Subject:

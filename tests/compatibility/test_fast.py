@@ -16,8 +16,11 @@ from tests.compatibility.subjects import SUBJECTS
 pytestmark = pytest.mark.slow
 
 FAST = [subject for subject in SUBJECTS.values() if subject.fast]
-# TorchScript and dynamo, LayerNormalization alone and RMSNormalization.
-EXPORTS = [("vit", 17), ("bert", 17), ("bert", 18), ("gpt2", 18), ("llama", 23)]
+# TorchScript and dynamo, LayerNormalization alone and RMSNormalization, half precision.
+EXPORTS = [
+    *(("vit", 17), ("bert", 17), ("bert", 18), ("gpt2", 18), ("llama", 23)),
+    ("gpt2-float16", 18),
+]
 
 
 @pytest.fixture(scope="module")

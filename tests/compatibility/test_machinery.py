@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from tests.compatibility import page
 from tests.compatibility.environments import CACHE, Environment, UnavailableError, ready
@@ -46,30 +46,32 @@ _ROW = Row(
 )
 
 
-def norm_then_linear() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+def norm_then_linear(dtype: type = np.float32) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     rng = np.random.default_rng(0)
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     weights = {
-        name: rng.standard_normal(shape).astype(np.float32)
+        name: rng.standard_normal(shape).astype(dtype)
         for name, shape in {"g": (8,), "b": (8,), "w": (8, 4)}.items()
     }
     nodes = [
         helper.make_node("LayerNormalization", ["x", "g", "b"], ["n"], epsilon=1e-3),
-        helper.make_node("Cast", ["n"], ["c"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", ["n"], ["c"], to=kind),
         helper.make_node("MatMul", ["c", "w"], ["y"]),
     ]
     graph = helper.make_graph(
         nodes,
         "norm",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 8])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 4])],
+        [helper.make_tensor_value_info("x", kind, [3, 8])],
+        [helper.make_tensor_value_info("y", kind, [3, 4])],
         [numpy_helper.from_array(value, name) for name, value in weights.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
-    return model, {**weights, "x": rng.standard_normal((3, 8)).astype(np.float32)}
+    return model, {**weights, "x": rng.standard_normal((3, 8)).astype(dtype)}
 
 
-def test_the_truth_is_computed_in_float64() -> None:
-    model, values = norm_then_linear()
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_the_truth_is_computed_in_float64(dtype: type) -> None:
+    model, values = norm_then_linear(dtype)
     (found,) = truth(model, {"x": values["x"]})
     x, g, b, w = (values[name].astype(np.float64) for name in "xgbw")
     deviation = x - x.mean(1, keepdims=True)

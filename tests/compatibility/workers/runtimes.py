@@ -149,11 +149,11 @@ def mnn(path: str, inputs: Inputs) -> Loaded:
         config = {"backend": 0, "numThread": 1, "precision": "high"}
         manager = MNN.nn.create_runtime_manager((config,))
         module = MNN.nn.load_module_from_file(str(file), list(inputs), [], runtime_manager=manager)
-    kinds = {"float32": expr.float, "int64": expr.int64, "int32": expr.int}
+    kinds = {"float32": expr.float, "int32": expr.int}
     fed = []
     for array in inputs.values():
-        # MNN computes with integers of 32 bits.
-        small = array.astype(np.int32) if array.dtype == np.int64 else array
+        # MNN takes numbers of 32 bits.
+        small = array.astype({"i": np.int32, "f": np.float32}[array.dtype.kind])
         fed.append(expr.const(small, small.shape, expr.NCHW, kinds[str(small.dtype)]))
     return lambda: [np.array(each.read()) for each in module.forward(fed)], {}
 
@@ -221,9 +221,10 @@ def onnx2tf(path: str, inputs: Inputs) -> Loaded:
         )
         file = next(Path(folder).glob("*_float32.tflite")).read_bytes()
     runner = tf.lite.Interpreter(model_content=file, num_threads=1).get_signature_runner()
+    taken = {name: told["dtype"] for name, told in runner.get_input_details().items()}
 
     def run() -> list[Any]:
-        found = runner(**inputs)
+        found = runner(**{name: array.astype(taken[name]) for name, array in inputs.items()})
         return [found[name] for name in names]
 
     return run, {}

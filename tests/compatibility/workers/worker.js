@@ -7,6 +7,7 @@ const PACKAGES = { onnxruntime_node: "onnxruntime-node", onnxruntime_web: "onnxr
 console.log = console.error; // answers alone go to the standard output
 const KINDS = {
   float32: Float32Array,
+  float16: globalThis.Float16Array ?? Uint16Array,
   int64: BigInt64Array,
   int32: Int32Array,
   bool: Uint8Array,
