@@ -10,6 +10,7 @@ from collections import Counter
 
 import pytest
 
+from tests.compatibility.exports import ARCHITECTURES
 from tests.compatibility.matrix import DEFAULT, ORIGINAL, Row, failures, run
 from tests.compatibility.subjects import SUBJECTS
 
@@ -37,9 +38,10 @@ def test_who_takes_the_original_takes_ours(name: str, rows: list[Row]) -> None:
 
 @pytest.mark.parametrize("name", [subject.name for subject in FAST if subject.typed])
 def test_the_transformers_optimizer_fuses_no_less(name: str, rows: list[Row]) -> None:
+    """In float32: of float16, opt_level 0 joins no norm that Casts are a part of (pipeline.md)."""
     made: dict[str, Counter[tuple[str, str]]] = {ORIGINAL: Counter(), DEFAULT: Counter()}
     for row in rows:
-        if row.subject == name:
+        if row.subject == name and ARCHITECTURES[row.architecture].dtype == "fp32":
             for kind, count in json.loads(row.facts)["fusions"].items():
                 made[row.target][row.architecture, kind] += count
     assert made[ORIGINAL], "the original has nothing to fuse"
