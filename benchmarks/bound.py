@@ -37,18 +37,18 @@ def memory_of(provider: str) -> str:
     return "cuda" if provider.startswith("CUDA") else "cpu"
 
 
-def values_on(device: str, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, ort.OrtValue]:
-    """Copies of arrays on a device."""
-    return {name: ort.OrtValue.ortvalue_from_numpy(array, device) for name, array in feeds.items()}
+def values_on(memory: str, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, ort.OrtValue]:
+    """Copies of arrays in the memory of a device."""
+    return {name: ort.OrtValue.ortvalue_from_numpy(array, memory) for name, array in feeds.items()}
 
 
 def outputs_on(
-    device: str, session: ort.InferenceSession, feeds: Mapping[str, npt.NDArray[Any]]
+    memory: str, session: ort.InferenceSession, feeds: Mapping[str, npt.NDArray[Any]]
 ) -> dict[str, ort.OrtValue]:
-    """Memory on a device for the outputs of a session, which sessions of one model may share."""
+    """Memory of a device for the outputs of a session, which sessions of one model may share."""
     names = [output.name for output in session.get_outputs()]
     arrays = session.run(names, dict(feeds))
     return {
-        name: ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype, device)
+        name: ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype, memory)
         for name, array in zip(names, arrays, strict=True)
     }

@@ -36,7 +36,7 @@ from onnxruntime.quantization import quantize_dynamic
 
 import onnxfold
 from benchmarks.bound import Bound, memory_of, outputs_on, values_on
-from benchmarks.gpu import Budget, device_of, failed
+from benchmarks.gpu import Budget, device_named, failed
 from benchmarks.rows import RESULTS, Conditions, conditions, replace
 from onnxfold.options import Defer, Target
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
@@ -136,7 +136,7 @@ def measure(
                 **conditions(),
                 onnxruntime=ort.__version__,
                 provider=provider,
-                device=device_of(provider),
+                device=device_named(provider),
                 model=kind,
                 target=target.value,
                 dtype=dtype,
@@ -203,7 +203,7 @@ def main() -> int:
 
 
 def _setting(row: dict[str, str]) -> tuple[object, ...]:
-    names = ("provider", "model", "target", "dtype", "threads")
+    names = ("provider", "device", "model", "target", "dtype", "threads")
     return (
         *(row[name] for name in names),
         int(row["tokens"]),

@@ -24,7 +24,7 @@ __all__ = [
     "GpuConditions",
     "build",
     "device",
-    "device_of",
+    "device_named",
     "failed",
     "gpu_conditions",
 ]
@@ -77,8 +77,8 @@ def device() -> CudaDevice:
     return found.devices[0]
 
 
-def device_of(provider: str) -> str:
-    """The first device and its driver for a provider of CUDA, nothing for others."""
+def device_named(provider: str) -> str:
+    """Name the first device and its driver for a provider of CUDA, nothing for others."""
     return f"{device().name}, {_driver_version()}" if provider.upper().startswith("CUDA") else ""
 
 

@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bound import Bound, outputs_on, values_on
-from benchmarks.gpu import BUDGET, Budget, device, device_of, failed
+from benchmarks.gpu import BUDGET, Budget, device, device_named, failed
 from benchmarks.rows import RESULTS, Conditions, append, conditions
 from benchmarks.subjects import File, geometric_mean, prepare, run_optimizer
 from models import skeleton
@@ -248,7 +248,7 @@ def _files(given: Path, scratch: Path, subject: GpuSubject) -> dict[str, File]:
 def _about(provider: str, name: str, dtype: str, batch: int, sequence: int) -> dict[str, Any]:
     return {
         "onnxruntime": ort.__version__,
-        "device": device_of(provider),
+        "device": device_named(provider),
         "provider": provider,
         "model": name,
         "dtype": dtype,

@@ -27,7 +27,7 @@ import numpy as np
 
 import onnxfold
 from benchmarks.bound import Bound, memory_of, outputs_on, values_on
-from benchmarks.gpu import Budget, device_of, failed
+from benchmarks.gpu import Budget, device_named, failed
 from benchmarks.rows import RESULTS, Conditions, append, conditions
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, operators, take_turns
 
@@ -138,7 +138,7 @@ def measured(
                 **conditions(),
                 onnxruntime=onnxruntime.__version__,
                 provider=given.provider,
-                device=device_of(given.provider),
+                device=device_named(given.provider),
                 threads=given.threads,
                 model=name,
                 batch=batch,
