@@ -110,7 +110,12 @@ class Relation:
         if self.r is None or self.s is None:
             return self.equal
         off = [float(np.max(np.abs(array), initial=0)) for array in (self.r - 1, self.s)]
-        return bool(np.all(self.r != 0)) and sum(off) > _FAR
+        return not self.one_sided and sum(off) > _FAR
+
+    @property
+    def one_sided(self) -> bool:
+        """Whether it tells numbers of one value that are so whatever the other's are: r = 0."""
+        return self.r is not None and not np.all(self.r)
 
     @property
     def key(self) -> tuple[object, ...]:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import AxisBlock, Fiber, whole_axes
 from onnxfold.graph.stored_rows import paired_rows, stored_rows
-from onnxfold.proof.relation import Float64, shortened
+from onnxfold.proof.relation import Cut, Float64, Relation, shortened
 from onnxfold.proof.sizes import Drawn
 from onnxfold.weights.edited import EditedTensor, float64_chunks, unrounded
 from onnxfold.weights.means import (
@@ -168,7 +168,20 @@ def is_product(old: ir.TensorProtocol, new: ir.TensorProtocol, factor: Float64) 
     return True
 
 
-def shortened_axis(old: ir.TensorProtocol, new: ir.TensorProtocol) -> int | None:
+def resized(old: ir.TensorProtocol, new: ir.TensorProtocol) -> Relation | None:
+    """Return how a constant is known that has one element more or less along an axis."""
+    for long, short in ((old, new), (new, old)):
+        axis = _shortened_axis(long, short)
+        if axis is not None:
+            return Relation(short=axis, reverse=long is new)
+    axis = _differing_axis(old, new)
+    if axis is not None:
+        return Relation(short=axis, cut=Cut.READ)
+    axis = _padded_axis(old, new)
+    return None if axis is None else Relation(short=axis, reverse=True, cut=Cut.PADDED)
+
+
+def _shortened_axis(old: ir.TensorProtocol, new: ir.TensorProtocol) -> int | None:
     """Return the axis along which ``new`` lacks the last element of ``old``, of mean 0, or None."""
     long, short = tuple(old.shape.numpy()), tuple(new.shape.numpy())
     axis = next(iter(shortened(long, short)), None)
@@ -179,7 +192,7 @@ def shortened_axis(old: ir.TensorProtocol, new: ir.TensorProtocol) -> int | None
     return axis if np.array_equal(kept, new.numpy()) else None
 
 
-def differing_axis(old: ir.TensorProtocol, new: ir.TensorProtocol) -> int | None:
+def _differing_axis(old: ir.TensorProtocol, new: ir.TensorProtocol) -> int | None:
     """Return the axis along which ``new`` is ``old`` less its last element, rounded once, or None.
 
     That element is taken from all others: what reads a vector of sum 0 needs no more.
@@ -193,7 +206,7 @@ def differing_axis(old: ir.TensorProtocol, new: ir.TensorProtocol) -> int | None
     return axis if known else None
 
 
-def padded_axis(short: ir.TensorProtocol, long: ir.TensorProtocol) -> int | None:
+def _padded_axis(short: ir.TensorProtocol, long: ir.TensorProtocol) -> int | None:
     """Return the axis along which ``long`` is ``short`` and a 0, or None."""
     sizes, fewer = tuple(long.shape.numpy()), tuple(short.shape.numpy())
     axis = next(iter(shortened(sizes, fewer)), None)

@@ -27,16 +27,14 @@ from onnxfold.proof.linear_layers import Absorber
 from onnxfold.proof.mean_proofs import ZeroMeans, with_zeros
 from onnxfold.proof.neighbourhood import Neighbourhood
 from onnxfold.proof.region import Region
-from onnxfold.proof.relation import ANY, EQUAL, Cut, Float64, Relation
+from onnxfold.proof.relation import ANY, EQUAL, Float64, Relation
 from onnxfold.proof.stored import (
     compared,
-    differing_axis,
     fits,
     is_product,
     is_rounded,
     largest,
-    padded_axis,
-    shortened_axis,
+    resized,
 )
 from onnxfold.proof.tester import Tester
 from onnxfold.proof.widening import Widening
@@ -252,9 +250,9 @@ class _Walker:
         zero = bool(factors) and largest(new) == 0  # also what it was times any factor
         if old is new or (not zero and same_tensor(old, new)):
             return EQUAL
-        resized = _resized(old, new)
-        if resized is not None:
-            return resized
+        cut = resized(old, new)
+        if cut is not None:
+            return cut
         fibers = self._fibers.get(self._before.ref(u), [])
         if old.dtype == new.dtype and (fibers := [f for f in fibers if fits(f, old)]):
             found = compared(old, new, sorted(fibers, key=lambda f: -f.size))
@@ -311,13 +309,20 @@ class _Walker:
                 if key not in tried:
                     tried.add(key)
                     found = self._test(region)
-                    if found is not None and (found.final or self._is_plain(region)):
+                    if found is not None and self._is_enough(found, region, drawn):
                         self._note_biases(region)
                         return found
                     weaker = weaker or found
                 if not drawn:
                     break
         return weaker
+
+    def _is_enough(self, found: Relation, region: Region, drawn: Collection[ir.Value]) -> bool:
+        """Whether neither a wider region nor the numbers of what was drawn can show more.
+
+        Of drawn weights the outputs are unrelated, even where one is a number by itself.
+        """
+        return found.final or (self._is_plain(region) and not (drawn and found.one_sided))
 
     def _is_plain(self, region: Region) -> bool:
         """Whether a wider region cannot show more: of the same nodes, no leaf follows another."""
@@ -375,19 +380,6 @@ class _Walker:
                 if found is not None:
                     return found
         return weaker
-
-
-def _resized(old: ir.TensorProtocol, new: ir.TensorProtocol) -> Relation | None:
-    """Return how a constant is known that has one element more or less along an axis."""
-    for long, short in ((old, new), (new, old)):
-        axis = shortened_axis(long, short)
-        if axis is not None:
-            return Relation(short=axis, reverse=long is new)
-    axis = differing_axis(old, new)
-    if axis is not None:
-        return Relation(short=axis, cut=Cut.READ)
-    axis = padded_axis(old, new)
-    return None if axis is None else Relation(short=axis, reverse=True, cut=Cut.PADDED)
 
 
 def _is_alike(region: Region) -> bool:
