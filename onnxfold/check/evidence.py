@@ -28,6 +28,7 @@ from onnxfold.check.runners import (
     why_not_onnxruntime,
 )
 from onnxfold.errors import InvariantError, ModelError, VerificationError
+from onnxfold.graph.float_types import HALVES
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.inputs import IMAGE_SIDES, InputSpec, make_inputs
 from onnxfold.shapes import fill_types
@@ -291,7 +292,7 @@ def _runs_of_disturbed(
 
 def _has_halves(model: ir.Model) -> bool:
     values = (*model.graph.initializers.values(), *model.graph.inputs)
-    return any(v.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) for v in values)
+    return any(v.dtype in HALVES for v in values)
 
 
 def against_itself(

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from onnxfold.graph.float_types import HALVES
+
 # ONNX Runtime keeps weights as they are stored and once more: packed for its kernels, or as float32
 # where they are halves.  Resident memory of the model of benchmarks/gptj.py with 1.4e9 parameters
 # was 2.2 times its weights with optimizations off, 2.1 times with all.
@@ -33,7 +35,7 @@ def stored_bytes(model: ir.Model) -> int:
 
 def weight_bytes(tensor: ir.TensorProtocol) -> int:
     """Memory for one weight in a run that packs nothing: as stored, and halves as float32 too."""
-    halves = tensor.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    halves = tensor.dtype in HALVES
     return tensor.nbytes * 3 if halves else tensor.nbytes
 
 

@@ -11,6 +11,7 @@ _BITS = {
 }
 # The types of what norms compute with, and of weights that can be edited.
 FLOATS = frozenset(_BITS)
+HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
 def digits(dtype: ir.DataType | None) -> int:

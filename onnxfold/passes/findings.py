@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.float_types import HALVES
 from onnxfold.graph.operands import only_reader
 from onnxfold.norms import NormSite, streams
 from onnxfold.operators import facets
@@ -17,6 +18,8 @@ from onnxfold.passes.reinstating.plan import FoundDeferred
 from onnxfold.passes.scales.writer import channel_op
 from onnxfold.refusal import Refusal
 
+_BATCHED = 3  # batch, rows, channels
+
 
 @dataclass(frozen=True, slots=True)
 class Description:
@@ -24,6 +27,8 @@ class Description:
 
     ``attentions`` are the norms, by reference, between which attention stands, of which ONNX
     Runtime's transformers optimizer makes one operator only while both are LayerNormalization.
+    ``half_sums`` are the norms of sums in 16 bits, which it joins at ``opt_level`` 0 while they are
+    LayerNormalization: it knows no RMSNorm that Casts are a part of.
     ``behind``: norms by what they give once they have taken what stands behind them.
     """
 
@@ -32,6 +37,7 @@ class Description:
     parameters: int
     norms: tuple[dict[str, Any], ...]
     attentions: tuple[tuple[str, str], ...] = ()
+    half_sums: tuple[str, ...] = ()
     behind: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -110,8 +116,19 @@ def describe(info: ModelInfo, sites: Sequence[NormSite]) -> Description:
             if site.nodes[-1].op_type == "LayerNormalization"
             and (first := spanned_norm(site)) is not None
         ),
+        tuple(info.ref(site.output) for site in sites if _is_of_half_sum(info, site)),
         {behind: info.ref(site.output) for site in sites for behind in _behind(info, site)},
     )
+
+
+def _is_of_half_sum(info: ModelInfo, site: NormSite) -> bool:
+    """Whether a LayerNormalization reads a sum of two computed values of three axes in 16 bits."""
+    total = site.input
+    node = total.producer()
+    if node is None or node.op_type != "Add" or site.nodes[-1].op_type != "LayerNormalization":
+        return False
+    computed = all(info.tensor(value) is None for value in node.inputs)
+    return computed and info.rank(total) == _BATCHED and total.dtype in HALVES
 
 
 def _behind(info: ModelInfo, site: NormSite) -> Iterator[str]:

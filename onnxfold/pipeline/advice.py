@@ -1,7 +1,8 @@
 """The line that ends ``optimize``: what another target would gain, and what was not measured."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from onnxfold.options import Device, Options, Target
 from onnxfold.passes.lower.installed import MEASURED, installed_device, onnxruntime_version
@@ -24,32 +25,30 @@ _WITH_KERNELS: Mapping[Device, str] = MappingProxyType(
         "as in BERT",
     }
 )
-# As in text encoders of CLIP (docs/pipeline.md).
-_FUSE_FIRST = (
-    "its transformers optimizer goes before onnxfold: {} {} beside norms that fold, and it makes "
-    "Attention of what it knows from LayerNormalization alone"
+# As in text encoders of CLIP, and in float16 (docs/pipeline.md).
+_FUSE_FIRST = "its transformers optimizer goes before onnxfold: "
+_ATTENTIONS = (
+    "{} {} beside norms that fold, and it makes Attention of what it knows from "
+    "LayerNormalization alone"
 )
+_HALF_SUMS = "at opt_level 0 it joins no folded norm in 16 bits with the sum in front of it"
 _LAST = (
     "other optimizers go before onnxfold, for they look for Add and LayerNormalization, not for "
     "Sum and SimplifiedLayerNormalization"
 )
 
 
-def advice(options: Options, excluded: int) -> str:
+def advice(options: Options, excluded: Sequence[Mapping[str, Any]]) -> str:
     """Say what another target would gain in ONNX Runtime, and which version was not measured.
 
-    ``excluded``: how many fusions of its transformers optimizer the folds exclude.
+    ``excluded``: the fusions of its transformers optimizer that the folds exclude, as reported.
     """
     if options.convert_to is not None:
         return ""  # the form was chosen for a reason of its own
     if options.target is Target.KERNELS:
         return "for ONNX Runtime with onnxfold's library; --target onnx is for other runtimes"
     if options.target is Target.ONNX:
-        first = _FUSE_FIRST.format(
-            excluded, "attentions stand" if excluded > 1 else "attention stands"
-        )
-        others = _OTHERS[installed_device()]
-        return f"{others}; {first}" if excluded else others
+        return "; ".join([_OTHERS[installed_device()], *_fuse_first(excluded)])
     oldest, newest = MEASURED[options.device]
     version = onnxruntime_version()
     on = "" if options.device is Device.CPU else " on CUDA"
@@ -58,6 +57,16 @@ def advice(options: Options, excluded: int) -> str:
         known = _named(oldest) if oldest == newest else f"{_named(oldest)} to {_named(newest)}"
         return f"{chosen}, which was not measured, as {known} was; {_LAST}"
     return f"{chosen}; {_LAST}; {_WITH_KERNELS[options.device]}"
+
+
+def _fuse_first(excluded: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say why the transformers optimizer goes first, where folds exclude what it fuses."""
+    attentions = sum(row["fusion"] == "Attention" for row in excluded)
+    stand = "attentions stand" if attentions > 1 else "attention stands"
+    why = [_ATTENTIONS.format(attentions, stand)] if attentions else []
+    if len(excluded) > attentions:
+        why.append(_HALF_SUMS)
+    return [_FUSE_FIRST + ", and ".join(why)] if why else []
 
 
 def _named(version: tuple[int, int]) -> str:

@@ -256,7 +256,7 @@ def _published(
         )
         verification, counted = written.verification, written.before_after
         returned, report["output"] = written.path, written.document
-        report["output"]["advice"] = advice(options, len(report["inspect"]["excluded_fusions"]))
+        report["output"]["advice"] = advice(options, report["inspect"]["excluded_fusions"])
     if verification is not None:
         report["verification"] = verification.to_json()
     if counted is not None:

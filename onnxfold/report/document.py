@@ -74,10 +74,15 @@ def _excluded(findings: Findings) -> list[dict[str, Any]]:
     """Return what ONNX Runtime's transformers optimizer may fuse and may not behind the folds."""
     names = {row["ref"]: row["name"] for row in findings.description.norms}
     folded = {fold.output for fold in findings.plan.folds}
-    return [
+    attentions = [
         {"fusion": "Attention", "norms": [names[ref] for ref in pair]}
         for pair in findings.description.attentions
         if not folded.isdisjoint(pair)
+    ]
+    return attentions + [
+        {"fusion": "SkipLayerNormalization", "norms": [names[ref]], "opt_level": 0}
+        for ref in findings.description.half_sums
+        if ref in folded
     ]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper, parser
+from onnxruntime.transformers.float16 import convert_float_to_float16
 
 import onnxfold
 from tests.optimized import optimized
@@ -256,3 +257,24 @@ def test_no_fusion_is_reported_where_no_norm_beside_attention_folds() -> None:
     kept = onnxfold.inspect(post_norm(pre=True), exclude=".")
     assert kept["excluded_fusions"] == []
     assert onnxfold.inspect(post_norm(pre=True, attention=False))["excluded_fusions"] == []
+
+
+@pytest.mark.parametrize("pre", [True, False])
+def test_sums_in_float16_that_a_fold_keeps_apart_are_reported(pre: bool, tmp_path: Path) -> None:
+    """At this level the optimizer knows no RMSNorm with Casts; of float32 it joins each."""
+    single = post_norm(pre=pre, attention=False)
+    half, source, out = (
+        convert_float_to_float16(single),
+        tmp_path / "half.onnx",
+        tmp_path / "o.onnx",
+    )
+    onnx.save(half, source)
+    report = onnxfold.optimize(source, out).report
+    joined = [fused(each)["SkipLayerNormalization"] for each in (half, onnx.load(out))]
+    assert joined == [1, 0]
+    sums = {"fusion": "SkipLayerNormalization", "norms": ["LayerNormalization->m"], "opt_level": 0}
+    assert report["inspect"]["excluded_fusions"] == [sums]
+    assert "joins no folded norm in 16 bits" in report["output"]["advice"]
+    folded = onnxfold.optimize(single)
+    assert folded.report["inspect"]["excluded_fusions"] == []
+    assert fused(folded.model)["SkipSimplifiedLayerNormalization"] == 1
