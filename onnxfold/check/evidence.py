@@ -240,7 +240,7 @@ def with_more_noise(
     """Evidence with further runs of the original, where its noise may have been underrated.
 
     In a model of 16-bit floats, because ONNX Runtime's CPU kernels compute these in float32 and
-    round less often than the model says. For outputs of few elements, and behind numbers that are
+    round less often than the model says. For outputs of few numbers, and behind numbers that are
     rounded to codes, because luck decides there.
     Where ONNX Runtime is compared with itself, because its kernels err alike with and without
     optimizations.
@@ -262,7 +262,7 @@ def with_more_noise(
 
 
 def _draws(evidence: Evidence, outputs: Iterable[str], model: ir.Model) -> int:
-    """How many draws make up for the few elements of an output; 0 where none has few.
+    """How many draws make up for the few numbers of an output; 0 where none has few.
 
     Of codes, in an output or on the way to it, few lie so near to the middle between two that a
     rounding moves them.
@@ -270,7 +270,9 @@ def _draws(evidence: Evidence, outputs: Iterable[str], model: ir.Model) -> int:
     arrays = [truth[name] for name in outputs for truth in evidence.truths]
     if any(is_code(array.dtype) for array in arrays) or _computes_codes(model):
         return _DRAWS_OF_CODES
-    few = [a.size for a in arrays if is_wide_float(a.dtype) and 0 < a.size < _FEW]
+    # Copies, as of a Pad or an Expand, have one rounding error.
+    counts = [np.unique(array).size for array in arrays if is_wide_float(array.dtype)]
+    few = [count for count in counts if 0 < count < _FEW]
     return min(-(-_FEW // min(few)), _DRAWS) if few else 0
 
 

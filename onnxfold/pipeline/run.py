@@ -18,7 +18,6 @@ import onnx_ir as ir
 
 from onnxfold import model_io
 from onnxfold.check import ModelSource, Verification
-from onnxfold.check.memory import session_bytes
 from onnxfold.errors import (
     PassCheckError,
     UnchangedError,
@@ -26,7 +25,7 @@ from onnxfold.errors import (
     WeightOverflowError,
 )
 from onnxfold.model_io.sources import Source
-from onnxfold.options import Options, bytes_of
+from onnxfold.options import Options
 from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.centring.apply import overflowing_weights
 from onnxfold.passes.findings import Findings
@@ -35,16 +34,16 @@ from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.pipeline import folding
 from onnxfold.pipeline.advice import advice
 from onnxfold.pipeline.preparation import prepared_for
+from onnxfold.pipeline.publishing import check, count, write
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.pipeline.step import LeftOut
-from onnxfold.report.before_after import Figures, document_of, figures
+from onnxfold.report.before_after import Figures, figures
 from onnxfold.report.document import inspection
 from onnxfold.shapes.claims import Checked, check_claims
 
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
 
-_MOST_SESSION_BYTES = 1 << 30
 _LAYER_NORMS = "deferral of LayerNorms"  # a part of a pass that a check may fail with
 
 
@@ -247,20 +246,20 @@ def _published(
     verification: Verification | None = None
     if output is None:
         if changed and options.check:
-            verification = _verified(source, ModelSource(result, None), options, timer)
-        counted = _counted(source, folded, before, timer)
+            verification = check(source, ModelSource(result, None), options, timer)
+        both = count(source, folded, before, timer)
         returned: Any = source.give_back(result)
     else:
-        written = _write(
+        written = write(
             source, folded, before, Path(output), options, timer, changed and bool(options.check)
         )
-        verification, counted = written.verification, written.before_after
+        verification, both = written.verification, written.before_after
         returned, report["output"] = written.path, written.document
         report["output"]["advice"] = advice(options, report["inspect"]["excluded_fusions"])
     if verification is not None:
         report["verification"] = verification.to_json()
-    if counted is not None:
-        report["before_after"] = counted
+    if both is not None:
+        report["before_after"] = both
     samples = 0 if verification is None else options.check or 0
     report["assurance"] = {"proved": folded.proof is not None, "samples": samples}
     report["timing_s"] = timer.seconds
@@ -286,112 +285,3 @@ def _report(
     if folded.proof is not None:
         report["proof"] = folded.proof.to_json()
     return report
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    path: Path
-    document: dict[str, Any]
-    verification: Verification | None
-    before_after: dict[str, Any] | None
-
-
-def _counted(
-    source: Source,
-    folded: folding.Folded,
-    before: Figures,
-    timer: StageTimer,
-    path: Path | None = None,
-) -> dict[str, Any] | None:
-    """Return both models in numbers, and their sessions where the result is checked at a path.
-
-    A session's form is kept in a file to be counted, which large weights are not worth.
-    """
-    if folded.model is source.model:
-        return None
-    with timer.stage("count"):
-        paths = None
-        if source.path and path and session_bytes(source.model) <= _MOST_SESSION_BYTES:
-            paths = (source.path, path)
-        return document_of(source.model, (before, figures(folded.model, folded.info)), paths)
-
-
-def _write(
-    source: Source,
-    folded: folding.Folded,
-    before: Figures,
-    output: Path,
-    options: Options,
-    timer: StageTimer,
-    checked: bool,
-) -> _Written:
-    """Stage the result, verify the staged files, publish them."""
-    result = folded.model
-    verification = None
-    with timer.stage("save"):
-        staged = _staged(source, result, output, options, timer)
-    with staged:
-        if checked:
-            rewritten = ModelSource(model_io.load(staged.path), staged.path)
-            verification = _verified(source, rewritten, options, timer)
-        counted = _counted(source, folded, before, timer, staged.path if checked else None)
-        # The check ran the original from its file too.
-        model_io.check_unchanged(source.model)
-        files = staged.commit()
-    document = {
-        "path": str(files.model),
-        "data": str(files.data) if files.data is not None else None,
-        "data_files": [str(shard) for shard in files.shards],
-        "shared_data": [str(file) for file in files.shared],
-        "bytes": files.nbytes,
-        "functions": sorted(name for _, name, _ in result.functions),
-        "target": options.target.value,
-    }
-    return _Written(files.model, document, verification, counted)
-
-
-def _staged(
-    source: Source, result: ir.Model, output: Path, options: Options, timer: StageTimer
-) -> model_io.StagedModel:
-    """Stage the result; a model that is the same, with all weights in it, byte for byte."""
-    elsewhere = options.share_weights or options.save_as_external_data
-    whole = not elsewhere and result.meta.get(model_io.HAS_EXTERNAL_DATA) is False
-    if result is source.model and source.path is not None and whole:
-        return model_io.stage_copy(source.path, output, force=options.force)
-    return model_io.stage(
-        result,
-        output,
-        source=source.path,
-        force=options.force,
-        external_data=options.save_as_external_data,
-        share=options.share_weights,
-        progress=timer.part("save"),
-    )
-
-
-def _verified(
-    source: Source, rewritten: ModelSource, options: Options, timer: StageTimer
-) -> Verification:
-    with timer.stage("verify"):
-        from onnxfold.check.compare import verify as compare
-        from onnxfold.inputs import InputSpec
-
-        verification = compare(
-            ModelSource(source.model, source.path),
-            rewritten,
-            samples=options.check or 0,
-            seed=options.seed,
-            spec=InputSpec.parse(options.inputs) if options.inputs else None,
-            limit=options.noise_limit,
-            rtol=options.rtol,
-            atol=options.atol,
-            providers=options.providers or None,
-            memory_bytes=bytes_of(options.memory),
-            progress=timer.part("verify"),
-        )
-    if not verification.passed:
-        ran = verification.runtime
-        where = "" if ran.startswith("onnxruntime") else f"; both ran in the {ran}"
-        worst = f"{verification.worst}{where}"
-        raise VerificationError(f"verification failed, nothing was written: {worst}")
-    return verification

@@ -21,14 +21,14 @@ def body_results(node: ir.Node, opset: int) -> list[tuple[ir.Value, Shape]]:
 
 def _of_if(node: ir.Node, _: int) -> list[Shape | None]:
     branches = [[_shape(value) for value in body.outputs] for _, _, body in bodies(node)]
-    return [_either(pair) for pair in zip(*branches, strict=False)]
+    return [either(pair) for pair in zip(*branches, strict=False)]
 
 
 def _of_loop(node: ir.Node, _: int) -> list[Shape | None]:
     """A state is what it was at first, or what the body gave last."""
     given = [_shape(value) for value in _only_body(node).outputs[1:]]
     initial = [_shape(value) for value in node.inputs[_CONTROLS:]]
-    states = [_either(pair) for pair in zip(initial, given, strict=False)]
+    states = [either(pair) for pair in zip(initial, given, strict=False)]
     return states + [_stacked(shape, 0) for shape in given[len(states) :]]
 
 
@@ -40,7 +40,7 @@ def _of_scan(node: ir.Node, opset: int) -> list[Shape | None]:
     count = len(node.inputs) - node.attributes.get_int("num_scan_inputs", len(node.inputs))
     axes = node.attributes.get_ints("scan_output_axes", [0] * len(given))
     stacked = map(_stacked, given[count:], axes)
-    return [*(_either([shape]) for shape in given[:count]), *stacked]
+    return [*(either([shape]) for shape in given[:count]), *stacked]
 
 
 _RULES: dict[str, Callable[[ir.Node, int], list[Shape | None]]] = {
@@ -58,7 +58,7 @@ def _only_body(node: ir.Node) -> ir.Graph:
     return bodies(node)[0][2]
 
 
-def _either(shapes: Iterable[Shape | None]) -> Shape | None:
+def either(shapes: Iterable[Shape | None]) -> Shape | None:
     """Return the numbers that shapes have in common."""
     known = [shape for shape in shapes if shape is not None]
     ranks = {None if shape is None else len(shape) for shape in shapes}
@@ -72,7 +72,7 @@ def _either(shapes: Iterable[Shape | None]) -> Shape | None:
 
 def _stacked(shape: Shape | None, axis: int) -> Shape | None:
     """Return the shape of the results of many runs, one behind another along a new axis."""
-    numbers = _either([shape])
+    numbers = either([shape])
     if numbers is None:
         return None
     place = axis % (len(numbers) + 1)

@@ -11,6 +11,7 @@ and Scan.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,7 @@ from onnxfold.graph.constants import whole_node
 from onnxfold.graph.dims import Dim, Shape
 from onnxfold.graph.traversal import bodies, declared_shape
 from onnxfold.shapes.body_results import body_results
+from onnxfold.shapes.demanded_ranks import DemandedRanks
 from onnxfold.shapes.equivalents import (
     DOMAIN,
     FUNCTIONS,
@@ -54,13 +56,14 @@ def fill_shapes(view: ModelInfo, known: Collection[ir.Value] = ()) -> bool:
     Return whether a shape that ``view`` may have told before is another one now.
     """
     symbolic: SymbolicShapes | None = None
+    demanded = DemandedRanks(view)
     better: set[ir.Value | None] = set(known)
     changed = False
     for node in _bodies_first(view.model.graph):
         unknown = any(output.name and output.shape is None for output in node.outputs)
         if unknown:
             symbolic = symbolic or SymbolicShapes(view)
-            for value, dims in _found(view, symbolic, node):
+            for value, dims in chain(_found(view, symbolic, node), demanded.shapes(node)):
                 if view.shape(value) is not None:
                     continue
                 _set_shape(symbolic, value, dims, dims)

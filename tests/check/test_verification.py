@@ -140,12 +140,19 @@ def test_masked_positions_do_not_excuse_errors_in_the_others() -> None:
     assert not verified(exact, single(body.format(off), inputs)).passed
 
 
+_COPIES = "many = Constant <value = int64[2] {128, 8}> ()  y = Expand (s, many)"
+
+
 @pytest.mark.parametrize("seed", range(12))
-def test_luck_does_not_decide_on_an_output_of_one_number(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("outputs", "end"), [("float y", "y = Identity (s)"), ("float[128, 8] y", _COPIES)]
+)
+def test_luck_does_not_decide_on_an_output_of_one_number(
+    outputs: str, end: str, seed: int
+) -> None:
     inputs = "float[4, 8] x, float[8, 16] v, float[16, 8] w"
-    left = "a = MatMul (x, v)  b = MatMul (a, w)  y = ReduceSum <keepdims = 0> (b)"
-    right = "a = MatMul (v, w)  b = MatMul (x, a)  y = ReduceSum <keepdims = 0> (b)"
-    outputs = "float y"
+    left = f"a = MatMul (x, v)  b = MatMul (a, w)  s = ReduceSum <keepdims = 0> (b)  {end}"
+    right = f"a = MatMul (v, w)  b = MatMul (x, a)  s = ReduceSum <keepdims = 0> (b)  {end}"
     original = single(left, inputs, outputs)
     assert verified(original, single(right, inputs, outputs), samples=3, seed=seed).passed
     off = "k = Constant <value = float {1.001}> ()  w2 = Mul (w, k)  " + right.replace("w)", "w2)")

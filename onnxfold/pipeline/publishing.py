@@ -1,0 +1,142 @@
+"""What is shown and kept of a result: it is counted, staged, checked and published.
+
+Nothing is published before the check of the staged files has passed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxfold import model_io
+from onnxfold.check import ModelSource, Verification
+from onnxfold.check.memory import session_bytes
+from onnxfold.errors import VerificationError
+from onnxfold.model_io.sources import Source
+from onnxfold.options import Options, bytes_of
+from onnxfold.pipeline import folding
+from onnxfold.pipeline.stage_timer import StageTimer
+from onnxfold.report.before_after import Figures, document_of, figures
+
+_MOST_SESSION_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Where a result was written, the report of its files, and what its check and counts gave."""
+
+    path: Path
+    document: dict[str, Any]
+    verification: Verification | None
+    before_after: dict[str, Any] | None
+
+
+def count(
+    source: Source,
+    folded: folding.Folded,
+    before: Figures,
+    timer: StageTimer,
+    path: Path | None = None,
+) -> dict[str, Any] | None:
+    """Return both models in numbers, and their sessions where the result is checked at a path.
+
+    A session's form is kept in a file to be counted, which large weights are not worth.
+    """
+    if folded.model is source.model:
+        return None
+    with timer.stage("count"):
+        paths = None
+        if source.path and path and session_bytes(source.model) <= _MOST_SESSION_BYTES:
+            paths = (source.path, path)
+        return document_of(source.model, (before, figures(folded.model, folded.info)), paths)
+
+
+def write(
+    source: Source,
+    folded: folding.Folded,
+    before: Figures,
+    output: Path,
+    options: Options,
+    timer: StageTimer,
+    checked: bool,
+) -> Written:
+    """Stage the result, check the staged files, publish them.
+
+    Raises VerificationError as ``check`` does, ModelError where the original was changed meanwhile.
+    """
+    result = folded.model
+    verification = None
+    with timer.stage("save"):
+        staged = _staged(source, result, output, options, timer)
+    with staged:
+        if checked:
+            rewritten = ModelSource(model_io.load(staged.path), staged.path)
+            verification = check(source, rewritten, options, timer)
+        counted = count(source, folded, before, timer, staged.path if checked else None)
+        # The check ran the original from its file too.
+        model_io.check_unchanged(source.model)
+        files = staged.commit()
+    document = {
+        "path": str(files.model),
+        "data": str(files.data) if files.data is not None else None,
+        "data_files": [str(shard) for shard in files.shards],
+        "shared_data": [str(file) for file in files.shared],
+        "bytes": files.nbytes,
+        "functions": sorted(name for _, name, _ in result.functions),
+        "target": options.target.value,
+    }
+    return Written(files.model, document, verification, counted)
+
+
+def _staged(
+    source: Source, result: ir.Model, output: Path, options: Options, timer: StageTimer
+) -> model_io.StagedModel:
+    """Stage the result; a model that is the same, with all weights in it, byte for byte."""
+    elsewhere = options.share_weights or options.save_as_external_data
+    whole = not elsewhere and result.meta.get(model_io.HAS_EXTERNAL_DATA) is False
+    if result is source.model and source.path is not None and whole:
+        return model_io.stage_copy(source.path, output, force=options.force)
+    return model_io.stage(
+        result,
+        output,
+        source=source.path,
+        force=options.force,
+        external_data=options.save_as_external_data,
+        share=options.share_weights,
+        progress=timer.part("save"),
+    )
+
+
+def check(
+    source: Source, rewritten: ModelSource, options: Options, timer: StageTimer
+) -> Verification:
+    """Compare a result with the original on inputs.
+
+    Raises VerificationError where their outputs differ by more than the options allow.
+    """
+    with timer.stage("verify"):
+        from onnxfold.check.compare import verify as compare
+        from onnxfold.inputs import InputSpec
+
+        verification = compare(
+            ModelSource(source.model, source.path),
+            rewritten,
+            samples=options.check or 0,
+            seed=options.seed,
+            spec=InputSpec.parse(options.inputs) if options.inputs else None,
+            limit=options.noise_limit,
+            rtol=options.rtol,
+            atol=options.atol,
+            providers=options.providers or None,
+            memory_bytes=bytes_of(options.memory),
+            progress=timer.part("verify"),
+        )
+    if not verification.passed:
+        ran = verification.runtime
+        where = "" if ran.startswith("onnxruntime") else f"; both ran in the {ran}"
+        worst = f"{verification.worst}{where}"
+        raise VerificationError(f"verification failed, nothing was written: {worst}")
+    return verification
