@@ -147,9 +147,7 @@ _COPIES = "many = Constant <value = int64[2] {128, 8}> ()  y = Expand (s, many)"
 @pytest.mark.parametrize(
     ("outputs", "end"), [("float y", "y = Identity (s)"), ("float[128, 8] y", _COPIES)]
 )
-def test_luck_does_not_decide_on_an_output_of_one_number(
-    outputs: str, end: str, seed: int
-) -> None:
+def test_luck_does_not_decide_on_an_output_of_one_number(outputs: str, end: str, seed: int) -> None:
     inputs = "float[4, 8] x, float[8, 16] v, float[16, 8] w"
     left = f"a = MatMul (x, v)  b = MatMul (a, w)  s = ReduceSum <keepdims = 0> (b)  {end}"
     right = f"a = MatMul (v, w)  b = MatMul (x, a)  s = ReduceSum <keepdims = 0> (b)  {end}"
