@@ -21,6 +21,7 @@ from onnxfold.shapes.body_results import either
 
 _ANY = range(1 << 16)
 _CONVOLUTIONS = (Layer.CONVOLUTION, Layer.TRANSPOSED_CONVOLUTION)
+_KEEP_RANK = (Family.CUMULATIVE, Family.PAD, Family.SLICE, Family.SPLIT)
 _LAYERS = (*_CONVOLUTIONS, Layer.MATMUL)
 _MATRIX = 2
 
@@ -76,16 +77,29 @@ class DemandedRanks:
         broadcast = facets.broadcasts(row)
         if broadcast is not None:
             return range(result.stop) if not broadcast or index < broadcast else _ANY
+        if row.family is Family.CONCAT:
+            return next((self._of(other, found) for other in self._known(node)), result)
         if index != 0:
             return _ANY
         if row.family is Family.TRANSPOSE:
             perm = node.attributes.get_ints("perm", ())
             return range(len(perm), len(perm) + 1) if perm else result
+        if row.family is Family.GATHER:
+            gathered = self._view.rank(node.inputs[1])
+            return _ANY if gathered is None else _shifted(result, 1 - gathered)
         weight = self._view.rank(node.inputs[1]) if row.layer in _LAYERS else None
         if row.layer in _CONVOLUTIONS:
             return _ANY if weight is None else range(weight, weight + 1)
-        return result if weight == _MATRIX or facets.same_shape(row) else _ANY
+        keeps = weight == _MATRIX or row.family in _KEEP_RANK or facets.same_shape(row)
+        return result if keeps else _ANY
+
+    def _known(self, node: ir.Node) -> Iterator[ir.Value]:
+        return (v for v in node.inputs if v is not None and self._view.rank(v) is not None)
 
     def _of(self, value: ir.Value, found: dict[ir.Value, range]) -> range:
         rank = self._view.rank(value)
         return found.get(value, _ANY) if rank is None else range(rank, rank + 1)
+
+
+def _shifted(ranks: range, more: int) -> range:
+    return range(max(0, ranks.start + more), ranks.stop + more)

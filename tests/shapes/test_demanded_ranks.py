@@ -52,6 +52,11 @@ def _rank(model: onnx.ModelProto, *, declared: bool = False) -> int | None:
         ("n = LayerNormalization(h, G) m = MatMul(n, W) y = Transpose<perm=[1,0,2]>(m)", 3),
         ("t = Transpose<perm=[0,2,1]>(h) y = Conv(t, K)", 3),
         ("y = Conv(h, K)", 3),
+        ("p = Softmax(h) q = Gather<axis=1>(p, at) r = Relu(q) y = Transpose<perm=[1,0]>(r)", 3),
+        ("p = Gather<axis=1>(h, at1) y = Transpose<perm=[3,2,1,0]>(p)", 4),
+        ("p = Slice(h, at1, at1) q = Neg(p) y = Transpose<perm=[2,1,0]>(q)", 3),
+        ("p, rest = Split<axis=0>(h) q = Neg(p) y = Transpose<perm=[2,1,0]>(q)", 3),
+        ("r = Reshape(x, three) y = Concat<axis=0>(r, h)", 3),
         ("y = Gemm(h, W)", None),  # of which neither branch can be: the model never runs
         ("y = Relu(h)", None),
         ("y = MatMul(V, h)", None),
@@ -59,7 +64,7 @@ def _rank(model: onnx.ModelProto, *, declared: bool = False) -> int | None:
     ],
 )
 def test_readers_tell_the_rank(readers: str, rank: int | None) -> None:
-    at = "at1 = Constant<value = int64[1] {0}>()"
+    at = "at1 = Constant<value = int64[1] {0}>() three = Constant<value = int64[3] {0,-1,6}>()"
     assert _rank(_model(f"{at} {readers}")) == rank
 
 
