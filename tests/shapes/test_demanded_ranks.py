@@ -22,13 +22,13 @@ _SQUEEZED = """
 """
 
 
-def _model(nodes: str, outputs: str = "y", inputs: str = "float[b,s,t,6] x") -> onnx.ModelProto:
+def _model(
+    nodes: str, *, inputs: str = "float[b,s,t,6] x", squeezed: str = _SQUEEZED
+) -> onnx.ModelProto:
     model = parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]>\n'
-        f"g ({inputs}) => (float[n,t,4] y) {{ {_SQUEEZED} {nodes} }}"
+        f"g ({inputs}) => (float[n,t,4] y) {{ {squeezed} {nodes} }}"
     )
-    for info, name in zip(model.graph.output, outputs.split(), strict=True):
-        info.name = name
     rng = np.random.default_rng(0)
     shapes = {"W": (6, 6), "V": (6, 4), "B": (6,), "K": (5, 6, 3), "G": (6,)}
     for name, shape in shapes.items():
@@ -66,6 +66,31 @@ def _rank(model: onnx.ModelProto, *, declared: bool = False) -> int | None:
 def test_readers_tell_the_rank(readers: str, rank: int | None) -> None:
     at = "at1 = Constant<value = int64[1] {0}>() three = Constant<value = int64[3] {0,-1,6}>()"
     assert _rank(_model(f"{at} {readers}")) == rank
+
+
+@pytest.mark.parametrize(
+    ("readers", "rank"),
+    [
+        ("y = Gemm(h, W)", 2),
+        ("y = Gemm(W, h)", 2),
+        ("y = Gemm(W, W, h)", None),
+        ("y = Transpose(h)", None),
+        ("t = Transpose(h) y = Gemm(t, W)", 2),
+    ],
+)
+def test_a_rank_is_known_where_no_branch_has_one(readers: str, rank: int | None) -> None:
+    """Which axes are squeezed is an input here."""
+    squeezed = _SQUEEZED[: _SQUEEZED.index("h = If")] + "h = Squeeze(x, axes)"
+    model = _model(readers, inputs="float[b,s,t,6] x, int64[k] axes", squeezed=squeezed)
+    assert _rank(model) == rank
+
+
+def test_each_result_of_an_if_has_its_own_branches() -> None:
+    two = _SQUEEZED.replace("h = If", "g, h = If").replace(
+        "() => (s) {", "() => (n, s) { n = Neg(x)"
+    )
+    two = two.replace("() => (i) {", "() => (p, i) { p = Neg(x)")
+    assert _rank(_model("y = Transpose<perm=[0,2,1]>(h)", squeezed=two)) == 3
 
 
 def test_sizes_are_those_of_the_branch() -> None:
