@@ -7,7 +7,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx_ir as ir
@@ -62,11 +64,37 @@ def test_unknown_device_is_bad_usage() -> None:
         get_library_path("tpu")
 
 
-def test_missing_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def imported_from(folder: Path, installed: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Import the package from a folder that holds nothing built; ``installed``: a version."""
+
+    def distribution(name: str) -> SimpleNamespace:
+        if installed is None:
+            raise metadata.PackageNotFoundError(name)
+        return SimpleNamespace(version=installed, locate_file=lambda _: folder / "installed")
+
     monkeypatch.delenv("ONNXFOLD_LIBRARY", raising=False)
-    monkeypatch.setattr(onnxfold, "__path__", [str(tmp_path)])
+    monkeypatch.setattr(onnxfold, "__path__", [str(folder)])
+    monkeypatch.setattr(metadata, "distribution", distribution)
+
+
+@pytest.mark.parametrize("installed", [None, onnxfold.__version__])
+def test_missing_library_says_what_to_do(
+    installed: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    imported_from(tmp_path, installed, monkeypatch)
     with pytest.raises(OnnxfoldError, match="the cpu kernel library is not built: reinstall"):
         register(ort.SessionOptions())
+
+
+@pytest.mark.parametrize("installed", [onnxfold.__version__, "0.0.1"])
+def test_python_in_a_clone_finds_what_is_installed_of_the_same_version(
+    installed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    imported_from(tmp_path, installed, monkeypatch)
+    kept = tmp_path / "installed" / "_native" / "libonnxfold_ops.so"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    assert built(kept.name) == (kept if installed == onnxfold.__version__ else None)
 
 
 def runtime_has(monkeypatch: pytest.MonkeyPatch, *providers: str) -> None:
@@ -122,8 +150,7 @@ def test_kernels_that_no_device_runs_are_not_registered(
 def test_cuda_kernels_that_were_not_built_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.delenv("ONNXFOLD_LIBRARY", raising=False)
-    monkeypatch.setattr(onnxfold, "__path__", [str(tmp_path)])
+    imported_from(tmp_path, None, monkeypatch)
     message = "the cuda kernel library is not built: reinstall .*ONNXFOLD_CUDA=ON"
     with pytest.raises(OnnxfoldError, match=message):
         session(b"", providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
