@@ -358,3 +358,25 @@ def test_a_large_weight_is_widened_in_parts(body: str) -> None:
     assert np.array_equal(y, x.astype(np.int64) @ W.T.astype(np.int64))
     assert y.dtype == np.float64
     assert peak < 0.75 * 8 * W.size
+
+
+@pytest.mark.parametrize(
+    ("axis", "new_axis"),
+    [*((axis, 0) for axis in range(-2, 2)), *((axis, 1) for axis in range(-3, 3))],
+)
+def test_sequences_are_joined_without_onnx_which_once_took_the_last_axis_for_any(
+    axis: int, new_axis: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = onnx.parser.parse_model(f"""
+    <ir_version: 8, opset_import: ["": 13]>
+    main (float[2, 3] x0, float[2, 3] x1) => (float[M, N, O] y) {{
+      s = SequenceConstruct (x0, x1)
+      y = ConcatFromSequence <axis: int = {axis}, new_axis: int = {new_axis}> (s)
+    }}""")
+    if not new_axis:
+        del model.graph.output[0].type.tensor_type.shape.dim[2]
+    monkeypatch.setattr("onnx.reference.ops.op_concat_from_sequence.ConcatFromSequence._run", None)
+    pair = [X[:2, :3], X[1:, 1:]]
+    (mine,) = truth(ir.from_proto(model), x0=pair[0], x1=pair[1])
+    (theirs,) = onnxruntime_outputs(model, pair)
+    np.testing.assert_array_equal(mine, theirs)

@@ -16,5 +16,13 @@ def _split_to_sequence(call: Call, x: Array, split: Datum = None) -> Output:
     return (list(np.moveaxis(x, call.integer("axis", 0), 0)),)
 
 
+def _concat_from_sequence(call: Call, sequence: list[Array]) -> Output:
+    """As the standard says: onnx 1.17 stacks along the last axis, whichever is asked for."""
+    join = np.stack if call.integer("new_axis", 0) else np.concatenate
+    return (join(sequence, axis=call.integer("axis", 0)),)
+
+
+_OWN = ("ConcatFromSequence", "SplitToSequence")
+kernel("ConcatFromSequence", raw=True)(_concat_from_sequence)
 kernel("SplitToSequence", raw=True)(_split_to_sequence)
-kernel(*(name for name in op_types("sequences") if name != "SplitToSequence"), raw=True)(delegated)
+kernel(*(name for name in op_types("sequences") if name not in _OWN), raw=True)(delegated)
