@@ -1,4 +1,4 @@
-"""Faults, bad numbers and determinism: `python -m benchmarks.trust [faults numerics determinism]`.
+"""Faults and the like: `python -m benchmarks.trust [faults races numerics determinism]`.
 
 Each part does many times what a test of `tests/hostile` does a few times. A row for each case and
 subject goes to benchmarks/results/trust.csv: how the runs ended, and how many `broken` a promise,
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from onnx import numpy_helper
 
 import onnxfold
 from benchmarks.rows import RESULTS, Conditions, append, conditions
@@ -234,21 +235,31 @@ def _disks(stage: _Stage, sizes: int) -> Iterator[_Tally]:
         yield read_only
 
 
-def _races(folder: Path, count: int) -> Iterator[_Tally]:
+def _other_numbers(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model of the same form with half of every float weight."""
+    other = onnx.ModelProto()
+    other.CopyFrom(model)
+    for tensor in other.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            half = numpy_helper.to_array(tensor) * np.float32(0.5)
+            tensor.CopyFrom(numpy_helper.from_array(half, tensor.name))
+    return other
+
+
+def _races(given: argparse.Namespace, folder: Path) -> Iterator[_Tally]:
     """Two runs to one output at once, of models whose mixture would be seen."""
     model = onnx.load(ROOT / _DIGITS)
+    models = {"a": model, "b": _other_numbers(model)}
     for options in (("--no-check",), ("--no-check", "--save-as-external-data")):
-        tally = _Tally("faults", "two runs to one output", f"digits_vit {options[-1]}")
+        tally = _Tally("races", "two runs to one output", f"digits_vit {options[-1]}")
         race = folder / "race"
         alone = {}
-        for name in ("a", "b"):
-            subject = Subject(name, model, (), options)
+        for name, raced in models.items():
+            subject = Subject(name, raced, (), options)
             source = subject.lay(race / name)
-            if alone:
-                change("other numbers", source)
             command(subject.arguments(_OUTPUT), race / name)
             alone[source] = whole(race / name / _OUTPUT)
-        for number in range(count):
+        for number in range(given.races):
             fault = two_at_once(alone, race / "o.onnx", options, delay_s=0.01 * (number % 10))
             tally.add("done", fault)
         shutil.rmtree(race)
@@ -261,7 +272,6 @@ def _faults(options: argparse.Namespace, folder: Path) -> Iterator[_Tally]:
         yield from _kills(stage, options.every)
         yield from _changes(stage, options.every)
         yield from _disks(stage, options.sizes)
-    yield from _races(folder, options.races)
 
 
 def _numerics(options: argparse.Namespace, _: Path) -> Iterator[_Tally]:
@@ -304,7 +314,12 @@ def _determinism(_: argparse.Namespace, folder: Path) -> Iterator[_Tally]:
             yield tally
 
 
-_PARTS = {"faults": _faults, "numerics": _numerics, "determinism": _determinism}
+_PARTS = {
+    "faults": _faults,
+    "races": _races,
+    "numerics": _numerics,
+    "determinism": _determinism,
+}
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import runpy
 from pathlib import Path
@@ -58,3 +59,14 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     )
     missing = [name for name in named if not (ROOT / name).exists()]
     assert not missing
+
+
+def test_the_tests_that_the_list_of_skips_names_exist() -> None:
+    named = re.findall(r"[\w/]*test_\w+\.py", (ROOT / "tests" / "SKIPS.md").read_text("utf-8"))
+    assert named
+    assert not [name for name in named if not any(ROOT.glob(f"tests/**/{name}"))]
+
+
+def test_no_row_of_trust_says_that_a_promise_was_broken() -> None:
+    with (ROOT / "benchmarks" / "results" / "trust.csv").open() as file:
+        assert not [row for row in csv.DictReader(file) if row["broken"] != "0"]
