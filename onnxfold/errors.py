@@ -1,5 +1,6 @@
 """Errors that a user can meet, each with the exit code that the command line gives for it."""
 
+import re
 from typing import ClassVar
 
 
@@ -89,9 +90,12 @@ def misfit(error: Exception) -> DependencyError | None:
 
 
 _LONGEST_LINE = 300
+# ONNX Runtime begins with a number and the path, and names a place in its sources.
+_NUMBER = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from .*? failed:)?")
+_PLACE = re.compile(r"/\S*onnxruntime_src/\S+:\d+ [^()]*\((?:[^()]|\([^()]*\))*\)( const)? ")
 
 
 def one_line(error: Exception) -> str:
     """Return what an error of another library says, as one line of at most 300 characters."""
-    text = " ".join(str(error).split())
+    text = _PLACE.sub("", _NUMBER.sub("", " ".join(str(error).split())))
     return text if len(text) <= _LONGEST_LINE else text[:_LONGEST_LINE] + "..."

@@ -207,12 +207,15 @@ def figure_notes(document: Mapping[str, Any]) -> list[str]:
                 f"{what} of unknown size: {before} before, {after} after, so that their costs "
                 "cannot be compared"
             )
-    refusals = (document[side].get("session_refusal") for side in _SIDES)
-    return [
-        *notes,
-        *(refusal for refusal in dict.fromkeys(refusals) if refusal),
-        *_interface_notes(document),
-    ]
+    return [*notes, *_refusal_notes(document), *_interface_notes(document)]
+
+
+def _refusal_notes(document: Mapping[str, Any]) -> list[str]:
+    """Return why there are no sessions, in one line where both models have the same reason."""
+    refusals = {side: document[side].get("session_refusal") for side in _SIDES}
+    if len(set(refusals.values())) == 1:
+        return [reason for reason in set(refusals.values()) if reason]
+    return [f"{side}: {reason}" for side, reason in refusals.items() if reason]
 
 
 def _interface_notes(document: Mapping[str, Any]) -> list[str]:

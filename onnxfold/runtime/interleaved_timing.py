@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxfold.errors import DependencyError, ModelError
+from onnxfold.errors import DependencyError, ModelError, one_line
 from onnxfold.graph.array_types import Float64
 from onnxfold.runtime import library as runtime
 
@@ -82,7 +82,7 @@ class Variant:
                 disabled_optimizers=list(self.disabled),
             )
         except refusals as error:
-            message = f"ONNX Runtime cannot load '{self.path}': {error}".splitlines()[0]
+            message = f"ONNX Runtime cannot load '{self.path}': {one_line(error)}"
             raise ModelError(message) from error
 
 

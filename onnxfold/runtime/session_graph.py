@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from onnxfold.errors import ModelError
+from onnxfold.errors import ModelError, one_line
 from onnxfold.runtime.library import ONLY_FATAL, demand_name, runtime_errors
 
 _PROVIDERS = ("CPUExecutionProvider",)
@@ -38,7 +38,7 @@ def session_operators(path: Path) -> dict[str, int] | None:
         try:
             ort.InferenceSession(str(path), options, providers=list(_PROVIDERS))
         except runtime_errors() as error:
-            message = f"ONNX Runtime cannot load '{path}': {error}".splitlines()[0]
+            message = f"ONNX Runtime cannot load it: {one_line(error)}"
             raise ModelError(message) from error
         optimized = onnx.load(kept, load_external_data=False)
     counts = Counter(_name(node) for node in _nodes(optimized.graph))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import onnx
 import pytest
 
 import onnxfold
-from onnxfold.errors import ModelError
+from onnxfold.errors import ModelError, one_line
 from onnxfold.runtime.bench import bench
 from onnxfold.runtime.library import get_library_path
+from onnxfold.runtime.session_graph import session_operators
 from tests.builders import chain_model, pre_norm_model
 
 
@@ -53,6 +55,22 @@ def test_impossible_options_and_unreadable_models_are_one_line(tmp_path: Path) -
         bench([tmp_path / "missing.onnx"])
     with pytest.raises(onnxfold.UsageError, match="onnxruntime has no 'NoProvider' here"):
         bench([tmp_path / "m.onnx"], providers=("NoProvider",))
+
+
+def test_what_onnxruntime_says_is_told_without_places_in_its_sources(
+    tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
+    model = onnx.load(pair[0])
+    model.ir_version = 99
+    path = tmp_path / "of the future.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError) as caught:
+        session_operators(path)
+    told = r"ONNX Runtime cannot load it: Unsupported model IR version: 99, max supported .*: \d+"
+    assert re.fullmatch(told, str(caught.value))
+    place = "/onnxruntime_src/core/a.h:39 ort::A::A(const B<void (int)>&, bool) const"
+    said = f"[ONNXRuntimeError] : 1 : FAIL : Reshape (a) Status Message: {place} size was false"
+    assert one_line(ValueError(said)) == "Reshape (a) Status Message: size was false"
 
 
 def test_a_model_with_other_inputs_is_one_line(
