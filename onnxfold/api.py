@@ -272,7 +272,16 @@ def _run(
         model_io.check_sharing(source.model, source.path, output)
     # Weights may hold inf and NaN; what comes of them is compared with the original.
     with np.errstate(all="ignore"), error_context(source):
+        _check_given_inputs(source.model, chosen)
         return run(source, output, chosen, timer)
+
+
+def _check_given_inputs(model: ir.Model, chosen: Options) -> None:
+    """Raise UsageError, before the work, for inputs that the model does not have, or not so."""
+    if chosen.inputs:
+        from onnxfold.inputs import InputSpec, check_inputs
+
+        check_inputs(model, InputSpec.parse(chosen.inputs))
 
 
 def _check_late_options(chosen: Options) -> None:

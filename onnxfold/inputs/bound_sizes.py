@@ -94,6 +94,12 @@ def bind_dims(
     } | {name: shape for name, shape in given.items() if name not in shapes}
 
 
+def check_shapes(inputs: Iterable[ir.Value], given: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise UsageError, naming the input, where shapes contradict the model or each other."""
+    shapes = {str(v.name): dims for v in inputs if (dims := symbols_of(v)) is not None}
+    _bind_given(shapes, given)
+
+
 def _expression(dim: str) -> frozenset[str]:
     """The symbols of an expression; nothing for a plain name or what cannot be parsed."""
     if dim.isidentifier():

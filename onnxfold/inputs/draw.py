@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.errors import UsageError
-from onnxfold.inputs.bound_sizes import BoundSizes, bind_dims, symbols_of
+from onnxfold.inputs.bound_sizes import BoundSizes, bind_dims, check_shapes, symbols_of
 from onnxfold.inputs.caches import find_caches
 from onnxfold.inputs.roles import convolved_channels, index_range, is_convolved, is_mask
 from onnxfold.inputs.spec import InputSpec
@@ -45,11 +45,7 @@ def make_inputs(
     Raises UsageError, naming the input, where that cannot be done.
     """
     check_number("seed", seed)
-    inputs = [v for v in model.graph.inputs if not v.is_initializer()]
-    known = {str(v.name): v for v in model.graph.inputs}
-    given = _given_arrays(known, spec)
-    inputs += [v for n, v in known.items() if v.is_initializer() and n in spec.names()]
-    shapes = {**spec.shapes, **{name: array.shape for name, array in given.items()}}
+    inputs, given, shapes = _asked(model, spec)
     wave = any(_is_wave(model, v) for v in inputs)
     channels = {
         str(v.name): found for v in inputs if (found := convolved_channels(model, v)) is not None
@@ -85,6 +81,22 @@ def make_inputs(
             }
         )
     return samples
+
+
+def check_inputs(model: ir.Model, spec: InputSpec) -> None:
+    """Raise UsageError or DataError, naming the input, where `spec` does not suit the model."""
+    inputs, _, shapes = _asked(model, spec)
+    check_shapes(inputs, shapes)
+
+
+def _asked(
+    model: ir.Model, spec: InputSpec
+) -> tuple[list[ir.Value], dict[str, Array], dict[str, tuple[int, ...]]]:
+    """The inputs that a sample has, the arrays that are given for them, and the shapes."""
+    known = {str(v.name): v for v in model.graph.inputs}
+    given = _given_arrays(known, spec)
+    inputs = [v for n, v in known.items() if not v.is_initializer() or n in spec.names()]
+    return inputs, given, {**spec.shapes, **{n: array.shape for n, array in given.items()}}
 
 
 def _batch(number: int, generator: np.random.Generator, *, single: bool) -> int:
