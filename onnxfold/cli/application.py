@@ -31,6 +31,7 @@ from onnxfold.errors import CommandInterruptedError, ModelError, OnnxfoldError, 
 
 _LONGEST_MESSAGE = 2000
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_UNFIT_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_READER = 141  # 128 + SIGPIPE: what a shell sees of other tools, too
 
 app = typer.Typer(
@@ -54,9 +55,9 @@ app = typer.Typer(
 
     `onnxfold checkpoint DIR -o OUT` folds a Hugging Face checkpoint instead of an ONNX model.
 
-    Exit codes: 0 done and checked, also when there was nothing to do; 1 the check failed and
-    nothing was written; 2 bad usage; 3 a file cannot be read or written, or the model is not
-    supported.""",
+    Exit codes: 0 done and checked, also when there was nothing to do; 1 the check or the proof
+    failed and nothing was written; 2 bad usage; 3 a file cannot be read or written, the model is
+    not supported, or a package is missing.""",
 )
 
 
@@ -167,7 +168,7 @@ def _command_line() -> None:
         if isinstance(error, OSError) and error.errno in _FULL:
             what = error.filename or "what there is to say"
             fail(ModelError(f"{what} cannot be written: {error.strerror}"))
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        if isinstance(error, OSError) and error.errno in _UNFIT_PATH and error.filename:
             fail(ModelError(f"{error.filename}: {error.strerror}; choose another path"))
         if isinstance(error, FileNotFoundError) and _is_nowhere():
             fail(ModelError("the current folder was removed; change to one that exists"))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -67,7 +67,7 @@ InputsOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME:SHAPE|NAME:FILE.npy|FILE.npz",
-        help="Inputs for the check: a shape (ids:1,128) or data; repeat for several.",
+        help="What models run on: a shape (ids:1,128) or data; repeat for several.",
     ),
 ]
 ProvidersOption = Annotated[
@@ -78,11 +78,11 @@ MemoryOption = Annotated[
     float | None,
     typer.Option(
         metavar="GB",
-        help="Memory for the check; larger models run piece by piece. Otherwise most of what is "
+        help="Memory for running models; larger ones run piece by piece. Otherwise most of what is "
         "free.",
     ),
 ]
-SeedOption = Annotated[int, typer.Option(help="Seed of the check's random inputs.")]
+SeedOption = Annotated[int, typer.Option(help="Seed of random inputs.")]
 RtolOption = Annotated[
     float | None, typer.Option(help="Also demand |error| <= atol + rtol |truth|.")
 ]
@@ -278,7 +278,13 @@ def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _declare(command: Callable[..., None], parameters: list[inspect.Parameter]) -> None:
-    """Give a function the parameters that Typer is to read."""
+    """Give a function the parameters that Typer is to read.
+
+    A file that cannot be read is told by what reads it, with exit code 3; Typer would exit with 2.
+    """
+    for parameter in parameters:
+        for told in get_args(parameter.annotation)[1:]:
+            told.readable = False
     # mypy knows no attribute for it; inspect.signature documents it.
     setattr(command, "__signature__", inspect.Signature(parameters))  # noqa: B010
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -77,6 +77,8 @@ def check_reports(reports: Sequence[Path] | None, *others: Path | None) -> None:
             raise ModelError(
                 f"cannot write the report '{report}': no writable folder '{report.parent}'"
             )
+        if os.path.exists(report) and not os.access(report, os.W_OK):
+            raise ModelError(f"cannot write the report '{report}': the file is not writable")
 
 
 def _same_file(a: Path, b: Path) -> bool:
@@ -85,8 +87,13 @@ def _same_file(a: Path, b: Path) -> bool:
 
 def check_figures(folder: Path | None) -> None:
     """Raise ModelError, before the work, where figures could not be written into a folder."""
-    if folder is not None and os.path.exists(folder) and not os.path.isdir(folder):
+    if folder is None:
+        return
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise ModelError(f"cannot write the figures into '{folder}': it is not a folder")
+    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ModelError(f"cannot write the figures into '{folder}': no writable folder '{there}'")
 
 
 def print_json(document: dict[str, Any]) -> None:

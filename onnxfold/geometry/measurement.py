@@ -1,5 +1,6 @@
 """A measurement from the model to the report: instrument, stage, measure, merge."""
 
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -44,7 +45,7 @@ class Measuring:
     ray: str | None = None
 
     def check(self) -> None:
-        """Raises UsageError for numbers that make no sense."""
+        """Raises UsageError for senseless numbers, DataError where no state can be kept."""
         numbers = {
             "--batch": self.reading.batch,
             "--length": self.reading.length,
@@ -59,8 +60,8 @@ class Measuring:
             check_threads("--workers", self.workers)
             check_threads("--threads", self.threads)
         check_number("--seed", self.reading.seed)
-        if self.resume is not None and not self.resume.absolute().parent.is_dir():
-            raise UsageError(f"--resume {self.resume}: there is no folder to keep it in")
+        if self.resume is not None and not os.access(self.resume.parent, os.W_OK | os.X_OK):
+            raise DataError(f"--resume {self.resume}: no writable folder '{self.resume.parent}'")
 
 
 def measured(

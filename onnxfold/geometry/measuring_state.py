@@ -33,7 +33,7 @@ def fingerprint(parts: Sequence[Any]) -> str:
 
 
 def save(path: Path, mark: str, progress: Progress) -> None:
-    """Write the progress, all of it or nothing."""
+    """Write the progress, all of it or nothing; raises DataError where it cannot be written."""
     state = {
         "schema": 1,
         "fingerprint": mark,
@@ -42,15 +42,18 @@ def save(path: Path, mark: str, progress: Progress) -> None:
         "totals": progress.totals.to_state(),
     }
     staged = path.with_name(f"{path.name}.new")
-    staged.write_text(json.dumps(state), encoding="utf-8")
-    staged.replace(path)
+    try:
+        staged.write_text(json.dumps(state), encoding="utf-8")
+        staged.replace(path)
+    except OSError as error:
+        raise DataError(f"--resume {path} cannot be written: {error.strerror}") from error
 
 
 def load(path: Path, mark: str) -> Progress | None:
     """Return what a file holds, or None where there is none yet.
 
     Raises UsageError where the file is of another model, data or options, DataError where it is
-    no such file.
+    no such file or cannot be read.
     """
     if not path.exists():
         return None
@@ -58,6 +61,8 @@ def load(path: Path, mark: str) -> Progress | None:
         state = json.loads(path.read_text(encoding="utf-8"))
         if state["fingerprint"] == mark:
             return Progress(state["done"], Totals.from_state(state["totals"]), tuple(state["bad"]))
+    except OSError as error:
+        raise DataError(f"--resume {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"--resume {path}: no state of a measurement; name another file") from error
     raise UsageError(

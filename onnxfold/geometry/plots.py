@@ -16,12 +16,12 @@ _DOTS_PER_INCH = 150
 
 
 def demand_matplotlib() -> None:
-    """Raise UsageError where figures could not be drawn at the end of the work."""
+    """Raise DependencyError where figures could not be drawn at the end of the work."""
     optional("matplotlib", "matplotlib", "drawing")
 
 
 def write_figures(reports: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Write every figure as SVG and PNG; raises UsageError where matplotlib is not installed."""
+    """Write every figure as SVG and PNG; raises DependencyError without matplotlib."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for drawing in figures_of(reports):

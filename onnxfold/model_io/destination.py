@@ -81,7 +81,7 @@ def _check_existing(path: Path, label: str, source: Path | None, force: bool) ->
     if path.samefile(source):
         if not force:
             raise UsageError(f"{label}: it is the input; give another output, or --force")
-    elif any(path.samefile(data) for data in references(source)):
+    elif any(os.path.exists(data) and path.samefile(data) for data in references(source)):
         raise UsageError(f"{label}: it holds the weights of the input; give another output")
 
 

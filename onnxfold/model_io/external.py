@@ -192,8 +192,12 @@ def resolve(location: str, folders: Sequence[Path], what: str) -> Path:
                 f"{what} names '{shown}', a symbolic link that leads out of the model's folder; "
                 "copy the data there"
             )
+        if not os.path.lexists(real):
+            raise ModelError(
+                f"{what} has its data in '{shown}', a link to '{show(real)}', which is missing"
+            )
         return real
-    raise ModelError(f"{what} is in '{shown}', which is missing; put it beside the model")
+    raise ModelError(f"{what} has its data in '{shown}', which is missing; put it beside the model")
 
 
 def attach(model: ir.Model, folders: Sequence[Path], model_file: Path | None, label: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -118,6 +119,8 @@ def test_fail_if_unchanged_exits_1(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (("optimize", "truncated.onnx", "-o", "out.onnx"), 3, "truncated.onnx"),
         (("optimize", "model.onnx", "-o", "out.onnx", "--inputs", "nothing:1,2"), 2, "nothing"),
         (("optimize", "model.onnx", "-o", "out.onnx", "--inputs", "ids"), 2, "ids"),
+        (("optimize", "model.onnx", "--dry-run", "--inputs", "w:1"), 2, "names 'w'"),
+        (("optimize", "model.onnx", "--dry-run", "--inputs", "ids:1,2,3"), 2, "'ids' has rank 2"),
         (("optimize", "model.onnx", "-o", "out.onnx", "--exclude", "("), 2, "--exclude"),
         (("optimize", "model.onnx", "-o", "out.onnx", "--report", "r.txt"), 2, ".json or .html"),
         (("optimize", "model.onnx", "-o", "out.json", "--report", "out.json"), 2, "name another"),
@@ -202,6 +205,46 @@ def test_files_that_are_missing_or_damaged_exit_3(
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("onnxfold: ")
     assert file in line
+
+
+def test_whether_a_file_can_be_read_is_told_by_what_reads_it(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may read everything
+    assert run(monkeypatch, "inspect", model) == 0
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "model.onnx")
+
+    monkeypatch.setattr("onnxfold.api.inspect", denied)
+    assert run(monkeypatch, "inspect", model) == 3
+    said = capfd.readouterr().err
+    assert said == "onnxfold: model.onnx: Permission denied; choose another path\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--plot", "there/new"), "no writable folder 'there'"),
+        (("--report", "there.json"), "the file is not writable"),
+        (("--resume", "there/state"), "no writable folder 'there'"),
+    ],
+)
+def test_where_a_measurement_cannot_be_written_is_told_before_it_begins(
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    says: str,
+) -> None:
+    monkeypatch.chdir(model.parent)
+    Path("there").mkdir()
+    Path("there.json").touch()
+    monkeypatch.setattr("os.access", lambda path, _: not str(path).startswith("there"))
+    assert run(monkeypatch, "measure", model, "--rows", "4", *words) == 3
+    said = capfd.readouterr()
+    assert "norms over" not in said.out
+    assert says in said.err.splitlines()[-1]
 
 
 def test_unknown_options_exit_2(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

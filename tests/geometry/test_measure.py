@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import onnxfold
 from onnxfold.cli.application import app
-from onnxfold.errors import DataError, UsageError
+from onnxfold.errors import DataError, DependencyError, UsageError
 from onnxfold.geometry import cluster, measurement
 from onnxfold.geometry.data import open_data
 from onnxfold.geometry.work import Task, in_turn
@@ -99,6 +99,11 @@ def test_an_interrupted_run_goes_on_to_the_same_report(
     state.write_text("{}", encoding="utf-8")
     with pytest.raises(DataError, match="no state of a measurement"):
         onnxfold.measure(chain_model(), data, resume=state)
+    with pytest.raises(DataError, match=r"--resume .*: Is a directory"):
+        onnxfold.measure(chain_model(), data, resume=tmp_path)
+    (tmp_path / "other.new").mkdir()
+    with pytest.raises(DataError, match=r"other cannot be written: Is a directory"):
+        onnxfold.measure(chain_model(), data, resume=tmp_path / "other")
 
 
 def _masked_model() -> onnx.ModelProto:
@@ -368,7 +373,7 @@ def test_a_missing_library_is_told_before_the_work(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     arguments = ["measure", str(DIGITS), "--data", str(HELD_OUT), "--plot", str(tmp_path / "f")]
     done = CliRunner().invoke(app, arguments)
-    assert isinstance(done.exception, UsageError)
+    assert isinstance(done.exception, DependencyError)
     assert "pip install 'onnxfold[measure]'" in str(done.exception)
     assert "norms over" not in done.output
 

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+import onnxfold
 from onnxfold import model_io
 from onnxfold.errors import InvariantError, ModelError, UsageError
 from onnxfold.model_io import copying
@@ -123,6 +124,16 @@ def test_the_data_of_the_input_is_never_an_output(tmp_path: Path) -> None:
         for force in (False, True):
             with pytest.raises(UsageError, match="holds the weights of the input"):
                 model_io.stage(model_io.load(source), tmp_path / name, source=source, force=force)
+
+
+@pytest.mark.parametrize(("link", "error"), [("gone", "which is missing"), ("in.data", "oo many")])
+def test_data_of_the_input_that_a_link_loses_is_told(tmp_path: Path, link: str, error: str) -> None:
+    source = save(rich_model(), tmp_path / "in.onnx", "in.data")
+    output = save(rich_model(), tmp_path / "out.onnx")
+    (tmp_path / "in.data").unlink()
+    (tmp_path / "in.data").symlink_to(link)
+    with pytest.raises(ModelError, match=error):
+        onnxfold.optimize(source, output)
 
 
 @pytest.mark.parametrize("target", ["blobs/hash", "hash", "hash.onnx"])

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from onnxfold.errors import UsageError
+from onnxfold.errors import DependencyError
 
 Array = npt.NDArray[Any]
 # A shard is a unit of work, of what a bad row costs with --skip-bad, and of what is resumed.
@@ -80,10 +80,10 @@ def blocks(file: str, rows: int, limit: int | None, batch: int) -> list[Shard]:
 
 
 def optional(module: str, package: str, purpose: str, extra: str = "measure") -> Any:
-    """Import what is no dependency of onnxfold; raises UsageError that says how to get it."""
+    """Import what is no dependency of onnxfold; raises DependencyError that says how to get it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise UsageError(
+        raise DependencyError(
             f"{purpose} needs {package}, which is not installed: pip install 'onnxfold[{extra}]'"
         ) from error
