@@ -18,6 +18,7 @@ from onnxfold.graph.reached import reached
 from onnxfold.norms.algebra.canonical import uniform
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.shapes.named_sizes import is_rank_alone, is_told
 
 _MVN_EPSILON = 1e-9
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
@@ -59,16 +60,21 @@ def _hiding(view: ModelInfo, value: ir.Value) -> ir.Node | None:
 
     found = None
     for maker in (computed.producer() for computed in reached([value], onward)):
-        hidden = maker and any(view.shape(output) is None for output in maker.outputs)
-        if hidden and all(view.shape(operand) is not None for operand in operands(maker)):
+        hidden = maker and any(_is_untold(view, output) for output in maker.outputs)
+        if hidden and not any(_is_untold(view, operand) for operand in operands(maker)):
             found = maker
     return found
 
 
+def _is_untold(view: ModelInfo, value: ir.Value) -> bool:
+    shape = view.shape(value)
+    return shape is None or is_rank_alone(value, shape)
+
+
 def _may_hide_sizes(view: ModelInfo, value: ir.Value) -> bool:
     """Whether a value has a size that nobody knows, or may hold one that becomes a shape."""
-    shape = view.shape(value)
-    return shape is None or None in shape or value.dtype is ir.DataType.INT64
+    sizes = view.shape(value) or (None,)
+    return not all(map(is_told, sizes)) or value.dtype is ir.DataType.INT64
 
 
 def _x(node: ir.Node) -> ir.Value:

@@ -32,7 +32,7 @@ from onnxfold.shapes.equivalents import (
     shape_equivalent,
 )
 from onnxfold.shapes.inference import is_unnamed
-from onnxfold.shapes.named_sizes import Size
+from onnxfold.shapes.named_sizes import Size, own_names
 from onnxfold.shapes.symbolic import SymbolicShapes
 
 if TYPE_CHECKING:
@@ -135,7 +135,8 @@ def _better(old: Dim, new: Dim) -> Dim:
 
 def _set_shape(symbolic: SymbolicShapes, value: ir.Value, shape: Shape, dims: Shape) -> None:
     """Write a shape, where sizes that nobody knows get the names that others take from them."""
-    sizes = tuple(f"{value.name}@{axis}" if dim is None else dim for axis, dim in enumerate(dims))
+    own = own_names(value, len(dims))
+    sizes = tuple(name if dim is None else dim for name, dim in zip(own, dims, strict=True))
     symbolic.learn(value, sizes)
     written = (size if dim is None else dim for dim, size in zip(shape, sizes, strict=True))
     value.shape = ir.Shape(written)

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from onnxfold.graph.dims import Shape, extent
+import onnx_ir as ir
+
+from onnxfold.graph.dims import Dim, Shape, extent
 
 Size = int | str
 SymbolicShape = tuple[Size, ...]
+
+
+def own_names(value: ir.Value, rank: int) -> SymbolicShape:
+    """Name the sizes of a value of which nothing but the rank is known."""
+    return tuple(f"{value.name}@{axis}" for axis in range(rank))
+
+
+def is_rank_alone(value: ir.Value, shape: Shape) -> bool:
+    """Whether nothing but the rank is known of a value."""
+    return bool(shape) and shape == own_names(value, len(shape))
+
+
+def is_told(dim: Dim) -> bool:
+    """Whether a size is a number, or has a name that no value gave it."""
+    return isinstance(dim, int) or (dim is not None and "@" not in dim)
 
 
 def fits(small: Shape | None, large: Shape | None) -> bool:

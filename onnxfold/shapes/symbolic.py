@@ -24,6 +24,7 @@ from onnxfold.shapes.named_sizes import (
     SymbolicShape,
     at_most,
     broadcast,
+    own_names,
     product,
     quotient,
 )
@@ -112,7 +113,7 @@ class SymbolicShapes:
         derived = None if node is None else self.derived(node, value)
         if shape is None:
             return derived or self._assumed(value)
-        unknown = tuple(f"{value.name}@{axis}" for axis in range(len(shape)))
+        unknown = own_names(value, len(shape))
         known = derived if derived is not None and len(derived) == len(shape) else unknown
         return tuple(
             size if dim is None or (not isinstance(dim, int) and size not in unknown) else dim
@@ -121,7 +122,7 @@ class SymbolicShapes:
 
     def _assumed(self, value: ir.Value) -> SymbolicShape | None:
         rank = self._assumed_rank
-        return None if rank is None else tuple(f"{value.name}@{axis}" for axis in range(rank))
+        return None if rank is None else own_names(value, rank)
 
     def derived(self, node: ir.Node, value: ir.Value) -> SymbolicShape | None:
         """Return the shape that a rule tells by the operands alone, None where no rule does."""
