@@ -44,8 +44,8 @@ def decide(info: ModelInfo, settings: Settings) -> LoweringPlan:
     lowering = TargetLowering(info, settings.target, settings.norm_form)
     cheaper = [site for site in sites if lowering.calls_in_place(site)]
     if settings.target is Target.KERNELS:
-        last = [site.nodes[-1] for site in sites]
-        called = [node for node in last if node.domain == DOMAIN and node.op_type in SIGNATURES]
+        own = (node for node in info.nodes() if node.domain == DOMAIN)
+        called = [node for node in own if node.op_type in SIGNATURES]
         in_float = [site for site in cheaper if site.input.dtype is not ir.DataType.DOUBLE]
         kept = common_settings(called, map(lowering.setting, in_float))
         cheaper = [

@@ -34,6 +34,7 @@ from onnxfold.operators.functions import (
 )
 from onnxfold.operators.new_nodes import weight_value
 from onnxfold.operators.table import row_of
+from onnxfold.passes.lower.norm_settings import NormSetting, of_one_setting, setting_of_call
 from onnxfold.passes.lower.residual import ready
 from onnxfold.passes.lower.row_scales import reduces_rows
 
@@ -66,6 +67,11 @@ class QuantizeFusion:
     levels: float = 127.0
     least: float = 0.0
     layouts: tuple[ir.Node, ...] = ()
+
+    @property
+    def setting(self) -> NormSetting:
+        """The setting of the call."""
+        return setting_of_call(self.norm)
 
     @property
     def place(self) -> ir.Node:
@@ -116,12 +122,12 @@ def _in_layout(
 
 
 def quantize_fusions(view: ModelInfo) -> tuple[QuantizeFusion, ...]:
-    """Return every fusion in a lowered model."""
+    """Return the fusions in a lowered model, of one setting for each name of a call."""
     found = (
         _of_tensor(view, node, signature) or _of_rows(view, node, signature)
         for node, signature in _norms(view)
     )
-    return tuple(fusion for fusion in found if fusion is not None)
+    return of_one_setting(view, [fusion for fusion in found if fusion is not None])
 
 
 def _norms(view: ModelInfo) -> list[tuple[ir.Node, Signature]]:

@@ -299,3 +299,47 @@ def test_what_is_no_quantised_norm_keeps_its_nodes(
     nodes: list[onnx.NodeProto], outputs: dict[str, int]
 ) -> None:
     assert calls(lowered(model_of(nodes, outputs, opset=18))) in (["LayerNormAffine"], [])
+
+
+def quantised_norms(*epsilons: float, spelled: bool) -> onnx.ModelProto:
+    """Norms of x, each with an epsilon and quantised; the last may be spelled out."""
+    lines = []
+    for number, epsilon in enumerate(epsilons):
+        norm = f"LayerNormalization <epsilon = {epsilon}> (x, gamma, beta)"
+        if spelled and number == len(epsilons) - 1:
+            lines.append(f"""
+                mean = ReduceMean <axes = [-1]> (x)
+                d = Sub(x, mean)
+                square = Mul(d, d)
+                variance = ReduceMean <axes = [-1]> (square)
+                epsilon = Constant <value = float {{{epsilon}}}> ()
+                stable = Add(variance, epsilon)
+                root = Sqrt(stable)
+                normal = Div(d, root)
+                scaled = Mul(normal, gamma)""")
+            norm = "Add(scaled, beta)"
+        lines.append(f"y{number} = {norm}")
+        lines.append(f"q{number} = QuantizeLinear(y{number}, step, zero)")
+    outputs = ", ".join(f"int8[batch, {C}] q{number}" for number in range(len(epsilons)))
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : 17]>
+        quantised (float[batch, {C}] x) => ({outputs}) {{
+            {chr(10).join(lines)}
+        }}""")
+    for name in ("gamma", "beta"):
+        values = np.random.default_rng(0).random(C).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    model.graph.initializer.append(helper.make_tensor("step", TensorProto.FLOAT, (), [0.05]))
+    model.graph.initializer.append(helper.make_tensor("zero", INT8, (), [3]))
+    return model
+
+
+@pytest.mark.parametrize("spelled", [False, True])
+def test_norms_of_another_setting_keep_their_quantize_linear(spelled: bool) -> None:
+    model = quantised_norms(1e-6, 1e-6, 1e-5, spelled=spelled)
+    once = onnxfold.optimize(model, target="kernels").model
+    result = ir.from_proto(once)
+    kept = "LayerNormAffine" if spelled else "LayerNormalization"
+    quantized = ["LayerNormAffineQuantize"] * 2
+    assert [node.op_type for node in result.graph] == [*quantized, kept, "QuantizeLinear"]
+    assert not onnxfold.optimize(once, target="kernels").changed
