@@ -89,15 +89,25 @@ def _carry(
         moved = channels.mapped(partial(digit_behind, view, node, index, position))
         if moved is None:
             if position == 0 or output.uses() or output.is_graph_output():
-                return refuse(
-                    RefusalCode.FIBER_BROKEN, node, f"mixes or cuts the channels {channels}"
-                )
+                return _why_broken(view, node, index, channels)
             continue
         outputs.append((position, moved))
     shift = None
     if not facets.passes_shift(elements):
         shift = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, why)
     return Passes(tuple(outputs), jointly, shift)
+
+
+def _why_broken(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Refusal:
+    """Return what the operator's law says of the digits, where it says anything."""
+    transfer = transfer_of(node)
+    if transfer is not None:
+        for digit in channels.digits:
+            for output, outer in transfer.forward(view, node, index, Fiber((digit,))) or ():
+                confirmed = transfer.backward(view, node, output, outer)
+                if isinstance(confirmed, Refusal):
+                    return confirmed
+    return refuse(RefusalCode.FIBER_BROKEN, node, f"mixes or cuts the channels {channels}")
 
 
 def digit_behind(
