@@ -1,44 +1,131 @@
 """Gathers of all elements of a flattened tensor in their order, which are Reshapes of it.
 
-dynamo writes those for as_strided, in which its average pooling ends.
+dynamo writes those for as_strided, in which its average pooling ends: of [N, C, 1, 1] with the
+indices n C + c, a constant where N is known, else the sum of one along C and of n C computed.
 """
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import constant_tensor, node_label
-from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import sweep
-from onnxfold.graph.operands import known_operand, known_tensor, producer_of
+from onnxfold.graph.operands import computed_by, known_operand, operand, operands
+from onnxfold.graph.reached import reached
 from onnxfold.graph.traversal import all_nodes
 from onnxfold.passes.prepare.split_skip_norms import Builder
+
+_MOST_TERMS = 8  # of indices: torch writes one for each axis
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """What is flattened and read, and the shape that it gets, with -1 for a size that is open."""
+
+    flat: ir.Node
+    sizes: tuple[int, ...]
 
 
 def reshape_whole(model: ir.Model) -> tuple[str, ...]:
     """Replace such Gathers, in place, where the shape of what they read is known; name them."""
-    flattened = {node: flat for node in all_nodes(model) if (flat := _flattened(node)) is not None}
+    gathers = {node: whole for node in all_nodes(model) if (whole := _whole(node)) is not None}
+    before = _before(model, gathers)
     builder = Builder(model)
-    for node, flat in flattened.items():
+    for node, whole in gathers.items():
         call = builder.at(node)
-        sizes = ir.tensor(_indices(node).shape, dtype=ir.DataType.INT64)
+        sizes = ir.tensor(whole.sizes, dtype=ir.DataType.INT64)
         (shape,) = call.emit("Constant", (), value=sizes)
-        (whole,) = call.emit("Reshape", (flat.inputs[0], shape))
-        call.finish({0: whole})
-    sweep(flattened.values())
-    return tuple(map(node_label, flattened))
+        (reshaped,) = call.emit("Reshape", (whole.flat.inputs[0], shape))
+        call.finish({0: reshaped})
+    sweep(before)
+    return tuple(map(node_label, gathers))
 
 
-def _flattened(node: ir.Node) -> ir.Node | None:
+def _before(model: ir.Model, nodes: Iterable[ir.Node]) -> list[ir.Node]:
+    """Return what nodes need, in the order of the model, so that a sweep begins at the end."""
+
+    def makers(node: ir.Node) -> list[ir.Node]:
+        return [maker for value in operands(node) if (maker := value.producer()) is not None]
+
+    needed = set(reached(nodes, makers))
+    return [node for node in all_nodes(model) if node in needed] if needed else []
+
+
+def _whole(node: ir.Node) -> _Whole | None:
     """Return the Reshape to a vector of which a node picks each element in its place."""
     if node.op_type != "Gather" or node.domain or node.attributes.get_int("axis", 0) != 0:
         return None
-    flat, indices = producer_of(node.inputs[0]), constant_tensor(node.inputs[1])
-    if flat is None or flat.op_type != "Reshape" or flat.domain or indices is None:
+    flat, indices = computed_by(node.inputs[0], "Reshape"), known_operand(node, 1)
+    vector = None if flat is None else flat.outputs[0].shape
+    if flat is None or vector is None or len(vector) != 1:
         return None
-    vector = indices.size > 0 and flat.outputs[0].shape == ir.Shape([indices.size])
-    in_order = vector and np.array_equal(_indices(node).reshape(-1), np.arange(indices.size))
-    return flat if in_order else None
+    constant = constant_tensor(indices)
+    if constant is None:
+        return _of_open_rows(flat, indices)
+    sizes = tuple(constant.shape.numpy())
+    whole = 0 < constant.size == vector[0] and _counts((constant,), sizes)
+    return _Whole(flat, sizes) if whole else None
 
 
-def _indices(node: ir.Node) -> Array:
-    return known_tensor(known_operand(node, 1)).numpy()
+def _of_open_rows(flat: ir.Node, indices: ir.Value) -> _Whole | None:
+    """Return the Reshape whose rows, as many as those of the indices, are read one by one."""
+    given = None if flat.inputs[0] is None else flat.inputs[0].shape
+    if given is None or indices.shape is None or not _has_open_rows(given, indices.shape):
+        return None
+    sizes = tuple(size for size in indices.shape[1:] if isinstance(size, int))
+    length = prod(sizes)
+    terms = _terms(indices)
+    rows = [term for term in terms if _counts_rows(term, length)]
+    constants = [constant for term in terms if (constant := constant_tensor(term)) is not None]
+    sums = len(rows) == 1 and len(constants) == len(terms) - 1
+    return _Whole(flat, (-1, *sizes)) if sums and _counts(constants, (1, *sizes)) else None
+
+
+def _has_open_rows(given: ir.Shape, picked: ir.Shape) -> bool:
+    """Whether both shapes have the same named size in front, and equally many elements in a row."""
+    first, second = given.dims[:1], picked.dims[:1]
+    named = first == second != () and isinstance(first[0], ir.SymbolicDim) and first[0].value
+    rows = [[size for size in shape.dims[1:] if isinstance(size, int)] for shape in (given, picked)]
+    static = [len(row) for row in rows] == [len(given) - 1, len(picked) - 1]
+    return bool(named) and static and prod(rows[0]) == prod(rows[1]) > 0
+
+
+def _terms(value: ir.Value) -> list[ir.Value]:
+    """Return what a value is the sum of, nothing where that are many."""
+    terms: list[ir.Value] = []
+    waiting = [value]
+    while waiting and len(terms) + len(waiting) <= _MOST_TERMS:
+        term = waiting.pop()
+        total = computed_by(term, "Add")
+        if total is None:
+            terms.append(term)
+        else:
+            waiting += operands(total)
+    return [] if waiting else terms
+
+
+def _counts_rows(value: ir.Value, step: int) -> bool:
+    """Whether a value is 0, step, 2 step and so on along its first axis, and has no other."""
+    spread = computed_by(value, "Unsqueeze")
+    scaled = computed_by(None if spread is None else spread.inputs[0], "Mul")
+    if scaled is None or value.shape is None or any(size != 1 for size in value.shape[1:]):
+        return False
+    for count, factor in (scaled.inputs, reversed(scaled.inputs)):
+        numbers = computed_by(count, "Range")
+        if numbers is not None and _is(factor, step):
+            return _is(operand(numbers, 0), 0) and _is(operand(numbers, 2), 1)
+    return False
+
+
+def _is(value: ir.Value | None, number: int) -> bool:
+    constant = None if value is None else constant_tensor(value)
+    return constant is not None and constant.size == 1 and bool(constant.numpy() == number)
+
+
+def _counts(terms: Sequence[ir.TensorProtocol], sizes: tuple[int, ...]) -> bool:
+    """Whether the sum of constants has these sizes and the elements 0, 1, 2 and so on."""
+    total = sum((term.numpy() for term in terms), np.zeros((), np.int64))
+    return np.array_equal(total, np.arange(prod(sizes)).reshape(sizes))
