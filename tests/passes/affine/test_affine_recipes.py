@@ -44,7 +44,7 @@ MOVED = {
     "phi-2": Moved(3, 3, 3, 3, 2),
     "pythia-160m": Moved(5, 4, 5, 4, 2),
     "qwen3-small": Moved(9, 5, 0, 0, 2),
-    "swin-t": Moved(11, 8, 11, 8, 4),
+    "swin-t": Moved(11, 9, 11, 9, 4),
     "t5-small": Moved(5, 4, 0, 0, 0),
     "vit-b16": Moved(5, 5, 5, 5, 2),
     "whisper-tiny-decoder": Moved(7, 4, 7, 4, 4),
