@@ -19,7 +19,8 @@ def is_number(dim: Dim) -> bool:
     return isinstance(dim, int)
 
 
-_PLAIN_PRODUCT = re.compile(r"[A-Za-z_][\w.]*(\s*\*\s*[A-Za-z_0-9][\w.]*)*")
+# PyTorch writes numbers in front, "4*s77".
+_PLAIN_PRODUCT = re.compile(r"([0-9]+\s*\*\s*)*[A-Za-z_][\w.]*(\s*\*\s*[A-Za-z_0-9][\w.]*)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,12 @@ ONE = Extent(1)
 
 
 def _of_symbol(symbol: str) -> Extent:
-    """Split ``"a*b*4"`` into its factors; any other expression is one opaque symbol."""
+    """Split ``"a*b*4"`` or ``"4*a*b"`` into factors; any other expression is one symbol."""
     if not _PLAIN_PRODUCT.fullmatch(symbol):
         return Extent(1, (symbol,))
     factor, symbols = 1, []
     for part in (piece.strip() for piece in symbol.split("*")):
-        if part.isdigit():
+        if part.isdecimal():
             factor *= int(part)
         else:
             symbols.append(part)
