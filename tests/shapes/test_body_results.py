@@ -74,7 +74,7 @@ def test_both_branches_tell_what_an_if_gives() -> None:
     assert _shape(_model(other, inputs=inputs)) == (2, None, None)
     flat = _if("u = Constant<value = int64[1] {-1}>() r = Reshape(x, u) q = Identity(r)")
     model = _model(flat, inputs=inputs)
-    assert _shape(model) == (2, 3, 6)  # the other branch has not the rank of the output
+    assert _shape(model) == (2, 3, 6)  # the other branch lacks the output's rank
     model.graph.output[0].type.tensor_type.ClearField("shape")
     assert _shape(model) is None
 
