@@ -5,8 +5,10 @@ left out.  Operators that onnx does not know stand in as a standard operator wit
 effect on shapes.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
+from itertools import count, filterfalse
 
 import onnx
 import onnx_ir as ir
@@ -42,11 +44,36 @@ def fill_types(model: ir.Model) -> set[ir.Value]:
 
     Return the values of which more was known than onnx finds, which was not told.
     """
-    plain = skeleton(model)
-    inferred = _infer(plain)
-    if _hide_doubtful(plain.graph, inferred.graph, lambda _: ()):
+    with _distinct_names(model):
+        plain = skeleton(model)
         inferred = _infer(plain)
-    return _fill_graph(model.graph, inferred.graph)
+        if _hide_doubtful(plain.graph, inferred.graph, lambda _: ()):
+            inferred = _infer(plain)
+        return _fill_graph(model.graph, inferred.graph)
+
+
+@contextmanager
+def _distinct_names(model: ir.Model) -> Iterator[None]:
+    """Give every result a name of its own for a while.
+
+    onnx 1.23 knows the numbers that it follows by name alone: a branch gets those of another one
+    whose results are called the same, and with them its sizes.
+    """
+    values = [value for graph in all_graphs(model) for value in graph_values(graph)]
+    told = {value: value.name for value in values}
+    taken = set(told.values())
+    fresh = filterfalse(taken.__contains__, map("result_{}".format, count()))
+    seen = set[str | None]()
+    for value, name in told.items():
+        if name in seen and value.producer() is not None:
+            value.name = next(fresh)
+        seen.add(name)
+    try:
+        yield
+    finally:
+        for value, name in told.items():
+            if value.name != name:
+                value.name = name
 
 
 def _infer(plain: onnx.ModelProto) -> onnx.ModelProto:

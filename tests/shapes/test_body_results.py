@@ -10,6 +10,7 @@ from onnx import parser
 
 import onnxfold
 from onnxfold.shapes import infer
+from onnxfold.shapes.claims import check_claims
 
 # A body's own result has no declared shape; its Reshape target is more than onnx follows.
 _HEADS = "t = Reshape(n, sizes) r = Reshape(t, joined)"
@@ -152,3 +153,37 @@ def test_types_and_shapes_are_followed_in_bodies_that_onnx_does_not_enter() -> N
         proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     result = onnxfold.optimize(proto, check=0)
     assert result.report["inspect"]["summary"]["foldable"] == 2
+
+
+def _cut_into(heads: int) -> str:
+    """Return the nodes of a branch, whose names every branch has."""
+    return (
+        "first = Constant<value = int64[1] {0}>() "
+        f"rest = Constant<value = int64[2] {{{heads},{8 // heads}}}>() "
+        "sizes = Shape(x) batch = Gather(sizes, first) target = Concat<axis = 0>(batch, rest) "
+        "cut = Reshape(x, target)"
+    )
+
+
+_BRANCHES_OF_ONE_NAMING = f"""<ir_version: 8, opset_import: ["" : 17]>
+g (bool c, float[n, 8] x) => (float[a, b, d] y) {{
+  y = If (c) <
+    then_branch = left () => (float[n, 2, 4] cut) {{ {_cut_into(2)} }},
+    else_branch = right () => (float[n, 4, 2] cut) {{ {_cut_into(4)} }}
+  >
+}}"""
+
+
+def test_results_of_one_name_in_two_branches_have_sizes_of_their_own() -> None:
+    proto = parser.parse_model(_BRANCHES_OF_ONE_NAMING)
+    _unshaped(proto.graph)
+    told = infer(ir.from_proto(proto)).model
+    branches = [attribute.as_graph() for attribute in told.graph[0].attributes.values()]
+    shapes = {graph.name: graph.outputs[0].shape for graph in branches}
+    assert shapes == {"left": ["n", 2, 4], "right": ["n", 4, 2]}
+    assert {graph.outputs[0].name for graph in branches} == {"cut"}
+
+
+def test_what_branches_of_one_naming_declare_is_no_contradiction() -> None:
+    proto = parser.parse_model(_BRANCHES_OF_ONE_NAMING)
+    assert not check_claims(ir.from_proto(proto)).claims
