@@ -104,8 +104,16 @@ class Region:
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """The names of the sizes that are not known of its leaves."""
-        return symbols(leaf.shape for leaf in self.leaves)
+        """The names of the sizes of its leaves that are not known, and that no layer demands."""
+        named = symbols(leaf.shape for leaf in self.leaves)
+        demanded = self._channels()
+        return tuple(name for name in named if name not in demanded)
+
+    def _channels(self) -> dict[str, int]:
+        """Return the sizes that symbols must have for convolutions to take what they read."""
+        ends = ((value, leaf.shape) for leaf in self.leaves for value in (leaf.u, leaf.v))
+        shapes = {value: shape for value, shape in ends if value is not None}
+        return dict(channels for node in self.nodes for channels in _demanded(node, shapes))
 
     @property
     def far(self) -> int:
@@ -147,13 +155,15 @@ class Region:
         """
         shapes = [leaf.shape for leaf in self.leaves]
         forced = forced or ({} if numbers else broadcast_sizes(shapes))
-        numbers = numbers or SAMPLINGS[0]
-        full = Sizes(numbers, {}, forced)
+        numbers, channels = numbers or SAMPLINGS[0], self._channels()
+        full = Sizes(numbers, {}, {**channels, **forced})
         drawn = [leaf.shape for leaf in self.leaves if not leaf.fixed]
         if sum(prod(full.of(shape)) for shape in drawn) <= _FEW_ELEMENTS or whole:
             return full
         own = (fiber for leaf in self.leaves for fiber in leaf.fibers)
-        return Sizes(numbers, self._smaller((*fibers, *own)), forced)
+        smaller = self._smaller((*fibers, *own))
+        fewer = {name: smaller.get(size, size) for name, size in channels.items()}
+        return Sizes(numbers, smaller, {**fewer, **forced})
 
     def _smaller(self, fibers: Collection[Fiber]) -> dict[int, int]:
         """Return smaller sizes, for axes along which no constant and no relation has numbers."""
@@ -245,6 +255,16 @@ class Region:
         if node is not None:
             raise Unprovable(f"node '{node_label(node)}' may read a part of a constant alone")
         return computed
+
+
+def _demanded(node: ir.Node, shapes: Mapping[ir.Value, Shape]) -> Iterator[tuple[str, int]]:
+    """Yield the symbol of the channels that a convolution of one group reads, and their number."""
+    if node.op_identifier() != ("", "Conv", "") or node.attributes.get_int("group", 1) != 1:
+        return
+    read, weight = (shapes.get(value, ()) if value else () for value in node.inputs[:2])
+    for symbol, size in zip(read[1:2], weight[1:2], strict=False):
+        if isinstance(symbol, str) and isinstance(size, int):
+            yield symbol, size
 
 
 def _counts(shapes: Iterable[Shape]) -> Iterator[int]:
