@@ -22,7 +22,8 @@ class BoundSizes:
 
     Of batches, sequences and other lengths, caches, the sides of images, waveforms and frames;
     samples is None for a model that convolves no sequence of floats. channels: of the inputs that
-    are convolved as they are, by name. heads: elements of a head in caches, by name.
+    are convolved as they are, by name. heads: elements of a head in caches, by name. step: new
+    tokens beside caches, None for as many as a length.
     """
 
     batch: int
@@ -34,6 +35,7 @@ class BoundSizes:
     latent: int
     channels: Mapping[str, int]
     heads: Mapping[str, int]
+    step: int | None = None
 
 
 def symbols_of(value: ir.Value) -> tuple[Dim, ...] | None:
@@ -73,11 +75,14 @@ def bind_dims(
     naming the input.
     """
     values = {str(v.name): v for v in inputs}
-    shapes = {name: dims for name, v in values.items() if (dims := symbols_of(v)) is not None}
+    shapes = _shapes(values.values())
     bound = _bind_given(shapes, given)
     fixed = frozenset(bound)
     sizes = _like_given(shapes, given, sizes)
     atoms, pasts = _atoms(shapes), _pasts(shapes)
+    present, step = _present(shapes), _told_step(shapes, pasts) or sizes.step
+    if isinstance(present, str) and present in atoms and step is not None:
+        bound.setdefault(present, step)
     inner = {d for dims in shapes.values() for d in dims[1:]}
     for name, dims in shapes.items():
         for axis, dim in enumerate(dims):
@@ -96,8 +101,19 @@ def bind_dims(
 
 def check_shapes(inputs: Iterable[ir.Value], given: Mapping[str, tuple[int, ...]]) -> None:
     """Raise UsageError, naming the input, where shapes contradict the model or each other."""
+    _bind_given(_shapes(inputs), given)
+
+
+def _shapes(inputs: Iterable[ir.Value]) -> dict[str, tuple[Dim, ...]]:
+    """Return the dims of the inputs that have some.
+
+    Optimum before 2.0 names what a cache holds of an encoder as the encoder's length with `_out`.
+    """
     shapes = {str(v.name): dims for v in inputs if (dims := symbols_of(v)) is not None}
-    _bind_given(shapes, given)
+    known = {dim for dims in shapes.values() for dim in dims}
+    names = {f"{dim}_out": dim for dim in known}
+    caches = {name: dims for name, dims in shapes.items() if _PAST.search(name)}
+    return shapes | {name: tuple(names.get(str(d), d) for d in caches[name]) for name in caches}
 
 
 def _expression(dim: str) -> frozenset[str]:
@@ -130,6 +146,19 @@ def _pasts(shapes: Mapping[str, tuple[Dim, ...]]) -> set[str]:
     named = {d for d in dims if _PAST.search(d) and not _TOTAL.search(d)}
     lengths = {d for name in caches for d in shapes[name][1:] if isinstance(d, str)}
     return named | (lengths - {d for name in shapes.keys() - caches for d in shapes[name]})
+
+
+def _told_step(shapes: Mapping[str, tuple[Dim, ...]], pasts: set[str]) -> int | None:
+    """Return k where a mask is of `past + k` tokens, as optimum up to 1.20 names them, with k 1."""
+    for name, dims in shapes.items():
+        last = dims[-1] if dims and MASK.search(name) else None
+        symbols = _expression(last) if isinstance(last, str) else frozenset()
+        if len(symbols) == 1 and symbols <= pasts:
+            (past,) = symbols
+            none, one = (ir.SymbolicDim(str(last)).evaluate({past: n}) for n in (0, 1))
+            if isinstance(none, int) and none > 0 and one == none + 1:
+                return none
+    return None
 
 
 def _free_symbols(shapes: Mapping[str, tuple[Dim, ...]]) -> set[str]:

@@ -40,7 +40,8 @@ def make_inputs(
     Integers that index tables stay inside them, masks are ones with some trailing zeros in all
     rows but the first, floats are N(0, 1), in the last of several samples N(10, 5^2). A decoder
     with a branch for caches (optimum's `use_cache_branch`) takes it in every other sample, the
-    first among them; in the others its caches are empty, so a mask is of the new tokens. Shapes
+    first among them, for one new token, the number that it was traced with; in the others its
+    caches are empty, so a mask is of the new tokens. Shapes
     and arrays of `spec` are kept. `image_side`: of pictures whose sides the model leaves open.
     Raises UsageError, naming the input, where that cannot be done.
     """
@@ -69,6 +70,7 @@ def make_inputs(
             latent=_LATENT,
             channels=channels,
             heads=caches.sizes,
+            step=1 if any(cached.values()) else None,
         )
         bound = bind_dims(inputs, shapes, sizes)
         hard = number > 0 and number == count - 1

@@ -454,3 +454,57 @@ def test_a_merged_decoder_has_no_past_where_it_takes_no_cache() -> None:
     ]
     assert [each["attention_mask"].shape[1] for each in samples] == [sum(pair) for pair in lengths]
     assert [past > 0 for _, past in lengths] == [True, False]
+
+
+def test_a_mask_of_the_past_and_one_is_of_one_new_token() -> None:
+    """As optimum up to 1.20 names it."""
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (int64[B, S] input_ids, int64[B, total] attention_mask, float[B, 2, past_length, 4] past_key)
+        => (float[B, 2, past_length, 4] y) { y = Identity (past_key) }"""
+    for total, step in (("past_length + 1", 1), ("past_length + 2", 2), ("past_length + S", None)):
+        model = ir.from_proto(onnx.parser.parse_model(text))
+        model.graph.inputs[1].shape = ir.Shape(["B", total])
+        for sample in make_inputs(model, InputSpec(), count=2, seed=0):
+            new = sample["input_ids"].shape[1]
+            assert sample["attention_mask"].shape[1] == sample["past_key"].shape[2] + new
+            assert new == step if step else new > 2
+    given = InputSpec.parse(["input_ids:2,7"])
+    model.graph.inputs[1].shape = ir.Shape(["B", "past_length + 1"])
+    (sample,) = make_inputs(model, given, count=1, seed=0)
+    assert sample["input_ids"].shape == (2, 7)
+
+
+def test_the_cache_of_an_encoder_is_as_long_as_its_mask() -> None:
+    """As optimum before 2.0 names it: the mask is of `encoder_length`, the cache of `.._out`."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[B, 2, encoder_length_out, 4] past_encoder, int64[B, encoder_length] mask,
+            float[B, 2, past_length, 4] past_key, int64[B, S] input_ids)
+            => (float[B, 2, encoder_length_out, 4] y) { y = Identity (past_encoder) }"""
+    )
+    given = [InputSpec.parse([shape]) for shape in ("mask:2,9", "past_encoder:2,2,3,4")]
+    for spec in (InputSpec(), *given):
+        (sample,) = make_inputs(ir.from_proto(proto), spec, count=1, seed=0)
+        assert sample["past_encoder"].shape[2] == sample["mask"].shape[1]
+
+
+def test_only_caches_have_the_length_that_such_a_name_speaks_of() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[B, length] x, float[B, length_out] z) => (float[B, length] y)
+        { y = Identity (x) }"""
+    )
+    given = InputSpec.parse(["x:2,3", "z:2,5"])
+    (sample,) = make_inputs(ir.from_proto(proto), given, count=1, seed=0)
+    assert (sample["x"].shape, sample["z"].shape) == ((2, 3), (2, 5))
+
+
+def test_a_merged_decoder_takes_one_new_token_beside_its_cache() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (int64[B, S] input_ids, float[B, 2, P, 4] past_key, bool[1] use_cache_branch)
+            => (float[B, 2, P, 4] y) { y = Identity (past_key) }"""
+    )
+    cached, plain = make_inputs(ir.from_proto(proto), InputSpec(), count=2, seed=0)
+    assert cached["input_ids"].shape[1] == 1
+    assert plain["input_ids"].shape[1] > 1
