@@ -1,6 +1,7 @@
 """Does the rewritten model compute what the original does."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -81,7 +82,9 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     )
     evidence = gather(pair, sampled, engine)
     done(steps)
-    return _concluded(pair, sampled.feeds, evidence, criterion, seed)
+    return replace(
+        _concluded(pair, sampled.feeds, evidence, criterion, seed), single=sampled.single
+    )
 
 
 def _criterion(

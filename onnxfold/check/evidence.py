@@ -27,7 +27,7 @@ from onnxfold.check.runners import (
     native,
     why_not_onnxruntime,
 )
-from onnxfold.errors import InvariantError, ModelError, VerificationError
+from onnxfold.errors import ModelError, VerificationError
 from onnxfold.graph.float_types import HALVES
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.inputs import IMAGE_SIDES, InputSpec, make_inputs
@@ -52,11 +52,15 @@ Done = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Inputs, and the truth for each of them, or None and why there is none."""
+    """Inputs, and the truth for each of them, or None and why there is none.
+
+    single: why batches hold one; None where they hold more.
+    """
 
     feeds: list[Outputs]
     truths: list[Outputs] | None
     reason: str
+    single: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,51 +99,57 @@ def sample(
 ) -> Sampled:
     """Makes inputs and runs the model on them in float64.
 
-    Pictures of open size are tried in several sizes, for a model may take but one of them.
+    Pictures of open size are tried in several sizes, for a model may take but one of them; so are
+    batches of one, which are all that a model takes where its exporter wrote the example's.
     """
-    first: Sampled | None = None
+    failed: list[Sampled] = []
+    supported = True
     shapes: set[tuple[tuple[int, ...], ...]] = set()
-    for side in IMAGE_SIDES:
-        feeds = make_inputs(model, spec, count=count, seed=seed, image_side=side)
-        shape = tuple(array.shape for array in feeds[0].values())
-        if shape in shapes:
+    for single in (False, True):
+        for side in IMAGE_SIDES:
+            feeds = make_inputs(model, spec, count=count, seed=seed, image_side=side, single=single)
+            shape = tuple(array.shape for array in feeds[0].values())
+            if shape in shapes:
+                break
+            shapes.add(shape)
+            try:
+                truths = _truths(model, feeds, limit_bytes, done)
+            except ResourceLimitError:
+                raise
+            except ModelError as error:
+                failed.append(Sampled(feeds, None, str(error)))
+                supported = not isinstance(error, UnsupportedOperator)
+            else:
+                return Sampled(feeds, truths, "", failed[0].reason if single else None)
+        if not supported:
             break
-        shapes.add(shape)
-        truths, reason = _truths(model, feeds, limit_bytes, done)
-        if truths is not None:
-            return Sampled(feeds, truths, "")
-        first = first or Sampled(feeds, None, reason)
-    if first is None:
-        raise InvariantError("no inputs were made")
-    return first
+    return failed[0]
 
 
-def _truths(
-    model: ir.Model, feeds: Sequence[Feeds], limit_bytes: int, done: Done
-) -> tuple[list[Outputs] | None, str]:
-    """Float64 outputs for each sample, or None and the reason."""
+def _truths(model: ir.Model, feeds: Sequence[Feeds], limit_bytes: int, done: Done) -> list[Outputs]:
+    """Float64 outputs for each sample.
+
+    Raises UnsupportedOperator where there can be no float64 run, ModelError where one fails.
+    """
     sizes = [t.size for v in model.graph.initializers.values() if (t := v.const_value) is not None]
     if sum(sizes) > FLOAT64_LIMIT_PARAMETERS:
-        return None, f"{sum(sizes):,} parameters are too many for a float64 run"
+        raise UnsupportedOperator(f"{sum(sizes):,} parameters are too many for a float64 run")
     if 8 * max(sizes, default=0) > limit_bytes:
-        return None, f"a weight of {max(sizes):,} elements is too large for a float64 run"
+        raise UnsupportedOperator(
+            f"a weight of {max(sizes):,} elements is too large for a float64 run"
+        )
 
     def bounded(value: ir.Value, array: Array) -> Array:
         if array.nbytes > limit_bytes:
             raise UnsupportedOperator(f"value {value.name!r} is too large for a float64 run")
         return array
 
+    check_supported(model)
     truths = []
-    try:
-        check_supported(model)
-        for number, inputs in enumerate(feeds):
-            truths.append(run(model, inputs, precision=Precision.FLOAT64, observe=bounded))
-            done(number + 1)
-    except ResourceLimitError:
-        raise
-    except ModelError as error:
-        return None, str(error)
-    return truths, ""
+    for number, inputs in enumerate(feeds):
+        truths.append(run(model, inputs, precision=Precision.FLOAT64, observe=bounded))
+        done(number + 1)
+    return truths
 
 
 def gather(pair: Pair, sampled: Sampled, engine: OnnxRuntime) -> Evidence:

@@ -63,7 +63,8 @@ class Verification:
     """Whether a rewritten model computes what the original does, and how that was found out.
 
     runtime: what ran the two models. pieces: in how many pieces it ran the one with more, where
-    they did not fit in memory. worst: on failure, one sentence on the worst output.
+    they did not fit in memory. single: why batches held one, where the original ran on no others.
+    worst: on failure, one sentence on the worst output.
     """
 
     passed: bool
@@ -73,6 +74,7 @@ class Verification:
     outputs: tuple[OutputCheck, ...]
     worst: str | None = None
     pieces: int = 1
+    single: str | None = None
 
     @property
     def method(self) -> str:

@@ -33,7 +33,13 @@ _HARD_MEAN, _HARD_DEVIATION = 10.0, 5.0
 
 
 def make_inputs(
-    model: ir.Model, spec: InputSpec, *, count: int, seed: int, image_side: int = IMAGE_SIDES[0]
+    model: ir.Model,
+    spec: InputSpec,
+    *,
+    count: int,
+    seed: int,
+    image_side: int = IMAGE_SIDES[0],
+    single: bool = False,
 ) -> list[dict[str, Array]]:
     """`count` samples of inputs, the same for the same seed; sizes vary between samples.
 
@@ -43,6 +49,7 @@ def make_inputs(
     first among them, for one new token, the number that it was traced with; in the others its
     caches are empty, so a mask is of the new tokens. Shapes
     and arrays of `spec` are kept. `image_side`: of pictures whose sides the model leaves open.
+    `single`: batches hold one.
     Raises UsageError, naming the input, where that cannot be done.
     """
     check_number("seed", seed)
@@ -61,7 +68,7 @@ def make_inputs(
             if _USES_CACHE.search(name)
         }
         sizes = BoundSizes(
-            batch=_batch(number, generator, single=caches.single),
+            batch=_batch(number, generator, single=single or caches.single),
             length=int(generator.integers(5, 18)),
             past=max(int(generator.integers(1, 8)), caches.room) * all(cached.values()),
             image=image_side,

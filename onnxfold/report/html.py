@@ -269,6 +269,8 @@ def _verification(verification: Mapping[str, Any]) -> str:
         for row in verification["outputs"]
         if row["reason"]
     )
+    if single := in_batches_of_one(verification):
+        limits += f"<p>It is {escape(single)}.</p>"
     truth = _TRUTHS.get(verification["method"], verification["method"])
     headings = ("largest error", "rms error", "rms error of the original", "noise ratio")
     cells = "".join(f'<th scope="col" class="number">{heading}</th>' for heading in headings)
@@ -288,6 +290,12 @@ def in_pieces(verification: Mapping[str, Any]) -> str:
     """Say in how many pieces the models ran; nothing where they ran whole."""
     pieces = verification.get("pieces", 1)
     return f", in {pieces} pieces, since the model does not fit in memory" if pieces > 1 else ""
+
+
+def in_batches_of_one(verification: Mapping[str, Any]) -> str:
+    """Say why batches held one; nothing where they held more."""
+    why = verification.get("single")
+    return f"compared in batches of one, since others do not run: {why}" if why else ""
 
 
 def _number(value: float | None) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from onnxfold.check.result import FAR
 from onnxfold.report import sentences
 from onnxfold.report.before_after import figure_notes, figure_rows
-from onnxfold.report.html import in_pieces
+from onnxfold.report.html import in_batches_of_one, in_pieces
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -136,6 +136,8 @@ def _print_limits(console: Console, document: Mapping[str, Any]) -> None:
     """Say of which outputs the comparison says less than of others, and why."""
     from rich.text import Text
 
+    if single := in_batches_of_one(document):
+        console.print(Text(f"note: {single}"))
     outputs: Sequence[Mapping[str, Any]] = document["outputs"]
     for reason in dict.fromkeys(row["reason"] for row in outputs if row["reason"]):
         rows = [row for row in outputs if row["reason"] == reason]

@@ -217,6 +217,20 @@ def test_pictures_of_open_size_are_tried_in_several_sizes() -> None:
     assert verified(picky, picky, samples=1).method == "float64"
 
 
+def test_a_model_of_batches_of_one_alone_is_compared_on_them() -> None:
+    """As of nn.MultiheadAttention by TorchScript, whose example had one sequence."""
+    baked = single(
+        "s = Constant <value_ints = [5, 8]> ()  r = Flatten <axis = 2> (x)  y = Reshape (r, s)",
+        "float[batch, 5, 8] x",
+    )
+    verification = verified(baked, baked, samples=3)
+    assert verification.passed
+    assert verification.method == "float64"
+    assert "Reshape" in str(verification.single)
+    free = single("y = Neg (x)", "float[batch, 5, 8] x", "float[batch, 5, 8] y")
+    assert verified(free, free).single is None
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -154,6 +154,12 @@ def written(name: str) -> dict[str, Any]:
     }
 
 
+def test_the_page_says_that_batches_held_one() -> None:
+    single = verification(output_check("y")) | {"single": "Add <fails>"}
+    said = "It is compared in batches of one, since others do not run: Add &lt;fails&gt;."
+    assert said in page(report(norm("first"), verification=single))
+
+
 def test_the_page_shows_every_part_of_a_full_report() -> None:
     shown = Page(
         page(

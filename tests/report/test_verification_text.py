@@ -76,6 +76,14 @@ def test_a_chaotic_output_is_named_with_what_would_pass() -> None:
     assert "an error of 40 passes" in said
 
 
+def test_batches_of_one_are_named_with_the_reason() -> None:
+    made = Verification(True, "onnxruntime 1.31", 2, 4.0, (check("a"),), single="Add fails")
+    said = "compared in batches of one, since others do not run: Add fails"
+    text = io.StringIO()
+    print_verification(Console(file=text, width=1000), made.to_json())
+    assert f"note: {said}\n" in text.getvalue()
+
+
 def _logistic(steps: int) -> ModelSource:
     """Steps of 3.9 r (1 - r), each of which doubles an error or nearly so, and one step beside."""
     step = "l{0} = Sub(one, r{0}) p{0} = Mul(r{0}, l{0}) r{1} = Mul(p{0}, rate) "
