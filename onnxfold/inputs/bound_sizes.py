@@ -242,6 +242,9 @@ def _default(
     if dim in pasts:
         return sizes.past
     channels = sizes.channels.get(name)
+    last = _channels_last(shape, channels) if floating else None
+    if last is not None:
+        return sizes.image if last in (1, 3) else sizes.latent
     if channels is not None and axis == 1:
         return channels
     if floating and len(shape) == 4 and axis >= 2 and (shape[1] in (1, 3) or channels is not None):
@@ -249,6 +252,17 @@ def _default(
     if floating and sizes.samples is not None and axis == len(shape) - 1:
         return sizes.samples if len(shape) == 2 or shape[1] == 1 else sizes.frames
     return sizes.length
+
+
+def _channels_last(shape: tuple[object, ...], channels: int | None) -> int | None:
+    """The channels of pictures that have them in the last axis, as TensorFlow's; None: others."""
+    if len(shape) != 4 or isinstance(shape[1], int):
+        return None
+    last = shape[3]
+    if not isinstance(last, int):
+        return None
+    suits = last in (1, 3) if channels is None else last == channels
+    return last if suits else None
 
 
 def _make_totals(

@@ -269,15 +269,22 @@ def test_floats_are_standard_normal_save_in_the_last_sample() -> None:
     [
         ("float[b, 3, h, w] pixel_values", "y = Identity (pixel_values)", (2, 3, 224, 224)),
         ("float[b, 3, 32, 40] x", "y = Identity (x)", (2, 3, 32, 40)),
+        ("float[b, h, w, 3] x", "y = Identity (x)", (2, 224, 224, 3)),
+        ("float[b, h, w, 5] x", "y = Identity (x)", None),
+        (
+            "float[b, h, w, 1] x",
+            "t = Transpose <perm = [0, 3, 1, 2]> (x)  y = Conv (t, q)",
+            (2, 224, 224, 1),
+        ),
         ("float[b, t] wave", "u = Unsqueeze (wave, a)  y = Conv (u, k)", (2, 3200)),
     ],
 )
 def test_images_and_waves_have_sizes_that_models_take(
-    text: str, body: str, shape: tuple[int, ...]
+    text: str, body: str, shape: tuple[int, ...] | None
 ) -> None:
-    model = parsed(text, body, "<int64[1] a = {1}, float[1, 1, 1] k = {1}>")
-    (array,) = made(model, count=1)[0].values()
-    assert array.shape == shape
+    weights = "<int64[1] a = {1}, float[1, 1, 1] k = {1}, float[1, 1, 1, 1] q = {1}>"
+    (array,) = made(parsed(text, body, weights), count=1)[0].values()
+    assert array.shape == shape if shape else max(array.shape) < 18
 
 
 def test_inputs_that_no_layer_convolves_are_no_waves() -> None:
@@ -299,6 +306,13 @@ def test_what_is_convolved_has_the_channels_of_the_kernel(group: int, channels: 
     for body in (f"y = Conv {attributes} (x, k)", f"y = Conv {attributes} (x, k, bias)"):
         model = parsed("float[b, c, h, w] x", body, weights)
         assert made(model, count=1)[0]["x"].shape == (2, channels, 32, 32)
+
+
+def test_channels_that_are_turned_to_the_front_are_the_last() -> None:
+    ones = ", ".join(["1"] * 48)
+    body = "t = Transpose <perm = [0, 3, 1, 2]> (x)  y = Conv (t, k)"
+    model = parsed("float[b, h, w, 6] x", body, f"<float[8, 6, 1, 1] k = {{{ones}}}>")
+    assert made(model, count=1)[0]["x"].shape == (2, 32, 32, 6)
 
 
 def test_only_the_first_of_several_unnamed_axes_is_the_batch() -> None:
