@@ -1,9 +1,11 @@
 """Monte Carlo arithmetic (Parker 1997): the noise of a model when every result is rounded anew.
 
 Each element of a result is multiplied by 1 + u x, with x uniform in [-1, 1] and u the unit roundoff
-of its type, so that each draw is another possible outcome of rounding.  The interpreter does so
-with kernels that are as exact as their types.  ONNX Runtime's own kernels may err by more (its
-Sigmoid by 3e-8 where the result is 1e-7): how much shows only when they compute disturbed operands.
+of its type, so that each draw is another possible outcome of rounding.  So is each weight, which
+whatever folds a factor into it stores rounded anew: the same error in all positions, that no sum
+over them takes out.  The interpreter does so with kernels that are as exact as their types.  ONNX
+Runtime's own kernels may err by more (its Sigmoid by 3e-8 where the result is 1e-7): how much shows
+only when they compute disturbed operands.
 """
 
 import numpy as np
@@ -32,13 +34,32 @@ _UNIFORM_UNTIL = 21
 
 
 def disturbed(model: ir.Model, feeds: Feeds, *, draws: int, seed: int) -> list[dict[str, Array]]:
-    """Outputs of the interpreter in the model's own types, with every result disturbed."""
+    """Outputs of the interpreter in the model's own types, with weights and results disturbed."""
     outcomes = []
     for draw in range(draws):
-        generator = np.random.default_rng([seed, draw])
-        observe = _disturbing(generator)
-        outcomes.append(run(model, feeds, precision=Precision.NATIVE, observe=observe))
+        copy = model.clone()
+        _disturb_weights(copy, (seed, draw))
+        observe = _disturbing(np.random.default_rng([seed, draw]))
+        outcomes.append(run(copy, feeds, precision=Precision.NATIVE, observe=observe))
     return outcomes
+
+
+def _disturb_weights(model: ir.Model, seed: tuple[int, ...]) -> None:
+    """Round every weight anew, when it is read; vectors and scalars stay as they are."""
+    for graph in all_graphs(model):
+        for number, value in enumerate(graph.initializers.values()):
+            tensor = value.const_value
+            if tensor is not None and tensor.dtype in FLOATS and len(tensor.shape) >= 2:
+                generator = np.random.default_rng([*seed, number])
+                value.const_value = _rounded_when_read(tensor, generator)
+
+
+def _rounded_when_read(tensor: ir.TensorProtocol, generator: np.random.Generator) -> ir.LazyTensor:
+    def read() -> ir.TensorProtocol:
+        return ir.tensor(_rounded(tensor.numpy(), generator), dtype=tensor.dtype)
+
+    shape = ir.Shape(tensor.shape.numpy())
+    return ir.LazyTensor(read, dtype=tensor.dtype, shape=shape, name=tensor.name, cache=True)
 
 
 def _disturbing(generator: np.random.Generator) -> Observer:
@@ -47,21 +68,29 @@ def _disturbing(generator: np.random.Generator) -> Observer:
         moved = node is None or moves_numbers(node)
         if moved or not is_wide_float(array.dtype):
             return array
-        step = unit_roundoff(array.dtype) * generator.uniform(-1.0, 1.0, array.shape)
-        wide = np.result_type(array.dtype, np.float64)
-        return (array.astype(wide) * (1 + step)).astype(array.dtype)
+        return _rounded(array, generator)
 
     return observe
 
 
+def _rounded(array: Array, generator: np.random.Generator) -> Array:
+    """Return another outcome of rounding, where the largest numbers do not become infinite."""
+    step = unit_roundoff(array.dtype) * generator.uniform(-1.0, 1.0, array.shape)
+    wide = np.result_type(array.dtype, np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = (array.astype(wide) * (1 + step)).astype(array.dtype)
+    return np.where(np.isfinite(rounded), rounded, array)
+
+
 def disturbed_model(model: ir.Model, seed: int) -> ir.Model:
-    """Return a copy that disturbs its results itself, in every run anew.
+    """Return a copy with disturbed weights that disturbs its results itself, in every run anew.
 
     Vectors and scalars stay as they are: they may be sizes, or the factors of a Resize.  So does
     what functions compute inside.
     """
     copy = model.clone()
     fill_types(copy)
+    _disturb_weights(copy, (seed,))
     generator = np.random.default_rng(seed)
     opset = copy.graph.opset_imports.get("", 1)
     for graph in list(all_graphs(copy)):

@@ -42,8 +42,8 @@ _FEW, _DRAWS = 64, 8
 # A number that is rounded to another code in some runs, in a share p of them, fails the check where
 # the original alone does not do so: p (1 - p)^n, at most 1 / (e n), 2%.
 _DRAWS_OF_CODES = 16
-# Runs of ONNX Runtime with disturbed results, at least.
-_RUNS = 2
+# Runs with disturbed weights and results, at least; and before they say that a model is wrong.
+RUNS, MOST_RUNS = 2, 8
 
 Outputs = dict[str, Array]
 Pair = tuple[ModelSource, ModelSource]
@@ -251,15 +251,14 @@ def with_more_noise(
 
     In a model of 16-bit floats, because ONNX Runtime's CPU kernels compute these in float32 and
     round less often than the model says. For outputs of few numbers, and behind numbers that are
-    rounded to codes, because luck decides there.
-    Where ONNX Runtime is compared with itself, because its kernels err alike with and without
-    optimizations.
+    rounded to codes, because luck decides there. Where ONNX Runtime is compared with itself,
+    because its kernels err alike with and without optimizations.
     """
     model, engine = pair[0].model, evidence.engine
     draws = _draws(evidence, outputs, model)
     more: list[list[Outputs]] = []
     if evidence.method != "float64" and engine is not None:
-        more = _runs_of_disturbed(engine, pair[0], feeds, max(draws, _RUNS), seed)
+        more = _runs_of_disturbed(engine, pair[0], feeds, max(draws, RUNS), seed)
     else:
         if _has_halves(model) and engine is not None:
             more.append(native(model, feeds))
@@ -267,7 +266,7 @@ def with_more_noise(
         more.extend([outcomes[draw] for outcomes in per_sample] for draw in range(draws))
     if not more:
         return evidence
-    noise = f"{evidence.noise}, or of further roundings of every result"
+    noise = f"{evidence.noise}, or of further roundings of every weight and result"
     return replace(evidence, originals=[*evidence.originals, *more], noise=noise)
 
 
@@ -296,10 +295,9 @@ def _computes_codes(model: ir.Model) -> bool:
 def _runs_of_disturbed(
     engine: OnnxRuntime, original: ModelSource, feeds: Sequence[Feeds], draws: int, seed: int
 ) -> list[list[Outputs]]:
-    """Runs of the original in ONNX Runtime, every result of which is moved by a rounding."""
-    source = ModelSource(disturbed_model(original.model, seed))
-    runs = engine.run(source, [*feeds] * draws, optimize=False)
-    return [runs[start : start + len(feeds)] for start in range(0, len(runs), len(feeds))]
+    """Runs of the original in ONNX Runtime, weights and results of which move by a rounding."""
+    sources = (ModelSource(disturbed_model(original.model, seed + draw)) for draw in range(draws))
+    return [engine.run(source, feeds, optimize=False) for source in sources]
 
 
 def _has_halves(model: ir.Model) -> bool:
@@ -314,15 +312,17 @@ def against_itself(
     outputs: Iterable[str],
     engine: OnnxRuntime,
     seed: int,
+    runs: int,
 ) -> Evidence:
     """The two models without optimizations, against each other.
 
     For outputs where ONNX Runtime is far from the truth, be it that one of them is wrong or that
-    the model is chaotic: the distance would excuse any error. The noise is what moving every result
-    by a rounding does to the original in ONNX Runtime, whose own kernels it shows too.
+    the model is chaotic: the distance would excuse any error. The noise is what moving every weight
+    and result by a rounding does to the original in ONNX Runtime, whose own kernels it shows too:
+    the largest of at least `runs` runs.
     """
     original, rewritten = pair
-    draws = max(_draws(evidence, outputs, original.model), _RUNS)
+    draws = max(_draws(evidence, outputs, original.model), runs)
     return replace(
         evidence,
         method="onnxruntime",
@@ -331,5 +331,5 @@ def against_itself(
         rewritten=_run_rewritten(engine, rewritten, feeds, optimize=False),
         reason="ONNX Runtime is so far from a float64 run of the original that the distance would "
         "excuse any error",
-        noise="what moving every result by a rounding does to it",
+        noise="what moving every weight and result by a rounding does to it",
     )

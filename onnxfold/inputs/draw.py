@@ -43,7 +43,7 @@ def make_inputs(
 ) -> list[dict[str, Array]]:
     """`count` samples of inputs, the same for the same seed; sizes vary between samples.
 
-    Integers that index tables stay inside them, masks are ones with some trailing zeros in all
+    Numbers that index tables stay inside them, masks are ones with some trailing zeros in all
     rows but the first, floats are N(0, 1), in the last of several samples N(10, 5^2). A decoder
     with a branch for caches (optimum's `use_cache_branch`) takes it in every other sample, the
     first among them, for one new token, the number that it was traced with; in the others its
@@ -172,6 +172,8 @@ def _draw(
             f"--inputs {name}:..., or leave out the check (--no-check)"
         )
     if value.dtype is not None and value.dtype.is_floating_point():
+        if index_range(model, value) is not None:  # tokens as floats, which Keras casts
+            return _integers(model, value, shape, generator).astype(dtype)
         if is_mask(model, value) and "mask" in name.lower():
             return _mask(shape, generator).astype(dtype)
         x = generator.standard_normal(shape)

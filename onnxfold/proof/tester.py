@@ -72,6 +72,13 @@ class Tester:
         """Return whether the outputs are equal, or one is the other without an element, or None."""
         return self._remembered(_Question(region, slack, self._whole))
 
+    def runs(self, region: Region) -> bool:
+        """Whether sizes are found at which the region can be run: means of 0 change nothing."""
+        key = ("runs", region.key)
+        if key not in self._known:
+            self._known[key] = _runs(region, whole=self._whole)
+        return bool(self._known[key])
+
     def may_be_exact(self, region: Region, slack: float) -> bool:
         """Whether one draw leaves it open that ``exact`` finds something."""
         key = ("first", region.key, slack)
@@ -92,6 +99,15 @@ class Tester:
         if key not in self._known:
             self._known[key] = _zero_mean(region, fiber)
         return bool(self._known[key])
+
+
+@np.errstate(all="ignore")
+def _runs(region: Region, *, whole: bool) -> bool:
+    try:
+        next(samples(region, whole=whole, at_first=1))
+    except ERRORS:
+        return False
+    return True
 
 
 @np.errstate(all="ignore")

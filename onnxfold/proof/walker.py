@@ -372,6 +372,8 @@ class _Walker:
         if (weaker is not None and weaker.equal) or _is_alike(region):
             return weaker
         for choice in self._fibers_near.of_zeros(region):
+            if not self._tester.runs(region):
+                break
             centred = with_zeros(region, choice)
             if self._tester.may_be_exact(centred, slack) and all(
                 leaf.v is not None and self._means.holds(leaf.v, zero) for leaf, zero in choice

@@ -79,6 +79,8 @@ def check_claims(model: ir.Model) -> Checked:
         value.shape = None
     fill_types(copy)
     fill_shapes(ModelInfo(copy))
+    for value in _without_shape(told):
+        told[value] = declared[value] = None
     claims = _claims(told)
     if claims and any(map(_is_open, told.items())):
         for value, shape in declared.items():
@@ -88,6 +90,14 @@ def check_claims(model: ir.Model) -> Checked:
         inputs = {dim for value in copy.graph.inputs for dim in declared_shape(value) or ()}
         _name(told, {dim: dim for dim in inputs})
     return Checked(copy, claims)
+
+
+def _without_shape(told: Mapping[ir.Value, Shape | None]) -> list[ir.Value]:
+    """Values that are declared to be scalars and are none: Paddle writes so what it does not know.
+
+    ONNX Runtime takes them with a warning.
+    """
+    return [value for value, shape in told.items() if shape == () and declared_shape(value)]
 
 
 def _is_open(told: tuple[ir.Value, Shape | None]) -> bool:

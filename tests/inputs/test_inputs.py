@@ -308,6 +308,17 @@ def test_what_is_convolved_has_the_channels_of_the_kernel(group: int, channels: 
         assert made(model, count=1)[0]["x"].shape == (2, channels, 32, 32)
 
 
+def test_tokens_that_come_as_floats_stay_inside_their_table() -> None:
+    """As of Keras, whose Embedding casts what it is given."""
+    rows = ", ".join(["1"] * 21)
+    body = "i = Cast <to = 6> (tokens)  y = Gather (table, i)"
+    model = parsed("float[b, 9] tokens", body, f"<float[7, 3] table = {{{rows}}}>")
+    for sample in made(model, count=3):
+        tokens = sample["tokens"]
+        assert tokens.dtype == np.float32
+        assert set(np.unique(tokens)) <= set(range(7))
+
+
 def test_channels_that_are_turned_to_the_front_are_the_last() -> None:
     ones = ", ".join(["1"] * 48)
     body = "t = Transpose <perm = [0, 3, 1, 2]> (x)  y = Conv (t, k)"

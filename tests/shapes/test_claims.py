@@ -57,6 +57,15 @@ def test_a_shape_that_contradicts_inference_is_refused(name: str, tmp_path: Path
         inspect(proto)
 
 
+def test_no_dimensions_of_what_has_some_are_no_claim() -> None:
+    """Paddle writes so that it does not know a shape; ONNX Runtime takes it with a warning."""
+    proto = model([])
+    assert claims(proto) == []
+    del proto.graph.output[0].type.tensor_type.shape.dim[:]
+    checked = check_claims(ir.from_proto(proto))
+    assert [len(value.shape or ()) for value in checked.model.graph.outputs] == [3]
+
+
 @pytest.mark.parametrize("claim", [["batch", 4, 8], ["other", "four", 8], ["batch", 4, None], None])
 def test_what_inference_confirms_or_knows_better_is_no_claim(claim: list[int | str]) -> None:
     assert claims(model(claim)) == []
