@@ -50,7 +50,9 @@ def _grown(start: ir.Value | None, before: ir.Value, after: ir.Value) -> list[ir
 
 def behind_unbind(model: ir.Model) -> set[ir.Value]:
     """Return everything that is computed from elements of an unbound tensor."""
-    waiting = [node.outputs[0] for node in all_nodes(model) if is_unbind(node)]
+    holders = _unbinding(model)
+    nodes = (n for n in all_nodes(model) if is_unbind(n) or n.op_identifier() in holders)
+    waiting = [value for node in nodes for value in node.outputs]
     owners = {body: node for node in all_nodes(model) for body in _graphs(node)} if waiting else {}
     found: set[ir.Value] = set()
     while waiting:
@@ -59,6 +61,19 @@ def behind_unbind(model: ir.Model) -> set[ir.Value]:
             if reached not in found:
                 found.add(reached)
                 waiting.append(reached)
+    return found
+
+
+def _unbinding(model: ir.Model) -> set[ir.OperatorIdentifier]:
+    """Return the functions that unbind a tensor, or call one that does (dynamo's aten_unbind)."""
+    found: set[ir.OperatorIdentifier] = set()
+    while more := {
+        key
+        for key, body in model.functions.items()
+        if key not in found
+        and any(is_unbind(n) or n.op_identifier() in found for n in body.all_nodes())
+    }:
+        found |= more
     return found
 
 

@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 from onnx import parser
 
-from onnxfold.graph.sequences import inserted_elements, is_unbind
+from onnxfold.graph.sequences import behind_unbind, inserted_elements, is_unbind
 from onnxfold.graph.traversal import all_nodes
 
 _GROWN = """
@@ -84,3 +84,27 @@ def test_a_tensor_is_unbound_where_each_part_is_one_step_without_the_axis(
         )
     )
     assert is_unbind(model.graph[0]) == unbound
+
+
+@pytest.mark.parametrize("call", ["aten_unbind", "outer"])
+def test_what_a_function_unbinds_is_seen_behind_its_calls(call: str) -> None:
+    """As dynamo wrote it until torch 2.6; onnx infers elements with the axis there too."""
+    text = f"""<ir_version: 8, opset_import: ["" : 18, "f" : 1]>
+        g (float[2,4] x) => (float[4] y, float[2,4] z) {{
+          parts = f.{call} (x)
+          first = Constant <value = int64 {{0}}> ()
+          y = SequenceAt (parts, first)
+          z = f.plain (x)
+        }}
+        <domain: "f", opset_import: ["" : 18]> aten_unbind (a) => (s) {{
+          one = Constant <value = int64 {{1}}> ()
+          s = SplitToSequence <axis = 0, keepdims = 0> (a, one)
+        }}
+        <domain: "f", opset_import: ["" : 18, "f" : 1]> outer (a) => (s) {{
+          s = f.aten_unbind (a)
+        }}
+        <domain: "f", opset_import: ["" : 18]> plain (a) => (s) {{
+          s = Neg (a)
+        }}"""
+    model = ir.from_proto(parser.parse_model(text))
+    assert {value.name for value in behind_unbind(model)} == {"y"}
