@@ -374,6 +374,25 @@ def test_a_reshaped_stream_that_a_residual_reads_is_itself_the_input():
     assert site.escaping == ()
 
 
+@pytest.mark.parametrize(
+    ("inside", "kind", "normalised"),
+    [
+        ("Squeeze(r, zero)", NormKind.LAYER_NORM, "x"),
+        ("Transpose<perm=[0,1,3,2,4]>(r)", NormKind.RMS_NORM, "d"),
+    ],
+)
+def test_a_mean_that_reshapes_take_back_to_its_shape_is_the_mean(inside, kind, normalised):
+    """As tf2onnx moves it around a convolution with dilations; turned on the way it is another."""
+    body = CONSTANTS + "u = ReduceMean<axes=[-1]>(x)\nzero = Constant<value_ints=[0]>()\n"
+    body += "a = Constant<value_ints=[1,1,3,3,1]>()\nr = Reshape(u, a)\n"
+    body += f"m = {inside}\nb = Constant<value_ints=[3,3,1]>()\nback = Reshape(m, b)\n"
+    body += "d = Sub(x, back)\n" + DEVIATION + "y = Div(d, s)"
+    proto = with_constants(model(body, "float[3,3,8] x"))
+    ((site, error),) = replay_error(proto)
+    assert (site.kind, site.input.name, site.escaping) == (kind, normalised, ())
+    assert error < FLOAT32_BOUND
+
+
 def test_the_same_layout_made_twice_is_one_tensor():
     body = "t = Transpose<perm=[0,2,1]>(x)\nt2 = Transpose<perm=[0,2,1]>(x)\n"
     body += "q = Mul(t, t)\nv = ReduceMean<axes=[-1]>(q)\n" + CONSTANTS

@@ -35,6 +35,7 @@ _ARITHMETIC: dict[str, np.ufunc] = {
 }
 # What exporters write twice in front of a norm.
 _REPEATED = (Family.CAST, Family.RESHAPE, Family.TRANSPOSE)
+_CHAIN = 6  # Reshapes in a row; tf2onnx puts up to four around a mean
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
 
 
@@ -143,10 +144,22 @@ class Canonical:
         elif node.op_type == "Expand":
             unchanged = self.dims(value) == self.dims(first) is not None
         elif facets.reshapes(row_of(node)):
-            unchanged = same_elements(self.dims(value), self.dims(first))
+            return self._of_the_same_shape(value)
         elif node.op_type in _NEUTRAL:
             return self._neutral(node)
         return first if unchanged else None
+
+    def _of_the_same_shape(self, value: ir.Value) -> ir.Value | None:
+        """Return the nearest value with the shape of this one in front of a chain of Reshapes."""
+        first: ir.Value | None = value
+        for _ in range(_CHAIN):
+            node = None if first is None else first.producer()
+            if node is None or not facets.reshapes(row_of(node)):
+                return None
+            first = node.inputs[0]
+            if first is not None and same_elements(self.dims(value), self.dims(first)):
+                return first
+        return None
 
     def _inference(self, node: ir.Node) -> bool:
         if len(node.inputs) < 3 or node.inputs[2] is None:
