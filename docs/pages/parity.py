@@ -47,8 +47,9 @@ def _packages() -> str:
         f"Tried on {date} with `python -m tests.parity.packages`, a row of "
         "`tests/parity/packages.csv` each: trained models as they come from PyPI and npm, by "
         "exporters of many years, none of which was made for a test here. *norms* were counted in "
-        "the file, *found* are those of `onnxfold inspect`; *error* is that of the written file "
-        "against a float64 run where there is one, in units of the original's own rounding error. "
+        "the file, *found* and *folds* are those of `onnxfold inspect` for the default target; "
+        "*error* is that of the written file against a float64 run where there is one, in units of "
+        "the original's own rounding error. "
         "Where the check says no, nothing is written.\n\n"
         + table(
             ("package", "file", "producer, opset", "norms", "found", "folds", "left", "error"),

@@ -185,9 +185,12 @@ def _belongs(algebra: Algebra, value: ir.Value, tensors: set[ir.Value]) -> bool:
     if _is_step(algebra, value, tensors):
         return True
     node = value.producer()
-    if node is None or node.domain != "" or node.op_type not in _STEPS:
+    if node is None or node.domain != "":
         return False
-    return any(
+    first = node.inputs[0] if node.inputs else None
+    if first is not None and facets.reshapes(row_of(node)):  # within a chain that ends as it began
+        return _belongs(algebra, first, tensors)
+    return node.op_type in _STEPS and any(
         operand is not None
         and (algebra.atom(operand) in tensors or _is_step(algebra, operand, tensors))
         for operand in node.inputs

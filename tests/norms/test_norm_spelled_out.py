@@ -390,7 +390,20 @@ def test_a_mean_that_reshapes_take_back_to_its_shape_is_the_mean(inside, kind, n
     proto = with_constants(model(body, "float[3,3,8] x"))
     ((site, error),) = replay_error(proto)
     assert (site.kind, site.input.name, site.escaping) == (kind, normalised, ())
+    means = [node.op_type for node in site.nodes].count("ReduceMean")
+    assert means == (2 if kind is NormKind.LAYER_NORM else 1)  # its own, and what leads to it
     assert error < FLOAT32_BOUND
+
+
+def test_a_mean_that_is_read_as_it_is_and_behind_reshapes_does_not_leak():
+    """As tf2onnx takes -mean(x) gamma late, and the difference behind Reshapes."""
+    body = CONSTANTS + "u = ReduceMean<axes=[-1]>(x)\na = Constant<value_ints=[1,3,1,3]>()\n"
+    body += "r = Reshape(u, a)\nb = Constant<value_ints=[3,3,1]>()\nback = Reshape(r, b)\n"
+    body += "d = Sub(x, back)\n" + DEVIATION + "i = Reciprocal(s)\nxi = Mul(x, i)\n"
+    body += "n = Neg(u)\nni = Mul(n, i)\ny = Add(xi, ni)"
+    ((site, error),) = replay_error(with_constants(model(body, "float[3,3,8] x")))
+    assert (site.kind, site.escaping) == (NormKind.LAYER_NORM, ())
+    assert error < 4 * FLOAT32_BOUND  # x / s and mean / s are rounded before their difference
 
 
 def test_the_same_layout_made_twice_is_one_tensor():
