@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxfold.check import ModelSource, runners
+from onnxfold.check import ModelSource, evidence, runners
 from onnxfold.check.compare import verify
 from onnxfold.check.disturbance import disturbed_model
 from onnxfold.errors import ModelError, UsageError, VerificationError
@@ -267,6 +267,26 @@ def test_a_runtime_far_from_the_truth_excuses_no_error(
     _spoilt(monkeypatch, optimized_only=optimized_only)
     assert verified(model(w), model(w.centred(), rms=True)).passed
     assert not verified(model(w), model(one_gamma(w.centred()), rms=True)).passed
+
+
+def test_more_runs_are_drawn_only_before_a_model_is_called_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    w = weights()
+    _spoilt(monkeypatch, optimized_only=False)
+    drawn: list[int] = []
+    plain = evidence.disturbed_model
+
+    def counted(original: ir.Model, seed: int) -> ir.Model:
+        drawn.append(seed)
+        return plain(original, seed)
+
+    monkeypatch.setattr(evidence, "disturbed_model", counted)
+    assert verified(model(w), model(w.centred(), rms=True)).passed
+    assert drawn == [0, 1]
+    drawn.clear()
+    assert not verified(model(w), model(one_gamma(w.centred()), rms=True)).passed
+    assert drawn == [0, 1, *range(8)]
 
 
 def test_a_quantised_model_is_as_noisy_as_its_flips() -> None:
