@@ -149,6 +149,15 @@ class Scaled:
         return _broadcast_forward(view, node, index, fiber)
 
 
+def factors_behind(view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Fiber | None:
+    """Return where the elements of an operand's fiber stand in a product, if none is spread."""
+    result, operand = view.shape(node.outputs[0]), view.shape(node.inputs[index])
+    if result is None or operand is None:
+        return None
+    outer = fiber.shifted(len(result) - len(operand))
+    return outer if along_broadcast(outer, result, operand) == fiber else None
+
+
 def _shared_source(view: ModelInfo, node: ir.Node) -> ir.Value | None:
     """Return what both operands are computed from element by element, as those of a GELU are."""
     first, second = (_sources(view, operand) for operand in node.inputs)

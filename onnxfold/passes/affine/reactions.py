@@ -21,6 +21,7 @@ import onnx_ir as ir
 from onnxfold.graph import Fiber, ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.operators import facets
+from onnxfold.operators.families.elementwise import factors_behind
 from onnxfold.operators.families.rules import elements_of, keeps_order, refuse_opaque, transfer_of
 from onnxfold.operators.families.transfer import Carried, refuse
 from onnxfold.operators.row import Elements
@@ -86,7 +87,7 @@ def _carry(
         return refuse(RefusalCode.EXACT_READER, node, why)
     outputs: list[tuple[int, Channels]] = []
     for position, output in enumerate(node.outputs):
-        moved = channels.mapped(partial(digit_behind, view, node, index, position))
+        moved = channels.mapped(partial(_diagonal_behind, view, node, index, position))
         if moved is None:
             if position == 0 or output.uses() or output.is_graph_output():
                 return _why_broken(view, node, index, channels)
@@ -108,6 +109,19 @@ def _why_broken(view: ModelInfo, node: ir.Node, index: int, channels: Channels) 
                 if isinstance(confirmed, Refusal):
                     return confirmed
     return refuse(RefusalCode.FIBER_BROKEN, node, f"mixes or cuts the channels {channels}")
+
+
+def _diagonal_behind(
+    view: ModelInfo, node: ir.Node, index: int, position: int, digit: Fiber
+) -> Fiber | None:
+    """Return where the factors of one digit stand in an output.
+
+    A product takes them whatever else it multiplies by, of which P would have to be known:
+    (g * x) * h = g * (x * h).
+    """
+    if index in facets.numerators(row_of(node)):
+        return factors_behind(view, node, index, digit)
+    return digit_behind(view, node, index, position, digit)
 
 
 def digit_behind(

@@ -144,6 +144,22 @@ MOVES: dict[str, tuple[str, Shapes, int]] = {
         {"W": (6, 5), "mask": (4, 1)},
         0,
     ),
+    "a gate": (
+        f"{RMS} h = Sigmoid(x) p = Mul(h, n) y = MatMul(p, W)",
+        {"W": (6, 5)},
+        0,
+    ),
+    "a gate in the norm's own layer": (
+        f"{RMS} v = MatMul(n, V) h = Tanh(v) p = Mul(n, h) y = MatMul(p, W)",
+        {"V": (6, 6), "W": (6, 5)},
+        0,
+    ),
+    "a gate of heads, from below": (
+        f"{RMS} r = Reshape(n, to_heads) u = Reshape(x, to_heads) h = Exp(u) p = Div(r, h) "
+        "f = Reshape(p, to_tokens) y = MatMul(f, W)",
+        {"W": (6, 5)},
+        0,
+    ),
     "a weight behind a layout": (
         f"{LN} V = Transpose(W) I = Identity(V) m = MatMul(n, I) y = Add(m, b)",
         {"W": (5, 6), "b": (5,)},
@@ -408,6 +424,21 @@ HARMFUL: dict[str, tuple[str, str, Shapes]] = {
         f"{LN} t = Transpose<perm=[0,2,1]>(n) y = Conv<{PADDED}, strides=[2]>(t, W, b)",
         f"{LN} t = Transpose<perm=[0,2,1]>(n) y = Conv<{PADDED}, strides=[3]>(t, W, b)",
         {"W": (5, 6, 2), "b": (5,)},
+    ),
+    "a gate and beta": (
+        f"{LN} p = Identity(n) m = MatMul(p, W) y = Add(m, b)",
+        f"{LN} h = Sigmoid(x) p = Mul(n, h) m = MatMul(p, W) y = Add(m, b)",
+        {"W": (6, 5), "b": (5,)},
+    ),
+    "a gate that the norm opens itself": (
+        f"{RMS} h = Sigmoid(x) p = Mul(n, h) y = MatMul(p, W)",
+        f"{RMS} h = Sigmoid(n) p = Mul(n, h) y = MatMul(p, W)",
+        {"W": (6, 5)},
+    ),
+    "a norm below the line": (
+        f"{RMS} h = Sigmoid(x) p = Div(n, h) y = MatMul(p, W)",
+        f"{RMS} h = Sigmoid(x) p = Div(h, n) y = MatMul(p, W)",
+        {"W": (6, 5)},
     ),
     "two gammas on one weight": (
         f"{LN} k = LayerNormalization<axis=-1>(x, gamma2, beta) a = MatMul(n, W) "

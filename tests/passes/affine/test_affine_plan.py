@@ -32,7 +32,7 @@ REASONS = {
     "y = MatMul(n, W)": "shift_cannot_cross",
     "t = Transpose<perm=[0,2,1]>(x) y = MatMul(n, t)": "dynamic_weight",
     "y = MatMul(F, n)": "fiber_broken",
-    "u = MatMul(x, V) g = Mul(n, u) m = MatMul(g, W) y = Add(m, b)": "varies_along_fiber",
+    "u = MatMul(x, V) g = Mul(n, u) m = MatMul(g, W) y = Add(m, b)": "shift_cannot_cross",
     "j = Concat<axis=1>(n, x) m = MatMul(j, W) y = Add(m, b)": "exact_reader",
     "a = Softmax(n) m = MatMul(a, W) y = Add(m, b)": "exact_reader",
     "m = MatMul(n, W) a = Add(m, b) u = MatMul(x, W) y = Add(a, u)": "shared_weight",
