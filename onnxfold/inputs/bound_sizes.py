@@ -22,7 +22,7 @@ class BoundSizes:
 
     Of batches, sequences and other lengths, caches, the sides of images, waveforms and frames;
     samples is None for a model that convolves no sequence of floats. channels: of the inputs that
-    are convolved as they are, by name. heads: elements of a head in caches, by name. step: new
+    are convolved, by name. heads: elements of a head in caches, by name. step: new
     tokens beside caches, None for as many as a length.
     """
 

@@ -1,7 +1,7 @@
 """What integer and boolean inputs are for: indices into tables, or masks."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +34,18 @@ class Arrival:
     shift: int
 
 
-def arrivals(model: ir.Model, value: ir.Value) -> Iterator[Arrival]:
+def _moves(node: ir.Node, index: int) -> bool:
+    row = row_of(node)
+    return facets.moves_numbers(row) and index in facets.data_inputs(row, len(node.inputs))
+
+
+def _keeps_channels(node: ir.Node, index: int) -> bool:
+    return _moves(node, index) or facets.positionwise(row_of(node))
+
+
+def arrivals(
+    model: ir.Model, value: ir.Value, through: Callable[[ir.Node, int], bool] = _moves
+) -> Iterator[Arrival]:
     """Follows a value forward through what moves numbers or adds a constant to them."""
     seen: set[tuple[ir.Value, int]] = set()
     open_ends = [(value, 0)]
@@ -48,18 +59,13 @@ def arrivals(model: ir.Model, value: ir.Value) -> Iterator[Arrival]:
             function = model.functions.get(node.op_identifier())
             if function is not None and index < len(function.inputs):
                 open_ends.append((function.inputs[index], shift))
-            elif _moves(node, index):
+            elif through(node, index):
                 open_ends.extend((output, shift) for output in node.outputs)
             elif node.op_type in ("Add", "Sub"):
                 offset = _constant(node.inputs[1 - index])
                 if offset is not None and (node.op_type == "Add" or index == 0):
                     step = offset if node.op_type == "Add" else -offset
                     open_ends.append((node.outputs[0], shift + step))
-
-
-def _moves(node: ir.Node, index: int) -> bool:
-    row = row_of(node)
-    return facets.moves_numbers(row) and index in facets.data_inputs(row, len(node.inputs))
 
 
 def _constant(value: ir.Value | None) -> int | None:
@@ -144,9 +150,12 @@ def is_mask(model: ir.Model, value: ir.Value) -> bool:
 
 
 def convolved_channels(model: ir.Model, value: ir.Value) -> int | None:
-    """Channels that an input must have to be convolved as it is; None: it is not."""
+    """Channels that an input must have to be convolved; None: it is not, or not as a picture is.
+
+    A picture may be normalised first, by a mean and a deviation of each channel.
+    """
     rank = None if value.shape is None else len(value.shape)
-    for arrival in arrivals(model, value):
+    for arrival in arrivals(model, value, _keeps_channels):
         node = arrival.node
         if node.op_type != "Conv" or arrival.index != 0 or len(node.inputs) < 2:
             continue

@@ -308,6 +308,14 @@ def test_what_is_convolved_has_the_channels_of_the_kernel(group: int, channels: 
         assert made(model, count=1)[0]["x"].shape == (2, channels, 32, 32)
 
 
+def test_a_picture_that_is_normalised_first_has_the_channels_of_the_kernel() -> None:
+    ones = ", ".join(["1"] * 24)
+    weights = f"<float[8, 3, 1, 1] k = {{{ones}}}, float[1, 3, 1, 1] mean = {{1, 2, 3}}>"
+    body = "c = Sub (x, mean)  d = Div (c, mean)  y = Conv (d, k)"
+    model = parsed("float[b, num_channels, h, w] x", body, weights)
+    assert made(model, count=1)[0]["x"].shape == (2, 3, 224, 224)
+
+
 def test_tokens_that_come_as_floats_stay_inside_their_table() -> None:
     """As of Keras, whose Embedding casts what it is given."""
     rows = ", ".join(["1"] * 21)
