@@ -5,10 +5,11 @@ matter.  The numbers are medians of one thread on a stream of 768 float32 elemen
 rows of benchmarks/results/ that they come from are named beside the table.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
 
-from onnxfold.graph import Shape
+from onnxfold.graph import Dim, Shape
 from onnxfold.options import Target
 
 
@@ -31,6 +32,15 @@ class Costs:
 def elements(shape: Shape | None) -> int:
     """Return the number of elements with every symbolic or unknown dimension counted as 1."""
     return prod(dim for dim in shape or () if isinstance(dim, int))
+
+
+def elements_beside(shape: Shape | None, symbols: Collection[Dim], most: int) -> int:
+    """Return the number of elements beside something else, which has ``symbols`` counted as 1.
+
+    Any other symbol stands for what nobody knows: such a shape has ``most`` elements at least.
+    """
+    known = all(isinstance(dim, int) or dim in symbols for dim in shape or ())
+    return elements(shape) if known else max(elements(shape), most)
 
 
 # Of benchmarks/kernels.py, float32, 768 elements per row, rounded; only their ratios count.  For

@@ -25,7 +25,7 @@ from onnxfold.passes.affine.sharing import FusionCandidate, settle
 from onnxfold.passes.affine.source import AffineSource, source_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.decide import plan_of
-from onnxfold.passes.costs import costs_of, elements
+from onnxfold.passes.costs import costs_of, elements, elements_beside
 from onnxfold.passes.deferral.flow import may_wait
 from onnxfold.passes.deferral.measured import is_wanted
 from onnxfold.passes.lower.targets import TargetLowering
@@ -191,7 +191,7 @@ def _with_new_biases(
     """Give readers without a bias one behind them, where that costs less than beta does."""
     made: list[Absorption] = []
     without: ir.Node | None = None
-    cost = 0
+    cost, shape = 0, view.shape(site.input) or ()
     for item, reader in zip(found, readers, strict=True):
         node = item.reader.node
         if reader.biases:
@@ -201,7 +201,9 @@ def _with_new_biases(
         if place is None:
             return _no_bias(node, "has no bias to take beta, and can have none")
         without = without or node
-        cost += weighing.addition * elements(view.shape(node.outputs[0]))
+        rows = elements(shape) // max(site.size, 1)
+        added = elements_beside(view.shape(node.outputs[0]), shape, rows * reader.outer.size)
+        cost += weighing.addition * added
         made.append(replace(reader, bias=place))
     if without is None:
         return made

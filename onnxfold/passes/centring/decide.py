@@ -16,7 +16,7 @@ from onnxfold.passes.centring.fusions import attends, embedded, embeds
 from onnxfold.passes.centring.model_transfers import Assumptions, Embeddings, ModelTransfers, Point
 from onnxfold.passes.centring.network import CentringCut, free_points, solve
 from onnxfold.passes.centring.plan import CentringPlan, Fold, Insertion, WeightCentring, joined
-from onnxfold.passes.costs import Costs, costs_of, elements
+from onnxfold.passes.costs import Costs, costs_of, elements, elements_beside
 from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.lower.turned import turned_norms
 from onnxfold.passes.places import ReaderRef
@@ -214,7 +214,7 @@ def cheapest_plan(
     """
     view = transfers.view
     graph = walk_back(transfers, [demand.site for demand in demands], overflowing=overflowing)
-    prices = _Prices(view, costs, allow_split_bytes)
+    prices = _Prices(view, demands, costs, allow_split_bytes)
     gains = [(Point(d.site.input, d.site.fiber), d.gain_ps) for d in demands]
     cut = solve(graph, gains, prices.of_copy)
     plan = _read_cut(view, graph, demands, cut, prices)
@@ -250,9 +250,14 @@ def count_foldable(
 
 
 class _Prices:
-    """What a centred copy of a point costs."""
+    """What a centred copy of a point costs; as large as the largest norm where no norm tells."""
 
-    def __init__(self, view: ModelInfo, costs: Costs, allow_split_bytes: int):
+    def __init__(
+        self, view: ModelInfo, demands: Sequence[Demand], costs: Costs, allow_split_bytes: int
+    ):
+        shapes = [view.shape(demand.site.input) or () for demand in demands]
+        self._of_norms = frozenset(dim for shape in shapes for dim in shape)
+        self._largest = max(map(elements, shapes), default=0)
         self._view = view
         self._costs = costs
         self._allow_split_bytes = allow_split_bytes
@@ -272,7 +277,7 @@ class _Prices:
         sizes = dict(enumerate(shape))
         if not all(isinstance(sizes.get(axis), int) for axis in point.fiber.axes):
             return None  # only a norm's scale tells the size, so no proof could follow the mean
-        return elements(shape) * self._costs.centring
+        return elements_beside(shape, self._of_norms, self._largest) * self._costs.centring
 
     def _of_split(self, point: Point, facts: PointFacts) -> int | None:
         tensor = self._view.tensor(point.value)

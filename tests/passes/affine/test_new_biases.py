@@ -153,6 +153,20 @@ def test_the_costs_of_the_target_decide(target: str, width: int, moved: bool) ->
     assert not again.changed
 
 
+@pytest.mark.parametrize(("width", "moved"), [(3, True), (8, False)])
+def test_rows_that_nobody_counts_are_those_of_the_norm(width: int, moved: bool) -> None:
+    body = (
+        "h = MatMul(x, U) n = LayerNormalization<axis=-1>(h, gamma, beta) "
+        "rows = Slice(n, first, last, first) y = MatMul(rows, W)"
+    )
+    made = weights(U=(6, 8), gamma=(8,), beta=(8,), W=(8, width))
+    made = {name: array.astype(np.float32) for name, array in made.items()}
+    inputs, first = "float[4,6] x, int64[1] last", {"first": np.array([0])}
+    model = graph(body, inputs, f"float[rows,{width}] y", made | first)
+    (fusion,) = decide_all(prepare(model), Settings(Target.ORT)).plan.fusions or (None,)
+    assert (fusion is not None and fusion.beta) is moved
+
+
 def test_a_norm_that_stays_keeps_its_beta() -> None:
     """LayerNormalization adds beta for nothing; only its fold makes beta an operator."""
     body = FOLDING.replace("h = MatMul(x, U)", "h = Tanh(x)")

@@ -332,6 +332,21 @@ def test_a_plan_never_costs_more_than_it_gains() -> None:
     assert plan.folds
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_centring_of_rows_that_nobody_counts_is_not_taken_for_one_of_a_row(known: bool) -> None:
+    graph = Graph()
+    graph.weights |= {"first": np.array([0]), "one": np.array([1])}
+    graph.node("Greater", ["ids", "first"], "some")
+    graph.node("Cast", ["some"], "some.count", to=TensorProto.INT64)
+    graph.node("ReduceMax", ["some.count"], "most", keepdims=0)
+    graph.node("Reshape", ["most", "one"], "counted")
+    graph.node("Sigmoid", ["x"], "gate")
+    graph.node("Slice", ["gate", "first", "one" if known else "counted", "one"], "row")
+    graph.node("Add", [graph.node("MatMul", ["x", graph.weight("W", C, C)], "w"), "row"], "h")
+    plan = graph.fold(graph.norm("h", "ln0"), graph.norm("h", "ln1")).plan
+    assert [insertion.value for insertion in plan.insertions] == (["row"] if known else [])
+
+
 @pytest.mark.parametrize("target", list(Target))
 def test_a_centring_for_every_two_norms_does_not_pay(target: Target) -> None:
     """As of RWKV, whose feed-forward ends with a product of two activations."""
