@@ -1,6 +1,7 @@
 """Regions around a pair of values: which nodes, up to which related values, on which numbers."""
 
 from collections.abc import Mapping
+from enum import IntEnum, auto
 
 import numpy as np
 import onnx_ir as ir
@@ -16,7 +17,22 @@ from onnxfold.proof.sizes import Drawn
 from onnxfold.proof.stored import exact_numbers
 
 _FEW = 1 << 16
-_HUGE = 2.0**20
+
+
+class Numbers(IntEnum):
+    """Which constants a test runs with, the later ones too; others are drawn, for any would do.
+
+    Beside huge numbers, as those of a mask, others vanish; a LARGE one may be a variance.
+    """
+
+    VECTORS = auto()
+    MATRICES = auto()
+    LARGE = auto()
+
+    @property
+    def largest(self) -> float:
+        """The largest number: 2^-30 of what is tested is still 256 times what a test tolerates."""
+        return 2.0**30 if self is Numbers.LARGE else 2.0**20
 
 
 class Neighbourhood:
@@ -38,7 +54,7 @@ class Neighbourhood:
         """Note that something stands for an original."""
         self._standing.add(u)
 
-    def alone(self, value: ir.Value, depth: int, *, actual: bool = False) -> Region:
+    def alone(self, value: ir.Value, depth: int, *, actual: Numbers = Numbers.VECTORS) -> Region:
         """Return the nodes of the rewritten model alone before a value; ``actual``: see region.
 
         What bodies compute may be anything, wherever it is read.
@@ -63,9 +79,9 @@ class Neighbourhood:
         reach: tuple[int, int, bool],
         drawn: set[ir.Value],
         *,
-        actual: bool = False,
+        actual: Numbers = Numbers.VECTORS,
     ) -> Region:
-        """Return a region; constants that are matrices are ``drawn`` unless ``actual``.
+        """Return a region; constants that are not among the ``actual`` ones are ``drawn``.
 
         Raises Unprovable where v is computed from what stands for u and u is to be followed
         further: to inputs of the model, and no random number would be in both.
@@ -103,7 +119,9 @@ class Neighbourhood:
         found = [] if u is None else [u]
         return [w for w in found if self._related.get((w, v), ANY).known]
 
-    def _leaves(self, old: Cone, new: Cone, drawn: set[ir.Value], actual: bool) -> tuple[Leaf, ...]:
+    def _leaves(
+        self, old: Cone, new: Cone, drawn: set[ir.Value], actual: Numbers
+    ) -> tuple[Leaf, ...]:
         leaves, read, wanted = [], set(old.leaves), dict.fromkeys(old.leaves)
         for v in new.leaves:
             u = self._match.originals.get(v)
@@ -128,12 +146,13 @@ class Neighbourhood:
         return tuple(leaves)
 
     def _constant_leaf(
-        self, u: ir.Value | None, v: ir.Value, drawn: set[ir.Value], actual: bool
+        self, u: ir.Value | None, v: ir.Value, drawn: set[ir.Value], actual: Numbers
     ) -> Leaf:
         relation = ANY if u is None else self._related.get((u, v), ANY)
         if u is not None and (relation.fiber is not None or relation.short is not None):
             return self._leaf(u, v, relation)
-        given, slack = self._numbers(self._after, v, actual=actual or u is None)
+        alone = Numbers.MATRICES if u is None else actual
+        given, slack = self._numbers(self._after, v, actual=max(actual, alone))
         if u is None:
             return self._leaf(None, v, EQUAL, None, given, slack)
         if relation.equal:
@@ -166,7 +185,7 @@ class Neighbourhood:
         return Leaf(u, v, relation, shape, value.dtype, array, given, None, slack)
 
     def _numbers(
-        self, view: ModelInfo, value: ir.Value, *, actual: bool
+        self, view: ModelInfo, value: ir.Value, *, actual: Numbers
     ) -> tuple[Drawn | None, float]:
         """Return the numbers of a constant with which a test runs; None: any will do, it is drawn.
 
@@ -178,11 +197,11 @@ class Neighbourhood:
         if not tensor.dtype.is_floating_point():
             return tensor.numpy(), 0.0
         axes = sum(dim > 1 for dim in tensor.shape.numpy())
-        if tensor.size > _FEW or (axes > 1 and not actual):
+        if tensor.size > _FEW or (axes > 1 and actual is Numbers.VECTORS):
             return None, 0.0
         numbers, slack = exact_numbers(tensor)
         wide = np.abs(numbers.astype(np.float64))
-        if np.any(np.isfinite(wide) & (wide > _HUGE)):
+        if np.any(np.isfinite(wide) & (wide > actual.largest)):
             return None, 0.0
         return numbers, slack
 

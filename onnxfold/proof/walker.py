@@ -25,7 +25,7 @@ from onnxfold.proof.cone import Unprovable
 from onnxfold.proof.correspondence import Correspondence
 from onnxfold.proof.linear_layers import Absorber
 from onnxfold.proof.mean_proofs import ZeroMeans, with_zeros
-from onnxfold.proof.neighbourhood import Neighbourhood
+from onnxfold.proof.neighbourhood import Neighbourhood, Numbers
 from onnxfold.proof.region import Region
 from onnxfold.proof.relation import ANY, EQUAL, Float64, Relation
 from onnxfold.proof.stored import (
@@ -68,7 +68,9 @@ class _Walker:
         self._fibers: dict[str, list[Fiber]] = defaultdict(list)
         for ref, fiber in certificate.centred:
             self._fibers[ref].append(fiber)
-        self._widening = Widening(after, lambda value: self._near.alone(value, 1, actual=True))
+        self._widening = Widening(
+            after, lambda value: self._near.alone(value, 1, actual=Numbers.MATRICES)
+        )
         self._means = ZeroMeans(
             before, after, self._tester, self._widening, self._near.alone, original, self._fibers
         )
@@ -297,7 +299,7 @@ class _Walker:
         tried: set[object] = set()
         weaker: Relation | None = None
         for reach in _GUESS_REACHES if self._match.is_guess(v) else _REACHES:
-            for actual in (False, True):
+            for actual in Numbers:
                 drawn: set[ir.Value] = set()
                 try:
                     region = self._near.region(u, v, reach, drawn, actual=actual)

@@ -20,9 +20,11 @@ def _depths(patch: pytest.MonkeyPatch, body: str, x: str) -> set[int]:
     asked = set[int]()
     alone = Neighbourhood.alone
 
-    def noted(self: Neighbourhood, value: Any, depth: int, *, actual: bool = False) -> Any:
+    def noted(
+        self: Neighbourhood, value: Any, depth: int, *, actual: Numbers = Numbers.VECTORS
+    ) -> Any:
         asked.add(depth)
-        return alone(self, value, depth, actual=actual)
+        return alone(self, value, depth, **chosen)
 
     patch.setattr(Neighbourhood, "alone", noted)
     result = onnxfold.optimize(graph(body, x, "double[2,3,6] y", _WEIGHTS))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 
+import onnxfold
 from onnxfold.graph import ModelInfo
 from onnxfold.proof import Certificate, prove
 from onnxfold.proof.neighbourhood import Neighbourhood
@@ -42,3 +44,35 @@ def test_half_of_a_value_is_related_to_it_without_what_is_before(
     after = _gelu(f"h = Mul(half, x{_DEEP}) y = Mul(h, w)")
     assert prove(before, after, Certificate()).passed
     assert max(sizes) < _DEEP
+
+
+def _normalised(variance: float) -> onnx.ModelProto:
+    text = """<ir_version: 8, opset_import: ["": 18]>
+    g (double[B,3,5,5] x) => (double[B,4,5,5] y) {
+      c = Conv(x, W) y = BatchNormalization(c, gamma, beta, mean, variance) }"""
+    model = onnx.parser.parse_model(text)
+    draw = np.random.default_rng(0)
+    made = {name: draw.random(4) + 0.5 for name in ("gamma", "beta", "mean", "variance")}
+    made |= {"W": draw.standard_normal((4, 3, 1, 1)), "variance": variance * made["variance"]}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in made.items())
+    return model
+
+
+@pytest.mark.parametrize("variance", [1.0, 1e7, 1e8])
+def test_large_variances_of_a_detector_go_into_its_weights(variance: float) -> None:
+    result = onnxfold.optimize(_normalised(variance))
+    assert "left_out" not in result.report
+    assert [node.op_type for node in result.model.graph.node] == ["Conv"]
+
+
+@pytest.mark.parametrize("large", [1.0, 2.0**25, 2.0**29])
+def test_a_change_beside_large_numbers_is_seen(large: float) -> None:
+    def sums(shift: float) -> ModelInfo:
+        text = f"""<ir_version: 8, opset_import: ["": 18]>
+        g (double[B,4] x) => (double[B,4] y)
+        <double[4] c = {{{large}, 1, 1, 1}}, double[4] s = {{{shift}, 0, 0, 0}}> {{
+          t = Add(x, s) y = Add(t, c) }}"""
+        return infer(ir.from_proto(onnx.parser.parse_model(text)))
+
+    assert prove(sums(0.0), sums(0.0), Certificate()).passed
+    assert not prove(sums(0.0), sums(1.0), Certificate()).passed
