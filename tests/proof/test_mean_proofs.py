@@ -20,9 +20,7 @@ def _depths(patch: pytest.MonkeyPatch, body: str, x: str) -> set[int]:
     asked = set[int]()
     alone = Neighbourhood.alone
 
-    def noted(
-        self: Neighbourhood, value: Any, depth: int, *, actual: Numbers = Numbers.VECTORS
-    ) -> Any:
+    def noted(self: Neighbourhood, value: Any, depth: int, **chosen: Any) -> Any:
         asked.add(depth)
         return alone(self, value, depth, **chosen)
 
