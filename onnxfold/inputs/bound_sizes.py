@@ -12,6 +12,7 @@ from onnxfold.inputs.roles import MASK
 _BATCH = re.compile(r"batch|^b(s|sz)?$|^n$", re.IGNORECASE)
 _PAST = re.compile(r"past|cache|kv", re.IGNORECASE)
 _TOTAL = re.compile(r"total", re.IGNORECASE)
+_ALONG_TOKENS = re.compile(r"mask|position|pos_ids|index|past|cache", re.IGNORECASE)
 
 Dim = int | str
 
@@ -84,10 +85,13 @@ def bind_dims(
     if isinstance(present, str) and present in atoms and step is not None:
         bound.setdefault(present, step)
     inner = {d for dims in shapes.values() for d in dims[1:]}
+    batched = any(len(dims) > 1 and isinstance(dims[0], str) for dims in shapes.values())
     for name, dims in shapes.items():
+        # A vector beside batches has a number for each of them, as the steps of a diffusion.
+        is_batch = len(dims) > 1 or (batched and not _ALONG_TOKENS.search(name))
         for axis, dim in enumerate(dims):
             if isinstance(dim, str) and dim in atoms and dim not in bound:
-                first = axis == 0 and len(dims) > 1 and dim not in inner
+                first = axis == 0 and is_batch and dim not in inner
                 bound[dim] = _default(values[name], axis, dim, sizes, pasts, batch=first)
     for symbol in _free_symbols(shapes) - set(bound):
         other = sizes.past if _PAST.search(symbol) else sizes.length

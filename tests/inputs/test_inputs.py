@@ -316,6 +316,15 @@ def test_a_picture_that_is_normalised_first_has_the_channels_of_the_kernel() -> 
     assert made(model, count=1)[0]["x"].shape == (2, 3, 224, 224)
 
 
+def test_a_vector_beside_batches_has_a_number_for_each() -> None:
+    """The steps of a diffusion; positions in a cache are as many as the tokens."""
+    inputs = "float[sample_0, 4] sample, float[timestep_0] timestep, int64[new_0] cache_position"
+    for sample in made(parsed(inputs, "y = Neg (sample)"), count=3):
+        assert sample["timestep"].shape == sample["sample"].shape[:1]
+        assert len(sample["cache_position"]) >= 5
+    assert len(made(parsed("float[t] x", "y = Neg (x)"), count=1)[0]["x"]) >= 5
+
+
 def test_tokens_that_come_as_floats_stay_inside_their_table() -> None:
     """As of Keras, whose Embedding casts what it is given."""
     rows = ", ".join(["1"] * 21)
