@@ -46,7 +46,7 @@ def _keeps_channels(node: ir.Node, index: int) -> bool:
 def arrivals(
     model: ir.Model, value: ir.Value, through: Callable[[ir.Node, int], bool] = _moves
 ) -> Iterator[Arrival]:
-    """Follows a value forward through what moves numbers or adds a constant to them."""
+    """Follows a value forward ``through`` some nodes, and what adds a constant to its numbers."""
     seen: set[tuple[ir.Value, int]] = set()
     open_ends = [(value, 0)]
     while open_ends:

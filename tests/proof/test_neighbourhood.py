@@ -65,7 +65,7 @@ def test_large_variances_of_a_detector_go_into_its_weights(variance: float) -> N
     assert [node.op_type for node in result.model.graph.node] == ["Conv"]
 
 
-@pytest.mark.parametrize("large", [1.0, 2.0**25, 2.0**29])
+@pytest.mark.parametrize("large", [1.0, 2.0**25, 2.0**29, 2.0**45, 2.0**100])
 def test_a_change_beside_large_numbers_is_seen(large: float) -> None:
     def sums(shift: float) -> ModelInfo:
         text = f"""<ir_version: 8, opset_import: ["": 18]>
