@@ -35,7 +35,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 
 import onnxfold
-from benchmarks.bound import Bound, memory_of, outputs_on, values_on
+from onnxfold.runtime.bound import Bound, memory_of, outputs_on, values_on
 from benchmarks.gpu import Budget, device_named, failed
 from benchmarks.rows import RESULTS, Conditions, conditions, replace
 from onnxfold.options import Defer, Target

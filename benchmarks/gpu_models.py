@@ -33,7 +33,7 @@ import onnxruntime as ort
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bound import Bound, outputs_on, values_on
+from onnxfold.runtime.bound import Bound, outputs_on, values_on
 from benchmarks.gpu import BUDGET, Budget, device, device_named, failed
 from benchmarks.rows import RESULTS, Conditions, append, conditions
 from benchmarks.subjects import File, geometric_mean, prepare, run_optimizer

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnxfold.api import convert, diff, inspect, measure, optimize, verify
+    from onnxfold.api import convert, diff, inspect, measure, optimize, tune, verify
     from onnxfold.check import Verification
     from onnxfold.errors import (
         DataError,
@@ -52,6 +52,7 @@ __all__ = [
     "optimize",
     "register",
     "session",
+    "tune",
     "verify",
 ]
 
@@ -81,6 +82,7 @@ _HOME = {
     "optimize": "api",
     "register": "runtime.library",
     "session": "runtime.library",
+    "tune": "api",
     "verify": "api",
 }
 

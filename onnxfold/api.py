@@ -1,9 +1,9 @@
 """The Python interface: a function for each command, for every kind of model that it takes."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
@@ -35,6 +35,10 @@ from onnxfold.report.document import inspection
 from onnxfold.report.nodes import node_changes, node_rows
 from onnxfold.shapes import infer
 from onnxfold.shapes.claims import check_claims
+
+if TYPE_CHECKING:
+    from onnxfold.tuning.result import TuneResult
+    from onnxfold.tuning.search import Listener
 
 _CHOICES = {"device": Device, "defer": Defer, "norm_form": WrittenForm}
 _SPELLINGS = (WrittenForm.OP, WrittenForm.DECOMPOSED)
@@ -166,6 +170,39 @@ def verify(
             progress=StageTimer(progress).part("verify"),
             **options,
         )
+
+
+def tune(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    device: Device | str = Device.CPU,
+    precision: Sequence[str] | str = "fp32",
+    data: str | os.PathLike[str] | None = None,
+    keep_candidates: str | os.PathLike[str] | None = None,
+    progress: "Listener | None" = None,
+    **options: Any,
+) -> "TuneResult":
+    """Try chains of tools, check each result against a float64 run, and write the fastest.
+
+    ``precision``: "fp32" keeps the model's own; "fp16", "int8" and "int4" have an error budget;
+    several may be given.  ``options`` are the fields of :class:`onnxfold.tuning.options.TuneOptions`.
+    Raises VerificationError where nothing of what was asked for is right (then nothing is written,
+    and its ``result`` has every candidate), UsageError for options that make no sense, ModelError
+    for a model that no session takes.
+    """
+    from onnxfold.tuning import run as tuning
+    from onnxfold.tuning.options import TuneOptions, precision_named
+
+    names = (precision,) if isinstance(precision, str) else tuple(precision)
+    chosen = TuneOptions(
+        device=member(Device, device, f"device '{device}'"),
+        precisions=tuple(dict.fromkeys(map(precision_named, names))),
+        data=None if data is None else Path(data),
+        keep_candidates=None if keep_candidates is None else Path(keep_candidates),
+        **options,
+    )
+    return tuning.tune(model, output, chosen, progress)
 
 
 def optimize(

@@ -26,6 +26,7 @@ from onnxfold.cli.plot import plot
 from onnxfold.cli.serve import serve
 from onnxfold.cli.startup import start_quickly
 from onnxfold.cli.triton import triton
+from onnxfold.cli.tune import tune
 from onnxfold.cli.verify import verify
 from onnxfold.errors import CommandInterruptedError, ModelError, OnnxfoldError, misfit
 
@@ -48,6 +49,8 @@ app = typer.Typer(
     proved from the weights, checked against a float64 run of the original, and only then written.
 
     `onnxfold optimize model.onnx -o fast.onnx` folds, proves, checks and writes.
+
+    `onnxfold tune model.onnx -o fast.onnx` tries whole chains of tools and keeps the fastest.
 
     `onnxfold inspect model.onnx` shows every norm: whether it folds, or why not.
 
@@ -84,6 +87,7 @@ def _common(
 
 for _command in (
     optimize,
+    tune,
     convert,
     inspect,
     explain,

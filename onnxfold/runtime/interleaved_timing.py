@@ -38,13 +38,14 @@ class Variant:
     """A model file, with or without onnxfold's kernels.
 
     ``disabled`` names optimizers of ONNX Runtime to leave out, ``dimensions`` gives symbolic
-    dimensions a size for good.
+    dimensions a size for good, without ``optimize`` the session runs the graph as it is.
     """
 
     path: Path
     kernels: bool = False
     disabled: tuple[str, ...] = ()
     dimensions: tuple[tuple[str, int], ...] = ()
+    optimize: bool = True
 
     def session(
         self, threads: int, providers: Sequence[Provider], *, profile: Path | None = None
@@ -65,6 +66,8 @@ class Variant:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = runtime.ONLY_FATAL
+        if not self.optimize:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         for name, size in self.dimensions:
             options.add_free_dimension_override_by_name(name, size)
         if profile is not None:

@@ -2,22 +2,30 @@
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import onnx
 
 from onnxfold.errors import ModelError, one_line
-from onnxfold.runtime.library import ONLY_FATAL, demand_name, runtime_errors
+from onnxfold.runtime.library import (
+    ONLY_FATAL,
+    demand_name,
+    device_of,
+    register,
+    runtime_errors,
+)
 
 _PROVIDERS = ("CPUExecutionProvider",)
 
 
-def session_operators(path: Path) -> dict[str, int] | None:
-    """Count the nodes of a CPU session by operator; None where onnxruntime is not installed.
+def session_operators(
+    path: Path, *, kernels: bool = False, providers: Sequence[str] = _PROVIDERS
+) -> dict[str, int] | None:
+    """Count the nodes of a session by operator; None where onnxruntime is not installed.
 
-    The session has all of ONNX Runtime's optimizations and none of onnxfold's kernels, so that a
-    function of onnxfold's counts as the operators of its body.
+    The session has all of ONNX Runtime's optimizations.  Without ``kernels`` a function of
+    onnxfold's counts as the operators of its body.
 
     Raises ModelError where ONNX Runtime refuses the model, or its optimized form cannot be kept.
     """
@@ -35,8 +43,10 @@ def session_operators(path: Path) -> dict[str, int] | None:
         options.add_session_config_entry(
             "session.optimized_model_external_initializers_file_name", "weights"
         )
+        if kernels:
+            register(options, device_of(providers))
         try:
-            ort.InferenceSession(str(path), options, providers=list(_PROVIDERS))
+            ort.InferenceSession(str(path), options, providers=list(providers))
         except runtime_errors() as error:
             message = f"ONNX Runtime cannot load it: {one_line(error)}"
             raise ModelError(message) from error

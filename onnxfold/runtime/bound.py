@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
-import onnxruntime as ort
 
-__all__ = ["Bound", "memory_of", "outputs_on", "values_on"]
+if TYPE_CHECKING:
+    import onnxruntime as ort
 
 
 class Bound:
@@ -33,22 +34,41 @@ class Bound:
 
 
 def memory_of(provider: str) -> str:
-    """ONNX Runtime's name of the memory that a provider's tensors are in."""
+    """Return ONNX Runtime's name of the memory that a provider's tensors are in."""
     return "cuda" if provider.startswith("CUDA") else "cpu"
 
 
 def values_on(memory: str, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, ort.OrtValue]:
-    """Copies of arrays in the memory of a device."""
+    """Return copies of arrays in the memory of a device."""
+    import onnxruntime as ort
+
     return {name: ort.OrtValue.ortvalue_from_numpy(array, memory) for name, array in feeds.items()}
 
 
 def outputs_on(
     memory: str, session: ort.InferenceSession, feeds: Mapping[str, npt.NDArray[Any]]
 ) -> dict[str, ort.OrtValue]:
-    """Memory of a device for the outputs of a session, which sessions of one model may share."""
+    """Return memory of a device for the outputs of a session; sessions of one model may share it."""
     names = [output.name for output in session.get_outputs()]
     arrays = session.run(names, dict(feeds))
+    return memory_for(memory, session, dict(zip(names, arrays, strict=True)))
+
+
+def memory_for(
+    memory: str, session: ort.InferenceSession, arrays: Mapping[str, npt.NDArray[Any]]
+) -> dict[str, ort.OrtValue]:
+    """Return memory of a device for the outputs of a session, of the shapes of arrays."""
+    import onnxruntime as ort
+
     return {
-        name: ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype, memory)
-        for name, array in zip(names, arrays, strict=True)
+        output.name: ort.OrtValue.ortvalue_from_shape_and_type(
+            arrays[output.name].shape, _dtype(output.type), memory
+        )
+        for output in session.get_outputs()
     }
+
+
+def _dtype(kind: str) -> np.dtype[Any]:
+    """Return the type of arrays that ONNX Runtime calls, for one, tensor(float16)."""
+    name = kind.removeprefix("tensor(").removesuffix(")")
+    return np.dtype({"float": "float32", "double": "float64"}.get(name, name))

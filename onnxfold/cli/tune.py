@@ -1,0 +1,237 @@
+"""onnxfold tune."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onnxfold.cli import options, terminal
+from onnxfold.cli.guard import note_work
+from onnxfold.cli.optimize import destination
+from onnxfold.cli.terminal import Verbosity
+from onnxfold.errors import CommandInterruptedError, UsageError
+from onnxfold.options import Device
+
+if TYPE_CHECKING:
+    from onnxfold.tuning.result import TuneResult
+    from onnxfold.tuning.search import Listener, Progress
+
+
+def tune(
+    context: typer.Context,
+    model: options.Model,
+    out: options.OutArgument = None,
+    *,
+    output: options.OutputOption = None,
+    device: Annotated[Device, typer.Option(help="Where the model will run.")] = Device.CPU,
+    threads: Annotated[int, typer.Option(metavar="N", help="Threads within an operator.")] = 1,
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="fp32|fp16|int8|int4",
+            help="What the model may become; repeat for several. **fp32**, the default, keeps the "
+            "precision of IN; the others have an error budget.",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE|DIR",
+            help="Inputs of yours: candidates are also compared on them, and int8-static "
+            "calibrates on them.",
+        ),
+    ] = None,
+    inputs: options.InputsOption = None,
+    samples: Annotated[int, typer.Option(metavar="N", help="Drawn sets of inputs.")] = 2,
+    seed: options.SeedOption = 0,
+    budget: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long the search may take.")
+    ] = 600.0,
+    step_seconds: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long one step of one chain may take.")
+    ] = 300.0,
+    memory: Annotated[
+        float | None,
+        typer.Option(metavar="GB", help="What one step may allocate; otherwise most of what is free."),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="relative|cosine|top1|kl", help="What a reduced precision is judged by."
+        ),
+    ] = None,
+    max_error: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="The largest error by that metric that is right."),
+    ] = None,
+    kernels: Annotated[
+        bool,
+        typer.Option(
+            "--kernels/--no-kernels",
+            help="Whether the result may need the onnxfold library to be fast.",
+        ),
+    ] = True,
+    chain: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CHAIN",
+            help='Try this chain of steps alone, as "fusions > optimizer > int8"; repeat for '
+            "several. One alone is written if it is right, whatever its time.",
+        ),
+    ] = None,
+    model_type: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Model type for ONNX Runtime's optimizer."),
+    ] = None,
+    num_heads: Annotated[
+        int | None, typer.Option(metavar="N", help="Attention heads, for the same.")
+    ] = None,
+    hidden_size: Annotated[
+        int | None, typer.Option(metavar="N", help="Hidden size, for the same.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(metavar="N", help="Files that are built at once.")] = 1,
+    keep_candidates: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep the file of every candidate in a new folder."),
+    ] = None,
+    report: options.ReportOption = None,
+    as_json: options.JsonOption = False,
+    force: options.ForceOption = False,
+) -> None:
+    """Try chains of tools, check each result, and write the fastest right one.
+
+    The steps are ONNX Runtime's transformers optimizer, onnxscript's fusions, onnxslim, our own
+    fold, quantizers and the float16 converter, each in a process of its own. Every candidate is
+    compared with a float64 run of IN, and the right ones are timed in turns. IN is a candidate:
+    where nothing is faster, OUT is IN. What a tool breaks is a row of the table.
+
+    `onnxfold tune model.onnx -o fast.onnx` keeps the precision.
+
+    `onnxfold tune model.onnx -o fast.onnx --precision fp32 --precision int8 --data inputs.npz`
+    also tries int8, and checks it on your data.
+
+    `onnxfold tune model.onnx -o fast.onnx --device cuda --precision fp16 --inputs ids:8,512`
+    times float16 on a GPU, at this shape.
+    """
+    from onnxfold import api
+    from onnxfold.tuning.run import TuneFailed
+    from onnxfold.tuning.table import print_table
+
+    verbosity: Verbosity = context.obj
+    target = destination(out, output, dry_run=False)
+    if target is None:
+        raise UsageError("say where to write the result (-o OUT)")
+    terminal.check_reports(report, model, target)
+    failure: TuneFailed | None = None
+    with _shown(verbosity, model, target.parent, lines=not as_json) as listener:
+        try:
+            result = api.tune(
+                model,
+                target,
+                device=device,
+                threads=threads,
+                precision=tuple(precision or ("fp32",)),
+                data=data,
+                inputs=tuple(inputs or ()),
+                samples=samples,
+                seed=seed,
+                budget=budget,
+                step_seconds=step_seconds,
+                memory=memory,
+                metric=metric,
+                max_error=max_error,
+                kernels=kernels,
+                chains=tuple(chain or ()),
+                model_type=model_type,
+                num_heads=num_heads,
+                hidden_size=hidden_size,
+                jobs=jobs,
+                keep_candidates=keep_candidates,
+                force=force,
+                progress=listener,
+            )
+        except TuneFailed as error:
+            result, failure = error.result, error
+    _write_reports(result, report)
+    if as_json:
+        terminal.print_json(result.report)
+    elif verbosity is not Verbosity.QUIET:
+        console = terminal.console()
+        print_table(console, result.report, verbose=verbosity is Verbosity.VERBOSE)
+        if result.output is not None:
+            console.print(f"written to {result.output}: {_conclusion(result)}", markup=False)
+    if failure is not None:
+        raise failure
+
+
+def _conclusion(result: TuneResult) -> str:
+    winner = result.winner
+    if winner is None or not winner.chain:
+        return "your file as it is; nothing right is faster beyond the spread"
+    return f"{winner.name}; again with: {result.report['commands'][0]}"
+
+
+def _write_reports(result: TuneResult, paths: list[Path] | None) -> None:
+    import json
+
+    from onnxfold.report.document import write_text
+    from onnxfold.tuning.page import page
+
+    for path in paths or ():
+        text = json.dumps(result.report, indent=2) if path.suffix == ".json" else page(result.report)
+        write_text(path, text)
+
+
+@contextmanager
+def _shown(
+    verbosity: Verbosity, model: Path, folder: Path, *, lines: bool
+) -> Iterator[Listener | None]:
+    """Show how far a run is: a bar on a terminal, elsewhere a line for each candidate."""
+    note_work(model, folder)
+    try:
+        if verbosity is Verbosity.QUIET:
+            yield None
+        elif sys.stderr.isatty():
+            with _bar() as show:
+                yield show
+        else:
+            yield _line if lines else None
+    except KeyboardInterrupt as error:
+        raise CommandInterruptedError from error
+
+
+def _line(progress: Progress) -> None:
+    typer.echo(_sentence(progress))
+
+
+def _sentence(progress: Progress) -> str:
+    best = progress.best
+    so_far = "" if best is None else f"; best so far {best.ratio:.2f} times as fast: {best.name}"
+    return (
+        f"{progress.done} of {progress.total}, at most {progress.seconds_left:.0f} s left: "
+        f"{progress.doing}{so_far}"
+    )
+
+
+@contextmanager
+def _bar() -> Iterator[Listener]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (MofNCompleteColumn(), BarColumn(20), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("", total=None)
+
+        def show(progress: Progress) -> None:
+            best = progress.best
+            so_far = "" if best is None else f"; best {best.ratio:.2f}x: {best.name}"
+            text = f"{progress.doing}{so_far}".replace("[", r"\[")
+            bars.update(task, completed=progress.done, total=progress.total, description=text)
+
+        yield show

@@ -1,0 +1,4 @@
+"""The whole road: chains of tools, each result checked, the fastest right one kept.
+
+`onnxfold tune` and :func:`onnxfold.tune`.
+"""

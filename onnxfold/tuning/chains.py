@@ -1,0 +1,158 @@
+"""Chains of steps that are worth a try, the most promising first.
+
+No chain is best everywhere: which one is depends on the exporter, the device and the precision
+(docs/tune.md has rows). What was fastest on measured models comes first, so that a budget that ends
+early has tried it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from onnxfold.errors import UsageError
+from onnxfold.options import Device
+from onnxfold.tuning.options import Precision, TuneOptions
+from onnxfold.tuning.steps import STEPS, Step
+
+Chain: TypeAlias = tuple[str, ...]  # names of steps; the empty one is the model as it came
+
+_SEPARATOR = re.compile(r"\s*(?:>|,|\+)\s*")
+_KERNELS = "fold-kernels"
+
+# Without a change of precision.
+_EXACT: Mapping[Device, str] = {
+    Device.CPU: """
+        fusions > optimizer > fold-kernels
+        fold-kernels
+        fold-ort
+        optimizer > fold-kernels
+        optimizer
+        fusions > optimizer
+        fusions > optimizer > fold-ort
+        optimizer > fold-ort
+        fusions
+        fusions > fold-kernels
+        script > optimizer > fold-kernels
+        slim > fold-kernels
+        slim > optimizer > fold-ort
+        slim
+        fold-onnx
+        script > optimizer
+        """,
+    Device.CUDA: """
+        fusions > optimizer
+        fusions > optimizer > fold-kernels
+        fusions > optimizer > fold-ort
+        optimizer > fold-kernels
+        optimizer
+        fold-kernels
+        optimizer > fold-ort
+        fold-ort
+        fusions
+        script > optimizer
+        """,
+}
+# Around the step that reduces the precision, *.
+_REDUCED: Mapping[Device, str] = {
+    Device.CPU: """
+        fold-kernels > *
+        *
+        fusions > optimizer > fold-kernels > *
+        optimizer > fold-kernels > *
+        fold-ort > *
+        fusions > optimizer > *
+        optimizer > *
+        optimizer > fold-ort > *
+        fusions > optimizer > fold-ort > *
+        fusions > *
+        slim > fold-kernels > *
+        slim > *
+        """,
+    Device.CUDA: """
+        fusions > optimizer > *
+        optimizer > *
+        * > fusions > optimizer
+        fusions > optimizer > fold-ort > *
+        * > optimizer > fold-kernels
+        optimizer > * > fold-kernels
+        fold-ort > *
+        * > optimizer
+        fold-kernels > *
+        *
+        """,
+}
+# The reducing steps of a precision; those after the first are tried with the first few chains.
+_REDUCING: Mapping[Precision, Chain] = {
+    Precision.FP16: ("fp16",),
+    Precision.INT8: ("int8", "int8-channel", "int8-static", "int8-blocks32"),
+    Precision.INT4: ("int4-blocks32", "int4-blocks128"),
+}
+_ALTERNATIVES = 4
+
+
+def chains(options: TuneOptions) -> tuple[Chain, ...]:
+    """Return the chains to try, without repetition.
+
+    Those that the user named, or else those of every precision in turn, so that an early end has
+    seen all precisions. Raises UsageError for a chain with an unknown step.
+    """
+    if options.chains:
+        return tuple(map(parse, options.chains))
+    lists = [list(_of_precision(each, options)) for each in options.precisions]
+    longest = max(map(len, lists))
+    turns = (each[n] for n in range(longest) for each in lists if n < len(each))
+    return tuple(dict.fromkeys(chain for chain in turns if _is_possible(chain, options)))
+
+
+def parse(text: str) -> Chain:
+    """Read a chain, `fusions > optimizer > fold-ort`; raises UsageError for an unknown step."""
+    names = tuple(filter(None, _SEPARATOR.split(text.strip())))
+    for name in names:
+        if name not in STEPS:
+            raise UsageError(f"--chain has no step {name!r}; there are {', '.join(STEPS)}")
+    return names
+
+
+def spelled(chain: Sequence[str]) -> str:
+    """Return a chain as users read and write it."""
+    return " > ".join(chain) if chain else "the model as it is"
+
+
+def precision_of(chain: Sequence[str]) -> Precision:
+    """Return the precision that a chain reduces a model to; FP32: none."""
+    reduced = (STEPS[name].precision for name in chain)
+    return next((each for each in reduced if each is not Precision.FP32), Precision.FP32)
+
+
+def reducing(chain: Sequence[str]) -> Step | None:
+    """Return the step that reduces the precision, or None."""
+    return next((STEPS[n] for n in chain if STEPS[n].precision is not Precision.FP32), None)
+
+
+def needs_kernels(chain: Sequence[str]) -> bool:
+    """Whether a chain writes functions that onnxfold's kernels replace."""
+    return _KERNELS in chain
+
+
+def _of_precision(precision: Precision, options: TuneOptions) -> Iterator[Chain]:
+    if precision is Precision.FP32:
+        yield from _listed(_EXACT[options.device])
+        return
+    first, *others = _REDUCING[precision]
+    patterns = list(_listed(_REDUCED[options.device], parsed=False))
+    for number, pattern in enumerate(patterns):
+        for step in (first, *(others if number < _ALTERNATIVES else ())):
+            yield tuple(step if name == "*" else name for name in pattern)
+
+
+def _listed(text: str, *, parsed: bool = True) -> Iterator[Chain]:
+    for line in filter(None, map(str.strip, text.splitlines())):
+        yield parse(line) if parsed else tuple(_SEPARATOR.split(line))
+
+
+def _is_possible(chain: Chain, options: TuneOptions) -> bool:
+    if not options.kernels and needs_kernels(chain):
+        return False
+    return options.data is not None or "int8-static" not in chain

@@ -1,0 +1,214 @@
+"""The process that a step, a run or a race has to itself: `python -m onnxfold.tuning.child JOB.json`.
+
+It reads what to do from a file and writes what came of it into another; what crashes, hangs or
+takes too much memory here ends this process alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxfold.errors import one_line
+
+Document = dict[str, Any]
+_QUICK_S, _QUICK_ROUNDS = 1.5, 60
+
+
+def main(job_file: Path) -> int:
+    """Do one job and write its result beside it; the exit code is 1 where the job failed."""
+    job = json.loads(job_file.read_text(encoding="utf-8"))
+    try:
+        if job["memory"] is not None:
+            _limit_memory(job["memory"])
+        result = _JOBS[job["kind"]](job)
+    except BaseException as error:  # all that a library raises is the result of this job
+        result = {"error": f"{type(error).__name__}: {one_line(_shown(error))}"}
+    job_file.with_name("result.json").write_text(json.dumps(result), encoding="utf-8")
+    return int("error" in result)
+
+
+def _shown(error: BaseException) -> Exception:
+    return error if isinstance(error, Exception) else Exception(str(error))
+
+
+def _limit_memory(limit: int) -> None:
+    """Bound what this process may allocate, mapped files apart; no system but Linux counts so."""
+    if sys.platform == "linux":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _step(job: Document) -> Document:
+    from onnxfold.options import Device
+    from onnxfold.tuning.facts import ModelFacts
+    from onnxfold.tuning.steps import STEPS, Context
+
+    context = Context(
+        ModelFacts(**job["facts"]),
+        Device(job["device"]),
+        tuple(job["exclude"]),
+        tuple(_loaded(job["feeds"])),
+    )
+    STEPS[job["step"]].apply(Path(job["source"]), Path(job["output"]), context)
+    return {}
+
+
+def _loaded(paths: Sequence[str]) -> list[dict[str, Any]]:
+    feeds = []
+    for path in paths:
+        with np.load(path, allow_pickle=False) as archive:
+            feeds.append(dict(archive))
+    return feeds
+
+
+@dataclass(frozen=True, slots=True)
+class _Entrant:
+    """A file that runs, with what it needs."""
+
+    path: Path
+    kernels: bool
+    optimize: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Track:
+    """Where entrants run: the device with its threads, and whether runs are CUDA graphs."""
+
+    providers: tuple[str, ...]
+    threads: int
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.providers[0].startswith("CUDA")
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """The clock that other processes disturb least: processor time counts one thread."""
+        alone = self.threads == 1 and not self.on_cuda
+        return time.process_time if alone else time.perf_counter
+
+    def session(self, entrant: _Entrant, feeds: Mapping[str, Any], *, graph: bool = False) -> Any:
+        from onnxfold.runtime.interleaved_timing import Variant
+
+        providers: list[Any] = list(self.providers)
+        if graph:
+            providers[0] = (providers[0], {"enable_cuda_graph": "1"})
+        dimensions = _dimensions(entrant.path, feeds) if self.on_cuda else ()
+        variant = Variant(entrant.path, entrant.kernels, (), dimensions, entrant.optimize)
+        return variant.session(self.threads, providers)
+
+    def runner(
+        self, entrant: _Entrant, feeds: Mapping[str, Any], outputs: Mapping[str, Any]
+    ) -> Callable[[], object]:
+        """Return a call that runs the model once: on CUDA as a graph where the session takes one.
+
+        Inputs and outputs of a GPU stay there; ``outputs`` are arrays of their shapes.
+        """
+        if not self.on_cuda:
+            session = self.session(entrant, feeds)
+            known = _known(session, feeds)
+            return lambda: session.run(None, known)
+        from onnxfold.errors import OnnxfoldError
+        from onnxfold.runtime.bound import Bound, memory_for, values_on
+        from onnxfold.runtime.library import runtime_errors
+
+        for graph in (True, False):
+            try:
+                session = self.session(entrant, feeds, graph=graph)
+                inputs = values_on("cuda", _known(session, feeds))
+                bound = Bound(session, inputs, memory_for("cuda", session, outputs))
+                for _ in range(3):  # to warm up, to capture, to replay
+                    bound.run()
+            except (*runtime_errors(), OnnxfoldError):  # nodes that no graph captures
+                if not graph:
+                    raise
+            else:
+                break
+        return bound.run
+
+
+def _known(session: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    names = {value.name for value in session.get_inputs()}
+    names |= {value.name for value in session.get_overridable_initializers()}
+    return {name: array for name, array in feeds.items() if name in names}
+
+
+def _dimensions(path: Path, feeds: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    """Return the sizes of symbolic dimensions, without those that have several."""
+    from onnxfold import model_io
+
+    sizes: dict[str, set[int]] = {}
+    for value in model_io.load(path).graph.inputs:
+        if value.shape is None or value.name not in feeds:
+            continue
+        for dim, size in zip(value.shape, feeds[value.name].shape, strict=True):
+            if not isinstance(dim, int) and dim.value is not None:
+                sizes.setdefault(str(dim.value), set()).add(size)
+    return tuple((name, *found) for name, found in sizes.items() if len(found) == 1)
+
+
+def _track(job: Document) -> _Track:
+    os.environ.setdefault("OMP_NUM_THREADS", str(job["threads"]))
+    if job["providers"][0].startswith("CUDA"):
+        import onnxruntime
+
+        # The libraries of CUDA that pip installs lie where no loader looks.
+        getattr(onnxruntime, "preload_dlls", lambda: None)()
+    return _Track(tuple(job["providers"]), job["threads"])
+
+
+def _entrant(document: Document) -> _Entrant:
+    return _Entrant(Path(document["path"]), document["kernels"], document.get("optimize", True))
+
+
+def _run(job: Document) -> Document:
+    """Run a model on every feed, keep the outputs, and time it beside the first entrant."""
+    from onnxfold.runtime.interleaved_timing import RunCounts, take_turns
+    from onnxfold.runtime.session_graph import session_operators
+
+    track, entrant, feeds = _track(job), _entrant(job["entrant"]), _loaded(job["feeds"])
+    for number, feed in enumerate(feeds):
+        if number == 0 or track.on_cuda:  # sizes are fixed there
+            session = track.session(entrant, feed)
+        names = [value.name for value in session.get_outputs()]
+        results = session.run(names, _known(session, feed))
+        np.savez(Path(job["outputs"], f"{number}.npz"), **dict(zip(names, results, strict=True)))
+    result: Document = {"outputs": names}
+    if job["beside"] is not None:
+        result["operators"] = session_operators(
+            entrant.path, kernels=entrant.kernels, providers=track.providers
+        )
+        del session
+        timed, shaped = _loaded([job["timed"], job["shaped"]])
+        runs = [track.runner(each, timed, shaped) for each in (_entrant(job["beside"]), entrant)]
+        counts = RunCounts(_QUICK_ROUNDS, 3, _QUICK_S, clock=track.clock)
+        seconds = take_turns(runs, counts)
+        result["ratio"] = float(np.median(seconds[0] / seconds[1]))
+        result["milliseconds"] = float(1e3 * np.median(seconds[1]))
+    return result
+
+
+def _race(job: Document) -> Document:
+    """Time entrants in turns, and return the seconds of each in every round."""
+    from onnxfold.runtime.interleaved_timing import RunCounts, take_turns
+
+    track, (timed, shaped) = _track(job), _loaded([job["timed"], job["shaped"]])
+    runs = [track.runner(_entrant(each), timed, shaped) for each in job["entrants"]]
+    counts = RunCounts(job["rounds"], job["least"], job["most_seconds"], clock=track.clock)
+    return {"seconds": take_turns(runs, counts).tolist()}
+
+
+_JOBS: Mapping[str, Callable[[Document], Document]] = {"step": _step, "run": _run, "race": _race}
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

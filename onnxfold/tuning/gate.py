@@ -1,0 +1,68 @@
+"""The gate: is what a candidate computes right, by the criterion of its precision.
+
+The truth is a float64 run of the input model. Without a change of precision a candidate passes as
+a fold does: it may err at most a small multiple of what the input model errs itself on the device.
+A reduced precision has an error budget (`onnxfold.check.budget`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from onnxfold.check.budget import Budget, Metric, judge_budget
+from onnxfold.check.criterion import AcceptanceCriterion
+from onnxfold.check.evidence import Outputs
+from onnxfold.check.result import ModelSource
+from onnxfold.check.truth import Truth, judged
+from onnxfold.errors import UsageError
+from onnxfold.options import DEFAULT_NOISE_LIMIT
+from onnxfold.tuning.options import Precision, TuneOptions
+
+Run = Callable[[bool], list[Outputs]]  # with optimizations or without
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a candidate passes, why not, and its worst errors by name of the metric."""
+
+    passed: bool
+    reason: str | None
+    errors: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Judges outputs of candidates on the feeds of a truth."""
+
+    source: ModelSource
+    truth: Truth
+    options: TuneOptions
+
+    def budget(self, precision: Precision) -> Budget:
+        """Return the error budget of a precision, the user's where one was given."""
+        metric, limit = self.options.metric, self.options.max_error
+        if limit is not None:
+            return Budget({Metric(metric or Metric.RELATIVE): limit})
+        default = Budget.default(precision.value)
+        if metric is None:
+            return default
+        if metric not in default.limits:
+            raise UsageError(f"--metric {metric} has no default: name --max-error too")
+        return Budget({Metric(metric): default.limits[Metric(metric)]})
+
+    def judge(self, run: Run, candidate: ModelSource, precision: Precision) -> Verdict:
+        """Return whether a candidate is right; `run` gives its outputs, one mapping for each feed.
+
+        The session has all optimizations, or none where that is asked for.
+        """
+        if precision is Precision.FP32 and self.options.max_error is None:
+            criterion = AcceptanceCriterion(DEFAULT_NOISE_LIMIT)
+            found = judged(self.source, candidate, self.truth, criterion, run)
+            return Verdict(found.passed, found.worst, {"noise_ratio": found.noise_ratio})
+        report = judge_budget(self.truth.outputs, run(True), self.budget(precision))
+        worst: dict[str, float] = {}
+        for output in report.outputs:
+            for metric, error in output.worst.items():
+                worst[metric.value] = max(worst.get(metric.value, 0.0), error)
+        return Verdict(report.passed, report.sentence, worst)

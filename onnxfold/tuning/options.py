@@ -1,0 +1,83 @@
+"""What a user can ask of `tune`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from onnxfold.errors import UsageError
+from onnxfold.options import Device, bytes_of, check_number, check_threads, member
+
+DEFAULT_BUDGET_S = 600.0
+
+
+class Precision(StrEnum):
+    """What weights and activations may become; the first keeps what the model has."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
+@dataclass(frozen=True, slots=True)
+class TuneOptions:
+    """The options of `onnxfold tune`; see the command's help.
+
+    Raises UsageError for numbers that make no sense.
+    """
+
+    device: Device = Device.CPU
+    threads: int = 1
+    precisions: tuple[Precision, ...] = (Precision.FP32,)
+    inputs: tuple[str, ...] = ()
+    data: Path | None = None
+    samples: int = 2
+    seed: int = 0
+    budget: float = DEFAULT_BUDGET_S
+    step_seconds: float = 300.0
+    memory: float | None = None
+    metric: str | None = None
+    max_error: float | None = None
+    kernels: bool = True
+    chains: tuple[str, ...] = ()
+    model_type: str | None = None
+    num_heads: int | None = None
+    hidden_size: int | None = None
+    jobs: int = 1
+    keep_candidates: Path | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.budget > 0:
+            raise UsageError(f"--budget takes seconds, more than 0, not {self.budget:g}")
+        if not self.step_seconds > 0:
+            raise UsageError(f"--step-seconds must be more than 0, not {self.step_seconds:g}")
+        if self.samples < 1:
+            raise UsageError(f"--samples must be at least 1, not {self.samples}")
+        if self.threads < 1 or self.jobs < 1:
+            raise UsageError("--threads and --jobs must be at least 1")
+        check_threads("--threads", self.threads)
+        check_threads("--jobs", self.jobs)
+        for name in ("max_error", "num_heads", "hidden_size", "seed"):
+            check_number(f"--{name.replace('_', '-')}", getattr(self, name))
+        bytes_of(self.memory)
+        if not self.precisions:
+            raise UsageError("--precision names no precision")
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """The execution providers of the device."""
+        cpu = "CPUExecutionProvider"
+        return ("CUDAExecutionProvider", cpu) if self.device is Device.CUDA else (cpu,)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The memory that a child process may take; None: no limit."""
+        return bytes_of(self.memory)
+
+
+def precision_named(name: str) -> Precision:
+    """Return the precision of a name; raises UsageError where there is none."""
+    return member(Precision, name, f"precision '{name}'")

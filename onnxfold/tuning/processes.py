@@ -1,0 +1,92 @@
+"""Jobs in processes of their own, with limits on seconds and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from onnxfold.errors import OnnxfoldError, one_line
+
+_SIGNALS = {number.value: number.name for number in signal.Signals}
+_TAIL_BYTES = 4096
+
+
+class JobFailed(OnnxfoldError):  # noqa: N818
+    """A job did not do its work; the message is one line and says why."""
+
+
+@dataclass(slots=True)
+class Processes:
+    """Runs jobs of `onnxfold.tuning.child`, each in a folder of its own inside `folder`.
+
+    memory_bytes: what one may allocate; None where that is not bounded.
+    """
+
+    folder: Path
+    memory_bytes: int | None = None
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    def run(self, kind: str, seconds: float, **job: Any) -> dict[str, Any]:
+        """Return the result of a job; raises JobFailed where it ends without one."""
+        place = self.folder / f"job{next(self._numbers)}"
+        place.mkdir()
+        try:
+            document = {"kind": kind, "memory": self.memory_bytes, **job}
+            (place / "job.json").write_text(json.dumps(document), encoding="utf-8")
+            code = _ended(place, seconds)
+            return _result(place, code)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _ended(place: Path, seconds: float) -> int:
+    """Run a job to its end and return how that was; raises JobFailed beyond the limit."""
+    command = [sys.executable, "-m", "onnxfold.tuning.child", str(place / "job.json")]
+    environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "1", "PYTHONWARNINGS": "ignore"}
+    with (place / "stderr").open("wb") as errors:
+        process = subprocess.Popen(  # noqa: S603  # this interpreter, and a file of ours
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired as error:
+            raise JobFailed(f"took more than {seconds:.0f} s") from error
+        finally:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _result(place: Path, code: int) -> dict[str, Any]:
+    written = place / "result.json"
+    if written.exists():
+        result: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
+        if "error" not in result:
+            return result
+        raise JobFailed(result["error"])
+    if code < 0:
+        name = _SIGNALS.get(-code, f"signal {-code}")
+        what = "was killed, as where memory runs out" if name == "SIGKILL" else "crashed"
+        raise JobFailed(f"{what} ({name})")
+    raise JobFailed(_last_line(place / "stderr") or f"ended with exit code {code}")
+
+
+def _last_line(path: Path) -> str:
+    text = path.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
+    return one_line(Exception(text.splitlines()[-1])) if text else ""

@@ -1,0 +1,124 @@
+"""`tune`: candidates are built, judged, timed, and the fastest right one is written."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from onnxfold import model_io
+from onnxfold.check.memory import available_bytes
+from onnxfold.check.result import ModelSource
+from onnxfold.check.truth import truth_of
+from onnxfold.errors import ModelError, UsageError, VerificationError
+from onnxfold.inputs import InputSpec
+from onnxfold.inputs.data import given
+from onnxfold.model_io.staging import StagingFolder
+from onnxfold.options import Device
+from onnxfold.runtime.library import check_providers
+from onnxfold.tuning.candidate import Candidate, Status
+from onnxfold.tuning.chains import chains
+from onnxfold.tuning.facts import guess
+from onnxfold.tuning.gate import Gate
+from onnxfold.tuning.options import TuneOptions
+from onnxfold.tuning.processes import JobFailed, Processes
+from onnxfold.tuning.publish import keep, model_bytes, publish
+from onnxfold.tuning.result import TuneResult, document
+from onnxfold.tuning.search import Listener, Progress, Search
+from onnxfold.tuning.trials import Trials, stored
+from onnxfold.tuning.workshop import Workshop
+
+class TuneFailed(VerificationError):  # noqa: N818
+    """Nothing of the wanted precisions is right, and nothing was written; `result` has the table."""
+
+    def __init__(self, message: str, result: TuneResult):
+        super().__init__(message)
+        self.result = result
+
+
+def tune(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    options: TuneOptions,
+    listener: Listener | None = None,
+) -> TuneResult:
+    """Build candidates, compare each with the float64 run of the model, write the fastest.
+
+    Raises TuneFailed where nothing of the wanted precisions is right, UsageError for options that
+    make no sense, ModelError for a model that no session takes or an output that cannot be written.
+    An interruption ends the search, and the best right candidate so far is written; before there is
+    one KeyboardInterrupt is raised.
+    """
+    source = Path(model)
+    model_io.check_destination(output, source=source, force=options.force)
+    check_providers(options.providers)
+    kept = options.keep_candidates
+    if kept is not None and kept.exists() and (not kept.is_dir() or any(kept.iterdir())):
+        raise UsageError(f"--keep-candidates {kept}: name a new or an empty folder")
+    wanted = chains(options)
+    with closing(StagingFolder(Path(tempfile.gettempdir()))) as scratch:
+        search = _opened(source, options, scratch.path, listener)
+        search.run(wanted)
+        found = search.chosen()
+        result = TuneResult(search.candidates, found, search.facts)
+        result.report = document(result, options, source)
+        if kept is not None:
+            keep(search.candidates, kept)
+        if found is None:
+            raise TuneFailed(_why_none(search.candidates, options), result)
+        result.output = publish(found, source, Path(output), options, result.report)
+    return result
+
+
+def _opened(
+    path: Path, options: TuneOptions, scratch: Path, listener: Listener | None
+) -> Search:
+    """Read the model, run it in float64, and on the device as it is.
+
+    Raises ModelError for a model that does not run there.
+    """
+    end = time.monotonic() + options.budget
+    source = ModelSource(model_io.load(path), path)
+    facts = guess(source.model).override(options)
+    memory = options.memory_bytes or available_bytes()
+    # What a driver reserves counts as allocated there.
+    processes = Processes(scratch, None if options.device is Device.CUDA else memory)
+    data = () if options.data is None else given(source.model, options.data)
+    if listener is not None:
+        listener(Progress(0, 1, "running the model in float64", None, options.budget))
+    truth = truth_of(
+        source,
+        spec=InputSpec.parse(options.inputs) if options.inputs else InputSpec(),
+        samples=options.samples,
+        seed=options.seed,
+        data=data,
+        providers=options.providers,
+        memory_bytes=memory,
+    )
+    feeds = stored(truth.feeds, scratch)
+    shapes = stored(truth.outputs[:1], scratch, "shapes")[0]
+    trials = Trials(processes, options, path, feeds, shapes)
+    try:
+        as_it_is = trials.run(path, options.step_seconds, kernels=False)
+    except JobFailed as error:
+        raise ModelError(f"{path}: it does not run in ONNX Runtime: {error}") from error
+    gate = Gate(source, truth, options)
+    first = Candidate((), Status.RIGHT, path=path, ratio=1.0)
+    first.operators, first.milliseconds = as_it_is.operators, as_it_is.milliseconds
+    first.nbytes = model_bytes(path)
+    calibration = feeds[truth.drawn :]
+    workshop = Workshop(
+        scratch, path, processes, facts, options.device, options.step_seconds, calibration
+    )
+    return Search(options, facts, gate, workshop, trials, end, listener, [first])
+
+
+def _why_none(candidates: Sequence[Candidate], options: TuneOptions) -> str:
+    """Say why nothing was written, with the nearest miss."""
+    wrong = [c for c in candidates if c.status in (Status.WRONG, Status.FAILED)]
+    wanted = ", ".join(options.chains or options.precisions)
+    nearest = f"; {wrong[0].name}: {wrong[0].reason}" if wrong else ""
+    return f"nothing of {wanted} is right, nothing was written{nearest}"

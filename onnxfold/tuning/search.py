@@ -1,0 +1,184 @@
+"""The search: every chain is built, judged and timed, then the fastest meet in a final."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from onnxfold import model_io
+from onnxfold.check.evidence import Outputs
+from onnxfold.check.result import ModelSource
+from onnxfold.tuning import selection
+from onnxfold.tuning.candidate import Candidate, Status
+from onnxfold.tuning.chains import Chain, spelled
+from onnxfold.tuning.facts import ModelFacts
+from onnxfold.tuning.gate import Gate
+from onnxfold.tuning.options import Precision, TuneOptions
+from onnxfold.tuning.processes import JobFailed
+from onnxfold.tuning.publish import model_bytes
+from onnxfold.tuning.steps import STEPS
+from onnxfold.tuning.trials import Trials
+from onnxfold.tuning.workshop import Made, Workshop, missing_packages
+
+# What of the budget the final takes, and at most so many seconds.
+_FINAL_SHARE, _FINAL_S = 0.2, 60.0
+# How often a candidate over its error budget is built again without the nodes to blame.
+_SECOND_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is: candidates done of all, what is at hand, the best so far, time left."""
+
+    done: int
+    total: int
+    doing: str
+    best: Candidate | None
+    seconds_left: float
+
+
+Listener = Callable[[Progress], None]
+
+
+@dataclass(slots=True)
+class Search:
+    """The candidates so far, and what judges and times them; the first is the input."""
+
+    options: TuneOptions
+    facts: ModelFacts
+    gate: Gate
+    workshop: Workshop
+    trials: Trials
+    end: float
+    listener: Listener | None
+    candidates: list[Candidate]
+    digests: dict[str, Chain] = field(default_factory=dict)
+    winner: Candidate | None = None
+
+    @property
+    def best(self) -> Candidate | None:
+        """The fastest right candidate so far, None before there is one beside the input."""
+        right = [c for c in self.candidates if c.chain and c.status is Status.RIGHT]
+        return max(right, key=lambda candidate: candidate.ratio or 0.0, default=None)
+
+    def run(self, wanted: Sequence[Chain]) -> None:
+        """Build, judge and time every chain, until the budget ends or the user interrupts."""
+        first = self.workshop.build((), self.end)
+        self.digests[first.digest] = ()
+        final = min(_FINAL_S, _FINAL_SHARE * self.options.budget)
+        stop = self.end - final
+        todo = [Candidate(chain) for chain in wanted if chain]
+        self.candidates += todo
+        try:
+            with ThreadPoolExecutor(self.options.jobs) as pool:
+                for number, (candidate, made) in enumerate(self._built(todo, pool, stop)):
+                    self._tell(number, len(todo), candidate.name)
+                    self._tried(candidate, made, stop)
+            self._tell(len(todo), len(todo), "timing the fastest in turns")
+            self._final(final)
+        except KeyboardInterrupt:
+            if self.best is None:
+                raise
+
+    def _tell(self, done: int, total: int, doing: str) -> None:
+        if self.listener is not None:
+            left = max(0.0, self.end - time.monotonic())
+            self.listener(Progress(done, total, doing, self.best, left))
+
+    def _built(
+        self, todo: Sequence[Candidate], pool: ThreadPoolExecutor, stop: float
+    ) -> Iterator[tuple[Candidate, Future[Made] | None]]:
+        """Yield candidates with the file that is being built, as many at once as there are jobs."""
+        waiting = [c for c in todo if self._is_possible(c)]
+        futures: dict[int, Future[Made]] = {}
+        for index, candidate in enumerate(waiting):
+            for ahead in range(index, min(index + self.options.jobs, len(waiting))):
+                if ahead not in futures and time.monotonic() < stop:
+                    futures[ahead] = pool.submit(self.workshop.build, waiting[ahead].chain, stop)
+            yield candidate, futures.get(index)
+
+    def _is_possible(self, candidate: Candidate) -> bool:
+        missing = missing_packages(candidate.chain)
+        if missing:
+            candidate.status = Status.MISSING
+            candidate.reason = f"needs {', '.join(missing)}: pip install 'onnxfold[tune]'"
+        return not missing
+
+    def _tried(self, candidate: Candidate, made: Future[Made] | None, stop: float) -> None:
+        """Judge a candidate and take its first time, both as far as it comes."""
+        if made is None or time.monotonic() >= stop:
+            candidate.reason = "the budget was spent"
+            return
+        start = time.monotonic()
+        try:
+            self._judged(candidate, made.result(), stop)
+        except JobFailed as error:
+            candidate.status, candidate.reason = Status.FAILED, str(error)
+        candidate.seconds = time.monotonic() - start
+
+    def _judged(self, candidate: Candidate, made: Made, stop: float) -> None:
+        same = self.digests.get(made.digest)
+        if same is not None:
+            candidate.status, candidate.reason = Status.SAME, f"the same file as {spelled(same)}"
+            return
+        self.digests[made.digest] = candidate.chain
+        self._measured(candidate, made, stop)
+        for _ in range(_SECOND_TRIES):
+            step = STEPS[candidate.chain[-1]]
+            if candidate.status is Status.RIGHT or not step.takes_exclusions:
+                return
+            more = self._to_blame(candidate, made, stop)
+            if not more or time.monotonic() >= stop:
+                return
+            candidate.excluded += more
+            made = self.workshop.build(candidate.chain, stop, candidate.excluded)
+            self._measured(candidate, made, stop)
+
+    def _measured(self, candidate: Candidate, made: Made, stop: float) -> None:
+        candidate.path, candidate.nbytes = made.path, model_bytes(made.path)
+        seconds = max(1.0, min(self.options.step_seconds, stop - time.monotonic()))
+        trial = self.trials.run(made.path, seconds, kernels=candidate.kernels)
+        candidate.operators = trial.operators
+        candidate.milliseconds, candidate.ratio = trial.milliseconds, trial.ratio
+        changed = ModelSource(model_io.load(made.path), made.path)
+
+        def run(optimize: bool) -> list[Outputs]:
+            if optimize:
+                return trial.outputs
+            plain = self.trials.run(
+                made.path, seconds, kernels=candidate.kernels, optimize=False
+            )
+            return plain.outputs
+
+        verdict = self.gate.judge(run, changed, candidate.precision)
+        candidate.status = Status.RIGHT if verdict.passed else Status.WRONG
+        candidate.errors, candidate.reason = verdict.errors, verdict.reason
+
+    def _final(self, seconds: float) -> None:
+        """Time the fastest in turns and keep the winner; fewer of them where that fails."""
+        entrants = selection.finalists(self.candidates)
+        while len(entrants) > 1:
+            try:
+                spent = self.trials.race(entrants, seconds)
+            except JobFailed as error:
+                entrants.pop().reason = f"not in the final, which failed with it: {error}"
+                continue
+            selection.note_times(entrants, spent)
+            self.winner = selection.winner(entrants, spent)
+            return
+
+    def chosen(self) -> Candidate | None:
+        """Return what is to be written, None where nothing of what was asked for is right."""
+        asked = [c for c in self.candidates[1:] if c.status is Status.RIGHT]
+        if self.options.chains and len(asked) == 1 == len(self.options.chains):
+            return asked[0]
+        if self.winner is not None and (asked or self._keeps_precision):
+            return self.winner
+        return self.candidates[0] if self._keeps_precision else None
+
+    @property
+    def _keeps_precision(self) -> bool:
+        """Whether the input itself is an answer."""
+        return Precision.FP32 in self.options.precisions and not self.options.chains

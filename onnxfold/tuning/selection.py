@@ -1,0 +1,65 @@
+"""Which candidates meet in the final, and which of them is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnxfold.graph.array_types import Float64
+from onnxfold.tuning.candidate import Candidate, Status
+
+_FINALISTS = 5
+# What a short measurement may mistake: nobody is left out who was this near to the fastest.
+_NEAR = 0.9
+_Z95 = 1.96
+
+
+def finalists(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the input and the right candidates that were fastest in a short measurement.
+
+    Those without kernels have a place of their own, since not everybody can register a library.
+    """
+    timed = [c for c in candidates if c.chain and c.status is Status.RIGHT and c.ratio is not None]
+    ranked = sorted(timed, key=lambda candidate: -(candidate.ratio or 0.0))
+    if not ranked:
+        return [c for c in candidates if not c.chain]
+    least = _NEAR * (ranked[0].ratio or 0.0)
+    chosen = [c for c in ranked if (c.ratio or 0.0) >= least][:_FINALISTS]
+    plain = next((c for c in ranked if not c.kernels), None)
+    if plain is not None and plain not in chosen:
+        chosen.append(plain)
+    return [*(c for c in candidates if not c.chain), *chosen]
+
+
+def note_times(entrants: Sequence[Candidate], seconds: Float64) -> None:
+    """Keep what the final says: [entrant, round] seconds, ratios to the first, round by round."""
+    for entrant, row in zip(entrants, seconds, strict=True):
+        low, ratio, high = np.percentile(seconds[0] / row, (10, 50, 90))
+        entrant.milliseconds = float(1e3 * np.median(row))
+        entrant.ratio_low, entrant.ratio, entrant.ratio_high = float(low), float(ratio), float(high)
+
+
+def winner(entrants: Sequence[Candidate], seconds: Float64) -> Candidate:
+    """Return the fastest entrant, or the simplest of those that cannot be told from it.
+
+    An entrant cannot be told from the fastest where the 95 % confidence interval of the median of
+    their ratio, round by round, holds 1. Simple is what needs no library and has few steps.
+    """
+    medians = np.median(seconds[0] / seconds, axis=1)
+    best = int(np.argmax(medians))
+    equals = [
+        index
+        for index, row in enumerate(seconds)
+        if index == best or least_median(row / seconds[best]) <= 1.0
+    ]
+    simplest = min(equals, key=lambda i: (entrants[i].kernels, len(entrants[i].chain), -medians[i]))
+    return entrants[simplest]
+
+
+def least_median(ratios: Float64) -> float:
+    """Return the lower end of the 95 % confidence interval of the median, by order statistics."""
+    count = len(ratios)
+    rank = math.floor((count - _Z95 * math.sqrt(count)) / 2)
+    return float(np.sort(ratios)[max(rank, 0)])

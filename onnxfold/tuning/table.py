@@ -1,0 +1,68 @@
+"""The table of candidates for a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+# Statuses whose candidates have a line of their own, and what sums up the others.
+_SUMMED = {
+    "same": "make the same file as another",
+    "skipped": "were cut off by the budget (--budget)",
+    "missing": "need packages that are not installed (pip install 'onnxfold[tune]')",
+}
+_NOT_RUN = "-"
+_UNITS = {"noise_ratio": "x noise", "relative": "rel.", "cosine": "1-cos", "top1": "top-1", "kl": "KL"}
+
+
+def print_table(console: Console, report: Mapping[str, Any], *, verbose: bool = False) -> None:
+    """Print right candidates, the fastest first, then those that are not right, with the reason."""
+    candidates: Sequence[Mapping[str, Any]] = report["candidates"]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("chain", overflow="fold")
+    for name in ("nodes", "error", "ms", "times as fast"):
+        table.add_column(name, justify="right", no_wrap=name != "error")
+    right = [row for row in candidates if row["status"] == "right"]
+    for row in sorted(right, key=lambda row: -(row["ratio"] or 0.0)):
+        style = "bold green" if row["name"] == report["winner"] else ""
+        table.add_row(
+            Text(row["name"] + " *" * row["kernels"], style=style), str(row["session_nodes"]),
+            shown_error(row["errors"]), shown_number(row["milliseconds"]), shown_ratio(row),
+        )  # fmt: skip
+    console.print(table)
+    for row in candidates:
+        if row["status"] in ("wrong", "failed"):
+            console.print(Text(f"{row['status']}: {row['name']}: {row['reason']}"), soft_wrap=False)
+        elif verbose and row["status"] in _SUMMED:
+            console.print(Text(f"{row['status']}: {row['name']}: {row['reason'] or ''}"))
+    counts = Counter(row["status"] for row in candidates)
+    for status, words in _SUMMED.items():
+        if counts[status] and not verbose:
+            names = [row["name"] for row in candidates if row["status"] == status]
+            console.print(Text(f"{counts[status]} {words}: {'; '.join(names)}"))
+    if any(row["kernels"] for row in right):
+        console.print("* with the onnxfold library: onnxfold.register(session_options)")
+
+
+def shown_error(errors: Mapping[str, float]) -> str:
+    """Return the errors of a candidate with their metrics."""
+    return ", ".join(f"{value:.2g} {_UNITS[name]}" for name, value in errors.items()) or _NOT_RUN
+
+
+def shown_number(value: float | None) -> str:
+    """Return milliseconds, or a dash where nothing was timed."""
+    return _NOT_RUN if value is None else f"{value:.3g}"
+
+
+def shown_ratio(row: Mapping[str, Any]) -> str:
+    """Return how many times as fast, with the spread where it was in the final."""
+    if row["ratio"] is None:
+        return _NOT_RUN
+    if row["ratio_low"] is None:
+        return f"about {row['ratio']:.2f}"
+    return f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})"

@@ -1,0 +1,102 @@
+"""Runs of candidates on the device, in processes of their own: what they compute, how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from onnxfold.graph.array_types import Array, Float64
+from onnxfold.tuning.candidate import Candidate
+from onnxfold.tuning.options import TuneOptions
+from onnxfold.tuning.processes import Processes
+
+_ROUNDS, _LEAST_ROUNDS = 400, 9
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a run gave: outputs for each feed, the session's operators, and a first time.
+
+    ratio: how many times as fast as the input model, from a few rounds; None where it ran alone.
+    """
+
+    outputs: list[dict[str, Array]]
+    operators: Mapping[str, int]
+    milliseconds: float | None
+    ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """Runs files on stored feeds, the first of which is timed; `shapes` are outputs for that."""
+
+    processes: Processes
+    options: TuneOptions
+    source: Path
+    feeds: tuple[Path, ...]
+    shapes: Path
+
+    def run(self, path: Path, seconds: float, *, kernels: bool, optimize: bool = True) -> Trial:
+        """Run a file on every feed, and beside the input for its time; raises JobFailed."""
+        alone = path == self.source
+        with TemporaryDirectory(dir=self.processes.folder) as folder:
+            result = self.processes.run(
+                "run",
+                seconds,
+                **self._track(),
+                entrant={"path": str(path), "kernels": kernels, "optimize": optimize},
+                beside=None if alone and not optimize else _entrant(self.source, kernels=False),
+                feeds=[str(feed) for feed in self.feeds],
+                outputs=folder,
+            )
+            outputs = [_arrays(Path(folder, f"{n}.npz")) for n in range(len(self.feeds))]
+        return Trial(
+            outputs, result.get("operators") or {}, result.get("milliseconds"), result.get("ratio")
+        )
+
+    def race(self, entrants: Sequence[Candidate], seconds: float) -> Float64:
+        """Return the seconds of entrants that take turns: [entrant, round]; raises JobFailed."""
+        result = self.processes.run(
+            "race",
+            3 * seconds + 60,
+            **self._track(),
+            entrants=[_entrant(e.path or self.source, kernels=e.kernels) for e in entrants],
+            rounds=_ROUNDS,
+            least=_LEAST_ROUNDS,
+            most_seconds=seconds,
+        )
+        return np.asarray(result["seconds"], dtype=np.float64)
+
+    def _track(self) -> dict[str, Any]:
+        return {
+            "providers": list(self.options.providers),
+            "threads": self.options.threads,
+            "timed": str(self.feeds[0]),
+            "shaped": str(self.shapes),
+        }
+
+
+def _entrant(path: Path, *, kernels: bool) -> dict[str, Any]:
+    return {"path": str(path), "kernels": kernels}
+
+
+def _arrays(path: Path) -> dict[str, Array]:
+    with np.load(path, allow_pickle=False) as archive:
+        return dict(archive)
+
+
+def stored(
+    feeds: Sequence[Mapping[str, Array]], folder: Path, name: str = "feed"
+) -> tuple[Path, ...]:
+    """Write arrays by name into files that other processes read, one for each mapping."""
+    paths = []
+    for number, feed in enumerate(feeds):
+        path = folder / f"{name}{number}.npz"
+        np.savez(path, **dict(feed))
+        paths.append(path)
+    return tuple(paths)

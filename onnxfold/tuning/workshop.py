@@ -1,0 +1,121 @@
+"""Builds the files of chains; chains that begin alike share what they begin with."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import onnx
+
+from onnxfold import model_io
+from onnxfold.options import Device
+from onnxfold.tuning.chains import Chain
+from onnxfold.tuning.facts import ModelFacts
+from onnxfold.tuning.processes import JobFailed, Processes
+from onnxfold.tuning.steps import STEPS
+
+_Key = tuple[Chain, tuple[str, ...]]
+
+
+class StepFailed(JobFailed):  # noqa: N818
+    """A step of a chain did not do its work; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A file, and a digest of what it computes: equal for files that differ in notes alone."""
+
+    path: Path
+    digest: str
+
+
+@dataclass(slots=True)
+class Workshop:
+    """Builds files in a folder, each in a folder of its own, for chains over `source`."""
+
+    folder: Path
+    source: Path
+    processes: Processes
+    facts: ModelFacts
+    device: Device
+    step_seconds: float
+    feeds: tuple[Path, ...] = ()
+    _made: dict[_Key, Future[Made]] = field(default_factory=dict)
+    _lock: Any = field(default_factory=Lock)
+
+    def build(self, chain: Chain, end: float, exclude: tuple[str, ...] = ()) -> Made:
+        """Return the file of a chain, made where it is missing.
+
+        exclude: nodes that the last step leaves as they are. Raises StepFailed.
+        """
+        key = (chain, exclude)
+        with self._lock:
+            known = self._made.get(key)
+            if known is None:
+                self._made[key] = ours = Future()
+        if known is not None:
+            return known.result()
+        try:
+            ours.set_result(self._built(chain, end, exclude))
+        except BaseException as error:
+            ours.set_exception(error)
+        return ours.result()
+
+    def _built(self, chain: Chain, end: float, exclude: tuple[str, ...]) -> Made:
+        if not chain:
+            return Made(self.source, digest(self.source))
+        before = self.build(chain[:-1], end)
+        name = chain[-1]
+        number = len(self._made)
+        output = self.folder / f"{number}-{name}" / "model.onnx"
+        output.parent.mkdir()
+        seconds = max(0.0, min(self.step_seconds, end - time.monotonic()))
+        try:
+            self.processes.run(
+                "step",
+                seconds,
+                step=name,
+                source=str(before.path),
+                output=str(output),
+                facts=asdict(self.facts),
+                device=self.device.value,
+                exclude=list(exclude),
+                feeds=[str(path) for path in self.feeds],
+            )
+            if not output.is_file():
+                raise JobFailed("wrote no file")
+            return Made(output, digest(output))
+        except JobFailed as error:
+            raise StepFailed(f"{name}: {error}") from error
+
+
+def missing_packages(chain: Chain) -> tuple[str, ...]:
+    """Return the packages that a chain needs and that are not installed."""
+    return tuple(dict.fromkeys(name for step in chain for name in STEPS[step].missing()))
+
+
+def digest(path: Path) -> str:
+    """Return a hash of a model's graph, functions and weights, without notes for people."""
+    model = onnx.load(path, load_external_data=False)
+    notes = ("producer_name", "producer_version", "doc_string", "domain", "model_version")
+    for name in (*notes, "metadata_props"):
+        model.ClearField(name)
+    for node in model.graph.node:
+        node.ClearField("metadata_props")
+        node.ClearField("doc_string")
+    model.graph.ClearField("value_info")
+    model.graph.ClearField("name")
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = ""
+    found = hashlib.sha256(model.SerializeToString(deterministic=True))
+    for data in model_io.data_files(path).values():
+        with data.open("rb") as file:
+            found.update(hashlib.file_digest(file, "sha256").digest())
+    return found.hexdigest()
