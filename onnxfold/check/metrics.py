@@ -117,7 +117,8 @@ def _kl(rows: Array, others: Array) -> Array:
     p = np.exp(logs)
     with np.errstate(invalid="ignore"):
         terms = np.where(p > 0, p * (logs - other_logs), 0.0)
-    return np.maximum(terms.sum(axis=-1), 0.0)
+    divergences: Array = np.maximum(terms.sum(axis=-1), 0.0)
+    return divergences
 
 
 def _log_softmax(rows: Array) -> Array:
