@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxfold.check.criterion import kind_of_number
+from onnxfold.check.error_metrics import OF_LOGITS, Metric, applies, differing, errors
 from onnxfold.check.evidence import Outputs
-from onnxfold.check.metrics import OF_LOGITS, Metric, applies, differing, errors
 from onnxfold.check.reference import Array, is_wide_float, unit_roundoff
 from onnxfold.errors import UsageError
+
+__all__ = ["Budget", "BudgetReport", "Metric", "OutputError", "judge_budget"]
 
 # By precision: the largest relative error and 1 - cos of any sample.  With independent errors
 # 1 - cos = relative^2 / 2, so that the second is what the first allows.

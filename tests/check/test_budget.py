@@ -6,8 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onnxfold.check.budget import Budget, BudgetReport, judge_budget
-from onnxfold.check.metrics import Metric
+from onnxfold.check.budget import Budget, BudgetReport, Metric, judge_budget
 from onnxfold.errors import UsageError
 
 RNG = np.random.default_rng(0)

@@ -9,9 +9,8 @@ import onnx_ir as ir
 import pytest
 
 from onnxfold.check import ModelSource, evidence
-from onnxfold.check.budget import Budget
+from onnxfold.check.budget import Budget, Metric
 from onnxfold.check.compare import verify
-from onnxfold.check.metrics import Metric
 from onnxfold.check.truth import judged, truth_of, within
 from onnxfold.errors import UsageError, VerificationError
 from onnxfold.inputs import make_inputs
