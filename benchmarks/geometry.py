@@ -19,9 +19,9 @@ import numpy as np
 from benchmarks.rows import RESULTS, Conditions, append, conditions
 from onnxfold import model_io
 from onnxfold.geometry.accumulate import kept_tables, of_tables
-from onnxfold.geometry.data import Batch
 from onnxfold.geometry.instrument import instrument
 from onnxfold.inputs import InputSpec, make_inputs
+from onnxfold.inputs.data import Batch
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
 

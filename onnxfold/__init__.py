@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         UsageError,
         VerificationError,
     )
-    from onnxfold.geometry.data.shards import DataOptions
+    from onnxfold.inputs.data.shards import DataOptions
     from onnxfold.options import Conversion, Options, Target
     from onnxfold.passes.plan import Plan
     from onnxfold.pipeline import Result
@@ -61,7 +61,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Conversion": "options",
     "DataError": "errors",
-    "DataOptions": "geometry.data.shards",
+    "DataOptions": "inputs.data.shards",
     "DependencyError": "errors",
     "InvariantError": "errors",
     "ModelError": "errors",

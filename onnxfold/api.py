@@ -115,14 +115,14 @@ def measure(  # noqa: PLR0913  # each is an option of the command line
     """Return angles, lengths and means of what every norm of a model reads and writes over data.
 
     ``data`` is a file or folder (docs/geometry.md), or None for made-up inputs; ``reading`` are
-    the fields of :class:`onnxfold.geometry.data.DataOptions`.  The result does not depend on
+    the fields of :class:`onnxfold.inputs.data.DataOptions`.  The result does not depend on
     ``workers``, nor on ``ray``, the address of the cluster whose they are ("local" starts one).
     Angles are in degrees.  Raises UsageError for options that make no sense, DataError for data
     that cannot be read or does not suit the model, ModelError for a model that cannot be run or has
     no norm.
     """
     from onnxfold.geometry import Measuring, measured
-    from onnxfold.geometry.data import DataOptions
+    from onnxfold.inputs.data import DataOptions
 
     wanted = Measuring(
         reading=DataOptions(**reading),

@@ -1,34 +1,14 @@
 """Does the rewritten model compute what the original does."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
-import numpy as np
-
-from onnxfold.check.criterion import AcceptanceCriterion, Judgement, Tolerance, judge
-from onnxfold.check.evidence import (
-    FLOAT64_LIMIT_BYTES,
-    MOST_RUNS,
-    RUNS,
-    Evidence,
-    Pair,
-    against_itself,
-    gather,
-    sample,
-    with_more_noise,
-)
-from onnxfold.check.locate import locate
-from onnxfold.check.memory import available_bytes
-from onnxfold.check.reference import is_code, is_wide_float
-from onnxfold.check.result import FAR, ModelSource, OutputCheck, Verification
-from onnxfold.check.runners import Feeds, OnnxRuntime
-from onnxfold.errors import ModelError, UsageError, VerificationError
-from onnxfold.graph import node_label, operator
+from onnxfold.check.criterion import AcceptanceCriterion, Tolerance
+from onnxfold.check.evidence import FLOAT64_LIMIT_BYTES, Outputs
+from onnxfold.check.result import ModelSource, Verification
+from onnxfold.check.truth import Progress, judged, truth_of
+from onnxfold.errors import UsageError, VerificationError
 from onnxfold.inputs import InputSpec
 from onnxfold.options import DEFAULT_NOISE_LIMIT, check_number
-
-Progress = Callable[[int, int], None]
-Found = dict[str, list[Judgement]]
 
 
 def verify(  # noqa: PLR0913  # each is an option of the command line
@@ -37,6 +17,7 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     *,
     samples: int = 2,
     seed: int = 0,
+    data: Sequence[Outputs] = (),
     spec: InputSpec | None = None,
     limit: float = DEFAULT_NOISE_LIMIT,
     rtol: float | None = None,
@@ -59,41 +40,31 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     Raises UsageError for options or inputs that make no sense, ModelError where the original cannot
     be run, VerificationError where the rewritten model cannot be run or nothing can be compared.
     """
-    criterion = _criterion(samples, limit, rtol, atol)
-    pair = (original, rewritten)
-    _check_interface(pair)
-    memory_bytes = available_bytes() if memory_bytes is None else memory_bytes
-    if memory_bytes is not None:
-        if memory_bytes < 1:
-            raise UsageError(f"the memory of a verification must be positive, not {memory_bytes}")
-        float64_limit_bytes = min(float64_limit_bytes, memory_bytes // 2)
-    engine = OnnxRuntime.of(providers, memory_bytes)
-    steps = 3 * samples
+    criterion = _criterion(limit, rtol, atol)
+    check_interface(original, rewritten)
+    steps = 3 * (samples + len(data))
 
-    def done(count: int) -> None:
+    def done(count: int, _total: int) -> None:
         if progress is not None:
             progress(count, steps)
 
-    sampled = sample(
-        original.model,
-        spec or InputSpec(),
-        count=samples,
+    truth = truth_of(
+        original,
+        spec=spec,
+        samples=samples,
         seed=seed,
-        limit_bytes=float64_limit_bytes,
-        done=done,
+        data=data,
+        providers=providers,
+        memory_bytes=memory_bytes,
+        float64_limit_bytes=float64_limit_bytes,
+        progress=done,
     )
-    evidence = gather(pair, sampled, engine)
-    done(steps)
-    return replace(
-        _concluded(pair, sampled.feeds, evidence, criterion, seed), single=sampled.single
-    )
+    verification = judged(original, rewritten, truth, criterion)
+    done(steps, steps)
+    return verification
 
 
-def _criterion(
-    samples: int, limit: float, rtol: float | None, atol: float | None
-) -> AcceptanceCriterion:
-    if samples < 1:
-        raise UsageError(f"a verification needs at least 1 sample, not {samples}")
+def _criterion(limit: float, rtol: float | None, atol: float | None) -> AcceptanceCriterion:
     if not limit > 0:
         raise UsageError(f"the limit of the noise ratio must be positive, not {limit}")
     check_number("rtol", rtol)
@@ -103,142 +74,14 @@ def _criterion(
     return AcceptanceCriterion(limit, Tolerance(rtol or 0.0, atol or 0.0))
 
 
-def _check_interface(pair: Pair) -> None:
+def check_interface(original: ModelSource, changed: ModelSource) -> None:
+    """Raises VerificationError where inputs or outputs have other names, or another order."""
     for kind in ("inputs", "outputs"):
         before, after = (
             [str(v.name) for v in getattr(source.model.graph, kind) if not v.is_initializer()]
-            for source in pair
+            for source in (original, changed)
         )
         if before != after:
             raise VerificationError(
-                f"{pair[1].label}: its {kind} are {', '.join(after)}, not {', '.join(before)}"
+                f"{changed.label}: its {kind} are {', '.join(after)}, not {', '.join(before)}"
             )
-
-
-def _concluded(
-    pair: Pair,
-    feeds: Sequence[Feeds],
-    evidence: Evidence,
-    criterion: AcceptanceCriterion,
-    seed: int,
-) -> Verification:
-    names = [str(v.name) for v in pair[0].model.graph.outputs]
-    used = dict.fromkeys(names, evidence)
-    found: Found = {}
-
-    def judge_by(other: Evidence, outputs: Sequence[str]) -> None:
-        used.update(dict.fromkeys(outputs, other))
-        found.update({name: _judged(name, other, criterion) for name in outputs})
-
-    judge_by(evidence, names)
-    failed = [name for name in names if _fault(found[name]) is not None]
-    if failed and criterion.tolerance is None:
-        judge_by(with_more_noise(evidence, pair, feeds, failed, seed), failed)
-    far = [
-        name for name in names if _fault(found[name]) is None and _is_far(found[name], used[name])
-    ]
-    for runs in (RUNS, MOST_RUNS):
-        if far and criterion.tolerance is None and evidence.engine is not None:
-            judge_by(against_itself(evidence, pair, feeds, far, evidence.engine, seed, runs), far)
-            far = [name for name in far if _fault(found[name]) is not None]
-    checks = [_check(name, found[name], used[name], criterion) for name in names]
-    passed = all(check.passed for check in checks)
-    return Verification(
-        passed=passed,
-        runtime=evidence.runtime,
-        samples=len(feeds),
-        limit=criterion.limit,
-        outputs=tuple(checks),
-        pieces=_pieces(pair, evidence),
-        worst=None if passed else _worst(pair, feeds, found, checks),
-    )
-
-
-def _pieces(pair: Pair, evidence: Evidence) -> int:
-    """In how many pieces ONNX Runtime ran the model with more of them; 1 where both were whole."""
-    engine = evidence.engine
-    if engine is None:
-        return 1
-    large = [source.model for source in pair if not engine.fits(source.model)]
-    return max((len(engine.pieces(model).pieces) for model in large), default=1)
-
-
-def _judged(name: str, evidence: Evidence, criterion: AcceptanceCriterion) -> list[Judgement]:
-    judgements = []
-    for number, truth in enumerate(evidence.truths):
-        changed = evidence.rewritten[number][name]
-        judgements.append(
-            judge(
-                truth[name],
-                [originals[number][name] for originals in evidence.originals],
-                changed,
-                roundoff=evidence.least_noise(changed.dtype),
-                criterion=criterion,
-            )
-        )
-    return judgements
-
-
-def _fault(judgements: Iterable[Judgement]) -> str | None:
-    return next((j.fault for j in judgements if j.fault is not None), None)
-
-
-def _is_far(judgements: Iterable[Judgement], evidence: Evidence) -> bool:
-    """Whether the original in ONNX Runtime is further from the truth than rounding takes it."""
-    return evidence.method == "float64" and any(
-        judgement.original_rms_error > FAR * judgement.size > 0 for judgement in judgements
-    )
-
-
-def _check(
-    name: str, judgements: Sequence[Judgement], evidence: Evidence, criterion: AcceptanceCriterion
-) -> OutputCheck:
-    counts = np.asarray([truth[name].size for truth in evidence.truths], dtype=np.float64)
-
-    def pooled(errors: Iterable[float]) -> float:
-        squares = np.square(np.fromiter(errors, dtype=np.float64))
-        return float(np.sqrt(np.sum(counts * squares) / max(counts.sum(), 1.0)))
-
-    dtype = evidence.rewritten[0][name].dtype
-    if criterion.tolerance is not None:
-        allowed = "the tolerance that was given"
-    elif not is_wide_float(dtype):
-        allowed = "integers must be equal, save where the original's own runs differ"
-        if is_code(dtype):
-            allowed += f", and codes be the next in {criterion.limit:g} times as many places"
-    else:
-        allowed = f"{criterion.limit:g} times the original's noise: {evidence.noise}"
-    return OutputCheck(
-        name=name,
-        dtype=str(dtype),
-        method=evidence.method,
-        bound=max(j.bound for j in judgements),
-        allowed=allowed,
-        reason=evidence.reason,
-        relative_noise=max(
-            (j.original_rms_error / j.size for j in judgements if j.size), default=0.0
-        ),
-        max_abs_error=max(j.max_abs_error for j in judgements),
-        rms_error=pooled(j.rms_error for j in judgements),
-        original_rms_error=pooled(j.original_rms_error for j in judgements),
-        noise_ratio=max(j.noise_ratio for j in judgements),
-        passed=_fault(judgements) is None,
-        elements=sum(truth[name].size for truth in evidence.truths),
-        compared=sum(j.compared for j in judgements),
-    )
-
-
-def _worst(pair: Pair, feeds: Sequence[Feeds], found: Found, checks: Sequence[OutputCheck]) -> str:
-    check = max((c for c in checks if not c.passed), key=lambda c: c.noise_ratio)
-    judgements = found[check.name]
-    sentence = f"output {check.name!r}: {_fault(judgements)}"
-    if check.method != "float64":  # no float64 run tells them apart, so there is none to look into
-        return sentence
-    at = max(range(len(judgements)), key=lambda n: judgements[n].noise_ratio)
-    try:
-        node = locate(pair[0].model, pair[1].model, feeds[at])
-    except ModelError:
-        return sentence
-    if node is None:
-        return sentence
-    return f"{sentence}; the first node that differs is {node_label(node)!r} ({operator(node)})"

@@ -103,12 +103,12 @@ def judge(
             t[part], [noise[part] for noise in noises], error[part], roundoff, criterion
         )
         ratio, fault = max(ratio, part_ratio), fault or part_fault
-    size, noise = _rms(t), max(map(_rms, noises))
+    size, noise = rms(t), max(map(rms, noises))
     bound = criterion.limit * max(noise, roundoff * size)
     if criterion.tolerance is not None:
         allowed = criterion.tolerance.atol + criterion.tolerance.rtol * np.abs(t)
         fault, bound = _outside(error, allowed), float(allowed.max())
-    return Judgement(float(error.max()), _rms(error), noise, ratio, fault, t.size, bound, size)
+    return Judgement(float(error.max()), rms(error), noise, ratio, fault, t.size, bound, size)
 
 
 def _failed(fault: str) -> Judgement:
@@ -161,17 +161,17 @@ def _same(a: Array, b: Array) -> Array:
 
 def _misplaced(t: Array, os: Sequence[Array], r: Array) -> int:
     """Elements that are NaN or infinite as neither the truth nor an original is."""
-    kinds = _kind(r)
-    known = kinds == _kind(t)
+    kinds = kind_of_number(r)
+    known = kinds == kind_of_number(t)
     agreed = np.ones(t.shape, dtype=np.bool_)
     for o in os:
-        agreed &= _kind(o) == _kind(t)
-        known |= kinds == _kind(o)
+        agreed &= kind_of_number(o) == kind_of_number(t)
+        known |= kinds == kind_of_number(o)
     # An original that overflows where the truth does not may be bettered, never the reverse.
-    return int(np.count_nonzero(~known | (agreed & (kinds != _kind(t)))))
+    return int(np.count_nonzero(~known | (agreed & (kinds != kind_of_number(t)))))
 
 
-def _kind(x: Array) -> Array:
+def kind_of_number(x: Array) -> Array:
     return np.where(np.isnan(x), 2, np.where(np.isinf(x), np.sign(x), 0))
 
 
@@ -182,20 +182,26 @@ def _parts(t: Array, os: Sequence[Array], r: Array) -> Iterator[Array | Ellipsis
         yield ...
         return
     size = np.abs(t)
-    telling = ~(agreed & (size > _OUTLYING * max(_rms(t[~agreed]), 1e-300)))
-    yield ... if telling.all() else telling
-    nonzero = size[telling & (size > 0)]
+    told = telling(t, agreed)
+    yield ... if told.all() else told
+    nonzero = size[told & (size > 0)]
     if nonzero.size:
-        usual = telling & (size <= _OUTLYING * np.quantile(nonzero, 0.25))
-        if _ENOUGH <= np.count_nonzero(usual) < np.count_nonzero(telling):
+        usual = told & (size <= _OUTLYING * np.quantile(nonzero, 0.25))
+        if _ENOUGH <= np.count_nonzero(usual) < np.count_nonzero(told):
             yield usual
+
+
+def telling(t: Array, agreed: Array) -> Array:
+    """All but those agreed on that are far larger than the others; some are not agreed on."""
+    told: Array = ~(agreed & (np.abs(t) > _OUTLYING * max(rms(t[~agreed]), 1e-300)))
+    return told
 
 
 def _compare(
     t: Array, noises: Sequence[Array], error: Array, roundoff: float, criterion: AcceptanceCriterion
 ) -> tuple[float, str | None]:
-    noise, peak = max(map(_rms, noises)), max(float(noise.max()) for noise in noises)
-    ratio = _ratio(_rms(error), max(noise, roundoff * _rms(t)))
+    noise, peak = max(map(rms, noises)), max(float(noise.max()) for noise in noises)
+    ratio = _ratio(rms(error), max(noise, roundoff * rms(t)))
     peak_ratio = _ratio(float(error.max()), max(peak, roundoff * float(np.abs(t).max(initial=0.0))))
     if ratio > criterion.limit:
         return ratio, f"its error is {ratio:.3g} times that of the original"
@@ -219,7 +225,7 @@ def _outside(error: Array, allowed: Array) -> str | None:
     return f"{count} of {error.size} elements exceed the tolerance, by errors of up to {worst:.3g}"
 
 
-def _rms(x: Array) -> float:
+def rms(x: Array) -> float:
     """Root mean square, scaled first so that 1e300 does not overflow."""
     largest = float(np.abs(x).max(initial=0.0))
     if largest == 0:

@@ -1,4 +1,4 @@
-"""What two models compute: the truth, the original in several ways, the rewritten model."""
+"""What two models compute: the truth, the original in several ways, the changed model."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -46,7 +46,6 @@ _DRAWS_OF_CODES = 16
 RUNS, MOST_RUNS = 2, 8
 
 Outputs = dict[str, Array]
-Pair = tuple[ModelSource, ModelSource]
 Done = Callable[[int], None]
 
 
@@ -65,20 +64,20 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the models computed, per sample: truths, originals (several runs), rewritten.
+    """What the original computed, per sample: truths, and its own runs in several ways.
 
-    engine: the runtime that ran them; None: the interpreter did. depth: nodes on the longest path
-    of the original. reason: why there is no float64 truth; None where there is. noise: what the
-    runs of the original show, in words.
+    engine: the runtime that ran it; None: the interpreter did. optimize: whether a changed model is
+    to run with graph optimizations too. depth: nodes on the longest path of the original. reason:
+    why there is no float64 truth; None where there is. noise: what its runs show, in words.
     """
 
     method: str
     runtime: str
     truths: list[Outputs]
     originals: list[list[Outputs]]
-    rewritten: list[Outputs]
     depth: int
     engine: OnnxRuntime | None = None
+    optimize: bool = True
     reason: str | None = None
     noise: str = "ONNX Runtime's, with or without optimizations"
 
@@ -152,15 +151,26 @@ def _truths(model: ir.Model, feeds: Sequence[Feeds], limit_bytes: int, done: Don
     return truths
 
 
-def gather(pair: Pair, sampled: Sampled, engine: OnnxRuntime) -> Evidence:
-    """Runs both models in their own precision.
+def sample_given(
+    model: ir.Model, feeds: Sequence[Outputs], *, limit_bytes: int, done: Done
+) -> Sampled:
+    """Runs the model in float64 on inputs that are data."""
+    try:
+        return Sampled([*feeds], _truths(model, feeds, limit_bytes, done), "")
+    except ResourceLimitError:
+        raise
+    except ModelError as error:
+        return Sampled([*feeds], None, str(error))
 
-    Raises ModelError where the original does not run, VerificationError where the rewritten model
-    does not, or where there is nothing to compare with.
+
+def gather(original: ModelSource, sampled: Sampled, engine: OnnxRuntime) -> Evidence:
+    """Runs the original in its own precision.
+
+    Raises ModelError where it does not run, VerificationError where there is nothing to compare
+    with.
     """
     if sampled.truths is None:
-        return _against_runtime(pair, sampled, engine)
-    original, rewritten = pair
+        return _against_runtime(original, sampled, engine)
     feeds, depth = sampled.feeds, _depth(original.model)
     reason = why_not_onnxruntime(original.model)
     if reason is None:
@@ -169,25 +179,19 @@ def gather(pair: Pair, sampled: Sampled, engine: OnnxRuntime) -> Evidence:
         except CannotRun as error:
             reason = str(error)
         else:
-            changed = _run_rewritten(engine, rewritten, feeds, optimize=True)
-            return Evidence(
-                "float64", engine.label, sampled.truths, originals, changed, depth, engine
-            )
-    originals = [native(original.model, feeds)]
-    changed = native(rewritten.model, feeds)
+            truths = sampled.truths
+            return Evidence("float64", engine.label, truths, originals, depth, engine)
     return Evidence(
         "float64",
         f"interpreter ({reason})",
         sampled.truths,
-        originals,
-        changed,
+        [native(original.model, feeds)],
         depth,
         noise="the interpreter's, in the types of the model",
     )
 
 
-def _against_runtime(pair: Pair, sampled: Sampled, engine: OnnxRuntime) -> Evidence:
-    original, rewritten = pair
+def _against_runtime(original: ModelSource, sampled: Sampled, engine: OnnxRuntime) -> Evidence:
     missing = why_not_onnxruntime(original.model)
     if missing is not None:
         raise VerificationError(
@@ -207,33 +211,33 @@ def _against_runtime(pair: Pair, sampled: Sampled, engine: OnnxRuntime) -> Evide
             f"not suit the model, give others with --inputs; a model that cannot be run here can "
             f"only be written with --no-check ({error})"
         ) from error
-    changed = _run_rewritten(engine, rewritten, sampled.feeds, optimize=False)
-    label = f"{engine.label} (no float64 run: {sampled.reason})"
-    depth = _depth(original.model)
     return Evidence(
         "onnxruntime",
-        label,
+        f"{engine.label} (no float64 run: {sampled.reason})",
         plain,
         [optimized],
-        changed,
-        depth,
+        _depth(original.model),
         engine,
+        optimize=False,
         reason=f"there is no float64 run: {sampled.reason}",
         noise="what its optimizations change",
     )
 
 
-def _shown(feeds: Feeds) -> str:
-    return ", ".join(f"{name}:{','.join(map(str, x.shape))}" for name, x in feeds.items())
-
-
-def _run_rewritten(
-    engine: OnnxRuntime, rewritten: ModelSource, feeds: Sequence[Feeds], *, optimize: bool
+def run_changed(
+    changed: ModelSource, feeds: Sequence[Feeds], engine: OnnxRuntime | None, *, optimize: bool
 ) -> list[Outputs]:
+    """Runs the changed model as the original ran; raises VerificationError where it does not."""
+    if engine is None:
+        return native(changed.model, feeds)
     try:
-        return engine.run(rewritten, feeds, optimize=optimize)
+        return engine.run(changed, feeds, optimize=optimize)
     except CannotRun as error:
         raise VerificationError(f"the rewritten model does not run: {error}") from error
+
+
+def _shown(feeds: Feeds) -> str:
+    return ", ".join(f"{name}:{','.join(map(str, x.shape))}" for name, x in feeds.items())
 
 
 def _depth(model: ir.Model) -> int:
@@ -245,7 +249,11 @@ def _depth(model: ir.Model) -> int:
 
 
 def with_more_noise(
-    evidence: Evidence, pair: Pair, feeds: Sequence[Feeds], outputs: Iterable[str], seed: int
+    evidence: Evidence,
+    original: ModelSource,
+    feeds: Sequence[Feeds],
+    outputs: Iterable[str],
+    seed: int,
 ) -> Evidence:
     """Evidence with further runs of the original, where its noise may have been underrated.
 
@@ -254,11 +262,11 @@ def with_more_noise(
     rounded to codes, because luck decides there. Where ONNX Runtime is compared with itself,
     because its kernels err alike with and without optimizations.
     """
-    model, engine = pair[0].model, evidence.engine
+    model, engine = original.model, evidence.engine
     draws = _draws(evidence, outputs, model)
     more: list[list[Outputs]] = []
     if evidence.method != "float64" and engine is not None:
-        more = _runs_of_disturbed(engine, pair[0], feeds, max(draws, RUNS), seed)
+        more = _runs_of_disturbed(engine, original, feeds, max(draws, RUNS), seed)
     else:
         if _has_halves(model) and engine is not None:
             more.append(native(model, feeds))
@@ -307,28 +315,27 @@ def _has_halves(model: ir.Model) -> bool:
 
 def against_itself(
     evidence: Evidence,
-    pair: Pair,
+    original: ModelSource,
     feeds: Sequence[Feeds],
     outputs: Iterable[str],
     engine: OnnxRuntime,
     seed: int,
     runs: int,
 ) -> Evidence:
-    """The two models without optimizations, against each other.
+    """The original without optimizations, as the truth of a model that runs so too.
 
     For outputs where ONNX Runtime is far from the truth, be it that one of them is wrong or that
     the model is chaotic: the distance would excuse any error. The noise is what moving every weight
     and result by a rounding does to the original in ONNX Runtime, whose own kernels it shows too:
     the largest of at least `runs` runs.
     """
-    original, rewritten = pair
     draws = max(_draws(evidence, outputs, original.model), runs)
     return replace(
         evidence,
         method="onnxruntime",
         truths=engine.run(original, feeds, optimize=False),
         originals=_runs_of_disturbed(engine, original, feeds, draws, seed),
-        rewritten=_run_rewritten(engine, rewritten, feeds, optimize=False),
+        optimize=False,
         reason="ONNX Runtime is so far from a float64 run of the original that the distance would "
         "excuse any error",
         noise="what moving every weight and result by a rounding does to it",

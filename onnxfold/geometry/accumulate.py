@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxfold.geometry.data import Batch
 from onnxfold.geometry.instrument import MeasuredNorm
 from onnxfold.geometry.norm_statistics import NormStatistic
 from onnxfold.geometry.quantities import SIDE_QUANTITIES, error_without_mean, vector_quantities
 from onnxfold.graph import Dim
+from onnxfold.inputs.data import Batch
 
 Mask = npt.NDArray[np.bool_]
 Sums = npt.NDArray[np.float64]

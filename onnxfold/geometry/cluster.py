@@ -14,9 +14,9 @@ from typing import Any
 
 from onnxfold.errors import ModelError, UsageError, one_line
 from onnxfold.geometry.accumulate import Totals
-from onnxfold.geometry.data import Shard
-from onnxfold.geometry.data.shards import optional
 from onnxfold.geometry.work import MOST_DEATHS, BadShard, Task, WholeSession, measured_shard
+from onnxfold.inputs.data import Shard
+from onnxfold.inputs.data.shards import optional
 
 LOCAL = "local"  # the address of a cluster that is started here, and ended with the work
 

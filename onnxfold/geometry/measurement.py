@@ -17,10 +17,10 @@ from onnxfold.errors import DataError, ModelError, UsageError
 from onnxfold.geometry import measuring_state
 from onnxfold.geometry.accumulate import Totals
 from onnxfold.geometry.cluster import in_cluster
-from onnxfold.geometry.data import Data, DataOptions, InputSignature, Shard, open_data
 from onnxfold.geometry.instrument import Instrumented, instrument
 from onnxfold.geometry.measuring_state import Progress
 from onnxfold.geometry.work import BadShard, InPieces, Task, WholeSession, in_processes, in_turn
+from onnxfold.inputs.data import Data, DataOptions, InputSignature, Shard, open_data
 from onnxfold.model_io.digest import digest
 from onnxfold.model_io.sources import Source
 from onnxfold.model_io.staging import StagingFolder

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from onnxfold.geometry.data.shards import optional
 from onnxfold.geometry.figures import Figure, figures_of
+from onnxfold.inputs.data.shards import optional
 
 _TEXT = "#123457"  # stands for the colour of the page's text
 _PRINTED = "#222222"

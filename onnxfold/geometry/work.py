@@ -22,9 +22,9 @@ from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import OnnxRuntime
 from onnxfold.errors import DataError, ModelError, one_line
 from onnxfold.geometry.accumulate import Tables, Totals, kept_tables, of_tables
-from onnxfold.geometry.data import Batch, Data, Shard
 from onnxfold.geometry.instrument import MeasuredNorm
 from onnxfold.graph import Dim
+from onnxfold.inputs.data import Batch, Data, Shard
 from onnxfold.runtime.library import ONLY_FATAL, runtime_errors
 
 MOST_DEATHS = 3

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnxfold.geometry.data import Batch, Data, Shard
+from onnxfold.inputs.data import Batch, Data, Shard
 
 _PATIENCE_S = 60.0
 

@@ -23,8 +23,8 @@ import onnxfold
 from onnxfold.cli.application import app
 from onnxfold.errors import DataError, DependencyError, UsageError
 from onnxfold.geometry import cluster, measurement
-from onnxfold.geometry.data import open_data
 from onnxfold.geometry.work import Task, in_turn
+from onnxfold.inputs.data import open_data
 from tests.builders import chain_model, model_of, pre_norm_model
 from tests.geometry.deadly import Deadly
 

@@ -17,7 +17,7 @@ import pytest
 import onnxfold
 from onnxfold.errors import UsageError
 from onnxfold.geometry import measurement
-from onnxfold.geometry.data import DataOptions, open_data
+from onnxfold.inputs.data import DataOptions, open_data
 from tests.builders import chain_model
 from tests.geometry.deadly import Deadly, Noting, wait_for
 

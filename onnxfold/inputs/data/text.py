@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from onnxfold.errors import DataError, UsageError
-from onnxfold.geometry.data.input_signature import InputSignature
-from onnxfold.geometry.data.shards import Batch, DataOptions, Shard, blocks, optional
+from onnxfold.inputs.data.input_signature import InputSignature
+from onnxfold.inputs.data.shards import Batch, DataOptions, Shard, blocks, optional
 
 _MADE: dict[str, Callable[[Any], Sequence[int]]] = {
     "input_ids": lambda encoding: encoding.ids,
@@ -32,7 +32,10 @@ def find_tokenizer(options: DataOptions, model: Path | None, data: Path) -> Path
     for place in places:
         if place.is_file():
             return place
-    raise UsageError(f"text needs a tokenizer, and there is no {places[0]}: give --tokenizer FILE")
+    raise UsageError(
+        f"text needs a tokenizer, and there is no {places[0]}: put it there (measure: or "
+        "give --tokenizer FILE)"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from onnxfold.errors import DataError
-from onnxfold.geometry.data.input_signature import InputSignature
-from onnxfold.geometry.data.shards import Batch, DataOptions, Shard, blocks, optional
-from onnxfold.geometry.data.text import Tokens
+from onnxfold.inputs.data.input_signature import InputSignature
+from onnxfold.inputs.data.shards import Batch, DataOptions, Shard, blocks, optional
+from onnxfold.inputs.data.text import Tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnxfold.errors import DataError, UsageError
-from onnxfold.geometry.data.arrays import ArrayFiles
-from onnxfold.geometry.data.images import SUFFIXES, ImageFolder, find_preprocessor
-from onnxfold.geometry.data.input_signature import InputSignature
-from onnxfold.geometry.data.shards import Data, DataOptions
-from onnxfold.geometry.data.synthetic import Synthetic
-from onnxfold.geometry.data.table_files import TableFiles, column_names
-from onnxfold.geometry.data.text import TextFile, Tokens, find_tokenizer
+from onnxfold.inputs.data.arrays import ArrayFiles
+from onnxfold.inputs.data.images import SUFFIXES, ImageFolder, find_preprocessor
+from onnxfold.inputs.data.input_signature import InputSignature
+from onnxfold.inputs.data.shards import Data, DataOptions
+from onnxfold.inputs.data.synthetic import Synthetic
+from onnxfold.inputs.data.table_files import TableFiles, column_names
+from onnxfold.inputs.data.text import TextFile, Tokens, find_tokenizer
 
 _ARRAYS = frozenset({".npz", ".npy"})
 _TABLES = frozenset({".parquet", ".arrow"})
@@ -55,7 +55,7 @@ def _files(data: Path) -> tuple[tuple[Path, ...], str]:
         files = tuple(path for path in found if path.suffix.lower() in kind)
         if files:
             return files, files[0].suffix.lower()
-    raise DataError(f"'{data}' holds nothing to measure on; give {_KINDS}")
+    raise DataError(f"'{data}' holds no data; give {_KINDS}")
 
 
 def _has_columns(file: Path, signature: InputSignature) -> bool:

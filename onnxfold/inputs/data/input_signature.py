@@ -8,9 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import DataError, UsageError
-from onnxfold.geometry.data.shards import Array
 from onnxfold.graph import Dim
 from onnxfold.inputs.bound_sizes import symbols_of
+from onnxfold.inputs.data.shards import Array
 from onnxfold.inputs.roles import index_range, is_mask
 
 
@@ -50,7 +50,7 @@ class Input:
             wanted = ", ".join("?" if str(d).startswith("?") else str(d) for d in self.dims)
             raise DataError(
                 f"{where}: input '{self.name}' is [{wanted}], the data has {list(array.shape)}; "
-                "reshape the data, or choose --batch and --length that the model takes"
+                "reshape the data (measure takes --batch and --length)"
             )
 
     def _check_range(self, array: Array, where: str, first_row: int) -> None:
@@ -60,7 +60,7 @@ class Input:
             raise DataError(
                 f"{where}: row {first_row + int(bad[0][0])} has {value} in input '{self.name}', "
                 f"whose table takes {self.low} to {(self.high or 0) - 1}; use the tokenizer of "
-                "this model, or leave such rows out with --skip-bad"
+                "this model (measure --skip-bad leaves such rows out)"
             )
 
 
@@ -109,7 +109,9 @@ class InputSignature:
 
 def _input(model: ir.Model, value: ir.Value) -> Input:
     if value.dtype is None or value.dtype is ir.DataType.STRING:
-        raise UsageError(f"input '{value.name}' is no tensor of numbers: it cannot be measured")
+        raise UsageError(
+            f"input '{value.name}' is no tensor of numbers: no data can be read for it"
+        )
     limits = index_range(model, value) if value.dtype.is_integer() else None
     return Input(
         name=str(value.name),

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.geometry.data.input_signature import InputSignature
-from onnxfold.geometry.data.shards import Batch, DataOptions, Shard
 from onnxfold.inputs import InputSpec, make_inputs
+from onnxfold.inputs.data.input_signature import InputSignature
+from onnxfold.inputs.data.shards import Batch, DataOptions, Shard
 
 _ROWS = 64
 _DRAWN_TOGETHER = 2  # the batch of the first sample of a draw

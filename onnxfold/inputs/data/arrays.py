@@ -1,6 +1,7 @@
 """Inputs in .npz and .npy files: arrays under the names of the inputs, rows along their axis 0."""
 
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from onnxfold.errors import DataError
-from onnxfold.geometry.data.input_signature import InputSignature
-from onnxfold.geometry.data.shards import Array, Batch, DataOptions, Shard, blocks
+from onnxfold.inputs.data.input_signature import InputSignature
+from onnxfold.inputs.data.shards import Array, Batch, DataOptions, Shard, blocks
+
+# What numpy raises for a file that is damaged or no array; TypeError for a .npy named .npz.
+_UNREADABLE = (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +53,10 @@ class ArrayFiles:
                 return {self._only(file): np.load(file, mmap_mode="r")}
             with np.load(file) as archive:
                 return {name: archive[name] for name in archive.files}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        except _UNREADABLE as error:
             raise DataError(
                 f"{file}: cannot be read as arrays ({error}); write it with numpy.savez, "
-                "or leave it out with --skip-bad"
+                "or remove it (measure --skip-bad leaves it out)"
             ) from error
 
     def _only(self, file: Path) -> str:

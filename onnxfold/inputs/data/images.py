@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxfold.errors import DataError, UsageError
-from onnxfold.geometry.data.input_signature import InputSignature
-from onnxfold.geometry.data.shards import Batch, DataOptions, Shard, blocks, optional
+from onnxfold.inputs.data.input_signature import InputSignature
+from onnxfold.inputs.data.shards import Batch, DataOptions, Shard, blocks, optional
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
 _IMAGE_RANK = 4
@@ -60,7 +60,9 @@ class ImageFolder:
             stop = min(start + self.options.batch, shard.stop)
             images = [_prepared(self.files[row], config, row) for row in range(start, stop)]
             if len({image.shape for image in images}) > 1:
-                raise DataError(f"{shard.label}: images of different sizes; use --batch 1")
+                raise DataError(
+                    f"{shard.label}: images of different sizes; run them one by one (--batch 1)"
+                )
             feeds = self.signature.suited({name: np.stack(images)}, shard.label, start)
             yield Batch(feeds, stop - start, start)
 
@@ -72,7 +74,7 @@ def _prepared(file: Path, config: Mapping[str, Any], row: int) -> Array:
             image = opened.convert("RGB")
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{file} (row {row}): no image ({error}); remove it, or use --skip-bad"
+            f"{file} (row {row}): no image ({error}); remove it (measure --skip-bad leaves it out)"
         ) from error
     if config.get("do_resize", True) and "size" in config:
         image = image.resize(_target(image.size, config["size"]), config.get("resample", 2))

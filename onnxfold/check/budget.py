@@ -1,0 +1,238 @@
+"""Error budgets: whether a model of reduced precision is near enough to the original.
+
+The criterion of ``onnxfold.check.criterion`` asks for the errors of rounding alone, and a model in
+int8 errs by thousands of times as much.  What is near enough is then a number that its user
+chooses: a budget.  Docs: docs/verify.md, with the measurements behind the defaults.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxfold.check.criterion import kind_of_number
+from onnxfold.check.error_metrics import OF_LOGITS, Metric, applies, differing, errors
+from onnxfold.check.evidence import Outputs
+from onnxfold.check.reference import Array, is_wide_float, unit_roundoff
+from onnxfold.errors import UsageError
+
+__all__ = ["Budget", "BudgetReport", "Metric", "OutputError", "judge_budget"]
+
+# By precision: the largest relative error and 1 - cos of any sample.  With independent errors
+# 1 - cos = relative^2 / 2, so that the second is what the first allows.
+_DEFAULTS = {
+    "fp16": {Metric.RELATIVE: 0.01, Metric.COSINE: 5e-5},
+    "bf16": {Metric.RELATIVE: 0.05, Metric.COSINE: 1.25e-3},
+    "int8": {Metric.RELATIVE: 0.2, Metric.COSINE: 0.02},
+    "int4": {Metric.RELATIVE: 0.4, Metric.COSINE: 0.08},
+}
+_FLOATING = "floating numbers"
+_WORDS = {
+    Metric.RELATIVE: "relative error",
+    Metric.COSINE: "1 - cosine",
+    Metric.TOP1: "share of other answers",
+    Metric.KL: "KL divergence",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The largest error that is allowed, by metric; all of them hold.
+
+    Relative error, 1 - cosine and KL are those of the worst sample; top1 is the share over all
+    rows of all samples, since a sample of one row is right or wrong.  Of outputs that are no
+    floating numbers the share of elements that differ is held to the limit of top1, or to that of
+    the relative error where there is none, or must be 0.
+    """
+
+    limits: Mapping[Metric, float]
+
+    def __post_init__(self) -> None:
+        if not self.limits:
+            raise UsageError("an error budget needs a limit for one metric at least")
+        for metric, limit in self.limits.items():
+            if not (math.isfinite(limit) and limit >= 0):
+                raise UsageError(f"the largest {metric} error must be 0 or more, not {limit}")
+
+    @classmethod
+    def default(cls, precision: str) -> "Budget":
+        """The budget of a precision: fp16, bf16, int8 or int4; raises UsageError for others."""
+        if precision not in _DEFAULTS:
+            raise UsageError(
+                f"there is no budget for '{precision}'; there are {', '.join(_DEFAULTS)}"
+            )
+        return cls(_DEFAULTS[precision])
+
+    @property
+    def share(self) -> float:
+        """The share of elements that may differ in outputs that are no floating numbers."""
+        return self.limits.get(Metric.TOP1, self.limits.get(Metric.RELATIVE, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class OutputError:
+    """One output: by metric the mean and the worst over samples, the worst sample, the fault.
+
+    The means are over all rows.  Metrics of logits are measured only where the budget names them.
+    """
+
+    name: str
+    dtype: str
+    mean: Mapping[Metric, float]
+    worst: Mapping[Metric, float]
+    worst_sample: int
+    fault: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetReport:
+    """Whether a budget holds; sentence: why not, one line that names output and metric."""
+
+    passed: bool
+    outputs: tuple[OutputError, ...]
+    sentence: str | None
+
+    def to_json(self) -> dict[str, object]:
+        """The same as a dictionary for JSON, in which numbers that are not finite become null."""
+        return {
+            "passed": self.passed,
+            "sentence": self.sentence,
+            "outputs": [
+                {
+                    "name": output.name,
+                    "dtype": output.dtype,
+                    "mean": _finite(output.mean),
+                    "worst": _finite(output.worst),
+                    "worst_sample": output.worst_sample,
+                    "fault": output.fault,
+                }
+                for output in self.outputs
+            ],
+        }
+
+
+def judge_budget(
+    truths: Sequence[Outputs], outputs: Sequence[Outputs], budget: Budget
+) -> BudgetReport:
+    """Whether outputs of the same samples are within a budget of the truths.
+
+    Another shape, another kind of type, NaN or infinities in other places and outputs that only one
+    of the two has are faults whatever the budget.
+    """
+    if not truths or len(truths) != len(outputs):
+        raise UsageError(f"{len(outputs)} samples cannot be compared with {len(truths)} truths")
+    names, given = list(truths[0]), list(outputs[0])
+    new = [name for name in given if name not in names]
+    found = [
+        _judged(name, [t[name] for t in truths], [o[name] for o in outputs], budget)
+        if name in given
+        else _failed(name, truths[0][name], _missing(new))
+        for name in names
+    ]
+    found += [_failed(name, outputs[0][name], "the original has no such output") for name in new]
+    faults = [f"output '{e.name}': {e.fault}" for e in found if e.fault is not None]
+    return BudgetReport(not faults, tuple(found), faults[0] if faults else None)
+
+
+def _missing(new: Sequence[str]) -> str:
+    instead = f", but {', '.join(map(repr, new))}" if new else ""
+    return f"the changed model has no such output{instead}"
+
+
+def _failed(name: str, array: Array, fault: str, sample: int = 0) -> OutputError:
+    return OutputError(name, str(array.dtype), {}, {}, sample, fault)
+
+
+def _judged(
+    name: str, truths: Sequence[Array], outputs: Sequence[Array], budget: Budget
+) -> OutputError:
+    for number, (truth, output) in enumerate(zip(truths, outputs, strict=True)):
+        fault = _misfit(truth, output)
+        if fault is not None:
+            return _failed(name, output, f"in sample {number} {fault}", number)
+    if _kind(outputs[0]) != _FLOATING:
+        shares = [differing(t, o) for t, o in zip(truths, outputs, strict=True)]
+        limits = {Metric.TOP1: budget.share}
+        return _held(name, outputs[0], {Metric.TOP1: shares}, [t.size for t in truths], limits)
+    ts, rs = [_real(x) for x in truths], [_real(x) for x in outputs]
+    if any(t.size for t in ts) and not any(np.isfinite(t).any() for t in ts):
+        return _failed(name, outputs[0], "all of its truth is NaN or infinite")
+    fitting = [m for m in Metric if all(applies(m, t.shape) for t in ts)]
+    limits = {m: limit for m, limit in budget.limits.items() if m in fitting}
+    if not limits:
+        wanted = " or ".join(budget.limits)
+        fault = f"of shape {list(ts[0].shape)} it has no {wanted} error: limit the relative one too"
+        return _failed(name, outputs[0], fault)
+    roundoff = unit_roundoff(np.real(outputs[0]).dtype)
+    values = {m: errors(m, ts, rs, roundoff) for m in fitting if m in limits or m not in OF_LOGITS}
+    rows = [t.size // max((1, *t.shape[-1:])) for t in ts]
+    return _held(name, outputs[0], values, rows, limits)
+
+
+def _misfit(truth: Array, output: Array) -> str | None:
+    """What makes two arrays no match, whatever their numbers."""
+    if output.shape != truth.shape:
+        return f"its shape is {list(output.shape)}, not {list(truth.shape)}"
+    kind, wanted = _kind(output), _kind(truth)
+    if kind != wanted:
+        return f"its type is {output.dtype}, {kind}, not {wanted}"
+    if kind != _FLOATING:
+        return None
+    # What float32 cannot hold is infinite in the original too.
+    with np.errstate(over="ignore"):
+        single = _real(truth).astype(np.promote_types(np.float32, np.real(output).dtype))
+    count = int(np.count_nonzero(kind_of_number(_real(output)) != kind_of_number(single)))
+    return f"{count} of {truth.size} elements differ in being NaN or infinite" if count else None
+
+
+def _kind(array: Array) -> str:
+    dtype = array.dtype
+    if dtype.kind == "c" or is_wide_float(dtype):
+        return _FLOATING
+    if dtype.kind in "iu":
+        return "integers"
+    names = {"b": "booleans", "O": "strings", "U": "strings", "S": "strings"}
+    return names.get(dtype.kind, str(dtype))  # float8 and other codes
+
+
+def _real(array: Array) -> Array:
+    """The numbers in float64; complex ones as pairs."""
+    if array.dtype.kind != "c":
+        return array.astype(np.float64, copy=False)
+    return np.stack([array.real, array.imag], axis=-1).astype(np.float64)
+
+
+def _held(
+    name: str,
+    output: Array,
+    values: Mapping[Metric, Sequence[float]],
+    weights: Sequence[int],
+    limits: Mapping[Metric, float],
+) -> OutputError:
+    """The errors of an output, and what is over its limit."""
+    weight = weights if sum(weights) else None
+    mean = {m: float(np.average(each, weights=weight)) for m, each in values.items()}
+    worst = {m: max(each) for m, each in values.items()}
+    held = {m: mean[m] if m is Metric.TOP1 else worst[m] for m in limits}
+    decisive = max(limits, key=lambda m: _used(held[m], limits[m]))
+    sample = int(np.argmax(values[decisive]))
+    fault = None
+    if not held[decisive] <= limits[decisive]:
+        where = "over all samples" if decisive is Metric.TOP1 else f"in sample {sample}"
+        fault = (
+            f"its {_WORDS[decisive]} is {held[decisive]:.3g} {where}, and the budget allows "
+            f"{limits[decisive]:.3g}"
+        )
+    return OutputError(name, str(output.dtype), mean, worst, sample, fault)
+
+
+def _used(held: float, limit: float) -> float:
+    """The error in multiples of its limit."""
+    if limit > 0:
+        return held / limit
+    return 0.0 if held == 0 else math.inf
+
+
+def _finite(errors: Mapping[Metric, float]) -> dict[str, float | None]:
+    return {str(m): value if math.isfinite(value) else None for m, value in errors.items()}

@@ -1,0 +1,309 @@
+"""The original's outputs on inputs, computed once, and what other models compute against them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from onnxfold.check.budget import Budget, BudgetReport, judge_budget
+from onnxfold.check.criterion import AcceptanceCriterion, Judgement, judge
+from onnxfold.check.evidence import (
+    FLOAT64_LIMIT_BYTES,
+    MOST_RUNS,
+    RUNS,
+    Evidence,
+    Outputs,
+    Sampled,
+    against_itself,
+    gather,
+    run_changed,
+    sample,
+    sample_given,
+    with_more_noise,
+)
+from onnxfold.check.locate import locate
+from onnxfold.check.memory import available_bytes
+from onnxfold.check.reference import is_code, is_wide_float
+from onnxfold.check.result import FAR, ModelSource, OutputCheck, Verification
+from onnxfold.check.runners import Feeds, OnnxRuntime
+from onnxfold.errors import ModelError, UsageError
+from onnxfold.graph import node_label, operator
+from onnxfold.inputs import InputSpec
+from onnxfold.options import DEFAULT_NOISE_LIMIT
+
+Progress = Callable[[int, int], None]
+Found = dict[str, list[Judgement]]
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """Inputs, the first ``drawn`` of which were drawn, and what the original computes for them.
+
+    single: why drawn batches hold one, where the original ran on no others.
+    """
+
+    feeds: Sequence[Feeds]
+    evidence: Evidence
+    drawn: int
+    seed: int
+    single: str | None = None
+    _noisier: dict[tuple[str, ...], Evidence] = field(default_factory=dict, repr=False)
+
+    @property
+    def outputs(self) -> Sequence[Outputs]:
+        """The truth for each sample: float64, or unoptimized ONNX Runtime's for `reason`."""
+        return self.evidence.truths
+
+    @property
+    def method(self) -> str:
+        """What the truth is: "float64", or "onnxruntime" where no float64 run could be had."""
+        return self.evidence.method
+
+    @property
+    def reason(self) -> str | None:
+        """Why there is no float64 run; None where there is."""
+        return self.evidence.reason
+
+    def noisier(self, original: ModelSource, names: Sequence[str]) -> Evidence:
+        """Evidence with further runs of the original, for outputs that failed by the first."""
+        key = tuple(names)
+        if key not in self._noisier:
+            self._noisier[key] = with_more_noise(
+                self.evidence, original, self.feeds, names, self.seed
+            )
+        return self._noisier[key]
+
+
+def truth_of(  # noqa: PLR0913  # each is an option of the command line
+    source: ModelSource,
+    *,
+    spec: InputSpec | None = None,
+    samples: int = 2,
+    seed: int = 0,
+    data: Sequence[Outputs] = (),
+    providers: Sequence[str] | None = None,
+    memory_bytes: int | None = None,
+    float64_limit_bytes: int = FLOAT64_LIMIT_BYTES,
+    progress: Progress | None = None,
+) -> Truth:
+    """Runs the original in float64, and in its own precision, on drawn inputs and on data.
+
+    Where no float64 run can be had (an operator without a kernel, a tensor of more than
+    `float64_limit_bytes`, too many parameters), the truth is its run in ONNX Runtime without
+    optimizations. `memory_bytes`: what the runs may take, by default most of what is free.
+
+    Raises UsageError for options or inputs that make no sense, ModelError where the original cannot
+    be run, VerificationError where there is nothing to compare with.
+    """
+    total = samples + len(data)
+    if samples < 0 or not total:
+        raise UsageError(f"a verification needs at least 1 sample, not {total}")
+    memory_bytes = available_bytes() if memory_bytes is None else memory_bytes
+    if memory_bytes is not None:
+        if memory_bytes < 1:
+            raise UsageError(f"the memory of a verification must be positive, not {memory_bytes}")
+        float64_limit_bytes = min(float64_limit_bytes, memory_bytes // 2)
+    engine = OnnxRuntime.of(providers, memory_bytes)
+
+    def done(count: int) -> None:
+        if progress is not None:
+            progress(count, total)
+
+    sampled = Sampled([], [], "")
+    if samples:
+        sampled = sample(
+            source.model,
+            spec or InputSpec(),
+            count=samples,
+            seed=seed,
+            limit_bytes=float64_limit_bytes,
+            done=done,
+        )
+    if data:
+        given = sample_given(
+            source.model,
+            data,
+            limit_bytes=float64_limit_bytes,
+            done=lambda count: done(samples + count),
+        )
+        sampled = _joined(sampled, given)
+    evidence = gather(source, sampled, engine)
+    done(total)
+    return Truth(sampled.feeds, evidence, samples, seed, sampled.single)
+
+
+def _joined(drawn: Sampled, given: Sampled) -> Sampled:
+    feeds = [*drawn.feeds, *given.feeds]
+    if drawn.truths is None or given.truths is None:
+        return Sampled(feeds, None, drawn.reason or given.reason, drawn.single)
+    return Sampled(feeds, [*drawn.truths, *given.truths], "", drawn.single)
+
+
+def within(changed: ModelSource, truth: Truth, budget: Budget) -> BudgetReport:
+    """Whether a changed model, as ONNX Runtime runs it, is within an error budget of the truth.
+
+    Raises VerificationError where it does not run.
+    """
+    evidence = truth.evidence
+    outputs = run_changed(changed, truth.feeds, evidence.engine, optimize=True)
+    report = judge_budget(evidence.truths, outputs, budget)
+    if report.passed or judge_budget(evidence.truths, evidence.originals[0], budget).passed:
+        return report
+    return replace(report, sentence=f"{report.sentence}; the original itself is not within it")
+
+
+def judged(
+    original: ModelSource,
+    changed: ModelSource,
+    truth: Truth,
+    criterion: AcceptanceCriterion | None = None,
+) -> Verification:
+    """Whether a changed model errs no more than the original, by the criterion of full precision.
+
+    Raises VerificationError where it does not run.
+    """
+    criterion = criterion or AcceptanceCriterion(DEFAULT_NOISE_LIMIT)
+    feeds, seed, evidence = truth.feeds, truth.seed, truth.evidence
+    names = [str(v.name) for v in original.model.graph.outputs]
+    used = dict.fromkeys(names, evidence)
+    found: Found = {}
+
+    @lru_cache
+    def run(optimize: bool) -> list[Outputs]:
+        return run_changed(changed, feeds, evidence.engine, optimize=optimize)
+
+    def judge_by(other: Evidence, outputs: Sequence[str]) -> None:
+        used.update(dict.fromkeys(outputs, other))
+        rewritten = run(other.optimize)
+        found.update({name: _judged(name, other, rewritten, criterion) for name in outputs})
+
+    judge_by(evidence, names)
+    failed = [name for name in names if _fault(found[name]) is not None]
+    if failed and criterion.tolerance is None:
+        judge_by(truth.noisier(original, failed), failed)
+    far = [
+        name for name in names if _fault(found[name]) is None and _is_far(found[name], used[name])
+    ]
+    engine = evidence.engine
+    for runs in (RUNS, MOST_RUNS):
+        if far and criterion.tolerance is None and engine is not None:
+            judge_by(against_itself(evidence, original, feeds, far, engine, seed, runs), far)
+            far = [name for name in far if _fault(found[name]) is not None]
+    checks = [
+        _check(name, run(used[name].optimize)[0][name].dtype, found[name], used[name], criterion)
+        for name in names
+    ]
+    passed = all(check.passed for check in checks)
+    pair = (original, changed)
+    return Verification(
+        passed=passed,
+        runtime=evidence.runtime,
+        samples=len(feeds),
+        limit=criterion.limit,
+        outputs=tuple(checks),
+        pieces=_pieces(pair, evidence),
+        worst=None if passed else _worst(pair, feeds, found, checks),
+        single=truth.single,
+    )
+
+
+def _pieces(pair: tuple[ModelSource, ModelSource], evidence: Evidence) -> int:
+    """In how many pieces ONNX Runtime ran the model with more of them; 1 where both were whole."""
+    engine = evidence.engine
+    if engine is None:
+        return 1
+    large = [source.model for source in pair if not engine.fits(source.model)]
+    return max((len(engine.pieces(model).pieces) for model in large), default=1)
+
+
+def _judged(
+    name: str, evidence: Evidence, rewritten: Sequence[Outputs], criterion: AcceptanceCriterion
+) -> list[Judgement]:
+    judgements = []
+    for number, truth in enumerate(evidence.truths):
+        changed = rewritten[number][name]
+        judgements.append(
+            judge(
+                truth[name],
+                [originals[number][name] for originals in evidence.originals],
+                changed,
+                roundoff=evidence.least_noise(changed.dtype),
+                criterion=criterion,
+            )
+        )
+    return judgements
+
+
+def _fault(judgements: Iterable[Judgement]) -> str | None:
+    return next((j.fault for j in judgements if j.fault is not None), None)
+
+
+def _is_far(judgements: Iterable[Judgement], evidence: Evidence) -> bool:
+    """Whether the original in ONNX Runtime is further from the truth than rounding takes it."""
+    return evidence.method == "float64" and any(
+        judgement.original_rms_error > FAR * judgement.size > 0 for judgement in judgements
+    )
+
+
+def _check(
+    name: str,
+    dtype: np.dtype[Any],
+    judgements: Sequence[Judgement],
+    evidence: Evidence,
+    criterion: AcceptanceCriterion,
+) -> OutputCheck:
+    counts = np.asarray([truth[name].size for truth in evidence.truths], dtype=np.float64)
+
+    def pooled(errors: Iterable[float]) -> float:
+        squares = np.square(np.fromiter(errors, dtype=np.float64))
+        return float(np.sqrt(np.sum(counts * squares) / max(counts.sum(), 1.0)))
+
+    if criterion.tolerance is not None:
+        allowed = "the tolerance that was given"
+    elif not is_wide_float(dtype):
+        allowed = "integers must be equal, save where the original's own runs differ"
+        if is_code(dtype):
+            allowed += f", and codes be the next in {criterion.limit:g} times as many places"
+    else:
+        allowed = f"{criterion.limit:g} times the original's noise: {evidence.noise}"
+    return OutputCheck(
+        name=name,
+        dtype=str(dtype),
+        method=evidence.method,
+        bound=max(j.bound for j in judgements),
+        allowed=allowed,
+        reason=evidence.reason,
+        relative_noise=max(
+            (j.original_rms_error / j.size for j in judgements if j.size), default=0.0
+        ),
+        max_abs_error=max(j.max_abs_error for j in judgements),
+        rms_error=pooled(j.rms_error for j in judgements),
+        original_rms_error=pooled(j.original_rms_error for j in judgements),
+        noise_ratio=max(j.noise_ratio for j in judgements),
+        passed=_fault(judgements) is None,
+        elements=sum(truth[name].size for truth in evidence.truths),
+        compared=sum(j.compared for j in judgements),
+    )
+
+
+def _worst(
+    pair: tuple[ModelSource, ModelSource],
+    feeds: Sequence[Feeds],
+    found: Found,
+    checks: Sequence[OutputCheck],
+) -> str:
+    check = max((c for c in checks if not c.passed), key=lambda c: c.noise_ratio)
+    judgements = found[check.name]
+    sentence = f"output {check.name!r}: {_fault(judgements)}"
+    if check.method != "float64":  # no float64 run tells them apart, so there is none to look into
+        return sentence
+    at = max(range(len(judgements)), key=lambda n: judgements[n].noise_ratio)
+    try:
+        node = locate(pair[0].model, pair[1].model, feeds[at])
+    except ModelError:
+        return sentence
+    if node is None:
+        return sentence
+    return f"{sentence}; the first node that differs is {node_label(node)!r} ({operator(node)})"

@@ -1,0 +1,17 @@
+"""Data to run models on: arrays, text, tables, images, or made-up inputs, as shards of rows."""
+
+from onnxfold.inputs.data.choose import open_data
+from onnxfold.inputs.data.input_signature import InputSignature
+from onnxfold.inputs.data.samples import DataSamples, read_samples
+from onnxfold.inputs.data.shards import Batch, Data, DataOptions, Shard
+
+__all__ = [
+    "Batch",
+    "Data",
+    "DataOptions",
+    "DataSamples",
+    "InputSignature",
+    "Shard",
+    "open_data",
+    "read_samples",
+]

@@ -1,0 +1,105 @@
+"""A truth that is computed once, and models that are judged against it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnxfold.check import ModelSource, evidence
+from onnxfold.check.budget import Budget, Metric
+from onnxfold.check.compare import verify
+from onnxfold.check.truth import judged, truth_of, within
+from onnxfold.errors import UsageError, VerificationError
+from onnxfold.inputs import make_inputs
+from onnxfold.inputs.spec import InputSpec
+from tests.check.verified import one_gamma, single
+from tests.folded import model, weights
+
+
+def source(w=None, **options) -> ModelSource:
+    return ModelSource(model(weights() if w is None else w, **options))
+
+
+def test_many_candidates_are_judged_against_one_float64_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original, right = source(), source(weights().centred(), rms=True)
+    wrong = source(one_gamma(weights().centred()), rms=True)
+    truth = truth_of(original, samples=3, seed=5)
+    monkeypatch.setattr(evidence, "run", pytest.fail)
+    assert (truth.method, truth.reason, truth.drawn, len(truth.outputs)) == ("float64", None, 3, 3)
+    assert truth.outputs[0]["y"].dtype == np.float64
+    found = [judged(original, changed, truth) for changed in (right, wrong)]
+    assert [one.passed for one in found] == [True, False]
+    monkeypatch.undo()
+    assert found == [verify(original, changed, samples=3, seed=5) for changed in (right, wrong)]
+
+
+def test_further_runs_of_the_original_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, wrong = source(), source(one_gamma(weights()))
+    truth = truth_of(original)
+    calls = []
+    from onnxfold.check import truth as module
+
+    real = module.with_more_noise
+    monkeypatch.setattr(module, "with_more_noise", lambda *a: calls.append(a) or real(*a))
+    for _ in range(3):
+        assert not judged(original, wrong, truth).passed
+    assert len(calls) == 1
+
+
+def test_data_comes_after_what_is_drawn_and_may_come_alone() -> None:
+    original = source()
+    data = make_inputs(original.model, InputSpec(), count=2, seed=9)
+    truth = truth_of(original, samples=1, data=data)
+    assert (len(truth.feeds), truth.drawn) == (3, 1)
+    alone = truth_of(original, samples=0, data=data)
+    assert alone.drawn == 0
+    np.testing.assert_array_equal(alone.outputs[0]["y"], truth.outputs[1]["y"])
+    assert judged(original, source(weights().centred(), rms=True), alone).samples == 2
+    with pytest.raises(UsageError, match="at least 1 sample, not 0"):
+        truth_of(original, samples=0)
+
+
+def test_without_a_float64_run_onnxruntime_is_the_truth_of_all_samples() -> None:
+    body = "n = LayerNormalization (x, g)  y = com.microsoft.BiasGelu (n, g)"
+    graph = single(body, "float[4, 8] x")
+    graph.graph.initializers.add(
+        ir.Value(name="g", const_value=ir.tensor(np.ones(8, np.float32), name="g"))
+    )
+    for node in graph.graph:
+        for i, value in enumerate(node.inputs):
+            if value is not None and value.name == "g":
+                node.replace_input_with(i, graph.graph.initializers["g"])
+    data = [{"x": np.ones((4, 8), np.float32)}]
+    original = ModelSource(graph)
+    truth = truth_of(original, samples=1, data=data, float64_limit_bytes=8)
+    assert truth.method == "onnxruntime"
+    assert "too large for a float64 run" in str(truth.reason)
+    assert len(truth.outputs) == 2
+    assert judged(original, original, truth).passed
+    assert within(original, truth, Budget({Metric.RELATIVE: 1e-6})).passed
+
+
+def test_a_budget_is_held_against_the_truth() -> None:
+    w = weights()
+    original = source(w)
+    near = source(replace(w, W=(w.W * np.float32(1.001)).astype(w.W.dtype)))
+    truth = truth_of(original)
+    assert not judged(original, near, truth).passed
+    assert within(near, truth, Budget({Metric.RELATIVE: 0.01})).passed
+    refused = within(near, truth, Budget({Metric.RELATIVE: 1e-5}))
+    assert "output 'y': its relative error is" in str(refused.sentence)
+    hopeless = within(near, truth, Budget({Metric.RELATIVE: 1e-12}))
+    assert str(hopeless.sentence).endswith("; the original itself is not within it")
+
+
+def test_a_model_that_does_not_load_is_not_within_any_budget() -> None:
+    truth = truth_of(source())
+    broken = source()
+    next(iter(broken.model.graph)).op_type = "Gather" + "Nothing"
+    with pytest.raises(VerificationError, match="does not run"):
+        within(broken, truth, Budget({Metric.RELATIVE: 1.0}))
