@@ -208,7 +208,24 @@ def _race(job: Document) -> Document:
     return {"seconds": take_turns(runs, counts).tolist()}
 
 
-_JOBS: Mapping[str, Callable[[Document], Document]] = {"step": _step, "run": _run, "race": _race}
+def _blame(job: Document) -> Document:
+    """Return names of nodes of a file before a step, by what they add to the error after it."""
+    from onnxfold import model_io
+    from onnxfold.check.blame import rank
+    from onnxfold.check.result import ModelSource
+
+    before, after = (
+        ModelSource(model_io.load(path), path) for path in (Path(job["before"]), Path(job["after"]))
+    )
+    return {"nodes": rank(before, after, _loaded(job["feeds"]), _loaded(job["truths"]))}
+
+
+_JOBS: Mapping[str, Callable[[Document], Document]] = {
+    "step": _step,
+    "run": _run,
+    "race": _race,
+    "blame": _blame,
+}
 
 if __name__ == "__main__":
     sys.exit(main(Path(sys.argv[1])))

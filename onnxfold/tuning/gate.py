@@ -2,7 +2,8 @@
 
 The truth is a float64 run of the input model. Without a change of precision a candidate passes as
 a fold does: it may err at most a small multiple of what the input model errs itself on the device.
-A reduced precision has an error budget (`onnxfold.check.budget`).
+A reduced precision has an error budget (`onnxfold.check.budget`), on the user's data where there is
+some, otherwise on drawn inputs.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from onnxfold.check.compare import check_interface
 from onnxfold.check.budget import Budget, Metric, judge_budget
 from onnxfold.check.criterion import AcceptanceCriterion
 from onnxfold.check.evidence import Outputs
 from onnxfold.check.result import ModelSource
 from onnxfold.check.truth import Truth, judged
-from onnxfold.errors import UsageError
+from onnxfold.errors import UsageError, VerificationError
 from onnxfold.options import DEFAULT_NOISE_LIMIT
 from onnxfold.tuning.options import Precision, TuneOptions
 
@@ -56,11 +58,19 @@ class Gate:
 
         The session has all optimizations, or none where that is asked for.
         """
+        try:
+            check_interface(self.source, candidate)
+        except VerificationError as error:
+            return Verdict(False, str(error))
         if precision is Precision.FP32 and self.options.max_error is None:
             criterion = AcceptanceCriterion(DEFAULT_NOISE_LIMIT)
             found = judged(self.source, candidate, self.truth, criterion, run)
             return Verdict(found.passed, found.worst, {"noise_ratio": found.noise_ratio})
-        report = judge_budget(self.truth.outputs, run(True), self.budget(precision))
+        # Numbers that no user would give exceed the ranges that data has shown a quantizer.
+        first = self.truth.drawn if self.options.data is not None else 0
+        report = judge_budget(
+            self.truth.outputs[first:], run(True)[first:], self.budget(precision)
+        )
         worst: dict[str, float] = {}
         for output in report.outputs:
             for metric, error in output.worst.items():

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -25,15 +25,20 @@ class JobFailed(OnnxfoldError):  # noqa: N818
     """A job did not do its work; the message is one line and says why."""
 
 
+class JobTookTooLong(JobFailed):
+    """A job did not end within its seconds."""
+
+
 @dataclass(slots=True)
 class Processes:
-    """Runs jobs of `onnxfold.tuning.child`, each in a folder of its own inside `folder`.
+    """Runs jobs, each by a command of its own in a folder of its own inside `folder`.
 
     memory_bytes: what one may allocate; None where that is not bounded.
     """
 
     folder: Path
     memory_bytes: int | None = None
+    command: Sequence[str] = (sys.executable, "-m", "onnxfold.tuning.child")
     _numbers: Iterator[int] = field(default_factory=count)
 
     def run(self, kind: str, seconds: float, **job: Any) -> dict[str, Any]:
@@ -43,19 +48,18 @@ class Processes:
         try:
             document = {"kind": kind, "memory": self.memory_bytes, **job}
             (place / "job.json").write_text(json.dumps(document), encoding="utf-8")
-            code = _ended(place, seconds)
+            code = _ended(self.command, place, seconds)
             return _result(place, code)
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _ended(place: Path, seconds: float) -> int:
-    """Run a job to its end and return how that was; raises JobFailed beyond the limit."""
-    command = [sys.executable, "-m", "onnxfold.tuning.child", str(place / "job.json")]
+def _ended(command: Sequence[str], place: Path, seconds: float) -> int:
+    """Run a job to its end and return its exit code; raises JobTookTooLong beyond the limit."""
     environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "1", "PYTHONWARNINGS": "ignore"}
     with (place / "stderr").open("wb") as errors:
         process = subprocess.Popen(  # noqa: S603  # this interpreter, and a file of ours
-            command,
+            [*command, str(place / "job.json")],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
@@ -65,7 +69,7 @@ def _ended(place: Path, seconds: float) -> int:
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired as error:
-            raise JobFailed(f"took more than {seconds:.0f} s") from error
+            raise JobTookTooLong(f"took more than {seconds:.0f} s") from error
         finally:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):

@@ -15,7 +15,7 @@ from onnxfold.check.result import ModelSource
 from onnxfold.check.truth import truth_of
 from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.inputs import InputSpec
-from onnxfold.inputs.data import given
+from onnxfold.inputs.data import read_samples
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.options import Device
 from onnxfold.runtime.library import check_providers
@@ -86,7 +86,7 @@ def _opened(
     memory = options.memory_bytes or available_bytes()
     # What a driver reserves counts as allocated there.
     processes = Processes(scratch, None if options.device is Device.CUDA else memory)
-    data = () if options.data is None else given(source.model, options.data)
+    given = None if options.data is None else read_samples(options.data, source.model, path)
     if listener is not None:
         listener(Progress(0, 1, "running the model in float64", None, options.budget))
     truth = truth_of(
@@ -94,13 +94,13 @@ def _opened(
         spec=InputSpec.parse(options.inputs) if options.inputs else InputSpec(),
         samples=options.samples,
         seed=options.seed,
-        data=data,
+        data=() if given is None else given.feeds,
         providers=options.providers,
         memory_bytes=memory,
     )
     feeds = stored(truth.feeds, scratch)
-    shapes = stored(truth.outputs[:1], scratch, "shapes")[0]
-    trials = Trials(processes, options, path, feeds, shapes)
+    truths = stored(truth.outputs, scratch, "truth")
+    trials = Trials(processes, options, path, feeds, truths)
     try:
         as_it_is = trials.run(path, options.step_seconds, kernels=False)
     except JobFailed as error:

@@ -16,16 +16,16 @@ from onnxfold.tuning.chains import Chain, spelled
 from onnxfold.tuning.facts import ModelFacts
 from onnxfold.tuning.gate import Gate
 from onnxfold.tuning.options import Precision, TuneOptions
-from onnxfold.tuning.processes import JobFailed
+from onnxfold.tuning.processes import JobFailed, JobTookTooLong
 from onnxfold.tuning.publish import model_bytes
 from onnxfold.tuning.steps import STEPS
 from onnxfold.tuning.trials import Trials
-from onnxfold.tuning.workshop import Made, Workshop, missing_packages
+from onnxfold.tuning.workshop import BudgetSpent, Made, Workshop, missing_packages
 
 # What of the budget the final takes, and at most so many seconds.
 _FINAL_SHARE, _FINAL_S = 0.2, 60.0
-# How often a candidate over its error budget is built again without the nodes to blame.
-_SECOND_TRIES = 3
+# How many of the nodes to blame stay as they were when a candidate over its budget is built again.
+_LEFT_ALONE = (2, 8, 24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,9 @@ class Search:
                 for number, (candidate, made) in enumerate(self._built(todo, pool, stop)):
                     self._tell(number, len(todo), candidate.name)
                     self._tried(candidate, made, stop)
-            self._tell(len(todo), len(todo), "timing the fastest in turns")
-            self._final(final)
+            if len(self.options.chains) != 1:
+                self._tell(len(todo), len(todo), "timing the fastest in turns")
+                self._final(final)
         except KeyboardInterrupt:
             if self.best is None:
                 raise
@@ -109,11 +110,17 @@ class Search:
     def _tried(self, candidate: Candidate, made: Future[Made] | None, stop: float) -> None:
         """Judge a candidate and take its first time, both as far as it comes."""
         if made is None or time.monotonic() >= stop:
-            candidate.reason = "the budget was spent"
+            candidate.reason = str(BudgetSpent())
             return
         start = time.monotonic()
         try:
             self._judged(candidate, made.result(), stop)
+        except BudgetSpent as error:
+            candidate.reason = str(error)
+        except JobTookTooLong as error:
+            late = time.monotonic() >= stop
+            candidate.status = Status.SKIPPED if late else Status.FAILED
+            candidate.reason = str(BudgetSpent() if late else error)
         except JobFailed as error:
             candidate.status, candidate.reason = Status.FAILED, str(error)
         candidate.seconds = time.monotonic() - start
@@ -125,14 +132,17 @@ class Search:
             return
         self.digests[made.digest] = candidate.chain
         self._measured(candidate, made, stop)
-        for _ in range(_SECOND_TRIES):
-            step = STEPS[candidate.chain[-1]]
-            if candidate.status is Status.RIGHT or not step.takes_exclusions:
+        if candidate.status is Status.WRONG and STEPS[candidate.chain[-1]].takes_exclusions:
+            self._tried_without_blamed(candidate, made, stop)
+
+    def _tried_without_blamed(self, candidate: Candidate, made: Made, stop: float) -> None:
+        """Build a candidate over its error budget again without the nodes that err most."""
+        before = self.workshop.build(candidate.chain[:-1], stop)
+        ranked = self.trials.ranked(before.path, made.path, stop - time.monotonic())
+        for count in _LEFT_ALONE:
+            if candidate.status is Status.RIGHT or not ranked or time.monotonic() >= stop:
                 return
-            more = self._to_blame(candidate, made, stop)
-            if not more or time.monotonic() >= stop:
-                return
-            candidate.excluded += more
+            candidate.excluded = tuple(ranked[:count])
             made = self.workshop.build(candidate.chain, stop, candidate.excluded)
             self._measured(candidate, made, stop)
 
@@ -170,13 +180,20 @@ class Search:
             return
 
     def chosen(self) -> Candidate | None:
-        """Return what is to be written, None where nothing of what was asked for is right."""
-        asked = [c for c in self.candidates[1:] if c.status is Status.RIGHT]
-        if self.options.chains and len(asked) == 1 == len(self.options.chains):
-            return asked[0]
-        if self.winner is not None and (asked or self._keeps_precision):
+        """Return what is to be written, None where nothing of what was asked for is right.
+
+        Where no final was run, as after an interruption, the first short measurement decides.
+        """
+        right = [c for c in self.candidates[1:] if c.status is Status.RIGHT]
+        if not right and not self._keeps_precision:
+            return None
+        if right and len(self.options.chains) == 1:
+            return right[0]
+        best = self.best
+        if self.winner is not None:
             return self.winner
-        return self.candidates[0] if self._keeps_precision else None
+        faster = best is not None and (best.ratio or 0.0) > 1.0
+        return best if faster else self.candidates[0]
 
     @property
     def _keeps_precision(self) -> bool:

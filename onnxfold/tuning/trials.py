@@ -13,7 +13,7 @@ import numpy as np
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.tuning.candidate import Candidate
 from onnxfold.tuning.options import TuneOptions
-from onnxfold.tuning.processes import Processes
+from onnxfold.tuning.processes import JobFailed, Processes
 
 _ROUNDS, _LEAST_ROUNDS = 400, 9
 
@@ -33,13 +33,13 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """Runs files on stored feeds, the first of which is timed; `shapes` are outputs for that."""
+    """Runs files on stored feeds, the first of which is timed, with stored true outputs."""
 
     processes: Processes
     options: TuneOptions
     source: Path
     feeds: tuple[Path, ...]
-    shapes: Path
+    truths: tuple[Path, ...]
 
     def run(self, path: Path, seconds: float, *, kernels: bool, optimize: bool = True) -> Trial:
         """Run a file on every feed, and beside the input for its time; raises JobFailed."""
@@ -59,6 +59,24 @@ class Trials:
             outputs, result.get("operators") or {}, result.get("milliseconds"), result.get("ratio")
         )
 
+    def ranked(self, before: Path, after: Path, seconds: float) -> list[str]:
+        """Return names of nodes of `before` by what they add to the error of `after`.
+
+        Empty where that cannot be found out, as in time.
+        """
+        try:
+            result = self.processes.run(
+                "blame",
+                seconds,
+                before=str(before),
+                after=str(after),
+                feeds=[str(feed) for feed in self.feeds],
+                truths=[str(truth) for truth in self.truths],
+            )
+        except JobFailed:
+            return []
+        return list(result["nodes"])
+
     def race(self, entrants: Sequence[Candidate], seconds: float) -> Float64:
         """Return the seconds of entrants that take turns: [entrant, round]; raises JobFailed."""
         result = self.processes.run(
@@ -77,7 +95,7 @@ class Trials:
             "providers": list(self.options.providers),
             "threads": self.options.threads,
             "timed": str(self.feeds[0]),
-            "shaped": str(self.shapes),
+            "shaped": str(self.truths[0]),
         }
 
 

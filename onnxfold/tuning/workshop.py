@@ -16,7 +16,7 @@ from onnxfold import model_io
 from onnxfold.options import Device
 from onnxfold.tuning.chains import Chain
 from onnxfold.tuning.facts import ModelFacts
-from onnxfold.tuning.processes import JobFailed, Processes
+from onnxfold.tuning.processes import JobFailed, JobTookTooLong, Processes
 from onnxfold.tuning.steps import STEPS
 
 _Key = tuple[Chain, tuple[str, ...]]
@@ -24,6 +24,13 @@ _Key = tuple[Chain, tuple[str, ...]]
 
 class StepFailed(JobFailed):  # noqa: N818
     """A step of a chain did not do its work; the message names it."""
+
+
+class BudgetSpent(JobFailed):  # noqa: N818
+    """The seconds of the whole search ended before a step did."""
+
+    def __init__(self) -> None:
+        super().__init__("the budget was spent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +81,13 @@ class Workshop:
         number = len(self._made)
         output = self.folder / f"{number}-{name}" / "model.onnx"
         output.parent.mkdir()
-        seconds = max(0.0, min(self.step_seconds, end - time.monotonic()))
+        left = end - time.monotonic()
+        if left <= 0:
+            raise BudgetSpent
         try:
             self.processes.run(
                 "step",
-                seconds,
+                min(left, self.step_seconds),
                 step=name,
                 source=str(before.path),
                 output=str(output),
@@ -90,6 +99,10 @@ class Workshop:
             if not output.is_file():
                 raise JobFailed("wrote no file")
             return Made(output, digest(output))
+        except JobTookTooLong as error:
+            if left < self.step_seconds:
+                raise BudgetSpent from error
+            raise StepFailed(f"{name}: {error} (--step-seconds)") from error
         except JobFailed as error:
             raise StepFailed(f"{name}: {error}") from error
 

@@ -35,6 +35,7 @@ _ORDER = (
     "report",
     "pipeline",
     "geometry",
+    "tuning",
     "api",
     "checkpoint",
     "torch",

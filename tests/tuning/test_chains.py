@@ -1,0 +1,76 @@
+"""Chains: their notation, and which are tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from onnxfold.errors import UsageError
+from onnxfold.options import Device
+from onnxfold.tuning.chains import chains, needs_kernels, parse, precision_of, spelled
+from onnxfold.tuning.options import Precision, TuneOptions
+from onnxfold.tuning.steps import STEPS
+
+_ALL = (Precision.FP32, Precision.FP16, Precision.INT8, Precision.INT4)
+
+
+@pytest.mark.parametrize("text", ["fusions > optimizer", "fusions,optimizer", " fusions>optimizer "])
+def test_a_chain_is_read(text: str) -> None:
+    assert parse(text) == ("fusions", "optimizer")
+    assert parse(spelled(parse(text))) == parse(text)
+
+
+def test_an_unknown_step_is_named_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="no step 'fussions'.*optimizer"):
+        parse("fussions > optimizer")
+
+
+@pytest.mark.parametrize("device", Device)
+def test_chains_are_of_known_steps_and_reduce_once(device: Device) -> None:
+    options = TuneOptions(device=device, precisions=_ALL, data=Path("data"))
+    found = chains(options)
+    assert len(set(found)) == len(found)
+    for chain in found:
+        reducing = [n for n in chain if STEPS[n].precision is not Precision.FP32]
+        assert len(reducing) <= 1
+    assert {precision_of(chain) for chain in found} == set(_ALL)
+
+
+def test_precisions_take_turns_so_that_an_early_end_has_seen_all() -> None:
+    first = chains(TuneOptions(precisions=_ALL))[: len(_ALL)]
+    assert {precision_of(chain) for chain in first} == set(_ALL)
+
+
+def test_only_what_the_user_allows_is_tried() -> None:
+    assert not any(map(needs_kernels, chains(TuneOptions(kernels=False, precisions=_ALL))))
+    without = chains(TuneOptions(precisions=(Precision.INT8,)))
+    with_data = chains(TuneOptions(precisions=(Precision.INT8,), data=Path("data")))
+    assert not any("int8-static" in chain for chain in without)
+    assert any("int8-static" in chain for chain in with_data)
+    assert chains(TuneOptions(chains=("fusions > int8",))) == (("fusions", "int8"),)
+
+
+def test_other_precisions_stay_out() -> None:
+    assert {precision_of(c) for c in chains(TuneOptions())} == {Precision.FP32}
+    only = chains(TuneOptions(precisions=(Precision.INT8,)))
+    assert {precision_of(c) for c in only} == {Precision.INT8}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"budget": 0.0},
+        {"budget": float("nan")},
+        {"samples": 0},
+        {"threads": 0},
+        {"jobs": 0},
+        {"step_seconds": -1.0},
+        {"max_error": -0.1},
+        {"memory": 0.0},
+        {"precisions": ()},
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        TuneOptions(**options)  # type: ignore[arg-type]

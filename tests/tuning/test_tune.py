@@ -1,0 +1,175 @@
+"""`tune` writes what is right alone, whatever the tools do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+import onnxfold
+from onnxfold.errors import ModelError, UsageError, VerificationError
+from onnxfold.tuning import run as tuning
+from onnxfold.tuning import search
+from onnxfold.tuning.candidate import Status
+from onnxfold.tuning.processes import Processes
+from onnxfold.tuning.publish import METADATA_KEY
+from tests.tuning.broken_tools import BROKEN
+
+DIGITS = Path(__file__).parents[2] / "models/digits_vit/digits_vit.onnx"
+HELDOUT = DIGITS.with_name("heldout.npz")
+
+
+def _outputs(path: Path) -> np.ndarray:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    images = np.random.default_rng(0).normal(size=(3, 1, 8, 8)).astype(np.float32)
+    return session.run(None, {session.get_inputs()[0].name: images})[0]
+
+
+def test_one_chain_is_written_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    out = tmp_path / "fast.onnx"
+    result = onnxfold.tune(DIGITS, out, chains=("fold-ort",))
+    assert result.output == out
+    assert result.winner is not None
+    assert result.winner.chain == ("fold-ort",)
+    np.testing.assert_allclose(_outputs(out), _outputs(DIGITS), rtol=0, atol=2e-5)
+    notes = {p.key: p.value for p in onnx.load(out).metadata_props}
+    assert json.loads(notes[METADATA_KEY])["commands"] == [
+        'onnxfold tune IN OUT --chain "fold-ort"'
+    ]
+    assert "onnxfold" in notes, "the note of the fold is still there"
+
+
+def test_the_function_can_be_called_twice(tmp_path: Path) -> None:
+    """The package of its parts has another name, which would replace the function."""
+    assert tuning.__name__ == "onnxfold.tuning.run"
+    assert callable(onnxfold.tune)
+
+
+@pytest.mark.parametrize("name", sorted(BROKEN))
+def test_a_planted_fault_is_a_row_and_never_written(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = (sys.executable, str(Path(__file__).with_name("broken_tools.py")))
+    monkeypatch.setattr(tuning, "Processes", partial(Processes, command=broken))
+    out = tmp_path / "fast.onnx"
+    with pytest.raises(VerificationError) as caught:
+        onnxfold.tune(DIGITS, out, chains=(name,), precision=("fp32", "int8"), step_seconds=20)
+    assert not out.exists()
+    row = caught.value.result.candidates[1]  # type: ignore[attr-defined]
+    assert row.status in (Status.WRONG, Status.FAILED)
+    assert row.reason
+    assert "\n" not in row.reason
+    assert row.reason in str(caught.value)
+
+
+def test_a_broken_tool_does_not_end_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = (sys.executable, str(Path(__file__).with_name("broken_tools.py")))
+    monkeypatch.setattr(tuning, "Processes", partial(Processes, command=broken))
+    out = tmp_path / "fast.onnx"
+    wanted = ("int8-channel", "slim", "fold-ort", "fold-ort > slim")
+    result = onnxfold.tune(DIGITS, out, chains=wanted)
+    assert [c.status for c in result.candidates] == [
+        Status.RIGHT, Status.FAILED, Status.WRONG, Status.RIGHT, Status.WRONG,
+    ]  # fmt: skip
+    assert result.winner is not None
+    assert result.winner.chain in ((), ("fold-ort",))
+
+
+def test_equal_files_are_run_once(tmp_path: Path) -> None:
+    result = onnxfold.tune(
+        DIGITS, tmp_path / "fast.onnx", chains=("fold-ort", "fold-ort > fold-ort")
+    )
+    assert [c.status for c in result.candidates[1:]] == [Status.RIGHT, Status.SAME]
+
+
+def test_the_budget_of_a_precision_decides(tmp_path: Path) -> None:
+    out = tmp_path / "fast.onnx"
+    with pytest.raises(VerificationError, match="nothing of int8 is right.*relative error"):
+        onnxfold.tune(DIGITS, out, chains=("int8",), precision="int8", max_error=1e-6)
+    assert not out.exists()
+    result = onnxfold.tune(
+        DIGITS, out, chains=("int8",), precision="int8", max_error=0.5, metric="relative"
+    )
+    assert result.winner is not None
+    assert result.winner.chain == ("int8",)
+    assert set(result.winner.errors) >= {"relative"}
+
+
+def test_data_is_compared_and_calibrated_on(tmp_path: Path) -> None:
+    out = tmp_path / "fast.onnx"
+    result = onnxfold.tune(
+        DIGITS, out, chains=("int8-static",), precision="int8", data=HELDOUT, samples=1
+    )
+    assert result.winner is not None
+    kinds = {node.op_type for node in onnx.load(out).graph.node}
+    assert "QuantizeLinear" in kinds
+
+
+def test_candidates_are_kept_where_the_user_says(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    onnxfold.tune(DIGITS, tmp_path / "fast.onnx", chains=("fold-ort",), keep_candidates=kept)
+    assert [path.name for path in kept.iterdir()] == ["01-fold-ort.onnx"]
+    with pytest.raises(UsageError, match="new or an empty folder"):
+        onnxfold.tune(DIGITS, tmp_path / "b.onnx", chains=("fold-ort",), keep_candidates=kept)
+
+
+def test_the_input_is_never_replaced_unasked(tmp_path: Path) -> None:
+    model = tmp_path / "model.onnx"
+    model.write_bytes(DIGITS.read_bytes())
+    with pytest.raises(UsageError):
+        onnxfold.tune(model, model, chains=("fold-ort",))
+    assert model.read_bytes() == DIGITS.read_bytes()
+
+
+def test_a_model_that_no_session_takes_is_one_sentence(tmp_path: Path) -> None:
+    model = onnx.load(DIGITS)
+    model.graph.node[-1].domain = "nowhere"
+    model.opset_import.append(onnx.helper.make_opsetid("nowhere", 1))
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    with pytest.raises((ModelError, VerificationError)) as caught:
+        onnxfold.tune(path, tmp_path / "out.onnx", chains=("slim",))
+    assert "\n" not in str(caught.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_an_interruption_keeps_the_best_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = search.Search._tried
+    seen: list[str] = []
+
+    def interrupted(self: search.Search, *arguments: object) -> None:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append("one")
+        tried(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(search.Search, "_tried", interrupted)
+    out = tmp_path / "fast.onnx"
+    result = onnxfold.tune(DIGITS, out, chains=("fold-ort", "optimizer"))
+    assert result.output == out
+    assert [c.status for c in result.candidates] == [Status.RIGHT, Status.RIGHT, Status.SKIPPED]
+    assert result.winner is not None
+
+
+def test_before_anything_is_right_an_interruption_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: search.Search, *arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search.Search, "_tried", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        onnxfold.tune(DIGITS, tmp_path / "fast.onnx", chains=("fold-ort", "optimizer"))
+    assert not list(tmp_path.iterdir())
