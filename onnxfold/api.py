@@ -179,6 +179,7 @@ def tune(
     device: Device | str = Device.CPU,
     precision: Sequence[str] | str = "fp32",
     data: str | os.PathLike[str] | None = None,
+    metric: str | None = None,
     keep_candidates: str | os.PathLike[str] | None = None,
     progress: "Listener | None" = None,
     **options: Any,
@@ -191,6 +192,7 @@ def tune(
     and its ``result`` has every candidate), UsageError for options that make no sense, ModelError
     for a model that no session takes.
     """
+    from onnxfold.check.error_metrics import Metric
     from onnxfold.tuning import run as tuning
     from onnxfold.tuning.options import TuneOptions, precision_named
 
@@ -199,6 +201,7 @@ def tune(
         device=member(Device, device, f"device '{device}'"),
         precisions=tuple(dict.fromkeys(map(precision_named, names))),
         data=None if data is None else Path(data),
+        metric=None if metric is None else member(Metric, metric, f"metric '{metric}'"),
         keep_candidates=None if keep_candidates is None else Path(keep_candidates),
         **options,
     )

@@ -192,6 +192,18 @@ def runtime_errors() -> tuple[type[Exception], ...]:
     return (*own, RuntimeError, ValueError)
 
 
+def find_cuda(providers: Iterable[Provider]) -> None:
+    """Load the libraries of CUDA that pip installed, where a provider needs them.
+
+    They lie where no loader looks; ONNX Runtime knows the places from 1.21 on.
+    """
+    if device_of(providers) == "cuda":
+        import onnxruntime
+
+        if hasattr(onnxruntime, "preload_dlls"):
+            onnxruntime.preload_dlls()
+
+
 def check_providers(providers: Iterable[str]) -> None:
     """Raise UsageError for providers that the installed ONNX Runtime has not: it takes others."""
     try:

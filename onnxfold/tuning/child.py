@@ -159,11 +159,9 @@ def _dimensions(path: Path, feeds: Mapping[str, Any]) -> tuple[tuple[str, int], 
 
 def _track(job: Document) -> _Track:
     os.environ.setdefault("OMP_NUM_THREADS", str(job["threads"]))
-    if job["providers"][0].startswith("CUDA"):
-        import onnxruntime
+    from onnxfold.runtime.library import find_cuda
 
-        # The libraries of CUDA that pip installs lie where no loader looks.
-        getattr(onnxruntime, "preload_dlls", lambda: None)()
+    find_cuda(job["providers"])
     return _Track(tuple(job["providers"]), job["threads"])
 
 

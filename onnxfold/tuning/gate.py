@@ -45,13 +45,13 @@ class Gate:
         """Return the error budget of a precision, the user's where one was given."""
         metric, limit = self.options.metric, self.options.max_error
         if limit is not None:
-            return Budget({Metric(metric or Metric.RELATIVE): limit})
+            return Budget({metric or Metric.RELATIVE: limit})
         default = Budget.default(precision.value)
         if metric is None:
             return default
         if metric not in default.limits:
             raise UsageError(f"--metric {metric} has no default: name --max-error too")
-        return Budget({Metric(metric): default.limits[Metric(metric)]})
+        return Budget({metric: default.limits[metric]})
 
     def judge(self, run: Run, candidate: ModelSource, precision: Precision) -> Verdict:
         """Return whether a candidate is right; `run` gives its outputs, one mapping for each feed.

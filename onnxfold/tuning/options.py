@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from onnxfold.check.error_metrics import Metric
 from onnxfold.errors import UsageError
 from onnxfold.options import Device, bytes_of, check_number, check_threads, member
 
@@ -38,7 +39,7 @@ class TuneOptions:
     budget: float = DEFAULT_BUDGET_S
     step_seconds: float = 300.0
     memory: float | None = None
-    metric: str | None = None
+    metric: Metric | None = None
     max_error: float | None = None
     kernels: bool = True
     chains: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ from onnxfold.inputs import InputSpec
 from onnxfold.inputs.data import read_samples
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.options import Device
-from onnxfold.runtime.library import check_providers
+from onnxfold.runtime.library import check_providers, find_cuda
 from onnxfold.tuning.candidate import Candidate, Status
 from onnxfold.tuning.chains import chains
 from onnxfold.tuning.facts import guess
@@ -55,6 +55,7 @@ def tune(
     source = Path(model)
     model_io.check_destination(output, source=source, force=options.force)
     check_providers(options.providers)
+    find_cuda(options.providers)
     kept = options.keep_candidates
     if kept is not None and kept.exists() and (not kept.is_dir() or any(kept.iterdir())):
         raise UsageError(f"--keep-candidates {kept}: name a new or an empty folder")
