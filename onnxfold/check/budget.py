@@ -170,6 +170,16 @@ def _judged(
     return _held(name, outputs[0], values, rows, limits)
 
 
+def distance(truth: Array, output: Array) -> float:
+    """The relative error, or the share of elements that differ; infinite where they do not fit."""
+    if _misfit(truth, output) is not None:
+        return math.inf
+    if _kind(output) != _FLOATING:
+        return differing(truth, output)
+    roundoff = unit_roundoff(np.real(output).dtype)
+    return errors(Metric.RELATIVE, [_real(truth)], [_real(output)], roundoff)[0]
+
+
 def _misfit(truth: Array, output: Array) -> str | None:
     """What makes two arrays no match, whatever their numbers."""
     if output.shape != truth.shape:

@@ -67,8 +67,8 @@ def differing(t: Array, r: Array) -> float:
 
 def _relative(truths: Sequence[Array], outputs: Sequence[Array], roundoff: float) -> list[float]:
     told = [_that_tell(t, r, roundoff) for t, r in zip(truths, outputs, strict=True)]
-    sizes = np.array([rms(t) for t, _ in told])
-    usual = _usual(sizes)
+    sizes = [rms(t) for t, _ in told]
+    usual = _usual(np.array(sizes))
     return [
         _quotient(rms(gap), size if size > roundoff * usual else usual)
         for (_, gap), size in zip(told, sizes, strict=True)

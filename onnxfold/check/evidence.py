@@ -25,6 +25,7 @@ from onnxfold.check.runners import (
     Feeds,
     OnnxRuntime,
     native,
+    suited,
     why_not_onnxruntime,
 )
 from onnxfold.errors import ModelError, VerificationError
@@ -228,6 +229,7 @@ def run_changed(
     changed: ModelSource, feeds: Sequence[Feeds], engine: OnnxRuntime | None, *, optimize: bool
 ) -> list[Outputs]:
     """Runs the changed model as the original ran; raises VerificationError where it does not."""
+    feeds = [suited(each, changed.model) for each in feeds]
     if engine is None:
         return native(changed.model, feeds)
     try:

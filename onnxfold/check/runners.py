@@ -21,6 +21,7 @@ from onnxfold.check.pieces import Pieces
 from onnxfold.check.reference import (
     Array,
     Precision,
+    is_floating,
     is_stochastic,
     run,
 )
@@ -248,6 +249,21 @@ def _by_name(session: Any, names: Sequence[str], results: Sequence[Any]) -> dict
         # NumPy has no such type, so ONNX Runtime gives the bits.
         outputs[name] = result.view(_FLOAT8) if types[name] == _FLOAT8_TENSOR else result
     return outputs
+
+
+def suited(feeds: Feeds, model: ir.Model) -> dict[str, Array]:
+    """The feeds in the types of a model's inputs, where these are numbers of the same kind.
+
+    A converter may have given its inputs another width.
+    """
+    types = {str(v.name): np.dtype(v.dtype.numpy()) for v in model.graph.inputs if v.dtype}
+    suiting = dict(feeds)
+    for name, array in feeds.items():
+        dtype = types.get(name, array.dtype)
+        integers = dtype.kind in "iu" and array.dtype.kind in "iu"
+        if dtype != array.dtype and (integers or (is_floating(dtype) and is_floating(array.dtype))):
+            suiting[name] = array.astype(dtype)
+    return suiting
 
 
 def native(model: ir.Model, samples: Sequence[Feeds]) -> list[dict[str, Array]]:

@@ -46,6 +46,15 @@ def bodies(node: ir.Node) -> tuple[tuple[str, int, ir.Graph], ...]:
     return ()
 
 
+def reads(node: ir.Node) -> Iterator[ir.Value]:
+    """Yield the values that a node reads, and those that its bodies read and give."""
+    yield from (value for value in node.inputs if value is not None)
+    for _, _, body in bodies(node):
+        yield from body.outputs
+        for inner in body:
+            yield from reads(inner)
+
+
 def _bodies(node: ir.Node) -> tuple[tuple[str, int, ir.Graph], ...]:
     return tuple(
         (attribute.name, number, graph)

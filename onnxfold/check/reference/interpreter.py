@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -30,6 +30,7 @@ from onnxfold.check.reference.precision import (
 )
 from onnxfold.errors import ModelError
 from onnxfold.graph import node_label, operator
+from onnxfold.graph.traversal import reads
 
 # Sees every value that a node computes, inside functions and subgraphs too, save views of stored
 # tensors, and gives the array to go on with: the same one, or another of its shape and type.
@@ -144,26 +145,11 @@ class _Schedule:
     dead: tuple[tuple[ir.Value, ...], ...]
 
 
-def _reads(node: ir.Node) -> Iterator[ir.Value]:
-    yield from (v for v in node.inputs if v is not None)
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
-            graphs = [attribute.as_graph()]
-        elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
-            graphs = list(attribute.as_graphs())
-        else:
-            continue
-        for graph in graphs:
-            yield from graph.outputs
-            for inner in graph:
-                yield from _reads(inner)
-
-
 def _scheduled(body: ir.Graph | ir.Function) -> _Schedule:
     nodes = tuple(body)
     last: dict[ir.Value, int] = {}
     for position, node in enumerate(nodes):
-        for value in (*node.outputs, *_reads(node)):
+        for value in (*node.outputs, *reads(node)):
             last[value] = position
     for value in body.outputs:
         last.pop(value, None)

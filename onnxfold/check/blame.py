@@ -1,0 +1,162 @@
+"""Which nodes of a converted model are to blame for its error.
+
+Those whose results err by themselves, and in whose place the original would give wrong outputs
+(`onnxfold.check.local_errors`).  Last, the changed model goes on with the right value, which must
+not make it worse: a value that only has the same name would.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.check.budget import distance
+from onnxfold.check.common_values import Common, between, stands_for, tensor_types
+from onnxfold.check.evidence import Outputs
+from onnxfold.check.local_errors import Comparison, Contribution, results
+from onnxfold.check.reference import Array
+from onnxfold.check.result import ModelSource
+from onnxfold.check.runners import Feeds, OnnxRuntime, suited
+from onnxfold.graph import node_label, operator
+
+# A contribution from this share of the whole error on explains it.
+_EXPLAINS = 0.25
+# How many are named, and from which share of the largest contribution on.
+_NAMED, _NEAR_LARGEST = 3, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """A node at fault: its name in the original, as converters exclude it, and in the file.
+
+    value: the result by which it shows. error_in, error_out: the largest relative error of what it
+    reads, and that of the result. alone: the error of the original's outputs with this one wrong.
+    """
+
+    node: str
+    operator: str
+    value: str
+    error_in: float
+    error_out: float
+    changed_node: str
+    alone: float
+
+    @property
+    def sentence(self) -> str:
+        """What is known of it, in one line."""
+        return (
+            f"node '{self.node}' ({self.operator}): its result '{self.value}' errs by "
+            f"{self.error_out:.3g}, what it reads by {self.error_in:.3g}; this alone makes the "
+            f"outputs err by {self.alone:.3g} (in the file: '{self.changed_node}')"
+        )
+
+
+def blame(
+    original: ModelSource,
+    changed: ModelSource,
+    feeds: Sequence[Feeds],
+    truths: Sequence[Outputs],
+    engine: OnnxRuntime | None = None,
+) -> tuple[Blame, ...]:
+    """The first of the nodes that explain most of the error, three at most; none where none does.
+
+    The worst sample is looked into. Raises CannotRun where ONNX Runtime cannot run one of the two.
+    """
+    comparison = _of_worst(original, changed, feeds, truths, engine or OnnxRuntime())
+    found = comparison.contributions(enough=_EXPLAINS * comparison.whole)
+    largest = max((one.alone for one in found), default=0.0)
+    near = [one for one in found if one.alone > 0 and one.alone >= _NEAR_LARGEST * largest]
+    near.sort(key=lambda one: one.place)
+    guilty = [one for one in near if comparison.error_without(one.common) <= comparison.whole]
+    return tuple(_described(comparison, one) for one in guilty[:_NAMED])
+
+
+def rank(
+    original: ModelSource,
+    changed: ModelSource,
+    feeds: Sequence[Feeds],
+    truths: Sequence[Outputs],
+    engine: OnnxRuntime | None = None,
+) -> list[str]:
+    """Names of nodes of the original by their contribution to the error, the largest first."""
+    comparison = _of_worst(original, changed, feeds, truths, engine or OnnxRuntime())
+    found = sorted(comparison.contributions(), key=lambda one: (-one.alone, one.place))
+    named = (_node(comparison, one.common) for one in found if one.alone > 0)
+    return list(dict.fromkeys(map(node_label, named)))
+
+
+def _of_worst(
+    original: ModelSource,
+    changed: ModelSource,
+    feeds: Sequence[Feeds],
+    truths: Sequence[Outputs],
+    engine: OnnxRuntime,
+) -> Comparison:
+    """The comparison on the sample whose outputs err most."""
+    outputs = engine.run(changed, [suited(f, changed.model) for f in feeds], optimize=False)
+    errors = [
+        max(distance(truth[name], output[name]) for name in truth)
+        for truth, output in zip(truths, outputs, strict=True)
+    ]
+    worst = int(np.argmax(errors))
+    return Comparison(original.model, changed.model, feeds[worst], truths[worst], engine)
+
+
+def _described(comparison: Comparison, found: Contribution) -> Blame:
+    common = found.common
+    operands = comparison.operands(common)
+    true = comparison.true([common.name, *(o.name for o in operands)])
+    changed = comparison.as_changed([common, *operands])
+    errors = {name: distance(true[name], changed[name]) for name in true}
+    node = _node(comparison, common)
+    return Blame(
+        node=node_label(node),
+        operator=operator(node),
+        value=common.name,
+        error_in=max((errors[o.name] for o in operands), default=0.0),
+        error_out=errors[common.name],
+        changed_node=node_label(_changed_node(comparison, found, true)),
+        alone=found.alone,
+    )
+
+
+def _node(comparison: Comparison, common: Common) -> ir.Node:
+    """The node of the original at fault: of several, one that the changed model dropped."""
+    values = results(comparison.original)
+    nodes = between(values[common.name], {values[c.name] for c in comparison.common}).nodes
+    kept, own = (
+        Counter(filter(None, map(stands_for, each)))
+        for each in (comparison.between(common).nodes, nodes)
+    )
+    dropped = own - kept
+    if dropped and not kept - own:
+        return next(node for node in nodes if dropped[stands_for(node) or ""])
+    return nodes[-1]
+
+
+def _changed_node(comparison: Comparison, found: Contribution, true: Outputs) -> ir.Node:
+    """The node of the file at fault: of several, the one that stores a value wrongly.
+
+    It is known by its result, which is called like the value and something.
+    """
+    nodes = comparison.between(found.common).nodes
+    stored = comparison.read(found.common)
+    stored |= {name: right for name, right in true.items() if name != found.common.name}
+    types = tensor_types(comparison.changed)
+    copies: dict[str, tuple[ir.Node, Array]] = {}
+    for node in nodes:
+        for value in map(str, (v.name for v in node.outputs)):
+            called = max(filter(value.startswith, stored), key=len, default=None)
+            if called is not None and value in types and value != found.common.changed:
+                copies[value] = node, stored[called]
+    values = comparison.locally([found.common], true, list(copies))
+    at_fault, most = nodes[-1], found.local / 2
+    for name, (node, right) in copies.items():
+        same_kind = (
+            right.shape == values[name].shape and right.dtype.kind == values[name].dtype.kind
+        )
+        if same_kind and distance(right, values[name]) >= most:
+            at_fault, most = node, distance(right, values[name])
+    return at_fault

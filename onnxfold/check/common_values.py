@@ -1,0 +1,154 @@
+"""Values that a model and what a converter made of it have in common.
+
+Converters keep the names of most results.  Where they do not, a result is the counterpart of the
+one that the same operators compute of the same operands; of several such, in their order.  Nodes
+that only change how numbers are stored count as nothing, and an operator on integers as the one
+that it stands in for.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.graph.traversal import reads
+from onnxfold.shapes import fill_types
+
+# They hand on the numbers of their first input.
+_STORING = frozenset(
+    {"Cast", "CastLike", "DequantizeLinear", "DynamicQuantizeLinear", "Identity", "QuantizeLinear"}
+)
+_STANDS_FOR = {
+    "ConvInteger": "Conv",
+    "DynamicQuantizeMatMul": "MatMul",
+    "FusedConv": "Conv",
+    "FusedGemm": "Gemm",
+    "FusedMatMul": "MatMul",
+    "MatMulBnb4": "MatMul",
+    "MatMulInteger": "MatMul",
+    "MatMulIntegerToFloat": "MatMul",
+    "MatMulNBits": "MatMul",
+    "NhwcConv": "Conv",
+    "QGemm": "Gemm",
+}
+_WEIGHT = "weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """A value under its names in both models, and its type in the changed one."""
+
+    name: str
+    changed: str
+    dtype: np.dtype[np.generic]
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """The nodes between a value and the nearest others that are common, which they read."""
+
+    nodes: tuple[ir.Node, ...]
+    reads: tuple[str, ...]
+
+
+def common_values(original: ir.Model, changed: ir.Model) -> list[Common]:
+    """Results of nodes that both models compute, in the order of the changed one."""
+    before, after = tensor_types(original), tensor_types(changed)
+    named = before.keys() & after.keys()
+    pairs = {name: name for name in named} | _by_structure(original, changed, named)
+    return [
+        Common(pairs[name], name, dtype)
+        for name, dtype in after.items()
+        if name in pairs and pairs[name] in before and before[pairs[name]].kind == dtype.kind
+    ]
+
+
+def tensor_types(model: ir.Model) -> dict[str, np.dtype[np.generic]]:
+    """The types of the main graph's results that are tensors which a runtime takes from numpy."""
+    typed = model.clone()
+    fill_types(typed)
+    values = (value for node in typed.graph for value in node.outputs if value.name)
+    return {str(v.name): dtype for v in values if (dtype := _dtype(v)) is not None}
+
+
+def between(value: ir.Value, common: Collection[ir.Value]) -> Between:
+    """What computes a value of the main graph from values that are common."""
+    nodes: dict[ir.Node, None] = {}
+    frontier: dict[str, None] = {}
+    waiting = [value]
+    while waiting:
+        node = waiting.pop().producer()
+        if node is None or node in nodes or node.graph is not value.graph:
+            continue
+        nodes[node] = None
+        for operand in reads(node):
+            if operand in common:
+                frontier[str(operand.name)] = None
+            else:
+                waiting.append(operand)
+    ordered = [node for node in value.graph or () if node in nodes] if len(nodes) > 1 else nodes
+    return Between(tuple(ordered), tuple(frontier))
+
+
+def stands_for(node: ir.Node) -> str | None:
+    """The operator that a node computes, in any precision; None: it computes nothing."""
+    if node.op_type in _STORING or node.op_type == "Constant":
+        return None
+    return _STANDS_FOR.get(node.op_type, node.op_type.removeprefix("QLinear"))
+
+
+def _dtype(value: ir.Value) -> np.dtype[np.generic] | None:
+    """The type of a tensor that a runtime takes from numpy, otherwise None."""
+    if value.dtype is None or not isinstance(value.type, ir.TensorType):
+        return None
+    if value.dtype is ir.DataType.STRING:
+        return None
+    dtype = np.dtype(value.dtype.numpy())
+    return dtype if dtype.isbuiltin == 1 else None
+
+
+def _by_structure(original: ir.Model, changed: ir.Model, named: Iterable[str]) -> dict[str, str]:
+    """Results with other names: of the changed model, and their counterparts of the original."""
+    matched = frozenset(named)
+    identities: dict[object, int] = {}
+    before, after = (_by_identity(model, matched, identities) for model in (original, changed))
+    pairs: dict[str, str] = {}
+    for identity, names in after.items():
+        counterparts = before.get(identity, [])
+        if len(counterparts) == len(names):
+            pairs.update(zip(names, counterparts, strict=True))
+    return pairs
+
+
+def _by_identity(
+    model: ir.Model, matched: frozenset[str], identities: dict[object, int]
+) -> dict[int, list[str]]:
+    """Names of results that are not matched, by what computes them of which operands."""
+    known: dict[ir.Value, int] = {}
+
+    def identify(description: object) -> int:
+        return identities.setdefault(description, len(identities))
+
+    def identity(value: ir.Value | None) -> int:
+        if value is None:
+            return identify(_WEIGHT)
+        if value not in known:
+            known[value] = identify(("input", value.name) if value.is_graph_input() else _WEIGHT)
+        return known[value]
+
+    weight = identify(_WEIGHT)
+    found: dict[int, list[str]] = {}
+    for node in model.graph:
+        kind = stands_for(node)
+        operands = [identity(value) for value in node.inputs]
+        for place, value in enumerate(node.outputs):
+            if value.name in matched:
+                known[value] = identify(("named", value.name))
+            elif kind is None:
+                known[value] = operands[0] if operands and place == 0 else weight
+            else:
+                # A converter may add weights, as scales, and drop them.
+                known[value] = identify((kind, place, *(o for o in operands if o != weight)))
+                found.setdefault(known[value], []).append(str(value.name))
+    return found

@@ -1,0 +1,196 @@
+"""What every part of a changed model errs by itself, and what comes of it.
+
+Every value that both models have is computed once more by the changed model's nodes from the
+original's own values of what they read: what differs then is no fault of anything before.  How much
+it matters is found in the original, which goes on with the wrong value instead of its own.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.check.budget import distance
+from onnxfold.check.common_values import Between, Common, between, common_values
+from onnxfold.check.evidence import Outputs
+from onnxfold.check.reference import Array
+from onnxfold.check.runners import CannotRun, Feeds, OnnxRuntime, suited
+from onnxfold.check.tapped import element_counts, run_tapped
+
+# What the values that are compared together may take, of 8 bytes at most for an element.
+_TOGETHER_BYTES = 1 << 29
+# Values that are looked into at once, and in all.
+_AT_ONCE, _MOST = 16, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """A value that is wrong by itself, its place in the changed model, and what comes of it.
+
+    local: its error where all that its nodes read is right. alone: the error of the original's
+    outputs where this value alone is wrong.
+    """
+
+    common: Common
+    place: int
+    local: float
+    alone: float
+
+
+class Comparison:
+    """Two models on one sample; values have the names of the original."""
+
+    def __init__(
+        self,
+        original: ir.Model,
+        changed: ir.Model,
+        feeds: Feeds,
+        truth: Outputs,
+        engine: OnnxRuntime,
+    ) -> None:
+        self.original, self.changed = original, changed
+        self.common = common_values(original, changed)
+        self._engine, self._feeds, self._truth = engine, feeds, truth
+        self._places = {common.name: place for place, common in enumerate(self.common)}
+        self._by_changed = {common.changed: common for common in self.common}
+        self._results = results(changed)
+        self._stops = {self._results[common.changed] for common in self.common}
+        own = results(original)
+        self._outputs = [name for name in truth if name in own and name in self._results]
+
+    @cached_property
+    def whole(self) -> float:
+        """The error of the changed model's outputs."""
+        return self._error(self._run_changed(self._outputs, {}))
+
+    def contributions(self, enough: float = math.inf) -> list[Contribution]:
+        """What the values that err most by themselves make of the outputs' errors.
+
+        Those that err less are not looked into once one makes more than ``enough``.
+        """
+        errors = self._local_errors()
+        order = sorted((p for p, e in errors.items() if e > 0), key=lambda p: (-errors[p], p))
+        found: list[Contribution] = []
+        for start in range(0, min(len(order), _MOST), _AT_ONCE):
+            places = order[start : start + _AT_ONCE]
+            values = self._computed([self.common[place] for place in places])
+            for place in places:
+                common = self.common[place]
+                alone = self._alone(common, *values[common.name])
+                found.append(Contribution(common, place, errors[place], alone))
+            if any(one.alone >= enough for one in found):
+                break
+        return found
+
+    def error_without(self, common: Common) -> float:
+        """The error of the changed model's outputs where it goes on with the right value."""
+        right = self.true([common.name])[common.name]
+        try:
+            outputs = self._run_changed(self._outputs, {common.changed: cast(right, common.dtype)})
+        except CannotRun:
+            return math.inf
+        return self._error(outputs | {n: right for n in outputs if n == common.changed})
+
+    def between(self, common: Common) -> Between:
+        """The nodes of the changed model that compute a value of others that are common."""
+        return between(self._results[common.changed], self._stops)
+
+    def operands(self, common: Common) -> list[Common]:
+        """The values that are common which the nodes of a value read."""
+        return [self._by_changed[name] for name in self.between(common).reads]
+
+    def read(self, common: Common) -> Outputs:
+        """The inputs, and the weights of the original, by whose names its nodes may call copies."""
+        weights = self.original.graph.initializers
+        tensors = {name: value.const_value for name, value in weights.items()}
+        called = {str(v.name) for node in self.between(common).nodes for v in node.outputs}
+        found = {
+            name: tensor.numpy()
+            for name, tensor in tensors.items()
+            if tensor is not None and any(each.startswith(name) for each in called)
+        }
+        return {**self._feeds, **found}
+
+    def true(self, names: Sequence[str]) -> Outputs:
+        """Values of the original."""
+        return run_tapped(self._engine, self.original, self._feeds, names, {})
+
+    def as_changed(self, common: Sequence[Common]) -> Outputs:
+        """Values that the changed model computes, by their names in the original."""
+        found = self._run_changed([c.changed for c in common], {})
+        return {c.name: found[c.changed] for c in common}
+
+    def locally(
+        self, common: Sequence[Common], true: Mapping[str, Array], more: Sequence[str] = ()
+    ) -> Outputs:
+        """Values, and ``more`` under their own names, of the changed model from true operands."""
+        operands = {one.name: one for each in common for one in self.operands(each)}
+        given = {c.changed: cast(true[c.name], c.dtype) for c in operands.values()}
+        found = self._run_changed([*(c.changed for c in common), *more], given)
+        return {c.name: found[c.changed] for c in common} | {name: found[name] for name in more}
+
+    def _local_errors(self) -> dict[int, float]:
+        errors: dict[int, float] = {}
+        for group in self._groups():
+            for name, (right, wrong) in self._computed(group).items():
+                errors[self._places[name]] = distance(right, wrong)
+        return errors
+
+    def _computed(self, common: Sequence[Common]) -> dict[str, tuple[Array, Array]]:
+        """Values, and what the changed model makes of true operands."""
+        operands = [operand.name for each in common for operand in self.operands(each)]
+        true = self.true(list(dict.fromkeys([*(c.name for c in common), *operands])))
+        found = self.locally(common, true)
+        return {c.name: (true[c.name], found[c.name]) for c in common}
+
+    def _groups(self) -> Iterator[list[Common]]:
+        names = [common.name for common in self.common]
+        counts = element_counts(self._engine, self.original, self._feeds, names)
+        group: list[Common] = []
+        size = 0
+        for common in self.common:
+            size += 8 * counts[common.name]
+            if group and size > _TOGETHER_BYTES:
+                yield group
+                group, size = [], 8 * counts[common.name]
+            group.append(common)
+        if group:
+            yield group
+
+    def _alone(self, common: Common, right: Array, wrong: Array) -> float:
+        if wrong.shape == right.shape and np.array_equal(wrong, right):
+            return 0.0
+        given = cast(wrong, right.dtype)
+        try:
+            outputs = run_tapped(
+                self._engine, self.original, self._feeds, self._outputs, {common.name: given}
+            )
+        except CannotRun:
+            return math.inf
+        return self._error(outputs | {n: given for n in outputs if n == common.name})
+
+    def _run_changed(self, wanted: Sequence[str], given: Mapping[str, Array]) -> Outputs:
+        feeds = suited(self._feeds, self.changed)
+        return run_tapped(self._engine, self.changed, feeds, wanted, given)
+
+    def _error(self, outputs: Outputs) -> float:
+        errors = (distance(self._truth[name], outputs[name]) for name in self._outputs)
+        return max(errors, default=0.0)
+
+
+def results(model: ir.Model) -> dict[str, ir.Value]:
+    """Results of the nodes of the main graph by name."""
+    return {str(v.name): v for node in model.graph for v in node.outputs if v.name}
+
+
+def cast(array: Array, dtype: np.dtype[Any]) -> Array:
+    """The array in another type, where finite numbers stay finite."""
+    if dtype.kind != "f" or np.can_cast(array.dtype, dtype):
+        return array.astype(dtype, copy=False)
+    limits = np.finfo(dtype)
+    held = np.clip(array, float(limits.min), float(limits.max))
+    return np.where(np.isfinite(array), held, array).astype(dtype)
