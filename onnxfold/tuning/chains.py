@@ -21,37 +21,39 @@ Chain: TypeAlias = tuple[str, ...]  # names of steps; the empty one is the model
 _SEPARATOR = re.compile(r"\s*(?:>|,|\+)\s*")
 _KERNELS = "fold-kernels"
 
-# Without a change of precision.
+# Without a change of precision.  A step that changes nothing is left out of its chain.
 _EXACT: Mapping[Device, str] = {
     Device.CPU: """
-        fusions > optimizer > fold-kernels
+        unflatten > fusions > optimizer > fold-kernels
         fold-kernels
         fold-ort
         optimizer > fold-kernels
         optimizer
-        fusions > optimizer
-        fusions > optimizer > fold-ort
+        unflatten > fusions > optimizer
+        unflatten > fusions > optimizer > fold-ort
         optimizer > fold-ort
-        fusions
-        fusions > fold-kernels
+        unflatten > fusions
+        unflatten > fusions > fold-kernels
         script > optimizer > fold-kernels
         slim > fold-kernels
         slim > optimizer > fold-ort
         slim
         fold-onnx
         script > optimizer
+        fusions
         """,
     Device.CUDA: """
-        fusions > optimizer
-        fusions > optimizer > fold-kernels
-        fusions > optimizer > fold-ort
+        unflatten > fusions > optimizer
+        unflatten > fusions > optimizer > fold-kernels
+        unflatten > fusions > optimizer > fold-ort
         optimizer > fold-kernels
         optimizer
         fold-kernels
         optimizer > fold-ort
         fold-ort
-        fusions
+        unflatten > fusions
         script > optimizer
+        fusions
         """,
 }
 # Around the step that reduces the precision, *.
@@ -59,23 +61,23 @@ _REDUCED: Mapping[Device, str] = {
     Device.CPU: """
         fold-kernels > *
         *
-        fusions > optimizer > fold-kernels > *
+        unflatten > fusions > optimizer > fold-kernels > *
         optimizer > fold-kernels > *
         fold-ort > *
-        fusions > optimizer > *
+        unflatten > fusions > optimizer > *
         optimizer > *
         optimizer > fold-ort > *
-        fusions > optimizer > fold-ort > *
-        fusions > *
+        unflatten > fusions > optimizer > fold-ort > *
+        unflatten > fusions > *
         slim > fold-kernels > *
         slim > *
         """,
     Device.CUDA: """
-        fusions > optimizer > *
+        unflatten > fusions > optimizer > *
         optimizer > *
-        * > fusions > optimizer
-        fusions > optimizer > fold-ort > *
-        * > optimizer > fold-kernels
+        * > unflatten > fusions > optimizer
+        unflatten > fusions > optimizer > fold-ort > *
+        unflatten > fusions > optimizer > * > fold-kernels
         optimizer > * > fold-kernels
         fold-ort > *
         * > optimizer

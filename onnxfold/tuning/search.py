@@ -130,9 +130,9 @@ class Search:
         if same is not None:
             candidate.status, candidate.reason = Status.SAME, f"the same file as {spelled(same)}"
             return
-        self.digests[made.digest] = candidate.chain
+        self.digests[made.digest] = candidate.chain = made.chain
         self._measured(candidate, made, stop)
-        if candidate.status is Status.WRONG and STEPS[candidate.chain[-1]].takes_exclusions:
+        if candidate.status is Status.WRONG and STEPS[made.chain[-1]].takes_exclusions:
             self._tried_without_blamed(candidate, made, stop)
 
     def _tried_without_blamed(self, candidate: Candidate, made: Made, stop: float) -> None:

@@ -66,6 +66,19 @@ class Slim(Step):
         _write_proto(made, output)
 
 
+class Unflatten(Step):
+    """Products of flattened rows as products of the rows as they stand: what fusions look for."""
+
+    name = "unflatten"
+
+    def apply(self, source: Path, output: Path, context: Context) -> None:
+        from onnxfold.tuning.unflatten import unflatten
+
+        model = model_io.load(source)
+        unflatten(model)
+        _write(model, output)
+
+
 class ScriptOptimizer(Step):
     """onnxscript's optimizer: constants folded, its rules applied."""
 
@@ -240,6 +253,7 @@ STEPS: Mapping[str, Step] = {
     step.name: step
     for step in (
         Slim(),
+        Unflatten(),
         ScriptOptimizer(),
         Fusions(),
         RuntimeOptimizer(),

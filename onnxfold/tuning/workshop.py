@@ -35,10 +35,14 @@ class BudgetSpent(JobFailed):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A file, and a digest of what it computes: equal for files that differ in notes alone."""
+    """A file, and a digest of what it computes: equal for files that differ in notes alone.
+
+    chain: the steps that changed something.
+    """
 
     path: Path
     digest: str
+    chain: Chain
 
 
 @dataclass(slots=True)
@@ -75,9 +79,11 @@ class Workshop:
 
     def _built(self, chain: Chain, end: float, exclude: tuple[str, ...]) -> Made:
         if not chain:
-            return Made(self.source, digest(self.source))
+            return Made(self.source, digest(self.source), chain)
         before = self.build(chain[:-1], end)
         name = chain[-1]
+        if before.chain != chain[:-1]:
+            return self.build((*before.chain, name), end, exclude)
         number = len(self._made)
         output = self.folder / f"{number}-{name}" / "model.onnx"
         output.parent.mkdir()
@@ -98,7 +104,8 @@ class Workshop:
             )
             if not output.is_file():
                 raise JobFailed("wrote no file")
-            return Made(output, digest(output))
+            made = Made(output, digest(output), chain)
+            return before if made.digest == before.digest else made
         except JobTookTooLong as error:
             if left < self.step_seconds:
                 raise BudgetSpent from error
