@@ -86,7 +86,8 @@ def _opened(
     facts = guess(source.model).override(options)
     memory = options.memory_bytes or available_bytes()
     # What a driver reserves counts as allocated there.
-    processes = Processes(scratch, None if options.device is Device.CUDA else memory)
+    bounded = options.device is Device.CPU and memory is not None
+    processes = Processes(scratch, memory // options.jobs if bounded else None)
     given = None if options.data is None else read_samples(options.data, source.model, path)
     if listener is not None:
         listener(Progress(0, 1, "running the model in float64", None, options.budget))
