@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxfold.check.budget import distance
 from onnxfold.check.common_values import Common, between, stands_for, tensor_types
 from onnxfold.check.evidence import Outputs
-from onnxfold.check.local_errors import Comparison, Contribution, results
+from onnxfold.check.local_errors import Contribution, LocalErrors, results
 from onnxfold.check.reference import Array
 from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import Feeds, OnnxRuntime, suited
@@ -93,7 +93,7 @@ def _of_worst(
     feeds: Sequence[Feeds],
     truths: Sequence[Outputs],
     engine: OnnxRuntime,
-) -> Comparison:
+) -> LocalErrors:
     """The comparison on the sample whose outputs err most."""
     outputs = engine.run(changed, [suited(f, changed.model) for f in feeds], optimize=False)
     errors = [
@@ -101,10 +101,10 @@ def _of_worst(
         for truth, output in zip(truths, outputs, strict=True)
     ]
     worst = int(np.argmax(errors))
-    return Comparison(original.model, changed.model, feeds[worst], truths[worst], engine)
+    return LocalErrors(original.model, changed.model, feeds[worst], truths[worst], engine)
 
 
-def _described(comparison: Comparison, found: Contribution) -> Blame:
+def _described(comparison: LocalErrors, found: Contribution) -> Blame:
     common = found.common
     operands = comparison.operands(common)
     true = comparison.true([common.name, *(o.name for o in operands)])
@@ -122,7 +122,7 @@ def _described(comparison: Comparison, found: Contribution) -> Blame:
     )
 
 
-def _node(comparison: Comparison, common: Common) -> ir.Node:
+def _node(comparison: LocalErrors, common: Common) -> ir.Node:
     """The node of the original at fault: of several, one that the changed model dropped."""
     values = results(comparison.original)
     nodes = between(values[common.name], {values[c.name] for c in comparison.common}).nodes
@@ -136,7 +136,7 @@ def _node(comparison: Comparison, common: Common) -> ir.Node:
     return nodes[-1]
 
 
-def _changed_node(comparison: Comparison, found: Contribution, true: Outputs) -> ir.Node:
+def _changed_node(comparison: LocalErrors, found: Contribution, true: Outputs) -> ir.Node:
     """The node of the file at fault: of several, the one that stores a value wrongly.
 
     It is known by its result, which is called like the value and something.
