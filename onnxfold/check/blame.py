@@ -43,15 +43,6 @@ class Blame:
     changed_node: str
     alone: float
 
-    @property
-    def sentence(self) -> str:
-        """What is known of it, in one line."""
-        return (
-            f"node '{self.node}' ({self.operator}): its result '{self.value}' errs by "
-            f"{self.error_out:.3g}, what it reads by {self.error_in:.3g}; this alone makes the "
-            f"outputs err by {self.alone:.3g} (in the file: '{self.changed_node}')"
-        )
-
 
 def blame(
     original: ModelSource,
