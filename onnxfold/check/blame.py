@@ -114,17 +114,20 @@ def _described(comparison: LocalErrors, found: Contribution) -> Blame:
 
 
 def _node(comparison: LocalErrors, common: Common) -> ir.Node:
-    """The node of the original at fault: of several, one that the changed model dropped."""
+    """The node of the original at fault: of several, one that the changed model dropped.
+
+    That is an operator that is missing where the last one is not, as it is in a fusion.
+    """
     values = results(comparison.original)
     nodes = between(values[common.name], {values[c.name] for c in comparison.common}).nodes
-    kept, own = (
+    own, kept = (
         Counter(filter(None, map(stands_for, each)))
-        for each in (comparison.between(common).nodes, nodes)
+        for each in (nodes, comparison.between(common).nodes)
     )
+    if stands_for(nodes[-1]) not in kept:
+        return nodes[-1]
     dropped = own - kept
-    if dropped and not kept - own:
-        return next(node for node in nodes if dropped[stands_for(node) or ""])
-    return nodes[-1]
+    return next((node for node in nodes if stands_for(node) in dropped), nodes[-1])
 
 
 def _changed_node(comparison: LocalErrors, found: Contribution, true: Outputs) -> ir.Node:
