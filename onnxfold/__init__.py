@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onnxfold.api import convert, diff, inspect, measure, optimize, tune, verify
-    from onnxfold.check import Verification
+    from onnxfold.check import BudgetVerification, Verification
     from onnxfold.errors import (
         DataError,
         DependencyError,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from onnxfold.runtime.library import get_library_path, register, session
 
 __all__ = [
+    "BudgetVerification",
     "Conversion",
     "DataError",
     "DataOptions",
@@ -59,6 +60,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOME = {
+    "BudgetVerification": "check.result",
     "Conversion": "options",
     "DataError": "errors",
     "DataOptions": "inputs.data.shards",

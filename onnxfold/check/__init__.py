@@ -3,6 +3,6 @@
 What it says is here; what does it, in ``compare``, is imported by the runs that check.
 """
 
-from onnxfold.check.result import ModelSource, OutputCheck, Verification
+from onnxfold.check.result import BudgetVerification, ModelSource, OutputCheck, Verification
 
-__all__ = ["ModelSource", "OutputCheck", "Verification"]
+__all__ = ["BudgetVerification", "ModelSource", "OutputCheck", "Verification"]

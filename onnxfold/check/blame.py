@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxfold.check.budget import distance
 from onnxfold.check.common_values import Common, between, stands_for, tensor_types
 from onnxfold.check.evidence import Outputs
-from onnxfold.check.local_errors import Comparison, Contribution, results
+from onnxfold.check.local_errors import Contribution, LocalErrors, results
 from onnxfold.check.reference import Array
 from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import Feeds, OnnxRuntime, suited
@@ -42,15 +42,6 @@ class Blame:
     error_out: float
     changed_node: str
     alone: float
-
-    @property
-    def sentence(self) -> str:
-        """What is known of it, in one line."""
-        return (
-            f"node '{self.node}' ({self.operator}): its result '{self.value}' errs by "
-            f"{self.error_out:.3g}, what it reads by {self.error_in:.3g}; this alone makes the "
-            f"outputs err by {self.alone:.3g} (in the file: '{self.changed_node}')"
-        )
 
 
 def blame(
@@ -93,7 +84,7 @@ def _of_worst(
     feeds: Sequence[Feeds],
     truths: Sequence[Outputs],
     engine: OnnxRuntime,
-) -> Comparison:
+) -> LocalErrors:
     """The comparison on the sample whose outputs err most."""
     outputs = engine.run(changed, [suited(f, changed.model) for f in feeds], optimize=False)
     errors = [
@@ -101,10 +92,10 @@ def _of_worst(
         for truth, output in zip(truths, outputs, strict=True)
     ]
     worst = int(np.argmax(errors))
-    return Comparison(original.model, changed.model, feeds[worst], truths[worst], engine)
+    return LocalErrors(original.model, changed.model, feeds[worst], truths[worst], engine)
 
 
-def _described(comparison: Comparison, found: Contribution) -> Blame:
+def _described(comparison: LocalErrors, found: Contribution) -> Blame:
     common = found.common
     operands = comparison.operands(common)
     true = comparison.true([common.name, *(o.name for o in operands)])
@@ -122,21 +113,24 @@ def _described(comparison: Comparison, found: Contribution) -> Blame:
     )
 
 
-def _node(comparison: Comparison, common: Common) -> ir.Node:
-    """The node of the original at fault: of several, one that the changed model dropped."""
+def _node(comparison: LocalErrors, common: Common) -> ir.Node:
+    """The node of the original at fault: of several, one that the changed model dropped.
+
+    That is an operator that is missing where the last one is not, as it is in a fusion.
+    """
     values = results(comparison.original)
     nodes = between(values[common.name], {values[c.name] for c in comparison.common}).nodes
-    kept, own = (
+    own, kept = (
         Counter(filter(None, map(stands_for, each)))
-        for each in (comparison.between(common).nodes, nodes)
+        for each in (nodes, comparison.between(common).nodes)
     )
+    if stands_for(nodes[-1]) not in kept:
+        return nodes[-1]
     dropped = own - kept
-    if dropped and not kept - own:
-        return next(node for node in nodes if dropped[stands_for(node) or ""])
-    return nodes[-1]
+    return next((node for node in nodes if stands_for(node) in dropped), nodes[-1])
 
 
-def _changed_node(comparison: Comparison, found: Contribution, true: Outputs) -> ir.Node:
+def _changed_node(comparison: LocalErrors, found: Contribution, true: Outputs) -> ir.Node:
     """The node of the file at fault: of several, the one that stores a value wrongly.
 
     It is known by its result, which is called like the value and something.

@@ -19,13 +19,15 @@ from onnxfold.errors import UsageError
 
 __all__ = ["Budget", "BudgetReport", "Metric", "OutputError", "judge_budget"]
 
-# By precision: the largest relative error and 1 - cos of any sample.  With independent errors
-# 1 - cos = relative^2 / 2, so that the second is what the first allows.
+# By precision, argued in docs/verify.md.  With independent errors 1 - cos = relative^2 / 2.
 _DEFAULTS = {
-    "fp16": {Metric.RELATIVE: 0.01, Metric.COSINE: 5e-5},
-    "bf16": {Metric.RELATIVE: 0.05, Metric.COSINE: 1.25e-3},
-    "int8": {Metric.RELATIVE: 0.2, Metric.COSINE: 0.02},
-    "int4": {Metric.RELATIVE: 0.4, Metric.COSINE: 0.08},
+    name: dict(zip(Metric, limits, strict=True))
+    for name, limits in {
+        "fp16": (0.01, 5e-5, 0.01, 1e-4),
+        "bf16": (0.05, 1.25e-3, 0.02, 2.5e-3),
+        "int8": (0.2, 0.02, 0.05, 0.05),
+        "int4": (0.4, 0.08, 0.1, 0.2),
+    }.items()
 }
 _FLOATING = "floating numbers"
 _WORDS = {
@@ -57,12 +59,21 @@ class Budget:
 
     @classmethod
     def default(cls, precision: str) -> "Budget":
-        """The budget of a precision: fp16, bf16, int8 or int4; raises UsageError for others."""
+        """The budget of a precision: fp16, bf16, int8 or int4; raises UsageError for others.
+
+        It limits the metrics that suit every output.
+        """
+        metrics = (Metric.RELATIVE, Metric.COSINE)
+        return cls({metric: cls.default_limit(precision, metric) for metric in metrics})
+
+    @staticmethod
+    def default_limit(precision: str, metric: Metric) -> float:
+        """The limit of one metric for a precision; raises UsageError for precisions not known."""
         if precision not in _DEFAULTS:
             raise UsageError(
                 f"there is no budget for '{precision}'; there are {', '.join(_DEFAULTS)}"
             )
-        return cls(_DEFAULTS[precision])
+        return _DEFAULTS[precision][metric]
 
     @property
     def share(self) -> float:

@@ -1,11 +1,16 @@
 """Does the rewritten model compute what the original does."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from onnxfold.check.blame import Blame, blame
+from onnxfold.check.budget import Budget
 from onnxfold.check.criterion import AcceptanceCriterion, Tolerance
 from onnxfold.check.evidence import FLOAT64_LIMIT_BYTES, Outputs
-from onnxfold.check.result import ModelSource, Verification
-from onnxfold.check.truth import Progress, judged, truth_of
+from onnxfold.check.result import BudgetVerification, ModelSource, Verification
+from onnxfold.check.runners import CannotRun, OnnxRuntime
+from onnxfold.check.traps import traps
+from onnxfold.check.truth import Progress, Truth, judged, truth_of, within
 from onnxfold.errors import UsageError, VerificationError
 from onnxfold.inputs import InputSpec
 from onnxfold.options import DEFAULT_NOISE_LIMIT, check_number
@@ -26,6 +31,7 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     progress: Progress | None = None,
     float64_limit_bytes: int = FLOAT64_LIMIT_BYTES,
     memory_bytes: int | None = None,
+    find_blame: bool = False,
 ) -> Verification:
     """Compares two models on seeded inputs by the criterion of `onnxfold.check.criterion`.
 
@@ -35,19 +41,15 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     tensor of more than `float64_limit_bytes`, too many parameters), both are compared in ONNX
     Runtime without optimizations, and the noise is that between the original with and without them.
     `memory_bytes`: what the comparison may take, by default most of what is free; models that take
-    more run in pieces, one after the other.
+    more run in pieces, one after the other. `data`: inputs to run on after the drawn ones.
+    `find_blame`: name the nodes at fault where it fails.
 
     Raises UsageError for options or inputs that make no sense, ModelError where the original cannot
     be run, VerificationError where the rewritten model cannot be run or nothing can be compared.
     """
     criterion = _criterion(limit, rtol, atol)
     check_interface(original, rewritten)
-    steps = 3 * (samples + len(data))
-
-    def done(count: int, _total: int) -> None:
-        if progress is not None:
-            progress(count, steps)
-
+    done = _thirds(progress, samples + len(data))
     truth = truth_of(
         original,
         spec=spec,
@@ -60,8 +62,96 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
         progress=done,
     )
     verification = judged(original, rewritten, truth, criterion)
-    done(steps, steps)
+    if find_blame and not verification.passed:
+        blamed, notes = _blamed(original, rewritten, truth)
+        verification = replace(verification, blame=blamed, notes=notes)
+    done(3 * len(truth.feeds), 0)
     return verification
+
+
+def verify_within(  # noqa: PLR0913  # each is an option of the command line
+    original: ModelSource,
+    changed: ModelSource,
+    budget: Budget,
+    *,
+    samples: int = 2,
+    seed: int = 0,
+    data: Sequence[Outputs] = (),
+    spec: InputSpec | None = None,
+    providers: Sequence[str] | None = None,
+    progress: Progress | None = None,
+    memory_bytes: int | None = None,
+    find_blame: bool = False,
+) -> BudgetVerification:
+    """Compares a model of reduced precision with a float64 run of the original, by a budget.
+
+    The options are those of `verify`, and so are the errors raised.
+    """
+    check_interface(original, changed)
+    done = _thirds(progress, samples + len(data))
+    truth = truth_of(
+        original,
+        spec=spec,
+        samples=samples,
+        seed=seed,
+        data=data,
+        providers=providers,
+        memory_bytes=memory_bytes,
+        progress=done,
+    )
+    report = within(changed, truth, budget)
+    blamed: tuple[Blame, ...] = ()
+    notes = traps(original, changed) + _unloadable(changed, providers or ())
+    if find_blame and not report.passed:
+        blamed, unknown = _blamed(original, changed, truth)
+        notes += unknown
+    done(3 * len(truth.feeds), 0)
+    return BudgetVerification(
+        passed=report.passed,
+        runtime=truth.evidence.runtime,
+        samples=len(truth.feeds),
+        method=truth.method,
+        reason=truth.reason,
+        budget=budget,
+        report=report,
+        notes=notes,
+        blame=blamed,
+    )
+
+
+def _unloadable(changed: ModelSource, providers: Sequence[str]) -> tuple[str, ...]:
+    """Which of several providers do not take a model by themselves, and why."""
+    found = []
+    for provider in providers if len(providers) > 1 else ():
+        try:
+            OnnxRuntime((provider,)).run(changed, [], optimize=True)
+        except CannotRun as error:
+            found.append(f"{provider} alone does not take it: {error}")
+    return tuple(found)
+
+
+def _thirds(progress: Progress | None, samples: int) -> Progress:
+    """Reports samples of the float64 run as the first third of the work."""
+
+    def done(count: int, _total: int) -> None:
+        if progress is not None:
+            progress(count, 3 * samples)
+
+    return done
+
+
+def _blamed(
+    original: ModelSource, changed: ModelSource, truth: Truth
+) -> tuple[tuple[Blame, ...], tuple[str, ...]]:
+    """The nodes at fault, and why none are known."""
+    engine = truth.evidence.engine
+    if engine is None:
+        return (), (f"no node is blamed: the models ran in the {truth.evidence.runtime}",)
+    try:
+        blamed = blame(original, changed, truth.feeds, truth.outputs, engine)
+    except CannotRun as error:
+        return (), (f"no node is blamed: {error}",)
+    return blamed, () if blamed else ("no node is blamed: none that both have explains the error",)
 
 
 def _criterion(limit: float, rtol: float | None, atol: float | None) -> AcceptanceCriterion:

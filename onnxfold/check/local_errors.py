@@ -41,7 +41,7 @@ class Contribution:
     alone: float
 
 
-class Comparison:
+class LocalErrors:
     """Two models on one sample; values have the names of the original."""
 
     def __init__(

@@ -3,9 +3,13 @@
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
+
+if TYPE_CHECKING:  # what they are takes imports that a result does not
+    from onnxfold.check.blame import Blame
+    from onnxfold.check.budget import Budget, BudgetReport
 
 # A relative error of ONNX Runtime that rounding explains in chaotic and quantised models only.
 FAR = 0.02
@@ -64,7 +68,8 @@ class Verification:
 
     runtime: what ran the two models. pieces: in how many pieces it ran the one with more, where
     they did not fit in memory. single: why batches held one, where the original ran on no others.
-    worst: on failure, one sentence on the worst output.
+    worst: on failure, one sentence on the worst output. notes: known traps. blame: the nodes at
+    fault, where they were asked for. data: what it ran on besides drawn inputs.
     """
 
     passed: bool
@@ -75,6 +80,9 @@ class Verification:
     worst: str | None = None
     pieces: int = 1
     single: str | None = None
+    notes: tuple[str, ...] = ()
+    blame: tuple["Blame", ...] = ()
+    data: str | None = None
 
     @property
     def method(self) -> str:
@@ -94,12 +102,54 @@ class Verification:
         """The same as a dictionary for JSON, in which numbers that are not finite become null."""
         totals = {name: getattr(self, name) for name in ("method", "max_abs_error", "noise_ratio")}
         record: dict[str, Any] = _finite(asdict(self) | totals)
+        record["blame"] = [_finite(asdict(one)) for one in self.blame]
+        for name in ("notes", "blame", "data"):
+            if not record[name]:
+                del record[name]
         record["outputs"] = [
             {**_finite(asdict(output)), "nothing_compared": output.nothing_compared}
             for output in self.outputs
         ]
         record["nothing_compared"] = [o.name for o in self.outputs if o.nothing_compared]
         return record
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetVerification:
+    """Whether a model of reduced precision is within an error budget of the original.
+
+    method and reason: of the truth, as in `OutputCheck`. The other fields are as in `Verification`.
+    """
+
+    passed: bool
+    runtime: str
+    samples: int
+    method: str
+    reason: str | None
+    budget: "Budget"
+    report: "BudgetReport"
+    notes: tuple[str, ...] = ()
+    blame: tuple["Blame", ...] = ()
+    data: str | None = None
+
+    @property
+    def worst(self) -> str | None:
+        """On failure, one sentence on the first output over the budget."""
+        return self.report.sentence
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as a dictionary for JSON, in which numbers that are not finite become null."""
+        return {
+            **self.report.to_json(),
+            "budget": {str(metric): limit for metric, limit in self.budget.limits.items()},
+            "runtime": self.runtime,
+            "samples": self.samples,
+            "method": self.method,
+            "reason": self.reason,
+            "notes": list(self.notes),
+            "blame": [_finite(asdict(one)) for one in self.blame],
+            "data": self.data,
+        }
 
 
 def _finite(record: dict[str, Any]) -> dict[str, Any]:

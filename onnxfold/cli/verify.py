@@ -13,7 +13,41 @@ def verify(
     context: typer.Context,
     first: Annotated[Path, typer.Argument(metavar="A", help="The original model.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="The model to check against it.")],
-    samples: Annotated[int, typer.Option(metavar="N", help="Sets of inputs.")] = 2,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[relative|cosine|top1|kl]",
+            help="For a B of reduced precision: let an **error budget** decide, of one metric or "
+            "several; top1 and kl are for logits.",
+        ),
+    ] = None,
+    max_error: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="X",
+            help="The largest error by --metric, in its order; otherwise what suits the precision "
+            "of B.",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DATA",
+            help="A file or folder to run both on, as **measure** reads it.",
+        ),
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(metavar="N", help="At most N rows of data: 32 when left out.")
+    ] = None,
+    blame: Annotated[
+        bool, typer.Option("--blame", help="Name the nodes at fault where B fails.")
+    ] = False,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Sets of drawn inputs: 2, or none with --metric and --data."
+        ),
+    ] = None,
     rtol: options.RtolOption = None,
     atol: options.AtolOption = None,
     inputs: options.InputsOption = None,
@@ -25,7 +59,10 @@ def verify(
     """Check that B computes what A computes, relative to the rounding error of A itself.
 
     Both run on seeded inputs and are compared with a float64 run of A. B passes when no output
-    errs more than a small multiple of what A errs itself; exits 1 otherwise.
+    errs more than a small multiple of what A errs itself, or with --metric, when no error is over
+    its budget; exits 1 otherwise.
+
+    `onnxfold verify model.onnx int8.onnx --metric cosine --data rows.npz --blame`
     """
     from onnxfold import api
     from onnxfold.report import printed
@@ -34,6 +71,11 @@ def verify(
         verification = api.verify(
             first,
             second,
+            metric=tuple(metric or ()),
+            max_error=tuple(max_error or ()),
+            data=data,
+            rows=rows,
+            blame=blame,
             samples=samples,
             rtol=rtol,
             atol=atol,
@@ -46,6 +88,7 @@ def verify(
     if as_json:
         terminal.print_json(verification.to_json())
     elif context.obj is not terminal.Verbosity.QUIET:
-        printed.print_verification(terminal.console(), verification.to_json())
+        shown = printed.print_budget_verification if metric else printed.print_verification
+        shown(terminal.console(), verification.to_json())
     if not verification.passed:
         raise typer.Exit(VerificationError.exit_code)

@@ -101,6 +101,44 @@ def print_verification(console: Console, document: Mapping[str, Any]) -> None:
     verdict = "the same function" if document["passed"] else "NOT the same function"
     style = "bold green" if document["passed"] else "bold red"
     console.print(Text(f"{verdict}: {_checked(document)}", style=style))
+    _print_remarks(console, document)
+
+
+def print_budget_verification(console: Console, document: Mapping[str, Any]) -> None:
+    """Print the errors of each output beside what the budget allows, and the verdict."""
+    from rich.text import Text
+
+    rows = table(("output", "metric"), ("mean", "worst", "sample", "allowed"))
+    for output in document["outputs"]:
+        for metric, worst in output["worst"].items():
+            numbers = (output["mean"][metric], worst)
+            rows.add_row(
+                Text(output["name"]),
+                metric,
+                *(_digits(number, 3) for number in numbers),
+                str(output["worst_sample"]),
+                _digits(limit, 3) if (limit := document["budget"].get(metric)) is not None else "",
+            )
+    if rows.row_count:
+        console.print(rows)
+    passed = document["passed"]
+    verdict = "within the budget" if passed else f"NOT within the budget: {document['sentence']}"
+    samples = sentences.counted(document["samples"], "sample")
+    where = f"{samples} against {_TRUTHS[document['method']]}, {document['runtime']}"
+    console.print(Text(f"{verdict} ({where})", style="bold green" if passed else "bold red"))
+    _print_remarks(console, document)
+
+
+def _print_remarks(console: Console, document: Mapping[str, Any]) -> None:
+    """Print what the models ran on, who is to blame, and known traps."""
+    from rich.text import Text
+
+    for one in document.get("blame", ()):
+        console.print(Text(f"to blame: {sentences.blamed(one)}"))
+    for note in document.get("notes", ()):
+        console.print(Text(f"note: {note}"))
+    if document.get("data"):
+        console.print(Text(f"data: {document['data']}"))
 
 
 _TRUTHS = {"float64": "a float64 run", "onnxruntime": "an unoptimized run of the original"}

@@ -108,6 +108,20 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
+def blamed(one: Mapping[str, Any]) -> str:
+    """What is known of a node at fault, in one line."""
+    alone, result, read = (
+        "not finite" if one[key] is None else f"{one[key]:.2g}"
+        for key in ("alone", "error_out", "error_in")
+    )
+    named = f"node '{one['node']}' ({one['operator']})"
+    file = "" if one["changed_node"] == one["node"] else f", in the file '{one['changed_node']}'"
+    return (
+        f"{named}{file}: its result '{one['value']}' has relative error {result}, what it reads "
+        f"{read}; alone it gives the outputs {alone}"
+    )
+
+
 def folds(row: Mapping[str, Any]) -> bool:
     """Whether a norm becomes RMSNorm, also where it is then deferred or compressed."""
     return row["foldable"] and row["action"] not in ("keep", "fused_layer_norm")

@@ -1,0 +1,161 @@
+"""Known traps in what converters write: what is worth a note, and what no file may have."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxfold.check.common_values import tensor_types
+from onnxfold.check.result import ModelSource
+from onnxfold.errors import ModelError, VerificationError
+from onnxfold.graph import node_label
+from onnxfold.graph.float_types import HALVES
+from onnxfold.model_io import show
+from onnxfold.runtime.session_graph import session_operators
+
+_SQUARES, _MEANS = frozenset({"Mul", "Pow"}), frozenset({"ReduceMean", "ReduceSum"})
+_QUANTIZED_FORMS = frozenset({"Conv", "Gemm", "MatMul"})
+# A converter that clips stores the same number in the place of every larger one.
+_CLIPPED = 0.5
+
+
+def check_order(path: Path) -> None:
+    """Raises VerificationError for a file whose nodes read results of later ones."""
+    model = onnx.load(path, load_external_data=False)
+    for nodes in (model.graph.node, *(function.node for function in model.functions)):
+        found = _early(nodes)
+        if found is not None:
+            node, name = found
+            raise VerificationError(
+                f"{show(path)}: its nodes are not in order: '{node.name or node.output[0]}' "
+                f"({node.op_type}) reads '{name}', which a later one computes; sort them (optimize "
+                "does), for runtimes may refuse the file"
+            )
+
+
+def _early(nodes: Sequence[onnx.NodeProto]) -> tuple[onnx.NodeProto, str] | None:
+    """The first node that reads what a later one computes, and what it reads."""
+    waiting = {name for node in nodes for name in node.output if name}
+    for node in nodes:
+        for name in _reads(node):
+            if name in waiting:
+                return node, name
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                found = _early(body.node)
+                if found is not None:
+                    return found
+        waiting.difference_update(node.output)
+    return None
+
+
+def _reads(node: onnx.NodeProto) -> Iterator[str]:
+    yield from node.input
+    for attribute in node.attribute:
+        for body in (attribute.g, *attribute.graphs):
+            own = {v.name for v in (*body.input, *body.initializer)}
+            own.update(name for inner in body.node for name in inner.output)
+            yield from (n for inner in body.node for n in _reads(inner) if n not in own)
+
+
+def traps(original: ModelSource, changed: ModelSource) -> tuple[str, ...]:
+    """Sentences on what often goes wrong in a file like the changed one; none is a verdict."""
+    found = (
+        _half_norms(changed.model),
+        _new_clips(original.model, changed.model),
+        _clipped_weights(original.model, changed.model),
+        _unfused(changed),
+    )
+    return tuple(sentence for sentence in found if sentence is not None)
+
+
+def _half_norms(model: ir.Model) -> str | None:
+    """Norms in pieces whose squares are summed in float16."""
+    types = tensor_types(model)
+    found = [
+        node
+        for node in model.graph
+        if node.op_type in _MEANS
+        and (square := node.inputs[0]) is not None
+        and types.get(str(square.name)) == np.float16
+        and _is_square(square.producer())
+    ]
+    if not found:
+        return None
+    return (
+        f"{len(found)} norms in pieces square in float16, the first in '{node_label(found[0])}': "
+        "numbers beyond 255 overflow there; keep these nodes in float32, or fuse the norms first"
+    )
+
+
+def _is_square(node: ir.Node | None) -> bool:
+    if node is None or node.op_type not in _SQUARES:
+        return False
+    return node.op_type == "Pow" or node.inputs[0] is node.inputs[1]
+
+
+def _new_clips(original: ir.Model, changed: ir.Model) -> str | None:
+    before, after = (
+        {node_label(node): node for node in model.graph if node.op_type == "Clip"}
+        for model in (original, changed)
+    )
+    new = [name for name in after if name not in before]
+    if not new or len(after) <= len(before):
+        return None
+    return f"{len(new)} Clip are new, the first '{new[0]}': they cut off numbers"
+
+
+def _clipped_weights(original: ir.Model, changed: ir.Model) -> str | None:
+    """Weights in float16 whose largest numbers are smaller than those of the original."""
+    clipped = []
+    for name, value in changed.graph.initializers.items():
+        before = original.graph.initializers.get(name)
+        if value.dtype not in HALVES or before is None or before.dtype in HALVES:
+            continue
+        largest, kept = _largest(before), _largest(value)
+        if kept < _CLIPPED * largest:
+            clipped.append(f"'{name}' from {largest:.3g} to {kept:.3g}")
+    return f"{len(clipped)} weights were clipped, the first {clipped[0]}" if clipped else None
+
+
+def _largest(value: ir.Value) -> float:
+    if value.const_value is None:
+        return 0.0
+    array = value.const_value.numpy()
+    return max(abs(float(array.max(initial=0))), abs(float(array.min(initial=0))))
+
+
+def _unfused(changed: ModelSource) -> str | None:
+    """Operators between QuantizeLinear and DequantizeLinear that a CPU session computes in float.
+
+    What does not load is no matter of a note.
+    """
+    nodes = [node for node in changed.model.graph if node.op_type in _QUANTIZED_FORMS]
+    quantized = [node for node in nodes if _is_dequantized(node.inputs[0])]
+    if not quantized or changed.path is None:
+        return None
+    try:
+        session = session_operators(changed.path)
+    except ModelError:
+        return None
+    if session is None:
+        return None
+    in_float = sum(session.get(name, 0) for name in _QUANTIZED_FORMS)
+    stay = in_float - (len(nodes) - len(quantized))
+    if stay <= 0:
+        return None
+    return (
+        f"{stay} of {len(quantized)} {', '.join(sorted(_QUANTIZED_FORMS))} between QuantizeLinear "
+        "and DequantizeLinear are computed in float by a CPU session: it makes no integer operator "
+        "of them"
+    )
+
+
+def _is_dequantized(value: ir.Value | None) -> bool:
+    """Whether a value was stored as integers by a node of the graph, as activations are."""
+    node = None if value is None else value.producer()
+    if node is None or node.op_type != "DequantizeLinear" or node.inputs[0] is None:
+        return False
+    return node.inputs[0].producer() is not None
