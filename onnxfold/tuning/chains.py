@@ -59,11 +59,11 @@ _EXACT: Mapping[Device, str] = {
 # Around the step that reduces the precision, *.
 _REDUCED: Mapping[Device, str] = {
     Device.CPU: """
-        fold-kernels > *
-        *
+        unflatten > fold-kernels > *
+        unflatten > *
         unflatten > fusions > optimizer > fold-kernels > *
         optimizer > fold-kernels > *
-        fold-ort > *
+        unflatten > fold-ort > *
         unflatten > fusions > optimizer > *
         optimizer > *
         optimizer > fold-ort > *
@@ -71,6 +71,8 @@ _REDUCED: Mapping[Device, str] = {
         unflatten > fusions > *
         slim > fold-kernels > *
         slim > *
+        fold-kernels > *
+        *
         """,
     Device.CUDA: """
         unflatten > fusions > optimizer > *

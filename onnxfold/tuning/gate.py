@@ -17,7 +17,7 @@ from onnxfold.check.criterion import AcceptanceCriterion
 from onnxfold.check.evidence import Outputs
 from onnxfold.check.result import ModelSource
 from onnxfold.check.truth import Truth, judged
-from onnxfold.errors import UsageError, VerificationError
+from onnxfold.errors import VerificationError
 from onnxfold.options import DEFAULT_NOISE_LIMIT
 from onnxfold.tuning.options import Precision, TuneOptions
 
@@ -46,12 +46,9 @@ class Gate:
         metric, limit = self.options.metric, self.options.max_error
         if limit is not None:
             return Budget({metric or Metric.RELATIVE: limit})
-        default = Budget.default(precision.value)
-        if metric is None:
-            return default
-        if metric not in default.limits:
-            raise UsageError(f"--metric {metric} has no default: name --max-error too")
-        return Budget({metric: default.limits[metric]})
+        if metric is not None:
+            return Budget({metric: Budget.default_limit(precision.value, metric)})
+        return Budget.default(precision.value)
 
     def judge(self, run: Run, candidate: ModelSource, precision: Precision) -> Verdict:
         """Return whether a candidate is right; `run` gives its outputs, one mapping for each feed.

@@ -43,8 +43,8 @@ def print_table(console: Console, report: Mapping[str, Any], *, verbose: bool = 
     counts = Counter(row["status"] for row in candidates)
     for status, words in _SUMMED.items():
         if counts[status] and not verbose:
-            names = [row["name"] for row in candidates if row["status"] == status]
-            console.print(Text(f"{counts[status]} {words}: {'; '.join(names)}"))
+            named = [row["name"] for row in candidates if row["status"] == status != "same"]
+            console.print(Text(f"{counts[status]} {words}{': ' * bool(named)}{'; '.join(named)}"))
     if any(row["kernels"] for row in right):
         console.print("* with the onnxfold library: onnxfold.register(session_options)")
 
