@@ -36,7 +36,11 @@ def strip(source: Path, destination: Path) -> None:
     moments = {}
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
-        if tensor is None or tensor.dtype not in _FLOATS or tensor.nbytes <= _KEPT_BYTES:
+        if tensor is None:
+            continue
+        if tensor.dtype not in _FLOATS or tensor.nbytes <= _KEPT_BYTES:
+            if isinstance(tensor, ir.ExternalTensor):  # a skeleton travels without that file
+                value.const_value = ir.tensor(tensor.numpy().copy(), tensor.dtype, name=name)
             continue
         array = tensor.numpy().astype(np.float64)
         moments[name] = (float(array.mean()), float(array.std()))

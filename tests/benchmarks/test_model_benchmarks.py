@@ -142,6 +142,19 @@ def test_a_filled_skeleton_has_the_shapes_types_and_moments_of_the_model(tmp_pat
     ort.InferenceSession(str(tmp_path / "b.onnx")).run(None, feeds)
 
 
+def test_a_skeleton_needs_no_file_beside_it(tmp_path: Path) -> None:
+    model, small = pre_norm_model(), np.arange(100)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(small, "small"))
+    source = tmp_path / "source" / "a.onnx"
+    source.parent.mkdir()
+    ir.save(ir.from_proto(model), source, external_data="a.onnx.data")
+    assert isinstance(ir.load(source).graph.initializers["small"].const_value, ir.ExternalTensor)
+    skeleton.strip(source, tmp_path / "bones.onnx")
+    skeleton.fill(tmp_path / "bones.onnx", tmp_path / "b.onnx")
+    filled = ir.load(tmp_path / "b.onnx").graph.initializers["small"].const_value
+    np.testing.assert_array_equal(filled.numpy(), small)
+
+
 def test_only_a_skeleton_can_be_filled(tmp_path: Path) -> None:
     onnx.save(pre_norm_model(), tmp_path / "a.onnx")
     with pytest.raises(onnxfold.ModelError, match="is no skeleton"):

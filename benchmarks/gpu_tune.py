@@ -1,0 +1,271 @@
+"""What `onnxfold tune` makes of whole models on a GPU: every candidate, its error and its time.
+
+    python -m models.skeleton strip gpt2.onnx -o models/fp32/gpt2.onnx      (where the exports are)
+    python -m benchmarks.gpu_tune MODELS [--models NAME ...] [--dtypes fp16 fp32] [--budget S]
+
+MODELS holds fp16/NAME.onnx and fp32/NAME.onnx, exports or the skeletons of exports, which need no
+torch; a skeleton is filled with random weights first.  From an fp32 export `tune` may keep the
+precision or go to float16 within its error budget; an fp16 export keeps its own.  A ratio compares
+with ONNX Runtime on the export itself, both with inputs and outputs on the device and with CUDA
+graphs where a session takes them.  ``--sequence gpt2=128`` gives one model another sequence than
+the rest; truth and outputs of a language model are as large as its vocabulary.
+
+Prints a table and appends rows to benchmarks/results/gpu_tune.csv after every export; the budget is
+divided among the exports that are left, and the winners come last.  An interruption ends the export
+at hand, with the rows that it has, and the program.  ``--device cpu`` runs all of it where there is
+no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+import onnxruntime as ort
+from rich.console import Console
+from rich.table import Table
+
+import onnxfold
+from benchmarks.gpu import BUDGET, Budget, device_named, failed
+from benchmarks.rows import RESULTS, Conditions, append, conditions
+from models import skeleton
+from onnxfold import model_io
+from onnxfold.tuning.candidate import Candidate
+from onnxfold.tuning.result import TuneResult
+from onnxfold.tuning.run import TuneFailed
+
+__all__ = ["PRECISIONS", "GpuTuneRow", "main"]
+
+# What `tune` may do with exports of a type; "fp32" keeps the type that they have.
+PRECISIONS: Final[Mapping[str, tuple[str, ...]]] = {"fp32": ("fp32", "fp16"), "fp16": ("fp32",)}
+_MODELS: Final = ("bert-base", "vit-b16", "gpt2")
+_LEAST_S = 20.0  # with less of the budget left no export begins
+_console = Console(width=150)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTuneRow(Conditions):
+    """One candidate for one export at one size; ``sequence`` is 0 for images.
+
+    ``ratio`` is how many times as fast as the export it is: the median over rounds with the 10th
+    and 90th percentile, or the median alone where the candidate was not in the final.  ``errors``
+    are the worst of any output and sample, against a float64 run of the export.
+    """
+
+    onnxruntime: str
+    device: str
+    model: str
+    dtype: str
+    batch: int
+    sequence: int
+    samples: int
+    chain: str
+    precision: str
+    kernels: bool
+    status: str
+    winner: bool
+    milliseconds: float | None
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    errors: str
+    session_nodes: int
+    excluded: int
+    bytes: int
+    seconds: float
+    reason: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what the command line asks for and return the exit code."""
+    options = _parser().parse_args(arguments)
+    budget, rows, left = Budget(options.budget), list[GpuTuneRow](), False
+    cases = list(_cases(options))
+    try:
+        for number, (name, dtype, given) in enumerate(cases):
+            seconds = min(options.case, budget.left / (len(cases) - number))
+            if budget.left < _LEAST_S:
+                print(f"the budget is spent: {name} {dtype} is left out", flush=True)
+                left = True
+                continue
+            try:
+                case = _tuned(name, dtype, given, seconds, options)
+            except Exception as error:  # said by name; the others still run
+                failed(f"{name} {dtype}", error)
+                left = True
+                continue
+            append(options.out, case)
+            _console.print(_table(case))
+            rows += case
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        left = True
+    _summarise(rows)
+    return int(left) if rows else 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_tune", description=__doc__)
+    parser.add_argument("folder", type=Path, metavar="MODELS")
+    parser.add_argument("--models", nargs="+", default=_MODELS)
+    parser.add_argument("--dtypes", nargs="+", choices=list(PRECISIONS), default=list(PRECISIONS))
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument(
+        "--sequence", nargs="+", default=["512"], metavar="N", help="N, or NAME=N for one model"
+    )
+    parser.add_argument("--samples", type=int, default=1, help="sets of inputs of the check")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--jobs", type=int, default=2, help="files that are built at once")
+    parser.add_argument(
+        "--budget", type=float, default=BUDGET, help="seconds of all, default: %(default)g"
+    )
+    parser.add_argument("--case", type=float, default=600.0, help="seconds of one export, at most")
+    parser.add_argument("--chains", nargs="+", default=[], help="these alone, not those of tune")
+    parser.add_argument("--scratch", type=Path, help="folder for the models that are made")
+    parser.add_argument("--reports", type=Path, help="folder for the report of every export")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu_tune.csv")
+    return parser
+
+
+def _cases(options: argparse.Namespace) -> Iterator[tuple[str, str, Path]]:
+    for dtype, name in product(options.dtypes, options.models):
+        given = options.folder / dtype / f"{name}.onnx"
+        if given.exists():
+            yield name, dtype, given
+        else:
+            print(f"{given} is not there: left out", flush=True)
+
+
+def _tuned(
+    name: str, dtype: str, given: Path, seconds: float, options: argparse.Namespace
+) -> list[GpuTuneRow]:
+    """Tune an export and return a row for every candidate."""
+    if options.scratch is not None:
+        options.scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
+        source = given
+        if skeleton.is_skeleton(given):
+            source = Path(scratch, "model.onnx")
+            skeleton.fill(given, source)
+        batch, sequence = options.batch, _sequence(name, options.sequence)
+        first, sizes = _first_input(source, batch, sequence)
+        sequence = sequence if len(sizes) == len(("batch", "sequence")) else 0
+        try:
+            result = onnxfold.tune(
+                source,
+                Path(scratch, "tuned.onnx"),
+                device=options.device,
+                precision=PRECISIONS[dtype],
+                inputs=(f"{first}:{','.join(map(str, sizes))}",),
+                samples=options.samples,
+                chains=tuple(options.chains),
+                jobs=options.jobs,
+                budget=seconds,
+            )
+        except TuneFailed as error:  # with a row for everything that was wrong
+            failed(f"{name} {dtype}", error)
+            result = error.result
+    if options.reports is not None:
+        options.reports.mkdir(parents=True, exist_ok=True)
+        document = json.dumps(result.report, indent=1)
+        (options.reports / f"{name}-{dtype}.json").write_text(document, encoding="utf-8")
+    about = {
+        "onnxruntime": ort.__version__,
+        "device": device_named(options.device),
+        "model": name,
+        "dtype": dtype,
+        "batch": batch,
+        "sequence": sequence,
+        "samples": options.samples,
+        **conditions(),
+    }
+    return [_row(about, candidate, result) for candidate in result.candidates]
+
+
+def _sequence(name: str, given: Sequence[str]) -> int:
+    """Return the sequence of a model: its own, or the one that is given without a name."""
+    named = dict(text.rpartition("=")[::2] for text in given)
+    return int(named.get(name, named.get("", "512")))
+
+
+def _first_input(path: Path, batch: int, sequence: int) -> tuple[str, tuple[int, ...]]:
+    """Return the first input and its sizes, which those of the others follow from."""
+    first = model_io.load(path).graph.inputs[0]
+    symbols = {"batch": batch, "sequence": sequence}
+    sizes = (dim if isinstance(dim, int) else symbols[str(dim.value)] for dim in first.shape or ())
+    return first.name or "", tuple(sizes)
+
+
+def _row(about: Mapping[str, Any], candidate: Candidate, result: TuneResult) -> GpuTuneRow:
+    return GpuTuneRow(
+        **about,
+        chain=candidate.name,
+        precision=candidate.precision.value,
+        kernels=candidate.kernels,
+        status=candidate.status.value,
+        winner=candidate is result.winner,
+        milliseconds=_rounded(candidate.milliseconds),
+        ratio=_rounded(candidate.ratio),
+        ratio_low=_rounded(candidate.ratio_low),
+        ratio_high=_rounded(candidate.ratio_high),
+        errors="; ".join(f"{name} {value:.3g}" for name, value in candidate.errors.items()),
+        session_nodes=candidate.session_nodes,
+        excluded=len(candidate.excluded),
+        bytes=candidate.nbytes,
+        seconds=round(candidate.seconds, 1),
+        reason=candidate.reason or "",
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 5)
+
+
+def _table(rows: Sequence[GpuTuneRow]) -> Table:
+    first = rows[0]
+    size = f"{first.batch} x {first.sequence}" if first.sequence else str(first.batch)
+    table = Table(title=f"{first.model} {first.dtype}, {size}", title_justify="left", box=None)
+    table.add_column("chain", no_wrap=True)
+    for column in ("nodes", "ms", "times as fast"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("error or reason", no_wrap=True, max_width=60)
+    for row in sorted(rows, key=lambda row: -(row.ratio or 0.0)):
+        right = row.status == "right"
+        table.add_row(
+            f"{row.chain}{' *' * row.winner}",
+            str(row.session_nodes),
+            "" if row.milliseconds is None else f"{row.milliseconds:.3f}",
+            _ratio(row),
+            row.errors if right else f"{row.status}: {row.reason}",
+        )
+    return table
+
+
+def _ratio(row: GpuTuneRow) -> str:
+    if row.ratio is None:
+        return ""
+    if row.ratio_low is None:
+        return f"about {row.ratio:.2f}"
+    return f"{row.ratio:.2f} ({row.ratio_low:.2f} to {row.ratio_high:.2f})"
+
+
+def _summarise(rows: Sequence[GpuTuneRow]) -> None:
+    """Print the winner for every export."""
+    table = Table(title="winners", title_justify="left", box=None)
+    for column in ("model", "type", "winner", "ms", "times as fast", "error"):
+        table.add_column(column, no_wrap=True)
+    for row in (row for row in rows if row.winner):
+        milliseconds = "" if row.milliseconds is None else f"{row.milliseconds:.3f}"
+        table.add_row(row.model, row.dtype, row.chain, milliseconds, _ratio(row), row.errors)
+    _console.print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
