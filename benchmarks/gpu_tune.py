@@ -236,7 +236,8 @@ def _table(rows: Sequence[GpuTuneRow]) -> Table:
     for column in ("nodes", "ms", "times as fast"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("error or reason", no_wrap=True, max_width=60)
-    for row in sorted(rows, key=lambda row: -(row.ratio or 0.0)):
+    tried = [row for row in rows if row.status != "skipped"]
+    for row in sorted(tried, key=lambda row: -(row.ratio or 0.0)):
         right = row.status == "right"
         table.add_row(
             f"{row.chain}{' *' * row.winner}",
@@ -245,6 +246,8 @@ def _table(rows: Sequence[GpuTuneRow]) -> Table:
             _ratio(row),
             row.errors if right else f"{row.status}: {row.reason}",
         )
+    if len(tried) < len(rows):
+        table.caption = f"{len(rows) - len(tried)} were not tried: the budget was spent"
     return table
 
 
