@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,23 @@ def _limit_memory(limit: int) -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+@contextmanager
+def _device() -> Iterator[None]:
+    """Have the machine's devices for a while: runs of several searches take turns.
+
+    They would disturb each other's times. Systems without file locks go on at once.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    path = Path(tempfile.gettempdir(), f"onnxfold-timing-{os.getuid()}.lock")
+    with path.open("a", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _step(job: Document) -> Document:
@@ -171,10 +190,17 @@ def _entrant(document: Document) -> _Entrant:
 
 def _run(job: Document) -> Document:
     """Run a model on every feed, keep the outputs, and time it beside the first entrant."""
+    track, entrant, feeds = _track(job), _entrant(job["entrant"]), _loaded(job["feeds"])
+    with _device():
+        return _ran(track, entrant, feeds, job)
+
+
+def _ran(
+    track: _Track, entrant: _Entrant, feeds: Sequence[Mapping[str, Any]], job: Document
+) -> Document:
     from onnxfold.runtime.interleaved_timing import RunCounts, take_turns
     from onnxfold.runtime.session_graph import session_operators
 
-    track, entrant, feeds = _track(job), _entrant(job["entrant"]), _loaded(job["feeds"])
     for number, feed in enumerate(feeds):
         if number == 0 or track.on_cuda:  # sizes are fixed there
             session = track.session(entrant, feed)
@@ -201,9 +227,10 @@ def _race(job: Document) -> Document:
     from onnxfold.runtime.interleaved_timing import RunCounts, take_turns
 
     track, (timed, shaped) = _track(job), _loaded([job["timed"], job["shaped"]])
-    runs = [track.runner(_entrant(each), timed, shaped) for each in job["entrants"]]
     counts = RunCounts(job["rounds"], job["least"], job["most_seconds"], clock=track.clock)
-    return {"seconds": take_turns(runs, counts).tolist()}
+    with _device():
+        runs = [track.runner(_entrant(each), timed, shaped) for each in job["entrants"]]
+        return {"seconds": take_turns(runs, counts).tolist()}
 
 
 def _blame(job: Document) -> Document:

@@ -15,7 +15,7 @@ from onnxfold.tuning.candidate import Candidate
 from onnxfold.tuning.options import TuneOptions
 from onnxfold.tuning.processes import JobFailed, Processes
 
-_ROUNDS, _LEAST_ROUNDS = 400, 9
+_ROUNDS, _LEAST_ROUNDS = 150, 9
 
 
 @dataclass(frozen=True, slots=True)

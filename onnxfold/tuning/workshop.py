@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -58,6 +60,7 @@ class Workshop:
     feeds: tuple[Path, ...] = ()
     _made: dict[_Key, Future[Made]] = field(default_factory=dict)
     _lock: Any = field(default_factory=Lock)
+    _numbers: Iterator[int] = field(default_factory=count)
 
     def build(self, chain: Chain, end: float, exclude: tuple[str, ...] = ()) -> Made:
         """Return the file of a chain, made where it is missing.
@@ -84,13 +87,12 @@ class Workshop:
         name = chain[-1]
         if before.chain != chain[:-1]:
             return self.build((*before.chain, name), end, exclude)
-        number = len(self._made)
-        output = self.folder / f"{number}-{name}" / "model.onnx"
-        output.parent.mkdir()
+        output = self.folder / f"{next(self._numbers)}-{name}" / "model.onnx"
         left = end - time.monotonic()
         if left <= 0:
             raise BudgetSpent
         try:
+            output.parent.mkdir()
             self.processes.run(
                 "step",
                 min(left, self.step_seconds),
@@ -110,7 +112,7 @@ class Workshop:
             if left < self.step_seconds:
                 raise BudgetSpent from error
             raise StepFailed(f"{name}: {error} (--step-seconds)") from error
-        except JobFailed as error:
+        except (JobFailed, OSError) as error:  # a full disk
             raise StepFailed(f"{name}: {error}") from error
 
 
