@@ -33,6 +33,7 @@ class Blame:
 
     value: the result by which it shows. error_in, error_out: the largest relative error of what it
     reads, and that of the result. alone: the error of the original's outputs with this one wrong.
+    among: how many nodes of the original it stands for, where the file computes them as one.
     """
 
     node: str
@@ -42,6 +43,7 @@ class Blame:
     error_out: float
     changed_node: str
     alone: float
+    among: int = 1
 
 
 def blame(
@@ -74,7 +76,7 @@ def rank(
     """Names of nodes of the original by their contribution to the error, the largest first."""
     comparison = _of_worst(original, changed, feeds, truths, engine or OnnxRuntime())
     found = sorted(comparison.contributions(), key=lambda one: (-one.alone, one.place))
-    named = (_node(comparison, one.common) for one in found if one.alone > 0)
+    named = (_node(comparison, one.common)[0] for one in found if one.alone > 0)
     return list(dict.fromkeys(map(node_label, named)))
 
 
@@ -101,7 +103,7 @@ def _described(comparison: LocalErrors, found: Contribution) -> Blame:
     true = comparison.true([common.name, *(o.name for o in operands)])
     changed = comparison.as_changed([common, *operands])
     errors = {name: distance(true[name], changed[name]) for name in true}
-    node = _node(comparison, common)
+    node, among = _node(comparison, common)
     return Blame(
         node=node_label(node),
         operator=operator(node),
@@ -110,24 +112,27 @@ def _described(comparison: LocalErrors, found: Contribution) -> Blame:
         error_out=errors[common.name],
         changed_node=node_label(_changed_node(comparison, found, true)),
         alone=found.alone,
+        among=among,
     )
 
 
-def _node(comparison: LocalErrors, common: Common) -> ir.Node:
-    """The node of the original at fault: of several, one that the changed model dropped.
+def _node(comparison: LocalErrors, common: Common) -> tuple[ir.Node, int]:
+    """The node of the original at fault, and how many it stands for.
 
-    That is an operator that is missing where the last one is not, as it is in a fusion.
+    Of several it is one that the changed model dropped: an operator that is missing where the last
+    one is not, as it is in a fusion.
     """
     values = results(comparison.original)
     nodes = between(values[common.name], {values[c.name] for c in comparison.common}).nodes
+    nodes = tuple(node for node in nodes if stands_for(node) is not None) or nodes
     own, kept = (
         Counter(filter(None, map(stands_for, each)))
         for each in (nodes, comparison.between(common).nodes)
     )
-    if stands_for(nodes[-1]) not in kept:
-        return nodes[-1]
     dropped = own - kept
-    return next((node for node in nodes if stands_for(node) in dropped), nodes[-1])
+    if dropped and stands_for(nodes[-1]) in kept:
+        return next(node for node in nodes if stands_for(node) in dropped), 1
+    return nodes[-1], len(nodes)
 
 
 def _changed_node(comparison: LocalErrors, found: Contribution, true: Outputs) -> ir.Node:
