@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from pages.operators import laws, refusals
 from pages.parity import parity
-from pages.parts import with_deferral, with_orders, with_tables
+from pages.parts import with_budgets, with_deferral, with_orders, with_tables
 from pages.recipes import recipes
 from pages.tables import ROOT, read_rows
 
@@ -37,7 +37,7 @@ def pages() -> dict[Path, str]:
     rows, left = read_rows("recipes.csv"), read_rows("recipes_left.csv")
     affine, timed = read_rows("recipes_affine.csv"), read_rows("models.csv")
     docs, readme = ROOT / "docs", ROOT / "README.md"
-    theory, pipeline = docs / "theory.md", docs / "pipeline.md"
+    theory, pipeline, verify = (docs / f"{name}.md" for name in ("theory", "pipeline", "verify"))
     return {
         pipeline: with_orders(pipeline.read_text(encoding="utf-8")),
         docs / "laws.md": laws(),
@@ -45,6 +45,7 @@ def pages() -> dict[Path, str]:
         docs / "recipes.md": recipes(rows, left, affine, timed),
         docs / "refusals.md": refusals(),
         theory: with_deferral(theory.read_text(encoding="utf-8")),
+        verify: with_budgets(verify.read_text(encoding="utf-8")),
         readme: with_tables(readme.read_text(encoding="utf-8"), rows, timed),
     }
 

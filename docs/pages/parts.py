@@ -1,4 +1,4 @@
-"""Tables within pages that are written by hand: README.md, theory.md, pipeline.md."""
+"""Tables within pages that are written by hand: README.md, theory.md, pipeline.md, verify.md."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pages.tables import Row, between, read_rows, table
 
-__all__ = ["with_deferral", "with_orders", "with_tables"]
+__all__ = ["with_budgets", "with_deferral", "with_orders", "with_tables"]
 
 _BEGIN, _END = "<!-- recipes: written by docs/generate.py -->\n", "<!-- end of recipes -->"
 _BEGIN_COUNTS, _END_COUNTS = (
@@ -21,6 +21,8 @@ _BEGIN_FORMS, _END_FORMS = "<!-- forms: written by docs/generate.py -->\n", "<!-
 _BEGIN_GAINS, _END_GAINS = "<!-- gains: written by docs/generate.py -->\n", "<!-- end of gains -->"
 _BEGIN_ORDERS = "<!-- orders: written by docs/generate.py -->\n"
 _END_ORDERS = "<!-- end of orders -->"
+_BEGIN_BUDGETS = "<!-- budgets: written by docs/generate.py -->\n"
+_END_BUDGETS = "<!-- end of budgets -->"
 # Subject, axis and size of the rows of models.csv that README shows.
 _README_GAINS = (
     ("minilm", "sequence", "128"),
@@ -68,6 +70,25 @@ def with_deferral(theory: str) -> str:
 def with_orders(pipeline: str) -> str:
     """Replace what is generated in pipeline.md."""
     return between(pipeline, _BEGIN_ORDERS, _END_ORDERS, _orders(read_rows("orders.csv")))
+
+
+def with_budgets(verify: str) -> str:
+    """Replace what is generated in verify.md."""
+    names = (
+        "model",
+        "conversion",
+        "relative",
+        "relative_worst",
+        "cosine_worst",
+        "top1",
+        "kl_worst",
+    )
+    headings = ("model", "conversion", "relative", "worst", "1 - cosine", "top1", "kl", "lost")
+    rows = [
+        (*(row[name] for name in names), f"{float(row['task']):.0%}")
+        for row in read_rows("budgets.csv")
+    ]
+    return between(verify, _BEGIN_BUDGETS, _END_BUDGETS, table(headings, rows))
 
 
 def _forms(rows: Sequence[Row]) -> str:

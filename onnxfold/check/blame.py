@@ -2,12 +2,15 @@
 
 Those whose results err by themselves, and in whose place the original would give wrong outputs
 (`onnxfold.check.local_errors`).  Last, the changed model goes on with the right value, which must
-not make it worse: a value that only has the same name would.
+make it better: a value that only has the same name does not.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 
 import numpy as np
 import onnx_ir as ir
@@ -25,6 +28,8 @@ from onnxfold.graph import node_label, operator
 _EXPLAINS = 0.25
 # How many are named, and from which share of the largest contribution on.
 _NAMED, _NEAR_LARGEST = 3, 0.5
+# What share of its contribution goes at least where a value is right.
+_RELIEF = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,7 @@ class Blame:
 
     value: the result by which it shows. error_in, error_out: the largest relative error of what it
     reads, and that of the result. alone: the error of the original's outputs with this one wrong.
+    among: how many nodes of the original it stands for, where the file computes them as one.
     """
 
     node: str
@@ -42,6 +48,7 @@ class Blame:
     error_out: float
     changed_node: str
     alone: float
+    among: int = 1
 
 
 def blame(
@@ -57,11 +64,14 @@ def blame(
     """
     comparison = _of_worst(original, changed, feeds, truths, engine or OnnxRuntime())
     found = comparison.contributions(enough=_EXPLAINS * comparison.whole)
-    largest = max((one.alone for one in found), default=0.0)
-    near = [one for one in found if one.alone > 0 and one.alone >= _NEAR_LARGEST * largest]
-    near.sort(key=lambda one: one.place)
-    guilty = [one for one in near if comparison.error_without(one.common) <= comparison.whole]
-    return tuple(_described(comparison, one) for one in guilty[:_NAMED])
+    relieved = cache(lambda one: _is_relieved(comparison, one))
+    by_size = sorted((one for one in found if one.alone > 0), key=lambda one: -one.alone)
+    largest = next((one.alone for one in by_size if relieved(one)), 0.0)
+    near = sorted(
+        (one for one in by_size if one.alone >= _NEAR_LARGEST * largest), key=lambda one: one.place
+    )
+    guilty = (one for one in near if relieved(one))
+    return _described(comparison, list(islice(guilty, _NAMED)))
 
 
 def rank(
@@ -74,7 +84,7 @@ def rank(
     """Names of nodes of the original by their contribution to the error, the largest first."""
     comparison = _of_worst(original, changed, feeds, truths, engine or OnnxRuntime())
     found = sorted(comparison.contributions(), key=lambda one: (-one.alone, one.place))
-    named = (_node(comparison, one.common) for one in found if one.alone > 0)
+    named = (_node(comparison, one.common)[0] for one in found if one.alone > 0)
     return list(dict.fromkeys(map(node_label, named)))
 
 
@@ -95,39 +105,57 @@ def _of_worst(
     return LocalErrors(original.model, changed.model, feeds[worst], truths[worst], engine)
 
 
-def _described(comparison: LocalErrors, found: Contribution) -> Blame:
-    common = found.common
-    operands = comparison.operands(common)
-    true = comparison.true([common.name, *(o.name for o in operands)])
-    changed = comparison.as_changed([common, *operands])
-    errors = {name: distance(true[name], changed[name]) for name in true}
-    node = _node(comparison, common)
-    return Blame(
-        node=node_label(node),
-        operator=operator(node),
-        value=common.name,
-        error_in=max((errors[o.name] for o in operands), default=0.0),
-        error_out=errors[common.name],
-        changed_node=node_label(_changed_node(comparison, found, true)),
-        alone=found.alone,
-    )
+def _is_relieved(comparison: LocalErrors, one: Contribution) -> bool:
+    """Whether the changed model errs less where this value is right; errors add up as squares."""
+    whole = comparison.whole
+    if math.isinf(whole):  # several may overflow
+        return True
+    relief = _RELIEF * min(one.alone, whole)
+    return comparison.error_without(one.common) ** 2 <= whole**2 - relief**2
 
 
-def _node(comparison: LocalErrors, common: Common) -> ir.Node:
-    """The node of the original at fault: of several, one that the changed model dropped.
+def _described(comparison: LocalErrors, found: Sequence[Contribution]) -> tuple[Blame, ...]:
+    operands = {one.common.name: comparison.operands(one.common) for one in found}
+    common = {c.name: c for one in found for c in (one.common, *operands[one.common.name])}
+    true, changed = comparison.true([*common]), comparison.as_changed([*common.values()])
+    errors = {name: distance(true[name], changed[name]) for name in common}
+    blamed = []
+    for one in found:
+        node, among = _node(comparison, one.common)
+        read = [operand.name for operand in operands[one.common.name]]
+        known = {name: true[name] for name in (one.common.name, *read)}
+        blamed.append(
+            Blame(
+                node=node_label(node),
+                operator=operator(node),
+                value=one.common.name,
+                error_in=max((errors[name] for name in read), default=0.0),
+                error_out=errors[one.common.name],
+                changed_node=node_label(_changed_node(comparison, one, known)),
+                alone=one.alone,
+                among=among,
+            )
+        )
+    return tuple(blamed)
 
-    That is an operator that is missing where the last one is not, as it is in a fusion.
+
+def _node(comparison: LocalErrors, common: Common) -> tuple[ir.Node, int]:
+    """The node of the original at fault, and how many it stands for.
+
+    Of several it is one that the changed model dropped: an operator that is missing where the last
+    one is not, as it is in a fusion.
     """
     values = results(comparison.original)
     nodes = between(values[common.name], {values[c.name] for c in comparison.common}).nodes
+    nodes = tuple(node for node in nodes if stands_for(node) is not None) or nodes
     own, kept = (
         Counter(filter(None, map(stands_for, each)))
         for each in (nodes, comparison.between(common).nodes)
     )
-    if stands_for(nodes[-1]) not in kept:
-        return nodes[-1]
     dropped = own - kept
-    return next((node for node in nodes if stands_for(node) in dropped), nodes[-1])
+    if dropped and stands_for(nodes[-1]) in kept:
+        return next(node for node in nodes if stands_for(node) in dropped), 1
+    return nodes[-1], len(nodes)
 
 
 def _changed_node(comparison: LocalErrors, found: Contribution, true: Outputs) -> ir.Node:

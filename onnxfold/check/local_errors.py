@@ -19,7 +19,7 @@ from onnxfold.check.common_values import Between, Common, between, common_values
 from onnxfold.check.evidence import Outputs
 from onnxfold.check.reference import Array
 from onnxfold.check.runners import CannotRun, Feeds, OnnxRuntime, suited
-from onnxfold.check.tapped import element_counts, run_tapped
+from onnxfold.check.tapped import element_counts, run_switched, run_tapped
 
 # What the values that are compared together may take, of 8 bytes at most for an element.
 _TOGETHER_BYTES = 1 << 29
@@ -78,19 +78,21 @@ class LocalErrors:
         for start in range(0, min(len(order), _MOST), _AT_ONCE):
             places = order[start : start + _AT_ONCE]
             values = self._computed([self.common[place] for place in places])
-            for place in places:
-                common = self.common[place]
-                alone = self._alone(common, *values[common.name])
-                found.append(Contribution(common, place, errors[place], alone))
+            alone = self._alone(values)
+            found += (
+                Contribution(common, place, errors[place], alone[common.name])
+                for place in places
+                for common in (self.common[place],)
+            )
             if any(one.alone >= enough for one in found):
                 break
         return found
 
     def error_without(self, common: Common) -> float:
         """The error of the changed model's outputs where it goes on with the right value."""
-        right = self.true([common.name])[common.name]
+        right = cast(self.true([common.name])[common.name], common.dtype)
         try:
-            outputs = self._run_changed(self._outputs, {common.changed: cast(right, common.dtype)})
+            outputs = self._run_changed(self._outputs, {common.changed: right})
         except CannotRun:
             return math.inf
         return self._error(outputs | {n: right for n in outputs if n == common.changed})
@@ -161,17 +163,23 @@ class LocalErrors:
         if group:
             yield group
 
-    def _alone(self, common: Common, right: Array, wrong: Array) -> float:
-        if wrong.shape == right.shape and np.array_equal(wrong, right):
-            return 0.0
-        given = cast(wrong, right.dtype)
+    def _alone(self, values: Mapping[str, tuple[Array, Array]]) -> dict[str, float]:
+        """The errors of the original's outputs where it goes on with one wrong value."""
+        given = [(name, cast(wrong, right.dtype)) for name, (right, wrong) in values.items()]
+        shaped = [one for one in given if one[1].shape == values[one[0]][0].shape]
+        names = [name for name, _ in shaped]
+        alone = dict(zip(names, self._errors_given(shaped), strict=True))
+        return dict.fromkeys(values, math.inf) | alone
+
+    def _errors_given(self, given: Sequence[tuple[str, Array]]) -> list[float]:
+        if not given or not self._outputs:
+            return [0.0] * len(given)
         try:
-            outputs = run_tapped(
-                self._engine, self.original, self._feeds, self._outputs, {common.name: given}
-            )
-        except CannotRun:
-            return math.inf
-        return self._error(outputs | {n: given for n in outputs if n == common.name})
+            runs = run_switched(self._engine, self.original, self._feeds, self._outputs, given)
+        except CannotRun:  # which of them it is shows one by one
+            one_by_one = len(given) > 1
+            return [e for g in given for e in self._errors_given([g])] if one_by_one else [math.inf]
+        return [self._error(outputs) for outputs in runs]
 
     def _run_changed(self, wanted: Sequence[str], given: Mapping[str, Array]) -> Outputs:
         feeds = suited(self._feeds, self.changed)

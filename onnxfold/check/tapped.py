@@ -1,14 +1,19 @@
 """Models run with some of their inner values given, and others read."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxfold.check.evidence import Outputs
 from onnxfold.check.reference import Array
 from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import Feeds, OnnxRuntime
-from onnxfold.graph.edit import add_last, redirect, set_outputs, sweep
+from onnxfold.graph.edit import add_last, redirect, set_outputs, splice_behind, sweep
+
+_SCALAR = ir.Shape(())
+_WHERE_SINCE = 9
 
 
 def run_tapped(
@@ -32,6 +37,50 @@ def run_tapped(
         redirect(values[name], value)
     _give(copy, [values[name] for name in wanted])
     return _run(engine, copy, {**feeds, **inputs})
+
+
+def run_switched(
+    engine: OnnxRuntime,
+    model: ir.Model,
+    feeds: Feeds,
+    wanted: Sequence[str],
+    given: Sequence[tuple[str, Array]],
+) -> list[Outputs]:
+    """What `run_tapped` gives for each of some values given alone, by one session.
+
+    Here a value that is wanted is what others read.  The values given have their own shapes.
+    Raises CannotRun.
+    """
+    if any(not _is_switchable(model, array.dtype) for _, array in given):
+        runs = [run_tapped(engine, model, feeds, wanted, {name: array}) for name, array in given]
+        pairs = zip(runs, given, strict=True)
+        return [run | {n: array for n in run if n == name} for run, (name, array) in pairs]
+    copy, values = _copied(model)
+    off: dict[str, Array] = {}
+    for name, array in dict(given).items():
+        kind = ir.TensorType(ir.DataType.from_numpy(array.dtype))
+        switch = ir.Value(name=f"{name}/on", type=ir.TensorType(ir.DataType.BOOL), shape=_SCALAR)
+        value = ir.Value(name=f"{name}/given", type=kind)
+        copy.graph.inputs.extend([switch, value])
+        node = ir.node("Where", [switch, value, values[name]], name=f"{name}/switched")
+        node.outputs[0].name = f"{name}/switched"
+        splice_behind(values[name], [node])
+        values[name] = node.outputs[0]
+        off |= {f"{name}/on": np.array(False), f"{name}/given": np.zeros((), array.dtype)}
+    _give(copy, [values[name] for name in wanted])
+    called = {name: str(values[name].name) for name in wanted}
+    samples = [
+        {**feeds, **off, f"{name}/on": np.array(True), f"{name}/given": array}
+        for name, array in given
+    ]
+    found = engine.run(ModelSource(copy), samples, optimize=False) if wanted else []
+    return [{name: each[called[name]] for name in wanted} for each in found]
+
+
+def _is_switchable(model: ir.Model, dtype: np.dtype[Any]) -> bool:
+    """Whether ONNX Runtime has a Where for values of a type."""
+    known = dtype.kind == "f" or dtype in (np.int32, np.int64)
+    return known and model.graph.opset_imports.get("", 1) >= _WHERE_SINCE
 
 
 def element_counts(

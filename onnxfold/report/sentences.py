@@ -115,6 +115,8 @@ def blamed(one: Mapping[str, Any]) -> str:
         for key in ("alone", "error_out", "error_in")
     )
     named = f"node '{one['node']}' ({one['operator']})"
+    if one["among"] > 1:
+        named += f", the last of {one['among']} that the file computes together"
     file = "" if one["changed_node"] == one["node"] else f", in the file '{one['changed_node']}'"
     return (
         f"{named}{file}: its result '{one['value']}' has relative error {result}, what it reads "

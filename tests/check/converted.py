@@ -70,12 +70,12 @@ def encoder() -> onnx.ModelProto:
     return model_of(nodes, {"ids": ids, "mask": ids}, {"logits": logits}, weights)
 
 
-def rows(count: int, seed: int = 0) -> list[dict[str, Array]]:
+def rows(count: int, seed: int = 0, time: int = 9) -> list[dict[str, Array]]:
     """Tokens with padding, as data would be."""
     rng = np.random.default_rng(seed)
-    mask = np.ones((1, 9), np.int64)
+    mask = np.ones((1, time), np.int64)
     mask[:, 6:] = 0
-    return [{"ids": rng.integers(0, TOKENS, (1, 9)), "mask": mask} for _ in range(count)]
+    return [{"ids": rng.integers(0, TOKENS, (1, time)), "mask": mask} for _ in range(count)]
 
 
 def dynamic(model: onnx.ModelProto, folder: Path, **options: object) -> onnx.ModelProto:

@@ -11,9 +11,11 @@ import pytest
 
 from onnxfold.check import ModelSource
 from onnxfold.check.blame import Blame, blame, rank
+from onnxfold.check.runners import CannotRun
 from onnxfold.check.truth import Truth, truth_of
 from onnxfold.model_io import from_proto
 from tests.check.converted import (
+    WIDTH,
     change_weight,
     drop,
     dynamic,
@@ -116,3 +118,52 @@ def test_a_planted_fault_is_found_with_its_node(
     assert found[0].changed_node == changed_node
     assert found[0].error_out > 2 * found[0].error_in
     assert rank(original, source(make(tmp_path)), truth.feeds, truth.outputs)[0] == node
+
+
+def test_one_value_that_does_not_run_does_not_excuse_the_others(
+    original: ModelSource, truth: Truth
+) -> None:
+    """A wrong index ends the run of the original, and a wrong mask beside it does not."""
+    model = encoder()
+    model.graph.node.insert(0, onnx.helper.make_node("Neg", ["ids"], ["turned"], name="turn"))
+    next(n for n in model.graph.node if n.name == "node_x").input[1] = "turned"
+    model.graph.node.insert(0, onnx.helper.make_node("Identity", ["ids"], ["same"], name="same"))
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    next(n for n in changed.graph.node if n.name == "turn").op_type = "Abs"
+    changed = change_weight(changed, "far", lambda far: -far)
+    first = source(model)
+    found = blame(
+        first, source(changed), truth.feeds, truth_of(first, samples=0, data=truth.feeds).outputs
+    )
+    assert {one.node for one in found} <= {"turn", "node_bar"}
+    assert found
+
+
+def test_a_file_that_does_not_run_is_not_looked_into(original: ModelSource, truth: Truth) -> None:
+    with pytest.raises(CannotRun):
+        blamed(original, drop(encoder(), "node_kt"), truth)
+
+
+def test_a_result_of_another_shape_is_found(original: ModelSource) -> None:
+    """A Transpose that is dropped where the sizes happen to be equal."""
+    feeds = rows(2, time=WIDTH)
+    truth = truth_of(original, samples=0, data=feeds)
+    (found,) = blamed(original, drop(encoder(), "node_kt"), truth)
+    assert found.node == "node_kt"
+
+
+def test_names_that_mean_something_else_are_not_blamed(original: ModelSource, truth: Truth) -> None:
+    """Two results exchange their names, and a third one is wrong."""
+    changed = change_weight(encoder(), "Wup", lambda w: 2 * w)
+    exchanged = {"q": "v", "v": "q", "scaled": "products", "products": "scaled"}
+    for node in changed.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [exchanged.get(name, name) for name in names]
+    (found,) = blamed(original, changed, truth)
+    assert found.node == "node_up"
+
+
+def test_nothing_is_blamed_where_nothing_is_wrong(original: ModelSource, truth: Truth) -> None:
+    assert blamed(original, encoder(), truth) == ()
+    assert rank(original, source(encoder()), truth.feeds, truth.outputs) == []

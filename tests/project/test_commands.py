@@ -22,6 +22,7 @@ RUN_BY = {
     "pipeline.md": "tests/project/test_pipeline_page.py",
     "runtimes.md": "tests/project/test_commands.py",
     "training.md": "tests/training/test_training_pages.py",
+    "verify.md": "tests/check/test_verify_page.py",
 }
 # Single lines that other tests run, in another folder or on another port.
 ALSO_RUN = {

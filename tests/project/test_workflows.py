@@ -17,6 +17,7 @@ from onnxfold.cli.application import app
 ROOT = Path(__file__).resolve().parents[2]
 OURS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 USERS = sorted((ROOT / "examples" / "ci").glob("*.yml"))
+GATES = sorted((ROOT / "examples" / "ci" / "gate").glob("*.yml"))
 PAGES = [ROOT / "docs" / "docker.md", ROOT / "docs" / "runtimes.md", ROOT / "README.md"]
 
 
@@ -143,6 +144,14 @@ def test_the_recipes_use_commands_and_options_that_exist(path: Path) -> None:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_the_pages_use_commands_and_options_that_exist(path: Path) -> None:
     assert sum(assert_onnxfold_has(words) for words in commands_of_page(path)) > 0
+
+
+@pytest.mark.parametrize("path", GATES, ids=lambda path: path.name)
+def test_the_gates_use_a_command_and_options_that_exist(path: Path) -> None:
+    (script,) = [s for s in scripts(yaml.safe_load(path.read_text("utf-8"))) if "onnxfold v" in s]
+    line = next(line for line in script.splitlines() if line.startswith("onnxfold"))
+    words = shlex.split(line.partition("|")[0].partition(">")[0])
+    assert assert_onnxfold_has([word for word in words if not word.startswith("$")]) == 1
 
 
 @pytest.mark.parametrize("path", USERS, ids=lambda path: path.name)
