@@ -67,6 +67,7 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
         sentences.roundings(document["summary"]),
         sentences.alignment(document["norms"]),
         sentences.claimed(document),
+        *sentences.untrue(document),
     ):
         if remark is not None:
             console.print(Text(remark))

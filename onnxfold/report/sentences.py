@@ -100,6 +100,16 @@ def claimed(document: Mapping[str, Any]) -> str | None:
     )
 
 
+def untrue(document: Mapping[str, Any]) -> list[str]:
+    """Return a line on each output whose declared shape is left out, since it is not true."""
+    claims = document.get("claimed_shapes", {}).get("untrue", ())
+    return [
+        f"output '{each['value']}' is declared {_sizes(each['claimed'])}, which is untrue and left "
+        f"out: its operators make it {_sizes(each['inferred'])}"
+        for each in claims
+    ]
+
+
 def _sizes(shape: Sequence[int | str | None]) -> str:
     return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
