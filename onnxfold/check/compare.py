@@ -84,9 +84,7 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     )
     evidence = gather(pair, sampled, engine)
     done(steps)
-    return replace(
-        _concluded(pair, sampled.feeds, evidence, criterion, seed), single=sampled.single
-    )
+    return replace(_concluded(pair, evidence, criterion, seed), single=sampled.single)
 
 
 def _criterion(
@@ -116,12 +114,9 @@ def _check_interface(pair: Pair) -> None:
 
 
 def _concluded(
-    pair: Pair,
-    feeds: Sequence[Feeds],
-    evidence: Evidence,
-    criterion: AcceptanceCriterion,
-    seed: int,
+    pair: Pair, evidence: Evidence, criterion: AcceptanceCriterion, seed: int
 ) -> Verification:
+    feeds = evidence.feeds
     names = [str(v.name) for v in pair[0].model.graph.outputs]
     used = dict.fromkeys(names, evidence)
     found: Found = {}

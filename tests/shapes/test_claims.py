@@ -1,4 +1,4 @@
-"""What a model claims: refused or cleared where inference contradicts it, named where it is mute."""
+"""What a model claims: refused or cleared where inference contradicts it, else named."""
 
 from __future__ import annotations
 
