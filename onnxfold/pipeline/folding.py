@@ -44,7 +44,7 @@ from onnxfold.passes.deferral.apply import apply as apply_deferral
 from onnxfold.passes.deferral.decide import decide as decide_deferral
 from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.deferral.prove import prove as prove_deferral
-from onnxfold.passes.findings import Description, Findings, describe, norm_of
+from onnxfold.passes.findings import Description, Findings, describe, norms_of
 from onnxfold.passes.lower import finalize
 from onnxfold.passes.lower.apply import apply as apply_lowering
 from onnxfold.passes.lower.apply import join_rms_norms
@@ -184,13 +184,13 @@ class Decided:
         compression = self.decisions.get("compression", CompressionPlan())
         decompression = self.decisions.get("decompression", CompressionPlan())
         readers = self.decisions.get("readers", ReadersPlan())
-        described = partial(norm_of, self.info, self.description)
+        described = partial(norms_of, self.info, self.description)
 
         def reasons(refused: Iterable[tuple[str, Refusal]]) -> dict[str, Refusal]:
-            return {described(ref): why for ref, why in refused}
+            return {norm: why for ref, why in refused for norm in described(ref)}
 
         def rows(norms: Iterable[str]) -> frozenset[str]:
-            return frozenset(map(described, norms))
+            return frozenset(norm for ref in norms for norm in described(ref))
 
         return Findings(
             self.description,
@@ -213,14 +213,18 @@ class Decided:
             reasons(readers.refusals),
         )
 
-    def _described_plan(self, described: Callable[[str], str]) -> Plan:
+    def _described_plan(self, described: Callable[[str], tuple[str, ...]]) -> Plan:
         """Return the plan by the norms that are described, not by what has become of them."""
         plan = self.plan
         return replace(
             plan,
-            folds=tuple(replace(fold, output=described(fold.output)) for fold in plan.folds),
-            fusions=tuple(replace(move, output=described(move.output)) for move in plan.fusions),
-            deferred=tuple(replace(norm, output=described(norm.output)) for norm in plan.deferred),
+            folds=tuple(replace(f, output=ref) for f in plan.folds for ref in described(f.output)),
+            fusions=tuple(
+                replace(m, output=ref) for m in plan.fusions for ref in described(m.output)
+            ),
+            deferred=tuple(
+                replace(n, output=ref) for n in plan.deferred for ref in described(n.output)
+            ),
         )
 
     @property
