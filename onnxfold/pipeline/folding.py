@@ -78,6 +78,7 @@ from onnxfold.passes.shifting.prove import prove as prove_shifting
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.pipeline.step import LeftOut, failure_of, proved, step
 from onnxfold.refusal import Refusal
+from onnxfold.shapes.claims import name_sizes, size_names
 
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
@@ -280,11 +281,13 @@ def fold(
     prove: bool = True,
 ) -> Folded:
     """Carry out every pass but those ``without``; uses up the working copy of the original."""
-    state = _start(prepared)
+    state, names = _start(prepared), size_names(prepared.info)
     for each in _passes(settings):
         if each.name not in without:
             _step(state, each, settings, timer, prove=prove)
     result = _spelled(state, original, settings, timer, prove=prove)
+    if state.final is not None:
+        name_sizes(state.final, names)
     proof = _sum(state.shown) if prove and state.changed else None
     return Folded(result, state.changed, state.findings, proof, tuple(state.left_out), state.final)
 

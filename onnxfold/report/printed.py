@@ -62,6 +62,8 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
         console.print(rows)
     for line in sentences.tallied(document["norms"]):
         console.print(Text(line))
+    for line in sentences.tallied_affine(document["norms"]) if listed else ():
+        console.print(Text(line))
     console.print(Text(sentences.totals(document["summary"]), style="bold"))
     for remark in (
         sentences.roundings(document["summary"]),

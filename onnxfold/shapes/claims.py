@@ -131,6 +131,32 @@ def _name(told: Mapping[ir.Value, Shape | None], names: dict[Dim, Dim]) -> None:
             value.shape = ir.Shape(known)
 
 
+def size_names(view: ModelInfo) -> dict[str, Shape]:
+    """Return the names that sizes of a model's values have, by value; None for any other size."""
+    values = (value for graph in view.graphs for value in _results(graph))
+    return {
+        str(value.name): tuple(
+            dim if isinstance(dim, str) and not is_unnamed(dim) else None for dim in shape
+        )
+        for value in values
+        if (shape := declared_shape(value)) is not None
+    }
+
+
+def name_sizes(view: ModelInfo, known: Mapping[str, Shape]) -> None:
+    """Put names that values had in another version in the place of symbols that are made up."""
+    values = [value for graph in view.graphs for value in _results(graph)]
+    ranks = {value: len(declared_shape(value) or ()) for value in values}
+    told: dict[ir.Value, Shape | None] = dict.fromkeys(values)
+    for value in values:
+        names = known.get(str(value.name), ())
+        if len(names) == ranks[value] > 0:
+            told[value] = names
+    _name(told, {})
+    for value in values:
+        view.forget_shape(value)
+
+
 def _claims(told: Mapping[ir.Value, Shape | None]) -> Iterator[tuple[ir.Value, Claim]]:
     for value, shape in told.items():
         found = declared_shape(value)

@@ -49,8 +49,8 @@ def test_inner_values_that_are_read_elsewhere_leak():
 
 def test_a_quotient_that_two_branches_read_ends_the_norm():
     """As in MMDiT, where one norm feeds two modulations."""
-    tail = "n = Div(d, s)\ny = Mul(n, g)\nz = Mul(n, b)"
-    site = only_site(norm(tail, AFFINE, "float[] y, float[] z"))
+    body = CONSTANTS + CENTRE + DEVIATION + "n = Div(d, s)\ny = Mul(n, g)\nz = Mul(n, b)"
+    site = only_site(model(body, AFFINE, "float[] y, float[] z"))
     assert site.output.name == "n"
     assert site.gamma is None
     assert site.escaping == ()
