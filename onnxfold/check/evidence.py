@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -28,10 +29,10 @@ from onnxfold.check.runners import (
     suited,
     why_not_onnxruntime,
 )
-from onnxfold.errors import ModelError, VerificationError
+from onnxfold.errors import InvariantError, ModelError, VerificationError
 from onnxfold.graph.float_types import HALVES
 from onnxfold.graph.traversal import all_graphs
-from onnxfold.inputs import IMAGE_SIDES, InputSpec, make_inputs
+from onnxfold.inputs import FEWER_INDICES, IMAGE_SIDES, InputSpec, make_inputs
 from onnxfold.shapes import fill_types
 
 # Largest tensor in float64 that the truth may need at once.
@@ -54,18 +55,20 @@ Done = Callable[[int], None]
 class Sampled:
     """Inputs, and the truth for each of them, or None and why there is none.
 
-    single: why batches hold one; None where they hold more.
+    single: why batches hold one; None where they hold more. others: inputs of fewer indices, for a
+    model that does not run on the first and has no truth.
     """
 
     feeds: list[Outputs]
     truths: list[Outputs] | None
     reason: str
     single: str | None = None
+    others: tuple[list[Outputs], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the original computed, per sample: truths, and its own runs in several ways.
+    """What the original computed, per sample: feeds, truths, its own runs in several ways.
 
     engine: the runtime that ran it; None: the interpreter did. optimize: whether a changed model is
     to run with graph optimizations too. depth: nodes on the longest path of the original. reason:
@@ -74,6 +77,7 @@ class Evidence:
 
     method: str
     runtime: str
+    feeds: list[Outputs]
     truths: list[Outputs]
     originals: list[list[Outputs]]
     depth: int
@@ -100,30 +104,51 @@ def sample(
     """Makes inputs and runs the model on them in float64.
 
     Pictures of open size are tried in several sizes, for a model may take but one of them; so are
-    batches of one, which are all that a model takes where its exporter wrote the example's.
+    batches of one, which are all that a model takes where its exporter wrote the example's, and
+    fewer indices where some are outside of what they index.
     """
     failed: list[Sampled] = []
     supported = True
     shapes: set[tuple[tuple[int, ...], ...]] = set()
     for single in (False, True):
         for side in IMAGE_SIDES:
-            feeds = make_inputs(model, spec, count=count, seed=seed, image_side=side, single=single)
+            draw = partial(
+                make_inputs, model, spec, count=count, seed=seed, image_side=side, single=single
+            )
+            feeds = draw()
             shape = tuple(array.shape for array in feeds[0].values())
             if shape in shapes:
                 break
             shapes.add(shape)
             try:
-                truths = _truths(model, feeds, limit_bytes, done)
+                feeds, truths = _inside(
+                    draw, lambda feeds: _truths(model, feeds, limit_bytes, done)
+                )
             except ResourceLimitError:
                 raise
             except ModelError as error:
-                failed.append(Sampled(feeds, None, str(error)))
+                others = tuple(draw(below=below) for below in FEWER_INDICES)
+                failed.append(Sampled(feeds, None, str(error), others=others))
                 supported = not isinstance(error, UnsupportedOperator)
             else:
                 return Sampled(feeds, truths, "", failed[0].reason if single else None)
         if not supported:
             break
     return failed[0]
+
+
+def _inside(
+    draw: Callable[..., list[Outputs]], run_on: Callable[[list[Outputs]], list[Outputs]]
+) -> tuple[list[Outputs], list[Outputs]]:
+    """Inputs and what comes of them: the first, unless indices are outside of what they index."""
+    for below in (None, *FEWER_INDICES):
+        feeds = draw(below=below)
+        try:
+            return feeds, run_on(feeds)
+        except ModelError as error:
+            if not isinstance(error.__cause__, IndexError) or below == FEWER_INDICES[-1]:
+                raise
+    raise InvariantError("no indices were tried")
 
 
 def _truths(model: ir.Model, feeds: Sequence[Feeds], limit_bytes: int, done: Done) -> list[Outputs]:
@@ -181,10 +206,11 @@ def gather(original: ModelSource, sampled: Sampled, engine: OnnxRuntime) -> Evid
             reason = str(error)
         else:
             truths = sampled.truths
-            return Evidence("float64", engine.label, truths, originals, depth, engine)
+            return Evidence("float64", engine.label, feeds, truths, originals, depth, engine)
     return Evidence(
         "float64",
         f"interpreter ({reason})",
+        feeds,
         sampled.truths,
         [native(original.model, feeds)],
         depth,
@@ -198,23 +224,28 @@ def _against_runtime(original: ModelSource, sampled: Sampled, engine: OnnxRuntim
         raise VerificationError(
             f"{original.label} cannot be verified: no float64 run ({sampled.reason}), and {missing}"
         )
-    try:
-        plain, optimized = (
-            engine.run(original, sampled.feeds, optimize=on) for on in (False, True)
-        )
-    except CannotLoad as error:
-        raise ModelError(
-            f"{error}; a model that cannot be run here can only be written with --no-check"
-        ) from error
-    except CannotRun as error:
+    failed: list[CannotRun] = []
+    for feeds in (sampled.feeds, *sampled.others):
+        try:
+            plain, optimized = (engine.run(original, feeds, optimize=on) for on in (False, True))
+        except CannotLoad as error:
+            raise ModelError(
+                f"{error}; a model that cannot be run here can only be written with --no-check"
+            ) from error
+        except CannotRun as error:
+            failed.append(error)
+        else:
+            break
+    else:
         raise ModelError(
             f"{original.label} does not run on the inputs {_shown(sampled.feeds[0])}; if they do "
             f"not suit the model, give others with --inputs; a model that cannot be run here can "
-            f"only be written with --no-check ({error})"
-        ) from error
+            f"only be written with --no-check ({failed[0]})"
+        ) from failed[0]
     return Evidence(
         "onnxruntime",
         f"{engine.label} (no float64 run: {sampled.reason})",
+        feeds,
         plain,
         [optimized],
         _depth(original.model),

@@ -44,12 +44,16 @@ class Truth:
     single: why drawn batches hold one, where the original ran on no others.
     """
 
-    feeds: Sequence[Feeds]
     evidence: Evidence
     drawn: int
     seed: int
     single: str | None = None
     _noisier: dict[tuple[str, ...], Evidence] = field(default_factory=dict, repr=False)
+
+    @property
+    def feeds(self) -> Sequence[Feeds]:
+        """The inputs of each sample."""
+        return self.evidence.feeds
 
     @property
     def outputs(self) -> Sequence[Outputs]:
@@ -131,13 +135,14 @@ def truth_of(  # noqa: PLR0913  # each is an option of the command line
         sampled = _joined(sampled, given)
     evidence = gather(source, sampled, engine)
     done(total)
-    return Truth(sampled.feeds, evidence, samples, seed, sampled.single)
+    return Truth(evidence, samples, seed, sampled.single)
 
 
 def _joined(drawn: Sampled, given: Sampled) -> Sampled:
     feeds = [*drawn.feeds, *given.feeds]
     if drawn.truths is None or given.truths is None:
-        return Sampled(feeds, None, drawn.reason or given.reason, drawn.single)
+        others = tuple([*other, *given.feeds] for other in drawn.others)
+        return Sampled(feeds, None, drawn.reason or given.reason, drawn.single, others)
     return Sampled(feeds, [*drawn.truths, *given.truths], "", drawn.single)
 
 

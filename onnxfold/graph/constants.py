@@ -5,7 +5,7 @@ Constant node, or computed from such values by deterministic operators.
 """
 
 from collections.abc import Callable
-from typing import cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import onnx
@@ -17,6 +17,7 @@ from onnxfold.graph.float_types import FLOATS
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 
+TensorOf: TypeAlias = Callable[[ir.Value | None], ir.TensorProtocol | None]
 # What onnx's evaluator raises for operands that an operator does not take.
 _NO_RESULT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -47,6 +48,12 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     return _constant_node_tensor(node)
 
 
+def default_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """Return what :func:`constant_tensor` does, and the default that callers may override."""
+    default = value is not None and value.is_initializer()
+    return value.const_value if value is not None and default else constant_tensor(value)
+
+
 def _constant_node_tensor(node: ir.Node) -> ir.TensorProtocol | None:
     for name, attribute in node.attributes.items():
         if attribute.is_ref():
@@ -68,6 +75,7 @@ class ConstantFolder:
     ``limit`` bounds the number of elements of every tensor that takes part, so that asking never
     reads a weight; a tensor that is ``costly``, being computed from weights, counts as unknown.
     ``wide`` computes with floats as float64, without the roundings of the model's own types.
+    ``tensor_of`` says what is stored.
     """
 
     def __init__(
@@ -77,8 +85,10 @@ class ConstantFolder:
         limit: int,
         *,
         wide: bool = False,
+        tensor_of: TensorOf = constant_tensor,
     ):
         self._opset = opset
+        self._tensor_of = tensor_of
         self._shape_of = shape
         self._limit = limit
         self._wide = wide
@@ -113,7 +123,7 @@ class ConstantFolder:
         return None
 
     def _evaluate(self, value: ir.Value) -> Array | None:
-        tensor = constant_tensor(value)
+        tensor = self._tensor_of(value)
         if tensor is not None:
             cheap = tensor.size <= self._limit and not getattr(tensor, "costly", False)
             return self._widened(tensor.numpy()) if cheap else None

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph.model_info import ModelInfo
+from onnxfold.graph.model_info import ModelInfo, operator
 from onnxfold.graph.traversal import all_graphs, declared_shape, graph_values
+from onnxfold.operators import facets
 from onnxfold.operators.new_nodes import NewNodes
+from onnxfold.operators.table import row_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +351,7 @@ def _inherit_node(old: ir.Node | None, new: ir.Node | None) -> None:
 
 
 def sweep(nodes: Iterable[ir.Node]) -> None:
-    """Remove those of ``nodes`` that nothing reads, and weights that only they read."""
+    """Remove those of ``nodes`` that nothing reads, and weights and sizes that only they read."""
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
@@ -362,10 +364,18 @@ def sweep(nodes: Iterable[ir.Node]) -> None:
             producer = value.producer()
             if _is_read(value):
                 continue
-            if producer is not None and producer.op_type == "Constant":
+            if producer is not None and _computes_sizes(producer):
                 waiting.append(producer)
             else:
                 drop_weight(value)
+
+
+def _computes_sizes(node: ir.Node) -> bool:
+    """Whether a node is a constant, or computes what operators take for a shape, axes or places."""
+    row = row_of(node)
+    if operator(node) == "Constant" or not facets.reads_elements(row):
+        return True
+    return row.foldable and all(output.dtype is ir.DataType.INT64 for output in node.outputs)
 
 
 def drop_weight(value: ir.Value | None) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxfold.graph.array_types import Array
-from onnxfold.graph.constants import ConstantFolder, constant_tensor
+from onnxfold.graph.constants import ConstantFolder, TensorOf, constant_tensor
 from onnxfold.graph.dims import Dim, Shape, in_order
 from onnxfold.graph.traversal import NodeQueue, all_graphs, declared_shape, graph_values
 
@@ -38,11 +38,12 @@ class ModelInfo:
     """Answers about one version of a model; it reads the model and changes nothing.
 
     What the model leaves out of types and shapes stays unknown: infer them first
-    (:func:`onnxfold.shapes.infer`).
+    (:func:`onnxfold.shapes.infer`).  ``tensor_of`` says what counts as stored for good.
     """
 
-    def __init__(self, model: ir.Model):
+    def __init__(self, model: ir.Model, tensor_of: TensorOf = constant_tensor):
         self.model = model
+        self._tensor_of = tensor_of
         self.opset = model.graph.opset_imports.get("", 1)
         self._shapes: dict[ir.Value, Shape] = {}
         self.graphs = tuple(all_graphs(model))
@@ -50,7 +51,9 @@ class ModelInfo:
         self._dead: frozenset[ir.Node] | None = None
         self._order: dict[ir.Node, int] | None = None
         self._folder, self._wide_folder = (
-            ConstantFolder(self.opset, self.shape, _SMALL_CONSTANT_ELEMENTS, wide=wide)
+            ConstantFolder(
+                self.opset, self.shape, _SMALL_CONSTANT_ELEMENTS, wide=wide, tensor_of=tensor_of
+            )
             for wide in (False, True)
         )
 
@@ -132,7 +135,7 @@ class ModelInfo:
 
     def tensor(self, value: ir.Value | None) -> ir.TensorProtocol | None:
         """Return the tensor of an initializer (not overridable) or Constant node, unread."""
-        return constant_tensor(value)
+        return self._tensor_of(value)
 
     def array(self, value: ir.Value | None) -> Array | None:
         """Return the array of a small constant or constant expression, else None."""

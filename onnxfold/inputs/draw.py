@@ -12,7 +12,14 @@ import onnx_ir as ir
 from onnxfold.errors import UsageError
 from onnxfold.inputs.bound_sizes import BoundSizes, bind_dims, check_shapes, symbols_of
 from onnxfold.inputs.caches import find_caches
-from onnxfold.inputs.roles import convolved_channels, index_range, is_convolved, is_mask
+from onnxfold.inputs.roles import (
+    IndexRange,
+    becomes_integer,
+    convolved_channels,
+    index_range,
+    is_convolved,
+    is_mask,
+)
 from onnxfold.inputs.spec import InputSpec
 from onnxfold.options import check_number
 
@@ -26,6 +33,8 @@ _USES_CACHE = re.compile(r"^use_(cache|past)", re.IGNORECASE)
 # What is convolved with another number of channels than 1 or 3 is not a picture, but smaller.
 IMAGE_SIDES = (224, 384, 256, 336, 448, 512, 32, 64, 96, 128)
 _SAMPLES, _FRAMES, _LATENT = 3200, 128, 32
+# Of which indices to draw where others are outside of what they index: 0 and 1, then 0 alone.
+FEWER_INDICES = (2, 1)
 # More elements are in no input that a check could run; numpy cannot even count those of some.
 _MOST_ELEMENTS = 2**28
 # The hard sample: mean 10, deviation 5, so that a norm must subtract a large mean.
@@ -40,6 +49,7 @@ def make_inputs(
     seed: int,
     image_side: int = IMAGE_SIDES[0],
     single: bool = False,
+    below: int | None = None,
 ) -> list[dict[str, Array]]:
     """`count` samples of inputs, the same for the same seed; sizes vary between samples.
 
@@ -49,7 +59,8 @@ def make_inputs(
     first among them, for one new token, the number that it was traced with; in the others its
     caches are empty, so a mask is of the new tokens. Shapes
     and arrays of `spec` are kept. `image_side`: of pictures whose sides the model leaves open.
-    `single`: batches hold one.
+    `single`: batches hold one. `below`: how many integers there are to draw from, as where they
+    are places in what the model computes.
     Raises UsageError, naming the input, where that cannot be done.
     """
     check_number("seed", seed)
@@ -85,7 +96,7 @@ def make_inputs(
             {
                 str(v.name): given[str(v.name)]
                 if str(v.name) in given
-                else _draw(model, v, bound, generator, cached, hard=hard)
+                else _draw(model, v, bound, generator, cached, hard=hard, below=below)
                 for v in inputs
             }
         )
@@ -158,6 +169,7 @@ def _draw(
     cached: Mapping[str, bool],
     *,
     hard: bool,
+    below: int | None,
 ) -> Array:
     name, dtype = str(value.name), _dtype(value)
     if name not in shapes:
@@ -172,8 +184,9 @@ def _draw(
             f"--inputs {name}:..., or leave out the check (--no-check)"
         )
     if value.dtype is not None and value.dtype.is_floating_point():
-        if index_range(model, value) is not None:  # tokens as floats, which Keras casts
-            return _integers(model, value, shape, generator).astype(dtype)
+        whole = below is not None and becomes_integer(model, value)
+        if whole or index_range(model, value) is not None:  # tokens as floats, which Keras casts
+            return _integers(model, value, shape, generator, below).astype(dtype)
         if is_mask(model, value) and "mask" in name.lower():
             return _mask(shape, generator).astype(dtype)
         x = generator.standard_normal(shape)
@@ -188,13 +201,20 @@ def _draw(
         return np.asarray(generator.random(shape) < 0.5)  # a scalar stays an array of rank 0
     if dtype.kind not in "iu":
         raise UsageError(f"input {name!r} is {dtype}: give it with --inputs {name}:file.npy")
-    return _integers(model, value, shape, generator).astype(dtype)
+    return _integers(model, value, shape, generator, below).astype(dtype)
 
 
 def _integers(
-    model: ir.Model, value: ir.Value, shape: tuple[int, ...], generator: np.random.Generator
+    model: ir.Model,
+    value: ir.Value,
+    shape: tuple[int, ...],
+    generator: np.random.Generator,
+    below: int | None,
 ) -> Array:
     limits = index_range(model, value)
+    if below is not None and (limits is not None or not is_mask(model, value)):
+        limits = limits or IndexRange(0, below)
+        limits = limits.meet(IndexRange(limits.low, limits.low + below))
     if _POSITION.search(str(value.name)):
         steps = np.broadcast_to(np.arange(shape[-1] if shape else 1), shape)
         low, high = (0, 2**31) if limits is None else (limits.low, limits.high)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import constant_tensor
+from onnxfold.graph import constant_tensor, operator
+from onnxfold.graph.operands import producer_of
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 
@@ -46,7 +47,11 @@ def _keeps_channels(node: ir.Node, index: int) -> bool:
 def arrivals(
     model: ir.Model, value: ir.Value, through: Callable[[ir.Node, int], bool] = _moves
 ) -> Iterator[Arrival]:
-    """Follows a value forward ``through`` some nodes, and what adds a constant to its numbers."""
+    """Follows a value forward ``through`` some nodes, and what adds a constant to its numbers.
+
+    Where an index that is negative counts from the end, as frameworks write it, one that is not
+    stays as it is: i + (i < 0) * rows, and Where(i < 0, i + rows, i).
+    """
     seen: set[tuple[ir.Value, int]] = set()
     open_ends = [(value, 0)]
     while open_ends:
@@ -59,20 +64,75 @@ def arrivals(
             function = model.functions.get(node.op_identifier())
             if function is not None and index < len(function.inputs):
                 open_ends.append((function.inputs[index], shift))
-            elif through(node, index):
+            elif through(node, index) and not _is_for_negatives(node, index):
                 open_ends.extend((output, shift) for output in node.outputs)
-            elif node.op_type in ("Add", "Sub"):
-                offset = _constant(node.inputs[1 - index])
+            elif operator(node) in ("Add", "Sub"):
+                offset = _offset(node.inputs[1 - index])
                 if offset is not None and (node.op_type == "Add" or index == 0):
                     step = offset if node.op_type == "Add" else -offset
                     open_ends.append((node.outputs[0], shift + step))
 
 
+def _is_for_negatives(node: ir.Node, index: int) -> bool:
+    """Whether an input of Where is chosen for negative indices alone."""
+    chosen = _of_negatives(node.inputs[0]) if operator(node) == "Where" else None
+    return chosen is not None and index == (1 if chosen else 2)
+
+
+def _of_negatives(condition: ir.Value | None) -> bool | None:
+    """What a condition says of negative numbers, where it says the contrary of others; or None."""
+    node = producer_of(condition)
+    if node is None:
+        return None
+    if operator(node) == "Not":
+        inner = _of_negatives(node.inputs[0])
+        return None if inner is None else not inner
+    if operator(node) not in _COMPARISONS:
+        return None
+    zeros = [_constant(operand) == 0 for operand in node.inputs]
+    below, above = _COMPARISONS[operator(node)]
+    return {(False, True): below, (True, False): above}.get((zeros[0], zeros[1]))
+
+
+# What i < 0 and 0 < i say, written with each operator, of negative numbers.
+_COMPARISONS: dict[str, tuple[bool | None, bool | None]] = {
+    "Less": (True, None),
+    "Greater": (None, True),
+    "GreaterOrEqual": (False, None),
+    "LessOrEqual": (None, False),
+}
+
+
+def _offset(value: ir.Value | None) -> int | None:
+    """Return what is added to an index that is not negative, where that is one known number."""
+    node = producer_of(value)
+    if node is not None and operator(node) == "Mul":
+        return 0 if any(_vanishes(operand) for operand in node.inputs) else None
+    return 0 if _vanishes(value) else _constant(value)
+
+
+def _vanishes(value: ir.Value | None) -> bool:
+    """Whether a value is 0 where an index is not negative."""
+    node = producer_of(value)
+    if node is None:
+        return False
+    if operator(node) == "Cast":
+        return _of_negatives(node.inputs[0]) is True
+    others = [
+        value for index, value in enumerate(node.inputs) if not _is_for_negatives(node, index)
+    ]
+    return operator(node) == "Where" and len(others) == 2 and _constant(others[1]) == 0
+
+
 def _constant(value: ir.Value | None) -> int | None:
+    """Return the one whole number of a constant, which a Cast may convert."""
+    while (node := producer_of(value)) is not None and operator(node) == "Cast":
+        value = node.inputs[0]
     tensor = constant_tensor(value)
     if tensor is None or tensor.size != 1:
         return None
-    return int(np.asarray(tensor.numpy()).reshape(-1)[0])
+    number = float(np.asarray(tensor.numpy()).reshape(-1)[0])
+    return int(number) if number.is_integer() else None
 
 
 def _rows(arrival: Arrival) -> int | None:
@@ -100,10 +160,10 @@ def _table_shape(table: ir.Value | None) -> tuple[object, ...]:
         maker = table.producer()
         # Rows tell no shape of these two; the shape of the one is turned, of the other the same.
         if maker is None or not (
-            facets.same_shape(row_of(maker)) or maker.op_type in ("DequantizeLinear", "Transpose")
+            facets.same_shape(row_of(maker)) or operator(maker) in ("DequantizeLinear", "Transpose")
         ):
             return ()
-        if maker.op_type == "Transpose":
+        if operator(maker) == "Transpose":
             orders.append(maker.attributes.get_ints("perm", ()))
         table = maker.inputs[0]
     return ()
@@ -130,6 +190,12 @@ def index_range(model: ir.Model, value: ir.Value) -> IndexRange | None:
     return found
 
 
+def becomes_integer(model: ir.Model, value: ir.Value) -> bool:
+    """Whether floats are cast to integers: tokens of Keras, or places in what is computed."""
+    casts = (a.node for a in arrivals(model, value) if operator(a.node) == "Cast")
+    return any(ir.DataType(node.attributes["to"].as_int()).is_integer() for node in casts)
+
+
 def is_mask(model: ir.Model, value: ir.Value) -> bool:
     """Whether an input that indexes nothing is a mask of ones and zeros.
 
@@ -142,9 +208,9 @@ def is_mask(model: ir.Model, value: ir.Value) -> bool:
         row = row_of(node)
         if arrival.index in row.masks or row.decides:
             return True
-        if node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.BOOL:
+        if operator(node) == "Cast" and node.attributes["to"].as_int() == ir.DataType.BOOL:
             return True
-        if node.op_type == "Sub" and arrival.index == 1 and _constant(node.inputs[0]) == 1:
+        if operator(node) == "Sub" and arrival.index == 1 and _constant(node.inputs[0]) == 1:
             return True
     return False
 
@@ -157,7 +223,7 @@ def convolved_channels(model: ir.Model, value: ir.Value) -> int | None:
     rank = None if value.shape is None else len(value.shape)
     for arrival in arrivals(model, value, _keeps_channels):
         node = arrival.node
-        if node.op_type != "Conv" or arrival.index != 0 or len(node.inputs) < 2:
+        if operator(node) != "Conv" or arrival.index != 0 or len(node.inputs) < 2:
             continue
         weight = constant_tensor(node.inputs[1])
         if weight is not None and len(weight.shape) == rank:

@@ -1,7 +1,7 @@
 """Sites of norms that are spelled out in several operators, and of DyT."""
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError
 from onnxfold.graph import Fiber, ModelInfo, node_label
 from onnxfold.graph.array_types import Float64
+from onnxfold.graph.constants import default_tensor
 from onnxfold.norms.algebra import (
     AffineForm,
     Algebra,
@@ -20,7 +21,7 @@ from onnxfold.norms.algebra import (
 )
 from onnxfold.norms.algebra.forms import Square, Statistic
 from onnxfold.norms.algebra.guards import channel_axis
-from onnxfold.norms.ops import size_refusal, spatial_refusal
+from onnxfold.norms.ops import refuse_overridable, size_refusal, spatial_refusal
 from onnxfold.norms.site import NormForm, NormKind, NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
@@ -35,13 +36,30 @@ _DEAD_LIMIT = 8
 def decomposed_sites(view: ModelInfo) -> Iterator[NormSite]:
     """Yield the norms of every graph that are more than one operator.
 
-    Those of values whose rank is not known are refused, and name what hides it.
+    Those of values whose rank is not known are refused, and name what hides it; so are those whose
+    constants callers may replace.
     """
     known = Canonical(view)
-    yield from _sites(known)
+    found = list(_sites(known))
     if any(known.dims(value) is None for value in _reduced(view)):
         hidden = _sites(Canonical(view, _ASSUMED_RANK))
-        yield from (site for site in hidden if known.dims(site.input) is None)
+        found += [site for site in hidden if known.dims(site.input) is None]
+    yield from found
+    if any(value.is_initializer() for value in view.model.graph.inputs):
+        yield from _of_defaults(view, {node for site in found for node in site.nodes})
+
+
+def _of_defaults(view: ModelInfo, taken: Collection[ir.Node]) -> Iterator[NormSite]:
+    """Yield what is a norm as long as callers give an exponent, axes or an epsilon no other value.
+
+    Nothing is said of its elements or its affine part, which may be others then.
+    """
+    for site in _sites(Canonical(ModelInfo(view.model, default_tensor))):
+        read = {value for node in site.nodes for value in node.inputs if value is not None}
+        names = sorted(v.name or "" for v in read if v.is_initializer() and v.is_graph_input())
+        if names and not any(node in taken for node in site.nodes):
+            nothing = replace(site, fiber=Fiber(()), size=0, gamma=None, beta=None, centred=())
+            yield replace(nothing, refusal=refuse_overridable(names))
 
 
 def _reduced(view: ModelInfo) -> Iterator[ir.Value | None]:
@@ -58,6 +76,7 @@ def _sites(canonical: Canonical) -> Iterator[NormSite]:
         algebra, matches = match_graph(canonical, graph)
         spans = [_longest(_spans(algebra, match, order)) for match in matches]
         read = {span.x for span in spans if span is not None}
+        ended: set[ir.Value] = set()  # of norms that are merged, short of what tells them apart
         for match, longest in zip(matches, spans, strict=True):
             apart = longest
             if longest is not None and longest.holds(read):
@@ -65,7 +84,8 @@ def _sites(canonical: Canonical) -> Iterator[NormSite]:
                 others = _spans(algebra, match, order)
                 apart = _longest(span for span in others if not span.holds(read))
             site = None if apart is None else _site(algebra, apart, order)
-            if site is not None:
+            if site is not None and site.output not in ended:
+                ended.add(site.output)
                 yield site
 
 

@@ -4,7 +4,7 @@ Sources: the ONNX operator specifications of the opset named at each form; for c
 ONNX Runtime's ContribOperators.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -39,6 +39,20 @@ def spatial_refusal(label: str) -> Refusal:
         "the statistics run over spatial axes, so the norm does not see one shift per sample and "
         "group, but it sees a shift per position: centring channels is not exact here",
         (label,),
+    )
+
+
+def refuse_overridable(names: Sequence[str]) -> Refusal:
+    """Say that callers may replace initializers, which are graph inputs as well."""
+    listed = ", ".join(f"'{name}'" for name in names)
+    one = len(names) == 1
+    subject = f"initializer {listed} is also a graph input"
+    many = f"initializers {listed} are also graph inputs"
+    it = "it" if one else "them"
+    return Refusal(
+        RefusalCode.OVERRIDABLE_INITIALIZER,
+        f"{subject if one else many}, so callers may override {it}; remove {it} from the inputs",
+        tuple(names),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, keeps_dims, operator, whole_axes
-from onnxfold.graph.operands import is_read_once, producer_of
+from onnxfold.graph.operands import computed_by, is_read_once, producer_of
 from onnxfold.norms.site import NormForm, NormKind, NormSite
 
 
@@ -39,7 +39,7 @@ def cast_of_centred(view: ModelInfo, site: NormSite) -> ir.Node | None:
 
 def with_subtraction(view: ModelInfo, site: NormSite) -> NormSite:
     """Return a LayerNorm with the subtraction of its mean in front, if no other reads that."""
-    node = producer_of(site.input)
+    node = computed_by(site.input, "Sub")
     plain = site.kind is NormKind.LAYER_NORM and not site.escaping and site.refusal is None
     if node is None or not plain or not _is_read_within(site):
         return site

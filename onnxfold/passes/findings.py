@@ -1,9 +1,12 @@
 """What the passes decided about a model, as the reports show it."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
+
+import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.float_types import HALVES
@@ -30,6 +33,8 @@ class Description:
     ``half_sums`` are the norms of sums in 16 bits, which it joins at ``opt_level`` 0 while they are
     LayerNormalization: it knows no RMSNorm that Casts are a part of.
     ``behind``: norms by what they give once they have taken what stands behind them.
+    ``merged``: norms by what several compute together, which is all of them once they have given
+    their gammas and betas away.
     """
 
     opset: int
@@ -39,6 +44,7 @@ class Description:
     attentions: tuple[tuple[str, str], ...] = ()
     half_sums: tuple[str, ...] = ()
     behind: Mapping[str, str] = field(default_factory=dict)
+    merged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,12 @@ class Findings:
     deferred_before: tuple[FoundDeferred, ...] = ()
     without_last: frozenset[str] | None = None
     reader_refusals: dict[str, Refusal] = field(default_factory=dict)
+
+
+def norms_of(info: ModelInfo, found: Description, ref: str) -> tuple[str, ...]:
+    """Return the norms of the described model that a norm of a later version is: mostly one."""
+    own = norm_of(info, found, ref)
+    return found.merged.get(own, (own,))
 
 
 def norm_of(info: ModelInfo, found: Description, ref: str) -> str:
@@ -118,7 +130,19 @@ def describe(info: ModelInfo, sites: Sequence[NormSite]) -> Description:
         ),
         tuple(info.ref(site.output) for site in sites if _is_of_half_sum(info, site)),
         {behind: info.ref(site.output) for site in sites for behind in _behind(info, site)},
+        _merged(info, sites),
     )
+
+
+def _merged(info: ModelInfo, sites: Sequence[NormSite]) -> dict[str, tuple[str, ...]]:
+    """Return the norms that share each node, by what it computes."""
+    owners: dict[ir.Node, list[str]] = defaultdict(list)
+    for site in sites:
+        for node in site.nodes:
+            owners[node].append(info.ref(site.output))
+    return {
+        info.ref(node.outputs[0]): tuple(refs) for node, refs in owners.items() if len(refs) > 1
+    }
 
 
 def _is_of_half_sum(info: ModelInfo, site: NormSite) -> bool:

@@ -44,7 +44,7 @@ from onnxfold.passes.deferral.apply import apply as apply_deferral
 from onnxfold.passes.deferral.decide import decide as decide_deferral
 from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.deferral.prove import prove as prove_deferral
-from onnxfold.passes.findings import Description, Findings, describe, norm_of
+from onnxfold.passes.findings import Description, Findings, describe, norms_of
 from onnxfold.passes.lower import finalize
 from onnxfold.passes.lower.apply import apply as apply_lowering
 from onnxfold.passes.lower.apply import join_rms_norms
@@ -78,6 +78,7 @@ from onnxfold.passes.shifting.prove import prove as prove_shifting
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.pipeline.step import LeftOut, failure_of, proved, step
 from onnxfold.refusal import Refusal
+from onnxfold.shapes.claims import name_sizes, size_names
 
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
@@ -184,13 +185,13 @@ class Decided:
         compression = self.decisions.get("compression", CompressionPlan())
         decompression = self.decisions.get("decompression", CompressionPlan())
         readers = self.decisions.get("readers", ReadersPlan())
-        described = partial(norm_of, self.info, self.description)
+        described = partial(norms_of, self.info, self.description)
 
         def reasons(refused: Iterable[tuple[str, Refusal]]) -> dict[str, Refusal]:
-            return {described(ref): why for ref, why in refused}
+            return {norm: why for ref, why in refused for norm in described(ref)}
 
         def rows(norms: Iterable[str]) -> frozenset[str]:
-            return frozenset(map(described, norms))
+            return frozenset(norm for ref in norms for norm in described(ref))
 
         return Findings(
             self.description,
@@ -213,14 +214,18 @@ class Decided:
             reasons(readers.refusals),
         )
 
-    def _described_plan(self, described: Callable[[str], str]) -> Plan:
+    def _described_plan(self, described: Callable[[str], tuple[str, ...]]) -> Plan:
         """Return the plan by the norms that are described, not by what has become of them."""
         plan = self.plan
         return replace(
             plan,
-            folds=tuple(replace(fold, output=described(fold.output)) for fold in plan.folds),
-            fusions=tuple(replace(move, output=described(move.output)) for move in plan.fusions),
-            deferred=tuple(replace(norm, output=described(norm.output)) for norm in plan.deferred),
+            folds=tuple(replace(f, output=ref) for f in plan.folds for ref in described(f.output)),
+            fusions=tuple(
+                replace(m, output=ref) for m in plan.fusions for ref in described(m.output)
+            ),
+            deferred=tuple(
+                replace(n, output=ref) for n in plan.deferred for ref in described(n.output)
+            ),
         )
 
     @property
@@ -276,11 +281,13 @@ def fold(
     prove: bool = True,
 ) -> Folded:
     """Carry out every pass but those ``without``; uses up the working copy of the original."""
-    state = _start(prepared)
+    state, names = _start(prepared), size_names(prepared.info)
     for each in _passes(settings):
         if each.name not in without:
             _step(state, each, settings, timer, prove=prove)
     result = _spelled(state, original, settings, timer, prove=prove)
+    if state.final is not None:
+        name_sizes(state.final, names)
     proof = _sum(state.shown) if prove and state.changed else None
     return Folded(result, state.changed, state.findings, proof, tuple(state.left_out), state.final)
 

@@ -24,12 +24,14 @@ def inspection(
 ) -> dict[str, Any]:
     """Return the document of ``inspect --json``; its fields are a contract.
 
-    ``claims``: the shapes that the model declares and nothing confirms, the worst first;
+    ``claims``: the shapes that the model declares and nothing confirms, the worst first, and those
+    of outputs that are untrue;
     ``exclude``: the names that were to be left alone; ``unsplit``: why operators that hold a norm
     beside other work could not be taken apart.
     """
     plan, found = findings.plan, findings.description
     norms = _norms(findings)
+    believed = [claim for claim in claims if not claim.contradicted]
     return {
         "schema": SCHEMA,
         "model": {"opset": found.opset, "nodes": found.nodes, "parameters": found.parameters},
@@ -39,8 +41,9 @@ def inspection(
         "unmatched_exclude": _unmatched(norms, exclude),
         "range_warnings": [warning.to_json() for warning in findings.ranges],
         "claimed_shapes": {
-            "count": len(claims),
-            "worst": claims[0].to_json() if claims else None,
+            "count": len(believed),
+            "worst": believed[0].to_json() if believed else None,
+            "untrue": [claim.to_json() for claim in claims if claim.contradicted],
         },
         "unsplit": [refusal.to_json() for refusal in unsplit],
         "summary": {

@@ -62,11 +62,14 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
         console.print(rows)
     for line in sentences.tallied(document["norms"]):
         console.print(Text(line))
+    for line in sentences.tallied_affine(document["norms"]) if listed else ():
+        console.print(Text(line))
     console.print(Text(sentences.totals(document["summary"]), style="bold"))
     for remark in (
         sentences.roundings(document["summary"]),
         sentences.alignment(document["norms"]),
         sentences.claimed(document),
+        *sentences.untrue(document),
     ):
         if remark is not None:
             console.print(Text(remark))

@@ -1,7 +1,7 @@
 """The sentences that the commands print about norms, made from the documents for machines."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -100,6 +100,16 @@ def claimed(document: Mapping[str, Any]) -> str | None:
     )
 
 
+def untrue(document: Mapping[str, Any]) -> list[str]:
+    """Return a line on each output whose declared shape is left out, since it is not true."""
+    claims = document.get("claimed_shapes", {}).get("untrue", ())
+    return [
+        f"output '{each['value']}' is declared {_sizes(each['claimed'])}, which is untrue and left "
+        f"out: its operators make it {_sizes(each['inferred'])}"
+        for each in claims
+    ]
+
+
 def _sizes(shape: Sequence[int | str | None]) -> str:
     return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
@@ -161,14 +171,24 @@ def _scale_went(deferral: Mapping[str, Any]) -> str:
 
 def tallied(norms: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a line for each code of refusal: how often, and the sentence of the first norm."""
+    return _counted_reasons((row["reason"] or row.get("readers_reason"), row) for row in norms)
+
+
+def tallied_affine(norms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the same for what stays of gammas and betas."""
+    lines = _counted_reasons((row.get("affine_reason"), row) for row in norms)
+    return [f"gamma or beta stays, {line}" for line in lines]
+
+
+def _counted_reasons(
+    reasons: Iterable[tuple[Mapping[str, Any] | None, Mapping[str, Any]]],
+) -> list[str]:
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}
-    for row in norms:
-        reason = row["reason"] or row.get("readers_reason")
-        if not reason:
-            continue
-        counts[reason["code"]] += 1
-        first.setdefault(reason["code"], f"{reason['sentence']} (norm '{row['name']}')")
+    for reason, row in reasons:
+        if reason:
+            counts[reason["code"]] += 1
+            first.setdefault(reason["code"], f"{reason['sentence']} (norm '{row['name']}')")
     return [f"{count} x {code}: {first[code]}" for code, count in counts.most_common()]
 
 

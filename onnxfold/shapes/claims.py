@@ -1,10 +1,11 @@
 """Shapes that a model declares of its own results: contradicted, confirmed, or only claimed.
 
 Nothing makes ``value_info`` true.  So shapes are inferred once without it, from the inputs alone.
-What contradicts it is refused; what goes further than it is believed, and named in the report.
+What contradicts that is refused, or cleared where it is said of an output, which runtimes take with
+a warning; what goes further is believed.  The report names both.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +55,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A copy of a model with the types and shapes that can be known, and what it only claims."""
+    """A copy of a model with the types and shapes that can be known, and what it only claims.
+
+    ``claims`` are what is believed, the worst first, behind what is untrue of an output.
+    """
 
     model: ir.Model
     claims: tuple[Claim, ...]
@@ -64,8 +68,8 @@ def check_claims(model: ir.Model) -> Checked:
     """Infer types and shapes from the inputs alone, and set them beside those that are declared.
 
     Claims are shapes in which the model has a rank, or a number, by itself; what it says of a
-    constant is not asked, for that has a shape.  Raises ModelError, naming the value, where a shape
-    contradicts what inference finds.
+    constant is not asked, for that has a shape.  Of an output, a shape that contradicts what
+    inference finds is cleared; of any other value it raises ModelError, naming the value.
     """
     copy = model.clone()
     for value in _constants(copy):
@@ -81,7 +85,12 @@ def check_claims(model: ir.Model) -> Checked:
     fill_shapes(ModelInfo(copy))
     for value in _without_shape(told):
         told[value] = declared[value] = None
-    claims = _claims(told)
+    untrue = {value: claim for value, claim in _claims(told) if claim.contradicted}
+    _refuse([claim for value, claim in untrue.items() if not value.is_graph_output()])
+    for value in untrue:
+        told[value] = declared[value] = None
+    believed = sorted((claim for _, claim in _claims(told)), key=lambda c: c.weight, reverse=True)
+    claims = (*untrue.values(), *believed)
     if claims and any(map(_is_open, told.items())):
         for value, shape in declared.items():
             value.shape = shape
@@ -122,21 +131,46 @@ def _name(told: Mapping[ir.Value, Shape | None], names: dict[Dim, Dim]) -> None:
             value.shape = ir.Shape(known)
 
 
-def _claims(told: Mapping[ir.Value, Shape | None]) -> tuple[Claim, ...]:
-    pairs = [(value, shape, declared_shape(value)) for value, shape in told.items()]
-    claims = [
-        Claim(str(value.name), shape, found)
-        for value, shape, found in pairs
-        if shape is not None and _is_more(shape, found)
-    ]
-    for claim in claims:
-        if claim.contradicted:
-            raise ModelError(
-                f"value '{claim.value}' is declared to be {_shown(claim.claimed)}, but its "
-                f"operators make it {_shown(claim.inferred)}; correct the shape, or delete it "
-                "(`del model.graph.value_info[:]` for all)"
-            )
-    return tuple(sorted(claims, key=lambda claim: claim.weight, reverse=True))
+def size_names(view: ModelInfo) -> dict[str, Shape]:
+    """Return the names that sizes of a model's values have, by value; None for any other size."""
+    values = (value for graph in view.graphs for value in _results(graph))
+    return {
+        str(value.name): tuple(
+            dim if isinstance(dim, str) and not is_unnamed(dim) else None for dim in shape
+        )
+        for value in values
+        if (shape := declared_shape(value)) is not None
+    }
+
+
+def name_sizes(view: ModelInfo, known: Mapping[str, Shape]) -> None:
+    """Put names that values had in another version in the place of symbols that are made up."""
+    values = [value for graph in view.graphs for value in _results(graph)]
+    ranks = {value: len(declared_shape(value) or ()) for value in values}
+    told: dict[ir.Value, Shape | None] = dict.fromkeys(values)
+    for value in values:
+        names = known.get(str(value.name), ())
+        if len(names) == ranks[value] > 0:
+            told[value] = names
+    _name(told, {})
+    for value in values:
+        view.forget_shape(value)
+
+
+def _claims(told: Mapping[ir.Value, Shape | None]) -> Iterator[tuple[ir.Value, Claim]]:
+    for value, shape in told.items():
+        found = declared_shape(value)
+        if shape is not None and _is_more(shape, found):
+            yield value, Claim(str(value.name), shape, found)
+
+
+def _refuse(untrue: Sequence[Claim]) -> None:
+    for claim in untrue:
+        raise ModelError(
+            f"value '{claim.value}' is declared to be {_shown(claim.claimed)}, but its "
+            f"operators make it {_shown(claim.inferred)}; correct the shape, or delete it "
+            "(`del model.graph.value_info[:]` for all)"
+        )
 
 
 def _results(graph: ir.Graph) -> Iterator[ir.Value]:

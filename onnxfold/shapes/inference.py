@@ -128,6 +128,9 @@ def strip_types(model: ir.Model, like: ir.Model) -> None:
     symbols = {dim for shape in declared.values() for dim in shape or ()}
     for graph in all_graphs(model):
         kept = set(graph.outputs)
+        for value in graph.inputs if graph is not model.graph else ():
+            if declared.get(value.name) is None:
+                value.shape = None
         for node in graph:
             unknown = not node.domain and not onnx.defs.has(node.op_type)
             for value in node.outputs:

@@ -10,7 +10,8 @@ and Scan.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ from onnxfold.shapes.equivalents import (
     shape_equivalent,
 )
 from onnxfold.shapes.inference import is_unnamed
+from onnxfold.shapes.loop_states import fill_body
 from onnxfold.shapes.named_sizes import Size, own_names
 from onnxfold.shapes.symbolic import SymbolicShapes
 
@@ -55,37 +57,53 @@ def fill_shapes(view: ModelInfo, known: Collection[ir.Value] = ()) -> bool:
     ``known``: values of which more is known than when the shapes behind them were found.
     Return whether a shape that ``view`` may have told before is another one now.
     """
-    symbolic: SymbolicShapes | None = None
-    demanded = DemandedRanks(view)
-    better: set[ir.Value | None] = set(known)
-    changed = False
-    for node in _bodies_first(view.model.graph):
+    filling = _Filling(view, known)
+    filling.graph(view.model.graph)
+    return filling.changed
+
+
+class _Filling:
+    """One walk over a model, bodies first."""
+
+    def __init__(self, view: ModelInfo, known: Collection[ir.Value]) -> None:
+        self._view = view
+        self._symbolic: SymbolicShapes | None = None
+        self._demanded = DemandedRanks(view)
+        self._better: set[ir.Value | None] = set(known)
+        self.changed = False
+
+    def graph(self, graph: ir.Graph) -> None:
+        for node in graph:
+            if bodies(node):
+                fill_body(self._view, node, partial(self._bodies, node))
+            self._node(node)
+
+    def _bodies(self, node: ir.Node) -> None:
+        self._symbolic = None  # what it knew may have been taken back
+        for _, _, body in bodies(node):
+            self.graph(body)
+
+    def _node(self, node: ir.Node) -> None:
+        view, better = self._view, self._better
         unknown = any(output.name and output.shape is None for output in node.outputs)
         if unknown:
-            symbolic = symbolic or SymbolicShapes(view)
-            for value, dims in chain(_found(view, symbolic, node), demanded.shapes(node)):
+            symbolic = self._shapes()
+            for value, dims in chain(_found(view, symbolic, node), self._demanded.shapes(node)):
                 if view.shape(value) is not None:
                     continue
                 _set_shape(symbolic, value, dims, dims)
                 better.add(value)  # a file may declare ranks alone behind it
         if any(output.name and output.type is None for output in node.outputs):
-            symbolic = symbolic or SymbolicShapes(view)
-            _fill_types(symbolic, view.opset, node)
+            _fill_types(self._shapes(), view.opset, node)
         may_be_better = not better.isdisjoint(node.inputs) or _reads_sizes(node)
         if bodies(node) or (may_be_better and not unknown):
-            symbolic = symbolic or SymbolicShapes(view)
-            found = _improved(view, symbolic, node)
+            found = _improved(view, self._shapes(), node)
             better.update(found)
-            changed = changed or bool(found)
-    return changed
+            self.changed = self.changed or bool(found)
 
-
-def _bodies_first(graph: ir.Graph) -> Iterator[ir.Node]:
-    """Yield the nodes of a graph in order, each behind those of its bodies."""
-    for node in graph:
-        for _, _, body in bodies(node):
-            yield from _bodies_first(body)
-        yield node
+    def _shapes(self) -> SymbolicShapes:
+        self._symbolic = self._symbolic or SymbolicShapes(self._view)
+        return self._symbolic
 
 
 def _reads_sizes(node: ir.Node) -> bool:

@@ -436,3 +436,37 @@ def test_disturbed_models_keep_their_outputs_and_differ_by_roundings() -> None:
             assert 2**-16 * size < np.abs(other - plain["y"]).max() < 2**-7 * size
         assert not np.array_equal(first["y"], second["y"])
         assert np.isfinite(first["i"]).all() == (opset > 8)
+
+
+_EDGES = """
+    <ir_version: 8, opset_import: ["": 17]>
+    g (float[n, 4] x, int64[2, e] edges) => (float[n, 4] y) <int64[1] one = {1}> {
+        from, to = Split <axis = 0> (edges)
+        f = Squeeze (from)  t = Squeeze (to)  h = MatMul (x, W)
+        picked = Gather (h, f)  u = Unsqueeze (t, one)  s = Shape (picked)  w = Expand (u, s)
+        y = ScatterElements <axis = 0, reduction = "add"> (h, w, picked)
+    }"""
+
+
+@pytest.mark.parametrize("limit", [evidence.FLOAT64_LIMIT_BYTES, 1], ids=["float64", "none"])
+def test_indices_of_what_is_computed_start_from_the_first(limit: int) -> None:
+    """The edges of a graph network: of two nodes there are no others than 0 and 1."""
+    proto = onnx.parser.parse_model(_EDGES)
+    numbers = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(numbers, "W"))
+    source = ModelSource(ir.from_proto(proto))
+    result = verify(source, source, samples=4, float64_limit_bytes=limit)
+    assert result.passed
+    assert result.method == ("float64" if limit > 1 else "onnxruntime")
+
+
+def test_a_model_that_no_index_suits_is_named_with_the_first() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[n, 4] x, int64[e] i) => (float[e, 4] y) <int64 far = {99}> {
+            j = Add (i, far)  y = Gather (x, j)
+        }"""
+    )
+    source = ModelSource(ir.from_proto(proto))
+    with pytest.raises(ModelError, match="does not run on the inputs x:2,4"):
+        verify(source, source)

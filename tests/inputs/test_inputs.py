@@ -190,6 +190,48 @@ def test_indices_stay_inside_the_tables_that_they_address(
     assert values.max() == high - 1
 
 
+_N = "n = Constant <value = int32 {7}> ()  z = Constant <value = int32 {0}> ()  "
+WRAPPED = {
+    "tf2onnx": "c = Less (i, z)  k = Cast <to = 6> (c)  m = Mul (k, n)  a = Add (i, m)",
+    "factors turned": "c = Greater (z, i)  k = Cast <to = 6> (c)  m = Mul (n, k)  a = Add (m, i)",
+    "Where, as PyTorch": "c = Less (i, z)  j = Add (i, n)  a = Where (c, j, i)",
+    "Where, as JAX": "c = GreaterOrEqual (i, z)  j = Add (n, i)  a = Where (c, i, j)",
+    "Where and Not": "d = LessOrEqual (z, i)  c = Not (d)  j = Add (i, n)  a = Where (c, j, i)",
+    "a sum of Where": "c = Less (i, z)  m = Where (c, n, z)  a = Add (i, m)",
+    "rows behind a Cast": "l = Constant <value = int64 {7}> ()  r = Cast <to = 6> (l)  "
+    "c = Less (i, z)  j = Add (i, r)  a = Where (c, j, i)",
+}
+
+
+@pytest.mark.parametrize("wrapped", WRAPPED.values(), ids=WRAPPED)
+def test_indices_that_count_from_the_end_where_they_are_negative_stay_inside(wrapped: str) -> None:
+    values = made(_embedding(f"{_N}{wrapped}  y = Gather (t, a)"), count=1)[0]["i"]
+    assert (values.min(), values.max()) == (0, 6)
+
+
+@pytest.mark.parametrize("kind", ["float", "float16", "double"])
+@pytest.mark.parametrize("wrapped", WRAPPED.values(), ids=WRAPPED)
+def test_floats_that_become_such_indices_stay_inside(wrapped: str, kind: str) -> None:
+    text = f"{_N}i = Cast <to = 6> (tokens)  {wrapped}  y = Gather (t, a)"
+    rows = ", ".join(["1"] * 21)
+    model = parsed(f"{kind}[b, 99] tokens", text, f"<float[7, 3] t = {{{rows}}}>")
+    for sample in made(model, count=3):
+        assert set(np.unique(sample["tokens"])) <= set(range(7))
+
+
+def test_fewer_indices_may_be_asked_for() -> None:
+    body = "j = Cast <to = 7> (f)  k = Add (i, j)  a = Gather (x, k)  b = Gather (t, h)"
+    body += "  y = Mul (a, b)"
+    ones = ", ".join(["1"] * 6)
+    text = "float[n, 4] x, int64[e] i, float[e] f, int64[e] h, int64[e] position_ids, bool[e] on"
+    model = parsed(text, body, f"<float[6] t = {{{ones}}}>")
+    for below in (2, 1):
+        for sample in make_inputs(model, InputSpec(), count=3, seed=0, below=below):
+            for name in ("i", "f", "h", "position_ids"):
+                assert set(np.unique(sample[name])) <= set(range(below)), name
+            assert len(np.unique(sample["x"])) > below
+
+
 def _embedding(body: str) -> ir.Model:
     graph = onnx.parser.parse_graph(f"g (int32[64, 64] i) => (float y) {{ {body} }}")
     arrays = {

@@ -49,8 +49,8 @@ def test_inner_values_that_are_read_elsewhere_leak():
 
 def test_a_quotient_that_two_branches_read_ends_the_norm():
     """As in MMDiT, where one norm feeds two modulations."""
-    tail = "n = Div(d, s)\ny = Mul(n, g)\nz = Mul(n, b)"
-    site = only_site(norm(tail, AFFINE, "float[] y, float[] z"))
+    body = CONSTANTS + CENTRE + DEVIATION + "n = Div(d, s)\ny = Mul(n, g)\nz = Mul(n, b)"
+    site = only_site(model(body, AFFINE, "float[] y, float[] z"))
     assert site.output.name == "n"
     assert site.gamma is None
     assert site.escaping == ()
@@ -96,6 +96,48 @@ def test_a_variance_of_two_moments_moves_by_rounding():
     assert site.kind is NormKind.LAYER_NORM
     assert site.moves_by_rounding
     assert error < FLOAT32_BOUND
+
+
+_CLIPPED = {
+    "Min before Max": "a = Min(ve, inf) c = Max(a, zero)",
+    "Max before Min": "a = Max(ve, zero) c = Min(a, inf)",
+    "constants first": "a = Min(inf, ve) c = Max(zero, a)",
+    "Max first, constants first": "a = Max(zero, ve) c = Min(inf, a)",
+    "Min alone": "c = Min(ve, inf)",
+    "the largest float": "c = Min(largest, ve)",
+    "Clip": "c = Clip(ve, zero, inf)",
+    "Clip from above": "c = Clip(ve, , inf)",
+    "Clip of nothing": "c = Clip(ve)",
+    "Relu": "c = Relu(ve)",
+    "Relu and Min": "a = Relu(ve) c = Min(a, inf)",
+}
+_LIMITS = (
+    "inf = Constant<value = float {inf}>() zero = Constant<value = float {0.0}>() "
+    "largest = Constant<value = float {3.4028234e38}>() "
+)
+
+
+@pytest.mark.parametrize("place", ["with epsilon", "without", "behind the root"])
+@pytest.mark.parametrize("clipped", _CLIPPED.values(), ids=_CLIPPED)
+def test_a_statistic_may_be_clipped_from_zero_to_infinity(clipped: str, place: str) -> None:
+    """K.sqrt of Keras 2, which tf2onnx writes as Min(., inf) and Max(., 0), and its relatives."""
+    steps = {
+        "with epsilon": f"ve = Add(v, e) {clipped} s = Sqrt(c)",
+        "without": f"{clipped.replace('ve', 'v')} f = Add(c, e) s = Sqrt(f)",
+        "behind the root": f"f = Add(v, e) ve = Sqrt(f) {clipped} s = Identity(c)",
+    }
+    body = CONSTANTS + CENTRE + _LIMITS + "q = Mul(d, d) v = ReduceMean<axes=[-1]>(q) "
+    ((site, error),) = replay_error(model(f"{body}{steps[place]} y = Div(d, s)"))
+    assert (site.kind, site.epsilon_mode) == (NormKind.LAYER_NORM, EpsilonMode.INSIDE)
+    assert site.epsilon == float(np.float32(1e-5))
+    assert error < FLOAT32_BOUND
+
+
+@pytest.mark.parametrize("clipped", ["c = Min(ve, two)", "c = Clip(ve, zero, two)"])
+def test_a_statistic_that_is_bounded_from_above_is_none(clipped: str) -> None:
+    """In rows of large numbers it is another function."""
+    body = CONSTANTS + CENTRE + _LIMITS + "q = Mul(d, d) v = ReduceMean<axes=[-1]>(q) "
+    assert sites_of(model(f"{body}ve = Add(v, e) {clipped} s = Sqrt(c) y = Div(d, s)")) == ()
 
 
 def test_mean_minus_x_is_a_layer_norm_with_gamma_negated():

@@ -95,3 +95,13 @@ def test_a_name_that_is_no_text_is_one_line(pair: tuple[Path, Path]) -> None:
         pytest.skip("this file system has no such names")
     with pytest.raises(ModelError, match="cannot open a file of this name; rename it"):
         bench([odd], rounds=1)
+
+
+def test_indices_of_what_is_computed_start_from_the_first(tmp_path: Path) -> None:
+    """Of two rows there are no others than 0 and 1."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[n, 4] x, int64[e] i) => (float[e, 4] y) { h = Neg (x) y = Gather (h, i) }"""
+    )
+    onnx.save(proto, tmp_path / "m.onnx")
+    assert bench([tmp_path / "m.onnx"], rounds=1).inputs["x"] == [2, 4]

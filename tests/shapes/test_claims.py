@@ -1,4 +1,4 @@
-"""What value_info claims: refused where inference contradicts it, named where that is mute."""
+"""What a model claims: refused or cleared where inference contradicts it, else named."""
 
 from __future__ import annotations
 
@@ -55,6 +55,67 @@ def test_a_shape_that_contradicts_inference_is_refused(name: str, tmp_path: Path
     assert not (tmp_path / "out.onnx").exists()
     with pytest.raises(ModelError, match=r"but its operators make it \[batch, 4, 8\]"):
         inspect(proto)
+
+
+UNTRUE = {
+    "another rank": [1, "len"],
+    "a rank too many": [1, "batch", 4, 8],
+    "another size": ["batch", 4, 9],
+}
+
+
+@pytest.mark.parametrize("name", UNTRUE)
+@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
+def test_an_untrue_shape_of_an_output_is_left_out_and_named(
+    name: str, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ONNX Runtime loads and runs such a model with a warning."""
+    from rich.console import Console
+
+    proto = model(None, "p = MatMul (x, W)  h = Add (p, b)")
+    numbers = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
+    for key, array in {"W": numbers, "b": numbers[0], "g": numbers[1]}.items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, key))
+    del proto.graph.input[1:]
+    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, UNTRUE[name])
+    proto.graph.output[0].CopyFrom(output)
+    made = optimize(proto, target=target)
+    assert len(made.plan.folds) == 1
+    (claim,) = made.report["inspect"]["claimed_shapes"]["untrue"]
+    assert claim == {"value": "y", "claimed": UNTRUE[name], "inferred": ["batch", 4, 8]}
+    assert made.report["inspect"]["claimed_shapes"]["count"] == 0
+    (written,) = made.model.graph.output
+    dims = written.type.tensor_type.shape.dim
+    assert [dim.dim_value or dim.dim_param for dim in dims] == ["batch", 4, 8]
+    print_norms(Console(width=1000), inspect(proto))
+    assert "output 'y' is declared [" in capsys.readouterr().out
+    assert optimize(made.model, target=target).report["inspect"]["claimed_shapes"]["untrue"] == []
+
+
+def test_an_untrue_shape_of_a_value_that_is_an_output_too_is_left_out() -> None:
+    proto = model(None)
+    proto.graph.output.append(
+        onnx.helper.make_tensor_value_info("h", onnx.TensorProto.FLOAT, ["batch", 8])
+    )
+    checked = check_claims(ir.from_proto(proto))
+    assert [claim.value for claim in checked.claims] == ["h"]
+    shape = checked.model.graph.outputs[1].shape
+    assert shape is not None
+    assert list(shape) == ["batch", 4, 8]
+
+
+def test_an_untrue_shape_of_a_result_of_a_body_is_left_out() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[batch, 4, 8] x, bool c) => (float[A, B, C] y) {
+            y = If (c) <
+                then_branch = t () => (float[2] k) { k = Neg (x) },
+                else_branch = e () => (float[A, B, C] l) { l = Abs (x) }
+            >
+        }"""
+    )
+    checked = check_claims(ir.from_proto(proto))
+    assert [(claim.value, claim.contradicted) for claim in checked.claims] == [("k", True)]
 
 
 def test_no_dimensions_of_what_has_some_are_no_claim() -> None:
@@ -128,7 +189,7 @@ def test_the_report_names_the_count_and_the_worst(capsys: pytest.CaptureFixture[
     print_norms(Console(width=1000), document)
     assert "'h' is declared [2, 4, 8], inference finds no shape" in capsys.readouterr().out
     confirmed = inspect(model(["batch", 4, 8]))
-    assert confirmed["claimed_shapes"] == {"count": 0, "worst": None}
+    assert confirmed["claimed_shapes"] == {"count": 0, "worst": None, "untrue": []}
     print_norms(Console(width=1000), confirmed)
     assert "declared" not in capsys.readouterr().out
 

@@ -16,6 +16,7 @@ from tests.soundness.random_graphs import (
     carriers,
     chain_graph,
     chains,
+    merged,
     projection_graph,
     projections,
     random_graph,
@@ -71,7 +72,8 @@ _OTHERS = frozenset(
         "statistics are outputs|gamma at run time|stream is an output|"
         "part of a Split is an output|reader dead|reader weight|parts by Split|parts by Slice|"
         "parts by Gather|parts by Split of an axis|parts that overlap|a bias of every part|"
-        "the whole is read|norm scaled or moved by what it normalises"
+        "the whole is read|norm scaled or moved by what it normalises|merged norms|"
+        "norm of a Constant node"
     ).split("|")
 )
 
@@ -105,6 +107,9 @@ def test_the_graphs_hold_everything_that_they_are_meant_to_hold() -> None:
     wanted |= {f"carrier {kind}" for kind in carriers.KINDS}
     wanted |= {f"part with {step}" for step in projections.STEPS}
     wanted |= {f"chain {kind}" for kind in chains.CROSSINGS}
+    wanted |= {f"row {kind}" for kind in merged.ROWS}
+    wanted |= {f"part {kind}" for kind in merged.PARTS}
+    wanted |= {f"end {kind}" for kind in merged.ENDS}
     wanted |= {f"sampled {'.'.join(filter(None, law.key))}" for law in LAWS}
     assert not {kind for kind in wanted if not made[kind]}
     assert all(types[kind] >= 50 for kind in (1, 10, 11, 16)), types

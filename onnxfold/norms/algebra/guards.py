@@ -5,9 +5,12 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
+from onnxfold.graph import operator
 from onnxfold.norms.algebra.coefficient import ONE, ZERO, Coefficient
 from onnxfold.norms.algebra.forms import AffineForm, MomentAxes
 from onnxfold.norms.algebra.graph_state import Algebra
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
 
 
 def beside(dropped: tuple[int, ...] | None) -> bool:
@@ -39,11 +42,35 @@ def reading(algebra: Algebra, value: ir.Value, t: ir.Value, depth: int = 2) -> A
 
 
 def extend(algebra: Algebra, node: ir.Node, value: ir.Value) -> bool:
-    """Note that a node extends a complete norm; no where something else reads the norm."""
-    if not algebra.single(value):
+    """Note that a node extends a complete norm; no where something else reads the norm.
+
+    Unless the norm is several that differ in gamma or beta alone, and that tools have merged up to
+    there: each of its readers extends it.
+    """
+    if not (algebra.single(value) or _is_merged(algebra, value)):
         return False
     algebra.extends[node.outputs[0]] = algebra.canonical.root(value)
     return True
+
+
+def _is_merged(algebra: Algebra, value: ir.Value) -> bool:
+    """Whether all that reads a complete norm multiplies it by a vector, or adds one."""
+    root = algebra.canonical.root(value)
+    form = algebra.complete(root)
+    if form is None or form.over is None or root.is_graph_output():
+        return False
+    readers = [use for use in algebra.view.readers(root) if facets.reads_elements(row_of(use.node))]
+    return all(_applies_vector(algebra, use.node, use.index, form) for use in readers)
+
+
+def _applies_vector(algebra: Algebra, node: ir.Node, index: int, form: AffineForm) -> bool:
+    """Whether a node applies a gamma, or a beta where there is none yet, along the norm's axes."""
+    if operator(node) not in ("Add", "Mul") or form.over is None or not form.c.is_zero:
+        return False
+    other = node.inputs[1 - index]
+    factor = algebra.canonical.coefficient(other, form.t)
+    constant = factor is not None and not factor.runtime and factor.number is None
+    return constant and factor is not None and along(algebra, factor, form.t, form.over)
 
 
 def channel_axis(algebra: Algebra, t: ir.Value, over: MomentAxes) -> int | None:

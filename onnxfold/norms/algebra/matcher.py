@@ -43,6 +43,7 @@ _RULES: dict[str, _Rule] = {
     "ReduceMean": moments.reduce_mean,
     "ReduceSum": moments.reduce_sum,
     "ReduceSumSquare": moments.reduce_square_sum,
+    "Relu": moments.relu,
     "SimplifiedLayerNormalization": handled_operators.rms_operator,
     "Sqrt": moments.square_root,
     "Sub": summed_forms.subtract,

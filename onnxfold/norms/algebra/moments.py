@@ -26,7 +26,7 @@ from onnxfold.norms.algebra.graph_state import Algebra
 from onnxfold.norms.site import EpsilonMode
 
 _FACTOR_TOLERANCE = 1e-6  # 1/n is rounded to float32 before it meets n, and maybe squared
-_LARGEST_FLOAT32 = 3.4e38
+_UNBOUNDED = 3.38e38  # as good as infinity: the largest numbers of float32 and bfloat16
 
 
 def _reduction(algebra: Algebra, node: ir.Node) -> tuple[ir.Value, tuple[int, ...], bool] | None:
@@ -264,12 +264,17 @@ def maximum(algebra: Algebra, node: ir.Node) -> Form | None:
 
 
 def minimum(algebra: Algebra, node: ir.Node) -> Form | None:
-    """Min of a reciprocal root and a constant: the maximum of the root and its reciprocal."""
+    """Min of a reciprocal root and a constant: the maximum of the root and its reciprocal.
+
+    Of a statistic and a constant that no number exceeds: the statistic.
+    """
     if len(node.inputs) != 2:
         return None
     for value, bound in (node.inputs, node.inputs[::-1]):
         number = algebra.number_beside(bound, value)
         form = algebra.form(value)
+        if number is not None and number >= _UNBOUNDED and isinstance(form, Moment | Root):
+            return form
         if number is None or number <= 0 or not isinstance(form, Root) or form.power != -1:
             continue
         if form.coefficient.number != 1.0:
@@ -289,9 +294,15 @@ def clip(algebra: Algebra, node: ir.Node) -> Form | None:
         lower = algebra.canonical.number(node.inputs[1])
     if len(node.inputs) > 2 and node.inputs[2] is not None:
         upper = algebra.canonical.number(node.inputs[2])
-    if lower is None or upper is None or upper < _LARGEST_FLOAT32:
+    if lower is None or upper is None or upper < _UNBOUNDED:
         return None
     return _bounded_below(algebra, node.inputs[0], lower)
+
+
+def relu(algebra: Algebra, node: ir.Node) -> Form | None:
+    """Relu, the maximum with 0."""
+    value = node.inputs[0]
+    return None if value is None else _bounded_below(algebra, value, 0.0)
 
 
 def _bounded_below(algebra: Algebra, value: ir.Value, bound: float) -> Form | None:

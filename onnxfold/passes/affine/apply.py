@@ -130,14 +130,21 @@ class _Norms:
                 self._edit.drop_if_unread(constant)
 
     def _bypass(self, source: AffineSource, start: ir.Value, nodes: list[ir.Node]) -> None:
-        """Take the nodes away, of which the first alone reads ``start``, and keep the names."""
+        """Take the nodes away, of which the first reads ``start``, and keep the names.
+
+        What another norm reads too, of which tools have merged the rest with this one, keeps its
+        own name.
+        """
         end = source.value
+        shared = any(use.node not in nodes for use in start.uses())
         redirect(end, start)
         producer, last = known_producer(start), known_producer(end)
         operands = [operand for node in nodes for operand in node.inputs]
         sweep(list(reversed(nodes)))
         for operand in operands:
             self._edit.drop_if_unread(operand)
+        if shared:
+            return
         name, end.name = end.name, f"{end.name}.fused"
         start.name, producer.name = name, last.name
         if source.site.output is end:

@@ -9,6 +9,7 @@ from onnxfold.graph import ModelInfo, Shape, node_label, operator
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.operands import is_read_once, known_operand
+from onnxfold.graph.operands import operand as operand_of
 from onnxfold.norms.of_constants import refuse_constant
 from onnxfold.norms.ops import NORM_OPERATORS
 from onnxfold.norms.site import NormForm, NormKind, NormSite
@@ -157,7 +158,7 @@ def _applies(node: ir.Node, op_type: str, part: object) -> bool:
 
     An RMSNorm behind a centring, as ONNX Runtime's optimizer leaves it, multiplies by its scale.
     """
-    scales = (node.domain, node.op_type) in NORM_OPERATORS and node.inputs[_GAMMA] is part
+    scales = (node.domain, node.op_type) in NORM_OPERATORS and operand_of(node, _GAMMA) is part
     return operator(node) == op_type or (
         scales if op_type == "Mul" else operator(node) == "Sub" and node.inputs[0] is part
     )

@@ -27,7 +27,8 @@ def apply(edit: Editor, decision: CentringDecision, settings: Settings) -> None:
     for ref, site in sites:
         if ref in folded:
             lowered = lowering.rms_norm(site, fed.get(ref, site.input))
-            edit.stand_in(lowered, site.last, site.nodes)
+            first = lowered.stands_for[0][0] if lowered.stands_for else site.output
+            edit.stand_in(lowered, known_producer(first), site.nodes)
 
 
 def _feed(edit: Editor, plan: CentringPlan, lowering: TargetLowering) -> dict[str, ir.Value]:

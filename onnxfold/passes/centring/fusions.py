@@ -94,7 +94,7 @@ def _begins_attention(info: ModelInfo, site: NormSite, rows: list[ir.Node]) -> b
     total = site.input.producer()
     if total is None or {operand and operand.producer() for operand in total.inputs} != set(rows):
         return False
-    readers = [use.node for use in site.output.uses() if use.node.op_type != "Shape"]
+    readers = [use.node for use in site.output.uses() if operator(use.node) != "Shape"]
     kinds = sorted(node.op_type for node in readers if not info.is_dead(node))
     return kinds == ["Add", *["MatMul"] * _PROJECTIONS]
 
@@ -105,28 +105,28 @@ def _rows(info: ModelInfo, site: NormSite) -> Iterator[ir.Node]:
     while terms:
         value = terms.pop()
         node = value.producer()
-        readers = {use.node for use in value.uses() if use.node.op_type != "Shape"} - inside
+        readers = {use.node for use in value.uses() if operator(use.node) != "Shape"} - inside
         if node is None or not all(map(info.is_dead, readers)):
             continue
-        if node.op_type == "Add":
+        if operator(node) == "Add":
             inside.add(node)
             terms += operands(node)
-        elif node.op_type == "Gather" and info.tensor(node.inputs[0]) is not None:
+        elif operator(node) == "Gather" and info.tensor(node.inputs[0]) is not None:
             yield node
 
 
 def _length_read(gather: ir.Node) -> ir.Node | None:
     """Return what computes the length n where a table is read at 0, 1, .. n - 1."""
     node = producer_of(gather.inputs[1])
-    if node is None or node.op_type != "Slice":
+    if node is None or operator(node) != "Slice":
         return None
     maker = producer_of(operand(node, _END))  # an attribute before opset 10
     # Of ids of a fixed length it is known too, and the optimizer fuses what is spelled like this.
-    return None if maker is None or maker.op_type == "Constant" else maker
+    return None if maker is None or operator(maker) == "Constant" else maker
 
 
 def _projections(value: ir.Value) -> int:
-    return sum(use.node.op_type == "MatMul" for use in value.uses())
+    return sum(operator(use.node) == "MatMul" for use in value.uses())
 
 
 def _is_attention(branch: ir.Value, *, widened: bool = False) -> bool:
@@ -135,14 +135,14 @@ def _is_attention(branch: ir.Value, *, widened: bool = False) -> bool:
     ``widened``: Casts may stand behind Softmax, which sessions of the optimizer take away.
     """
     bias = branch.producer()
-    if bias is None or bias.op_type != "Add":
+    if bias is None or operator(bias) != "Add":
         return False
     makers = map(producer_of, bias.inputs)
-    node = next((each for each in makers if each is not None and each.op_type == "MatMul"), None)
+    node = next((each for each in makers if each is not None and operator(each) == "MatMul"), None)
     for op_type in _ATTENTION:
         node = node and producer_of(node.inputs[0])
-        while widened and node is not None and node.op_type == "Cast":
+        while widened and node is not None and operator(node) == "Cast":
             node = producer_of(node.inputs[0])
-        if node is None or node.op_type != op_type:
+        if node is None or operator(node) != op_type:
             return False
     return True

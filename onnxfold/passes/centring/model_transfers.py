@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, Reader
 from onnxfold.graph.array_types import Array
+from onnxfold.norms.ops import refuse_overridable
 from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.norms.subtracted_mean import mean_subtracted_by
 from onnxfold.operators import facets
@@ -127,12 +128,7 @@ class ModelTransfers:
 
     def _source(self, value: ir.Value) -> Refusal:
         if value.is_initializer():
-            return Refusal(
-                RefusalCode.OVERRIDABLE_INITIALIZER,
-                f"initializer '{value.name}' is also a graph input, so callers may override it; "
-                "remove it from the inputs",
-                (value.name or "",),
-            )
+            return refuse_overridable((value.name or "",))
         code = RefusalCode.GRAPH_INPUT
         if value.graph is not self.view.model.graph:
             code = RefusalCode.BODY_BORDER

@@ -114,12 +114,13 @@ class Parameters:
         self, site: NormSite, part: AffinePart, role: str, made: list[ir.Value]
     ) -> ir.Value:
         """Return gamma or beta as an operand of a Mul or Add; what is new is added to ``made``."""
-        if isinstance(part, ir.Value):
+        dtype = site.output.dtype or site.input.dtype or ir.DataType.FLOAT
+        array = self._view.array(part) if isinstance(part, ir.Value) else part
+        if isinstance(part, ir.Value) and (array is None or part.dtype == dtype):
             return part
-        if part is None:
+        if array is None:
             raise InvariantError(f"norm '{site.name}' has no {role}")
-        dtype = (site.output.dtype or site.input.dtype or ir.DataType.FLOAT).numpy()
-        made.append(weight_value(f"{site.output.name}.{role}", part.astype(dtype)))
+        made.append(weight_value(f"{site.output.name}.{role}", array.astype(dtype.numpy())))
         return made[-1]
 
 

@@ -32,15 +32,19 @@ def spelled_rms(new: NewNodes, site: NormSite, x: ir.Value) -> ir.Value:
     """
     dtype = np.float64 if x.dtype is ir.DataType.DOUBLE else np.float32
     epsilon = new.weight(f"{x.name}.epsilon", np.array(site.epsilon, dtype))
+    first = len(new.nodes)
     square = new.op("Mul", x, x)
     mean = new.along("ReduceMean", square, site.fiber.axes, f"{x.name}.axes", keepdims=1)
     root = new.op("Sqrt", new.op("Add", mean, epsilon))
     inverse = new.op("Reciprocal", root)
+    y = new.op("Mul", inverse, x)
     dims = enumerate(tuple(site.input.shape or ()))
     rows = [1 if axis in site.fiber.axes else dim for axis, dim in dims]
-    for node in new.nodes[1:5]:
+    for node in new.nodes[first:]:
+        node.outputs[0].type = x.type
+    for node in new.nodes[first + 1 : -1]:
         node.outputs[0].shape = ir.Shape(rows)
-    return new.op("Mul", inverse, x)
+    return y
 
 
 def reads_only_centred(site: NormSite) -> bool:

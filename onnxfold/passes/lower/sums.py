@@ -12,7 +12,8 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import replace_node
-from onnxfold.norms import NormKind, find_norms
+from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.refusal import RefusalCode
 
 SLOW_SINCE = (1, 30)
 
@@ -25,7 +26,7 @@ def fused_additions(view: ModelInfo) -> tuple[ir.Node, ...]:
     """Return the additions between norms that a session would fuse with the norm behind them."""
     if view.opset < _BROADCASTS_SINCE:
         return ()
-    sites = [site for site in find_norms(view) if site.kind in _KINDS]
+    sites = [site for site in find_norms(view) if site.kind in _KINDS and not _is_of_defaults(site)]
     # An addition in a norm that is spelled out, its beta, becomes part of LayerNormalization.
     parts = {node for site in sites for node in site.nodes}
     found = dict.fromkeys(_fused(site.input, set(site.nodes)) for site in sites)
@@ -36,6 +37,12 @@ def replace_by_sums(additions: Iterable[ir.Node]) -> None:
     """Put Sum, which computes the same, in the place of each Add."""
     for addition in additions:
         _replace(addition)
+
+
+def _is_of_defaults(site: NormSite) -> bool:
+    """Whether callers may replace a norm's constants, so that no session fuses it."""
+    code = None if site.refusal is None else site.refusal.code
+    return code is RefusalCode.OVERRIDABLE_INITIALIZER
 
 
 def _fused(value: ir.Value, norm: set[ir.Node]) -> ir.Node | None:

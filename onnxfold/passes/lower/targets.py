@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError
 from onnxfold.graph import FLOATS, Fiber, ModelInfo, node_label
 from onnxfold.graph.edit import Lowered
+from onnxfold.graph.float_types import is_narrowing
 from onnxfold.norms.of_constants import refuse_constant
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.norms.subtracted_mean import cast_of_centred
@@ -79,7 +80,7 @@ class TargetLowering:
         """Whether the spelled norm can read x instead of x - mean(x), whatever its spelling."""
         if site.form is not NormForm.DECOMPOSED or not site.centred:
             return False
-        if any(each.is_graph_output() or each.dtype != site.input.dtype for each in site.centred):
+        if any(each.is_graph_output() or _rounds(site.input, each) for each in site.centred):
             return False
         return reads_only_centred(site)
 
@@ -115,7 +116,7 @@ class TargetLowering:
         if dtype not in FLOATS or dtype != site.output.dtype:
             sentence = f"no operator for {dtype} to {site.output.dtype}"
             return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, label)
-        if wide_epsilon(site) and dtype is not ir.DataType.DOUBLE:
+        if wide_epsilon(site) and ir.DataType.DOUBLE not in (dtype, site.compute_dtype):
             return _no_form(site, f"epsilon {site.epsilon!r} is no number of {dtype}")
         if site.affine_repeat > 1 and not all(map(self._is_known, (site.gamma, site.beta))):
             sentence = "its gamma or beta stands for several channels and is not a constant"
@@ -178,7 +179,9 @@ class TargetLowering:
             return self._spelled(site, x)
         centred = [value for value in site.centred if value not in self._bypassed]
         self._bypassed.update(centred)
-        return Lowered((), tuple((value, x) for value in centred))
+        new = NewNodes(self._view.opset)
+        copies = {dtype: new.cast(x, dtype) for dtype in {value.dtype for value in centred}}
+        return Lowered.of(new, *((value, copies[value.dtype]) for value in centred))
 
     def layer_norm(self, site: NormSite) -> Lowered | None:
         """Return one call for a norm that stays, where that is cheaper and exact."""
@@ -283,7 +286,7 @@ class TargetLowering:
     def _runtimes_fuse(self, site: NormSite) -> bool:
         """Whether there is an operator for what the norm computes, however it is spelled."""
         plain = site.epsilon_mode is EpsilonMode.INSIDE and site.factor == 1.0
-        return plain and self._trailing_axes(site) is not None
+        return plain and not _narrows(site) and self._trailing_axes(site) is not None
 
     def centring(self, value: ir.Value, fiber: Fiber) -> Lowered:
         """Return value - mean(value) as a call, or as two operators for other axes or types."""
@@ -326,7 +329,8 @@ class TargetLowering:
 
     def _spelled(self, site: NormSite, x: ir.Value) -> Lowered:
         new = NewNodes(self._view.opset)
-        y = spelled_rms(new, site, x)
+        wide = new.cast(x, ir.DataType.DOUBLE) if _narrows(site) else x
+        y = new.cast(spelled_rms(new, site, wide), x.dtype)
         for op_type, part, role in (("Mul", site.gamma, "gamma"), ("Add", site.beta, "beta")):
             if part is not None:
                 y = new.op(op_type, y, self._parameters.as_value(site, part, role, new.weights))
@@ -363,7 +367,7 @@ class TargetLowering:
     def _finished(self, site: NormSite, new: NewNodes) -> Lowered:
         for number, node in enumerate(new.nodes[:-1]):
             node.outputs[0].name = f"{site.output.name}.part{number}"
-            node.outputs[0].type = site.input.type
+            node.outputs[0].type = node.outputs[0].type or site.input.type
             if node.outputs[0].shape is None and site.input.shape is not None:
                 node.outputs[0].shape = site.input.shape.copy()
         new.nodes[0].name = site.name
@@ -374,6 +378,11 @@ class TargetLowering:
 
 def _no_form(site: NormSite, sentence: str) -> Refusal:
     return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, (node_label(site.nodes[-1]),))
+
+
+def _rounds(x: ir.Value, centred: ir.Value) -> bool:
+    """Whether x may lose digits in the type of x - mean(x), which may be wider."""
+    return x.dtype != centred.dtype and is_narrowing(x.dtype, centred.dtype) is not False
 
 
 def _narrows(site: NormSite) -> bool:

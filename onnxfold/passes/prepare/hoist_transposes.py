@@ -19,7 +19,7 @@ from itertools import takewhile
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import constant_tensor, keeps_dims, node_label
+from onnxfold.graph import constant_tensor, keeps_dims, node_label, operator
 from onnxfold.graph.edit import insert_before, redirect, replace_node, sweep
 from onnxfold.graph.operands import computed_by
 from onnxfold.graph.operands import operands as operands_of
@@ -229,7 +229,7 @@ def _scales(move: _Move) -> bool:
         if len(computed) != 1 or not _transposable(node, len(move.order)):
             return False
         node = computed[0].producer()
-    if node is None or node.op_type != "ReduceMean" or not _reducible(node):
+    if node is None or operator(node) != "ReduceMean" or not _reducible(node):
         return False
     square = computed_by(node.inputs[0], "Mul")
     if square is None or square.inputs[0] is not square.inputs[1]:
@@ -244,8 +244,8 @@ def _transposable(node: ir.Node, rank: int) -> bool:
 
 def _replace_reshape(graph: ir.Graph, node: ir.Node, unique: _Unique) -> bool:
     """Take the mean of T(x) in the place of a Reshape that makes T(mean(x)) of mean(x)."""
-    mean = computed_by(node.inputs[0], "ReduceMean") if node.op_type == "Reshape" else None
-    if mean is None or node.domain != "" or mean.graph is not graph or not _reducible(mean):
+    mean = computed_by(node.inputs[0], "ReduceMean") if operator(node) == "Reshape" else None
+    if mean is None or mean.graph is not graph or not _reducible(mean):
         return False
     x = mean.inputs[0]
     if x is None:

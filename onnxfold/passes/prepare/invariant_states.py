@@ -6,7 +6,7 @@ behind the last one.  tf2onnx gives a loop its weights as such states.
 
 import onnx_ir as ir
 
-from onnxfold.graph import constant_tensor
+from onnxfold.graph import constant_tensor, operator
 from onnxfold.graph.edit import drop_states
 from onnxfold.graph.traversal import all_graphs, graph_values
 
@@ -48,7 +48,7 @@ def _free(loop: ir.Node, body: ir.Graph) -> int:
 def _stays(before: ir.Value, after: ir.Value) -> bool:
     """Whether the next value of a state is its value, maybe behind Identity."""
     node = after.producer()
-    while node is not None and node.op_type == "Identity" and node.inputs[0] is not None:
+    while node is not None and operator(node) == "Identity" and node.inputs[0] is not None:
         after = node.inputs[0]
         node = after.producer()
     return after is before

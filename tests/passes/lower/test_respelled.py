@@ -95,4 +95,7 @@ def test_statistics_in_double_stay_there(target: str) -> None:
     weights["V"] = weights.pop("W").astype(np.float32)
     for name, array in weights.items():
         narrow.graph.initializer.append(numpy_helper.from_array(array, name))
-    assert operators(onnxfold.optimize(narrow, target=target).model) == operators(narrow)
+    gamma = operators(narrow).index("Mul")  # which no session needs in order to fuse the rest
+    assert operators(onnxfold.optimize(narrow, target=target).model) == [
+        op_type for place, op_type in enumerate(operators(narrow)) if place != gamma
+    ]

@@ -68,3 +68,44 @@ def test_a_norm_in_float_whose_two_epsilons_have_no_float_as_a_sum_keeps_both(
 
 def _constants(model: ir.Model) -> set[ir.Value | None]:
     return {model.graph.initializers[name] for name in ("eps", "eps2")}
+
+
+_INSIDE = "h = MatMul(x, W) w = Cast<to=11>(h) m = ReduceMean<axes=[-1]>(w) d = Sub(w, m) "
+_ROOT = "e = Add(v, eps) r = Sqrt(e) q = Div(d, r) "
+_ENDS = {
+    "gamma in the type of the model": "n = Cast<to={to}>(q) g = Mul(n, gamma) y = Add(g, beta)",
+    "gamma in double": "g = Mul(q, wide_gamma) n = Add(g, wide_beta) y = Cast<to={to}>(n)",
+}
+
+
+@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
+@pytest.mark.parametrize(("kind", "to"), [("float", 1), ("float16", 10)])
+@pytest.mark.parametrize("end", _ENDS)
+@pytest.mark.parametrize("body", _BODIES)
+def test_a_norm_that_is_computed_in_double_inside_another_model_stays_in_double(
+    body: str, end: str, kind: str, to: int, target: str
+) -> None:
+    """Its epsilon stays the double that it is, and its roots and squares have all their digits."""
+    dtype = np.dtype("float32" if to == 1 else "float16")
+    made: dict[str, np.ndarray] = {
+        name: array.astype(dtype)
+        for name, array in weights(W=(6, 6), gamma=(6,), beta=(6,)).items()
+    }
+    made |= {f"wide_{name}": made[name].astype(np.float64) for name in ("gamma", "beta")}
+    text = _INSIDE + _BODIES[body].replace("(h, ", "(w, ").replace(", h)", ", w)") + _ROOT
+    text += _ENDS[end].format(to=to)
+    read = {name: array for name, array in made.items() if f"{name})" in text}
+    read["eps"] = np.array(1e-5)
+    model = graph(text, f"{kind}[B,4,6] x", f"{kind}[B,4,6] y", read, opset=17)
+    result = onnxfold.optimize(model, target=target)
+    assert len(result.plan.folds) == 1
+    assert "left_out" not in result.report
+    ops = {node.op_type for node in result.model.graph}
+    assert "Sub" not in ops
+    assert 1e-5 in {array.item() for array in _doubles(result.model) if array.size == 1}
+    assert not onnxfold.optimize(result.model, target=target, check=None).changed
+
+
+def _doubles(model: ir.Model) -> list[np.ndarray]:
+    held = (value.const_value for value in model.graph.initializers.values())
+    return [each.numpy() for each in held if each is not None and each.dtype is ir.DataType.DOUBLE]

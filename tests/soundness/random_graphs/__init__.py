@@ -1,4 +1,4 @@
-"""Random models by seed: streams of every kind, attention, and single operators of the table."""
+"""Random models by seed: streams of every kind, merged norms, attention, and single operators."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 
 from tests.soundness.random_graphs.chains import chain_graph
 from tests.soundness.random_graphs.draft import B, RandomGraph
+from tests.soundness.random_graphs.merged import merged_graph
 from tests.soundness.random_graphs.projections import projection_graph
 from tests.soundness.random_graphs.sampled import sampled_graph
 from tests.soundness.random_graphs.streams import stream_graph
@@ -14,6 +15,7 @@ __all__ = [
     "B",
     "RandomGraph",
     "chain_graph",
+    "merged_graph",
     "projection_graph",
     "random_graph",
     "sampled_graph",
@@ -28,4 +30,6 @@ def random_graph(seed: int) -> RandomGraph:
         return projection_graph(rng)
     if seed % 8 == 3:
         return chain_graph(rng)
+    if seed % 8 == 1:
+        return merged_graph(rng)
     return stream_graph(rng) if rng.random() < 0.5 else sampled_graph(rng)
