@@ -294,6 +294,9 @@ class _Interpreter:
         stored = [_in_memory(i) for i in inputs]
         arguments = stored if found.raw else self._arguments(stored, found)
         try:
+            if found.broadcasts:
+                shapes = [a.shape for a in arguments if isinstance(a, np.ndarray)]
+                call.check_size(np.broadcast_shapes(*shapes))
             output = found.function(call, *arguments)
         except ModelError:
             raise
