@@ -280,9 +280,10 @@ def fold(
     for each in _passes(settings):
         if each.name not in without:
             _step(state, each, settings, timer, prove=prove)
+    findings = state.findings  # of the version before it is spelled, in place where nothing proves
     result = _spelled(state, original, settings, timer, prove=prove)
     proof = _sum(state.shown) if prove and state.changed else None
-    return Folded(result, state.changed, state.findings, proof, tuple(state.left_out), state.final)
+    return Folded(result, state.changed, findings, proof, tuple(state.left_out), state.final)
 
 
 def unwanted(chosen: Options) -> frozenset[str]:
