@@ -65,11 +65,15 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
         # Whether a norm folds takes a plan of all norms to tell.
         return most if most <= cost or shifts or info.ref(site.output) in folds() else 0
 
+    def goes(site: NormSite) -> bool:
+        kept = site.subtracts_mean and not settings.defer_means
+        return not kept or info.ref(site.output) in folds()
+
     def keep(site: NormSite) -> Refusal | None:
         unproved = settings.refuse_unproved(info.ref(site.output))
         if unproved is not None:
             return unproved
-        if is_wanted(settings) and may_wait(site):
+        if is_wanted(settings) and may_wait(site) and goes(site):
             return None  # no norm will be left to be fused with its gamma
         why = lowering.keep_affine(site)
         if why is None or (lowering.calls_rms(site) and info.ref(site.output) in folds()):
