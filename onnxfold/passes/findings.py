@@ -56,7 +56,8 @@ class Findings:
     ``restored`` are the RMSNorms that become LayerNorms, None where that was not asked.
     ``compressed`` likewise are the norms that become CRMSNorms, ``decompressed`` those that were.
     ``without_last`` are those of them that give no more channels than they read, None where that
-    was not asked, and ``reader_refusals`` say why others give all.
+    was not asked, and ``reader_refusals`` say why others give all.  ``scale_refusals`` say which
+    operators stay though a linear layer could take them, by reference of their results.
     ``deferred_before`` are the norms that the model came with deferred, none of ``description``.
     """
 
@@ -77,6 +78,7 @@ class Findings:
     deferred_before: tuple[FoundDeferred, ...] = ()
     without_last: frozenset[str] | None = None
     reader_refusals: dict[str, Refusal] = field(default_factory=dict)
+    scale_refusals: tuple[tuple[str, Refusal], ...] = ()
 
 
 def norm_of(info: ModelInfo, found: Description, ref: str) -> str:

@@ -211,6 +211,7 @@ class Decided:
             self.decisions.get("reinstating", ReinstatingPlan()).found,
             rows(readers.norms) if "readers" in self.decisions else None,
             reasons(readers.refusals),
+            scales.refusals,
         )
 
     def _described_plan(self, described: Callable[[str], str]) -> Plan:

@@ -38,6 +38,9 @@ def inspection(
         "excluded_fusions": _excluded(findings),
         "unmatched_exclude": _unmatched(norms, exclude),
         "range_warnings": [warning.to_json() for warning in findings.ranges],
+        "scales_kept": [
+            {"output": ref, "reason": reason.to_json()} for ref, reason in findings.scale_refusals
+        ],
         "claimed_shapes": {
             "count": len(claims),
             "worst": claims[0].to_json() if claims else None,
