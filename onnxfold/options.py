@@ -88,8 +88,8 @@ class Options:
     the weights before LayerNorms that do not see them; CRMS stores a stream of d - 1 channels only
     where ``multiple_of`` divides that, and gives linear layers as few with ``change_readers``,
     which moves gamma and beta into them.  ``defer_means``: deferral takes LayerNorms too that keep
-    their mean, whose rounding grows with |mean| / std.  ``check`` is the number of inputs that both models are
-    run on: 0 proves the result and runs nothing, None does neither.
+    their mean, whose rounding grows with |mean| / std.  ``check`` is the number of inputs that both
+    models are run on: 0 proves the result and runs nothing, None does neither.
     """
 
     target: Target = Target.ONNX
@@ -125,7 +125,7 @@ class Options:
             check_number(name, getattr(self, name))
         bytes_of(self.memory)
         if self.defer_means and self.defer is Defer.OFF:
-            raise UsageError("--defer-means is about norms that --defer lets wait: add --defer all")
+            raise UsageError("--defer-means is about norms that wait: add --defer all")
 
 
 def check_threads(name: str, count: int) -> None:

@@ -137,9 +137,11 @@ def _concluded(
     far = [
         name for name in names if _fault(found[name]) is None and _is_far(found[name], used[name])
     ]
+    itself = evidence
     for runs in (RUNS, MOST_RUNS):
         if far and criterion.tolerance is None and evidence.engine is not None:
-            judge_by(against_itself(evidence, pair, feeds, far, evidence.engine, seed, runs), far)
+            itself = against_itself(itself, pair, feeds, far, evidence.engine, seed, runs)
+            judge_by(itself, far)
             far = [name for name in far if _fault(found[name]) is not None]
     checks = [_check(name, found[name], used[name], criterion) for name in names]
     passed = all(check.passed for check in checks)

@@ -293,10 +293,19 @@ def _computes_codes(model: ir.Model) -> bool:
 
 
 def _runs_of_disturbed(
-    engine: OnnxRuntime, original: ModelSource, feeds: Sequence[Feeds], draws: int, seed: int
+    engine: OnnxRuntime,
+    original: ModelSource,
+    feeds: Sequence[Feeds],
+    draws: int,
+    seed: int,
+    known: int = 0,
 ) -> list[list[Outputs]]:
-    """Runs of the original in ONNX Runtime, weights and results of which move by a rounding."""
-    sources = (ModelSource(disturbed_model(original.model, seed + draw)) for draw in range(draws))
+    """Runs of the original in ONNX Runtime, weights and results of which move by a rounding.
+
+    Those of `draws` that come after the `known` ones.
+    """
+    seeds = range(seed + known, seed + draws)
+    sources = (ModelSource(disturbed_model(original.model, one)) for one in seeds)
     return [engine.run(source, feeds, optimize=False) for source in sources]
 
 
@@ -314,7 +323,7 @@ def against_itself(
     seed: int,
     runs: int,
 ) -> Evidence:
-    """The two models without optimizations, against each other.
+    """The two models without optimizations, against each other, or more of the same.
 
     For outputs where ONNX Runtime is far from the truth, be it that one of them is wrong or that
     the model is chaotic: the distance would excuse any error. The noise is what moving every weight
@@ -323,10 +332,15 @@ def against_itself(
     """
     original, rewritten = pair
     draws = max(_draws(evidence, outputs, original.model), runs)
+    if evidence.method != "float64":
+        known = evidence.originals
+        more = _runs_of_disturbed(engine, original, feeds, draws, seed, len(known))
+        return replace(evidence, originals=[*known, *more])
+    _, plain = evidence.originals[:2]  # with and without optimizations
     return replace(
         evidence,
         method="onnxruntime",
-        truths=engine.run(original, feeds, optimize=False),
+        truths=plain,
         originals=_runs_of_disturbed(engine, original, feeds, draws, seed),
         rewritten=_run_rewritten(engine, rewritten, feeds, optimize=False),
         reason="ONNX Runtime is so far from a float64 run of the original that the distance would "

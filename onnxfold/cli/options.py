@@ -95,9 +95,9 @@ DeferOption = Annotated[
     Defer,
     typer.Option(
         help="Let the scale of a norm wait after the linear layers that read it: **all** wherever "
-        "that is exact for every row, **auto** with targets that were measured to gain by it (none so far), "
-        "and as **off** with others. **off** also computes norms that a model came with deferred "
-        "where they stood."
+        "that is exact for every row, **auto** with targets that were measured to gain by it (none "
+        "so far), and as **off** with others. **off** also computes norms that a model came with "
+        "deferred where they stood."
     ),
 ]
 DeferMeansOption = Annotated[

@@ -1,7 +1,7 @@
 """Weights of 16 bits that a factor would leave with fewer bits than the product that it was.
 
-With the unit roundoff u and the spacing e of subnormal numbers, a stored number W' = fl(g W) errs by
-at most max(u |W'|, e / 2).  Over a column of W', whose elements are summed,
+With the unit roundoff u and the spacing e of subnormal numbers, a stored number W' = fl(g W) errs
+by at most max(u |W'|, e / 2).  Over a column of W', whose elements are summed,
 
     rms(fl(g W) - g W)  <=  u rms(g W)
 

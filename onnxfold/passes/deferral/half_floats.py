@@ -5,8 +5,8 @@ sum of the product, rounded after each of d additions at most, stays within
 
     |x 2^-k W|  <=  M 2^-k (1 + 2^-11)^d max_j sum_i |W_ij|  <=  M,    2^k >= (1 + 2^-11)^d |W|_1.
 
-2^-k W is exact where it is not subnormal, and otherwise rounded by 2^-25 at most, as x 2^-k W is; a
-norm stays where a column of the weight would become subnormal (:mod:`onnxfold.passes.half_weights`).
+2^-k W is exact where it is not subnormal, and otherwise rounded by 2^-25 at most, as x 2^-k W is.
+A norm stays where a column of the weight would become subnormal (onnxfold/passes/half_weights.py).
 1 / s^2 takes 4^-k, exactly, so that 2^k s is multiplied in place of s, and e / s^2 of a norm behind
 takes 4^-k with it: nothing else changes.  Layers behind the first and tables keep their s apart.
 

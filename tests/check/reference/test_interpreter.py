@@ -346,7 +346,7 @@ _LARGE = {
     "Gemm": "y = Gemm <transB = 1> (x, x)",
     "Einsum": 'y = Einsum <equation = "ij,kl->ik"> (x, x)',
     "an implicit Einsum": 'y = Einsum <equation = "ai,bi"> (x, x)',
-    "Gather": "t = Transpose <perm = [1, 0]> (x) i = Cast <to = 7> (x) y = Gather <axis = 0> (t, i)",
+    "Gather": "t = Transpose (x) i = Cast <to = 7> (x) y = Gather <axis = 0> (t, i)",
     "GatherND": "t = Transpose <perm = [1, 0]> (x) i = Cast <to = 7> (x) y = GatherND (t, i)",
     "a sequence": "",
 }

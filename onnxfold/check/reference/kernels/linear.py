@@ -54,7 +54,8 @@ def _einsum_shape(equation: str, inputs: Sequence[Array]) -> tuple[int, ...]:
         before, _, after = term.partition("...")
         end = x.ndim - len(after)
         hidden.append(x.shape[len(before) : end])
-        for letter, size in zip(before + after, (*x.shape[: len(before)], *x.shape[end:]), strict=True):
+        shown = (*x.shape[: len(before)], *x.shape[end:])
+        for letter, size in zip(before + after, shown, strict=True):
             sizes[letter] = max(size, sizes.get(letter, 1))
     return (*np.broadcast_shapes(*hidden), *(sizes[letter] for letter in right.replace("...", "")))
 
