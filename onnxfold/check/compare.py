@@ -16,6 +16,7 @@ from onnxfold.check.evidence import (
     gather,
     sample,
     with_more_noise,
+    within_range,
 )
 from onnxfold.check.locate import locate
 from onnxfold.check.memory import available_bytes
@@ -24,7 +25,7 @@ from onnxfold.check.result import FAR, ModelSource, OutputCheck, Verification
 from onnxfold.check.runners import Feeds, OnnxRuntime
 from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.graph import node_label, operator
-from onnxfold.inputs import InputSpec
+from onnxfold.inputs import ROWS, InputSpec
 from onnxfold.options import DEFAULT_NOISE_LIMIT, check_number
 
 Progress = Callable[[int, int], None]
@@ -45,6 +46,7 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     progress: Progress | None = None,
     float64_limit_bytes: int = FLOAT64_LIMIT_BYTES,
     memory_bytes: int | None = None,
+    rows: bool = False,
 ) -> Verification:
     """Compares two models on seeded inputs by the criterion of `onnxfold.check.criterion`.
 
@@ -54,7 +56,8 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     tensor of more than `float64_limit_bytes`, too many parameters), both are compared in ONNX
     Runtime without optimizations, and the noise is that between the original with and without them.
     `memory_bytes`: what the comparison may take, by default most of what is free; models that take
-    more run in pieces, one after the other.
+    more run in pieces, one after the other. `rows`: each kind of rows that norms are hurt by
+    (`onnxfold.inputs.ROWS`) is a sample more, where the original stays in its range on it.
 
     Raises UsageError for options or inputs that make no sense, ModelError where the original cannot
     be run, VerificationError where the rewritten model cannot be run or nothing can be compared.
@@ -68,7 +71,7 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
             raise UsageError(f"the memory of a verification must be positive, not {memory_bytes}")
         float64_limit_bytes = min(float64_limit_bytes, memory_bytes // 2)
     engine = OnnxRuntime.of(providers, memory_bytes)
-    steps = 3 * samples
+    steps = 3 * (samples + len(ROWS) * rows)
 
     def done(count: int) -> None:
         if progress is not None:
@@ -81,12 +84,12 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
         seed=seed,
         limit_bytes=float64_limit_bytes,
         done=done,
+        rows=rows,
     )
-    evidence = gather(pair, sampled, engine)
+    feeds, evidence, kinds = within_range(sampled, gather(pair, sampled, engine), samples)
     done(steps)
-    return replace(
-        _concluded(pair, sampled.feeds, evidence, criterion, seed), single=sampled.single
-    )
+    found = _concluded(pair, feeds, evidence, criterion, seed)
+    return replace(found, single=sampled.single, rows=tuple(ROWS[kind] for kind in kinds))
 
 
 def _criterion(

@@ -95,19 +95,29 @@ class Evidence:
 
 
 def sample(
-    model: ir.Model, spec: InputSpec, *, count: int, seed: int, limit_bytes: int, done: Done
+    model: ir.Model,
+    spec: InputSpec,
+    *,
+    count: int,
+    seed: int,
+    limit_bytes: int,
+    done: Done,
+    rows: bool = False,
 ) -> Sampled:
     """Makes inputs and runs the model on them in float64.
 
     Pictures of open size are tried in several sizes, for a model may take but one of them; so are
-    batches of one, which are all that a model takes where its exporter wrote the example's.
+    batches of one, which are all that a model takes where its exporter wrote the example's. `rows`:
+    further samples of constant, shifted and zero rows.
     """
     failed: list[Sampled] = []
     supported = True
     shapes: set[tuple[tuple[int, ...], ...]] = set()
     for single in (False, True):
         for side in IMAGE_SIDES:
-            feeds = make_inputs(model, spec, count=count, seed=seed, image_side=side, single=single)
+            feeds = make_inputs(
+                model, spec, count=count, seed=seed, image_side=side, single=single, rows=rows
+            )
             shape = tuple(array.shape for array in feeds[0].values())
             if shape in shapes:
                 break
@@ -234,6 +244,36 @@ def _run_rewritten(
         return engine.run(rewritten, feeds, optimize=optimize)
     except CannotRun as error:
         raise VerificationError(f"the rewritten model does not run: {error}") from error
+
+
+def within_range(
+    sampled: Sampled, evidence: Evidence, count: int
+) -> tuple[list[Outputs], Evidence, tuple[int, ...]]:
+    """What is left without the samples after the first `count` in which the original overflows.
+
+    They say nothing. The numbers of those that are left come third.
+    """
+    kept = [
+        number
+        for number in range(len(sampled.feeds))
+        if number < count or all(_is_finite(run[number]) for run in evidence.originals)
+    ]
+
+    def those(runs: list[Outputs]) -> list[Outputs]:
+        return [runs[number] for number in kept]
+
+    left = replace(
+        evidence,
+        truths=those(evidence.truths),
+        originals=[those(run) for run in evidence.originals],
+        rewritten=those(evidence.rewritten),
+    )
+    return those(sampled.feeds), left, tuple(number - count for number in kept[count:])
+
+
+def _is_finite(outputs: Outputs) -> bool:
+    floats = (array for array in outputs.values() if is_wide_float(array.dtype))
+    return all(bool(np.isfinite(array.astype(np.float64)).all()) for array in floats)
 
 
 def _depth(model: ir.Model) -> int:

@@ -64,7 +64,8 @@ class Verification:
 
     runtime: what ran the two models. pieces: in how many pieces it ran the one with more, where
     they did not fit in memory. single: why batches held one, where the original ran on no others.
-    worst: on failure, one sentence on the worst output.
+    worst: on failure, one sentence on the worst output. rows: the kinds of rows that inputs were
+    made of, in samples of their own.
     """
 
     passed: bool
@@ -75,6 +76,7 @@ class Verification:
     worst: str | None = None
     pieces: int = 1
     single: str | None = None
+    rows: tuple[str, ...] = ()
 
     @property
     def method(self) -> str:

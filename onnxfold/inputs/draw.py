@@ -30,6 +30,9 @@ _SAMPLES, _FRAMES, _LATENT = 3200, 128, 32
 _MOST_ELEMENTS = 2**28
 # The hard sample: mean 10, deviation 5, so that a norm must subtract a large mean.
 _HARD_MEAN, _HARD_DEVIATION = 10.0, 5.0
+# Rows on which a norm, or what has taken its work over, may err by far more than on others.
+ROWS = ("constant", "shifted", "zero")
+_CONSTANT, _SHIFT = 3.0, 1e3  # sums of threes are exact in any order
 
 
 def make_inputs(
@@ -40,6 +43,7 @@ def make_inputs(
     seed: int,
     image_side: int = IMAGE_SIDES[0],
     single: bool = False,
+    rows: bool = False,
 ) -> list[dict[str, Array]]:
     """`count` samples of inputs, the same for the same seed; sizes vary between samples.
 
@@ -49,7 +53,8 @@ def make_inputs(
     first among them, for one new token, the number that it was traced with; in the others its
     caches are empty, so a mask is of the new tokens. Shapes
     and arrays of `spec` are kept. `image_side`: of pictures whose sides the model leaves open.
-    `single`: batches hold one.
+    `single`: batches hold one. `rows`: one sample more for each kind of `ROWS`, of which all rows
+    of floats are, along any axis, in a batch of one; none where no input is of such floats.
     Raises UsageError, naming the input, where that cannot be done.
     """
     check_number("seed", seed)
@@ -60,7 +65,9 @@ def make_inputs(
     }
     caches = find_caches(model)
     samples = []
-    for number in range(count):
+    wanted = rows and any(_is_free(model, v) for v in inputs if str(v.name) not in given)
+    kinds = [None] * count + list(ROWS) * wanted
+    for number, kind in enumerate(kinds):
         generator = np.random.default_rng([seed, number])
         cached = {
             name: bool(np.all(given[name])) if name in given else number % 2 == 0
@@ -68,7 +75,7 @@ def make_inputs(
             if _USES_CACHE.search(name)
         }
         sizes = BoundSizes(
-            batch=_batch(number, generator, single=single or caches.single),
+            batch=_batch(number, generator, single=single or caches.single or kind is not None),
             length=int(generator.integers(5, 18)),
             past=max(int(generator.integers(1, 8)), caches.room) * all(cached.values()),
             image=image_side,
@@ -85,7 +92,7 @@ def make_inputs(
             {
                 str(v.name): given[str(v.name)]
                 if str(v.name) in given
-                else _draw(model, v, bound, generator, cached, hard=hard)
+                else _draw(model, v, bound, generator, cached, hard=hard, kind=kind)
                 for v in inputs
             }
         )
@@ -158,6 +165,7 @@ def _draw(
     cached: Mapping[str, bool],
     *,
     hard: bool,
+    kind: str | None,
 ) -> Array:
     name, dtype = str(value.name), _dtype(value)
     if name not in shapes:
@@ -179,6 +187,8 @@ def _draw(
         x = generator.standard_normal(shape)
         if hard and not _CACHE.search(name):
             x = np.asarray(_HARD_MEAN + _HARD_DEVIATION * x)
+        if kind is not None and not _CACHE.search(name):
+            x = _rows_of(kind, x)
         return x.astype(dtype)
     if dtype.kind == "b":
         if name in cached:
@@ -189,6 +199,24 @@ def _draw(
     if dtype.kind not in "iu":
         raise UsageError(f"input {name!r} is {dtype}: give it with --inputs {name}:file.npy")
     return _integers(model, value, shape, generator).astype(dtype)
+
+
+def _is_free(model: ir.Model, value: ir.Value) -> bool:
+    """Whether an input is of any floats: no index, mask or cache."""
+    name = str(value.name)
+    if value.dtype is None or not value.dtype.is_floating_point() or _CACHE.search(name):
+        return False
+    masks = is_mask(model, value) and "mask" in name.lower()
+    return not masks and index_range(model, value) is None
+
+
+def _rows_of(kind: str, x: Array) -> Array:
+    """Return numbers in the shape of x of which every row is of a kind."""
+    return {
+        "constant": np.full_like(x, _CONSTANT),
+        "shifted": np.asarray(x + _SHIFT),
+        "zero": np.zeros_like(x),
+    }[kind]
 
 
 def _integers(

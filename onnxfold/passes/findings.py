@@ -80,6 +80,16 @@ class Findings:
     reader_refusals: dict[str, Refusal] = field(default_factory=dict)
     scale_refusals: tuple[tuple[str, Refusal], ...] = ()
 
+    @property
+    def feels_rows(self) -> bool:
+        """Whether something changed that constant, shifted or zero rows may hurt.
+
+        Scales that moved, norms that wait or no longer do, and what reads a sum for a last channel.
+        """
+        reinstated = any(norm.reinstated for norm in self.deferred_before)
+        converted = self.compressed or self.decompressed or self.restored
+        return bool(self.plan.scales or self.plan.deferred or reinstated or converted)
+
 
 def norm_of(info: ModelInfo, found: Description, ref: str) -> str:
     """Return the norm of the described model that an operator of a later version is a part of.

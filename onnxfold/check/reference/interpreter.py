@@ -74,13 +74,16 @@ def run(
 
 
 def run_nodes(
-    model: ir.Model, nodes: Sequence[ir.Node], given: Mapping[ir.Value, Array]
+    model: ir.Model,
+    nodes: Sequence[ir.Node],
+    given: Mapping[ir.Value, Array],
+    precision: Precision = Precision.FLOAT64,
 ) -> dict[ir.Value, Array]:
-    """What some nodes of a model compute in float64 from the given values, and these values.
+    """What some nodes of a model compute from the given values, and these values.
 
     ``nodes`` are in order, and have no bodies.  Raises as ``run`` does.
     """
-    interpreter = _Interpreter(model, Precision.FLOAT64, None)
+    interpreter = _Interpreter(model, precision, None)
     frame = _Frame(model.graph.opset_imports, {})
     frame.values.update(given)
     with np.errstate(all="ignore"), warnings.catch_warnings():
