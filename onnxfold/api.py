@@ -53,6 +53,7 @@ def inspect(
     exclude: str | None = None,
     fuse_affine: bool = True,
     defer: Defer | str = Defer.OFF,
+    defer_means: bool = False,
     nodes: bool = False,
 ) -> dict[str, Any]:
     """Return what every norm of a model is, whether it folds, and otherwise why not.
@@ -68,6 +69,7 @@ def inspect(
         exclude=exclude,
         fuse_affine=fuse_affine,
         defer=member(Defer, defer, f"defer '{defer}'"),
+        defer_means=defer_means,
     )
     with error_context(source):
         known = check_claims(source.model)

@@ -55,7 +55,7 @@ class Defer(StrEnum):
 
     OFF = "off"
     AUTO = "auto"  # with targets that were measured to gain by it
-    ALL = "all"  # wherever it is exact
+    ALL = "all"  # wherever it is exact for every row
 
 
 class WrittenForm(StrEnum):
@@ -87,8 +87,9 @@ class Options:
     ``convert_to`` asks for one form of the norms and nothing else; ``shift`` seeds the shifts of
     the weights before LayerNorms that do not see them; CRMS stores a stream of d - 1 channels only
     where ``multiple_of`` divides that, and gives linear layers as few with ``change_readers``,
-    which moves gamma and beta into them.  ``check`` is the number of inputs that both models are
-    run on: 0 proves the result and runs nothing, None does neither.
+    which moves gamma and beta into them.  ``defer_means``: deferral takes LayerNorms too that keep
+    their mean, whose rounding grows with |mean| / std.  ``check`` is the number of inputs that both
+    models are run on: 0 proves the result and runs nothing, None does neither.
     """
 
     target: Target = Target.ONNX
@@ -109,6 +110,7 @@ class Options:
     fuse_residual: bool = True
     fuse_affine: bool = True
     defer: Defer = Defer.OFF
+    defer_means: bool = False
     range_limit: float = DEFAULT_RANGE_LIMIT
     dry_run: bool = False
     force: bool = False
@@ -122,6 +124,8 @@ class Options:
         for name in _COUNTED:
             check_number(name, getattr(self, name))
         bytes_of(self.memory)
+        if self.defer_means and self.defer is Defer.OFF:
+            raise UsageError("--defer-means is about norms that wait: add --defer all")
 
 
 def check_threads(name: str, count: int) -> None:

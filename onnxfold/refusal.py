@@ -33,6 +33,7 @@ class RefusalCode(StrEnum):
     NOT_WORTH = "not_worth"
     OVERRIDABLE_INITIALIZER = "overridable_initializer"
     QUANTISED = "quantised"
+    ROUNDS_MORE = "rounds_more"
     SHARED_WEIGHT = "shared_weight"
     SHIFT_CANNOT_CROSS = "shift_cannot_cross"
     SPATIAL_NORM = "spatial_norm"
@@ -165,6 +166,13 @@ EXPLANATIONS: dict[RefusalCode, Explanation] = {
     RefusalCode.QUANTISED: Explanation(
         "A weight or a layer is quantised; moving a mean or a scale through integers is not exact.",
         "Fold first, then quantise.",
+    ),
+    RefusalCode.ROUNDS_MORE: Explanation(
+        "The change is exact but for roundings, and rounds more than the operators that it "
+        "replaces: a LayerNorm that would keep the mean of its rows, or a weight of 16 bits that "
+        "would become so small that few bits are left of it.",
+        "Means: allow their rounding with --defer-means. Weights: store the model in float32, or "
+        "nothing.",
     ),
     RefusalCode.SHARED_WEIGHT: Explanation(
         "Others read the same weight and need it as it is (a tied embedding, for example), and it "

@@ -32,6 +32,7 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     float64_limit_bytes: int = FLOAT64_LIMIT_BYTES,
     memory_bytes: int | None = None,
     find_blame: bool = False,
+    rows: bool = False,
 ) -> Verification:
     """Compares two models on seeded inputs by the criterion of `onnxfold.check.criterion`.
 
@@ -42,7 +43,8 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     Runtime without optimizations, and the noise is that between the original with and without them.
     `memory_bytes`: what the comparison may take, by default most of what is free; models that take
     more run in pieces, one after the other. `data`: inputs to run on after the drawn ones.
-    `find_blame`: name the nodes at fault where it fails.
+    `find_blame`: name the nodes at fault where it fails. `rows`: constant, shifted and zero rows
+    are samples more.
 
     Raises UsageError for options or inputs that make no sense, ModelError where the original cannot
     be run, VerificationError where the rewritten model cannot be run or nothing can be compared.
@@ -60,6 +62,7 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
         memory_bytes=memory_bytes,
         float64_limit_bytes=float64_limit_bytes,
         progress=done,
+        rows=rows,
     )
     verification = judged(original, rewritten, truth, criterion)
     if find_blame and not verification.passed:

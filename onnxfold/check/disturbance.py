@@ -27,8 +27,8 @@ from onnxfold.graph.edit import splice_behind
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.shapes import fill_types
 
-# Before opset 9 there is no Where, to keep the largest number of a type from becoming infinite.
-_WHERE_SINCE = 9
+# Before opset 8 Min and Max do not broadcast: the largest number of a type may become infinite.
+_LIMITED_SINCE = 8
 # ONNX Runtime (1.32) has RandomUniformLike up to opset 21 alone, and Dropout in all.
 _UNIFORM_UNTIL = 21
 
@@ -105,26 +105,41 @@ def _is_data(value: ir.Value) -> bool:
 
 
 def _disturb(value: ir.Value, seed: int, opset: int) -> None:
-    """Insert w + w r behind a value, in float64, where that is not too large for its type."""
+    """Insert w + w r after a value, in float32, which is rounded once, or in float64."""
     name, dtype = str(value.name), value.dtype
     if dtype is None:
         raise InvariantError(f"value '{name}' has no type")
     u = unit_roundoff(dtype.numpy())
     tape = ir.tape.Tape()
-    wide = tape.op("Cast", [value], {"to": ir.DataType.DOUBLE.value})
-    noise = (_uniform if opset <= _UNIFORM_UNTIL else _in_steps)(tape, wide, u, seed)
+    kind = ir.DataType.DOUBLE if dtype is ir.DataType.DOUBLE else ir.DataType.FLOAT
+    wide = tape.op("Cast", [value], {"to": kind.value})
+    limited = _limited(tape, wide, float(dtype.max) / 4, kind.numpy(), opset)
+    noise = (
+        _uniform(tape, limited, u, seed)
+        if opset <= _UNIFORM_UNTIL
+        else _in_steps(tape, limited, u, seed, kind.numpy())
+    )
     result = tape.op("Add", [wide, noise])
-    if opset >= _WHERE_SINCE:
-        most = ir.tensor([float(dtype.max) * (1 + u / 2)], dtype=ir.DataType.DOUBLE)
-        limit = tape.op("Constant", [], {"value": most})
-        fits = tape.op("Less", [tape.op("Abs", [result]), limit])
-        result = tape.op("Where", [fits, result, wide])
-    result = tape.op("Cast", [result], {"to": dtype.value})
+    if dtype is not kind:
+        result = tape.op("Cast", [result], {"to": dtype.value})
     result.type, result.shape = value.type, value.shape
     splice_behind(value, tape.nodes)
     value.name, result.name = f"{name}.exact", name
     for number, node in enumerate(tape.nodes[:-1]):
         node.outputs[0].name = f"{name}.disturbed.{number}"
+
+
+def _limited(
+    tape: ir.tape.Tape, wide: ir.Value, most: float, kind: np.dtype[np.generic], opset: int
+) -> ir.Value:
+    """Return w between -most and most: u times that moves neither the largest number nor inf."""
+    if opset < _LIMITED_SINCE:
+        return wide
+    low, high = (
+        tape.op("Constant", [], {"value": ir.tensor(np.asarray(number, kind))})
+        for number in (-most, most)
+    )
+    return tape.op("Max", [tape.op("Min", [wide, high]), low])
 
 
 def _uniform(tape: ir.tape.Tape, wide: ir.Value, u: float, seed: int) -> ir.Value:
@@ -133,7 +148,9 @@ def _uniform(tape: ir.tape.Tape, wide: ir.Value, u: float, seed: int) -> ir.Valu
     return tape.op("Mul", [wide, random])
 
 
-def _in_steps(tape: ir.tape.Tape, wide: ir.Value, u: float, seed: int) -> ir.Value:
+def _in_steps(
+    tape: ir.tape.Tape, wide: ir.Value, u: float, seed: int, kind: np.dtype[np.generic]
+) -> ir.Value:
     """Return w r, r one of u (±1/2 ±1/4 ±1/8): Dropout of half of all gives 0 or 2 w, so w ± w."""
     ratio, training = (
         tape.op("Constant", [], {"value": ir.tensor(number)}) for number in (np.float64(0.5), True)
@@ -141,6 +158,6 @@ def _in_steps(tape: ir.tape.Tape, wide: ir.Value, u: float, seed: int) -> ir.Val
     steps = []
     for number in range(1, 4):
         kept = tape.op("Dropout", [wide, ratio, training], {"seed": seed + number})
-        factor = tape.op("Constant", [], {"value": ir.tensor(np.float64(u / 2**number))})
+        factor = tape.op("Constant", [], {"value": ir.tensor(np.asarray(u / 2**number, kind))})
         steps.append(tape.op("Mul", [tape.op("Sub", [kept, wide]), factor]))
     return tape.op("Sum", steps)

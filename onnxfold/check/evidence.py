@@ -99,13 +99,21 @@ class Evidence:
 
 
 def sample(
-    model: ir.Model, spec: InputSpec, *, count: int, seed: int, limit_bytes: int, done: Done
+    model: ir.Model,
+    spec: InputSpec,
+    *,
+    count: int,
+    seed: int,
+    limit_bytes: int,
+    done: Done,
+    rows: bool = False,
 ) -> Sampled:
     """Makes inputs and runs the model on them in float64.
 
     Pictures of open size are tried in several sizes, for a model may take but one of them; so are
     batches of one, which are all that a model takes where its exporter wrote the example's, and
-    fewer indices where some are outside of what they index.
+    fewer indices where some are outside of what they index. `rows`: further samples of constant,
+    shifted and zero rows.
     """
     failed: list[Sampled] = []
     supported = True
@@ -113,7 +121,14 @@ def sample(
     for single in (False, True):
         for side in IMAGE_SIDES:
             draw = partial(
-                make_inputs, model, spec, count=count, seed=seed, image_side=side, single=single
+                make_inputs,
+                model,
+                spec,
+                count=count,
+                seed=seed,
+                image_side=side,
+                single=single,
+                rows=rows,
             )
             feeds = draw()
             shape = tuple(array.shape for array in feeds[0].values())
@@ -269,6 +284,31 @@ def run_changed(
         raise VerificationError(f"the rewritten model does not run: {error}") from error
 
 
+def without_overflow(evidence: Evidence, numbers: range) -> tuple[Evidence, tuple[int, ...]]:
+    """Leave out those of some samples in which the original overflows, for they say nothing.
+
+    The numbers of those that are left come second.
+    """
+    left = tuple(n for n in numbers if all(_is_finite(run[n]) for run in evidence.originals))
+    kept = [n for n in range(len(evidence.feeds)) if n not in numbers or n in left]
+
+    def those(runs: list[Outputs]) -> list[Outputs]:
+        return [runs[number] for number in kept]
+
+    fewer = replace(
+        evidence,
+        feeds=those(evidence.feeds),
+        truths=those(evidence.truths),
+        originals=[those(run) for run in evidence.originals],
+    )
+    return fewer, left
+
+
+def _is_finite(outputs: Outputs) -> bool:
+    floats = (array for array in outputs.values() if is_wide_float(array.dtype))
+    return all(bool(np.isfinite(array.astype(np.float64)).all()) for array in floats)
+
+
 def _shown(feeds: Feeds) -> str:
     return ", ".join(f"{name}:{','.join(map(str, x.shape))}" for name, x in feeds.items())
 
@@ -334,10 +374,19 @@ def _computes_codes(model: ir.Model) -> bool:
 
 
 def _runs_of_disturbed(
-    engine: OnnxRuntime, original: ModelSource, feeds: Sequence[Feeds], draws: int, seed: int
+    engine: OnnxRuntime,
+    original: ModelSource,
+    feeds: Sequence[Feeds],
+    draws: int,
+    seed: int,
+    known: int = 0,
 ) -> list[list[Outputs]]:
-    """Runs of the original in ONNX Runtime, weights and results of which move by a rounding."""
-    sources = (ModelSource(disturbed_model(original.model, seed + draw)) for draw in range(draws))
+    """Runs of the original in ONNX Runtime, weights and results of which move by a rounding.
+
+    Those of `draws` that come after the `known` ones.
+    """
+    seeds = range(seed + known, seed + draws)
+    sources = (ModelSource(disturbed_model(original.model, one)) for one in seeds)
     return [engine.run(source, feeds, optimize=False) for source in sources]
 
 
@@ -355,7 +404,7 @@ def against_itself(
     seed: int,
     runs: int,
 ) -> Evidence:
-    """The original without optimizations, as the truth of a model that runs so too.
+    """The original without optimizations, as the truth of a model that runs so too; or more of it.
 
     For outputs where ONNX Runtime is far from the truth, be it that one of them is wrong or that
     the model is chaotic: the distance would excuse any error. The noise is what moving every weight
@@ -363,10 +412,15 @@ def against_itself(
     the largest of at least `runs` runs.
     """
     draws = max(_draws(evidence, outputs, original.model), runs)
+    if evidence.method != "float64":
+        known = evidence.originals
+        more = _runs_of_disturbed(engine, original, feeds, draws, seed, len(known))
+        return replace(evidence, originals=[*known, *more])
+    _, plain = evidence.originals[:2]  # with and without optimizations
     return replace(
         evidence,
         method="onnxruntime",
-        truths=engine.run(original, feeds, optimize=False),
+        truths=plain,
         originals=_runs_of_disturbed(engine, original, feeds, draws, seed),
         optimize=False,
         reason="ONNX Runtime is so far from a float64 run of the original that the distance would "

@@ -69,7 +69,8 @@ class Verification:
     runtime: what ran the two models. pieces: in how many pieces it ran the one with more, where
     they did not fit in memory. single: why batches held one, where the original ran on no others.
     worst: on failure, one sentence on the worst output. notes: known traps. blame: the nodes at
-    fault, where they were asked for. data: what it ran on besides drawn inputs.
+    fault, where they were asked for. data: what it ran on besides drawn inputs. rows: the kinds of
+    rows that inputs were made of, in samples of their own.
     """
 
     passed: bool
@@ -83,6 +84,7 @@ class Verification:
     notes: tuple[str, ...] = ()
     blame: tuple["Blame", ...] = ()
     data: str | None = None
+    rows: tuple[str, ...] = ()
 
     @property
     def method(self) -> str:

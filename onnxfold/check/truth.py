@@ -22,6 +22,7 @@ from onnxfold.check.evidence import (
     sample,
     sample_given,
     with_more_noise,
+    without_overflow,
 )
 from onnxfold.check.locate import locate
 from onnxfold.check.memory import available_bytes
@@ -30,7 +31,7 @@ from onnxfold.check.result import FAR, ModelSource, OutputCheck, Verification
 from onnxfold.check.runners import Feeds, OnnxRuntime
 from onnxfold.errors import ModelError, UsageError
 from onnxfold.graph import node_label, operator
-from onnxfold.inputs import InputSpec
+from onnxfold.inputs import ROWS, InputSpec
 from onnxfold.options import DEFAULT_NOISE_LIMIT
 
 Progress = Callable[[int, int], None]
@@ -41,13 +42,15 @@ Found = dict[str, list[Judgement]]
 class Truth:
     """Inputs, the first ``drawn`` of which were drawn, and what the original computes for them.
 
-    single: why drawn batches hold one, where the original ran on no others.
+    single: why drawn batches hold one, where the original ran on no others. rows: the kinds of rows
+    that the last of the drawn samples are made of.
     """
 
     evidence: Evidence
     drawn: int
     seed: int
     single: str | None = None
+    rows: tuple[str, ...] = ()
     _noisier: dict[tuple[str, ...], Evidence] = field(default_factory=dict, repr=False)
 
     @property
@@ -91,17 +94,20 @@ def truth_of(  # noqa: PLR0913  # each is an option of the command line
     memory_bytes: int | None = None,
     float64_limit_bytes: int = FLOAT64_LIMIT_BYTES,
     progress: Progress | None = None,
+    rows: bool = False,
 ) -> Truth:
     """Runs the original in float64, and in its own precision, on drawn inputs and on data.
 
     Where no float64 run can be had (an operator without a kernel, a tensor of more than
     `float64_limit_bytes`, too many parameters), the truth is its run in ONNX Runtime without
-    optimizations. `memory_bytes`: what the runs may take, by default most of what is free.
+    optimizations. `memory_bytes`: what the runs may take, by default most of what is free. `rows`:
+    each kind of rows that norms are hurt by (`onnxfold.inputs.ROWS`) is a sample more, where the
+    original stays in its range on it.
 
     Raises UsageError for options or inputs that make no sense, ModelError where the original cannot
     be run, VerificationError where there is nothing to compare with.
     """
-    total = samples + len(data)
+    total = samples + len(data) + len(ROWS) * rows
     if samples < 0 or not total:
         raise UsageError(f"a verification needs at least 1 sample, not {total}")
     memory_bytes = available_bytes() if memory_bytes is None else memory_bytes
@@ -124,18 +130,21 @@ def truth_of(  # noqa: PLR0913  # each is an option of the command line
             seed=seed,
             limit_bytes=float64_limit_bytes,
             done=done,
+            rows=rows,
         )
+    drawn = len(sampled.feeds)
     if data:
         given = sample_given(
             source.model,
             data,
             limit_bytes=float64_limit_bytes,
-            done=lambda count: done(samples + count),
+            done=lambda count: done(drawn + count),
         )
         sampled = _joined(sampled, given)
-    evidence = gather(source, sampled, engine)
+    evidence, kinds = without_overflow(gather(source, sampled, engine), range(samples, drawn))
     done(total)
-    return Truth(evidence, samples, seed, sampled.single)
+    named = tuple(ROWS[number - samples] for number in kinds)
+    return Truth(evidence, samples + len(kinds), seed, sampled.single, named)
 
 
 def _joined(drawn: Sampled, given: Sampled) -> Sampled:
@@ -195,10 +204,11 @@ def judged(
     far = [
         name for name in names if _fault(found[name]) is None and _is_far(found[name], used[name])
     ]
-    engine = evidence.engine
+    engine, itself = evidence.engine, evidence
     for runs in (RUNS, MOST_RUNS):
         if far and criterion.tolerance is None and engine is not None:
-            judge_by(against_itself(evidence, original, feeds, far, engine, seed, runs), far)
+            itself = against_itself(itself, original, feeds, far, engine, seed, runs)
+            judge_by(itself, far)
             far = [name for name in far if _fault(found[name]) is not None]
     checks = [
         _check(name, run(used[name].optimize)[0][name].dtype, found[name], used[name], criterion)
@@ -215,6 +225,7 @@ def judged(
         pieces=_pieces(pair, evidence),
         worst=None if passed else _worst(pair, feeds, found, checks),
         single=truth.single,
+        rows=truth.rows,
     )
 
 

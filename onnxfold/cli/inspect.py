@@ -17,6 +17,7 @@ def inspect(
     exclude: options.ExcludeOption = None,
     no_fuse_affine: options.NoFuseAffineOption = False,
     defer: options.DeferOption = Defer.OFF,
+    defer_means: options.DeferMeansOption = False,
     nodes: Annotated[
         bool,
         typer.Option("--nodes", help="List every node with its inputs, outputs, types and shapes."),
@@ -36,6 +37,7 @@ def inspect(
             exclude=exclude,
             fuse_affine=not no_fuse_affine,
             defer=defer,
+            defer_means=defer_means,
             nodes=nodes,
         )
     if as_json:

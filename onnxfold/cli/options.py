@@ -94,10 +94,18 @@ NoFuseAffineOption = Annotated[
 DeferOption = Annotated[
     Defer,
     typer.Option(
-        help="Let the scale of a norm wait behind the linear layers that read it: **all** wherever "
-        "that is exact, **auto** with targets that were measured to gain by it (none so far), "
-        "and as **off** with others. **off** also computes norms that a model came with deferred "
-        "where they stood."
+        help="Let the scale of a norm wait after the linear layers that read it: **all** wherever "
+        "that is exact for every row, **auto** with targets that were measured to gain by it (none "
+        "so far), and as **off** with others. **off** also computes norms that a model came with "
+        "deferred where they stood."
+    ),
+]
+DeferMeansOption = Annotated[
+    bool,
+    typer.Option(
+        "--defer-means",
+        help="With --defer: LayerNorms that keep their mean wait too. Their rounding grows with "
+        "|mean| / std of a row, up to what the report says (`deferral`, `bound`).",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
@@ -181,6 +189,7 @@ class FoldOptions(CheckedOptions):
 
     no_fuse_affine: NoFuseAffineOption = False
     defer: DeferOption = Defer.OFF
+    defer_means: DeferMeansOption = False
     range_limit: Annotated[
         float,
         typer.Option(
@@ -208,6 +217,7 @@ class FoldOptions(CheckedOptions):
             "fuse_residual": not self.no_fuse_residual,
             "fuse_affine": not self.no_fuse_affine,
             "defer": self.defer,
+            "defer_means": self.defer_means,
             "range_limit": self.range_limit,
         }
 

@@ -39,6 +39,9 @@ FEWER_INDICES = (2, 1)
 _MOST_ELEMENTS = 2**28
 # The hard sample: mean 10, deviation 5, so that a norm must subtract a large mean.
 _HARD_MEAN, _HARD_DEVIATION = 10.0, 5.0
+# Rows on which a norm, or what has taken its work over, may err by far more than on others.
+ROWS = ("constant", "shifted", "zero")
+_CONSTANT, _SHIFT = 3.0, 1e3  # sums of threes are exact in any order
 
 
 def make_inputs(
@@ -50,6 +53,7 @@ def make_inputs(
     image_side: int = IMAGE_SIDES[0],
     single: bool = False,
     below: int | None = None,
+    rows: bool = False,
 ) -> list[dict[str, Array]]:
     """`count` samples of inputs, the same for the same seed; sizes vary between samples.
 
@@ -60,7 +64,8 @@ def make_inputs(
     caches are empty, so a mask is of the new tokens. Shapes
     and arrays of `spec` are kept. `image_side`: of pictures whose sides the model leaves open.
     `single`: batches hold one. `below`: how many integers there are to draw from, as where they
-    are places in what the model computes.
+    are places in what the model computes. `rows`: one sample more for each kind of `ROWS`, of which
+    all rows of floats are, along any axis, in a batch of one; none where no input is of such floats.
     Raises UsageError, naming the input, where that cannot be done.
     """
     check_number("seed", seed)
@@ -71,7 +76,9 @@ def make_inputs(
     }
     caches = find_caches(model)
     samples = []
-    for number in range(count):
+    wanted = rows and any(_is_free(model, v) for v in inputs if str(v.name) not in given)
+    kinds = [None] * count + list(ROWS) * wanted
+    for number, kind in enumerate(kinds):
         generator = np.random.default_rng([seed, number])
         cached = {
             name: bool(np.all(given[name])) if name in given else number % 2 == 0
@@ -79,7 +86,7 @@ def make_inputs(
             if _USES_CACHE.search(name)
         }
         sizes = BoundSizes(
-            batch=_batch(number, generator, single=single or caches.single),
+            batch=_batch(number, generator, single=single or caches.single or kind is not None),
             length=int(generator.integers(5, 18)),
             past=max(int(generator.integers(1, 8)), caches.room) * all(cached.values()),
             image=image_side,
@@ -96,7 +103,9 @@ def make_inputs(
             {
                 str(v.name): given[str(v.name)]
                 if str(v.name) in given
-                else _draw(model, v, bound, generator, cached, hard=hard, below=below)
+                else _draw(
+                    model, v, bound, generator, cached, hard=hard, below=below, kind=kind
+                )
                 for v in inputs
             }
         )
@@ -170,6 +179,7 @@ def _draw(
     *,
     hard: bool,
     below: int | None,
+    kind: str | None,
 ) -> Array:
     name, dtype = str(value.name), _dtype(value)
     if name not in shapes:
@@ -192,6 +202,8 @@ def _draw(
         x = generator.standard_normal(shape)
         if hard and not _CACHE.search(name):
             x = np.asarray(_HARD_MEAN + _HARD_DEVIATION * x)
+        if kind is not None and not _CACHE.search(name):
+            x = _rows_of(kind, x)
         return x.astype(dtype)
     if dtype.kind == "b":
         if name in cached:
@@ -202,6 +214,24 @@ def _draw(
     if dtype.kind not in "iu":
         raise UsageError(f"input {name!r} is {dtype}: give it with --inputs {name}:file.npy")
     return _integers(model, value, shape, generator, below).astype(dtype)
+
+
+def _is_free(model: ir.Model, value: ir.Value) -> bool:
+    """Whether an input is of any floats: no index, mask or cache."""
+    name = str(value.name)
+    if value.dtype is None or not value.dtype.is_floating_point() or _CACHE.search(name):
+        return False
+    masks = is_mask(model, value) and "mask" in name.lower()
+    return not masks and index_range(model, value) is None
+
+
+def _rows_of(kind: str, x: Array) -> Array:
+    """Return numbers in the shape of x of which every row is of a kind."""
+    return {
+        "constant": np.full_like(x, _CONSTANT),
+        "shifted": np.asarray(x + _SHIFT),
+        "zero": np.zeros_like(x),
+    }[kind]
 
 
 def _integers(

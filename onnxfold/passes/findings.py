@@ -62,7 +62,8 @@ class Findings:
     ``restored`` are the RMSNorms that become LayerNorms, None where that was not asked.
     ``compressed`` likewise are the norms that become CRMSNorms, ``decompressed`` those that were.
     ``without_last`` are those of them that give no more channels than they read, None where that
-    was not asked, and ``reader_refusals`` say why others give all.
+    was not asked, and ``reader_refusals`` say why others give all.  ``scale_refusals`` say which
+    operators stay though a linear layer could take them, by reference of their results.
     ``deferred_before`` are the norms that the model came with deferred, none of ``description``.
     """
 
@@ -83,6 +84,17 @@ class Findings:
     deferred_before: tuple[FoundDeferred, ...] = ()
     without_last: frozenset[str] | None = None
     reader_refusals: dict[str, Refusal] = field(default_factory=dict)
+    scale_refusals: tuple[tuple[str, Refusal], ...] = ()
+
+    @property
+    def feels_rows(self) -> bool:
+        """Whether something changed that constant, shifted or zero rows may hurt.
+
+        Scales that moved, norms that wait or no longer do, and what reads a sum for a last channel.
+        """
+        reinstated = any(norm.reinstated for norm in self.deferred_before)
+        converted = self.compressed or self.decompressed or self.restored
+        return bool(self.plan.scales or self.plan.deferred or reinstated or converted)
 
 
 def norms_of(info: ModelInfo, found: Description, ref: str) -> tuple[str, ...]:

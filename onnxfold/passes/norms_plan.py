@@ -47,7 +47,7 @@ def proves(count: str) -> Callable[[ModelInfo, ModelInfo, NormsPlan], ProofOutco
     """Return the proof of a pass whose plan only names norms, which are reported as ``count``."""
 
     def prove(before: ModelInfo, after: ModelInfo, plan: NormsPlan) -> ProofOutcome:
-        shown = prove_models(before, after, Certificate(folded=plan.norms))
+        shown = prove_models(before, after, Certificate(folded=plan.norms, rounding=True))
         return ProofOutcome({count: shown.folded_norms}, shown.failures)
 
     return prove

@@ -212,6 +212,7 @@ class Decided:
             self.decisions.get("reinstating", ReinstatingPlan()).found,
             rows(readers.norms) if "readers" in self.decisions else None,
             reasons(readers.refusals),
+            scales.refusals,
         )
 
     def _described_plan(self, described: Callable[[str], tuple[str, ...]]) -> Plan:
@@ -285,11 +286,12 @@ def fold(
     for each in _passes(settings):
         if each.name not in without:
             _step(state, each, settings, timer, prove=prove)
+    findings = state.findings  # of the version before it is spelled, in place where nothing proves
     result = _spelled(state, original, settings, timer, prove=prove)
     if state.final is not None:
         name_sizes(state.final, names)
     proof = _sum(state.shown) if prove and state.changed else None
-    return Folded(result, state.changed, state.findings, proof, tuple(state.left_out), state.final)
+    return Folded(result, state.changed, findings, proof, tuple(state.left_out), state.final)
 
 
 def unwanted(chosen: Options) -> frozenset[str]:

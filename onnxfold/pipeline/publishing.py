@@ -17,6 +17,7 @@ from onnxfold.check.memory import session_bytes
 from onnxfold.errors import VerificationError
 from onnxfold.model_io.sources import Source
 from onnxfold.options import Options, bytes_of
+from onnxfold.passes.findings import Findings
 from onnxfold.pipeline import folding
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.report.before_after import Figures, document_of, figures
@@ -74,7 +75,7 @@ def write(
     with staged:
         if checked:
             rewritten = ModelSource(model_io.load(staged.path), staged.path)
-            verification = check(source, rewritten, options, timer)
+            verification = check(source, rewritten, folded.findings, options, timer)
         counted = count(source, folded, before, timer, staged.path if checked else None)
         # The check ran the original from its file too.
         model_io.check_unchanged(source.model)
@@ -111,10 +112,15 @@ def _staged(
 
 
 def check(
-    source: Source, rewritten: ModelSource, options: Options, timer: StageTimer
+    source: Source,
+    rewritten: ModelSource,
+    findings: Findings,
+    options: Options,
+    timer: StageTimer,
 ) -> Verification:
-    """Compare a result with the original on inputs.
+    """Compare a result with the original on inputs, also of constant, shifted and zero rows.
 
+    These where something was changed that such rows may hurt.
     Raises VerificationError where their outputs differ by more than the options allow.
     """
     with timer.stage("verify"):
@@ -133,6 +139,7 @@ def check(
             providers=options.providers or None,
             memory_bytes=bytes_of(options.memory),
             progress=timer.part("verify"),
+            rows=findings.feels_rows,
         )
     if not verification.passed:
         ran = verification.runtime

@@ -246,7 +246,8 @@ def _published(
     verification: Verification | None = None
     if output is None:
         if changed and options.check:
-            verification = check(source, ModelSource(result, None), options, timer)
+            rewritten = ModelSource(result, None)
+            verification = check(source, rewritten, folded.findings, options, timer)
         both = count(source, folded, before, timer)
         returned: Any = source.give_back(result)
     else:

@@ -42,7 +42,8 @@ class Certificate:
 
     ``centred`` pairs references of the original; ``folded`` names the results of norms.
     ``by_name_alone``: what has a new name stands for no value of the original, but for the copy of
-    a constant, and only what is ``centred`` may have mean 0.
+    a constant, and only what is ``centred`` may have mean 0.  ``rounding``: values that are equal
+    must be rounded no more than before either, on rows of every kind.
     """
 
     centred: tuple[tuple[str, Fiber], ...] = ()
@@ -50,6 +51,7 @@ class Certificate:
     linear: tuple[LinearLayer, ...] = ()
     scaled: tuple[ScaledWeight, ...] = ()
     by_name_alone: bool = False
+    rounding: bool = False
 
 
 @dataclass(frozen=True, slots=True)

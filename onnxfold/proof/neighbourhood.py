@@ -1,6 +1,6 @@
 """Regions around a pair of values: which nodes, up to which related values, on which numbers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum, auto
 
 import numpy as np
@@ -10,6 +10,7 @@ from onnxfold.graph import ModelInfo, Shape
 from onnxfold.graph.traversal import bodies
 from onnxfold.proof.cone import Cone, Unprovable, cone_of
 from onnxfold.proof.correspondence import Correspondence
+from onnxfold.proof.coverage import READ_NO_NUMBERS
 from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.region import Region
 from onnxfold.proof.relation import ANY, EQUAL, Relation
@@ -48,6 +49,7 @@ class Neighbourhood:
         self._before, self._after = before, after
         self._match, self._related = match, related
         self._standing: set[ir.Value] = set()
+        self._sizes: dict[ir.Value, bool] = {}
         self._order = tuple({n: i for i, n in enumerate(view.nodes())} for view in (before, after))
 
     def stand(self, u: ir.Value) -> None:
@@ -83,11 +85,47 @@ class Neighbourhood:
     ) -> Region:
         """Return a region; constants that are not among the ``actual`` ones are ``drawn``.
 
-        Raises Unprovable where v is computed from what stands for u and u is to be followed
-        further: to inputs of the model, and no random number would be in both.
+        It reaches back to the shapes that sizes are computed from, where these are known: random
+        numbers are no sizes.  Raises Unprovable where v is computed from what stands for u and u is
+        to be followed further: to inputs of the model, and no random number would be in both.
         """
+        found = set[ir.Value]()
+        try:
+            region = self._region(u, v, reach, found, actual, self._is_size)
+        except Unprovable:
+            found.clear()
+            region = self._region(u, v, reach, found, actual, self._match.is_constant)
+        drawn |= found
+        return region
+
+    def _is_size(self, value: ir.Value) -> bool:
+        """Whether a number or a vector is computed from constants and shapes alone."""
+        if value not in self._sizes:
+            self._sizes[value] = self._match.is_constant(value) or self._comes_of_shapes(value)
+        return self._sizes[value]
+
+    def _comes_of_shapes(self, value: ir.Value) -> bool:
+        node = value.producer()
+        if node is None or bodies(node):
+            return False
+        if node.op_type in READ_NO_NUMBERS:
+            return True
+        shape = value.shape
+        known = shape is not None and len(shape) <= 1
+        return known and all(v is None or self._is_size(v) for v in node.inputs)
+
+    def _region(
+        self,
+        u: ir.Value,
+        v: ir.Value,
+        reach: tuple[int, int, bool],
+        drawn: set[ir.Value],
+        actual: Numbers,
+        constant: Callable[[ir.Value], bool],
+    ) -> Region:
+        """Return a region that goes through what is ``constant``."""
         depth, deep, strict = reach
-        originals, constant = self._match.originals, self._match.is_constant
+        originals = self._match.originals
 
         def is_related(value: ir.Value) -> bool:
             original = originals.get(value)

@@ -160,10 +160,20 @@ class Region:
         drawn = [leaf.shape for leaf in self.leaves if not leaf.fixed]
         if sum(prod(full.of(shape)) for shape in drawn) <= _FEW_ELEMENTS or whole:
             return full
+        if self._divides_sizes and self.is_quick(full):
+            return full  # half of a smaller size is no size of the model
         own = (fiber for leaf in self.leaves for fiber in leaf.fibers)
         smaller = self._smaller((*fibers, *own))
         fewer = {name: smaller.get(size, size) for name, size in channels.items()}
         return Sizes(numbers, smaller, {**fewer, **forced})
+
+    @property
+    def _divides_sizes(self) -> bool:
+        """Whether sizes are computed by quotients: they hold of the sizes of the model alone."""
+        shapes = any(node.op_type in READ_NO_NUMBERS for node in self.nodes)
+        return shapes and any(
+            node.op_type in ("Div", "Mod") and _is_number(node.outputs[0]) for node in self.nodes
+        )
 
     def _smaller(self, fibers: Collection[Fiber]) -> dict[int, int]:
         """Return smaller sizes, for axes along which no constant and no relation has numbers."""
@@ -265,6 +275,10 @@ def _demanded(node: ir.Node, shapes: Mapping[ir.Value, Shape]) -> Iterator[tuple
     for symbol, size in zip(read[1:2], weight[1:2], strict=False):
         if isinstance(symbol, str) and isinstance(size, int):
             yield symbol, size
+
+
+def _is_number(value: ir.Value) -> bool:
+    return value.shape is not None and len(value.shape) == 0
 
 
 def _counts(shapes: Iterable[Shape]) -> Iterator[int]:

@@ -19,6 +19,7 @@ from onnxfold.proof.lines import line
 from onnxfold.proof.placeholders import with_placeholders
 from onnxfold.proof.region import Pair, Region
 from onnxfold.proof.relation import EQUAL, Float64, Relation, completed, is_small, means, shortened
+from onnxfold.proof.roundings import rounds_more
 
 _MOSTLY = 0.75
 _Bools = npt.NDArray[np.bool_]
@@ -92,6 +93,14 @@ class Tester:
             self._known[key] = _relation(asked)
         found = self._known[key]
         return found if isinstance(found, Relation) else None
+
+    def rounds_more(self, region: Region) -> str | None:
+        """Say on which rows the rewritten model rounds more than the original, if on any."""
+        key = ("rounding", region.key)
+        if key not in self._known:
+            self._known[key] = rounds_more(region)
+        found = self._known[key]
+        return found if isinstance(found, str) else None
 
     def zero_mean(self, region: Region, fiber: Fiber) -> bool:
         """Whether v has mean 0 along the fiber."""

@@ -310,9 +310,11 @@ class _Walker:
                 key = region.key
                 if key not in tried:
                     tried.add(key)
-                    found = self._test(region)
+                    found, shown = self._test(region)
                     if found is not None and self._is_enough(found, region, drawn):
                         self._note_biases(region)
+                        if found.equal and not self._match.is_guess(v):
+                            self._note_roundings(shown)
                         return found
                     weaker = weaker or found
                 if not drawn:
@@ -348,6 +350,11 @@ class _Walker:
             seen = seen | level
         return False
 
+    def _note_roundings(self, region: Region) -> None:
+        """Let the proof fail where equal numbers are rounded more than before."""
+        if self._hints.rounding and (why := self._tester.rounds_more(region)) is not None:
+            self._failures.append(why)
+
     def _note_biases(self, region: Region) -> None:
         """Count the constants that have taken what a value beside them had too much."""
         if any(leaf.relation.r is not None for leaf in region.leaves):
@@ -356,23 +363,24 @@ class _Walker:
                 if new and leaf.given is not None and leaf.v is not None:
                     self._changed.setdefault(leaf.v, "shifted")
 
-    def _test(self, region: Region) -> Relation | None:
-        found = self._test_as_given(region)
+    def _test(self, region: Region) -> tuple[Relation | None, Region]:
+        """Return the relation that a region shows, and the form of it that does."""
+        found, shown = self._test_as_given(region)
         if found is not None and found.equal:
-            return found
+            return found, shown
         exact = region.with_reciprocals()
         for other in (exact, (exact or region).as_stored()):
-            better = None if other is None else self._test_as_given(other)
+            better, form = (None, region) if other is None else self._test_as_given(other)
             if better is not None and better.equal:
-                return better
-        return found
+                return better, form
+        return found, shown
 
-    def _test_as_given(self, region: Region) -> Relation | None:
+    def _test_as_given(self, region: Region) -> tuple[Relation | None, Region]:
         slack = max((leaf.slack for leaf in region.leaves), default=0.0)
         fibers = self._fibers_near.of_shift(region)
         weaker = self._tester.relation(region, fibers, slack)
         if (weaker is not None and weaker.equal) or _is_alike(region):
-            return weaker
+            return weaker, region
         for choice in self._fibers_near.of_zeros(region):
             if not self._tester.runs(region):
                 break
@@ -382,8 +390,8 @@ class _Walker:
             ):
                 found = self._tester.exact(centred, slack)
                 if found is not None:
-                    return found
-        return weaker
+                    return found, centred
+        return weaker, region
 
 
 def _is_alike(region: Region) -> bool:

@@ -40,6 +40,9 @@ def inspection(
         "excluded_fusions": _excluded(findings),
         "unmatched_exclude": _unmatched(norms, exclude),
         "range_warnings": [warning.to_json() for warning in findings.ranges],
+        "scales_kept": [
+            {"output": ref, "reason": reason.to_json()} for ref, reason in findings.scale_refusals
+        ],
         "claimed_shapes": {
             "count": len(believed),
             "worst": believed[0].to_json() if believed else None,

@@ -166,7 +166,8 @@ def _scale_went(deferral: Mapping[str, Any]) -> str:
     ]
     saved = deferral["multiplications_saved"]
     word = "fewer" if saved >= 0 else "more"
-    return "; ".join([*places, f"{abs(saved):,} {word} multiplications per row"])
+    costs = [] if deferral["bound"] is None else [deferral["bound"]["sentence"]]
+    return "; ".join([*places, f"{abs(saved):,} {word} multiplications per row", *costs])
 
 
 def tallied(norms: Sequence[Mapping[str, Any]]) -> list[str]:

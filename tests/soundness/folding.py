@@ -72,6 +72,7 @@ def fold(
         exclude=exclude,
         fuse_residual=fuse,
         defer=deferral,
+        defer_means=defer,
         device=device,
     )
     without = frozenset[str]() if fuse_affine else AFFINE_PASSES

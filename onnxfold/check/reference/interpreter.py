@@ -75,13 +75,16 @@ def run(
 
 
 def run_nodes(
-    model: ir.Model, nodes: Sequence[ir.Node], given: Mapping[ir.Value, Array]
+    model: ir.Model,
+    nodes: Sequence[ir.Node],
+    given: Mapping[ir.Value, Array],
+    precision: Precision = Precision.FLOAT64,
 ) -> dict[ir.Value, Array]:
-    """What some nodes of a model compute in float64 from the given values, and these values.
+    """What some nodes of a model compute from the given values, and these values.
 
     ``nodes`` are in order, and have no bodies.  Raises as ``run`` does.
     """
-    interpreter = _Interpreter(model, Precision.FLOAT64, None)
+    interpreter = _Interpreter(model, precision, None)
     frame = _Frame(model.graph.opset_imports, {})
     frame.values.update(given)
     with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -280,6 +283,9 @@ class _Interpreter:
         stored = [_in_memory(i) for i in inputs]
         arguments = stored if found.raw else self._arguments(stored, found)
         try:
+            if found.broadcasts:
+                shapes = [a.shape for a in arguments if isinstance(a, np.ndarray)]
+                call.check_size(np.broadcast_shapes(*shapes))
             output = found.function(call, *arguments)
         except ModelError:
             raise

@@ -96,13 +96,15 @@ class Kernel:
     moves numbers (a Gather converts the gathered rows alone) or looks after precision itself.
     narrow: the input that a FLOAT64 run gives it as it is stored, for it widens it in parts.
     result_like: for each output the input whose floating type it has; None: what the kernel
-    returns. Without it the operator's schema says.
+    returns. Without it the operator's schema says. broadcasts: its result has the shape to which
+    all inputs broadcast, which is not made where it is too large.
     """
 
     function: Callable[..., Output]
     raw: bool = False
     result_like: tuple[int | None, ...] | None = None
     narrow: int | None = None
+    broadcasts: bool = False
 
 
 _KERNELS: dict[tuple[str, str], Kernel] = {}
@@ -114,6 +116,7 @@ def kernel(
     raw: bool = False,
     result_like: tuple[int | None, ...] | None = None,
     narrow: int | None = None,
+    broadcasts: bool = False,
 ) -> Callable[[Function], Function]:
     """Registers a function as the kernel of the named operators; a second one for a name raises."""
 
@@ -122,7 +125,7 @@ def kernel(
             if (domain, name) in _KERNELS:
                 raise ValueError(f"two kernels for {domain}.{name}")
             _KERNELS[domain, name] = Kernel(
-                cast("Callable[..., Output]", function), raw, result_like, narrow
+                cast("Callable[..., Output]", function), raw, result_like, narrow, broadcasts
             )
         return function
 

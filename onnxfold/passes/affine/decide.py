@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.float_types import HALVES
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.passes.affine.absorb import AbsorbingLayer
@@ -28,12 +29,14 @@ from onnxfold.passes.centring.decide import plan_of
 from onnxfold.passes.costs import costs_of, elements, elements_beside
 from onnxfold.passes.deferral.flow import may_wait
 from onnxfold.passes.deferral.measured import is_wanted
+from onnxfold.passes.half_weights import refuse_few_bits
 from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.passes.places import Place, place_of, ref_of
 from onnxfold.passes.ranges import RangeWarning, range_warning
 from onnxfold.passes.scales.cut_parts import cut_of, element_readers
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.weights.edits import Scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +68,15 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
         # Whether a norm folds takes a plan of all norms to tell.
         return most if most <= cost or shifts or info.ref(site.output) in folds() else 0
 
+    def goes(site: NormSite) -> bool:
+        kept = site.subtracts_mean and not settings.defer_means
+        return not kept or info.ref(site.output) in folds()
+
     def keep(site: NormSite) -> Refusal | None:
         unproved = settings.refuse_unproved(info.ref(site.output))
         if unproved is not None:
             return unproved
-        if is_wanted(settings) and may_wait(site):
+        if is_wanted(settings) and may_wait(site) and goes(site):
             return None  # no norm will be left to be fused with its gamma
         why = lowering.keep_affine(site)
         if why is None or (lowering.calls_rms(site) and info.ref(site.output) in folds()):
@@ -172,6 +179,9 @@ def _candidate(
     if not beta:
         readers = [reader.without_beta() for reader in readers]
     gamma = source.gamma is not None
+    few = _few_bits(view, source, readers)
+    if few is not None:
+        return few
     fusion = AffineFusion(
         source.site.name, view.ref(source.site.output), gamma, beta, tuple(readers)
     )
@@ -179,6 +189,22 @@ def _candidate(
     marks = tuple(b"" if vector is None else vector.tobytes() for vector in vectors)
     left = shift_refusal if source.beta is not None else None
     return FusionCandidate(fusion, (marks[0], marks[0] + b"/" + marks[1]), left)
+
+
+def _few_bits(
+    view: ModelInfo, source: AffineSource, readers: Iterable[Absorption]
+) -> Refusal | None:
+    """Say which weight gamma would leave with too few bits, if any."""
+    if source.gamma is None or source.value.dtype not in HALVES:
+        return None
+    values = view.by_ref()
+    for reader in readers:
+        weight = values[reader.weight.value]
+        scale = Scale(reader.weight.channels, source.gamma)
+        why = refuse_few_bits(view.tensor(weight), scale, reader.outer.axes, weight.name or "")
+        if why is not None:
+            return why
+    return None
 
 
 def _with_new_biases(

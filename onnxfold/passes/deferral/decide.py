@@ -79,15 +79,16 @@ def _deferred(
     refusal = _refuse_flow(site, flow, first, taken)
     if refusal is not None:
         return refusal
-    centred = centred_readers(info, site, flow, settings) if site.subtracts_mean else ()
-    if isinstance(centred, Refusal):
-        return centred
+    found = centred_readers(info, site, flow, settings) if site.subtracts_mean else ((), None)
+    if isinstance(found, Refusal):
+        return found
+    centred, bound = found
     half = site.output.dtype is ir.DataType.FLOAT16
     halved = halved_readers(info, site, flow, settings) if half else ()
     if isinstance(halved, Refusal):
         return halved
     held = _cut(site, flow, first, settings.target)
-    norm = replace(_norm(info, site, flow, held), centred=centred, halved=halved)
+    norm = replace(_norm(info, site, flow, held), centred=centred, halved=halved, bound=bound)
     if not half:  # products of tables and gammas may exceed the range that they had apart
         norm = _with_gammas(info, norm, flow, _cancelled(site, flow, held))
     if not is_wanted(settings):

@@ -20,6 +20,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 _HIGHEST_DEGREE = 2  # of a GLU; s^4 of long rows is beyond float32
 _MOST_STEPS = 4  # from a stored weight to a product: DequantizeLinear, Cast, Transpose
 _TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)  # whose range is float32's
+_LEAST, _LEAST_DOUBLE = 2.0**-126, 2.0**-1022  # normal numbers
 _SCALE_ONLY = frozenset({NormKind.RMS_NORM, NormKind.L2_NORM})
 
 
@@ -123,7 +124,8 @@ def _visit(
     last = behind.get(value)
     scale = flow.scales[value]
     taken: tuple[ir.Node, ...] = ()
-    if last is not None and not any(scale.rows[axis] for axis in last.fiber.axes):
+    alone = last is not None and not any(scale.rows[axis] for axis in last.fiber.axes)
+    if last is not None and alone and keeps_epsilon(site, last, scale.degree):
         flow.cancelled[last] = scale
         taken = last.nodes
     if info.is_output(value):
@@ -136,6 +138,12 @@ def _visit(
             queue.add(node)
         else:
             flow.ended.add(value)
+
+
+def keeps_epsilon(site: NormSite, last: NormSite, degree: int) -> bool:
+    """Whether e / s^2 is a normal number for a row of zeros, where 1 / s^2 is the epsilon of s."""
+    least = _LEAST_DOUBLE if last.compute_dtype is ir.DataType.DOUBLE else _LEAST
+    return site.epsilon**degree * last.epsilon >= least
 
 
 def _hand_on(

@@ -5,7 +5,8 @@ sum of the product, rounded after each of d additions at most, stays within
 
     |x 2^-k W|  <=  M 2^-k (1 + 2^-11)^d max_j sum_i |W_ij|  <=  M,    2^k >= (1 + 2^-11)^d |W|_1.
 
-2^-k W is exact where it is not subnormal, and else rounded by 2^-25 at most, as x 2^-k W is.
+2^-k W is exact where it is not subnormal, and otherwise rounded by 2^-25 at most, as x 2^-k W is.
+A norm stays where a column of the weight would become subnormal (onnxfold/passes/half_weights.py).
 1 / s^2 takes 4^-k, exactly, so that 2^k s is multiplied in place of s, and e / s^2 of a norm behind
 takes 4^-k with it: nothing else changes.  Layers behind the first and tables keep their s apart.
 
@@ -25,6 +26,7 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.flow import Flow
 from onnxfold.passes.deferral.plan import HalvedReader
 from onnxfold.passes.deferral.readers import FirstLayer, first_layers
+from onnxfold.passes.half_weights import refuse_few_bits
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.edits import Scale
 
@@ -60,7 +62,13 @@ def halved_readers(
         return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (site.name,))
     if exponent == 0:
         return ()
-    return tuple(HalvedReader(each.reader, each.fiber, exponent, each.nbytes) for each in layers)
+    halved = [HalvedReader(each.reader, each.fiber, exponent, each.nbytes) for each in layers]
+    for each, layer in zip(halved, layers, strict=True):
+        columns = [axis for axis in range(2) if axis not in layer.fiber.axes]
+        few = refuse_few_bits(layer.weight, halving(each), columns, layer.weight.name or "")
+        if few is not None:
+            return few
+    return tuple(halved)
 
 
 def halving(halved: HalvedReader) -> Scale:

@@ -1,6 +1,7 @@
 """Which norms hand their scale on, where it is multiplied, and which norms behind it cancel it."""
 
 from dataclasses import dataclass, replace
+from math import sqrt
 
 from onnxfold.graph import Fiber
 from onnxfold.passes.deferral.row_scale import RowScale
@@ -47,6 +48,33 @@ class CentredReader:
 
 
 @dataclass(frozen=True, slots=True)
+class MeanBound:
+    """How large the error of a product may get in which a row x keeps its mean m.
+
+    |error| <= factor sqrt((m^2 + var) / (var + epsilon)), element by element, var that of the row.
+    """
+
+    factor: float
+    epsilon: float
+
+    @property
+    def of_constant(self) -> float:
+        """The bound of a row of ones; that of a constant c is |c| times as large."""
+        return self.factor / sqrt(self.epsilon)
+
+    def __str__(self) -> str:
+        return (
+            f"error up to {self.factor:.2g} sqrt((mean^2 + var) / (var + {self.epsilon:g})), "
+            f"{self.of_constant:.2g} |c| for a row of one number c"
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Return the report's form."""
+        numbers = {"factor": self.factor, "epsilon": self.epsilon}
+        return {**numbers, "of_constant_row": self.of_constant, "sentence": str(self)}
+
+
+@dataclass(frozen=True, slots=True)
 class HalvedReader:
     """The weight at a node's input that takes 2^-exponent, for this node alone.
 
@@ -69,7 +97,8 @@ class DeferredNorm:
     elements of y, less those of the values that are multiplied instead.  ``centred`` are weights of
     a LayerNorm's readers, ``tables`` factors (cos and sin) that are multiplied in place of values,
     ``gammas`` results of cancelling norms whose gammas are multiplied to such factors.  ``halved``
-    are the weights of layers in float16 that take one power of two, which s gets back.
+    are the weights of layers in float16 that take one power of two, which s gets back.  ``bound``:
+    of the rounding of a LayerNorm, whose mean stays.
     """
 
     name: str
@@ -81,6 +110,7 @@ class DeferredNorm:
     tables: tuple[ScaledTable, ...] = ()
     gammas: tuple[str, ...] = ()
     halved: tuple[HalvedReader, ...] = ()
+    bound: MeanBound | None = None
 
     @property
     def exponent(self) -> int:
@@ -105,6 +135,7 @@ class DeferredNorm:
             "tables": [table.node for table in self.tables],
             "gammas": list(self.gammas),
             "centred": [reader.reader.node for reader in self.centred],
+            "bound": None if self.bound is None else self.bound.to_json(),
         }
 
 

@@ -26,7 +26,8 @@ def prove(before: ModelInfo, after: ModelInfo, plan: DeferralPlan) -> ProofOutco
         if (weight := _read(values[each.reader.node], each.reader.index)) is not None
         for edit in (halving(each),)
     )
-    certificate = Certificate(centred, scaled=scaled, by_name_alone=True)
+    rounding = not any(norm.bound for norm in plan.norms)  # which says how much more it may be
+    certificate = Certificate(centred, scaled=scaled, by_name_alone=True, rounding=rounding)
     shown = prove_models(before, after, certificate)
     return ProofOutcome({"deferred_norms": len(plan.norms)}, shown.failures)
 

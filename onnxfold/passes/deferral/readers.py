@@ -7,17 +7,24 @@ well as before.  x keeps its mean then, in a product with columns of mean 0.  Wi
 
 element by element, d roundings for the sum and one each for W', s and the product.  The norm has
 the same with |P x| for |x|, which is sqrt(1 + mean(x)^2 / var(x)) times shorter, and the rounding
-of its own mean, which is of the order of u s |mean(x)| as well unless the mean is exact.
+of its own mean, which is of the order of u s |mean(x)| as well unless the mean is exact.  With
+|x| |P W| <= sqrt(d (mean^2 + var)) max_j |P W_j| this is the bound of the report
+(:class:`onnxfold.passes.deferral.plan.MeanBound`).  It has no limit: of a row of one number c the
+norm gives 0, and x P W the roundings of c, times 1 / sqrt(eps).
 
 Source of the bound: N. Higham, Accuracy and Stability of Numerical Algorithms, section 3.1.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import sqrt
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, follow_reshape, whole_axes
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.float_types import digits
 from onnxfold.graph.operands import known_operand, known_tensor
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
@@ -26,7 +33,7 @@ from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.absorb import LAYERS
 from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.flow import Flow
-from onnxfold.passes.deferral.plan import CentredReader
+from onnxfold.passes.deferral.plan import CentredReader, MeanBound
 from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -47,8 +54,14 @@ class FirstLayer:
 
 def centred_readers(
     info: ModelInfo, site: NormSite, flow: Flow, settings: Settings
-) -> tuple[CentredReader, ...] | Refusal:
-    """Return the weights of all first layers behind a LayerNorm, or why one cannot be centred."""
+) -> tuple[tuple[CentredReader, ...], MeanBound] | Refusal:
+    """Return the weights of all first layers after a LayerNorm, and what the mean costs there.
+
+    Or why one cannot be centred.
+    """
+    if not settings.defer_means:
+        sentence = "its mean would stay in what is multiplied, whose rounding grows with it"
+        return Refusal(RefusalCode.ROUNDS_MORE, sentence, (site.name,))
     if not settings.defer_layer_norms:
         sentence = "the mean that it takes out costs a product with it more than the check allows"
         return Refusal(RefusalCode.NOT_PROVED, sentence, (site.name,))
@@ -63,7 +76,23 @@ def centred_readers(
     if ended:
         sentence = f"'{next(iter(ended)).name}' is read by other operators than linear layers"
         return Refusal(RefusalCode.EXACT_READER, sentence, (site.name,))
-    return tuple(CentredReader(layer.reader, layer.fiber, layer.nbytes) for layer in found)
+    centred = tuple(CentredReader(layer.reader, layer.fiber, layer.nbytes) for layer in found)
+    return centred, _bound(site, found)
+
+
+def _bound(site: NormSite, layers: Iterable[FirstLayer]) -> MeanBound:
+    """Return the bound for the columns P W_j of all first layers."""
+    longest = max((_longest_column(layer) for layer in layers), default=0.0)
+    roundoff = 2.0 ** -digits(site.output.dtype)
+    return MeanBound((site.size + 4) * roundoff * sqrt(site.size) * longest, site.epsilon)
+
+
+def _longest_column(layer: FirstLayer) -> float:
+    """Return the largest length of a column of P W."""
+    axes = layer.fiber.axes
+    W = layer.weight.numpy().astype(np.float64)
+    W -= W.mean(axis=axes, keepdims=True)
+    return float(np.sqrt(np.square(W).sum(axis=axes)).max(initial=0.0))
 
 
 def first_layers(

@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.float_types import HALVES
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.norms.site import NormForm
 from onnxfold.operators import facets
@@ -13,6 +14,7 @@ from onnxfold.operators.table import row_of
 from onnxfold.options import Target
 from onnxfold.passes.affine.affine_walk import EditPlace
 from onnxfold.passes.base import Settings
+from onnxfold.passes.half_weights import refuse_few_bits
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.passes.places import Place, place_of, ref_of
 from onnxfold.passes.ranges import RangeWarning, range_warning
@@ -27,18 +29,20 @@ from onnxfold.passes.scales.writer import (
     writer_of,
 )
 from onnxfold.refusal import Refusal
+from onnxfold.weights.edited import edited
+from onnxfold.weights.edits import Scale
 
 
 def decide(info: ModelInfo, settings: Settings) -> ScalesPlan:
     """Return what linear layers take over, and which weights that widens much."""
-    fusions = decide_scales(
+    fusions, refusals = decide_scales(
         info,
         find_norms(info),
         allow_split_bytes=settings.allow_split,
         scores=settings.target is Target.KERNELS,
         without=settings.unproved,
     )
-    return ScalesPlan(fusions, _ranges(info, fusions, settings.range_limit))
+    return ScalesPlan(fusions, _ranges(info, fusions, settings.range_limit), refusals)
 
 
 def _ranges(
@@ -67,8 +71,10 @@ def decide_scales(
     allow_split_bytes: int,
     scores: bool = True,
     without: Container[str] = (),
-) -> tuple[ScaleFusion, ...]:
+) -> tuple[tuple[ScaleFusion, ...], tuple[tuple[str, Refusal], ...]]:
     """Return the operators that a linear layer before them can do in its weights.
+
+    And those, by reference, that would leave a weight of 16 bits with too few.
 
     The nodes of a norm stay, whatever they are, but for the alpha of a DyT and for factors, sums
     and signs behind a gamma and a beta, which become one of each.  Signs behind a layer stay, since
@@ -84,6 +90,8 @@ def decide_scales(
     passed: set[ir.Node] = set()
     biased: set[ir.Node] = set()  # layers that an earlier fusion gives a bias
     fusions: list[ScaleFusion] = []
+    refusals: list[tuple[str, Refusal]] = []
+    scaled: dict[str, ir.TensorProtocol] = {}  # weights of 16 bits as earlier fusions leave them
     for node in view.nodes():
         op = None if node in of_norms else channel_op(view, node)
         if op is None or (not scores and scales_scores(view, node)):
@@ -94,12 +102,39 @@ def decide_scales(
         if isinstance(writer, Refusal) or _is_sign_of_layer(node, writer):
             continue
         fusion = _fusion(view, op, writer, allow_split_bytes, writer.node in biased)
-        if fusion is not None and fusion.output not in without:
+        if fusion is None or fusion.output in without:
+            continue
+        why = _few_bits(view, fusion, op, writer.weight.value, scaled)
+        if why is not None:
+            refusals.append((fusion.output, why))
+        else:
             fusions.append(fusion)
             passed.add(node)
             if fusion.shifted is not None and not fusion.shifted.value:
                 biased.add(writer.node)
-    return tuple(fusions)
+    return tuple(fusions), tuple(refusals)
+
+
+def _few_bits(
+    view: ModelInfo,
+    fusion: ScaleFusion,
+    op: ChannelOp,
+    weight: ir.Value,
+    scaled: dict[str, ir.TensorProtocol],
+) -> Refusal | None:
+    """Say why a scale would leave a weight with too few bits; note what it leaves otherwise.
+
+    Biases are rounded beside what the weight gives.
+    """
+    if op.scale is None or weight.dtype not in HALVES:
+        return None
+    place, name = fusion.scaled[0], weight.name or ""
+    tensor = scaled.get(place.value, view.tensor(weight))
+    scale = Scale(place.channels, embedded(op.scale, fusion.part, place.channels.size))
+    why = refuse_few_bits(tensor, scale, place.channels.axes, name)
+    if why is None and tensor is not None and not place.copy:
+        scaled[place.value] = edited(tensor, scale, name)
+    return why
 
 
 def _is_sign_of_layer(node: ir.Node, writer: LinearWriter) -> bool:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from onnxfold.passes.places import Place
 from onnxfold.passes.ranges import RangeWarning
+from onnxfold.refusal import Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,14 @@ class ScaleFusion:
 
 @dataclass(frozen=True, slots=True)
 class ScalesPlan:
-    """What linear layers take over from the operators behind them, and the ranges that grow."""
+    """What linear layers take over from the operators after them, and the ranges that grow.
+
+    ``refusals``: which operators stay though a layer could take them, by reference, and why.
+    """
 
     fusions: tuple[ScaleFusion, ...] = ()
     ranges: tuple[RangeWarning, ...] = ()
+    refusals: tuple[tuple[str, Refusal], ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -45,4 +50,4 @@ class ScalesPlan:
     def left_out(self, reason: str) -> "ScalesPlan":
         """Return the plan to move nothing."""
         del reason  # scales have no row in the report
-        return ScalesPlan()
+        return ScalesPlan(refusals=self.refusals)

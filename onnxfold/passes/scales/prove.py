@@ -21,7 +21,7 @@ def prove(before: ModelInfo, after: ModelInfo, plan: ScalesPlan) -> ProofOutcome
 def prove_scales(before: ModelInfo, after: ModelInfo, fusions: Iterable[ScaleFusion]) -> Proof:
     """Check a model whose linear layers do the scales behind them; both are prepared."""
     claims = (claim for fusion in fusions for claim in _claims(before, fusion))
-    return prove_models(before, after, Certificate(scaled=tuple(claims)))
+    return prove_models(before, after, Certificate(scaled=tuple(claims), rounding=True))
 
 
 def _claims(before: ModelInfo, fusion: ScaleFusion) -> Iterator[ScaledWeight]:

@@ -333,6 +333,70 @@ main (int64[1] a, int64[1] b) => (int64[1] y) {{
         truth(model, a=np.int64([a]), b=np.int64([b]))
 
 
+_DOUBLED = "".join(f"a{n + 1} = Concat <axis = 0> (a{n}, a{n}) " for n in range(12))
+_MOST = 1 << 20
+_LARGE = {
+    "Concat": f"a0 = Identity (x) {_DOUBLED} y = Neg (a12)",
+    "Add": "c = Transpose <perm = [1, 0]> (x) y = Add (x, c)",
+    "Max": "c = Transpose <perm = [1, 0]> (x) z = Neg (c) y = Max (x, c, z)",
+    "Where": "c = Transpose <perm = [1, 0]> (x) l = Less (x, x) y = Where (l, c, x)",
+    "Div": "c = Transpose <perm = [1, 0]> (x) y = Div (x, c)",
+    "Pow": "c = Transpose <perm = [1, 0]> (x) y = Pow (x, c)",
+    "MatMul": "c = Transpose <perm = [1, 0]> (x) y = MatMul (x, c)",
+    "Gemm": "y = Gemm <transB = 1> (x, x)",
+    "Einsum": 'y = Einsum <equation = "ij,kl->ik"> (x, x)',
+    "an implicit Einsum": 'y = Einsum <equation = "ai,bi"> (x, x)',
+    "Gather": "t = Transpose (x) i = Cast <to = 7> (x) y = Gather <axis = 0> (t, i)",
+    "GatherND": "t = Transpose <perm = [1, 0]> (x) i = Cast <to = 7> (x) y = GatherND (t, i)",
+    "a sequence": "",
+}
+
+
+@pytest.mark.parametrize("name", _LARGE)
+def test_a_result_that_is_too_large_is_refused_before_it_is_made(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxfold.check.reference.kernel._MOST_ELEMENTS", _MOST)
+    body = _LARGE[name]
+    if name == "a sequence":
+        doubled = "".join(
+            f"s{n} = SequenceConstruct (a{n}, a{n}) "
+            f"a{n + 1} = ConcatFromSequence <axis = 0> (s{n}) "
+            for n in range(12)
+        )
+        body = f"a0 = Identity (x) {doubled} y = Neg (a12)"
+    model = parsed(f"""
+        <ir_version: 9, opset_import: ["": 17]>
+        main (float[N, 1] x) => (float[A, B] y) {{ {body} }}
+    """)
+    x = np.zeros((1 << 12, 1), np.float32)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ResourceLimitError, match="asks for"):
+            truth(model, x=x)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * 8 * _MOST  # what is doubled comes up to the limit; a product is 16 times that
+
+
+def test_the_rows_of_a_loop_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxfold.check.reference.kernel._MOST_ELEMENTS", _MOST)
+    body = """
+        b (int64 i, bool c) => (bool k, float[N, 1] row)
+        { k = Identity (c) row = Add (x, x) }
+    """
+    model = parsed(f"""
+        <ir_version: 9, opset_import: ["": 17]>
+        main (float[N, 1] x, int64 n, bool c) => (float[A, B, C] y) {{
+            y = Loop <body = {body}> (n, c)
+        }}
+    """)
+    given = {"n": np.array(5000), "c": np.array(True)}
+    with pytest.raises(ResourceLimitError, match="asks for"):
+        truth(model, x=np.zeros((1 << 12, 1), np.float32), **given)
+
+
 @pytest.mark.parametrize(
     "body",
     ["t = Transpose <perm = [1, 0]> (W) y = MatMul (x, t)", "y = Gemm <transB = 1> (x, W)"],

@@ -24,6 +24,7 @@ from tests.passes.affine.affine_graphs import Array, graph, weights
 __all__ = [
     "ALL",
     "BODIES",
+    "MEANS",
     "Deferred",
     "attention",
     "defer",
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 ALL = Settings(defer=Defer.ALL)
+MEANS = Settings(defer=Defer.ALL, defer_means=True)
 _FOUR = np.array([0, 0, 4, 4])
 
 

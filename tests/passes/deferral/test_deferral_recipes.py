@@ -11,7 +11,7 @@ import pytest
 
 from onnxfold.check.reference import Precision, run
 from onnxfold.inputs import InputSpec, make_inputs
-from tests.passes.deferral.deferral_graphs import defer
+from tests.passes.deferral.deferral_graphs import MEANS, defer
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -52,7 +52,7 @@ EXPECTED = {
 @pytest.mark.parametrize("name", EXPECTED)
 def test_deferred_recipes_compute_the_same(name: str) -> None:
     model = ir.load(RECIPES / f"{name}.onnx")
-    found = defer(model)
+    found = defer(model, MEANS)
     norms = found.plan.norms
     cancelled = sum(len(norm.cancelled) for norm in norms)
     saved = sum(norm.multiplications_saved for norm in norms)

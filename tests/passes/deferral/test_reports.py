@@ -24,6 +24,7 @@ def test_the_report_says_where_the_scale_went() -> None:
         "tables": [],
         "gammas": [],
         "centred": [],
+        "bound": None,
     }
     assert second["deferral"] is None
     assert third["deferral"] is None

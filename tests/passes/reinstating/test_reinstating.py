@@ -50,7 +50,7 @@ def _operators(model: ir.Model) -> Counter[str]:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_deferral_is_taken_back(name: str, opset: int) -> None:
     model = MODELS[name](18 if name == "tables" else opset)
-    deferred = onnxfold.optimize(model, defer="all", check=0)
+    deferred = onnxfold.optimize(model, defer="all", defer_means=True, check=0)
     back = onnxfold.optimize(deferred.model, check=0)
     assert "left_out" not in back.report
     (found,) = back.report["inspect"]["deferred_before"]
@@ -67,7 +67,7 @@ def test_recipes_get_all_their_norms_back(name: str) -> None:
     """Merged rows and biases, norms that cancel, tables, LayerNorms with their mean."""
     model = ir.load(RECIPES / f"{name}.onnx")
     plain = onnxfold.inspect(onnxfold.optimize(model, check=0).model)
-    deferred = onnxfold.optimize(model, defer="all", check=0)
+    deferred = onnxfold.optimize(model, defer="all", defer_means=True, check=0)
     back = onnxfold.optimize(deferred.model, check=0)
     assert "left_out" not in back.report
     summary = back.report["inspect"]["summary"]
@@ -88,7 +88,7 @@ def test_a_cast_that_changes_no_type_is_not_taken_back() -> None:
     body = "n = RMSNormalization<axis=-1>(x, ones) h = MatMul(n, W) c = Cast<to=11>(h) y = Relu(c)"
     made = weights(W=(6, 6)) | {"ones": np.ones(6)}
     model = graph(body, "double[B,T,6] x", "double[B,T,6] y", made, opset=23)
-    deferred = onnxfold.optimize(model, defer="all", check=0)
+    deferred = onnxfold.optimize(model, defer="all", defer_means=True, check=0)
     back = onnxfold.optimize(deferred.model, check=0)
     assert back.report["inspect"]["summary"]["reinstated"] == 1
     assert error(model, back.model) < BOUND
@@ -140,7 +140,7 @@ def test_no_cast_to_a_wider_type_and_back_stays_behind_a_layer(number: int) -> N
     made = {"ones": np.ones(6, dtype.numpy()), "W": weights(W=(6, 6))["W"].astype(dtype.numpy())}
     name = dtype.name.lower()
     model = graph(body, f"{name}[B,T,6] x", f"{name}[B,T,6] y", made, opset=23)
-    deferred = onnxfold.optimize(model, defer="all", check=0)
+    deferred = onnxfold.optimize(model, defer="all", defer_means=True, check=0)
     assert "Cast" in [node.op_type for node in deferred.model.graph][-2:]
     back = onnxfold.optimize(deferred.model, check=0)
     assert [node.op_type for node in back.model.graph][-2:] == ["MatMul", "Relu"]
@@ -154,7 +154,7 @@ def test_a_power_of_two_leaves_the_mean_of_half_floats() -> None:
     made = {"ones": np.ones(6, np.float16), "W": weights(W=(6, 12))["W"].astype(np.float16)}
     body = "n = RMSNormalization<axis=-1>(x, ones) y = MatMul(n, W)"
     model = graph(body, "float16[B,T,6] x", "float16[B,T,12] y", made, opset=23)
-    deferred = onnxfold.optimize(model, defer="all", check=0)
+    deferred = onnxfold.optimize(model, defer="all", defer_means=True, check=0)
     assert "W.halved" in deferred.model.graph.initializers
     back = onnxfold.optimize(deferred.model, check=0)
     stored = [value.const_value for value in back.model.graph.initializers.values()]

@@ -81,7 +81,7 @@ class Absorbed:
 def absorb(model: ir.Model, limit: int = 1 << 30) -> Absorbed:
     """Let layers do what they can; ``model`` is not changed."""
     view = infer(prepare(model).model)
-    fusions = decide_scales(view, find_norms(view), allow_split_bytes=limit)
+    fusions, _ = decide_scales(view, find_norms(view), allow_split_bytes=limit)
     return applied(model, fusions)
 
 

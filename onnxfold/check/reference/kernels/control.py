@@ -27,6 +27,13 @@ def _stacked(rows: Sequence[Datum], value: ir.Value) -> Array:
     return np.stack(cast("Sequence[Array]", rows)) if rows else _empty(value)
 
 
+def _keep(call: Call, rows: list[Datum], row: Datum) -> None:
+    """Add a step's row of a scan output, as long as all of them are not too large together."""
+    if isinstance(row, np.ndarray):
+        call.check_size([len(rows) + 1, row.size])
+    rows.append(row)
+
+
 @kernel("Loop", raw=True)
 def loop(
     call: Call, limit: Array | None, condition: Array | None, *carried: Datum
@@ -44,7 +51,7 @@ def loop(
         going = bool(np.asarray(results[0]).reshape(-1)[0])
         states = results[1 : 1 + len(states)]
         for rows, row in zip(scans, results[1 + len(states) :], strict=True):
-            rows.append(row)
+            _keep(call, rows, row)
         step += 1
     outputs = body.outputs[1 + len(states) :]
     return (*states, *(_stacked(rows, v) for rows, v in zip(scans, outputs, strict=True)))
@@ -70,7 +77,7 @@ def scan(call: Call, *inputs: Array) -> tuple[Datum, ...]:
         results = call.run_graph(body, [*states, *(s[step] for s in sequences)])
         states = results[:split]
         for kept, row in zip(rows, results[split:], strict=True):
-            kept.append(row)
+            _keep(call, kept, row)
     out_axes = call.integers("scan_output_axes") or (0,) * len(rows)
     out_back = call.integers("scan_output_directions") or (0,) * len(rows)
     stacked = [_stacked(kept, v) for kept, v in zip(rows, body.outputs[split:], strict=True)]

@@ -64,7 +64,7 @@ def _register_unary(name: str, function: Callable[[Array], Array]) -> None:
 
 
 def _register_binary(name: str, function: Callable[[Array, Array], Array]) -> None:
-    @kernel(name)
+    @kernel(name, broadcasts=True)
     def binary(call: Call, a: Array, b: Array) -> Array:
         if call.version < 7 and call.has("axis"):
             raise call.unsupported("broadcasting by the axis attribute of opsets below 7")
@@ -77,7 +77,7 @@ for _name, _binary in _BINARY.items():
     _register_binary(_name, _binary)
 
 
-@kernel("Div")
+@kernel("Div", broadcasts=True)
 def div(call: Call, a: Array, b: Array) -> Array:
     if is_floating(a.dtype) or a.dtype.kind == "c":
         return np.asarray(a / b)
@@ -105,13 +105,13 @@ def _check_divisible(call: Call, a: Array, b: Array) -> None:
         )
 
 
-@kernel("Mod")
+@kernel("Mod", broadcasts=True)
 def mod(call: Call, a: Array, b: Array) -> Array:
     _check_divisible(call, a, b)
     return np.asarray(np.fmod(a, b) if call.integer("fmod", 0) else np.mod(a, b))
 
 
-@kernel("Pow")
+@kernel("Pow", broadcasts=True)
 def power(call: Call, base: Array, exponent: Array) -> Array:
     if is_floating(base.dtype):
         if base.dtype == np.float64 and exponent.ndim == 0 and exponent == 3:  # GELU's
@@ -122,7 +122,7 @@ def power(call: Call, base: Array, exponent: Array) -> Array:
     return np.asarray(np.power(base, exponent.astype(base.dtype)))
 
 
-@kernel("BitShift")
+@kernel("BitShift", broadcasts=True)
 def bit_shift(call: Call, a: Array, b: Array) -> Array:
     shift = np.left_shift if call.text("direction", "") == "LEFT" else np.right_shift
     return np.asarray(shift(a, b))
@@ -135,27 +135,27 @@ def is_inf(call: Call, x: Array) -> Array:
     return np.asarray(positive | negative)
 
 
-@kernel("Max")
+@kernel("Max", broadcasts=True)
 def maximum(call: Call, *inputs: Array) -> Array:
     return np.asarray(reduce(np.maximum, inputs))
 
 
-@kernel("Min")
+@kernel("Min", broadcasts=True)
 def minimum(call: Call, *inputs: Array) -> Array:
     return np.asarray(reduce(np.minimum, inputs))
 
 
-@kernel("Sum")
+@kernel("Sum", broadcasts=True)
 def add_all(call: Call, *inputs: Array) -> Array:
     return np.asarray(reduce(np.add, inputs))
 
 
-@kernel("Mean")
+@kernel("Mean", broadcasts=True)
 def mean(call: Call, *inputs: Array) -> Array:
     return np.asarray(reduce(np.add, inputs) / len(inputs), dtype=inputs[0].dtype)
 
 
-@kernel("Where")
+@kernel("Where", broadcasts=True)
 def where(call: Call, condition: Array, x: Array, y: Array) -> Array:
     return np.where(condition, x, y)
 

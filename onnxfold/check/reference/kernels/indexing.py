@@ -35,6 +35,7 @@ def gather(call: Call, x: Array, indices: Array) -> Array:
     size = x.shape[axis]
     if indices.size and not (-size <= int(indices.min()) and int(indices.max()) < size):
         raise IndexError(f"index {int(indices.max())} is out of range for {size} rows")
+    call.check_size([indices.size, x.size / max(size, 1)])
     return np.take(x, indices, axis=axis)
 
 
@@ -48,6 +49,7 @@ def gather_elements(call: Call, x: Array, indices: Array) -> Array:
 def gather_nd(call: Call, x: Array, indices: Array) -> Array:
     batch = call.integer("batch_dims", 0)
     depth = indices.shape[-1]
+    call.check_size([*indices.shape[:-1], *x.shape[batch + depth :]])
     flat = x.reshape(-1, *x.shape[batch:])
     places = indices.reshape(flat.shape[0], -1, depth)
     rows = np.arange(flat.shape[0]).reshape(-1, 1)

@@ -53,6 +53,7 @@ def unsqueeze(call: Call, x: Array, axes: Array | None = None) -> Array:
 
 @kernel("Concat")
 def concat(call: Call, *inputs: Array) -> Array:
+    call.check_size([sum(x.size for x in inputs)])
     return np.concatenate(inputs, axis=call.integer("axis", 1))
 
 

@@ -1,5 +1,6 @@
 """Matrix products, in floats and in integers."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -12,6 +13,9 @@ _PART_ELEMENTS = 1 << 22  # 32 MiB of float64, which the next part takes again
 
 @kernel("MatMul", narrow=1)
 def matmul(call: Call, a: Array, b: Array) -> Array:
+    if a.ndim > 1 and b.ndim > 1:
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        call.check_size([*batch, a.shape[-2], b.shape[-1]])
     if a.dtype.kind in "iu":
         return integer_matmul(a, b).astype(a.dtype)
     return product(a, b)
@@ -22,6 +26,7 @@ def gemm(call: Call, a: Array, b: Array, c: Array | None = None) -> Array:
     """Y = alpha A' B' + beta C, with A' and B' transposed on request."""
     a = a.T if call.integer("transA", 0) else a
     b = b.T if call.integer("transB", 0) else b
+    call.check_size([a.shape[0], b.shape[-1]])
     y = np.asarray(integer_matmul(a, b) if a.dtype.kind in "iu" else product(a, b))
     alpha, beta = call.real("alpha", 1.0), call.real("beta", 1.0)
     y = y if alpha == 1.0 else y * np.asarray(alpha, a.dtype)
@@ -33,7 +38,26 @@ def gemm(call: Call, a: Array, b: Array, c: Array | None = None) -> Array:
 @kernel("Einsum")
 def einsum(call: Call, *inputs: Array) -> Array:
     equation = call.text("equation", "").replace(" ", "")
+    call.check_size(_einsum_shape(equation, inputs))
     return np.asarray(np.einsum(equation, *inputs, optimize=True))
+
+
+def _einsum_shape(equation: str, inputs: Sequence[Array]) -> tuple[int, ...]:
+    """The shape of what an equation gives, axes of an ellipsis first."""
+    left, arrow, right = equation.partition("->")
+    letters = left.replace("...", "").replace(",", "")
+    if not arrow:
+        right = "".join(sorted(letter for letter in letters if letters.count(letter) == 1))
+    sizes: dict[str, int] = {}
+    hidden: list[tuple[int, ...]] = [()]
+    for term, x in zip(left.split(","), inputs, strict=True):
+        before, _, after = term.partition("...")
+        end = x.ndim - len(after)
+        hidden.append(x.shape[len(before) : end])
+        shown = (*x.shape[: len(before)], *x.shape[end:])
+        for letter, size in zip(before + after, shown, strict=True):
+            sizes[letter] = max(size, sizes.get(letter, 1))
+    return (*np.broadcast_shapes(*hidden), *(sizes[letter] for letter in right.replace("...", "")))
 
 
 def product(a: Array, b: Array) -> Array:

@@ -18,6 +18,7 @@ def _split_to_sequence(call: Call, x: Array, split: Datum = None) -> Output:
 
 def _concat_from_sequence(call: Call, sequence: list[Array]) -> Output:
     """As the standard says: onnx 1.17 stacks along the last axis, whichever is asked for."""
+    call.check_size([sum(x.size for x in sequence)])
     join = np.stack if call.integer("new_axis", 0) else np.concatenate
     return (join(sequence, axis=call.integer("axis", 0)),)
 

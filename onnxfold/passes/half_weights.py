@@ -1,0 +1,59 @@
+"""Weights of 16 bits that a factor would leave with fewer bits than the product that it was.
+
+With the unit roundoff u and the spacing e of subnormal numbers, a stored number W' = fl(g W) errs
+by at most max(u |W'|, e / 2).  Over a column of W', whose elements are summed,
+
+    rms(fl(g W) - g W)  <=  u rms(g W)
+
+as long as it is made of normal numbers: as much as a product errs that is rounded to the same type.
+A column of subnormal numbers errs by more, and what it is multiplied by does not take that out.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.graph.array_types import Float64
+from onnxfold.graph.float_types import HALVES, digits
+from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.weights.edited import edited, float64_chunks
+from onnxfold.weights.edits import Edit
+
+
+def refuse_few_bits(
+    tensor: ir.TensorProtocol | None, edit: Edit, columns: Sequence[int], name: str
+) -> Refusal | None:
+    """Say why a weight stays as it is: edited, a column would be rounded more than a product.
+
+    ``columns``: the axes of what the layer gives, over all others of which it sums.  A weight that
+    was edited before is rounded once for all edits.
+    """
+    if tensor is None or tensor.dtype not in HALVES:
+        return None
+    changed = edited(tensor, edit, name)
+    with np.errstate(all="ignore"):
+        error, size = _squares(changed, columns)
+        most = 4.0 ** -digits(tensor.dtype) * size
+        fits = np.all(error <= most)  # NaN, as of a number that becomes infinite, does not
+    if fits:
+        return None
+    sentence = (
+        f"weight '{name}' would leave the numbers that {tensor.dtype} has all bits for, and be "
+        "rounded more than what it is to take over"
+    )
+    return Refusal(RefusalCode.ROUNDS_MORE, sentence, (name,))
+
+
+def _squares(tensor: ir.TensorProtocol, columns: Sequence[int]) -> tuple[Float64, Float64]:
+    """Return the sums of squares of a weight's roundings, and of its numbers, for each column."""
+    shape = tuple(tensor.shape.numpy()) or (1,)
+    summed = tuple(axis for axis in range(len(shape)) if axis not in columns)
+    kept = tuple(1 if axis in summed else size for axis, size in enumerate(shape))
+    totals = np.zeros((2, *kept))
+    for start, chunk in float64_chunks(tensor):
+        rows = slice(None) if 0 in summed else slice(start, start + chunk.shape[0])
+        rounded = chunk.astype(tensor.dtype.numpy()).astype(np.float64)
+        for total, part in zip(totals, (rounded - chunk, chunk), strict=True):
+            total[rows] += np.square(part).sum(axis=summed, keepdims=True)
+    return totals[0], totals[1]
