@@ -17,6 +17,7 @@ from onnxfold.check.memory import session_bytes
 from onnxfold.errors import VerificationError
 from onnxfold.model_io.sources import Source
 from onnxfold.options import Options, bytes_of
+from onnxfold.passes.lower.finalize import note
 from onnxfold.pipeline import folding
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.report.before_after import Figures, document_of, figures
@@ -106,6 +107,7 @@ def _staged(
         force=options.force,
         external_data=options.save_as_external_data,
         share=options.share_weights,
+        note=note(options.target),
         progress=timer.part("save"),
     )
 

@@ -12,6 +12,7 @@ from onnxfold.graph.edit import set_input
 from onnxfold.graph.inlining import inline
 from onnxfold.graph.operands import producer_of
 from onnxfold.graph.traversal import all_nodes
+from onnxfold.model_io import METADATA_KEY
 from onnxfold.operators.bodies import Setting, function, setting_of, type_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, VERSION, Statistics
 from onnxfold.options import Target, WrittenForm
@@ -20,7 +21,6 @@ from onnxfold.passes.lower.turned import turned_values
 from onnxfold.passes.plan import Plan
 from onnxfold.shapes.inference import strip_types
 
-METADATA_KEY = "onnxfold"
 _FUNCTIONS_SINCE_IR = 8
 _INLINED = "inlined_"  # how the overloads of calls start that do not stay
 _OVERRIDABLE_SINCE_IR = 4
@@ -37,16 +37,19 @@ def finished(
     staying = _of_one_setting(view) if target is Target.KERNELS else frozenset()
     _define(view, staying, form)
     strip_types(model, like=original)
-    model.metadata_props[METADATA_KEY] = json.dumps(
-        {
-            "version": __version__,
-            "target": target.value,
-            "folded": len(plan.folds),
-            "inserted_centerings": len(plan.insertions),
-        },
-        sort_keys=True,
-    )
+    model.metadata_props[METADATA_KEY] = note(target, len(plan.folds), len(plan.insertions))
     return model
+
+
+def note(target: Target, folded: int = 0, inserted: int = 0) -> str:
+    """Return the metadata of a model that onnxfold writes."""
+    said = {
+        "version": __version__,
+        "target": target.value,
+        "folded": folded,
+        "inserted_centerings": inserted,
+    }
+    return json.dumps(said, sort_keys=True)
 
 
 def written_for(model: ir.Model) -> Target | None:
