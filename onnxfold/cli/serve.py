@@ -14,7 +14,7 @@ import typer
 from onnxfold.cli.options import ProvidersOption
 from onnxfold.cli.startup import go_on_as_usual
 from onnxfold.cli.terminal import Verbosity
-from onnxfold.errors import OnnxfoldError
+from onnxfold.errors import OnnxfoldError, printable
 
 if TYPE_CHECKING:
     from onnxfold.serving import ServeSettings
@@ -157,7 +157,7 @@ def serve(
 def _say(line: str, stream: TextIO) -> None:
     """Write a line at once; a server goes on where its log cannot be written, as on a full disk."""
     with suppress(OSError):
-        os.write(stream.fileno(), f"{line}\n".encode())
+        os.write(stream.fileno(), f"{printable(line)}\n".encode())
 
 
 def _ready(settings: ServeSettings) -> str:

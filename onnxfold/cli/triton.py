@@ -64,7 +64,6 @@ def triton(
     for a server that has DIR mounted at /models.
     """
     from onnxfold.report import printed
-    from onnxfold.report.document import write_report
     from onnxfold.serving.triton.repository import Deployment, publish
 
     verbosity: Verbosity = context.obj
@@ -82,9 +81,6 @@ def triton(
     )
     with terminal.progress(verbosity, model, repository) as progress:
         published = publish(model, deployment, progress=progress, **fold.keywords())
-    for path in report or ():
-        write_report(path, published.report)
+    terminal.tell_result(published.report, report, verbosity, as_json=False)
     if verbosity is not Verbosity.QUIET:
-        console = terminal.console()
-        printed.print_result(console, published.report, verbose=verbosity is Verbosity.VERBOSE)
-        printed.print_triton(console, published.report)
+        printed.print_triton(terminal.console(), published.report)

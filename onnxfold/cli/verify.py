@@ -28,7 +28,7 @@ def verify(
     errs more than a small multiple of what A errs itself; exits 1 otherwise.
     """
     from onnxfold import api
-    from onnxfold.report import printed
+    from onnxfold.report import cautions, printed
 
     with terminal.progress(context.obj, first, lines=not as_json) as progress:
         verification = api.verify(
@@ -45,7 +45,9 @@ def verify(
         )
     if as_json:
         terminal.print_json(verification.to_json())
-    elif context.obj is not terminal.Verbosity.QUIET:
+    elif context.obj is terminal.Verbosity.QUIET:
+        terminal.warn(cautions.of_check(verification.to_json()))
+    else:
         printed.print_verification(terminal.console(), verification.to_json())
     if not verification.passed:
         raise typer.Exit(VerificationError.exit_code)
