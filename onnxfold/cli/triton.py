@@ -50,7 +50,10 @@ def triton(
     fold: FoldOptions,
     report: ReportOption = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace a version and a config that are there.")
+        bool,
+        typer.Option(
+            "--force", help="Replace the model of a version, and a config, that are there."
+        ),
     ] = False,
 ) -> None:
     """Optimize a model and write it into a model repository of Triton Inference Server.

@@ -24,7 +24,7 @@ from onnxfold.errors import (
     VerificationError,
     WeightOverflowError,
 )
-from onnxfold.model_io.sources import Source
+from onnxfold.model_io.sources import Source, open_source
 from onnxfold.options import Options
 from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.centring.apply import overflowing_weights
@@ -244,11 +244,14 @@ def _published(
         what = "improve" if options.convert_to is None else "convert"
         raise UnchangedError(f"nothing to {what} in this model, and --fail-if-unchanged is set")
     verification: Verification | None = None
+    returned: Any
     if output is None:
+        returned = source.give_back(result)
         if changed and options.check:
-            verification = check(source, ModelSource(result, None), options, timer)
+            # What is given back is checked, not what it was made of.
+            again = ModelSource(open_source(returned).model, None)
+            verification = check(source, again, options, timer)
         both = count(source, folded, before, timer)
-        returned: Any = source.give_back(result)
     else:
         written = write(
             source, folded, before, Path(output), options, timer, changed and bool(options.check)
