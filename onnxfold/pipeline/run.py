@@ -29,6 +29,7 @@ from onnxfold.options import Options
 from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.centring.apply import overflowing_weights
 from onnxfold.passes.findings import Findings
+from onnxfold.passes.lower.sources import strip_notes
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.pipeline import folding
@@ -238,6 +239,10 @@ def _published(
     before: Figures,
 ) -> Result:
     """Check what the passes made of a model, and give it back or write it."""
+    if options.strip_metadata:
+        stripped = strip_notes(folded.model)
+        changed = folded.changed or stripped is not folded.model
+        folded = replace(folded, model=stripped, changed=changed)
     report = _report(prepared, folded, options, attempt)
     result, changed = folded.model, folded.changed
     if options.fail_if_unchanged and not changed:

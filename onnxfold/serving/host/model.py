@@ -27,7 +27,7 @@ from onnxfold.serving.batching import Batcher, RunError
 from onnxfold.serving.codec import RequestError, Tensor, decode, selected
 from onnxfold.serving.engine import Engine
 from onnxfold.serving.host import metrics
-from onnxfold.serving.host.last_resort import LastResort
+from onnxfold.serving.last_resort import LastResort
 from onnxfold.serving.optimized import served_file
 from onnxfold.serving.request_statistics import RequestStatistics
 from onnxfold.serving.served_signature import Array, TensorSpec
