@@ -21,6 +21,7 @@ from onnxfold.serving.host.model import OnnxModel, Shared, model_settings
 from onnxfold.serving.host.rest import Metrics, Rest
 from onnxfold.serving.host.rpc import Rpc
 from onnxfold.serving.host.sockets import allow_connections
+from onnxfold.serving.plain_logs import plain_logs
 from onnxfold.serving.settings import ServeSettings
 
 Started = Callable[[Sequence[OnnxModel]], None]
@@ -43,7 +44,7 @@ def run(settings: ServeSettings, *, quiet: bool, started: Started) -> None:
         _check_port(settings.host, port, name)
     allow_connections()
     usual = {number: signal.getsignal(number) for number in _SIGNALS}
-    with tempfile.TemporaryDirectory(prefix="onnxfold-serve-") as folder:
+    with plain_logs(), tempfile.TemporaryDirectory(prefix="onnxfold-serve-") as folder:
         shared = Shared(settings, Path(folder))
         try:
             asyncio.run(_serve(shared, quiet=quiet, started=started))
