@@ -66,7 +66,7 @@ def triton(
     `onnxfold triton model.onnx --repository models --repository-in-server /models`
     for a server that has DIR mounted at /models.
     """
-    from onnxfold.report import printed
+    from onnxfold.report import cautions, printed
     from onnxfold.serving.triton.repository import Deployment, publish
 
     verbosity: Verbosity = context.obj
@@ -85,5 +85,7 @@ def triton(
     with terminal.progress(verbosity, model, repository) as progress:
         published = publish(model, deployment, progress=progress, **fold.keywords())
     terminal.tell_result(published.report, report, verbosity, as_json=False)
-    if verbosity is not Verbosity.QUIET:
+    if verbosity is Verbosity.QUIET:
+        terminal.warn(cautions.of_deployment(published.report))
+    else:
         printed.print_triton(terminal.console(), published.report)

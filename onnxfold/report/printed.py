@@ -200,11 +200,9 @@ def print_triton(console: Console, report: Mapping[str, Any]) -> None:
     for path in document["files"]:
         if path != report["output"]["path"]:
             console.print(Text(f"wrote {path}"), soft_wrap=True)
-    if document["without_kernels"] is not None:
-        console.print(Text(f"no kernels: {document['without_kernels']}"), style="yellow")
-    if document["batches_not_tried"] is not None:
-        text = f"whether joined requests stay apart was not tried: {document['batches_not_tried']}"
-        console.print(Text(text), style="yellow")
+    if not report["output"]["functions"]:
+        console.print(Text(f"no kernels: {document['without_kernels']}"))
+    _print_cautions(console, cautions.of_deployment(report))
     command = f"tritonserver --model-repository={document['server_repository']}"
     console.print(Text(f"serve it with: {command}"), soft_wrap=True)
 
