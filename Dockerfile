@@ -1,8 +1,10 @@
 # onnxfold and ONNX Runtime in one image, for build pipelines: docs/docker.md, docker/build.sh.
 # A base image needs Python 3.11 or newer, or apt-get to install it, and glibc; that of the
 # builder must not be newer than that of the runtime, whose C library the kernels then meet.
-ARG BUILDER_BASE=python:3.11-slim-bookworm
-ARG RUNTIME_BASE=python:3.11-slim-bookworm
+# A digest names one image, whatever the tag is given to later; this one has Python 3.11.16, is for
+# amd64, arm64 and others, and was built on 2026-08-25, as docker-library/repo-info lists it.
+ARG BUILDER_BASE=python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b
+ARG RUNTIME_BASE=python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b
 
 FROM ${BUILDER_BASE} AS builder
 RUN missing=''; \

@@ -14,8 +14,9 @@ for instance --build-arg EXTRA=gpu, or --volume DIR:DIR:ro for buildah.
 
 environment
   BUILD_WITH     docker or buildah, instead of what is found
-  BUILDER_BASE   base image that the wheel is built on   } python:3.11-slim-bookworm with docker,
-  RUNTIME_BASE   base image of the result                } the base made here with buildah
+  BUILDER_BASE   base image that the wheel is built on   } with docker the image that the Dockerfile
+  RUNTIME_BASE   base image of the result                } names by its digest, with buildah the
+                                                           base made here; NAME@sha256:... pins one
   STORAGE_DRIVER how buildah keeps images: vfs, or overlay, quicker where it can be mounted (vfs)
   DEBIAN_SUITE   release that debootstrap installs (bookworm)
   DEBIAN_MIRROR  where debootstrap gets it from (its own default)

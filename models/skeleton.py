@@ -22,6 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError
+from onnxfold.model_io.tensor_places import slots
 
 __all__ = ["fill", "is_skeleton", "main", "strip"]
 
@@ -31,27 +32,33 @@ _FLOATS: Final = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, 
 
 
 def strip(source: Path, destination: Path) -> None:
-    """Write the skeleton of a model."""
+    """Write the skeleton of a model, in one file.
+
+    Raises ModelError where it would replace the model.
+    """
+    if destination.exists() and destination.samefile(source):
+        raise ModelError(f"{destination} is the model itself; name another file")
     model = ir.load(source)
     moments = {}
-    for name, value in model.graph.initializers.items():
-        tensor = value.const_value
-        if tensor is None:
-            continue
-        if tensor.dtype not in _FLOATS or tensor.nbytes <= _KEPT_BYTES:
-            if isinstance(tensor, ir.ExternalTensor):  # a skeleton travels without that file
-                value.const_value = ir.tensor(tensor.numpy().copy(), tensor.dtype, name=name)
-            continue
-        array = tensor.numpy().astype(np.float64)
-        moments[name] = (float(array.mean()), float(array.std()))
-        value.const_value = ir.ExternalTensor(
-            f"{destination.name}.stripped",
-            0,
-            tensor.nbytes,
-            tensor.dtype,
-            shape=ir.Shape(tensor.shape.numpy()),
-            name=name,
-        )
+    for slot in list(slots(model)):
+        tensor = slot.tensor
+        large = tensor.dtype in _FLOATS and tensor.nbytes > _KEPT_BYTES
+        if large and isinstance(slot.owner, ir.Value) and slot.owner.graph is model.graph:
+            name = str(slot.owner.name)
+            array = tensor.numpy().astype(np.float64)
+            moments[name] = (float(array.mean()), float(array.std()))
+            slot.put(
+                ir.ExternalTensor(
+                    f"{destination.name}.stripped",
+                    0,
+                    tensor.nbytes,
+                    tensor.dtype,
+                    shape=ir.Shape(tensor.shape.numpy()),
+                    name=name,
+                )
+            )
+        elif isinstance(tensor, ir.ExternalTensor):  # whose file does not come along
+            slot.put(ir.tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=tensor.name))
     model.metadata_props[_KEY] = json.dumps(moments)
     ir.save(model, destination)
 

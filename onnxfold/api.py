@@ -352,7 +352,9 @@ def _run(
     timer = StageTimer(progress)
     if output is not None and not chosen.dry_run:
         source_path = Path(model) if isinstance(model, (str, os.PathLike)) else None
+        model_io.check_format(output)
         model_io.check_destination(output, source=source_path, force=chosen.force)
+        model_io.check_replaceable(output, source=source_path, force=chosen.force)
     with timer.stage("load"):
         source = open_source(model)
         if output is not None and not chosen.dry_run:

@@ -89,6 +89,15 @@ def misfit(error: Exception) -> DependencyError | None:
     )
 
 
+def printable(text: str, also: str = "") -> str:
+    """Return a text with what is no visible character escaped, but for the characters of `also`.
+
+    Names in a model may hold anything: what moves a terminal's cursor, ends a line or turns the
+    direction of reading.
+    """
+    return "".join(c if c.isprintable() or c in also else ascii(c)[1:-1] for c in text)
+
+
 _LONGEST_LINE = 300
 # ONNX Runtime begins with a number and the path, and names a place in its sources.
 _NUMBER = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from .*? failed:)?")

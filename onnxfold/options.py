@@ -107,6 +107,7 @@ class Options:
     memory: float | None = None
     save_as_external_data: bool | None = None
     share_weights: bool = False
+    strip_metadata: bool = False
     fuse_residual: bool = True
     fuse_affine: bool = True
     defer: Defer = Defer.OFF

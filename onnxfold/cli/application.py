@@ -5,6 +5,7 @@ import faulthandler
 import logging
 import os
 import sys
+import traceback
 import warnings
 from typing import Annotated, NoReturn
 
@@ -28,7 +29,7 @@ from onnxfold.cli.startup import start_quickly
 from onnxfold.cli.triton import triton
 from onnxfold.cli.tune import tune
 from onnxfold.cli.verify import verify
-from onnxfold.errors import CommandInterruptedError, ModelError, OnnxfoldError, misfit
+from onnxfold.errors import CommandInterruptedError, ModelError, OnnxfoldError, misfit, printable
 
 _LONGEST_MESSAGE = 2000
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -66,7 +67,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"onnxfold {__version__}")
+        terminal.say(f"onnxfold {__version__}")
         raise typer.Exit
 
 
@@ -107,11 +108,10 @@ for _command in (
 
 def fail(error: OnnxfoldError) -> NoReturn:
     """End with a failure in one line and its exit code."""
-    # Names in a model may hold anything, and any amount of it.
-    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
+    text = printable(str(error))  # names in a model may have any length
     if len(text) > _LONGEST_MESSAGE:
         text = f"{text[: _LONGEST_MESSAGE // 2]}...{text[-_LONGEST_MESSAGE // 2 :]}"
-    typer.echo(f"onnxfold: {text}", err=True)
+    terminal.say(f"onnxfold: {text}", err=True)
     sys.exit(error.exit_code)
 
 
@@ -177,12 +177,13 @@ def _command_line() -> None:
         if isinstance(error, FileNotFoundError) and _is_nowhere():
             fail(ModelError("the current folder was removed; change to one that exists"))
         if _verbose():
-            raise
+            terminal.say(traceback.format_exc().rstrip(), err=True)
+            sys.exit(3)
         unfit = misfit(error)
         if unfit is not None:
             fail(unfit)
         sentence = str(error).splitlines()[0] if str(error) else ""
-        typer.echo(
+        terminal.say(
             f"onnxfold: internal error, {type(error).__name__}: {sentence}; this is a defect: "
             "please report it with the traceback that --verbose shows",
             err=True,

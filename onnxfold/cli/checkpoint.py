@@ -85,6 +85,10 @@ def checkpoint(
         from onnxfold.report.document import write_report
 
         write_report(report, result.to_json())
+    if exclude is not None and not as_json:
+        from onnxfold.report import cautions
+
+        terminal.warn(cautions.unmatched(exclude, [*result.folded, *result.left]))
     if as_json:
         terminal.print_json(result.to_json())
     elif verbosity is not Verbosity.QUIET:

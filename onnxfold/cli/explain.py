@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from onnxfold.cli import terminal
 from onnxfold.errors import UsageError
 from onnxfold.refusal import EXPLANATIONS, RefusalCode
 
@@ -19,9 +20,9 @@ def explain(
         width = max(map(len, RefusalCode))
         for known in RefusalCode:
             first = EXPLANATIONS[known].meaning.partition(". ")[0].partition(": ")[0].rstrip(".")
-            typer.echo(f"{known.value:{width}}  {first}")
+            terminal.say(f"{known.value:{width}}  {first}")
         return
     if code not in list(RefusalCode):
         raise UsageError(f"there is no refusal code '{code}'; 'onnxfold explain' lists them all")
     found = EXPLANATIONS[RefusalCode(code)]
-    typer.echo(f"{code}\n\n{found.meaning}\n\nWhat to do: {found.remedy}")
+    terminal.say(f"{code}\n\n{found.meaning}\n\nWhat to do: {found.remedy}")

@@ -27,4 +27,4 @@ def lib_path(
     """Print the absolute path of the kernel library, for ONNX Runtime, Triton and C++."""
     from onnxfold.runtime.library import get_library_path
 
-    typer.echo(get_library_path(device))
+    terminal.say(get_library_path(device))

@@ -106,7 +106,7 @@ def measure(
         demand_matplotlib()
     start = time.perf_counter()
     if data is None:
-        typer.echo(
+        terminal.say(
             "no --data: the inputs are MADE UP, so these numbers say nothing about real data",
             err=True,
         )
@@ -147,7 +147,7 @@ def measure(
         terminal.print_json(as_document(documents))
     if not documents[-1]["complete"]:
         remedy = f"go on with --resume {resume}" if resume else "--resume FILE would keep it"
-        typer.echo(f"onnxfold: interrupted, measured in part; {remedy}", err=True)
+        terminal.say(f"onnxfold: interrupted, measured in part; {remedy}", err=True)
         raise typer.Exit(_INTERRUPTED)
 
 

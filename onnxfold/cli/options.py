@@ -119,10 +119,13 @@ ReportOption = Annotated[
 ]
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Plan and print, write nothing.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Allow OUT to replace IN.")]
+ForceOption = Annotated[
+    bool,
+    typer.Option("--force", help="Allow OUT to replace IN, or a file that onnxfold did not write."),
+]
 
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say only errors.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say only errors and warnings.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,4 +43,4 @@ def plot(
     reports = read_measurements(files)
     write_measurements(reports, report or [], output)
     written = [str(path) for path in (*(report or []), output) if path is not None]
-    typer.echo(f"drew {len(reports)} measurement{'s' * (len(reports) > 1)}: {', '.join(written)}")
+    terminal.say(f"drew {len(reports)} measurement{'s' * (len(reports) > 1)}: {', '.join(written)}")

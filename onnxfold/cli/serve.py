@@ -14,7 +14,7 @@ import typer
 from onnxfold.cli.options import ProvidersOption
 from onnxfold.cli.startup import go_on_as_usual
 from onnxfold.cli.terminal import Verbosity
-from onnxfold.errors import OnnxfoldError
+from onnxfold.errors import OnnxfoldError, printable
 
 if TYPE_CHECKING:
     from onnxfold.serving import ServeSettings
@@ -58,6 +58,15 @@ _MaxRequest = Annotated[
         metavar="BYTES", min=1, help="Refuse larger requests, as sent and as decompressed."
     ),
 ]
+_MaxBuffered = Annotated[
+    int | None,
+    typer.Option(
+        metavar="BYTES",
+        min=1,
+        show_default="4 of the largest requests",
+        help="Bytes of all requests that are held at once; others are refused with 503.",
+    ),
+]
 _HeaderTimeout = Annotated[
     float, typer.Option(metavar="SECONDS", help="How long the head of an HTTP request may take.")
 ]
@@ -94,6 +103,7 @@ def serve(
     providers: ProvidersOption = None,
     grace: _Grace = 30.0,
     max_request_bytes: _MaxRequest = 1 << 28,
+    max_buffered: _MaxBuffered = None,
     header_timeout: _HeaderTimeout = 10.0,
     body_timeout: _BodyTimeout = 30.0,
     token_file: _TokenFile = None,
@@ -135,6 +145,7 @@ def serve(
         providers=tuple(providers or ()),
         grace_s=grace,
         max_request_bytes=max_request_bytes,
+        max_buffered=max_buffered,
         header_timeout_s=header_timeout,
         body_timeout_s=body_timeout,
         token=None if token_file is None else read_token(token_file),
@@ -157,7 +168,7 @@ def serve(
 def _say(line: str, stream: TextIO) -> None:
     """Write a line at once; a server goes on where its log cannot be written, as on a full disk."""
     with suppress(OSError):
-        os.write(stream.fileno(), f"{line}\n".encode())
+        os.write(stream.fileno(), f"{printable(line)}\n".encode())
 
 
 def _ready(settings: ServeSettings) -> str:

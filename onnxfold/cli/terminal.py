@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from onnxfold.cli.guard import note_stage, note_work
-from onnxfold.errors import CommandInterruptedError, ModelError, UsageError
+from onnxfold.errors import CommandInterruptedError, ModelError, UsageError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,33 +96,46 @@ def check_figures(folder: Path | None) -> None:
         raise ModelError(f"cannot write the figures into '{folder}': no writable folder '{there}'")
 
 
+def say(text: str, *, err: bool = False) -> None:
+    """Print lines of text, with what a terminal would obey made visible."""
+    typer.echo(printable(text, also="\n"), err=err)
+
+
+def warn(cautions: Iterable[str]) -> None:
+    """Say on standard error what even a quiet command must say."""
+    for sentence in cautions:
+        say(f"onnxfold: {sentence}", err=True)
+
+
 def print_json(document: dict[str, Any]) -> None:
     """Print a document for machines on standard output."""
     import json
 
-    typer.echo(json.dumps(document, indent=2))
+    say(json.dumps(document, indent=2))
 
 
 def console() -> Console:
     """Return a console on standard output: as wide as the terminal or COLUMNS, else unbroken."""
-    from rich.console import Console
+    from onnxfold.cli.plain_console import PlainConsole
 
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _UNBROKEN_WIDTH
-    return Console(width=width, highlight=False)
+    return PlainConsole(width=width)
 
 
 def tell_result(
     report: dict[str, Any], files: Sequence[Path] | None, verbosity: Verbosity, *, as_json: bool
 ) -> None:
     """Write the report of a command into its files, and print it as JSON or for people."""
-    from onnxfold.report import printed
+    from onnxfold.report import cautions, printed
     from onnxfold.report.document import write_report
 
     for path in files or ():
         write_report(path, report)
     if as_json:
         print_json(report)
-    elif verbosity is not Verbosity.QUIET:
+    elif verbosity is Verbosity.QUIET:
+        warn(cautions.of_result(report))
+    else:
         printed.print_result(console(), report, verbose=verbosity is Verbosity.VERBOSE)
 
 
@@ -182,7 +195,7 @@ def _stage_lines() -> Iterator[Listener]:
 
     def tell() -> None:
         for stage, seconds in spent.items():
-            typer.echo(f"{_DOINGS.get(stage, stage)}: {seconds:.1f} s")
+            say(f"{_DOINGS.get(stage, stage)}: {seconds:.1f} s")
         spent.clear()
 
     def show(stage: str, done: float) -> None:

@@ -50,7 +50,10 @@ def triton(
     fold: FoldOptions,
     report: ReportOption = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace a version and a config that are there.")
+        bool,
+        typer.Option(
+            "--force", help="Replace the model of a version, and a config, that are there."
+        ),
     ] = False,
 ) -> None:
     """Optimize a model and write it into a model repository of Triton Inference Server.
@@ -63,8 +66,7 @@ def triton(
     `onnxfold triton model.onnx --repository models --repository-in-server /models`
     for a server that has DIR mounted at /models.
     """
-    from onnxfold.report import printed
-    from onnxfold.report.document import write_report
+    from onnxfold.report import cautions, printed
     from onnxfold.serving.triton.repository import Deployment, publish
 
     verbosity: Verbosity = context.obj
@@ -82,9 +84,8 @@ def triton(
     )
     with terminal.progress(verbosity, model, repository) as progress:
         published = publish(model, deployment, progress=progress, **fold.keywords())
-    for path in report or ():
-        write_report(path, published.report)
-    if verbosity is not Verbosity.QUIET:
-        console = terminal.console()
-        printed.print_result(console, published.report, verbose=verbosity is Verbosity.VERBOSE)
-        printed.print_triton(console, published.report)
+    terminal.tell_result(published.report, report, verbosity, as_json=False)
+    if verbosity is Verbosity.QUIET:
+        terminal.warn(cautions.of_deployment(published.report))
+    else:
+        printed.print_triton(terminal.console(), published.report)

@@ -65,7 +65,7 @@ def verify(
     `onnxfold verify model.onnx int8.onnx --metric cosine --data rows.npz --blame`
     """
     from onnxfold import api
-    from onnxfold.report import printed
+    from onnxfold.report import cautions, printed
 
     with terminal.progress(context.obj, first, lines=not as_json) as progress:
         verification = api.verify(
@@ -87,7 +87,9 @@ def verify(
         )
     if as_json:
         terminal.print_json(verification.to_json())
-    elif context.obj is not terminal.Verbosity.QUIET:
+    elif context.obj is terminal.Verbosity.QUIET:
+        terminal.warn(verification.notes if metric else cautions.of_check(verification.to_json()))
+    else:
         shown = printed.print_budget_verification if metric else printed.print_verification
         shown(terminal.console(), verification.to_json())
     if not verification.passed:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from onnxfold.errors import DataError, UsageError
 from onnxfold.geometry.accumulate import Totals
 from onnxfold.geometry.work import BadShard
+from onnxfold.model_io.staging import StagingFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +43,11 @@ def save(path: Path, mark: str, progress: Progress) -> None:
         "bad": progress.bad,
         "totals": progress.totals.to_state(),
     }
-    staged = path.with_name(f"{path.name}.new")
     try:
-        staged.write_text(json.dumps(state), encoding="utf-8")
-        staged.replace(path)
+        with closing(StagingFolder(path.absolute().parent)) as folder:
+            staged = folder.path / path.name
+            staged.write_text(json.dumps(state), encoding="utf-8")
+            staged.replace(path)
     except OSError as error:
         raise DataError(f"--resume {path} cannot be written: {error.strerror}") from error
 

@@ -8,12 +8,14 @@ from typing import Any
 
 from onnxfold.geometry.figures import figures_of
 from onnxfold.geometry.plots import svg
+from onnxfold.report.plain import plain
 
 _MADE_UP = "made-up inputs, which say nothing about real data"
 
 
 def page(reports: Sequence[Mapping[str, Any]]) -> str:
     """Return the page; raises UsageError where matplotlib is not installed."""
+    reports = plain(reports)
     drawings = [
         f"<section><h2>{figure.title}</h2><div class=scroll>{svg(figure)}</div></section>"
         for figure in figures_of(reports)

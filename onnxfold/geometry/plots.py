@@ -9,6 +9,7 @@ from typing import Any
 
 from onnxfold.geometry.figures import Figure, figures_of
 from onnxfold.inputs.data.shards import optional
+from onnxfold.report.plain import plain
 
 _TEXT = "#123457"  # stands for the colour of the page's text
 _PRINTED = "#222222"
@@ -24,7 +25,7 @@ def write_figures(reports: Sequence[Mapping[str, Any]], folder: Path) -> list[Pa
     """Write every figure as SVG and PNG; raises DependencyError without matplotlib."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for drawing in figures_of(reports):
+    for drawing in figures_of(plain(reports)):
         with _drawn(drawing, _PRINTED) as figure:
             for suffix in ("svg", "png"):
                 path = folder / f"{drawing.name}.{suffix}"
@@ -48,7 +49,9 @@ def _drawn(drawing: Figure, text: str) -> Iterator[Any]:
     library = optional("matplotlib", "matplotlib", "drawing")
     settings = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), text)
     settings |= dict.fromkeys(("xtick.color", "ytick.color"), text)
-    fixed = {"svg.fonttype": "none", "svg.hashsalt": drawing.name, "font.size": 10.0}
+    # A name is text, also with a dollar sign in it.
+    fixed: dict[str, Any] = {"text.parse_math": False}
+    fixed |= {"svg.fonttype": "none", "svg.hashsalt": drawing.name, "font.size": 10.0}
     with library.rc_context({**settings, **fixed}):
         figure = optional("matplotlib.figure", "matplotlib", "drawing").Figure(
             figsize=(7.2, 3.8), layout="constrained"

@@ -1,22 +1,26 @@
 """Models on disk: loading, writing and replacing them; the only part that knows about paths."""
 
 from onnxfold.model_io.data_files import check_sharing
-from onnxfold.model_io.destination import check_destination, default_data_name, file_to_write
+from onnxfold.model_io.destination import check_destination, file_to_write
 from onnxfold.model_io.external import FileTensor, check_unchanged, read_ahead
 from onnxfold.model_io.load import HAS_EXTERNAL_DATA, data_files, from_proto, load
 from onnxfold.model_io.messages import one_line, show
-from onnxfold.model_io.save import OutputFiles, StagedModel, materialise, stage, stage_copy
+from onnxfold.model_io.replacing import METADATA_KEY, check_format, check_replaceable
+from onnxfold.model_io.save import materialise, stage, stage_copy
+from onnxfold.model_io.staged_model import OutputFiles, StagedModel
 
 __all__ = [
     "HAS_EXTERNAL_DATA",
+    "METADATA_KEY",
     "FileTensor",
     "OutputFiles",
     "StagedModel",
     "check_destination",
+    "check_format",
+    "check_replaceable",
     "check_sharing",
     "check_unchanged",
     "data_files",
-    "default_data_name",
     "file_to_write",
     "from_proto",
     "load",

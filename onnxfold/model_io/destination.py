@@ -1,8 +1,6 @@
-"""Where a model may be written, and the names beside it."""
+"""Where a model may be written."""
 
-import itertools
 import os
-import stat
 from pathlib import Path
 
 from onnxfold.errors import ModelError, UsageError
@@ -83,49 +81,3 @@ def _check_existing(path: Path, label: str, source: Path | None, force: bool) ->
             raise UsageError(f"{label}: it is the input; give another output, or --force")
     elif any(os.path.exists(data) and path.samefile(data) for data in references(source)):
         raise UsageError(f"{label}: it holds the weights of the input; give another output")
-
-
-def default_data_name(destination: str | os.PathLike[str]) -> str:
-    """Name of the data file of a model, as `data_names` chooses it."""
-    return data_names(resolved(destination), 1)[0]
-
-
-def data_names(final: Path, count: int) -> list[str]:
-    """Names for data files of a model: `<name>.data`, or `<name>-00001-of-00007.data` and so on.
-
-    Where one of them is taken, `<name>.1` stands in the place of `<name>`, and so on: nothing in
-    the folder has them, not the input, not the model that is replaced (which stays whole until the
-    new one is in place), not a model that was renamed.
-    """
-    # A reference is text, and a name on disk need not be.
-    name = final.name.encode("utf-8", "replace").decode("utf-8")
-    numbers = [f"-{part:05}-of-{count:05}" for part in range(1, count + 1)] if count > 1 else [""]
-    starts = itertools.chain([name], (f"{name}.{again}" for again in itertools.count(1)))
-    every = ([f"{start}{number}.data" for number in numbers] for start in starts)
-    return next(
-        names for names in every if not any(os.path.lexists(final.parent / each) for each in names)
-    )
-
-
-def orphans(final: Path, source: Path | None) -> tuple[Path, ...]:
-    """The data files that only the model at `final` uses, to be deleted once it is replaced.
-
-    Only plain files beside it, and none that the input or another model of the folder uses; a
-    model that cannot be read is taken to use everything.
-    """
-    if not final.is_file() or final.suffix.lower() != ".onnx":
-        return ()
-    try:
-        used = {path for path in references(final) if path.parent == final.parent}
-        if not used:
-            return ()
-        others = {path for path in final.parent.iterdir() if path.suffix.lower() == ".onnx"}
-        if source is not None:
-            others.add(source)
-        for other in others:
-            # A symbolic link will lead to the new model, a hard link stays with the old one.
-            if Path(os.path.realpath(other)) != final:
-                used -= references(other)
-    except ModelError:
-        return ()
-    return tuple(sorted(path for path in used if stat.S_ISREG(path.lstat().st_mode)))

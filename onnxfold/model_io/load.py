@@ -64,6 +64,13 @@ def from_proto(proto: onnx.ModelProto, folder: str | os.PathLike[str] | None = N
     return _to_ir(proto, folders, None, "model")
 
 
+def metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The metadata of the model at a path; raises ModelError where there is no readable model."""
+    path = Path(path)
+    proto, _ = _parse(path, show(path))
+    return {entry.key: entry.value for entry in proto.metadata_props}
+
+
 def references(path: str | os.PathLike[str]) -> frozenset[Path]:
     """The external data files that the model at a path uses; raises as `data_files`."""
     return frozenset(data_files(path).values())

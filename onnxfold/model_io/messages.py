@@ -2,6 +2,8 @@
 
 import os
 
+from onnxfold.errors import printable
+
 # A message names what is wrong last, so a long name is cut out of the middle.
 _HEAD, _TAIL = 240, 160
 
@@ -10,7 +12,7 @@ def one_line(text: str) -> str:
     """A text with line breaks and other control characters escaped, of bounded length."""
     if len(text) > _HEAD + _TAIL:
         text = f"{text[:_HEAD]}...{text[-_TAIL:]}"
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return printable(text)
 
 
 def show(path: str | os.PathLike[str]) -> str:

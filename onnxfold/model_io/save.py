@@ -1,23 +1,16 @@
-"""Writing a model: completely under temporary names beside its destination, then published.
-
-Publishing is single renames within one file system: the data under a name that nothing has, then
-the model. A kill between any two steps leaves the input and the previous output whole, and at
-worst a hidden folder or a data file that nothing uses.
-"""
+"""Writing a model: completely under temporary names beside its destination, to be published."""
 
 import contextlib
-import errno
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Self
+from typing import TypeAlias
 
 import onnx
 import onnx_ir as ir
 
-from onnxfold.errors import InvariantError, ModelError
+from onnxfold.errors import ModelError
 from onnxfold.model_io import wire
 from onnxfold.model_io.copying import OutputFile, WrittenBytes
 from onnxfold.model_io.data_files import (
@@ -27,114 +20,18 @@ from onnxfold.model_io.data_files import (
     shard_numbers,
     shared,
 )
-from onnxfold.model_io.destination import check_destination, data_names, orphans, resolved
+from onnxfold.model_io.data_homes import data_names
+from onnxfold.model_io.destination import check_destination, resolved
 from onnxfold.model_io.load import HAS_EXTERNAL_DATA, references
-from onnxfold.model_io.messages import show
-from onnxfold.model_io.staging import StagingFolder, place, sync
+from onnxfold.model_io.replacing import METADATA_KEY, mark_copy
+from onnxfold.model_io.staged_model import DataFiles, StagedModel, why_not_written
+from onnxfold.model_io.staging import StagingFolder
 from onnxfold.model_io.tensor_places import Slot, detach, payload, slots, take_number, tensor_protos
 
-
-@dataclass(frozen=True, slots=True)
-class OutputFiles:
-    """What was published, and the size of it all.
-
-    shards: its data files; shared: those of the source that it refers to as well.
-    """
-
-    model: Path
-    shards: tuple[Path, ...]
-    nbytes: int
-    shared: tuple[Path, ...] = ()
-
-    @property
-    def data(self) -> Path | None:
-        """The data file, the first of several, None where there is none."""
-        return self.shards[0] if self.shards else None
+_TakenOut: TypeAlias = tuple[onnx.ModelProto, list[ir.TensorProtocol]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Data:
-    """Names of the data files of a staged model, and locations in files of its source."""
-
-    written: tuple[str, ...] = ()
-    shared: tuple[str, ...] = ()
-
-
-class StagedModel:
-    """A model written completely, in a hidden folder beside its destination.
-
-    `path` can be loaded as it is: the external data lies beside it under its final name. Leaving
-    the context, or `close`, deletes what was not committed.
-    """
-
-    def __init__(
-        self, folder: StagingFolder, final: Path, data: _Data, source: Path | None
-    ) -> None:
-        self.path = folder.path / final.name
-        self._folder = folder
-        self._final = final
-        self._data = data
-        self._source = source
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Delete what is still under temporary names."""
-        self._folder.close()
-
-    def commit(self) -> OutputFiles:
-        """Publish the data, then the model; then delete data that only the old model used.
-
-        Tensors of the old model that were not read yet raise ModelError from then on.
-
-        Raises ModelError where the files cannot be put in place; what was there before is
-        untouched.
-        """
-        if self._folder.closed:
-            raise InvariantError("a staged model is committed twice, or after it was closed")
-        final = self._final
-        shards = tuple(final.parent / name for name in self._data.written)
-        kept = tuple(final.parent / location for location in self._data.shared)
-        staged = [self.path, *(self.path.with_name(shard.name) for shard in shards)]
-        nbytes = 0
-        try:
-            nbytes = sum(path.stat().st_size for path in staged)
-            replaces = final.exists()
-            left = [path for path in orphans(final, self._source) if path not in kept]
-            if replaces:
-                # What is there may be the only copy: have the new one on the disk first.
-                for path in staged:
-                    sync(path)
-            self._publish(final, shards)
-        except OSError as error:
-            raise ModelError(_reason(error, final, nbytes)) from error
-        # The new model stands; an old file that cannot be deleted harms nobody.
-        with contextlib.suppress(OSError):
-            if left:
-                sync(final.parent)
-            for path in left:
-                path.unlink()
-        self.close()
-        return OutputFiles(final, shards, nbytes, kept)
-
-    def _publish(self, final: Path, shards: tuple[Path, ...]) -> None:
-        published: list[Path] = []
-        try:
-            for shard in shards:
-                place(self.path.with_name(shard.name), shard)
-                published.append(shard)
-            os.replace(self.path, final)
-        except BaseException:
-            for shard in published:
-                shard.unlink()
-            raise
-
-
-def stage(
+def stage(  # noqa: PLR0913  # each is a choice of the caller
     model: ir.Model,
     destination: str | os.PathLike[str],
     *,
@@ -143,6 +40,7 @@ def stage(
     external_data: bool | None = None,
     threshold_bytes: int = 1024,
     share: bool = False,
+    note: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> StagedModel:
     """Write a model beside its destination, one tensor in memory at a time.
@@ -151,7 +49,7 @@ def stage(
     but makes data external that a protobuf cannot hold; initializers of less than
     `threshold_bytes` stay embedded. Several data files stay several (see `layout`). With `share`
     the model refers to the data files of its source for every tensor that is still in them. The
-    same model gives the same bytes, apart from names of data files where they were taken.
+    same model gives the same bytes. A model without the metadata entry of ours gets `note` as it.
     `progress` is called with bytes written and bytes in all, from the thread that writes. The
     model itself is left as it was.
 
@@ -167,12 +65,15 @@ def stage(
     total = sum(t.nbytes for t in written if home is None or shared(t, home) is None)
     external = _is_external(model, total, source) if external_data is None else external_data
 
-    def write(path: Path) -> _Data:
+    def write(path: Path) -> DataFiles:
         counter = WrittenBytes(total, progress)
+        taken_out = detach(model, _leaves_protobuf(threshold_bytes))
+        if note is not None and METADATA_KEY not in model.metadata_props:
+            taken_out[0].metadata_props.add(key=METADATA_KEY, value=note)
         if external or share:
-            return _write_external(model, path, final, threshold_bytes, home, counter)
-        _write_embedded(model, path, threshold_bytes, counter)
-        return _Data()
+            return _write_external(taken_out, path, final, threshold_bytes, home, counter)
+        _write_embedded(taken_out, path, counter)
+        return DataFiles()
 
     return _staged(write, final, source, total)
 
@@ -186,15 +87,16 @@ def stage_copy(
     """
     check_destination(destination, source=source, force=force)
 
-    def write(path: Path) -> _Data:
+    def write(path: Path) -> DataFiles:
         shutil.copyfile(source, path)
-        return _Data()
+        mark_copy(path)
+        return DataFiles()
 
     return _staged(write, resolved(destination), source, source.stat().st_size)
 
 
 def _staged(
-    write: Callable[[Path], _Data], final: Path, source: Path | None, needed_bytes: int
+    write: Callable[[Path], DataFiles], final: Path, source: Path | None, needed_bytes: int
 ) -> StagedModel:
     """Have a model written under its name in a staging folder, which goes where that fails."""
     try:
@@ -209,7 +111,7 @@ def _staged(
             undo.pop_all()
             return staged
     except OSError as error:
-        raise ModelError(_reason(error, final, needed_bytes)) from error
+        raise ModelError(why_not_written(error, final, needed_bytes)) from error
 
 
 def materialise(model: ir.Model) -> onnx.ModelProto:
@@ -252,15 +154,15 @@ def _leaves_protobuf(threshold_bytes: int) -> Callable[[Slot], bool]:
 
 
 def _write_external(
-    model: ir.Model,
+    taken_out: _TakenOut,
     path: Path,
     final: Path,
     threshold_bytes: int,
     home: Path | None,
     progress: WrittenBytes,
-) -> _Data:
+) -> DataFiles:
     """Write the model and its data; `home`: the folder whose data files it shares."""
-    proto, taken = detach(model, _leaves_protobuf(threshold_bytes))
+    proto, taken = taken_out
     holders: dict[int, onnx.TensorProto] = {}
     linked: dict[str, ir.TensorProtocol] = {}
     for holder in tensor_protos(proto):
@@ -275,23 +177,25 @@ def _write_external(
         else:
             _embed(holder, number, taken)
     link_shared(linked, final.parent, path.parent)
-    names = _write_data({n: (holders[n], taken[n]) for n in sorted(holders)}, path, final, progress)
+    held = {number: (holders[number], taken[number]) for number in sorted(holders)}
+    names = _write_data(held, path, final, linked, progress)
     _check_limit(proto.ByteSize(), "it is too large even without its weights")
     with OutputFile(path, progress) as file:
         file.write(proto.SerializeToString())
-    return _Data(tuple(names), tuple(linked))
+    return DataFiles(tuple(names), tuple(linked))
 
 
 def _write_data(
     held: dict[int, tuple[onnx.TensorProto, ir.TensorProtocol]],
     path: Path,
     final: Path,
+    shared: Collection[str],
     progress: WrittenBytes,
 ) -> list[str]:
     """Write tensors into data files, one after the other, and refer to them; gives the names."""
     numbers = shard_numbers([tensor for _, tensor in held.values()])
     used = sorted(set(numbers))
-    names = data_names(final, len(used)) if used else []
+    names = data_names(final, len(used), shared) if used else []
     for name, shard in zip(names, used, strict=True):
         offsets: dict[object, int] = {}
         with OutputFile(path.with_name(name), progress) as data:
@@ -307,11 +211,9 @@ def _write_data(
     return names
 
 
-def _write_embedded(
-    model: ir.Model, path: Path, threshold_bytes: int, progress: WrittenBytes
-) -> None:
+def _write_embedded(taken_out: _TakenOut, path: Path, progress: WrittenBytes) -> None:
     """Write the model as one protobuf whose large weights never are in memory together."""
-    proto, taken = detach(model, _leaves_protobuf(threshold_bytes))
+    proto, taken = taken_out
     parts: list[tuple[bytes, ir.TensorProtocol | None]] = []
     for holder in proto.graph.initializer:
         number = take_number(holder)
@@ -350,16 +252,3 @@ def _check_limit(nbytes: int, remedy: str) -> None:
         raise ModelError(
             f"the model has {nbytes / 2**30:.2f} GiB, more than the 2 GiB of a protobuf: {remedy}"
         )
-
-
-def _reason(error: OSError, final: Path, needed_bytes: int) -> str:
-    label = show(final)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = shutil.disk_usage(final.parent).free
-        return (
-            f"{label}: the disk is full: {needed_bytes / 1e6:.1f} MB are needed and "
-            f"{free / 1e6:.1f} MB are free; free some space or choose another folder"
-        )
-    what = error.strerror or str(error)
-    about = f" ({show(error.filename)})" if isinstance(error.filename, str) else ""
-    return f"{label}: it cannot be written: {what}{about}"

@@ -52,6 +52,7 @@ from onnxfold.passes.lower.decide import decide as decide_lowering
 from onnxfold.passes.lower.installed import onnxruntime_version
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.lower.prove import prove as prove_lowering
+from onnxfold.passes.lower.sources import name_sources
 from onnxfold.passes.lower.sums import SLOW_SINCE, fused_additions, replace_by_sums
 from onnxfold.passes.norms_plan import NormsPlan, proves
 from onnxfold.passes.plan import Plan
@@ -364,6 +365,7 @@ def _spelled(
         finalize.list_initializers(result)
         finalize.put_sigmoids_first(result)
         replace_by_sums(slow)  # Add and Sum compute the same: there is nothing to prove
+        name_sources(result, original)
     return result
 
 

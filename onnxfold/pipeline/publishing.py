@@ -18,6 +18,7 @@ from onnxfold.errors import VerificationError
 from onnxfold.model_io.sources import Source
 from onnxfold.options import Options, bytes_of
 from onnxfold.passes.findings import Findings
+from onnxfold.passes.lower.finalize import note
 from onnxfold.pipeline import folding
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.report.before_after import Figures, document_of, figures
@@ -107,6 +108,7 @@ def _staged(
         force=options.force,
         external_data=options.save_as_external_data,
         share=options.share_weights,
+        note=note(options.target),
         progress=timer.part("save"),
     )
 

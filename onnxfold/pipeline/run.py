@@ -24,11 +24,12 @@ from onnxfold.errors import (
     VerificationError,
     WeightOverflowError,
 )
-from onnxfold.model_io.sources import Source
+from onnxfold.model_io.sources import Source, open_source
 from onnxfold.options import Options
 from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.centring.apply import overflowing_weights
 from onnxfold.passes.findings import Findings
+from onnxfold.passes.lower.sources import strip_notes
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.pipeline import folding
@@ -238,18 +239,24 @@ def _published(
     before: Figures,
 ) -> Result:
     """Check what the passes made of a model, and give it back or write it."""
+    if options.strip_metadata:
+        stripped = strip_notes(folded.model)
+        changed = folded.changed or stripped is not folded.model
+        folded = replace(folded, model=stripped, changed=changed)
     report = _report(prepared, folded, options, attempt)
     result, changed = folded.model, folded.changed
     if options.fail_if_unchanged and not changed:
         what = "improve" if options.convert_to is None else "convert"
         raise UnchangedError(f"nothing to {what} in this model, and --fail-if-unchanged is set")
     verification: Verification | None = None
+    returned: Any
     if output is None:
+        returned = source.give_back(result)
         if changed and options.check:
-            rewritten = ModelSource(result, None)
-            verification = check(source, rewritten, folded.findings, options, timer)
+            # What is given back is checked, not what it was made of.
+            again = ModelSource(open_source(returned).model, None)
+            verification = check(source, again, folded.findings, options, timer)
         both = count(source, folded, before, timer)
-        returned: Any = source.give_back(result)
     else:
         written = write(
             source, folded, before, Path(output), options, timer, changed and bool(options.check)

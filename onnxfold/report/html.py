@@ -11,6 +11,7 @@ from typing import Any
 from onnxfold.refusal import EXPLANATIONS, RefusalCode
 from onnxfold.report.before_after import KIND_NAMES, FigureRow, figure_notes, figure_rows
 from onnxfold.report.drawing import drawing, fate_of
+from onnxfold.report.plain import plain
 from onnxfold.report.sentences import folds
 
 _BECOMES = {
@@ -31,6 +32,7 @@ _TRUTHS = {
 
 def page(report: Mapping[str, Any]) -> str:
     """Return the page for the JSON report of ``optimize``; whatever it names is escaped."""
+    report = plain(report)
     inspect = report["inspect"]
     norms: Sequence[Mapping[str, Any]] = inspect["norms"]
     sections = (

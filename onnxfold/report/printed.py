@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from onnxfold.check.result import FAR
-from onnxfold.report import sentences
+from onnxfold.report import cautions, sentences
 from onnxfold.report.before_after import figure_notes, figure_rows
+from onnxfold.report.cautions import digits, named
 from onnxfold.report.html import in_batches_of_one, in_pieces
 
 if TYPE_CHECKING:
@@ -49,10 +49,7 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
             Text(_BECOMES[row["action"]], style=style),
             Text(sentences.because(row)),
         )
-    if document.get("unmatched_exclude") is not None:
-        pattern = document["unmatched_exclude"]
-        sentence = f"warning: --exclude {pattern!r} matches the name of no norm"
-        console.print(Text(sentence), style="yellow")
+    _print_cautions(console, cautions.of_norms(document))
     for refusal in document.get("unsplit", ()):
         console.print(Text(f"note: {refusal['sentence']}"))
     if not document["norms"]:
@@ -98,7 +95,7 @@ def print_verification(console: Console, document: Mapping[str, Any]) -> None:
     rows = table(("output", "max error", "rms error", "rms of the original", "ratio"))
     for row in document["outputs"]:
         numbers = ("max_abs_error", "rms_error", "original_rms_error", "noise_ratio")
-        rows.add_row(Text(row["name"]), *(_digits(row[number], 3) for number in numbers))
+        rows.add_row(Text(row["name"]), *(digits(row[number], 3) for number in numbers))
     console.print(rows)
     _print_limits(console, document)
     verdict = "the same function" if document["passed"] else "NOT the same function"
@@ -154,8 +151,8 @@ def _checked(document: Mapping[str, Any]) -> str:
         rows = [row for row in outputs if row["method"] == method]
         if not rows:
             continue
-        error, ratio = (_digits(_largest(rows, key), 2) for key in ("max_abs_error", "noise_ratio"))
-        whose = "" if len(rows) == len(outputs) else f" for {_named(rows)}"
+        error, ratio = (digits(_largest(rows, key), 2) for key in ("max_abs_error", "noise_ratio"))
+        whose = "" if len(rows) == len(outputs) else f" for {named(rows)}"
         noise = "the original's own rounding error"
         said.append(f"max error {error} against {truth}{whose}, {ratio} times {noise}")
     samples, pieces = sentences.counted(document["samples"], "sample"), in_pieces(document)
@@ -168,11 +165,6 @@ def _largest(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
     return None if None in numbers else max(numbers)
 
 
-def _named(rows: Sequence[Mapping[str, Any]]) -> str:
-    others = f" and {sentences.counted(len(rows) - 1, 'other output')}" if len(rows) > 1 else ""
-    return f"'{rows[0]['name']}'{others}"
-
-
 def _print_limits(console: Console, document: Mapping[str, Any]) -> None:
     """Say of which outputs the comparison says less than of others, and why."""
     from rich.text import Text
@@ -182,29 +174,15 @@ def _print_limits(console: Console, document: Mapping[str, Any]) -> None:
     outputs: Sequence[Mapping[str, Any]] = document["outputs"]
     for reason in dict.fromkeys(row["reason"] for row in outputs if row["reason"]):
         rows = [row for row in outputs if row["reason"] == reason]
-        console.print(Text(f"note: no float64 run judged {_named(rows)}: {reason}"))
-    noisy = [row for row in outputs if row["relative_noise"] is None or row["relative_noise"] > FAR]
-    if noisy:
-        noisy.sort(key=lambda row: -(row["relative_noise"] or float("inf")))
-        size = _digits(noisy[0]["relative_noise"], 2)
-        sentence = (
-            f"warning: {_named(noisy)}: rounding errors of the original alone are {size} times the "
-            f"output's size (chaotic, quantised or close to 0), so that an error of "
-            f"{_digits(noisy[0]['bound'], 2)} passes"
-        )
-        console.print(Text(sentence), style="yellow")
-    if names := document.get("nothing_compared"):
-        sentence = (
-            f"warning: nothing was compared for {_named([{'name': name} for name in names])}: it "
-            "is empty, or all of it is NaN or infinite, in the original too; give inputs for which "
-            "it is not (--inputs)"
-        )
-        console.print(Text(sentence), style="yellow")
+        console.print(Text(f"note: no float64 run judged {named(rows)}: {reason}"))
+    _print_cautions(console, cautions.of_check(document))
 
 
-def _digits(number: float | None, digits: int) -> str:
-    """A number of the JSON document, in which infinities and NaN are null."""
-    return "not finite" if number is None else f"{number:.{digits}g}"
+def _print_cautions(console: Console, told: Iterable[str]) -> None:
+    from rich.text import Text
+
+    for sentence in told:
+        console.print(Text(sentence), style="yellow")
 
 
 def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) -> None:
@@ -212,13 +190,7 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
     from rich.text import Text
 
     print_norms(console, report["inspect"], listed=verbose)
-    if report["inspect"].get("range_warnings"):
-        console.print(Text(sentences.widest(report["inspect"]["range_warnings"])), style="yellow")
-    for left in report.get("left_out", ()):
-        moves = [{"name": name} for name in left.get("moves", ())]
-        where = f" for {_named(moves)}" if moves else ""
-        sentence = f"the pass '{left['name']}' was left out{where}: {left['reason']}"
-        console.print(Text(sentence), style="yellow")
+    _print_cautions(console, cautions.of_plan(report))
     if "before_after" in report:
         print_figures(console, report["before_after"], every=verbose)
     if "proof" in report:
@@ -269,11 +241,9 @@ def print_triton(console: Console, report: Mapping[str, Any]) -> None:
     for path in document["files"]:
         if path != report["output"]["path"]:
             console.print(Text(f"wrote {path}"), soft_wrap=True)
-    if document["without_kernels"] is not None:
-        console.print(Text(f"no kernels: {document['without_kernels']}"), style="yellow")
-    if document["batches_not_tried"] is not None:
-        text = f"whether joined requests stay apart was not tried: {document['batches_not_tried']}"
-        console.print(Text(text), style="yellow")
+    if not report["output"]["functions"]:
+        console.print(Text(f"no kernels: {document['without_kernels']}"))
+    _print_cautions(console, cautions.of_deployment(report))
     command = f"tritonserver --model-repository={document['server_repository']}"
     console.print(Text(f"serve it with: {command}"), soft_wrap=True)
 

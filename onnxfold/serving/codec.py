@@ -231,10 +231,18 @@ def _cast(array: Array, spec: TensorSpec) -> Array:
         return array.astype(spec.dtype)
 
 
-def _flattened(data: Sequence[Any]) -> Sequence[Any]:
-    while any(isinstance(part, list) for part in data):
-        data = [leaf for part in data for leaf in (part if isinstance(part, list) else [part])]
-    return data
+def _flattened(data: Sequence[Any]) -> list[Any]:
+    """Return the leaves of nested lists, each list looked at once."""
+    leaves, open_lists = list[Any](), [iter(data)]
+    while open_lists:
+        for part in open_lists[-1]:
+            if isinstance(part, list):
+                open_lists.append(iter(part))
+                break
+            leaves.append(part)
+        else:
+            open_lists.pop()
+    return leaves
 
 
 def _check_symbols(arrays: Mapping[str, Array], specs: Sequence[TensorSpec]) -> None:

@@ -44,7 +44,8 @@ class ServeSettings:
 
     ``max_batch`` counts rows; 1 turns batching off. ``workers`` is how many runs go on at once,
     ``threads`` how many threads one run uses. ``grace_s`` is how long a stop waits for requests.
-    ``max_request_bytes`` bounds a body as it comes and as it is decompressed. ``tls`` has the files
+    ``max_request_bytes`` bounds a body as it comes and as it is decompressed, ``max_buffered`` all
+    bodies that the server holds at once, by default four of the largest. ``tls`` has the files
     of the certificate chain and of its key.
     """
 
@@ -61,10 +62,16 @@ class ServeSettings:
     providers: tuple[str, ...] = ()
     grace_s: float = 30.0
     max_request_bytes: int = 1 << 28
+    max_buffered: int | None = None
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     token: str | None = None
     tls: tuple[Path, Path] | None = None
+
+    @property
+    def most_buffered(self) -> int:
+        """Return how many bytes of bodies the server holds at once."""
+        return self.max_buffered or 4 * self.max_request_bytes
 
     @property
     def open_to_others(self) -> str | None:
@@ -96,6 +103,11 @@ class ServeSettings:
             raise UsageError(
                 "--max-request-bytes must be at least 1, --header-timeout and --body-timeout more "
                 "than 0"
+            )
+        if self.most_buffered < self.max_request_bytes:
+            raise UsageError(
+                f"--max-buffered {self.max_buffered} must not be less than --max-request-bytes, "
+                f"{self.max_request_bytes}"
             )
         if not (0 <= self.batch_delay_ms <= 60_000 and self.grace_s >= 0):
             raise UsageError("--batch-delay-ms must be from 0 to 60000, --grace 0 or more")

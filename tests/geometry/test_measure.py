@@ -101,9 +101,8 @@ def test_an_interrupted_run_goes_on_to_the_same_report(
         onnxfold.measure(chain_model(), data, resume=state)
     with pytest.raises(DataError, match=r"--resume .*: Is a directory"):
         onnxfold.measure(chain_model(), data, resume=tmp_path)
-    (tmp_path / "other.new").mkdir()
-    with pytest.raises(DataError, match=r"other cannot be written: Is a directory"):
-        onnxfold.measure(chain_model(), data, resume=tmp_path / "other")
+    with pytest.raises(DataError, match=r"other cannot be written: No such file or directory"):
+        onnxfold.measure(chain_model(), data, resume=tmp_path / "no" / "other")
 
 
 def _masked_model() -> onnx.ModelProto:

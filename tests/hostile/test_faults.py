@@ -83,7 +83,7 @@ def test_a_full_disk_is_named_and_nothing_stays_on_it(
 ) -> None:
     save(large_model(), tmp_path / "in.onnx", *data)
     (disk / "out.onnx").write_bytes(b"what was there")
-    done = run("optimize", "in.onnx", "-o", str(disk / "out.onnx"), folder=tmp_path)
+    done = run("optimize", "in.onnx", "-o", str(disk / "out.onnx"), "--force", folder=tmp_path)
     assert done.returncode == 3
     assert "the disk is full" in done.stderr
     assert len(done.stderr.splitlines()) == 1

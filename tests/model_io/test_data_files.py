@@ -93,24 +93,43 @@ def test_names_of_shards_that_are_taken_are_left_alone(tmp_path: Path) -> None:
     assert contents(tmp_path / "kept.onnx") == contents(second.model) == contents(source)
 
 
-def test_replacing_a_sharded_model_removes_its_shards(tmp_path: Path) -> None:
+def test_replacing_a_sharded_model_keeps_the_names_of_its_shards(tmp_path: Path) -> None:
     source = seven(tmp_path, "a", "b")
     target = tmp_path / "out.onnx"
     first = written(model_io.load(source), target)
-    second = written(model_io.load(source), target)
-    assert not any(shard.exists() for shard in first.shards)
-    assert set(listing(tmp_path)) == {
-        "a", "b", "in.onnx", "out.onnx", *(shard.name for shard in second.shards)
-    }  # fmt: skip
+    before = listing(tmp_path), target.read_bytes()
+    for model in (model_io.load(source), changed(source, "w3"), model_io.load(source)):
+        again = written(model, target)
+        assert again == first
+        assert listing(tmp_path) == before[0]
+    assert target.read_bytes() == before[1]
+    assert contents(target) == contents(source)
+
+
+def test_other_names_are_left_where_a_model_has_fewer_shards_than_the_old(tmp_path: Path) -> None:
+    target = tmp_path / "out.onnx"
+    written(model_io.load(seven(tmp_path, "a", "b", "c")), target)
+    second = written(model_io.load(seven(tmp_path, "a", "b")), target)
+    assert [shard.name for shard in second.shards] == [
+        "out.onnx-00001-of-00002.data",
+        "out.onnx-00002-of-00002.data",
+    ]
+    names = [shard.name for shard in second.shards]
+    assert set(listing(tmp_path)) == {"a", "b", "c", "in.onnx", "out.onnx", *names}
 
 
 def test_a_shard_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     source = seven(tmp_path, "a", "b")
+    theirs = tmp_path / "out.onnx-00002-of-00002.data"
     with model_io.stage(model_io.load(source), tmp_path / "out.onnx") as staged:
-        (tmp_path / "out.onnx-00002-of-00002.data").write_bytes(b"theirs")
-        with pytest.raises(ModelError, match="another process has written it meanwhile"):
-            staged.commit()
-    assert listing(tmp_path) == ["a", "b", "in.onnx", "out.onnx-00002-of-00002.data"]
+        theirs.write_bytes(b"theirs")
+        result = staged.commit()
+    assert theirs.read_bytes() == b"theirs"
+    assert [shard.name for shard in result.shards] == [
+        "out.onnx.1-00001-of-00002.data",
+        "out.onnx.1-00002-of-00002.data",
+    ]
+    assert contents(result.model) == contents(source)
 
 
 def changed(source: Path, name: str = "W1") -> ir.Model:

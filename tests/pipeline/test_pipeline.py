@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import onnxfold
-from onnxfold import model_io
+from onnxfold import api, model_io
+from onnxfold.errors import VerificationError
+from onnxfold.model_io.sources import open_source
 from onnxfold.passes.lower.finalize import METADATA_KEY
 from tests.builders import chain_model, post_norm_model, pre_norm_model
 
@@ -31,6 +34,30 @@ def test_the_same_kind_of_model_comes_back() -> None:
     assert isinstance(onnxfold.optimize(proto).model, onnx.ModelProto)
     assert isinstance(onnxfold.optimize(ir.from_proto(proto)).model, ir.Model)
     assert isinstance(onnxfold.optimize(gs.import_onnx(proto)).model, gs.Graph)
+
+
+@pytest.mark.parametrize("kind", ["proto", "graphsurgeon"])
+def test_what_is_given_back_is_checked_and_not_what_it_was_made_of(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversion on the way back that spoils a weight is found."""
+
+    def spoiled(proto: onnx.ModelProto) -> onnx.ModelProto:
+        weight = max(proto.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+        array = onnx.numpy_helper.to_array(weight)
+        weight.CopyFrom(onnx.numpy_helper.from_array(array * np.float32(1.01), weight.name))
+        return proto
+
+    def back(result: ir.Model) -> onnx.ModelProto | gs.Graph:
+        proto = spoiled(model_io.materialise(result))
+        return proto if kind == "proto" else gs.import_onnx(proto)
+
+    proto = chain_model()
+    given = proto if kind == "proto" else gs.import_onnx(proto)
+    monkeypatch.setattr(api, "open_source", lambda each: replace(open_source(each), give_back=back))
+    with pytest.raises(VerificationError, match="verification failed"):
+        onnxfold.optimize(given)
+    assert onnxfold.optimize(given, check=0).verification is None
 
 
 def test_a_result_is_pickled_and_copied_with_its_model(tmp_path: Path) -> None:

@@ -2,16 +2,17 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import onnx_ir as ir
 
 from onnxfold import __version__
 from onnxfold.graph import ModelInfo, constant_tensor, operator
-from onnxfold.graph.edit import set_input
+from onnxfold.graph.edit import redirect, set_input, sweep
 from onnxfold.graph.inlining import inline
 from onnxfold.graph.operands import producer_of
-from onnxfold.graph.traversal import all_nodes
+from onnxfold.graph.traversal import all_graphs, all_nodes
+from onnxfold.model_io import METADATA_KEY
 from onnxfold.operators.bodies import Setting, function, setting_of, type_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, VERSION, Statistics
 from onnxfold.options import Target, WrittenForm
@@ -20,7 +21,6 @@ from onnxfold.passes.lower.turned import turned_values
 from onnxfold.passes.plan import Plan
 from onnxfold.shapes.inference import strip_types
 
-METADATA_KEY = "onnxfold"
 _FUNCTIONS_SINCE_IR = 8
 _INLINED = "inlined_"  # how the overloads of calls start that do not stay
 _OVERRIDABLE_SINCE_IR = 4
@@ -37,16 +37,19 @@ def finished(
     staying = _of_one_setting(view) if target is Target.KERNELS else frozenset()
     _define(view, staying, form)
     strip_types(model, like=original)
-    model.metadata_props[METADATA_KEY] = json.dumps(
-        {
-            "version": __version__,
-            "target": target.value,
-            "folded": len(plan.folds),
-            "inserted_centerings": len(plan.insertions),
-        },
-        sort_keys=True,
-    )
+    model.metadata_props[METADATA_KEY] = note(target, len(plan.folds), len(plan.insertions))
     return model
+
+
+def note(target: Target, folded: int = 0, inserted: int = 0) -> str:
+    """Return the metadata of a model that onnxfold writes."""
+    said = {
+        "version": __version__,
+        "target": target.value,
+        "folded": folded,
+        "inserted_centerings": inserted,
+    }
+    return json.dumps(said, sort_keys=True)
 
 
 def written_for(model: ir.Model) -> Target | None:
@@ -174,7 +177,9 @@ def settle_functions(model: ir.Model, ir_version: int) -> None:
     kept = _most_called(model)
     called = {function.identifier() for function in model.functions.values()}
     if any(key[0] == DOMAIN and key not in kept for key in called):
+        before = set(all_nodes(model))
         inline(model, lambda each: each.domain == DOMAIN and each.identifier() not in kept)
+        share_constants(model, before)
     for node in _calls(model):
         node.overload = ""
     for domain, name, overload in kept:
@@ -187,6 +192,21 @@ def settle_functions(model: ir.Model, ir_version: int) -> None:
         model.ir_version = ir_version
     elif model.ir_version < _FUNCTIONS_SINCE_IR:
         model.ir_version = _FUNCTIONS_SINCE_IR
+
+
+def share_constants(model: ir.Model, before: Container[ir.Node]) -> None:
+    """Let equal Constant nodes of one graph be one, but for those that were there ``before``."""
+    for graph in all_graphs(model):
+        known: dict[object, ir.Value] = {}
+        for node in list(graph):
+            tensor = None if operator(node) != "Constant" else constant_tensor(node.outputs[0])
+            if tensor is None or node in before:
+                continue
+            key = (tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes())
+            shared = known.setdefault(key, node.outputs[0])
+            if shared is not node.outputs[0]:
+                redirect(node.outputs[0], shared)
+                sweep([node])
 
 
 def _most_called(model: ir.Model) -> tuple[ir.OperatorIdentifier, ...]:

@@ -1,18 +1,29 @@
 """What stands before the endpoints: a request comes in whole, plain and within its limits, or not.
 
 Endpoints and MLServer read bodies without any bound, and undo gzip whatever it becomes. Here a body
-is counted as it comes and as it is decompressed, has a time to arrive, and a stop does not wait for
-one that is still on its way.
+is counted as it comes and as it is decompressed, alone and together with all others, has a time to
+arrive and to be decompressed in, and a stop does not wait for one that is still on its way.
 """
 
 import asyncio
 import hmac
-import zlib
+import math
+import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from functools import partial
 from typing import Any
 
 import orjson
 
+from onnxfold.serving.bodies import (
+    WINDOWS,
+    Budget,
+    RefusedError,
+    Share,
+    inflated,
+    size_in,
+    too_large,
+)
 from onnxfold.serving.host import metrics
 from onnxfold.serving.settings import ServeSettings
 
@@ -21,18 +32,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")  # asked without a token, by orchestrators
-# zlib's window bits: with the header of gzip, and with that of zlib, which HTTP calls deflate.
-_WINDOWS = {"gzip": 31, "deflate": 15}
 # A body that comes faster than this may take as long as it needs.
 _BYTES_PER_S = 64 * 1024
-
-
-class _RefusedError(Exception):
-    """A request that no endpoint gets to see; the sentence goes back to the client."""
-
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status = status
+_INFLATED_BYTES_PER_S = 16 << 20  # a tenth of what a slow core does
 
 
 class _LeftError(Exception):
@@ -42,15 +44,18 @@ class _LeftError(Exception):
 class Intake:
     """An ASGI application around another, which gets only requests that may and did come in."""
 
-    def __init__(self, app: Any, settings: ServeSettings) -> None:
+    def __init__(self, app: Any, settings: ServeSettings, budget: Budget) -> None:
         self._app = app
         self._settings = settings
+        self._budget = budget
         self._stopping = False
+        self._until = math.inf  # when what has come whole is no longer answered
         self._coming: set[asyncio.Timeout] = set()
 
     def stop(self) -> None:
         """Refuse the requests that have not come whole, now and from now on."""
         self._stopping = True
+        self._until = time.monotonic() + self._settings.grace_s
         for limit in self._coming:
             limit.reschedule(asyncio.get_running_loop().time())
 
@@ -58,13 +63,17 @@ class Intake:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        with self._budget.share() as share:
+            await self._answer(scope, receive, send, share)
+
+    async def _answer(self, scope: Message, receive: Receive, send: Send, share: Share) -> None:
         headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
         try:
             self._check_token(scope["path"], headers)
-            body = await self._body(headers, receive)
+            body = await self._body(headers, receive, share)
         except _LeftError:
             return
-        except _RefusedError as refused:
+        except RefusedError as refused:
             metrics.REFUSED.labels(str(refused.status)).inc()
             await _refuse(refused, send)
             return
@@ -81,29 +90,42 @@ class Intake:
         if token is None or path in OPEN_PATHS:
             return
         if not hmac.compare_digest(headers.get("authorization", b""), b"Bearer " + token.encode()):
-            raise _RefusedError(401, "the request does not have this server's token")
+            raise RefusedError(401, "the request does not have this server's token")
 
-    async def _body(self, headers: Mapping[str, bytes], receive: Receive) -> bytes:
+    async def _body(self, headers: Mapping[str, bytes], receive: Receive, share: Share) -> bytes:
         encoding = headers.get("content-encoding", b"identity").decode("latin-1").lower()
-        if encoding not in ("identity", *_WINDOWS):
-            raise _RefusedError(415, f"a body may be gzip or deflate, not '{encoding}'")
+        if encoding not in ("identity", *WINDOWS):
+            raise RefusedError(415, f"a body may be gzip or deflate, not '{encoding}'")
         limit, length = self._settings.max_request_bytes, headers.get("content-length", b"0")
-        if length.isdigit() and int(length) > limit and "expect" in headers:
-            raise _too_large(limit)  # before the client sends it
+        if "expect" in headers and size_in(length.decode("latin-1"), limit) is None:
+            raise too_large(limit)  # before the client sends it
         try:
-            body = await self._whole(receive)
+            body = await self._whole(receive, share)
         except TimeoutError:
             if self._stopping:
-                raise _RefusedError(503, "the server is stopping") from None
-            raise _RefusedError(408, "the body of the request did not come in time") from None
+                raise RefusedError(503, "the server is stopping") from None
+            raise RefusedError(408, "the body of the request did not come in time") from None
         if encoding == "identity" or not body:
             return body
-        return await asyncio.to_thread(_inflated, body, encoding, limit)
+        end = time.monotonic() + self._settings.body_timeout_s + limit / _INFLATED_BYTES_PER_S
+        check_time = partial(self._check_time, end)
+        plain = await asyncio.to_thread(inflated, body, encoding, limit, share, check_time)
+        share.give(len(body))
+        return plain
 
-    async def _whole(self, receive: Receive) -> bytes:
-        """Return the body; one that is too large is read on, or its client would see no answer."""
+    def _check_time(self, end: float) -> None:
+        """Raise RefusedError where a body has been decompressed for too long."""
+        now = time.monotonic()
+        if now > self._until:
+            raise RefusedError(503, "the server is stopping")
+        if now > end:
+            raise RefusedError(408, "the body of the request took too long to decompress")
+
+    async def _whole(self, receive: Receive, share: Share) -> bytes:
+        """Return the body; one that is refused is read on, or its client would see no answer."""
         loop = asyncio.get_running_loop()
-        start, count, chunks = loop.time(), 0, list[bytes]()
+        start, count, body = loop.time(), 0, bytearray()
+        refused: RefusedError | None = None
         async with asyncio.timeout_at(self._end(start, 0)) as limit:
             self._coming.add(limit)
             try:
@@ -113,44 +135,36 @@ class Intake:
                     if message["type"] == "http.disconnect":
                         raise _LeftError
                     more = message.get("more_body", False)
-                    chunks.append(message.get("body", b""))
-                    count += len(chunks[-1])
-                    if count > self._settings.max_request_bytes:
-                        chunks.clear()
-                    elif not self._stopping:
+                    count += len(message.get("body", b""))
+                    if refused is None:
+                        refused = self._kept(message.get("body", b""), body, share)
+                    if refused is None and not self._stopping:
                         limit.reschedule(self._end(start, count))
             finally:
                 self._coming.discard(limit)
-        if count > self._settings.max_request_bytes:
-            raise _too_large(self._settings.max_request_bytes)
-        return b"".join(chunks)
+        if refused is not None:
+            raise refused
+        return bytes(body)
+
+    def _kept(self, part: bytes, body: bytearray, share: Share) -> RefusedError | None:
+        """Add a part to a body, or forget the body, and say why."""
+        refused = None
+        try:
+            share.take(len(part))
+            body += part
+        except RefusedError as error:
+            refused = error
+        if len(body) > self._settings.max_request_bytes:
+            refused = too_large(self._settings.max_request_bytes)
+        if refused is not None:
+            share.give(len(body))
+            body.clear()
+        return refused
 
     def _end(self, start: float, count: int) -> float:
         if self._stopping:
             return start
         return start + self._settings.body_timeout_s + count / _BYTES_PER_S
-
-
-def _inflated(raw: bytes, encoding: str, limit: int) -> bytes:
-    """Undo an encoding, of all members where it is gzip, and never beyond the limit."""
-    parts, room, rest = list[bytes](), limit, raw
-    while rest:
-        decoder = zlib.decompressobj(_WINDOWS[encoding])
-        try:
-            parts.append(decoder.decompress(rest, room + 1))
-        except zlib.error as error:
-            raise _RefusedError(400, f"the body is not {encoding}: {error}") from error
-        room -= len(parts[-1])
-        if room < 0:
-            raise _too_large(limit)
-        if not decoder.eof:
-            raise _RefusedError(400, f"the body is not {encoding}: it ends too early")
-        rest = decoder.unused_data if encoding == "gzip" else b""
-    return b"".join(parts)
-
-
-def _too_large(limit: int) -> _RefusedError:
-    return _RefusedError(413, f"the body has more than {limit} bytes, the limit of this server")
 
 
 def _once(body: bytes, receive: Receive) -> Receive:
@@ -167,7 +181,7 @@ def _once(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-async def _refuse(refused: _RefusedError, send: Send) -> None:
+async def _refuse(refused: RefusedError, send: Send) -> None:
     """Answer as MLServer does, and close: what is left of the request is not read."""
     content = orjson.dumps({"error": str(refused)})
     headers = [

@@ -27,6 +27,7 @@ from onnxfold.serving.batching import Batcher, RunError
 from onnxfold.serving.codec import RequestError, Tensor, decode, selected
 from onnxfold.serving.engine import Engine
 from onnxfold.serving.host import metrics
+from onnxfold.serving.last_resort import LastResort
 from onnxfold.serving.optimized import served_file
 from onnxfold.serving.request_statistics import RequestStatistics
 from onnxfold.serving.served_signature import Array, TensorSpec
@@ -39,12 +40,13 @@ _INTERNAL_ERROR, _UNAVAILABLE = 500, 503
 
 
 class Shared:
-    """What all models of a server share: the settings, the worker threads, a folder for files."""
+    """What all parts of a server share: the settings, the worker threads, a folder for files."""
 
     def __init__(self, settings: ServeSettings, folder: Path) -> None:
         self.settings = settings
         self.folder = folder
         self.executor = ThreadPoolExecutor(settings.workers, thread_name_prefix="onnxfold")
+        self.last_resort = LastResort(settings.grace_s, folder)
 
 
 class OnnxModel(MLModel):

@@ -29,6 +29,7 @@ from mlserver.types import (
     RequestOutput,
 )
 
+from onnxfold.serving.bodies import Budget, size_in
 from onnxfold.serving.codec import RequestError, elements, raw_bytes
 from onnxfold.serving.host.connection import Connection
 from onnxfold.serving.host.intake import Intake
@@ -60,14 +61,15 @@ class _Uvicorn(uvicorn.Server):
 class Metrics(MetricsServer):
     """MLServer's metrics server, stopped by us."""
 
-    def __init__(self, settings: Any, asked: ServeSettings) -> None:
+    def __init__(self, settings: Any, asked: ServeSettings, budget: Budget) -> None:
         super().__init__(settings)
         self.opened = asyncio.Event()
         self._asked = asked
+        self._budget = budget
 
     async def start(self) -> None:
         config = self._get_config()
-        _guard(config, self._asked)
+        _guard(config, self._asked, self._budget)
         self._server = _Uvicorn(config, self.opened)
         await self._server.serve()
 
@@ -76,18 +78,25 @@ class Rest(RESTServer):
     """MLServer's REST server with our inference endpoint, stopped by us."""
 
     def __init__(
-        self, settings: Any, data_plane: Any, handlers: Any, registry: Any, asked: ServeSettings
+        self,
+        settings: Any,
+        data_plane: Any,
+        handlers: Any,
+        registry: Any,
+        asked: ServeSettings,
+        budget: Budget,
     ) -> None:
         super().__init__(settings, data_plane, handlers)
         self._registry = registry
         self.opened = asyncio.Event()
         self._asked = asked
+        self._budget = budget
         self._replace_routes()
 
     async def start(self) -> None:
         config = self._get_config()
         config.timeout_graceful_shutdown = self._asked.grace_s
-        self._intake = _guard(config, self._asked)
+        self._intake = _guard(config, self._asked, self._budget)
         self._server = _Uvicorn(config, self.opened)
         await self._server.serve()
 
@@ -149,9 +158,9 @@ class Rest(RESTServer):
         router.routes.append(APIRoute(_INDEX, self.index, methods=["POST"], response_model=None))
 
 
-def _guard(config: uvicorn.Config, asked: ServeSettings) -> Intake:
+def _guard(config: uvicorn.Config, asked: ServeSettings, budget: Budget) -> Intake:
     """Put the limits, the token and TLS before an application."""
-    config.app = intake = Intake(config.app, asked)
+    config.app = intake = Intake(config.app, asked, budget)
     config.http = partial(Connection, header_timeout_s=asked.header_timeout_s)
     if asked.tls is not None:
         config.ssl_certfile, config.ssl_keyfile = asked.tls
@@ -172,10 +181,12 @@ def _read(
     body: bytes, headers: Mapping[str, str]
 ) -> tuple[InferenceRequest, Mapping[str, bool | None]]:
     """Return the request, and for each output, and "" for the rest, whether binary is wanted."""
-    size = headers.get(_JSON_SIZE)
-    if size is not None and not (size.isascii() and size.isdigit() and int(size) <= len(body)):
-        raise InferenceError(f"the header {_JSON_SIZE} is not a size within the body: '{size}'")
-    split = len(body) if size is None else int(size)
+    said = headers.get(_JSON_SIZE)
+    split = len(body) if said is None else size_in(said, len(body))
+    if split is None:
+        raise InferenceError(
+            f"the header {_JSON_SIZE} is not a size within the body: '{str(said)[:40]}'"
+        )
     binary = memoryview(body)[split:]
     document = _json(memoryview(body)[:split])
     inputs, offset = [], 0

@@ -25,6 +25,7 @@ from mlserver.types import (
     RequestOutput,
 )
 
+from onnxfold.serving.bodies import Budget, RefusedError
 from onnxfold.serving.codec import raw_bytes
 from onnxfold.serving.datatypes import BY_NAME
 from onnxfold.serving.host import extensions
@@ -45,8 +46,9 @@ _OPEN_CALLS = (f"/{extensions.SERVICE}/ServerLive", f"/{extensions.SERVICE}/Serv
 
 
 class _Servicer(InferenceServicer):
-    def __init__(self, data_plane: Any, handlers: Any) -> None:
+    def __init__(self, data_plane: Any, handlers: Any, budget: Budget) -> None:
         super().__init__(data_plane, handlers)
+        self._budget = budget
         self._under_way = 0
         self._stopping = False
         self._last_ended = asyncio.Event()
@@ -71,12 +73,16 @@ class _Servicer(InferenceServicer):
         self._under_way += 1
         context.add_done_callback(self._ended)
         version = request.model_version or None
-        try:
-            await demand_ready(self._data_plane, request.model_name, version)
-            result = await self._data_plane.infer(_read(request), request.model_name, version)
-        except MLServerError as error:
-            code = _CODES.get(error.status_code, grpc.StatusCode.INTERNAL)
-            await context.abort(code, str(error))
+        with self._budget.share() as share:
+            try:
+                share.take(request.ByteSize())
+                await demand_ready(self._data_plane, request.model_name, version)
+                result = await self._data_plane.infer(_read(request), request.model_name, version)
+            except RefusedError as refused:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(refused))
+            except MLServerError as error:
+                code = _CODES.get(error.status_code, grpc.StatusCode.INTERNAL)
+                await context.abort(code, str(error))
         return pb.ModelInferResponse(
             model_name=result.model_name,
             model_version=result.model_version,
@@ -181,12 +187,19 @@ class Rpc(GRPCServer):
     """MLServer's gRPC server with our servicer and a grace period of our choice."""
 
     def __init__(
-        self, settings: Any, data_plane: Any, handlers: Any, registry: Any, asked: ServeSettings
+        self,
+        settings: Any,
+        data_plane: Any,
+        handlers: Any,
+        registry: Any,
+        asked: ServeSettings,
+        budget: Budget,
     ) -> None:
         super().__init__(settings, data_plane, handlers)
         self._registry = registry
         self.opened = asyncio.Event()
         self._asked = asked
+        self._budget = budget
 
     async def start(self) -> None:
         interceptors = [PromServerInterceptor(enable_handling_time_histogram=True)]
@@ -199,7 +212,7 @@ class Rpc(GRPCServer):
                 ("grpc.max_receive_message_length", self._asked.max_request_bytes),
             ],
         )
-        self._servicer = _Servicer(self._data_plane, self._model_repository_handlers)
+        self._servicer = _Servicer(self._data_plane, self._model_repository_handlers, self._budget)
         add_GRPCInferenceServiceServicer_to_server(self._servicer, self._server)
         self._server.add_generic_rpc_handlers((_extensions(self._registry),))
         host = self._settings.host

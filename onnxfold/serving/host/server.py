@@ -16,14 +16,17 @@ from mlserver.repository import ModelRepository
 
 from onnxfold import __version__
 from onnxfold.errors import OnnxfoldError, UsageError
+from onnxfold.serving.bodies import Budget
 from onnxfold.serving.host.model import OnnxModel, Shared, model_settings
 from onnxfold.serving.host.rest import Metrics, Rest
 from onnxfold.serving.host.rpc import Rpc
 from onnxfold.serving.host.sockets import allow_connections
+from onnxfold.serving.plain_logs import plain_logs
 from onnxfold.serving.settings import ServeSettings
 
 Started = Callable[[Sequence[OnnxModel]], None]
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
 
 
@@ -40,12 +43,16 @@ def run(settings: ServeSettings, *, quiet: bool, started: Started) -> None:
     ):
         _check_port(settings.host, port, name)
     allow_connections()
-    with tempfile.TemporaryDirectory(prefix="onnxfold-serve-") as folder:
+    usual = {number: signal.getsignal(number) for number in _SIGNALS}
+    with plain_logs(), tempfile.TemporaryDirectory(prefix="onnxfold-serve-") as folder:
         shared = Shared(settings, Path(folder))
         try:
             asyncio.run(_serve(shared, quiet=quiet, started=started))
         finally:
             shared.executor.shutdown()
+            shared.last_resort.cancel()
+            for number, handler in usual.items():
+                signal.signal(number, handler)
 
 
 async def _serve(shared: Shared, *, quiet: bool, started: Started) -> None:
@@ -105,22 +112,31 @@ class _Server(MLServer):
             repository=_Repository(self._shared), model_registry=self._model_registry
         )
         asked = self._shared.settings
-        parts: tuple[Any, Any, Any, Any, ServeSettings] = (
+        budget = Budget(asked.most_buffered)
+        parts: tuple[Any, Any, Any, Any, ServeSettings, Budget] = (
             self._settings,
             self._data_plane,
             self._model_repository_handlers,
             self._model_registry,
             asked,
+            budget,
         )
         self._rest_server = Rest(*parts)
         self._grpc_server = Rpc(*parts)
-        self._metrics_server = Metrics(self._settings, asked)
+        self._metrics_server = Metrics(self._settings, asked, budget)
         self._kafka_server = None
 
     def _add_signal_handlers(self) -> None:
+        """Stop by a signal; the end is set for then, whatever the loop is busy with."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stopping.set)
+
+        def stop(*_: object) -> None:
+            self._shared.last_resort.start()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._stopping.set)
+
+        for number in _SIGNALS:
+            signal.signal(number, stop)
 
     async def run(self, started: Started) -> None:
         """Open the ports, load the models, serve until a signal, stop."""

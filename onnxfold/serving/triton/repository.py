@@ -86,7 +86,7 @@ def publish(
     chosen = _checked(source, deployment)
     folder = chosen.repository / str(chosen.name)
     with _staging(chosen.repository) as staging:
-        new = staging / "model"
+        new = staging.path / "model"
         (new / "version").mkdir(parents=True)
         staged = new / "version" / _MODEL
         given = {"target": Target.KERNELS, **options}
@@ -135,6 +135,12 @@ def _checked(source: Path, deployment: Deployment) -> Deployment:
             f"version {deployment.version} of '{name}' is in '{repository}' already; give another "
             "--version, or --force to replace it"
         )
+    foreign = _foreign(folder / str(deployment.version))
+    if foreign:
+        raise UsageError(
+            f"version {deployment.version} of '{name}' holds '{foreign[0]}', which onnxfold did "
+            "not write; move it, or give another --version"
+        )
     if deployment.keep_config and not (folder / CONFIG).is_file():
         raise UsageError(f"--keep-config: there is no '{folder / CONFIG}'")
     if not repository.parent.is_dir() or (repository.exists() and not repository.is_dir()):
@@ -143,15 +149,26 @@ def _checked(source: Path, deployment: Deployment) -> Deployment:
     return replace(deployment, repository=repository, name=name, in_server=in_server)
 
 
+def _foreign(version: Path) -> list[str]:
+    """Return what a version holds that is no part of its model, and would go with it."""
+    if not version.is_dir():
+        return []
+    known = {os.path.realpath(version / _MODEL)}
+    with contextlib.suppress(ModelError):  # a damaged model goes alone
+        known |= set(map(os.fspath, model_io.data_files(version / _MODEL).values()))
+    names = sorted(each.name for each in version.iterdir())
+    return [name for name in names if os.path.realpath(version / name) not in known]
+
+
 @contextlib.contextmanager
-def _staging(repository: Path) -> Iterator[Path]:
+def _staging(repository: Path) -> Iterator[StagingFolder]:
     """Give a folder of our own in the repository, which goes if it was made for it and is empty."""
     try:
         made = not repository.exists()
         repository.mkdir(exist_ok=True)
         folder = StagingFolder(repository, _STAGING)
         try:
-            yield folder.path
+            yield folder
         finally:
             folder.close()
             if made and not any(repository.iterdir()):
@@ -235,7 +252,7 @@ def _check_config(existing: Path, config: str, chosen: Deployment) -> None:
         )
 
 
-def _move(new: Path, staging: Path, folder: Path, version: str) -> tuple[Path, ...]:
+def _move(new: Path, staging: StagingFolder, folder: Path, version: str) -> tuple[Path, ...]:
     """Give the staged files their own names; what they replace goes with the staging folder."""
     (new / "version").rename(new / version)
     names = [*sorted(path.name for path in new.iterdir() if path.is_file()), version]
@@ -245,7 +262,9 @@ def _move(new: Path, staging: Path, folder: Path, version: str) -> tuple[Path, .
     else:
         for name in sorted(names, key=lambda name: (name == CONFIG, name == version)):
             if name == version and (folder / version).exists():
-                _exchange(new / version, folder / version, staging / "replaced")
+                # Killed in between, this holds the only copy of the old one.
+                staging.disown()
+                _exchange(new / version, folder / version, staging.path / "replaced")
             else:
                 (new / name).replace(folder / name)
     files = [folder / name for name in names if name != version]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import socket
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -16,7 +17,7 @@ import pytest
 from tests.serving.server import models
 from tests.serving.server.clients import client
 from tests.serving.server.extra import demand_extra
-from tests.serving.server.process import Server, serving
+from tests.serving.server.process import Server, serving, wait_for
 from tests.serving.server.slow_network import stuck_network
 
 demand_extra()
@@ -98,6 +99,86 @@ def test_members_of_gzip_count_together(limited: Server) -> None:
         assert limited.post("/v2/models/scaled/infer", body, headers)[0] == expected
 
 
+def test_many_empty_members_are_refused_at_once(folder: Path) -> None:
+    """Each of 200,000 members would copy what is left; a stop meanwhile waits for none of that."""
+    member = gzip.compress(b"", mtime=0)
+    body = member * (4 * 2**20 // len(member))
+    with serving(folder, folder / "scaled.onnx", "--no-optimize", "--grace", "1") as server:
+        start = time.monotonic()
+        headers = {"Content-Encoding": "gzip"}
+        status, said = server.post("/v2/models/scaled/infer", body, headers)
+        assert (status, said["error"]) == (400, "the body is not gzip: it has over 10000 members")
+        with ExitStack() as stack:
+            lines = (f"Content-Length: {len(body)}", "Content-Encoding: gzip")
+            half_sent(server, [head(*lines) + body] * 4, stack)
+            assert server.stop() == 0
+        assert time.monotonic() - start < 30
+        assert "Traceback" not in server.log.read_text()
+
+
+@pytest.mark.parametrize("digits", ["9" * 5000, "0" * 5000 + "1", "9" * 25, "-1", "\xb2"])
+@pytest.mark.parametrize("name", ["Inference-Header-Content-Length", "Content-Length"])
+def test_a_header_that_is_no_size_is_a_fault_of_the_client(
+    limited: Server, name: str, digits: str
+) -> None:
+    """Python makes no integer of more than 4,300 digits."""
+    body = request_of(200)
+    for more in ([], ["Expect: 100-continue"]):
+        length = [] if name == "Content-Length" else ["Content-Length: 200"]
+        request = head(*length, *more, "Connection: close").decode()
+        request = request.replace("\r\n\r\n", f"\r\n{name}: {digits}\r\n\r\n")
+        said = exchanged(limited, request.encode("latin-1") + body)
+        assert said.partition(b"HTTP/1.1 100 ")[2] or said.startswith(
+            (b"HTTP/1.1 4", b"HTTP/1.1 2")
+        )
+        assert b"HTTP/1.1 5" not in said
+    assert "Traceback" not in limited.log.read_text()
+
+
+def test_all_bodies_share_one_budget(folder: Path) -> None:
+    import tritonclient.grpc
+    import tritonclient.utils
+
+    size = 100_000
+    options = ("--max-request-bytes", str(size), "--max-buffered", str(2 * size))
+    with (
+        serving(folder, folder / "scaled.onnx", "--no-optimize", *options) as server,
+        ExitStack() as stack,
+    ):
+        part = head(f"Content-Length: {size}") + bytes(size - 1)
+        connections = half_sent(server, [part, part], stack)
+
+        def full() -> bool:
+            return server.post("/v2/models/scaled/infer", request_of(200))[0] == 503
+
+        wait_for(full)
+        status, said = server.post("/v2/models/scaled/infer", request_of(200))
+        assert status == 503
+        assert said["error"].endswith(f"and at most {2 * size} at once; ask again")
+        assert server.metric("onnxfold_requests_refused_total", status="503") > 0
+        assert server.get("/v2/health/live")[0] == 200
+        x = np.ones((1, 4), np.float32)
+        refused = tritonclient.utils.InferenceServerException
+        with client(server, "grpc") as infer, pytest.raises(refused, match="ask again"):
+            infer("scaled", {"x": x})
+        for connection in connections:  # they leave
+            connection.close()
+        wait_for(lambda: not full())
+        with client(server, "grpc") as infer:
+            np.testing.assert_array_equal(infer("scaled", {"x": x})["y"], 2 * x)
+
+
+def test_what_is_decompressed_counts_too(folder: Path) -> None:
+    size = 1_000_000
+    options = ("--max-request-bytes", str(size), "--max-buffered", str(size + 100))
+    with serving(folder, folder / "scaled.onnx", "--no-optimize", *options) as server:
+        body, headers = compressed("gzip", request_of(size)), {"Content-Encoding": "gzip"}
+        assert server.post("/v2/models/scaled/infer", body, headers)[0] == 503
+        body = compressed("gzip", request_of(size // 2))
+        for _ in range(3):
+            assert server.post("/v2/models/scaled/infer", body, headers)[0] == 200
+
+
 def test_an_unknown_encoding_is_refused(limited: Server) -> None:
     status, said = limited.post("/v2/models/scaled/infer", b"x", {"Content-Encoding": "br"})
     assert (status, said["error"]) == (415, "a body may be gzip or deflate, not 'br'")
@@ -171,6 +252,25 @@ def test_a_stop_waits_for_no_request_that_has_not_come(folder: Path) -> None:
             said = connection.recv(65536)
             assert said.startswith(b"HTTP/1.1 503 ") if number < 5 else said == b""
         assert "Traceback" not in server.log.read_text()
+
+
+def test_a_stop_ends_although_a_run_does_not(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    one = {"name": "trips", "datatype": "INT64", "shape": [], "data": [10**9]}
+    body = json.dumps({"inputs": [one]}).encode()
+    request = head(f"Content-Length: {len(body)}").replace(b"scaled", b"slow") + body
+    options = ("--no-optimize", "--grace", "0.5")
+    with serving(folder, folder / "slow.onnx", *options) as server, ExitStack() as stack:
+        (connection,) = half_sent(server, [request], stack)
+        wait_for(lambda: server.metric("onnxfold_batch_requests_sum", model="slow") == 1)
+        start = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - start < 30
+        assert connection.recv(65536).startswith(b"HTTP/1.1 503 ")
+        assert "did not end within the grace period" in server.log.read_text()
+    assert [path for path in tmp_path.iterdir() if "onnxfold" in path.name] == []
 
 
 def test_a_stop_waits_for_no_call_that_has_not_come(folder: Path) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from onnxfold.cli import application
 from onnxfold.errors import ModelError, UsageError, VerificationError
+from onnxfold.model_io import staging
+from onnxfold.model_io.staging import StagingFolder
 from onnxfold.runtime.library import get_library_path
 from onnxfold.serving.triton import repository
 from onnxfold.serving.triton.device import TritonDevice
@@ -94,12 +96,51 @@ def test_a_new_version_stands_beside_the_old_one(model: Path) -> None:
 
 def test_a_version_that_is_there_stays_unless_forced(model: Path) -> None:
     folder = published(model).folder
-    (folder / "1" / "extra").touch()
+    (folder / "1" / "model.onnx").write_bytes(b"")
     with pytest.raises(UsageError, match=r"version 1 of 'net' .* --force"):
         published(model)
-    assert (folder / "1" / "extra").exists()
+    assert (folder / "1" / "model.onnx").stat().st_size == 0
     published(model, force=True)
-    assert not (folder / "1" / "extra").exists()
+    assert (folder / "1" / "model.onnx").stat().st_size > 0
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_version_with_files_of_others_is_not_replaced_even_by_force(
+    model: Path, damaged: bool
+) -> None:
+    publication = published(model)
+    version = publication.folder / "1"
+    (version / "labels.txt").write_text("precious")
+    if damaged:
+        (version / "model.onnx").write_bytes(b"torn")
+    before = files(publication.folder)
+    with pytest.raises(UsageError, match=r"holds 'labels.txt', which onnxfold did not write"):
+        published(model, force=True)
+    assert files(publication.folder) == before
+    (version / "labels.txt").unlink()
+    published(model, force=True)
+    assert files(publication.folder).keys() == before.keys() - {"1/labels.txt"}
+
+
+def test_a_version_that_is_being_replaced_survives_a_kill(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later run takes the folder in which it lies for one of its own no more."""
+    publication = published(model)
+    before = files(publication.folder / "1")
+    rename, kept = Path.rename, []
+
+    def killed(self: Path, target: Path) -> Path:
+        moved = rename(self, target)
+        if Path(target).name == "replaced":
+            StagingFolder(publication.folder.parent, "~onnxfold-").close()
+            kept.append(files(moved))
+        return moved
+
+    monkeypatch.setattr(Path, "rename", killed)
+    monkeypatch.setattr(staging, "_lock", lambda descriptor: True)  # as if its process were gone
+    published(model, force=True)
+    assert kept == [before]
 
 
 def test_an_edited_config_is_not_replaced_unasked(model: Path) -> None:

@@ -1,0 +1,166 @@
+"""What an output may replace, under which names it may be written, and what is said of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+import pytest
+
+import onnxfold
+from onnxfold.errors import UsageError
+from onnxfold.model_io.replacing import is_ours
+from tests.builders import model_of, pre_norm_model
+from tests.cli.command import run
+
+
+def unfoldable(sign: str = "Relu") -> onnx.ModelProto:
+    kind = (onnx.TensorProto.FLOAT, ["batch", 4])
+    node = onnx.helper.make_node(sign, ["x"], ["y"])
+    return model_of([node], {"x": kind}, {"y": kind}, {})
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a.onnx and b.onnx, in which the command runs."""
+    onnx.save(pre_norm_model(), tmp_path / "a.onnx")
+    onnx.save(unfoldable(), tmp_path / "b.onnx")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("optimize", "a.onnx", "b.onnx"),
+        ("optimize", "a.onnx", "-o", "b.onnx"),
+        ("convert", "a.onnx", "b.onnx", "--to", "rms"),
+        ("convert", "a.onnx", "-o", "b.onnx", "--to", "crms"),
+    ],
+)
+def test_a_file_of_somebody_else_is_replaced_only_by_force(
+    two: Path,
+    words: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = (two / "b.onnx").read_bytes()
+    assert run(monkeypatch, *words) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "b.onnx: it exists, and onnxfold did not write it" in said.err
+    assert (two / "b.onnx").read_bytes() == before
+    assert run(monkeypatch, *words, "--force") == 0
+    assert (two / "b.onnx").read_bytes() != before
+    assert run(monkeypatch, *words) == 0  # now onnxfold wrote it
+
+
+@pytest.mark.parametrize("content", [b"precious", bytes(100), b"{}"])
+def test_a_file_that_is_no_model_is_replaced_only_by_force(two: Path, content: bytes) -> None:
+    (two / "notes").write_bytes(content)
+    with pytest.raises(UsageError, match="onnxfold did not write it"):
+        onnxfold.optimize("a.onnx", "notes", check=None)
+    assert (two / "notes").read_bytes() == content
+    onnxfold.optimize("a.onnx", "notes", check=None, force=True)
+    assert is_ours(two / "notes")
+
+
+def test_an_empty_file_and_a_copy_of_the_input_are_replaced(two: Path) -> None:
+    (two / "empty.onnx").touch()
+    onnxfold.optimize("a.onnx", "empty.onnx", check=None)
+    (two / "copy.onnx").write_bytes((two / "a.onnx").read_bytes())
+    onnxfold.optimize("a.onnx", "copy.onnx", check=None)
+    assert is_ours(two / "empty.onnx")
+    assert is_ours(two / "copy.onnx")
+
+
+@pytest.mark.parametrize("external", [None, True])
+def test_an_output_in_which_nothing_changed_is_replaced(two: Path, external: bool | None) -> None:
+    out = two / "out.onnx"
+    assert not onnxfold.optimize("b.onnx", out, save_as_external_data=external).changed
+    assert is_ours(out)
+    onnx.save(unfoldable("Neg"), "b.onnx")  # exported again
+    onnxfold.optimize("b.onnx", out, save_as_external_data=external)
+    assert onnx.load(out).graph.node[0].op_type == "Neg"
+
+
+def test_a_copy_that_somebody_wrote_into_is_theirs(two: Path) -> None:
+    out = two / "out.onnx"
+    onnxfold.optimize("b.onnx", out)
+    status = out.stat()
+    out.write_bytes(unfoldable("Neg").SerializeToString())
+    os.utime(out, ns=(1, status.st_mtime_ns + 1))
+    with pytest.raises(UsageError, match="onnxfold did not write it"):
+        onnxfold.optimize("b.onnx", out)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["out.ort", "out.ORT", "out.json", "out.onnxjson", "out.pbtxt", "out.onnxtxt", "o.textproto"],
+)
+@pytest.mark.parametrize("words", [("optimize",), ("convert", "--to", "rms")])
+def test_a_name_of_another_format_is_refused_at_once(
+    two: Path,
+    name: str,
+    words: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command, *rest = words
+    for given in ((name,), ("-o", name), ("-o", name, "--force")):
+        assert run(monkeypatch, command, "gone.onnx", *given, *rest) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert "name it .onnx" in said.err
+    assert not (two / name).exists()
+
+
+@pytest.mark.parametrize("name", ["out.pb", "out", "out.bin", ".onnx", "a b.onnx", "ü.onnx"])
+@pytest.mark.parametrize("external", [None, True])
+def test_what_is_written_can_be_loaded_under_its_name(
+    two: Path, name: str, external: bool | None
+) -> None:
+    onnxfold.optimize("a.onnx", name, save_as_external_data=external)
+    onnx.checker.check_model(onnx.load(two / name))
+    onnx.checker.check_model(str(two / name))
+
+
+@pytest.mark.parametrize("command", ["optimize", "convert", "verify", "checkpoint"])
+def test_a_quiet_command_says_its_warnings(
+    two: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words: dict[str, tuple[str, ...]] = {
+        "optimize": ("optimize", "a.onnx", "out.onnx", "--exclude", "typo"),
+        "convert": ("convert", "a.onnx", "out.onnx", "--to", "rms", "--exclude", "typo"),
+        "verify": ("verify", "nan.onnx", "nan.onnx"),
+    }
+    if command == "checkpoint":
+        transformers = pytest.importorskip("transformers")
+        settings = {"vocab_size": 64, "n_positions": 16, "n_embd": 32, "n_layer": 1, "n_head": 2}
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**settings))
+        model.save_pretrained(two / "gpt2")
+        capsys.readouterr()
+        words["checkpoint"] = ("checkpoint", "gpt2", "-o", "new", "--exclude", "typo")
+    if command == "verify":
+        onnx.save(unfoldable("Sqrt"), "root.onnx")
+        proto = onnx.load("root.onnx")
+        proto.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["c"], value_float=-1.0))
+        proto.graph.node[1].input[0] = "negative"
+        proto.graph.node.insert(1, onnx.helper.make_node("Mul", ["x", "c"], ["n"]))
+        proto.graph.node.insert(2, onnx.helper.make_node("Abs", ["n"], ["a"]))
+        proto.graph.node.insert(3, onnx.helper.make_node("Sub", ["c", "a"], ["negative"]))
+        onnx.save(proto, "nan.onnx")
+    expected = (
+        "nothing was compared" if command == "verify" else "--exclude 'typo' matches the name"
+    )
+    for quiet in (True, False):
+        assert run(monkeypatch, *(("-q",) if quiet else ()), *words[command]) == 0
+        said = capsys.readouterr()
+        assert (said.out == "") == quiet
+        assert (said.err + said.out).count(expected) == 1
+        if quiet:
+            assert said.err.startswith("onnxfold: warning: ")
+            assert len(said.err.splitlines()) == 1
+        if command == "checkpoint":
+            (two / "new").rename(two / f"old{quiet}")
