@@ -112,9 +112,14 @@ def console() -> Console:
 
 
 def tell_result(
-    report: dict[str, Any], files: Sequence[Path] | None, verbosity: Verbosity, *, as_json: bool
+    report: dict[str, Any],
+    files: Sequence[Path] | None,
+    verbosity: Verbosity,
+    *,
+    as_json: bool,
+    source: Path,
 ) -> None:
-    """Write the report of a command into its files, and print it as JSON or for people."""
+    """Write the report of a command on a file into its files; print it as JSON or for people."""
     from onnxfold.report import printed
     from onnxfold.report.document import write_report
 
@@ -123,7 +128,8 @@ def tell_result(
     if as_json:
         print_json(report)
     elif verbosity is not Verbosity.QUIET:
-        printed.print_result(console(), report, verbose=verbosity is Verbosity.VERBOSE)
+        verbose = verbosity is Verbosity.VERBOSE
+        printed.print_result(console(), report, verbose=verbose, source=source)
 
 
 @contextmanager

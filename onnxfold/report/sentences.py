@@ -113,6 +113,42 @@ def folds(row: Mapping[str, Any]) -> bool:
     return row["foldable"] and row["action"] not in ("keep", "fused_layer_norm")
 
 
+def work(document: Mapping[str, Any]) -> str | None:
+    """Return the line on what norms compute less; None where that cannot be told, or stays."""
+    before, after = document["before"], document["after"]
+    if before["unknown_norms"] or after["unknown_norms"]:
+        return None
+    said = [
+        f"{1 - after[key] / before[key]:.0%} fewer {what}"
+        for key, what in (
+            ("norm_multiplications", "multiplications"),
+            ("norm_additions", "additions"),
+        )
+        if before[key] > after[key]
+    ]
+    return f"the norms do {' and '.join(said)}" if said else None
+
+
+def sessions(document: Mapping[str, Any]) -> str | None:
+    """Return the line on what sessions execute; None where there are none to compare."""
+    before, after = (document[side].get("session_operators") for side in ("before", "after"))
+    if before is None or after is None:
+        return None
+    counts = [sum(each.values()) for each in (before, after)]
+    return f"a session of ONNX Runtime executes {counts[1]:,} nodes, {counts[0]:,} before"
+
+
+def file_nodes(document: Mapping[str, Any]) -> str:
+    """Return the line on the nodes of the file, which a session joins again."""
+    before, after = document["before"], document["after"]
+    line = f"the file has {after['nodes']:,} nodes, {before['nodes']:,} before"
+    spelled = after["operators"].get("Pow", 0) > before["operators"].get("Pow", 0)
+    session = after.get("session_operators")
+    if spelled and (session is None or "SimplifiedLayerNormalization" in " ".join(session)):
+        line += ": the six operators of an RMSNorm become one in a session"
+    return line
+
+
 def because(row: Mapping[str, Any]) -> str:
     if row["deferral"]:
         return _scale_went(row["deferral"])
@@ -154,6 +190,28 @@ def tallied(norms: Sequence[Mapping[str, Any]]) -> list[str]:
         counts[reason["code"]] += 1
         first.setdefault(reason["code"], f"{reason['sentence']} (norm '{row['name']}')")
     return [f"{count} x {code}: {first[code]}" for code, count in counts.most_common()]
+
+
+def staying(norms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each reason why gammas and betas stay: how many, and why the first do."""
+    counts: dict[str, Counter[str]] = {}
+    first: dict[str, str] = {}
+    for row in norms:
+        stay = [part for part in row["affine"] if not row[f"{part}_fused"]]
+        reason = row["affine_reason"]
+        if reason and stay:
+            counts.setdefault(reason["code"], Counter()).update(stay)
+            first.setdefault(reason["code"], f"{reason['sentence']} (norm '{row['name']}')")
+    return [
+        f"{_parts(found)}: {code}: {first[code]}"
+        for code, found in sorted(counts.items(), key=lambda item: -item[1].total())
+    ]
+
+
+def _parts(found: Mapping[str, int]) -> str:
+    parts = [(part, found[part]) for part in ("gamma", "beta") if part in found]
+    said = " and ".join(counted(number, part) for part, number in parts)
+    return f"{said} stay{'s' if sum(found.values()) == 1 else ''}"
 
 
 def changed_weights(proof: Mapping[str, Any]) -> str:
