@@ -24,7 +24,7 @@ DIGITS := models/digits_vit/digits_vit.onnx
 .PHONY: help demo test test-slow test-training test-serve test-examples test-wheel test-image test-compilers test-compatibility test-compatibility-fast cuda lint format types docs site bench bench-models mutants image clean
 
 help:
-	@echo 'make demo       fold the shipped model and compare its accuracy before and after'
+	@echo 'make demo       fold the shipped model; compare accuracy and time before and after'
 	@echo 'make test       run the tests'
 	@echo 'make test-slow  run the long tests too; installs torch and transformers'
 	@echo 'make test-training test training, checkpoints and Ray; installs torch and transformers'
@@ -52,6 +52,9 @@ demo: $(VENV)/.demo
 	@echo
 	@echo '$$ python -m models.digits_vit.accuracy $(DIGITS) $(DEMO)/fast.onnx'
 	@$(BIN)/python -m models.digits_vit.accuracy $(DIGITS) $(DEMO)/fast.onnx
+	@echo
+	@echo '$$ onnxfold bench $(DIGITS) $(DEMO)/fast.onnx'
+	@$(BIN)/onnxfold bench $(DIGITS) $(DEMO)/fast.onnx
 	@echo
 	@echo '$(DEMO)/fast.onnx computes the same function with cheaper norms;'
 	@echo '$(DEMO)/report.html shows what became of each, and every error that was measured.'

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from pages.operators import laws, refusals
 from pages.parity import parity
-from pages.parts import with_budgets, with_deferral, with_orders, with_tables
+from pages.parts import with_budgets, with_chains, with_deferral, with_tables
 from pages.recipes import recipes
 from pages.tables import ROOT, read_rows
 
@@ -39,7 +39,7 @@ def pages() -> dict[Path, str]:
     docs, readme = ROOT / "docs", ROOT / "README.md"
     theory, pipeline, verify = (docs / f"{name}.md" for name in ("theory", "pipeline", "verify"))
     return {
-        pipeline: with_orders(pipeline.read_text(encoding="utf-8")),
+        pipeline: with_chains(pipeline.read_text(encoding="utf-8")),
         docs / "laws.md": laws(),
         docs / "parity.md": parity(),
         docs / "recipes.md": recipes(rows, left, affine, timed),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pages.chains import best, every
 from pages.tables import Row, between, read_rows, table
 
-__all__ = ["with_budgets", "with_deferral", "with_orders", "with_tables"]
+__all__ = ["with_budgets", "with_chains", "with_deferral", "with_tables"]
 
 _BEGIN, _END = "<!-- recipes: written by docs/generate.py -->\n", "<!-- end of recipes -->"
 _BEGIN_COUNTS, _END_COUNTS = (
@@ -19,10 +20,12 @@ _BEGIN_DEFER, _END_DEFER = (
 )
 _BEGIN_FORMS, _END_FORMS = "<!-- forms: written by docs/generate.py -->\n", "<!-- end of forms -->"
 _BEGIN_GAINS, _END_GAINS = "<!-- gains: written by docs/generate.py -->\n", "<!-- end of gains -->"
-_BEGIN_ORDERS = "<!-- orders: written by docs/generate.py -->\n"
-_END_ORDERS = "<!-- end of orders -->"
 _BEGIN_BUDGETS = "<!-- budgets: written by docs/generate.py -->\n"
 _END_BUDGETS = "<!-- end of budgets -->"
+_BEGIN_BEST = "<!-- fewest nodes: written by docs/generate.py -->\n"
+_END_BEST = "<!-- end of fewest nodes -->"
+_BEGIN_CHAINS = "<!-- chains: written by docs/generate.py -->\n"
+_END_CHAINS = "<!-- end of chains -->"
 # Subject, axis and size of the rows of models.csv that README shows.
 _README_GAINS = (
     ("minilm", "sequence", "128"),
@@ -32,15 +35,12 @@ _README_GAINS = (
     ("opt-125m", "sequence", "128"),
     ("vit-s16", "batch", "1"),
 )
-_README_RECIPES = (
-    "gpt2 opt-125m pythia-160m vit-b16 dinov2-small clip-text whisper-tiny-encoder bert-base "
-    "minilm swin-t convnext-t"
-).split()
+_README_RECIPES = "gpt2 vit-b16 clip-text whisper-tiny-encoder bert-base swin-t convnext-t".split()
 
 
 def with_tables(readme: str, rows: Sequence[Row], timed: Sequence[Row]) -> str:
     """Replace what is generated in README.md."""
-    with_gains = between(readme, _BEGIN_GAINS, _END_GAINS, _gains(timed))
+    with_gains = between(readme, _BEGIN_GAINS, _END_GAINS, _gains(timed, rows))
     return between(with_gains, _BEGIN, _END, _folds(rows))
 
 
@@ -67,9 +67,11 @@ def with_deferral(theory: str) -> str:
     return between(theory, _BEGIN_FORMS, _END_FORMS, _forms(read_rows("norm_forms.csv")))
 
 
-def with_orders(pipeline: str) -> str:
+def with_chains(pipeline: str) -> str:
     """Replace what is generated in pipeline.md."""
-    return between(pipeline, _BEGIN_ORDERS, _END_ORDERS, _orders(read_rows("orders.csv")))
+    rows = read_rows("chains.csv")
+    pipeline = between(pipeline, _BEGIN_BEST, _END_BEST, best(rows))
+    return between(pipeline, _BEGIN_CHAINS, _END_CHAINS, every(rows))
 
 
 def with_budgets(verify: str) -> str:
@@ -150,34 +152,27 @@ def _machine(row: Row) -> str:
     return row["device"].partition(",")[0] or "CPU"
 
 
-def _orders(rows: Sequence[Row]) -> str:
-    """What every order of tools leaves of folds and fusions."""
-    lines = [
-        (
-            row["architecture"],
-            row["order"].replace(", ", " → "),
-            f"{row['folds']} of {row['norms']}" if "onnxfold" in row["order"] else "-",
-            row["nodes"],
-            row["fusions"].replace(":", " "),
-            row["error"],
-        )
-        for row in rows
-    ]
-    return table(("model", "order", "folds", "nodes", "norms and fusions", "error"), lines)
+def _gains(timed: Sequence[Row], rows: Sequence[Row]) -> str:
+    """What ONNX Runtime gains on a CPU, from the last rows of each subject, and by what.
 
-
-def _gains(timed: Sequence[Row]) -> str:
-    """What ONNX Runtime gains on a CPU, from the last rows of each subject."""
+    The fold and Gelu: what our file gains beyond a session that is told to leave skip norms apart.
+    """
     last = {(row["subject"], row["axis"], row["size"], row["method"]): row for row in timed}
+    counted = {row["recipe"]: row for row in rows}
     lines = []
     for subject in _README_GAINS:
-        stock, ort, kernels = (
-            last[(*subject, method)] for method in ("stock", "target ort", "onnxfold")
+        apart, ort, kernels = (
+            last[(*subject, method)] for method in ("no SkipLN fusion", "target ort", "onnxfold")
         )
         name, axis, size = subject
+        norms = counted[name.removesuffix("-int8")]
+        alone = float(ort["to_stock"]) / float(apart["to_stock"])
         gains = (f"{float(row['to_stock']):.2f} ({_range(row)})" for row in (ort, kernels))
-        lines.append((name, f"{axis} {size}", f"{float(stock['median_ms']):.1f}", *gains))
-    headings = ("model", "input", "ms as it was", "`--target ort`", "with the kernels")
+        folds = f"{norms['foldable']} of {norms['layer_norms']}"
+        parts = (f"{float(apart['to_stock']):.2f}", f"{alone:.2f}")
+        lines.append((f"{name}, {axis} {size}", folds, *parts, *gains))
+    headings = ("model", "norms fold", "skip norms apart", "fold and Gelu", "both: `--target ort`",
+                "with the kernels")  # fmt: skip
     return table(headings, lines)
 
 

@@ -27,7 +27,8 @@ def recipes(
         "*centrings*: operators inserted for that. *with splitting*: the "
         "same when any weight may be stored twice (`--allow-split`). *Algorithm 1*: the count by "
         "the rules of Algorithm 1 of the CBWC paper, in which the output of a LayerNorm counts as "
-        "centred, which holds only without gamma and beta, and embeddings as opaque; *embeddings "
+        "centred, which holds only without gamma and beta, embeddings as opaque, and nobody asks "
+        "who else reads what is centred; *embeddings "
         "centred*: the same with a centring behind every embedding, as the paper's Table 3 has "
         "it.\n\n"
         + _counts(rows)

@@ -12,7 +12,10 @@ from onnxfold.cli.options import InputsOption, JsonOption, ProvidersOption, Seed
 def bench(
     context: typer.Context,
     models: Annotated[
-        list[Path], typer.Argument(metavar="MODEL", help="The models; ratios are to the first.")
+        list[Path],
+        typer.Argument(
+            metavar="MODEL", help="The models; the first is what others are compared with."
+        ),
     ],
     rounds: Annotated[int, typer.Option(metavar="N", help="Rounds; each runs every model.")] = 30,
     threads: Annotated[int, typer.Option(metavar="N", help="Threads within an operator.")] = 1,
@@ -23,10 +26,11 @@ def bench(
 ) -> None:
     """Time models against each other in ONNX Runtime, with and without onnxfold's kernels.
 
-    Runs are interleaved, so that a machine that slows down slows all of them; the ratio is the
-    median over rounds of a model's time to the first one's.
+    Runs are interleaved, so that a machine that slows down slows all of them. Speeds are medians
+    over rounds: 1.09 is 1.09 times as fast as the first model. Where rounds differ more than the
+    models do, there is no answer.
     """
-    from onnxfold.report import printed
+    from onnxfold.report.printed_bench import print_benchmark
     from onnxfold.runtime.bench import bench as measure
 
     with terminal.progress(context.obj, models[0], lines=not as_json) as progress:
@@ -42,4 +46,4 @@ def bench(
     if as_json:
         terminal.print_json(measured.to_json())
     else:
-        printed.print_benchmark(terminal.console(), measured.to_json())
+        print_benchmark(terminal.console(), measured.to_json())

@@ -119,4 +119,4 @@ def convert(
             force=force,
             **fold.keywords(),
         )
-    terminal.tell_result(result.report, report, verbosity, as_json=as_json)
+    terminal.tell_result(result.report, report, verbosity, as_json=as_json, source=model)

@@ -87,7 +87,7 @@ def optimize(
             force=force,
             **fold.keywords(),
         )
-    terminal.tell_result(result.report | told, report, verbosity, as_json=as_json)
+    terminal.tell_result(result.report | told, report, verbosity, as_json=as_json, source=model)
 
 
 def _measurement(path: Path, told: Mapping[str, Any]) -> dict[str, Any]:

@@ -123,9 +123,14 @@ def console() -> Console:
 
 
 def tell_result(
-    report: dict[str, Any], files: Sequence[Path] | None, verbosity: Verbosity, *, as_json: bool
+    report: dict[str, Any],
+    files: Sequence[Path] | None,
+    verbosity: Verbosity,
+    *,
+    as_json: bool,
+    source: Path,
 ) -> None:
-    """Write the report of a command into its files, and print it as JSON or for people."""
+    """Write the report of a command on a file into its files; print it as JSON or for people."""
     from onnxfold.report import cautions, printed
     from onnxfold.report.document import write_report
 
@@ -136,7 +141,8 @@ def tell_result(
     elif verbosity is Verbosity.QUIET:
         warn(cautions.of_result(report))
     else:
-        printed.print_result(console(), report, verbose=verbosity is Verbosity.VERBOSE)
+        verbose = verbosity is Verbosity.VERBOSE
+        printed.print_result(console(), report, verbose=verbose, source=source)
 
 
 @contextmanager

@@ -5,6 +5,8 @@ them but for float32 roundings.  An edit would round them to half floats again, 
 error, so such a weight stays as it is.  The same holds of float32 behind a Cast to double.
 """
 
+from weakref import WeakKeyDictionary
+
 import numpy as np
 import onnx_ir as ir
 
@@ -15,9 +17,18 @@ from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
 
+_FOUND: WeakKeyDictionary[ModelInfo, dict[ir.Value, Refusal | None]] = WeakKeyDictionary()
+
 
 def refuse_narrow(view: ModelInfo, value: ir.Value) -> Refusal | None:
     """Say why a weight must keep its numbers: something computes with them in a wider type."""
+    known = _FOUND.setdefault(view, {})
+    if value not in known:
+        known[value] = _find(view, value)
+    return known[value]
+
+
+def _find(view: ModelInfo, value: ir.Value) -> Refusal | None:
     tensor = view.tensor(value)
     if tensor is None or tensor.dtype not in FLOATS:
         return None

@@ -1,23 +1,12 @@
-"""The line that ends ``optimize``: what another target would gain, and what was not measured."""
+"""The line that ``optimize`` prints of its target: what goes before, and what was not measured."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from onnxfold.options import Device, Options, Target
-from onnxfold.passes.lower.installed import MEASURED, installed_device, onnxruntime_version
+from onnxfold.passes.lower.installed import MEASURED, onnxruntime_version
 
-# The methods `target ort`, and `onnxfold` for kernels, in benchmarks/results/models.csv, and
-# `folded, ort` and `folded, kernels` in gpu_models.csv.
-_OTHERS: Mapping[Device, str] = MappingProxyType(
-    {
-        Device.CPU: "in ONNX Runtime 1.32 on a CPU, BERT and MiniLM, float32 and int8, ran 1.02 to "
-        "1.27 times as fast with --target ort, 1.04 to 1.31 with --target kernels and its library",
-        Device.CUDA: "in ONNX Runtime 1.31 on an H100, BERT, GPT-2 and ViT, float32 and float16, "
-        "ran 1.02 to 1.31 times as fast with --target ort --device cuda, 1.02 to 1.30 with "
-        "--target kernels and its library",
-    }
-)
 _WITH_KERNELS: Mapping[Device, str] = MappingProxyType(
     {
         Device.CPU: "--target kernels is faster with onnxfold's library",
@@ -26,7 +15,7 @@ _WITH_KERNELS: Mapping[Device, str] = MappingProxyType(
     }
 )
 # As in text encoders of CLIP, and in float16 (docs/pipeline.md).
-_FUSE_FIRST = "its transformers optimizer goes before onnxfold: "
+_FUSE_FIRST = "ONNX Runtime's transformers optimizer goes before onnxfold: "
 _ATTENTIONS = (
     "{} {} beside norms that fold, and it makes Attention of what it knows from "
     "LayerNormalization alone"
@@ -39,7 +28,7 @@ _LAST = (
 
 
 def advice(options: Options, excluded: Sequence[Mapping[str, Any]]) -> str:
-    """Say what another target would gain in ONNX Runtime, and which version was not measured.
+    """Say what the file is for, what goes before onnxfold, and which version was not measured.
 
     ``excluded``: the fusions of its transformers optimizer that the folds exclude, as reported.
     """
@@ -48,7 +37,7 @@ def advice(options: Options, excluded: Sequence[Mapping[str, Any]]) -> str:
     if options.target is Target.KERNELS:
         return "for ONNX Runtime with onnxfold's library; --target onnx is for other runtimes"
     if options.target is Target.ONNX:
-        return "; ".join([_OTHERS[installed_device()], *_fuse_first(excluded)])
+        return _fuse_first(excluded)
     oldest, newest = MEASURED[options.device]
     version = onnxruntime_version()
     on = "" if options.device is Device.CPU else " on CUDA"
@@ -59,14 +48,14 @@ def advice(options: Options, excluded: Sequence[Mapping[str, Any]]) -> str:
     return f"{chosen}; {_LAST}; {_WITH_KERNELS[options.device]}"
 
 
-def _fuse_first(excluded: Sequence[Mapping[str, Any]]) -> list[str]:
+def _fuse_first(excluded: Sequence[Mapping[str, Any]]) -> str:
     """Say why the transformers optimizer goes first, where folds exclude what it fuses."""
     attentions = sum(row["fusion"] == "Attention" for row in excluded)
     stand = "attentions stand" if attentions > 1 else "attention stands"
     why = [_ATTENTIONS.format(attentions, stand)] if attentions else []
     if len(excluded) > attentions:
         why.append(_HALF_SUMS)
-    return [_FUSE_FIRST + ", and ".join(why)] if why else []
+    return _FUSE_FIRST + ", and ".join(why) if why else ""
 
 
 def _named(version: tuple[int, int]) -> str:

@@ -108,8 +108,11 @@ def _without_weights(
     attempt: _Attempt, source: Source, chosen: Options, error: WeightOverflowError
 ) -> _Attempt:
     """Leave out the weights that have no finite centred values; else what moves factors."""
-    decided = _decided(source, chosen, attempt)
-    found = overflowing_weights(decided.info, decided.plan)
+    try:
+        decided = _decided(source, chosen, attempt)
+        found = overflowing_weights(decided.info, decided.plan)
+    except WeightOverflowError:  # a later pass reads what an earlier one makes of a weight
+        found = frozenset()
     if found:
         return replace(attempt, overflowing=attempt.overflowing | found)
     missing = _without(chosen, attempt)

@@ -1,5 +1,6 @@
 """The nodes of one model before a value, down to values that are known."""
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from onnxfold.proof.coverage import READ_NO_NUMBERS
 from onnxfold.proof.leaf import MAY_BE_FLOATS
 
 _MOST_NODES = 96
+_MOST_IN_LINE = 1 << 12  # of what adds a constant, or multiplies by it: long sums become one
 _PAIR = 2
 
 
@@ -41,15 +43,17 @@ def cone_of(
     """
     nodes: dict[ir.Node, None] = {}
     leaves: dict[ir.Value, None] = {}
-    waiting, seen = [(value, 0)], {value}
+    waiting, seen, in_line = deque([(value, 0)]), {value}, 0
     while waiting:
-        current, depth = waiting.pop(0)
+        current, depth = waiting.popleft()
         node = current.producer()
         constant = view.tensor(current) is not None
         if constant or node is None or (stops(current, depth) and not _follows(current)):
             leaves[current] = None
             continue
-        if bodies(node) or is_stochastic(node) or len(nodes) > _MOST_NODES:
+        in_line += _is_in_line(view, node)
+        too_many = len(nodes) - in_line > _MOST_NODES or in_line > _MOST_IN_LINE
+        if bodies(node) or is_stochastic(node) or too_many:
             raise Unprovable(f"node '{node_label(node)}' ({operator(node)}) cannot be tested")
         nodes[node] = None
         for operand in node.inputs:
@@ -57,6 +61,15 @@ def cone_of(
                 seen.add(operand)
                 waiting.append((operand, depth + 1))
     return Cone(tuple(sorted(nodes, key=order.__getitem__)), tuple(leaves))
+
+
+def _is_in_line(view: ModelInfo, node: ir.Node) -> bool:
+    """Whether a node makes one value of another with constants of at most one axis."""
+    tensors = [view.tensor(operand) for operand in node.inputs]
+    return len(tensors) == _PAIR and any(
+        tensor is not None and sum(dim > 1 for dim in tensor.shape.numpy()) <= 1
+        for tensor in tensors
+    )
 
 
 def _follows(value: ir.Value) -> bool:

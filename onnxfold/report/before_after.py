@@ -207,10 +207,10 @@ def figure_notes(document: Mapping[str, Any]) -> list[str]:
                 f"{what} of unknown size: {before} before, {after} after, so that their costs "
                 "cannot be compared"
             )
-    return [*notes, *_refusal_notes(document), *_interface_notes(document)]
+    return [*notes, *refusal_notes(document), *_interface_notes(document)]
 
 
-def _refusal_notes(document: Mapping[str, Any]) -> list[str]:
+def refusal_notes(document: Mapping[str, Any]) -> list[str]:
     """Return why there are no sessions, in one line where both models have the same reason."""
     refusals = {side: document[side].get("session_refusal") for side in _SIDES}
     if len(set(refusals.values())) == 1:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxfold.report import cautions, sentences
-from onnxfold.report.before_after import figure_notes, figure_rows
+from onnxfold.report.before_after import figure_notes, figure_rows, refusal_notes
 from onnxfold.report.cautions import digits, named
 from onnxfold.report.html import in_batches_of_one, in_pieces
 
@@ -57,11 +59,9 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
         return
     if listed:
         console.print(rows)
-    for line in sentences.tallied(document["norms"]):
-        console.print(Text(line))
-    for line in sentences.tallied_affine(document["norms"]) if listed else ():
-        console.print(Text(line))
     console.print(Text(sentences.totals(document["summary"]), style="bold"))
+    for line in (*sentences.tallied(document["norms"]), *sentences.staying(document["norms"])):
+        console.print(Text(line))
     for remark in (
         sentences.roundings(document["summary"]),
         sentences.alignment(document["norms"]),
@@ -115,9 +115,9 @@ def print_budget_verification(console: Console, document: Mapping[str, Any]) -> 
             rows.add_row(
                 Text(output["name"]),
                 metric,
-                *(_digits(number, 3) for number in numbers),
+                *(digits(number, 3) for number in numbers),
                 str(output["worst_sample"]),
-                _digits(limit, 3) if (limit := document["budget"].get(metric)) is not None else "",
+                digits(limit, 3) if (limit := document["budget"].get(metric)) is not None else "",
             )
     if rows.row_count:
         console.print(rows)
@@ -185,14 +185,36 @@ def _print_cautions(console: Console, told: Iterable[str]) -> None:
         console.print(Text(sentence), style="yellow")
 
 
-def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) -> None:
-    """Print what optimize did: the norms, the checks, the file."""
+def print_result(
+    console: Console, report: Mapping[str, Any], *, verbose: bool, source: Path | None = None
+) -> None:
+    """Print what optimize did: the norms, the checks, what a session runs, the file, what next.
+
+    ``source``: the file that was optimized.  The whole table of before and after: ``verbose``.
+    """
     from rich.text import Text
 
     print_norms(console, report["inspect"], listed=verbose)
     _print_cautions(console, cautions.of_plan(report))
-    if "before_after" in report:
-        print_figures(console, report["before_after"], every=verbose)
+    _print_evidence(console, report)
+    counted = report.get("before_after")
+    if counted is not None and verbose:
+        print_figures(console, counted, every=True)
+    elif counted is not None:
+        _print_gains(console, counted)
+    if "output" in report:
+        _print_output(console, report, source)
+    if counted is not None and not verbose:
+        console.print(Text(sentences.file_nodes(counted)))
+    if verbose:
+        spent = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in report["timing_s"].items())
+        console.print(Text(f"seconds: {spent}"))
+
+
+def _print_evidence(console: Console, report: Mapping[str, Any]) -> None:
+    """Print what was proved and what was compared."""
+    from rich.text import Text
+
     if "proof" in report:
         proof = report["proof"]
         console.print(
@@ -207,17 +229,33 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
         console.print("not run: the result is proved, and was not compared (--check 0)")
     elif report.get("changed"):
         console.print("neither proved nor run (--no-check)")
-    if "output" in report:
-        written = report["output"]
-        line = Text(f"wrote {written['path']}{_beside(written)}, {written['bytes']:,} bytes")
-        if not report["changed"]:
-            line.append(", unchanged")
-        console.print(line, soft_wrap=True)  # a path that is cut in two cannot be copied
-        if written.get("advice") and report["inspect"]["norms"]:
-            console.print(Text(written["advice"]))
-    if verbose:
-        spent = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in report["timing_s"].items())
-        console.print(Text(f"seconds: {spent}"))
+
+
+def _print_gains(console: Console, document: Mapping[str, Any]) -> None:
+    """Print what the norms and a session do less, and why there is no session."""
+    from rich.text import Text
+
+    for line in (sentences.sessions(document), sentences.work(document)):
+        if line is not None:
+            console.print(Text(line))
+    for note in refusal_notes(document):
+        console.print(Text(note))
+
+
+def _print_output(console: Console, report: Mapping[str, Any], source: Path | None) -> None:
+    """Print where the file is, what it asks for, and how to measure what it gains."""
+    from rich.text import Text
+
+    written = report["output"]
+    line = Text(f"wrote {written['path']}{_beside(written)}, {written['bytes']:,} bytes")
+    if not report["changed"]:
+        line.append(", unchanged")
+    console.print(line, soft_wrap=True)  # a path that is cut in two cannot be copied
+    if written.get("advice") and report["inspect"]["norms"]:
+        console.print(Text(written["advice"]))
+    if report["changed"] and source is not None:
+        command = shlex.join(["onnxfold", "bench", str(source), written["path"]])
+        console.print(Text(f"next: {command}"), soft_wrap=True)
 
 
 def _beside(written: Mapping[str, Any]) -> str:
@@ -246,30 +284,3 @@ def print_triton(console: Console, report: Mapping[str, Any]) -> None:
     _print_cautions(console, cautions.of_deployment(report))
     command = f"tritonserver --model-repository={document['server_repository']}"
     console.print(Text(f"serve it with: {command}"), soft_wrap=True)
-
-
-def print_benchmark(console: Console, document: Mapping[str, Any]) -> None:
-    """Print one row per model and kernel choice, then where each spends its time."""
-    from rich.text import Text
-
-    rows = table(("model", "kernels", "ms", "20% - 80%", "of the first", "20% - 80%"))
-    for row in document["measurements"]:
-        rows.add_row(
-            Text(row["model"]),
-            "onnxfold" if row["kernels"] else "stock",
-            f"{row['median_ms']:.3f}",
-            f"{row['p20_ms']:.3f} - {row['p80_ms']:.3f}",
-            f"{row['ratio']:.3f}",
-            f"{row['ratio_p20']:.3f} - {row['ratio_p80']:.3f}",
-        )
-    console.print(rows)
-    for row in document["measurements"]:
-        spent = ", ".join(f"{name} {ms:.3f}" for name, ms in row["operators"].items())
-        console.print(Text(f"{row['model']}: {spent} ms"))
-    shapes = ", ".join(f"{name} {shape}" for name, shape in document["inputs"].items())
-    console.print(
-        Text(
-            f"onnxruntime {document['onnxruntime']}, {', '.join(document['providers'])}, "
-            f"{document['threads']} thread(s), {document['rounds']} rounds, {shapes}"
-        )
-    )

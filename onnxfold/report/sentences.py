@@ -139,6 +139,42 @@ def folds(row: Mapping[str, Any]) -> bool:
     return row["foldable"] and row["action"] not in ("keep", "fused_layer_norm")
 
 
+def work(document: Mapping[str, Any]) -> str | None:
+    """Return the line on what norms compute less; None where that cannot be told, or stays."""
+    before, after = document["before"], document["after"]
+    if before["unknown_norms"] or after["unknown_norms"]:
+        return None
+    said = [
+        f"{1 - after[key] / before[key]:.0%} fewer {what}"
+        for key, what in (
+            ("norm_multiplications", "multiplications"),
+            ("norm_additions", "additions"),
+        )
+        if before[key] > after[key]
+    ]
+    return f"the norms do {' and '.join(said)}" if said else None
+
+
+def sessions(document: Mapping[str, Any]) -> str | None:
+    """Return the line on what sessions execute; None where there are none to compare."""
+    before, after = (document[side].get("session_operators") for side in ("before", "after"))
+    if before is None or after is None:
+        return None
+    counts = [sum(each.values()) for each in (before, after)]
+    return f"a session of ONNX Runtime executes {counts[1]:,} nodes, {counts[0]:,} before"
+
+
+def file_nodes(document: Mapping[str, Any]) -> str:
+    """Return the line on the nodes of the file, which a session joins again."""
+    before, after = document["before"], document["after"]
+    line = f"the file has {after['nodes']:,} nodes, {before['nodes']:,} before"
+    spelled = after["operators"].get("Pow", 0) > before["operators"].get("Pow", 0)
+    session = after.get("session_operators")
+    if spelled and (session is None or "SimplifiedLayerNormalization" in " ".join(session)):
+        line += ": the six operators of an RMSNorm become one in a session"
+    return line
+
+
 def because(row: Mapping[str, Any]) -> str:
     if row["deferral"]:
         return _scale_went(row["deferral"])
@@ -172,25 +208,36 @@ def _scale_went(deferral: Mapping[str, Any]) -> str:
 
 def tallied(norms: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a line for each code of refusal: how often, and the sentence of the first norm."""
-    return _counted_reasons((row["reason"] or row.get("readers_reason"), row) for row in norms)
-
-
-def tallied_affine(norms: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the same for what stays of gammas and betas."""
-    lines = _counted_reasons((row.get("affine_reason"), row) for row in norms)
-    return [f"gamma or beta stays, {line}" for line in lines]
-
-
-def _counted_reasons(
-    reasons: Iterable[tuple[Mapping[str, Any] | None, Mapping[str, Any]]],
-) -> list[str]:
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}
-    for reason, row in reasons:
+    for row in norms:
+        reason = row["reason"] or row.get("readers_reason")
         if reason:
             counts[reason["code"]] += 1
             first.setdefault(reason["code"], f"{reason['sentence']} (norm '{row['name']}')")
     return [f"{count} x {code}: {first[code]}" for code, count in counts.most_common()]
+
+
+def staying(norms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each reason why gammas and betas stay: how many, and why the first do."""
+    counts: dict[str, Counter[str]] = {}
+    first: dict[str, str] = {}
+    for row in norms:
+        stay = [part for part in row["affine"] if not row[f"{part}_fused"]]
+        reason = row["affine_reason"]
+        if reason and stay:
+            counts.setdefault(reason["code"], Counter()).update(stay)
+            first.setdefault(reason["code"], f"{reason['sentence']} (norm '{row['name']}')")
+    return [
+        f"{_parts(found)}: {code}: {first[code]}"
+        for code, found in sorted(counts.items(), key=lambda item: -item[1].total())
+    ]
+
+
+def _parts(found: Mapping[str, int]) -> str:
+    parts = [(part, found[part]) for part in ("gamma", "beta") if part in found]
+    said = " and ".join(counted(number, part) for part, number in parts)
+    return f"{said} stay{'s' if sum(found.values()) == 1 else ''}"
 
 
 def changed_weights(proof: Mapping[str, Any]) -> str:

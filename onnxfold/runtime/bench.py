@@ -1,6 +1,6 @@
-"""Models against each other in ONNX Runtime: interleaved runs, medians, ratios to the first.
+"""Models against each other in ONNX Runtime: interleaved runs, medians, how many times as fast.
 
-Every round gives each variant one turn, and ratios are taken round by round.  A variant is a model
+Every round gives each variant one turn, and speeds are taken round by round.  A variant is a model
 with or without onnxfold's kernels; a model without onnxfold functions has only the plain one.
 """
 
@@ -28,8 +28,10 @@ _DIGITS = 4  # tenths of a microsecond, and of a per mille
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One variant: milliseconds per run, and per-round ratios of its time to the first variant's.
+    """One variant: milliseconds per run, and how many times as fast as the first, round by round.
 
+    ``apart``: the speed differs from the first one's by more than rounds differ from one another
+    (from the 20th to the 80th percentile); what does not is no answer.
     ``operators``: milliseconds per run of the operators that take longest, from profiled runs.
     """
 
@@ -38,9 +40,10 @@ class Measurement:
     median_ms: float
     p20_ms: float
     p80_ms: float
-    ratio: float
-    ratio_p20: float
-    ratio_p80: float
+    speed: float
+    speed_p20: float
+    speed_p80: float
+    apart: bool
     operators: dict[str, float]
 
 
@@ -95,11 +98,11 @@ def bench(
     runs = [partial(session.run, None, feeds) for session in sessions]
     _try_each(variants, runs)
     seconds = take_turns(runs, RunCounts(rounds), progress)
-    ratios = seconds / seconds[:1]
+    speeds = seconds[:1] / seconds
     measurements = []
-    for variant, row, relative in zip(variants, seconds, ratios, strict=True):
+    for variant, row, relative in zip(variants, seconds, speeds, strict=True):
         median_ms, p20_ms, p80_ms = _spread(1e3 * row)
-        ratio, ratio_p20, ratio_p80 = _spread(relative)
+        speed, low, high = _spread(relative)
         longest = operators(variant, threads, chosen, feeds)[:_PROFILED_OPERATORS]
         measurements.append(
             Measurement(
@@ -108,9 +111,10 @@ def bench(
                 median_ms=median_ms,
                 p20_ms=p20_ms,
                 p80_ms=p80_ms,
-                ratio=ratio,
-                ratio_p20=ratio_p20,
-                ratio_p80=ratio_p80,
+                speed=speed,
+                speed_p20=low,
+                speed_p80=high,
+                apart=is_apart(speed, low, high),
                 operators={operator.name: _rounded(operator.milliseconds) for operator in longest},
             )
         )
@@ -128,6 +132,11 @@ def _taken(draw: Callable[..., list[dict[str, Any]]], session: Any) -> dict[str,
             continue
         return feeds
     return draw()[0]
+
+
+def is_apart(speed: float, low: float, high: float) -> bool:
+    """Whether a speed differs from 1 by more than its rounds do from one another."""
+    return abs(speed - 1) > high - low
 
 
 def _try_each(variants: Sequence[Variant], runs: Sequence[Callable[[], object]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from importlib import import_module
 from pathlib import Path
@@ -15,12 +14,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import onnxfold
-from onnxfold.passes.lower import installed
 from onnxfold.pipeline import folding
 from tests.builders import chain_model, pre_norm_model
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 DIGITS = Path(__file__).parents[2] / "models" / "digits_vit" / "digits_vit.onnx"
 MODELS = [
     DIGITS,
@@ -208,30 +205,6 @@ def test_a_version_that_was_not_measured_is_named(
         advice = report["output"]["advice"]
         measured = "1.17 to 1.32" if device == "cpu" else "1.31"
         assert (f"was not measured, as {measured} was" in advice) == unknown
-
-
-def test_the_advice_names_what_was_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured: dict[str, list[float]] = {"target ort": [], "onnxfold": []}
-    with (RESULTS / "models.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            named = row["subject"].startswith(("bert-base", "minilm"))
-            if named and row["onnxruntime"] == "1.32.0" and row["method"] in measured:
-                measured[row["method"]].append(float(row["to_stock"]))
-    gpu: dict[str, list[float]] = {"folded, ort": [], "folded, kernels": []}
-    with (RESULTS / "gpu_models.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            if "H100" in row["device"] and row["method"] in gpu:
-                gpu[row["method"]].append(float(row["to_stock"]))
-    for package, found in (("onnxruntime", measured), ("onnxruntime-gpu", gpu)):
-        monkeypatch.setattr(installed, "version", {package: "1.31.1"}.__getitem__)
-        monkeypatch.setattr(installed, "PackageNotFoundError", KeyError)
-        report = onnxfold.optimize(DIGITS, tmp_path / "out.onnx", check=None, force=True).report
-        advice = report["output"]["advice"]
-        assert ("--device cuda" in advice) == (found is gpu)
-        for gains in found.values():
-            assert f"{min(gains):.2f} to {max(gains):.2f}" in advice
 
 
 def test_the_report_names_the_fusions_that_it_excludes(tmp_path: Path) -> None:

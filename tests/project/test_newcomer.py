@@ -39,10 +39,9 @@ int main(int count, char** files) {
     if (!dlopen(files[i], RTLD_NOW)) return std::puts(dlerror()), 1;
 }
 """
-# What takes the sources, or the extra for the server, with the test that follows it.
+# What takes the sources, with the test that follows it.
 _ELSEWHERE = {
     "make demo\nmake test\n": ".ci/run",
-    "$ onnxfold serve": "tests/serving/server/test_serving.py",
 }
 
 
@@ -169,7 +168,7 @@ def test_readme_runs_from_top_to_bottom_from_the_wheel_alone(wheel: Path, tmp_pa
             assert language in ("sh", "console"), text
             shell(text.replace("$ ", "").replace(".[ort]", f"{wheel}[ort]"), tmp_path)
         ran += 1
-    assert ran == 6
+    assert ran == 4
     home = run(python, "-c", "import onnxfold; print(onnxfold.__file__)", cwd=tmp_path)
     assert Path(home.strip()).is_relative_to(tmp_path / ".venv")
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from pathlib import Path
 
 import onnx
 import pytest
+from rich.console import Console
 
 import onnxfold
 from onnxfold.errors import ModelError, one_line
-from onnxfold.runtime.bench import bench
+from onnxfold.report.printed_bench import print_benchmark
+from onnxfold.runtime.bench import bench, is_apart
 from onnxfold.runtime.library import get_library_path
 from onnxfold.runtime.session_graph import session_operators
 from tests.builders import chain_model, pre_norm_model
@@ -34,8 +37,39 @@ def test_every_variant_is_measured_against_the_first(pair: tuple[Path, Path]) ->
     ]
     assert measured.inputs == {"ids": [1, 8]}
     first = measured.measurements[0]
-    assert (first.ratio, first.ratio_p20, first.ratio_p80) == (1.0, 1.0, 1.0)
+    assert (first.speed, first.speed_p20, first.speed_p80) == (1.0, 1.0, 1.0)
+    assert not first.apart
     assert all(m.p20_ms <= m.median_ms <= m.p80_ms for m in measured.measurements)
+
+
+@pytest.mark.parametrize(
+    ("speed", "low", "high", "told"),
+    [
+        (1.09, 1.07, 1.11, True),
+        (0.91, 0.9, 0.93, True),
+        (1.09, 1.0, 1.1, False),
+        (0.5, 0.085, 11.2, False),
+        (1.0, 1.0, 1.0, False),
+    ],
+)
+def test_a_speed_counts_beyond_the_spread_of_its_rounds(
+    speed: float, low: float, high: float, *, told: bool
+) -> None:
+    assert is_apart(speed, low, high) == told
+    row = {"kernels": False, "median_ms": 1.0, "p20_ms": 1.0, "p80_ms": 1.0, "operators": {}}
+    first = row | {"model": "a.onnx", "speed": 1.0, "speed_p20": 1.0, "speed_p80": 1.0}
+    other = row | {"model": "b.onnx", "speed": speed, "speed_p20": low, "speed_p80": high}
+    document = {
+        "onnxruntime": "1", "providers": ["CPU"], "threads": 1, "rounds": 3, "inputs": {},
+        "measurements": [first | {"apart": False}, other | {"apart": told}],
+    }  # fmt: skip
+    console = Console(file=io.StringIO(), width=80)
+    print_benchmark(console, document)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert said.count("b.onnx") == 1
+    assert ("B against A: no answer" in said) != told
+    assert (f"B is {speed:.2f} times as fast as A" in said) == told
+    assert ("--rounds 200" in " ".join(said.split())) != told
 
 
 def test_the_profile_names_the_kernels_that_ran(pair: tuple[Path, Path]) -> None:

@@ -103,7 +103,7 @@ class _Walk:
     def run(self, start: Iterable[Point]) -> None:
         """Find every point that ``start`` can use, and every point that moves with those."""
         fresh = self._pull_all(start)
-        while fresh:
+        while fresh and self._assumptions.asks_readers:
             reached: list[Point] = []
             for point in fresh:
                 if not self._producers[point].zero_mean:

@@ -77,8 +77,12 @@ def decide(info: ModelInfo, settings: Settings) -> CentringDecision:
     return CentringDecision(
         plan,
         tuple({**refused, **dict(plan.refusals), **left}.items()),
-        count_foldable(whole, layer_norms, Assumptions(True, Embeddings.OPAQUE)),
-        count_foldable(whole, layer_norms, Assumptions(True, Embeddings.CENTRED)),
+        count_foldable(
+            whole, layer_norms, Assumptions(True, Embeddings.OPAQUE, asks_readers=False)
+        ),
+        count_foldable(
+            whole, layer_norms, Assumptions(True, Embeddings.CENTRED, asks_readers=False)
+        ),
         frozenset(info.ref(site.output) for site in sites),
         frozenset(info.ref(site.output) for site in in_place),
         frozenset(left),

@@ -58,10 +58,14 @@ class Embeddings(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """The exact analysis by default; otherwise the counting rules of the paper's Algorithm 1."""
+    """The exact analysis by default; otherwise the counting rules of the paper's Algorithm 1.
+
+    ``asks_readers``: whether who else reads a value counts; Algorithm 1 marks forward alone.
+    """
 
     norm_output_centred: bool = False
     embeddings: Embeddings = Embeddings.LINEAR
+    asks_readers: bool = True
 
 
 EXACT = Assumptions()

@@ -15,21 +15,10 @@ _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
 
 def onnxruntime_version() -> tuple[int, int]:
     """Return the major and minor version of the ONNX Runtime at hand, or the newest measured."""
-    found = _installed()
-    return MEASURED[Device.CPU][1] if found is None else found[1]
-
-
-def installed_device() -> Device:
-    """Return the device that the ONNX Runtime at hand is packaged for; a CPU if there is none."""
-    found = _installed()
-    return Device.CUDA if found is not None and found[0] == "onnxruntime-gpu" else Device.CPU
-
-
-def _installed() -> tuple[str, tuple[int, int]] | None:
     for package in _PACKAGES:
         try:
             major, minor, *_ = version(package).split(".")
         except (PackageNotFoundError, ValueError):
             continue
-        return package, (int(major), int(minor))
-    return None
+        return int(major), int(minor)
+    return MEASURED[Device.CPU][1]

@@ -7,6 +7,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.float_types import HALVES
+from onnxfold.graph.operands import known_operand
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.norms.site import NormForm
 from onnxfold.operators import facets
@@ -87,7 +88,7 @@ def decide_scales(
     of_norms -= {node for site in sites for node in _last_constants(view, site)}
     norms = {site.output: site for site in sites if _scales_by_gamma(site)}
     bare = {site.output for site in sites if _lacks_gamma_alone(site)}
-    passed: set[ir.Node] = set()
+    passed: dict[ir.Value, ir.Value] = {}  # by the results of what moves, the value before it all
     biased: set[ir.Node] = set()  # layers that an earlier fusion gives a bias
     fusions: list[ScaleFusion] = []
     refusals: list[tuple[str, Refusal]] = []
@@ -96,7 +97,7 @@ def decide_scales(
         op = None if node in of_norms else channel_op(view, node)
         if op is None or (not scores and scales_scores(view, node)):
             continue
-        writer = writer_of(view, op, frozenset(passed), norms)
+        writer = writer_of(view, op, passed, norms)
         if isinstance(writer, Refusal) and op.node.inputs[op.index] in bare:
             writer = gamma_of_its_own(view, op) or writer
         if isinstance(writer, Refusal) or _is_sign_of_layer(node, writer):
@@ -109,7 +110,8 @@ def decide_scales(
             refusals.append((fusion.output, why))
         else:
             fusions.append(fusion)
-            passed.add(node)
+            source = known_operand(node, op.index)
+            passed[node.outputs[0]] = passed.get(source, source)
             if fusion.shifted is not None and not fusion.shifted.value:
                 biased.add(writer.node)
     return tuple(fusions), tuple(refusals)

@@ -1,6 +1,8 @@
 """The certificate of absorbed scales: by what each weight was multiplied, for which reader."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+
+import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.operands import producer_of
@@ -20,13 +22,15 @@ def prove(before: ModelInfo, after: ModelInfo, plan: ScalesPlan) -> ProofOutcome
 
 def prove_scales(before: ModelInfo, after: ModelInfo, fusions: Iterable[ScaleFusion]) -> Proof:
     """Check a model whose linear layers do the scales behind them; both are prepared."""
-    claims = (claim for fusion in fusions for claim in _claims(before, fusion))
+    values = before.by_ref()
+    claims = (claim for fusion in fusions for claim in _claims(before, values, fusion))
     return prove_models(before, after, Certificate(scaled=tuple(claims), rounding=True))
 
 
-def _claims(before: ModelInfo, fusion: ScaleFusion) -> Iterator[ScaledWeight]:
-    value = before.by_ref().get(fusion.output)
-    node = producer_of(value)
+def _claims(
+    before: ModelInfo, values: Mapping[str, ir.Value], fusion: ScaleFusion
+) -> Iterator[ScaledWeight]:
+    node = producer_of(values.get(fusion.output))
     op = None if node is None else channel_op(before, node)
     if op is None or op.scale is None:
         return

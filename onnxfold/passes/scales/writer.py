@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxfold.graph import FLOATS, Fiber, ModelInfo, Reader
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import SCALAR, Channels
-from onnxfold.graph.operands import is_read_once, known_operand, known_producer
+from onnxfold.graph.operands import is_read_once, known_operand, known_producer, producer_of
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.families.rules import transfer_of
@@ -37,6 +37,7 @@ from onnxfold.passes.scales.homogeneous import carries_factor, common_source
 from onnxfold.refusal import Refusal, RefusalCode
 
 _PRODUCTS = (Layer.EINSUM, Layer.MATMUL)  # either factor may be the weight
+_MOST_STEPS = 64  # operators between that stay; without a bound, long sums cost their square
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,21 +148,21 @@ def _batch_norm(view: ModelInfo, node: ir.Node) -> ChannelOp | None:
 def writer_of(
     view: ModelInfo,
     op: ChannelOp,
-    passed: frozenset[ir.Node],
+    passed: Mapping[ir.Value, ir.Value],
     norms: Mapping[ir.Value, NormSite],
 ) -> LinearWriter | Refusal:
     """Return the linear layer that computes the operator's input, through what has no other reader.
 
-    ``passed`` are channel operators that are absorbed as well; ``norms``, by their results, those
-    of one operator.
+    ``passed`` are the results of channel operators that are absorbed as well, each with the value
+    before them all; ``norms``, by their results, those of one operator.
     """
     value, channels = op.node.inputs[op.index], op.channels
     biases: list[EditPlace] = []
     part: tuple[int, int, int] | None = None
     known: ir.Value | None = None  # a value of which all readers have been looked at
-    while value is not None:
-        node = value.producer()
-        if node is None:
+    for _ in range(_MOST_STEPS):
+        node = producer_of(value)
+        if value is None or node is None:
             break
         if (len(element_readers(value)) != 1 and value is not known) or value.is_graph_output():
             return refuse(RefusalCode.EXACT_READER, node, "gives its result to others as well")
@@ -244,8 +245,11 @@ def _back(
     node: ir.Node,
     channels: Channels,
     biases: list[EditPlace],
-    passed: frozenset[ir.Node],
+    passed: Mapping[ir.Value, ir.Value],
 ) -> tuple[ir.Value, Channels] | Refusal:
+    absorbed = passed.get(node.outputs[0])
+    if absorbed is not None:
+        return absorbed, channels
     moved = before_layout(view, node.outputs[0], channels)
     if moved is not None:
         return moved
@@ -253,11 +257,6 @@ def _back(
         operand = node.inputs[0]
         if operand is not None and view.tensor(operand) is None:
             return operand, channels
-    if node in passed:
-        known = channel_op(view, node)
-        source = None if known is None else node.inputs[known.index]
-        if source is not None:
-            return source, channels
     if len(node.inputs) != 2 or 1 not in row_of(node).adds_first:
         return refuse(RefusalCode.ACTIVATION, node, "is not linear per channel")
     for index, operand in enumerate(node.inputs):
