@@ -31,6 +31,7 @@ class RefusalCode(StrEnum):
     NOT_CENTRED_NORM = "not_centred_norm"
     NOT_PROVED = "not_proved"
     NOT_WORTH = "not_worth"
+    OUTLYING_GAMMA = "outlying_gamma"
     OVERRIDABLE_INITIALIZER = "overridable_initializer"
     QUANTISED = "quantised"
     SHARED_WEIGHT = "shared_weight"
@@ -157,6 +158,13 @@ EXPLANATIONS: dict[RefusalCode, Explanation] = {
         "or the fold would take away a fusion that is as fast.",
         "Allow larger copies of weights with --allow-split, fold more norms of the same stream, "
         "or choose another --target where a fusion is named.",
+    ),
+    RefusalCode.OUTLYING_GAMMA: Explanation(
+        "Few elements of gamma are far larger than the others. In the next weights they would "
+        "widen the range that a quantisation to int8 with one scale for each tensor divides into "
+        "255 steps, while the norm multiplies by a scale anyway (`--target onnx` and `ort`).",
+        "`--fuse-affine always` moves it: right where weights are not quantised, or with a scale "
+        "for each channel, which makes the error smaller than before the move.",
     ),
     RefusalCode.OVERRIDABLE_INITIALIZER: Explanation(
         "A weight is listed among the inputs of the graph, so a caller may replace it.",

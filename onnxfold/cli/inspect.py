@@ -15,6 +15,7 @@ def inspect(
     target: options.TargetOption = Target.ONNX,
     allow_split: options.SplitOption = 1 << 20,
     exclude: options.ExcludeOption = None,
+    fuse_affine: options.FuseAffineOption = None,
     no_fuse_affine: options.NoFuseAffineOption = False,
     defer: options.DeferOption = Defer.OFF,
     nodes: Annotated[
@@ -34,7 +35,7 @@ def inspect(
             target=target,
             allow_split=allow_split,
             exclude=exclude,
-            fuse_affine=not no_fuse_affine,
+            fuse_affine=options.chosen_fuse_affine(fuse_affine, no_fuse_affine),
             defer=defer,
             nodes=nodes,
         )

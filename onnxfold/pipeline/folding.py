@@ -25,7 +25,7 @@ from onnxfold.graph.edit import Editor
 from onnxfold.graph.traversal import all_nodes
 from onnxfold.norms import find_norms
 from onnxfold.operators.functions import DOMAIN
-from onnxfold.options import Conversion, Defer, Device, Options, Target
+from onnxfold.options import Conversion, Defer, Device, FuseAffine, Options, Target
 from onnxfold.passes.affine.apply import apply as apply_affine
 from onnxfold.passes.affine.decide import decide as decide_affine
 from onnxfold.passes.affine.plan import AffinePlan
@@ -287,7 +287,7 @@ def fold(
 
 def unwanted(chosen: Options) -> frozenset[str]:
     """Return the names of the passes that the options leave out."""
-    names = frozenset[str]() if chosen.fuse_affine else AFFINE_PASSES
+    names = AFFINE_PASSES if chosen.fuse_affine is FuseAffine.NEVER else frozenset[str]()
     return names | {"deferral"} if chosen.defer is Defer.OFF else names
 
 

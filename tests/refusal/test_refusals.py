@@ -41,6 +41,7 @@ _EARLY = {
 # Reasons of the affine fusion alone, which has tests of its own.
 _AFFINE = {
     RefusalCode.DYNAMIC_WEIGHT,
+    RefusalCode.OUTLYING_GAMMA,
     RefusalCode.SHARED_WEIGHT,
     RefusalCode.SHIFT_CANNOT_CROSS,
 }

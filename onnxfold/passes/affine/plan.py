@@ -38,7 +38,8 @@ class AffineFusion:
     """A norm whose gamma or beta or both move into all of its readers.
 
     ``output`` is the reference of the norm's result.  ``gamma`` without ``beta`` leaves
-    beta / gamma behind, where the norm has a beta.
+    beta / gamma behind, where the norm has a beta.  ``left``: what the norm multiplies by in the
+    end, which the weights are divided by; a norm without gamma may get one.
     """
 
     norm: str
@@ -46,6 +47,12 @@ class AffineFusion:
     gamma: bool
     beta: bool
     readers: tuple[Absorption, ...]
+    left: float = 1.0
+
+    @property
+    def scales(self) -> bool:
+        """Whether weights are scaled."""
+        return self.gamma or self.left != 1.0
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -53,7 +60,7 @@ class AffineFusion:
         return tuple(
             place
             for reader in self.readers
-            for place in (reader.weight if self.gamma else None, *reader.biases)
+            for place in (reader.weight if self.scales else None, *reader.biases)
             if place is not None
         )
 
@@ -61,6 +68,7 @@ class AffineFusion:
         parts = " and ".join(
             part for part, moves in (("gamma", self.gamma), ("beta", self.beta)) if moves
         )
+        parts = parts or f"1 / {self.left:g}"
         return f"{parts} of {self.norm} into {len(self.readers)} linear layers"
 
 
