@@ -16,6 +16,7 @@ class RefusalCode(StrEnum):
     ALREADY_LAYER = "already_layer"
     ALREADY_RMS = "already_rms"
     BODY_BORDER = "body_border"
+    COMES_APART = "comes_apart"
     CONCAT_ALONG_FIBER = "concat_along_fiber"
     DYNAMIC_FIBER = "dynamic_fiber"
     DYNAMIC_WEIGHT = "dynamic_weight"
@@ -89,6 +90,14 @@ EXPLANATIONS: dict[RefusalCode, Explanation] = {
         "The norm and the weights before it are on different sides of the border of an If, Loop or "
         "Scan body; only what lies in one body is changed.",
         "Export the model without control flow, or simplify it so that constant conditions go.",
+    ),
+    RefusalCode.COMES_APART: Explanation(
+        "The norm could fold, but spelled in operators, as `--target onnx` writes an RMSNorm, "
+        "other tools would take it apart, and a session would run it in pieces; as "
+        "LayerNormalization it stays one operator behind all of them ([in a "
+        "pipeline](pipeline.md)).",
+        "`--target ort` or `--norm-form op` fold it into one operator, `--norm-form decomposed` "
+        "where the tool that the sentence names does not follow.",
     ),
     RefusalCode.CONCAT_ALONG_FIBER: Explanation(
         "Tensors are joined along the normalised axis, so one mean runs over several of them and "

@@ -33,6 +33,7 @@ from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.pipeline import folding
 from onnxfold.pipeline.advice import advice
+from onnxfold.pipeline.notes import notes
 from onnxfold.pipeline.preparation import prepared_for
 from onnxfold.pipeline.publishing import check, count, write
 from onnxfold.pipeline.stage_timer import StageTimer
@@ -256,6 +257,7 @@ def _published(
         verification, both = written.verification, written.before_after
         returned, report["output"] = written.path, written.document
         report["output"]["advice"] = advice(options, report["inspect"]["excluded_fusions"])
+        report["output"]["notes"] = notes(options, report["inspect"])
     if verification is not None:
         report["verification"] = verification.to_json()
     if both is not None:

@@ -200,11 +200,21 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
         if not report["changed"]:
             line.append(", unchanged")
         console.print(line, soft_wrap=True)  # a path that is cut in two cannot be copied
-        if written.get("advice") and report["inspect"]["norms"]:
-            console.print(Text(written["advice"]))
+        if report["inspect"]["norms"]:
+            _print_advice(console, written)
     if verbose:
         spent = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in report["timing_s"].items())
         console.print(Text(f"seconds: {spent}"))
+
+
+def _print_advice(console: Console, written: Mapping[str, Any]) -> None:
+    """Print what another target would gain, and what other tools make of the file."""
+    from rich.text import Text
+
+    if written.get("advice"):
+        console.print(Text(written["advice"]))
+    for note in written.get("notes", ()):
+        console.print(Text(f"note: {note}"))
 
 
 def _beside(written: Mapping[str, Any]) -> str:

@@ -48,7 +48,7 @@ def _refusal(info: ModelInfo, site: NormSite, *, scaled: bool) -> Refusal | None
     else:
         return None
     sentence = f"norm '{site.name}' stays one operator: {why}"
-    return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, (node_label(site.nodes[-1]),))
+    return Refusal(RefusalCode.COMES_APART, sentence, (node_label(site.nodes[-1]),))
 
 
 def _is_one(info: ModelInfo, gamma: AffinePart) -> bool:

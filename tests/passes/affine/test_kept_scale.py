@@ -111,7 +111,7 @@ def test_a_norm_without_gamma_or_reader_stays_one_operator() -> None:
     assert result.plan.folds == ()
     (norm,) = result.report["inspect"]["norms"]
     assert norm["foldable"]
-    assert norm["reason"]["code"] == "no_cheaper_form"
+    assert norm["reason"]["code"] == "comes_apart"
     assert "onnxslim" in norm["reason"]["sentence"]
     for options in ({"target": "ort"}, {"norm_form": "decomposed"}):
         assert len(onnxfold.optimize(original, **options).plan.folds) == 1
