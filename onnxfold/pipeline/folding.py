@@ -30,6 +30,9 @@ from onnxfold.passes.affine.apply import apply as apply_affine
 from onnxfold.passes.affine.decide import decide as decide_affine
 from onnxfold.passes.affine.plan import AffinePlan
 from onnxfold.passes.affine.prove import prove as prove_affine
+from onnxfold.passes.affine.tables import apply as apply_tables
+from onnxfold.passes.affine.tables import decide as decide_tables
+from onnxfold.passes.affine.tables import prove as prove_tables
 from onnxfold.passes.base import Pass, ProofOutcome, Settings
 from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.decide import CentringDecision
@@ -108,6 +111,7 @@ PASSES: tuple[Pass[Any], ...] = (
     Pass("reinstating", decide_reinstating, apply_reinstating, prove_reinstating),
     _SCALES,
     _AFFINE,
+    Pass("tables", decide_tables, apply_tables, prove_tables, lambda plan: _outputs(plan.fusions)),
     _CENTRING,
     Pass(
         "deferral",
@@ -136,7 +140,7 @@ _CONVERSIONS: Mapping[Conversion, tuple[Pass[Any], ...]] = {
 _FEWER_CHANNELS = (_SCALES, _AFFINE, _CENTRING, _COMPRESSION, _READERS)  # that readers get
 # Spells the outcome of all passes for a target: always last, and proved on what will be written.
 LOWER = Pass("lower", decide_lowering, apply_lowering, prove_lowering)
-AFFINE_PASSES = frozenset({"affine", "scales"})
+AFFINE_PASSES = frozenset({"affine", "scales", "tables"})
 
 
 @dataclass(slots=True)
@@ -164,7 +168,7 @@ class Decided:
             made.gain_ps,
             made.cost_ps,
             made.parts,
-            () if affine is None else affine.fusions,
+            (() if affine is None else affine.fusions) + self._tables.fusions,
             () if scales is None else scales.fusions,
             self._deferral.norms,
         )
@@ -185,6 +189,7 @@ class Decided:
         decompression = self.decisions.get("decompression", CompressionPlan())
         readers = self.decisions.get("readers", ReadersPlan())
         described = partial(norm_of, self.info, self.description)
+        in_tables = set(_outputs(self._tables.fusions))
 
         def reasons(refused: Iterable[tuple[str, Refusal]]) -> dict[str, Refusal]:
             return {described(ref): why for ref, why in refused}
@@ -197,7 +202,7 @@ class Decided:
             self._described_plan(described),
             reasons(centring.refusals + restoring.refusals + compression.refusals)
             | dict(decompression.refusals),
-            reasons(affine.refusals),
+            reasons((ref, why) for ref, why in affine.refusals if ref not in in_tables),
             centring.algorithm1,
             centring.algorithm1_embed_centred,
             rows(centring.remaining | restoring.remaining | compression.remaining),
@@ -222,6 +227,11 @@ class Decided:
             fusions=tuple(replace(move, output=described(move.output)) for move in plan.fusions),
             deferred=tuple(replace(norm, output=described(norm.output)) for norm in plan.deferred),
         )
+
+    @property
+    def _tables(self) -> AffinePlan:
+        decision: AffinePlan = self.decisions.get("tables", AffinePlan())
+        return decision
 
     @property
     def _deferral(self) -> DeferralPlan:
@@ -288,6 +298,7 @@ def fold(
 def unwanted(chosen: Options) -> frozenset[str]:
     """Return the names of the passes that the options leave out."""
     names = AFFINE_PASSES if chosen.fuse_affine is FuseAffine.NEVER else frozenset[str]()
+    names |= frozenset[str]() if chosen.fuse_affine is FuseAffine.ALWAYS else {"tables"}
     return names | {"deferral"} if chosen.defer is Defer.OFF else names
 
 

@@ -191,8 +191,9 @@ def _attempt(
         moves = (
             (_LAYER_NORMS, with_mean),
             ("deferral", plan.deferred),
+            ("tables", [fusion for fusion in plan.fusions if fusion.tables]),
             ("scales", plan.scales),
-            ("affine", plan.fusions),
+            ("affine", [fusion for fusion in plan.fusions if not fusion.tables]),
             ("reinstating", [n for n in folded.findings.deferred_before if n.reinstated]),
         )
         for name, moved in moves:

@@ -246,6 +246,7 @@ def pair(name: str, opset: int) -> Pair:
     return Pair(original, onnxfold.optimize(original, check=0).model, given, true)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("opset", [17, 18, 23])
 @pytest.mark.parametrize("tool", TOOLS)

@@ -37,17 +37,17 @@ def apply(edit: Editor, plan: AffinePlan, settings: Settings) -> None:
         source = scale_source(edit.info, site) if bare else source_of(edit.info, site)
         if not isinstance(source, AffineSource):
             raise InvariantError(f"norm '{fusion.norm}' has no gamma or beta that can move")
-        sources.append((fusion, _within(edit, source)))
+        sources.append((fusion, source_within(edit, source)))
     places = PlaceEditor(edit)
     for fusion, source in sources:
         for reader in fusion.readers:
             _absorb(places, fusion, source, reader)
-    norms = _Norms(edit)
+    norms = Norms(edit)
     for fusion, source in sources:
         norms.take_away(fusion, source)
 
 
-def _within(edit: Editor, source: AffineSource) -> AffineSource:
+def source_within(edit: Editor, source: AffineSource) -> AffineSource:
     """Return the affine part of the same norm in the model that is edited."""
     return replace(
         source,
@@ -73,7 +73,7 @@ def _absorb(
         places.change(weight, Scale(weight.channels, source.gamma / fusion.left))
 
 
-class _Norms:
+class Norms:
     """Takes gammas and betas away from norms."""
 
     def __init__(self, edit: Editor):

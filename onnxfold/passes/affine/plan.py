@@ -39,7 +39,8 @@ class AffineFusion:
 
     ``output`` is the reference of the norm's result.  ``gamma`` without ``beta`` leaves
     beta / gamma behind, where the norm has a beta.  ``left``: what the norm multiplies by in the
-    end, which the weights are divided by; a norm without gamma may get one.
+    end, which the weights are divided by; a norm without gamma may get one.  ``tables``: gamma
+    moves into what is multiplied to the norm's result, not into weights.
     """
 
     norm: str
@@ -48,6 +49,7 @@ class AffineFusion:
     beta: bool
     readers: tuple[Absorption, ...]
     left: float = 1.0
+    tables: bool = False
 
     @property
     def scales(self) -> bool:
@@ -69,7 +71,8 @@ class AffineFusion:
             part for part, moves in (("gamma", self.gamma), ("beta", self.beta)) if moves
         )
         parts = parts or f"1 / {self.left:g}"
-        return f"{parts} of {self.norm} into {len(self.readers)} linear layers"
+        into = "tables" if self.tables else f"{len(self.readers)} linear layers"
+        return f"{parts} of {self.norm} into {into}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,8 +147,8 @@ def test_a_scale_that_the_weights_do_not_take_back_breaks_the_model_and_its_proo
     right = forced(source, (replace(fusion, left=0.5),))
     assert right.proof.passed
     assert error(source, right.model) < 1e-12
-    whole = apply._Norms._filled
-    monkeypatch.setattr(apply._Norms, "_filled", lambda self, like, _: whole(self, like, wrong))
+    whole = apply.Norms._filled
+    monkeypatch.setattr(apply.Norms, "_filled", lambda self, like, _: whole(self, like, wrong))
     broken = forced(source, (replace(fusion, left=0.5),))
     assert not broken.proof.passed
     assert error(source, broken.model) > 1e-2
