@@ -18,11 +18,13 @@ from onnxfold.options import (
     Conversion,
     Defer,
     Device,
+    FuseAffine,
     Options,
     Target,
     WrittenForm,
     bytes_of,
     conversion_named,
+    fuse_affine_named,
     member,
     target_named,
 )
@@ -51,7 +53,7 @@ def inspect(
     target: Target | str = Target.ONNX,
     allow_split: int = DEFAULT_SPLIT_BYTES,
     exclude: str | None = None,
-    fuse_affine: bool = True,
+    fuse_affine: FuseAffine | str | bool = FuseAffine.AUTO,
     defer: Defer | str = Defer.OFF,
     defer_means: bool = False,
     nodes: bool = False,
@@ -67,7 +69,7 @@ def inspect(
         target_named(target),
         allow_split=allow_split,
         exclude=exclude,
-        fuse_affine=fuse_affine,
+        fuse_affine=fuse_affine_named(fuse_affine),
         defer=member(Defer, defer, f"defer '{defer}'"),
         defer_means=defer_means,
     )
@@ -330,6 +332,7 @@ def _chosen(options: Mapping[str, Any]) -> Options:
     """Return the options with names read; raises UsageError for what makes no sense together."""
     named = {
         "target": target_named(options.get("target", Target.ONNX)),
+        "fuse_affine": fuse_affine_named(options.get("fuse_affine", FuseAffine.AUTO)),
         **{
             name: member(kind, options[name], f"{name} '{options[name]}'")
             for name, kind in _CHOICES.items()

@@ -58,6 +58,21 @@ class Defer(StrEnum):
     ALL = "all"  # wherever it is exact for every row
 
 
+class FuseAffine(StrEnum):
+    """Which gammas, betas and scales move into linear layers."""
+
+    ALWAYS = "always"  # whatever can, a new Add for a beta among it
+    AUTO = "auto"  # what takes an operator or operand away, or does no harm
+    NEVER = "never"
+
+
+def fuse_affine_named(name: FuseAffine | str | bool) -> FuseAffine:
+    """Return the member of a name, or of whether anything moves; UsageError where there is none."""
+    if isinstance(name, bool):
+        return FuseAffine.AUTO if name else FuseAffine.NEVER
+    return member(FuseAffine, name, f"fuse_affine '{name}'")
+
+
 class WrittenForm(StrEnum):
     """How the norms are written that a fold could make RMS norms."""
 
@@ -109,7 +124,7 @@ class Options:
     share_weights: bool = False
     strip_metadata: bool = False
     fuse_residual: bool = True
-    fuse_affine: bool = True
+    fuse_affine: FuseAffine = FuseAffine.AUTO
     defer: Defer = Defer.OFF
     defer_means: bool = False
     range_limit: float = DEFAULT_RANGE_LIMIT

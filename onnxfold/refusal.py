@@ -16,6 +16,7 @@ class RefusalCode(StrEnum):
     ALREADY_LAYER = "already_layer"
     ALREADY_RMS = "already_rms"
     BODY_BORDER = "body_border"
+    COMES_APART = "comes_apart"
     CONCAT_ALONG_FIBER = "concat_along_fiber"
     DYNAMIC_FIBER = "dynamic_fiber"
     DYNAMIC_WEIGHT = "dynamic_weight"
@@ -31,6 +32,7 @@ class RefusalCode(StrEnum):
     NOT_CENTRED_NORM = "not_centred_norm"
     NOT_PROVED = "not_proved"
     NOT_WORTH = "not_worth"
+    OUTLYING_GAMMA = "outlying_gamma"
     OVERRIDABLE_INITIALIZER = "overridable_initializer"
     QUANTISED = "quantised"
     ROUNDS_MORE = "rounds_more"
@@ -89,6 +91,14 @@ EXPLANATIONS: dict[RefusalCode, Explanation] = {
         "The norm and the weights before it are on different sides of the border of an If, Loop or "
         "Scan body; only what lies in one body is changed.",
         "Export the model without control flow, or simplify it so that constant conditions go.",
+    ),
+    RefusalCode.COMES_APART: Explanation(
+        "The norm could fold, but spelled in operators, as `--target onnx` writes an RMSNorm, "
+        "other tools would take it apart, and a session would run it in pieces; as "
+        "LayerNormalization it stays one operator behind all of them ([in a "
+        "pipeline](pipeline.md)).",
+        "`--target ort` or `--norm-form op` fold it into one operator, `--norm-form decomposed` "
+        "where the tool that the sentence names does not follow.",
     ),
     RefusalCode.CONCAT_ALONG_FIBER: Explanation(
         "Tensors are joined along the normalised axis, so one mean runs over several of them and "
@@ -158,6 +168,13 @@ EXPLANATIONS: dict[RefusalCode, Explanation] = {
         "or the fold would take away a fusion that is as fast.",
         "Allow larger copies of weights with --allow-split, fold more norms of the same stream, "
         "or choose another --target where a fusion is named.",
+    ),
+    RefusalCode.OUTLYING_GAMMA: Explanation(
+        "Few elements of gamma are far larger than the others. In the next weights they would "
+        "widen the range that a quantisation to int8 with one scale for each tensor divides into "
+        "255 steps, while the norm multiplies by a scale anyway (`--target onnx` and `ort`).",
+        "`--fuse-affine always` moves it: right where weights are not quantised, or with a scale "
+        "for each channel, which makes the error smaller than before the move.",
     ),
     RefusalCode.OVERRIDABLE_INITIALIZER: Explanation(
         "A weight is listed among the inputs of the graph, so a caller may replace it.",

@@ -15,11 +15,20 @@ import typer
 
 from onnxfold.cli.terminal import chosen_verbosity
 from onnxfold.errors import UsageError
-from onnxfold.options import Defer, Device, Target, WrittenForm, target_named
+from onnxfold.options import Defer, Device, FuseAffine, Target, WrittenForm, target_named
 
 # What is said and where it goes, not what it is.
 _ABOUT_OUTPUT = frozenset({"as_json", "force", "output", "quiet", "report", "verbose"})
 _NAMED = inspect.Parameter.KEYWORD_ONLY
+
+
+def chosen_fuse_affine(chosen: FuseAffine | None, not_at_all: bool) -> FuseAffine:
+    """Return what two options ask for together; raises UsageError where they differ."""
+    if not not_at_all:
+        return chosen or FuseAffine.AUTO
+    if chosen not in (None, FuseAffine.NEVER):
+        raise UsageError(f"--no-fuse-affine and --fuse-affine {chosen} exclude one another")
+    return FuseAffine.NEVER
 
 
 def written_file(name: str) -> Path:
@@ -87,9 +96,16 @@ RtolOption = Annotated[
     float | None, typer.Option(help="Also demand |error| <= atol + rtol |truth|.")
 ]
 AtolOption = Annotated[float | None, typer.Option(help="See --rtol.")]
+FuseAffineOption = Annotated[
+    FuseAffine | None,
+    typer.Option(
+        help="Move gamma, beta and scales into linear layers: **auto** (the default) where an "
+        "operator or operand goes away or int8 does not suffer, **always** wherever that is exact, "
+        "with a new Add for a beta where a layer has no bias, **never**."
+    ),
+]
 NoFuseAffineOption = Annotated[
-    bool,
-    typer.Option("--no-fuse-affine", help="Leave gamma, beta and scales where they are."),
+    bool, typer.Option("--no-fuse-affine", help="The same as --fuse-affine never.")
 ]
 DeferOption = Annotated[
     Defer,
@@ -190,6 +206,7 @@ class CheckedOptions:
 class FoldOptions(CheckedOptions):
     """What every command that folds a model can be asked as well."""
 
+    fuse_affine: FuseAffineOption = None
     no_fuse_affine: NoFuseAffineOption = False
     defer: DeferOption = Defer.OFF
     defer_means: DeferMeansOption = False
@@ -218,7 +235,7 @@ class FoldOptions(CheckedOptions):
             **CheckedOptions.keywords(self),
             "norm_form": self.norm_form,
             "fuse_residual": not self.no_fuse_residual,
-            "fuse_affine": not self.no_fuse_affine,
+            "fuse_affine": chosen_fuse_affine(self.fuse_affine, self.no_fuse_affine),
             "defer": self.defer,
             "defer_means": self.defer_means,
             "range_limit": self.range_limit,

@@ -25,11 +25,14 @@ from onnxfold.graph.edit import Editor
 from onnxfold.graph.traversal import all_nodes
 from onnxfold.norms import find_norms
 from onnxfold.operators.functions import DOMAIN
-from onnxfold.options import Conversion, Defer, Device, Options, Target
+from onnxfold.options import Conversion, Defer, Device, FuseAffine, Options, Target
 from onnxfold.passes.affine.apply import apply as apply_affine
 from onnxfold.passes.affine.decide import decide as decide_affine
 from onnxfold.passes.affine.plan import AffinePlan
 from onnxfold.passes.affine.prove import prove as prove_affine
+from onnxfold.passes.affine.tables import apply as apply_tables
+from onnxfold.passes.affine.tables import decide as decide_tables
+from onnxfold.passes.affine.tables import prove as prove_tables
 from onnxfold.passes.base import Pass, ProofOutcome, Settings
 from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.decide import CentringDecision
@@ -110,6 +113,7 @@ PASSES: tuple[Pass[Any], ...] = (
     Pass("reinstating", decide_reinstating, apply_reinstating, prove_reinstating),
     _SCALES,
     _AFFINE,
+    Pass("tables", decide_tables, apply_tables, prove_tables, lambda plan: _outputs(plan.fusions)),
     _CENTRING,
     Pass(
         "deferral",
@@ -138,7 +142,7 @@ _CONVERSIONS: Mapping[Conversion, tuple[Pass[Any], ...]] = {
 _FEWER_CHANNELS = (_SCALES, _AFFINE, _CENTRING, _COMPRESSION, _READERS)  # that readers get
 # Spells the outcome of all passes for a target: always last, and proved on what will be written.
 LOWER = Pass("lower", decide_lowering, apply_lowering, prove_lowering)
-AFFINE_PASSES = frozenset({"affine", "scales"})
+AFFINE_PASSES = frozenset({"affine", "scales", "tables"})
 
 
 @dataclass(slots=True)
@@ -166,7 +170,7 @@ class Decided:
             made.gain_ps,
             made.cost_ps,
             made.parts,
-            () if affine is None else affine.fusions,
+            (() if affine is None else affine.fusions) + self._tables.fusions,
             () if scales is None else scales.fusions,
             self._deferral.norms,
         )
@@ -187,6 +191,7 @@ class Decided:
         decompression = self.decisions.get("decompression", CompressionPlan())
         readers = self.decisions.get("readers", ReadersPlan())
         described = partial(norms_of, self.info, self.description)
+        in_tables = set(_outputs(self._tables.fusions))
 
         def reasons(refused: Iterable[tuple[str, Refusal]]) -> dict[str, Refusal]:
             return {norm: why for ref, why in refused for norm in described(ref)}
@@ -199,7 +204,7 @@ class Decided:
             self._described_plan(described),
             reasons(centring.refusals + restoring.refusals + compression.refusals)
             | dict(decompression.refusals),
-            reasons(affine.refusals),
+            reasons((ref, why) for ref, why in affine.refusals if ref not in in_tables),
             centring.algorithm1,
             centring.algorithm1_embed_centred,
             rows(centring.remaining | restoring.remaining | compression.remaining),
@@ -229,6 +234,11 @@ class Decided:
                 replace(n, output=ref) for n in plan.deferred for ref in described(n.output)
             ),
         )
+
+    @property
+    def _tables(self) -> AffinePlan:
+        decision: AffinePlan = self.decisions.get("tables", AffinePlan())
+        return decision
 
     @property
     def _deferral(self) -> DeferralPlan:
@@ -297,7 +307,8 @@ def fold(
 
 def unwanted(chosen: Options) -> frozenset[str]:
     """Return the names of the passes that the options leave out."""
-    names = frozenset[str]() if chosen.fuse_affine else AFFINE_PASSES
+    names = AFFINE_PASSES if chosen.fuse_affine is FuseAffine.NEVER else frozenset[str]()
+    names |= frozenset[str]() if chosen.fuse_affine is FuseAffine.ALWAYS else {"tables"}
     return names | {"deferral"} if chosen.defer is Defer.OFF else names
 
 

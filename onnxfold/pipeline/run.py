@@ -34,6 +34,7 @@ from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.pipeline import folding
 from onnxfold.pipeline.advice import advice
+from onnxfold.pipeline.notes import notes
 from onnxfold.pipeline.preparation import prepared_for
 from onnxfold.pipeline.publishing import check, count, write
 from onnxfold.pipeline.stage_timer import StageTimer
@@ -194,8 +195,9 @@ def _attempt(
         moves = (
             (_LAYER_NORMS, with_mean),
             ("deferral", plan.deferred),
+            ("tables", [fusion for fusion in plan.fusions if fusion.tables]),
             ("scales", plan.scales),
-            ("affine", plan.fusions),
+            ("affine", [fusion for fusion in plan.fusions if not fusion.tables]),
             ("reinstating", [n for n in folded.findings.deferred_before if n.reinstated]),
         )
         for name, moved in moves:
@@ -267,6 +269,7 @@ def _published(
         verification, both = written.verification, written.before_after
         returned, report["output"] = written.path, written.document
         report["output"]["advice"] = advice(options, report["inspect"]["excluded_fusions"])
+        report["output"]["notes"] = notes(options, report["inspect"])
     if verification is not None:
         report["verification"] = verification.to_json()
     if both is not None:

@@ -251,11 +251,21 @@ def _print_output(console: Console, report: Mapping[str, Any], source: Path | No
     if not report["changed"]:
         line.append(", unchanged")
     console.print(line, soft_wrap=True)  # a path that is cut in two cannot be copied
-    if written.get("advice") and report["inspect"]["norms"]:
-        console.print(Text(written["advice"]))
+    if report["inspect"]["norms"]:
+        _print_advice(console, written)
     if report["changed"] and source is not None:
         command = shlex.join(["onnxfold", "bench", str(source), written["path"]])
         console.print(Text(f"next: {command}"), soft_wrap=True)
+
+
+def _print_advice(console: Console, written: Mapping[str, Any]) -> None:
+    """Print what another target would gain, and what other tools make of the file."""
+    from rich.text import Text
+
+    if written.get("advice"):
+        console.print(Text(written["advice"]))
+    for note in written.get("notes", ()):
+        console.print(Text(f"note: {note}"))
 
 
 def _beside(written: Mapping[str, Any]) -> str:

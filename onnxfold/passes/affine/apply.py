@@ -16,13 +16,14 @@ from onnxfold.graph.edit import Editor, redirect, set_input, sweep
 from onnxfold.graph.operands import known_producer
 from onnxfold.norms import find_norms
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
-from onnxfold.passes.affine.source import AffineSource, source_of
+from onnxfold.passes.affine.source import AffineSource, scale_source, source_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.constant_edits import PlaceEditor
 from onnxfold.weights.edited import Product
 from onnxfold.weights.edits import Scale, Shift
 
 _GAMMA, _BETA = 1, 2
+_NAMES = {0.0: "zeros", 0.5: "halves", 1.0: "ones", 2.0: "twos"}
 
 
 def apply(edit: Editor, plan: AffinePlan, settings: Settings) -> None:
@@ -31,20 +32,22 @@ def apply(edit: Editor, plan: AffinePlan, settings: Settings) -> None:
     by_output = {edit.info.ref(site.output): site for site in find_norms(edit.info)}
     sources: list[tuple[AffineFusion, AffineSource]] = []
     for fusion in plan.fusions:
-        source = source_of(edit.info, by_output[fusion.output])
+        site = by_output[fusion.output]
+        bare = fusion.scales and not fusion.gamma
+        source = scale_source(edit.info, site) if bare else source_of(edit.info, site)
         if not isinstance(source, AffineSource):
             raise InvariantError(f"norm '{fusion.norm}' has no gamma or beta that can move")
-        sources.append((fusion, _within(edit, source)))
+        sources.append((fusion, source_within(edit, source)))
     places = PlaceEditor(edit)
     for fusion, source in sources:
         for reader in fusion.readers:
             _absorb(places, fusion, source, reader)
-    norms = _Norms(edit)
+    norms = Norms(edit)
     for fusion, source in sources:
         norms.take_away(fusion, source)
 
 
-def _within(edit: Editor, source: AffineSource) -> AffineSource:
+def source_within(edit: Editor, source: AffineSource) -> AffineSource:
     """Return the affine part of the same norm in the model that is edited."""
     return replace(
         source,
@@ -66,11 +69,11 @@ def _absorb(
             outer, factor = reader.outer, reader.factor
             product = Product(tensor, source.beta, weight.channels, outer, factor, part)
             places.change(place, Shift(place.channels, product))
-    if fusion.gamma and source.gamma is not None:
-        places.change(weight, Scale(weight.channels, source.gamma))
+    if fusion.scales and source.gamma is not None:
+        places.change(weight, Scale(weight.channels, source.gamma / fusion.left))
 
 
-class _Norms:
+class Norms:
     """Takes gammas and betas away from norms."""
 
     def __init__(self, edit: Editor):
@@ -90,8 +93,8 @@ class _Norms:
     def _take_operands(self, fusion: AffineFusion, source: AffineSource) -> None:
         node = source.site.nodes[-1]
         gamma, beta = ([*node.inputs, None, None][index] for index in (_GAMMA, _BETA))
-        if fusion.gamma and gamma is not None:
-            set_input(node, _GAMMA, self._filled(gamma, 1.0))
+        if fusion.scales and gamma is not None:
+            set_input(node, _GAMMA, self._filled(gamma, fusion.left))
         if fusion.beta and beta is not None:
             # ONNX Runtime's optimizer reads the B of every LayerNormalization unasked.
             set_input(node, _BETA, self._filled(beta, 0.0))
@@ -111,23 +114,29 @@ class _Norms:
                 set_input(add, 1 - index, self._constant(constant, source, left))
             sweep([node for node in (mul,) if node is not None])
             return
-        if not fusion.gamma and mul is not None:  # beta alone goes
+        if mul is not None and fusion.left != 1.0:
+            self._refill(mul, fusion.left)
+        if (not fusion.gamma or fusion.left != 1.0) and mul is not None:  # beta alone goes
             start, nodes = mul.outputs[0], [node for node in source.nodes if node is not mul]
         else:
             nodes = list(source.nodes)
-        self._bypass(source, start, nodes)
+        if nodes:
+            self._bypass(source, start, nodes)
 
     def _take_inside(self, fusion: AffineFusion, source: AffineSource) -> None:
         """Let the Mul and the Add read ones and zeros: the norm keeps its form."""
         add, mul = _parts(source)
-        for node, moved, number in ((add, fusion.beta, 0.0), (mul, fusion.gamma, 1.0)):
-            if node is None or not moved:
-                continue
-            index = 1 - list(node.inputs).index(_data_input(self._view, node))
-            constant = node.inputs[index]
-            if constant is not None:
-                set_input(node, index, self._filled(constant, number))
-                self._edit.drop_if_unread(constant)
+        for node, moved, number in ((add, fusion.beta, 0.0), (mul, fusion.gamma, fusion.left)):
+            if node is not None and moved:
+                self._refill(node, number)
+
+    def _refill(self, node: ir.Node, number: float) -> None:
+        """Let a Mul or Add read one number in the place of its constant."""
+        index = 1 - list(node.inputs).index(_data_input(self._view, node))
+        constant = node.inputs[index]
+        if constant is not None:
+            set_input(node, index, self._filled(constant, number))
+            self._edit.drop_if_unread(constant)
 
     def _bypass(self, source: AffineSource, start: ir.Value, nodes: list[ir.Node]) -> None:
         """Take the nodes away, of which the first reads ``start``, and keep the names.
@@ -156,7 +165,7 @@ class _Norms:
         dtype = like.dtype or ir.DataType.FLOAT
         key = (dtype, shape, number)
         if key not in self._fills:
-            name = f"{'ones' if number else 'zeros'}.{'x'.join(map(str, shape))}"
+            name = f"{_NAMES[number]}.{'x'.join(map(str, shape))}"
             tensor = ir.Tensor(np.full(shape, number, dtype.numpy()), dtype=dtype)
             near = next(iter(self._edit.model.graph)).outputs[0]
             self._fills[key] = self._edit.new_constant(near, tensor, name)

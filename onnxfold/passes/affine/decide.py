@@ -1,9 +1,10 @@
 """Deciding which gammas and betas move into the linear layers behind their norms.
 
 gamma moves when every reader of the norm is linear with a constant weight that no other reader
-needs unchanged (or that is small enough to store twice).  beta moves with it when no zero padding
-stands between and every reader has a bias, can have one for free (Gemm, Conv, Attention), or gets
-an Add behind it that costs less than the norm saves without beta.
+needs unchanged (or that is small enough to store twice), and leaves a scale where the norm
+multiplies by one in any case; there an outlying gamma stays (outlying.py).  beta moves with it, or
+alone, when no zero padding stands between and every reader has a bias, can have one for free (Gemm,
+Conv, Attention), or gets an Add behind it that costs less than the norm saves without beta.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,12 +19,15 @@ from onnxfold.graph.channels import Channels
 from onnxfold.graph.float_types import HALVES
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.operators.families.transfer import refuse
+from onnxfold.options import FuseAffine, Target
 from onnxfold.passes.affine.absorb import AbsorbingLayer
-from onnxfold.passes.affine.affine_walk import EditPlace, ReachedLayer, follow, root_of
+from onnxfold.passes.affine.affine_walk import ReachedLayer, follow, root_of
+from onnxfold.passes.affine.biases import bias_of, parts_of
+from onnxfold.passes.affine.kept_scale import is_kept_scale, kept_scale
+from onnxfold.passes.affine.outlying import refuse_outlying
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
-from onnxfold.passes.affine.reactions import adds_bias, behind_layout
 from onnxfold.passes.affine.sharing import FusionCandidate, settle
-from onnxfold.passes.affine.source import AffineSource, source_of
+from onnxfold.passes.affine.source import AffineSource, scale_source, source_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.decide import plan_of
 from onnxfold.passes.costs import costs_of, elements, elements_beside
@@ -34,7 +38,6 @@ from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.passes.places import Place, place_of, ref_of
 from onnxfold.passes.ranges import RangeWarning, range_warning
-from onnxfold.passes.scales.cut_parts import cut_of, element_readers
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.edits import Scale
 
@@ -51,9 +54,23 @@ class BetaCosts:
     saving: Callable[[NormSite, int], int]
 
 
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Which norms multiply by a scale whatever their gamma, and need one that nobody takes away.
+
+    ``stays``: what gamma moves out of still multiplies.  ``wanted``: a norm without gamma is
+    written with a product.  ``outliers``: an outlying gamma moves out of the former all the same.
+    """
+
+    stays: Callable[[NormSite], bool] = lambda _: False
+    wanted: Callable[[NormSite], bool] = lambda _: False
+    outliers: bool = True
+
+
 def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
     """Return what moves where, weighed against what the norms that will fold save."""
     sites = find_norms(info)
+    always = settings.fuse_affine is FuseAffine.ALWAYS
     lowering = TargetLowering(info, settings.target, settings.norm_form)
     costs = costs_of(settings.target)
 
@@ -63,6 +80,8 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
         return frozenset(fold.output for fold in plan.folds)
 
     def saving(site: NormSite, cost: int) -> int:
+        if always:
+            return cost + 1
         shifts = site.kind is NormKind.DYT
         most = elements(info.shape(site.input)) * (costs.addition if shifts else costs.bias)
         # Whether a norm folds takes a plan of all norms to tell.
@@ -79,9 +98,18 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
         if is_wanted(settings) and may_wait(site) and goes(site):
             return None  # no norm will be left to be fused with its gamma
         why = lowering.keep_affine(site)
-        if why is None or (lowering.calls_rms(site) and info.ref(site.output) in folds()):
+        if always or why is None or (lowering.calls_rms(site) and info.ref(site.output) in folds()):
             return None
         return why
+
+    def stays(site: NormSite) -> bool:
+        if settings.convert_to is not None or (is_wanted(settings) and may_wait(site)):
+            return False
+        return lowering.multiplies(site)
+
+    def wanted(site: NormSite) -> bool:
+        written = settings.target is Target.ONNX and lowering.spells_rms(site)
+        return written and stays(site) and info.ref(site.output) in folds()
 
     plan = decide_affine(
         info,
@@ -90,6 +118,7 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
         allow_split_bytes=settings.allow_split,
         keep=keep,
         weighing=BetaCosts(costs.addition, saving),
+        scales=Scales(stays, wanted, always or settings.target is Target.KERNELS),
     )
     return replace(plan, ranges=_ranges(info, sites, plan.fusions, settings.range_limit))
 
@@ -120,38 +149,51 @@ def decide_affine(
     allow_split_bytes: int,
     keep: Callable[[NormSite], Refusal | None] = lambda _: None,
     weighing: BetaCosts | None = None,
+    scales: Scales | None = None,
 ) -> AffinePlan:
     """Return what moves where; weights above ``allow_split_bytes`` are never stored twice.
 
     ``keep`` says why a norm is better left with its gamma and beta, or None.  Without ``weighing``
-    no beta is worth a new Add.
+    no beta is worth a new Add, and without ``scales`` no norm multiplies where gamma has moved.
     """
     weighing = weighing or BetaCosts(0, lambda *_: 0)
+    scales = scales or Scales()
     candidates: list[FusionCandidate] = []
     refusals: dict[str, Refusal] = {}
     for site in sites:
-        source = source_of(view, site)
+        source = _source(view, site, scales)
         if source is None:
             continue
         made: FusionCandidate | Refusal | None = keep(site)
         if made is None:
             if isinstance(source, AffineSource):
-                made = _candidate(view, source, weighing)
+                made = _candidate(view, source, weighing, scales)
             else:
                 made = source
         if isinstance(made, Refusal):
             refusals[view.ref(site.output)] = made
-        else:
+        elif made is not None:
             candidates.append(made)
-            if made.beta_refusal is not None:
-                refusals[made.fusion.output] = made.beta_refusal
+            if made.refusal is not None:
+                refusals[made.fusion.output] = made.refusal
     kept, shared = settle(view, candidates, allow_split_bytes)
     return AffinePlan(tuple(kept), tuple({**refusals, **shared}.items()))
 
 
+def _source(view: ModelInfo, site: NormSite, scales: Scales) -> AffineSource | Refusal | None:
+    """Return what can move: gamma unless it is one power of two, beta, a scale that is wanted."""
+    bare = scale_source(view, site) if scales.wanted(site) else None
+    source = bare or source_of(view, site)
+    if not isinstance(source, AffineSource) or source.gamma is None or not scales.stays(site):
+        return source
+    if not is_kept_scale(source.gamma):
+        return source
+    return None if source.beta is None else replace(source, gamma=None)
+
+
 def _candidate(
-    view: ModelInfo, source: AffineSource, weighing: BetaCosts
-) -> FusionCandidate | Refusal:
+    view: ModelInfo, source: AffineSource, weighing: BetaCosts, scales: Scales
+) -> FusionCandidate | Refusal | None:
     reached = follow(view, source.value, source.channels)
     if isinstance(reached, Refusal):
         return reached
@@ -178,17 +220,38 @@ def _candidate(
             return obstacle
     if not beta:
         readers = [reader.without_beta() for reader in readers]
-    gamma = source.gamma is not None
-    few = _few_bits(view, source, readers)
+    left = _left(view, source, readers, scales)
+    stays = left if isinstance(left, Refusal) else None
+    gamma = None if isinstance(left, Refusal) else source.gamma
+    if gamma is None and not beta:
+        return stays
+    few = None if gamma is None else _few_bits(view, source, readers)
     if few is not None:
         return few
     fusion = AffineFusion(
-        source.site.name, view.ref(source.site.output), gamma, beta, tuple(readers)
+        source.site.name,
+        view.ref(source.site.output),
+        gamma is not None and source.site.gamma is not None,
+        beta,
+        tuple(readers),
+        1.0 if isinstance(left, Refusal) else left,
     )
-    vectors = (source.gamma, source.beta)
+    vectors = (None if gamma is None else gamma / fusion.left, source.beta)
     marks = tuple(b"" if vector is None else vector.tobytes() for vector in vectors)
-    left = shift_refusal if source.beta is not None else None
-    return FusionCandidate(fusion, (marks[0], marks[0] + b"/" + marks[1]), left)
+    kept = stays or (shift_refusal if source.beta is not None else None)
+    return FusionCandidate(fusion, (marks[0], marks[0] + b"/" + marks[1]), kept)
+
+
+def _left(
+    view: ModelInfo, source: AffineSource, readers: Sequence[Absorption], scales: Scales
+) -> float | Refusal:
+    """Return what the norm multiplies by once gamma has moved, or why gamma stays."""
+    if source.gamma is None or not scales.stays(source.site):
+        return 1.0
+    outlying = None
+    if not scales.outliers and source.site.gamma is not None:
+        outlying = refuse_outlying(view, source.site.name, source.gamma, readers)
+    return outlying or kept_scale(view, source.gamma, readers)
 
 
 def _few_bits(
@@ -288,97 +351,8 @@ def _absorption(view: ModelInfo, item: ReachedLayer) -> Absorption | Refusal:
     weight = place_of(view, root.value, root.reader, root.channels)
     whole = all(digit.whole for digit in root.outer.digits)
     disjoint = not set(root.outer.axes) & set(root.channels.axes) or absorbs.bias is not None
-    bias = _bias(view, node, absorbs, root) if whole and disjoint else None
+    bias = bias_of(view, node, absorbs, root) if whole and disjoint else None
     made = Absorption(ref_of(view, item.reader), weight, root.outer, bias, absorbs.factor)
     if bias is not None or not (whole and disjoint) or absorbs.bias is not None:
         return made
-    return replace(made, parts=_parts(view, node.outputs[0], absorbs))
-
-
-def _bias(view: ModelInfo, node: ir.Node, absorbs: AbsorbingLayer, root: EditPlace) -> Place | None:
-    """Return the constant that takes W beta: the operator's own bias, or that of an Add behind."""
-    if absorbs.shift_refusal is not None or node.outputs[0].name is None:
-        return None
-    size = absorbs.outer.size
-    if absorbs.bias is not None:
-        operand = node.inputs[absorbs.bias] if absorbs.bias < len(node.inputs) else None
-        reader = Reader(node, absorbs.bias)
-        if operand is None:
-            return Place("", ref_of(view, reader), Channels.along([(0, size)]), 0)
-        shape = shape_of(view, operand)
-        if shape is None or not shape or shape[-1] != size or any(d != 1 for d in shape[:-1]):
-            return None
-        return place_of(view, operand, reader, Channels.along([(len(shape) - 1, size)]))
-    return _added(view, node.outputs[0], absorbs.output)
-
-
-def _parts(view: ModelInfo, value: ir.Value, absorbs: AbsorbingLayer) -> tuple[Place, ...]:
-    """Return what the Adds behind the parts of ``value`` along its channels add, none if one lacks.
-
-    What is left of joined projections: q, k and v are one product, each with its own bias, cut
-    apart by a Split or by Slices.
-    """
-    readers, output = element_readers(value), absorbs.output
-    if absorbs.shift_refusal is not None or view.is_output(value) or len(output.digits) != 1:
-        return ()
-    places: list[Place] = []
-    for part in (part for node in readers for part in node.outputs):
-        cut = cut_of(view, part)
-        producer = part.producer()
-        if cut is None or cut.source is not value or (cut.axis,) != output.axes or cut.length < 2:
-            return ()
-        channels = Channels.along([(cut.axis, cut.length)])
-        place = _added(view, part, channels)
-        if place is None or producer is None or producer.graph is not value.graph:
-            return ()
-        places.append(replace(place, start=cut.start))
-    places.sort(key=lambda place: place.start)
-    ends = [place.start + place.channels.size for place in places]
-    beginnings = [place.start for place in places]
-    tiled = beginnings == [0, *ends[:-1]] and ends[-1:] == [output.size]
-    return tuple(places) if tiled and len(places) > 1 else ()
-
-
-def _added(view: ModelInfo, value: ir.Value, output: Channels) -> Place | None:
-    """Return what an Add or BiasGelu adds that alone reads ``value``, along the same channels.
-
-    Layouts may stand between: exports of TensorFlow take a product back to its batch first.
-    """
-    reader = _only_reader(view, value)
-    while reader is not None and not adds_bias(reader.node, reader.index):
-        moved = behind_layout(view, reader, output)
-        if moved is None:
-            return None
-        value, output = moved
-        reader = _only_reader(view, value)
-    if reader is None:
-        return None
-    node, index = reader.node, reader.index
-    operand = node.inputs[1 - index]
-    shape, rank = shape_of(view, operand), view.rank(value)
-    if operand is None or shape is None or rank is None or len(shape) > rank:
-        return None
-    offset = rank - len(shape)
-    sizes = {digit.axis: digit.size for digit in output.digits}
-    if any(axis < offset for axis in sizes):
-        return None
-    if any(dim != sizes.get(axis + offset, 1) for axis, dim in enumerate(shape)):
-        return None
-    channels = output.renamed({axis: axis - offset for axis in output.axes})
-    return place_of(view, operand, Reader(node, 1 - index), channels)
-
-
-def _only_reader(view: ModelInfo, value: ir.Value) -> Reader | None:
-    """Return what alone reads a value, in the graph that computes it."""
-    readers = view.readers(value)
-    if len(readers) != 1 or view.is_output(value) or readers[0].node.graph is not value.graph:
-        return None
-    return readers[0]
-
-
-def shape_of(view: ModelInfo, value: ir.Value | None) -> tuple[int, ...] | None:
-    """Return the shape of a constant of a floating type, None for anything else."""
-    tensor = view.tensor(value)
-    if tensor is None or not tensor.dtype.is_floating_point():
-        return None
-    return tuple(tensor.shape.numpy())
+    return replace(made, parts=parts_of(view, node.outputs[0], absorbs))

@@ -38,7 +38,9 @@ class AffineFusion:
     """A norm whose gamma or beta or both move into all of its readers.
 
     ``output`` is the reference of the norm's result.  ``gamma`` without ``beta`` leaves
-    beta / gamma behind, where the norm has a beta.
+    beta / gamma behind, where the norm has a beta.  ``left``: what the norm multiplies by in the
+    end, which the weights are divided by; a norm without gamma may get one.  ``tables``: gamma
+    moves into what is multiplied to the norm's result, not into weights.
     """
 
     norm: str
@@ -46,6 +48,13 @@ class AffineFusion:
     gamma: bool
     beta: bool
     readers: tuple[Absorption, ...]
+    left: float = 1.0
+    tables: bool = False
+
+    @property
+    def scales(self) -> bool:
+        """Whether weights are scaled."""
+        return self.gamma or self.left != 1.0
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -53,7 +62,7 @@ class AffineFusion:
         return tuple(
             place
             for reader in self.readers
-            for place in (reader.weight if self.gamma else None, *reader.biases)
+            for place in (reader.weight if self.scales else None, *reader.biases)
             if place is not None
         )
 
@@ -61,7 +70,9 @@ class AffineFusion:
         parts = " and ".join(
             part for part, moves in (("gamma", self.gamma), ("beta", self.beta)) if moves
         )
-        return f"{parts} of {self.norm} into {len(self.readers)} linear layers"
+        parts = parts or f"1 / {self.left:g}"
+        into = "tables" if self.tables else f"{len(self.readers)} linear layers"
+        return f"{parts} of {self.norm} into {into}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,14 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 @dataclass(frozen=True, slots=True)
 class FusionCandidate:
-    """A fusion, and what tells its edits of gamma and of beta from those of other norms."""
+    """A fusion, and what tells its edits of gamma and of beta from those of other norms.
+
+    ``refusal``: why a part of them stays.
+    """
 
     fusion: AffineFusion
     marks: tuple[bytes, bytes]
-    beta_refusal: Refusal | None = None
+    refusal: Refusal | None = None
 
 
 _Edit = tuple[str, Channels, bytes]  # gamma or beta with its weight, where, which numbers
@@ -63,7 +66,7 @@ def _wanted(candidates: Iterable[FusionCandidate]) -> dict[str, dict[ReaderRef, 
     for candidate in candidates:
         gamma, beta = candidate.marks
         for reader in candidate.fusion.readers:
-            if candidate.fusion.gamma:
+            if candidate.fusion.scales:
                 place = reader.weight
                 wanted[place.value][place.reader] = ("", place.channels, gamma)
             for place in reader.biases:
@@ -92,7 +95,7 @@ def _with_copies(
     readers = tuple(
         replace(
             reader,
-            weight=(settled(reader.weight) if fusion.gamma else None) or reader.weight,
+            weight=(settled(reader.weight) if fusion.scales else None) or reader.weight,
             bias=settled(reader.bias),
             parts=tuple(place for part in reader.parts if (place := settled(part)) is not None),
         )

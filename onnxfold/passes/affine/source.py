@@ -54,6 +54,25 @@ def source_of(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
     return _of_nodes(view, site)
 
 
+def scale_source(view: ModelInfo, site: NormSite) -> AffineSource | None:
+    """Return the affine part of a norm of one operator, with ones where it has no gamma."""
+    found = source_of(view, site)
+    if isinstance(found, Refusal) or (
+        found is not None and (found.nodes or found.gamma is not None)
+    ):
+        return None
+    shape, axes = view.shape(site.input), site.fiber.axes
+    if shape is None or not site.fiber.whole or site.form is NormForm.DECOMPOSED:
+        return None
+    dims = [dim if axis in axes else 1 for axis, dim in enumerate(shape)]
+    sizes = [dim for dim in dims if isinstance(dim, int)]
+    beta = None if found is None else found.beta
+    if len(sizes) < len(dims) or (found is not None and found.channels.size != np.prod(sizes)):
+        return None
+    channels = Channels.along(enumerate(sizes))
+    return AffineSource(site, site.output, channels, np.ones(channels.size), beta)
+
+
 def _ends_in_norm(site: NormSite) -> bool:
     """Whether a spelled-out centring ends in a norm operator, with gamma and beta as operands."""
     last = site.nodes[-1]

@@ -4,26 +4,23 @@ from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-import onnx_ir as ir
-
 from onnxfold.graph import FLOATS, Fiber, ModelInfo, node_label
 from onnxfold.graph.reached import reached
 from onnxfold.norms import NormKind, NormSite, find_norms
-from onnxfold.options import Target
+from onnxfold.options import Target, WrittenForm
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.dataflow import PointFacts, ZeroMeanGraph, walk_back
-from onnxfold.passes.centring.fusions import attends, embedded, embeds
+from onnxfold.passes.centring.fusions import refuse_fused
 from onnxfold.passes.centring.model_transfers import Assumptions, Embeddings, ModelTransfers, Point
 from onnxfold.passes.centring.network import CentringCut, free_points, solve
 from onnxfold.passes.centring.plan import CentringPlan, Fold, Insertion, WeightCentring, joined
 from onnxfold.passes.costs import Costs, costs_of, elements, elements_beside
+from onnxfold.passes.lower.stripped import refuse_stripped
 from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.lower.turned import turned_norms
 from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.centre import is_centred_weight
-
-_FUSED = "ONNX Runtime's transformers optimizer makes {} of it, which gains as much or more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,7 @@ def decide(info: ModelInfo, settings: Settings) -> CentringDecision:
     lowering = TargetLowering(info, settings.target, settings.norm_form)
     demands, refused = _demands(info, sites, lowering, settings)
     transfers = ModelTransfers(info, sites, of_parts=True)
-    plan, left = _worthwhile(transfers, demands, lowering, settings)
+    plan, left = _worthwhile(transfers, demands, lowering, settings, scaled=False)
     layer_norms = [site for site in sites if site.kind is NormKind.LAYER_NORM]
     in_place = (site for site in sites if lowering.calls_in_place(site))
     whole = transfers.without_parts()  # the paper centres whole weights
@@ -90,12 +87,12 @@ def decide(info: ModelInfo, settings: Settings) -> CentringDecision:
 
 
 def plan_of(info: ModelInfo, settings: Settings) -> CentringPlan:
-    """Return the cheapest plan alone."""
+    """Return the cheapest plan alone, as where every norm gets a scale that stays."""
     sites = find_norms(info)
     lowering = TargetLowering(info, settings.target, settings.norm_form)
     demands, _ = _demands(info, sites, lowering, settings)
-    plan, _ = _worthwhile(ModelTransfers(info, sites, of_parts=True), demands, lowering, settings)
-    return plan
+    transfers = ModelTransfers(info, sites, of_parts=True)
+    return _worthwhile(transfers, demands, lowering, settings, scaled=True)[0]
 
 
 def _worthwhile(
@@ -103,13 +100,15 @@ def _worthwhile(
     demands: Sequence[Demand],
     lowering: TargetLowering,
     settings: Settings,
+    *,
+    scaled: bool,
 ) -> tuple[CentringPlan, dict[str, Refusal]]:
     """Return the plan without the norms of which runtimes make more, and why these stay."""
     plan = _cheapest(transfers, demands, settings)
     ref = transfers.view.ref
     folded = {fold.output for fold in plan.folds}
     sites = [demand.site for demand in demands if ref(demand.site.output) in folded]
-    left = _left(transfers.view, sites, lowering, settings)
+    left = _left(transfers.view, sites, lowering, settings, scaled=scaled)
     if left:
         others = [demand for demand in demands if ref(demand.site.output) not in left]
         plan = _cheapest(transfers, others, settings)
@@ -153,40 +152,30 @@ def _demands(
 
 
 def _left(
-    info: ModelInfo, sites: Sequence[NormSite], lowering: TargetLowering, settings: Settings
+    info: ModelInfo,
+    sites: Sequence[NormSite],
+    lowering: TargetLowering,
+    settings: Settings,
+    *,
+    scaled: bool,
 ) -> dict[str, Refusal]:
     """Return those of the norms of which runtimes make more as they stand, and how."""
     if settings.convert_to is not None:
         return {}  # it asks for the form, whatever it costs
-    fused = {} if settings.target is Target.KERNELS else _fused(info, sites, settings)
-    spelled = [site for site in sites if site.output not in fused and lowering.spells_rms(site)]
+    left = refuse_fused(info, sites, settings.target)
+    spelled = [site for site in sites if site.output not in left and lowering.spells_rms(site)]
+    if settings.target is Target.ONNX and settings.norm_form is WrittenForm.AUTO:
+        left |= refuse_stripped(info, spelled, scaled=scaled)
+    spelled = [site for site in spelled if site.output not in left]
     turned = turned_norms(info, {site.output for site in spelled})
-    stays = {site.output: _stays_turned(site) for site in spelled if site.output in turned}
-    return {info.ref(output): refusal for output, refusal in {**fused, **stays}.items()}
-
-
-def _fused(
-    info: ModelInfo, sites: Sequence[NormSite], settings: Settings
-) -> dict[ir.Value, Refusal]:
-    found = ((site.output, _use(info, site, settings)) for site in sites)
-    return {output: refusal for output, refusal in found if refusal is not None}
+    left |= {site.output: _stays_turned(site) for site in spelled if site.output in turned}
+    return {info.ref(output): refusal for output, refusal in left.items()}
 
 
 def _stays_turned(site: NormSite) -> Refusal:
     sentence = f"norm '{site.name}' stands between Transposes, which runtimes move through all but"
     label = (node_label(site.nodes[-1]),)
     return Refusal(RefusalCode.NO_CHEAPER_FORM, f"{sentence} one operator", label)
-
-
-def _use(info: ModelInfo, site: NormSite, settings: Settings) -> Refusal | None:
-    """Say which fusion of ONNX Runtime's optimizer is built on the norm, or None."""
-    comes = settings.target is Target.ONNX  # the optimizer may follow
-    fusion = None
-    if embedded(site) or (comes and embeds(info, site)):
-        fusion = "EmbedLayerNormalization"
-    elif comes and attends(site):
-        fusion = "Attention"
-    return None if fusion is None else Refusal(RefusalCode.NOT_WORTH, _FUSED.format(fusion), ())
 
 
 def _refuse_early(

@@ -4,18 +4,42 @@ The two fusions gain as much as the fold of one norm does, or more (docs/pipelin
 the patterns: FusionEmbedLayerNoMask and FusionAttention in onnxruntime/transformers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.operands import computed_by, known_operand, operand, operands, producer_of
 from onnxfold.norms import NormSite
+from onnxfold.options import Target
 from onnxfold.passes.prepare.split_skip_norms import EMBEDDED
+from onnxfold.refusal import Refusal, RefusalCode
 
+_FUSED = "ONNX Runtime's transformers optimizer makes {} of it, which gains as much or more"
 _END = 2  # input of Slice
 _ATTENTION = ("Reshape", "Transpose", "MatMul", "Softmax")  # before a projection, backwards
 _PROJECTIONS = 3  # of queries, keys and values
+
+
+def refuse_fused(
+    info: ModelInfo, sites: Iterable[NormSite], target: Target
+) -> dict[ir.Value, Refusal]:
+    """Say, by output, which fusion of the optimizer is built on norms."""
+    if target is Target.KERNELS:
+        return {}
+    found = {site.output: _fusion(info, site, target) for site in sites}
+    return {
+        output: Refusal(RefusalCode.NOT_WORTH, _FUSED.format(fusion), ())
+        for output, fusion in found.items()
+        if fusion is not None
+    }
+
+
+def _fusion(info: ModelInfo, site: NormSite, target: Target) -> str | None:
+    comes = target is Target.ONNX  # the optimizer may follow
+    if embedded(site) or (comes and embeds(info, site)):
+        return "EmbedLayerNormalization"
+    return "Attention" if comes and attends(site) else None
 
 
 def embedded(site: NormSite) -> bool:

@@ -16,9 +16,7 @@ from onnxfold.operators import facets
 from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.operators.table import row_of
 from onnxfold.passes.base import Settings
-from onnxfold.passes.constant_edits import rounded_once
 from onnxfold.passes.deferral.flow import sites_of
-from onnxfold.passes.deferral.gammas import GammaTables, gamma_tables
 from onnxfold.passes.deferral.half_floats import halving
 from onnxfold.passes.deferral.plan import (
     DeferralPlan,
@@ -28,6 +26,7 @@ from onnxfold.passes.deferral.plan import (
 from onnxfold.passes.deferral.row_numbers import RowNumbers, quotient
 from onnxfold.passes.deferral.row_scale import Rows, rows_of
 from onnxfold.passes.deferral.scaled_tables import TableEditor, product
+from onnxfold.passes.gamma_tables import GammaTables, gamma_tables, scale_factors
 from onnxfold.passes.lower.parameters import Parameters
 from onnxfold.passes.places import ReaderRef
 from onnxfold.weights.edited import edited
@@ -147,22 +146,7 @@ class _Work:
 
     def _scale_factors(self, gammas: GammaTables) -> None:
         """Multiply tables by a gamma that has been taken away from what they are multiplied to."""
-        scaled: dict[tuple[ir.Value, bytes], ir.Value] = {}
-        for known, index, gamma in gammas.factors:
-            node = self._edit.node(known)
-            factor = node.inputs[index]
-            if factor is None or factor.dtype is None:
-                raise InvariantError(f"'{node.name}' is not a product")
-            key = factor, gamma.tobytes()
-            if key not in scaled:
-                name, used = f"{factor.name}.gamma", gamma.squeeze() if gamma.size == 1 else gamma
-                new = NewNodes(self._edit.info.opset)
-                numbers = rounded_once(used, factor.dtype, name)
-                part = self._edit.new_constant(node.outputs[0], numbers, name)
-                result = new.op("Mul", factor, part)
-                result.name, result.type = f"{name}.scaled", factor.type
-                scaled[key] = self._edit.compute_before(node, new)
-            set_input(node, index, scaled[key])
+        scale_factors(self._edit, gammas)
         for value in gammas.held:
             now = self._edit.value(value)
             now = self._now.get(now, now)

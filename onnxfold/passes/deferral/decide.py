@@ -27,13 +27,13 @@ from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.mincut import INFINITE, minimum_cut
 from onnxfold.passes.deferral.flow import Flow, cancels, flow_of, refuse_form, sites_of
-from onnxfold.passes.deferral.gammas import gamma_tables
 from onnxfold.passes.deferral.half_floats import halved_readers
 from onnxfold.passes.deferral.measured import OPERATOR_ELEMENTS, is_wanted
 from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm, ScaledTable, UnscaledValue
 from onnxfold.passes.deferral.readers import centred_readers
 from onnxfold.passes.deferral.row_scale import RowScale
 from onnxfold.passes.deferral.tables import Table
+from onnxfold.passes.gamma_tables import gamma_tables
 from onnxfold.passes.lower.parameters import AffinePart
 from onnxfold.refusal import Refusal, RefusalCode
 

@@ -69,6 +69,14 @@ class Parameters:
         """Return a scale of ones, one constant for all norms of a graph."""
         return self._filled(site, "ones", shape)
 
+    def filled(self, site: NormSite, shape: tuple[int, ...]) -> ir.Value | None:
+        """Return a gamma of one number in a shape, None for any other."""
+        array = self._view.array(site.gamma) if isinstance(site.gamma, ir.Value) else site.gamma
+        if array is None or array.size == 0 or np.any(array != array.flat[0]):
+            return None
+        dtype = (site.input.dtype or ir.DataType.FLOAT).numpy()
+        return weight_value(f"{site.output.name}.gamma", np.full(shape, array.flat[0], dtype))
+
     def _filled(self, site: NormSite, role: str, shape: tuple[int, ...]) -> ir.Value:
         dtype = site.input.dtype or ir.DataType.FLOAT
         producer = site.output.producer()
@@ -91,8 +99,8 @@ class Parameters:
         array = part if isinstance(part, np.ndarray) else self._view.array(part)
         if array is None or dtype is None:
             return None
-        if array.size == 1:
-            array = np.broadcast_to(array.reshape(()), shape)
+        if array.size and np.all(array == array.flat[0]):
+            array = np.broadcast_to(array.flat[0], shape)
         elif array.size != int(np.prod(shape)) or _squeezed(array.shape) != _squeezed(shape):
             return None
         name = f"{site.output.name}.{role}"

@@ -283,6 +283,11 @@ class TargetLowering:
         sentence = "stays spelled out, and runtimes fuse it only with the product by gamma in it"
         return _no_form(site, f"norm '{site.name}' {sentence}")
 
+    def multiplies(self, site: NormSite) -> bool:
+        """Whether a layer norm or RMS norm multiplies by a scale, its gamma or any, in any case."""
+        one = site.form is not NormForm.DECOMPOSED or self._runtimes_fuse(site)
+        return one and site.kind in _STATISTICS
+
     def _runtimes_fuse(self, site: NormSite) -> bool:
         """Whether there is an operator for what the norm computes, however it is spelled."""
         plain = site.epsilon_mode is EpsilonMode.INSIDE and site.factor == 1.0
@@ -342,18 +347,20 @@ class TargetLowering:
         leading = [0] * ((self._view.rank(site.input) or 1) - 1)  # 0 keeps a dimension
         split = new.integers(f"{x.name}.blocks", [*leading, *blocks])
         joined = new.integers(f"{x.name}.joined", [*leading, blocks[0] * blocks[1]])
-        ones = self._parameters.ones(site, (blocks[1],))
-        new.weights.append(ones)
+        whole = self._parameters.filled(site, (blocks[1],))  # a gamma that is one number
+        scale = self._parameters.ones(site, (blocks[1],)) if whole is None else whole
+        new.weights.append(scale)
         apart = new.op("Reshape", x, split)
         if self._target is Target.ORT:
-            norm = self._contrib(new, site, apart, ones, 1)
+            norm = self._contrib(new, site, apart, scale, 1)
         else:
             name = op_name(statistics=Statistics.RMS, affine=Affine.SCALE)
-            norm = new.add(call(name, [apart, ones], epsilon=site.epsilon))
+            norm = new.add(call(name, [apart, scale], epsilon=site.epsilon))
         dims = tuple(site.input.shape or ())[:-1]
         apart.shape = norm.shape = ir.Shape((*dims, *blocks))
         y = new.op("Reshape", norm, joined)
-        for op_type, part, role in (("Mul", site.gamma, "gamma"), ("Add", site.beta, "beta")):
+        gamma = site.gamma if whole is None else None
+        for op_type, part, role in (("Mul", gamma, "gamma"), ("Add", site.beta, "beta")):
             if part is not None:
                 y = new.op(op_type, y, self._parameters.per_channel(site, part, role, new.weights))
         return self._finished(site, new)

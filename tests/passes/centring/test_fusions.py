@@ -23,13 +23,13 @@ POSITIONS = """
 EMBEDDING = """
  words = Gather(WORD_TABLE, ids)  kinds = Gather(KIND_TABLE, segments)
  known = Add(words, kinds)  total = Add(known, placed)
- n = LayerNormalization<axis=-1, epsilon=1e-12>(total, GAMMA, BETA)
+ n = LayerNormalization<axis=-1, epsilon=1e-5>(total, GAMMA, BETA)
 """
 TWO_TABLES = (  # as dynamo exports DistilBERT
     POSITIONS.replace("Unsqueeze(length, ZEROS)", "Shape<start=1>(ids)")
     + EMBEDDING.replace("Add(known, placed)", "Add(words, placed)")
 )
-ANOTHER = "other = LayerNormalization<axis=-1, epsilon=1e-12>(total, BETA, GAMMA)"
+ANOTHER = "other = LayerNormalization<axis=-1, epsilon=1e-5>(total, BETA, GAMMA)"
 READERS = """
  q = MatMul(n, WQ)  k = MatMul(n, WK)  v = MatMul(n, WV)
  qk = Add(q, k)  qkv = Add(qk, v)  y = Add(n, qkv)
@@ -164,13 +164,13 @@ def heads(name: str, order: str) -> str:
 def post_norm(
     *, attention: bool = True, pre: bool = False, trained: bool = False
 ) -> onnx.ModelProto:
-    """A layer of BERT that was never trained: its norms have a gamma of 1 and a beta of 0.
+    """A layer of BERT that was never trained: its norms have one gamma, not 1, and a beta of 0.
 
     A trained one is of BART, which adds attention to the stream and not the stream to attention.
     """
     stream = "h" if pre else "n"
     body = (
-        "h = MatMul(x, WX)  n = LayerNormalization<axis=-1>(h, GAMMA, BETA)\n"
+        "h = MatMul(x, WX)  n = LayerNormalization<axis=-1, epsilon=1e-5>(h, GAMMA, BETA)\n"
         + heads("q", "[0,2,1,3]")
         + heads("k", "[0,2,3,1]")
         + heads("v", "[0,2,1,3]")
@@ -179,7 +179,7 @@ def post_norm(
         + "mixed = MatMul(weights, v)  turned = Transpose<perm=[0,2,1,3]>(mixed)\n"
         + "joined = Reshape(turned, JOINED)  out = MatMul(joined, WO)  biased = Add(out, BO)\n"
         + f"sum = Add({f'{stream}, biased' if trained else f'biased, {stream}'})\n"
-        + "m = LayerNormalization<axis=-1>(sum, GAMMA, BETA)  y = MatMul(m, WY)\n"
+        + "m = LayerNormalization<axis=-1, epsilon=1e-5>(sum, GAMMA, BETA)  y = MatMul(m, WY)\n"
     )
     kind = f"float[B,4,{WIDTH}]"
     model = parser.parse_model(
@@ -190,7 +190,7 @@ def post_norm(
         "HEADS": np.array([0, 0, 2, WIDTH // 2]),
         "JOINED": np.array([0, 0, WIDTH]),
         "ROOT": np.array(2.0),
-        "GAMMA": rng.standard_normal(WIDTH) if trained else np.ones(WIDTH),
+        "GAMMA": rng.standard_normal(WIDTH) if trained else np.full(WIDTH, 0.75),
         "BETA": rng.standard_normal(WIDTH) if trained else np.zeros(WIDTH),
         **{f"W{name}": rng.standard_normal((WIDTH, WIDTH)) for name in "XQKVOY"},
         **{f"B{name}": rng.standard_normal(WIDTH) for name in "QKVO"},

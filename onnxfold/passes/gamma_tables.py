@@ -14,17 +14,20 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.errors import ModelError
+from onnxfold.errors import InvariantError, ModelError
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.array_types import Float64
+from onnxfold.graph.edit import Editor, set_input
 from onnxfold.graph.traversal import NodeQueue
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
+from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.operators.row import Elements
 from onnxfold.operators.table import row_of
-from onnxfold.passes.constant_edits import unrounded_numbers
+from onnxfold.passes.constant_edits import rounded_once, unrounded_numbers
 from onnxfold.passes.costs import elements
-from onnxfold.passes.deferral.row_scale import Rows
+
+Rows = tuple[tuple[int, ...], ...]
 
 
 @dataclass(slots=True)
@@ -45,10 +48,12 @@ class GammaTables:
         return sum(self.widths.values())
 
 
-def gamma_tables(info: ModelInfo, site: NormSite, rows: Rows) -> GammaTables | None:
-    """Return where a norm's gamma can go in place of its product; None where that saves nothing.
+def gamma_tables(
+    info: ModelInfo, site: NormSite, rows: Rows, *, cheaper: bool = True
+) -> GammaTables | None:
+    """Return where a norm's gamma can go in place of its product, or None.
 
-    ``rows`` are those of its result, axis by axis.
+    ``rows`` are those of its result, axis by axis.  ``cheaper``: only where that saves something.
     """
     gamma = _gamma(info, site, rows)
     if gamma is None:
@@ -66,7 +71,27 @@ def gamma_tables(info: ModelInfo, site: NormSite, rows: Rows) -> GammaTables | N
         found.held |= outputs
         if not all(_push(info, output, site, queue) for output in outputs):
             return None
-    return found if found.factors and found.width < gamma.size else None
+    worth = found.width < gamma.size or not cheaper
+    return found if found.factors and worth else None
+
+
+def scale_factors(edit: Editor, gammas: GammaTables) -> None:
+    """Multiply tables by a gamma that is taken away from what they are multiplied to."""
+    scaled: dict[tuple[ir.Value, bytes], ir.Value] = {}
+    for known, index, gamma in gammas.factors:
+        node = edit.node(known)
+        factor = node.inputs[index]
+        if factor is None or factor.dtype is None:
+            raise InvariantError(f"'{node.name}' is not a product")
+        key = factor, gamma.tobytes()
+        if key not in scaled:
+            name, used = f"{factor.name}.gamma", gamma.squeeze() if gamma.size == 1 else gamma
+            new = NewNodes(edit.info.opset)
+            numbers = rounded_once(used, factor.dtype, name)
+            result = new.op("Mul", factor, edit.new_constant(node.outputs[0], numbers, name))
+            result.name, result.type = f"{name}.scaled", factor.type
+            scaled[key] = edit.compute_before(node, new)
+        set_input(node, index, scaled[key])
 
 
 def _gamma(info: ModelInfo, site: NormSite, rows: Rows) -> Float64 | None:

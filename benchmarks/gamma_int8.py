@@ -1,0 +1,214 @@
+"""What moving outlying gammas costs or gains where the file is quantised to int8 afterwards.
+
+    python -m benchmarks.gamma_int8 [--models vit gpt2] [--out benchmarks/results/gamma_int8.csv]
+
+Single layers (a norm and a linear layer, random weights, 96 rows of normal numbers), and small
+models of ``benchmarks.orders``, which need the extra `models`; some elements of every gamma are
+multiplied by a factor.  Each is optimized with `--target ort`, gammas moved and gammas kept, and
+quantised by ONNX Runtime's quantize_dynamic with one scale for each tensor and for each channel.
+A row has the errors of the outputs, root mean squares relative to the outputs, in percent, and for
+single layers what the rule of ``passes/affine/outlying.py`` says of the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+from onnx import numpy_helper, parser
+from onnxruntime.quantization import quantize_dynamic
+
+import onnxfold
+from benchmarks.rows import RESULTS, Conditions, conditions, write
+from onnxfold.passes.affine.outlying import growth
+from onnxfold.weights.edited import evaluated
+
+ROWS, SEEDS = 96, 3
+WEIGHTS = ("normal", "heavy", "inverse")
+_LARGEST = (1, 2, 4, 8, 15)
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GammaRow(Conditions):
+    """One layer or model; ``times`` is what ``outliers`` elements of gamma were multiplied by.
+
+    ``weights``: those of single layers, normal, of a Student t of 4 degrees (heavy), or normal over
+    gamma (inverse).  ``predicted``: the ratio of the errors of ``tensor`` by the rule.  ``moves``:
+    whether the default moves gammas.
+    """
+
+    onnxruntime: str
+    subject: str
+    weights: str
+    width: int
+    outliers: int
+    times: int
+    kept_tensor: float
+    moved_tensor: float
+    kept_channel: float
+    moved_channel: float
+    ratio_tensor: float
+    ratio_channel: float
+    predicted: float | None
+    moves: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model, its inputs, and the weight and gamma of a single layer."""
+
+    model: onnx.ModelProto
+    feeds: Mapping[str, Array]
+    layer: tuple[Array, Array] | None = None
+
+
+def single(weights: str, width: int, outliers: int, times: int, seed: int) -> Case:
+    """Return a norm and a linear layer behind it."""
+    rng = np.random.default_rng(seed)
+    gamma = rng.normal(1, 0.15, width)
+    gamma[rng.choice(width, outliers, replace=False)] *= times
+    shape = (width, 2 * width)
+    W = 0.05 * (rng.standard_t(4, shape) if weights == "heavy" else rng.standard_normal(shape))
+    W = W / gamma[:, None] if weights == "inverse" else W
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]>\n'
+        f"g (float[N,{width}] x) => (float[N,{2 * width}] y) {{"
+        " n = LayerNormalization<axis=-1, epsilon=1e-5>(x, G, B)  m = MatMul(n, W)  y = Add(m, c) }"
+    )
+    made = {"G": gamma, "B": rng.normal(0, 0.05, width), "W": W, "c": np.zeros(2 * width)}
+    for name, array in made.items():
+        proto.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+    x = rng.standard_normal((ROWS, width)).astype(np.float32)
+    return Case(proto, {"x": x}, (gamma, W))
+
+
+def planted(name: str, outliers: int, times: int, seed: int) -> Case:
+    """Return a small model with outliers in every gamma."""
+    from benchmarks.orders import exported
+
+    subject = exported(name)
+    rng = np.random.default_rng(seed)
+    known = {each.name: each for each in subject.model.graph.initializer}
+    norms = [each for each in subject.model.graph.node if each.op_type == "LayerNormalization"]
+    width = numpy_helper.to_array(known[norms[0].input[1]]).size
+    channels = rng.choice(width, outliers, replace=False)
+    for norm in norms:
+        gamma = numpy_helper.to_array(known[norm.input[1]]).copy()
+        gamma[channels] *= times
+        known[norm.input[1]].CopyFrom(numpy_helper.from_array(gamma, norm.input[1]))
+    return Case(subject.model, subject.feeds)
+
+
+def errors(case: Case, folder: Path) -> dict[tuple[str, bool], float]:
+    """Return the error in percent with gammas moved and kept, and with a scale for each channel."""
+    truth = _run(case.model.SerializeToString(), case.feeds)
+    found: dict[tuple[str, bool], float] = {}
+    for chosen in ("always", "never"):
+        made = onnxfold.optimize(case.model, target="ort", check=None, fuse_affine=chosen).model
+        onnx.save(made, folder / "float.onnx")
+        for channel in (False, True):
+            quantize_dynamic(
+                folder / "float.onnx",
+                folder / "int8.onnx",
+                per_channel=channel,
+                extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
+            )
+            output = _run((folder / "int8.onnx").read_bytes(), case.feeds)
+            error = np.sqrt(np.mean((output - truth) ** 2) / np.mean(truth**2))
+            found[chosen, channel] = 100 * float(error)
+    return found
+
+
+def _run(model: bytes, feeds: Mapping[str, Array]) -> Array:
+    options = ort.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    session = ort.InferenceSession(model, options, ["CPUExecutionProvider"])
+    names = {value.name for value in session.get_inputs()}
+    given = {name: array for name, array in feeds.items() if name in names}
+    output: Array = session.run(None, given)[0].astype(np.float64)
+    return output
+
+
+def _moves(case: Case) -> bool:
+    plan = onnxfold.optimize(case.model, target="ort", check=None).plan
+    return all(fusion.gamma for fusion in plan.fusions)
+
+
+def _rows(models: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield what is common to the seeds of a row, and how a seed makes its case."""
+    grid = itertools.product(WEIGHTS, (128, 768), (1, 3, 16), _LARGEST)
+    for weights, width, outliers, times in grid:
+        if times > 1 or outliers == 1:
+            yield "layer", weights, width, outliers, times
+    for name, (outliers, times) in itertools.product(
+        models, [(1, 1), *((3, times) for times in _LARGEST[1:])]
+    ):
+        yield name, "", 0, outliers, times
+
+
+def _case(row: tuple[Any, ...], seed: int) -> Case:
+    subject, weights, width, outliers, times = row
+    if subject == "layer":
+        return single(weights, width, outliers, times, seed)
+    return planted(subject, outliers, times, seed)
+
+
+def main() -> int:
+    parser_ = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser_.add_argument("--models", nargs="*", default=["vit", "gpt2"])
+    parser_.add_argument("--out", type=Path, default=RESULTS / "gamma_int8.csv")
+    chosen = parser_.parse_args()
+    made = []
+    with tempfile.TemporaryDirectory() as folder:
+        for row in _rows(chosen.models):
+            cases = [_case(row, seed) for seed in range(SEEDS)]
+            found = [errors(case, Path(folder)) for case in cases]
+            mean = {key: _mean([each[key] for each in found]) for key in found[0]}
+            subject, weights, width, outliers, times = row
+            made.append(
+                GammaRow(
+                    **conditions(),
+                    onnxruntime=version("onnxruntime"),
+                    subject=subject,
+                    weights=weights,
+                    width=width,
+                    outliers=outliers,
+                    times=times,
+                    kept_tensor=round(mean["never", False], 3),
+                    moved_tensor=round(mean["always", False], 3),
+                    kept_channel=round(mean["never", True], 3),
+                    moved_channel=round(mean["always", True], 3),
+                    ratio_tensor=round(mean["always", False] / mean["never", False], 3),
+                    ratio_channel=round(mean["always", True] / mean["never", True], 3),
+                    predicted=_predicted(cases),
+                    moves=_moves(cases[0]),
+                )
+            )
+            print(*row, *(round(number, 2) for number in mean.values()), made[-1].predicted)
+    write(chosen.out, made)
+    return 0
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return float(np.exp(np.mean(np.log(numbers))))
+
+
+def _predicted(cases: Sequence[Case]) -> float | None:
+    layers = [case.layer for case in cases if case.layer is not None]
+    ratios = [growth(g, evaluated(ir.tensor(W)), g[:, None]) for g, W in layers]
+    return round(_mean(ratios), 3) if ratios else None
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

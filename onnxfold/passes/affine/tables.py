@@ -1,0 +1,99 @@
+"""Gammas of queries and keys go into the tables of rotary embeddings, under --fuse-affine always.
+
+No linear layer takes them: a rotary embedding mixes channels.  The tables take them as they do
+where norms are deferred (passes/gamma_tables.py), whatever that costs.  In half floats the products
+of tables and gammas may exceed the range that they had apart, so these stay.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.errors import InvariantError
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.edit import Editor
+from onnxfold.norms import NormSite, find_norms
+from onnxfold.options import FuseAffine
+from onnxfold.passes.affine.apply import Norms, source_within
+from onnxfold.passes.affine.kept_scale import is_kept_scale
+from onnxfold.passes.affine.plan import AffineFusion, AffinePlan
+from onnxfold.passes.affine.source import AffineSource, source_of
+from onnxfold.passes.base import ProofOutcome, Settings
+from onnxfold.passes.gamma_tables import GammaTables, gamma_tables, scale_factors
+from onnxfold.passes.lower.targets import TargetLowering
+from onnxfold.proof import Certificate
+from onnxfold.proof import prove as prove_models
+
+_LEFT = 0.5  # see kept_scale.py; the tables take twice gamma
+_WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)
+
+
+def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
+    """Return the norms whose gammas go into tables."""
+    if settings.fuse_affine is not FuseAffine.ALWAYS:
+        return AffinePlan()
+    lowering = TargetLowering(info, settings.target, settings.norm_form)
+    refused = [
+        (ref, why)
+        for ref in settings.unproved
+        if (why := settings.refuse_unproved(ref)) is not None
+    ]
+    fusions = tuple(
+        AffineFusion(site.name, info.ref(site.output), True, False, (), _LEFT, tables=True)
+        for site in find_norms(info)
+        if lowering.multiplies(site)
+        and not settings.excludes(site.name)
+        and info.ref(site.output) not in settings.unproved
+        and _tables(info, site) is not None
+    )
+    return AffinePlan(fusions, tuple(refused))
+
+
+def apply(edit: Editor, plan: AffinePlan, settings: Settings) -> None:
+    """Multiply the tables by gammas, and take these away from their norms."""
+    del settings  # what moves has been decided
+    by_output = {edit.info.ref(site.output): site for site in find_norms(edit.info)}
+    found = [(fusion, _source(edit.info, by_output[fusion.output])) for fusion in plan.fusions]
+    tables = [_tables(edit.info, source.site) for _, source in found if source is not None]
+    norms = Norms(edit)
+    for (fusion, source), gammas in zip(found, tables, strict=True):
+        if source is None or gammas is None:
+            raise InvariantError(f"no tables take the gamma of '{fusion.norm}'")
+        scale_factors(edit, gammas)
+        norms.take_away(fusion, source_within(edit, source))
+        for value in gammas.held:
+            if value is not source.value:  # by which the norm is reported
+                now = edit.value(value)
+                edit.rename(now, f"{now.name}.weightless")
+
+
+def prove(before: ModelInfo, after: ModelInfo, plan: AffinePlan) -> ProofOutcome:
+    """Check ``after`` against ``before``: regions reach from the sums back to what norms read."""
+    del plan
+    shown = prove_models(before, after, Certificate(by_name_alone=True))
+    return ProofOutcome(failures=shown.failures)
+
+
+def _source(info: ModelInfo, site: NormSite) -> AffineSource | None:
+    """Return what a norm multiplies by, where it is a gamma that can move without a beta."""
+    source = source_of(info, site)
+    if not isinstance(source, AffineSource) or source.beta is not None or source.inside:
+        return None
+    gamma = source.gamma
+    if gamma is None or source.value is not site.output or site.output.dtype not in _WIDE:
+        return None
+    return None if is_kept_scale(gamma) or np.all(gamma == 1) else source
+
+
+def _tables(info: ModelInfo, site: NormSite) -> GammaTables | None:
+    source, rank = _source(info, site), info.rank(site.output)
+    if source is None or source.gamma is None or rank is None:
+        return None
+    shape = tuple(dim if isinstance(dim, int) else 1 for dim in info.shape(site.output) or ())
+    sizes = tuple(dim if axis in site.fiber.axes else 1 for axis, dim in enumerate(shape))
+    if source.channels.axes and set(source.channels.axes) - set(site.fiber.axes):
+        return None
+    gamma = source.channels.spread(source.gamma / _LEFT, sizes)
+    rows = tuple(() if axis in site.fiber.axes else (axis,) for axis in range(rank))
+    return gamma_tables(info, replace(site, gamma=gamma), rows, cheaper=False)

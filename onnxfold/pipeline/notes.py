@@ -1,0 +1,38 @@
+"""What cannot be had of a written file behind other tools, said where it is written."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from onnxfold.options import Options, Target, WrittenForm
+from onnxfold.refusal import RefusalCode
+
+_SPELLED = (WrittenForm.AUTO, WrittenForm.DECOMPOSED)
+_TAKES_AXES_AS_INPUT = 18  # from here on ReduceMean does
+
+
+def notes(options: Options, inspection: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each tool that takes less of the file than of another spelling.
+
+    ``inspection`` is the report's part of that name.
+    """
+    if options.convert_to is not None or options.target is not Target.ONNX:
+        return []
+    norms = inspection["norms"]
+    said = []
+    if options.norm_form in _SPELLED and any(row["action"] == "rms" for row in norms):
+        said.append(
+            "static int8 (quantize_static) quantises every operator of a norm: give it what "
+            "--target ort or --norm-form op writes"
+        )
+        if inspection["model"]["opset"] >= _TAKES_AXES_AS_INPUT:
+            said.append(
+                "onnx2torch takes ReduceMean up to opset 17 alone: give it --norm-form layer"
+            )
+    left = sum((row["reason"] or {}).get("code") == RefusalCode.COMES_APART for row in norms)
+    if left:
+        stay = "1 norm that could fold stays" if left == 1 else f"{left} norms that could fold stay"
+        said.append(
+            f"{stay} LayerNormalization, which other tools do not take apart; --target ort and "
+            "--norm-form op fold without that"
+        )
+    return said

@@ -1,0 +1,44 @@
+"""What a written file loses behind other tools is said where it is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+import onnxfold
+from tests.compatibility.test_tools_behind import graph
+
+
+def _notes(name: str, folder: Path, opset: int = 18, **options: object) -> list[str]:
+    onnx.save(graph(name, opset), folder / "model.onnx")
+    report = onnxfold.optimize(
+        folder / "model.onnx", folder / "out.onnx", check=0, force=True, **options
+    ).report
+    found: list[str] = report["output"]["notes"]
+    return found
+
+
+def test_static_quantisation_and_onnx2torch_are_named(tmp_path: Path) -> None:
+    static, torch = _notes("pre-LN", tmp_path)
+    assert "quantize_static" in static
+    assert "--target ort" in static
+    assert "onnx2torch" in torch
+    (static,) = _notes("pre-LN", tmp_path, opset=17)
+    assert "quantize_static" in static
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"target": "ort"}, {"target": "kernels"}, {"norm_form": "op"}, {"norm_form": "layer"}],
+)
+def test_other_forms_have_nothing_to_say(options: dict[str, str], tmp_path: Path) -> None:
+    assert _notes("pre-LN", tmp_path, **options) == []
+
+
+def test_norms_that_stay_for_other_tools_are_counted(tmp_path: Path) -> None:
+    (said,) = _notes("epsilon of ViT and BERT", tmp_path)
+    assert said.startswith("2 norms that could fold stay LayerNormalization")
+    said = _notes("a table", tmp_path)[-1]
+    assert said.startswith("1 norm that could fold stays LayerNormalization")
