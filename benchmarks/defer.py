@@ -35,10 +35,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 
 import onnxfold
-from onnxfold.runtime.bound import Bound, memory_of, outputs_on, values_on
 from benchmarks.gpu import Budget, device_named, failed
 from benchmarks.rows import RESULTS, Conditions, conditions, replace
 from onnxfold.options import Defer, Target
+from onnxfold.runtime.bound import Bound, memory_of, outputs_on, values_on
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
 
 WIDTH, HIDDEN, HEADS, KEYS, SIZE = 1024, 2816, 16, 8, 64

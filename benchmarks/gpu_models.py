@@ -33,13 +33,13 @@ import onnxruntime as ort
 from rich.console import Console
 from rich.table import Table
 
-from onnxfold.runtime.bound import Bound, outputs_on, values_on
 from benchmarks.gpu import BUDGET, Budget, device, device_named, failed
 from benchmarks.rows import RESULTS, Conditions, append, conditions
 from benchmarks.subjects import File, geometric_mean, prepare, run_optimizer
 from models import skeleton
 from onnxfold import model_io
 from onnxfold.inputs import InputSpec, make_inputs
+from onnxfold.runtime.bound import Bound, outputs_on, values_on
 from onnxfold.runtime.interleaved_timing import Provider, RunCounts, Variant, take_turns
 from onnxfold.runtime.library import CUDA_PROVIDERS
 

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 import onnxfold
-from onnxfold.runtime.bound import Bound, memory_of, outputs_on, values_on
 from benchmarks.gpu import Budget, device_named, failed
 from benchmarks.rows import RESULTS, Conditions, append, conditions
+from onnxfold.runtime.bound import Bound, memory_of, outputs_on, values_on
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, operators, take_turns
 
 _OPSET = 17

@@ -242,7 +242,8 @@ def tune(
     """Try chains of tools, check each result against a float64 run, and write the fastest.
 
     ``precision``: "fp32" keeps the model's own; "fp16", "int8" and "int4" have an error budget;
-    several may be given.  ``options`` are the fields of :class:`onnxfold.tuning.options.TuneOptions`.
+    several may be given.  ``options`` are the fields of
+    :class:`onnxfold.tuning.options.TuneOptions`.
     Raises VerificationError where nothing of what was asked for is right (then nothing is written,
     and its ``result`` has every candidate), UsageError for options that make no sense, ModelError
     for a model that no session takes.

@@ -178,7 +178,8 @@ def judged(
     """Whether a changed model errs no more than the original, by the criterion of full precision.
 
     `outputs` gives what it computes, with graph optimizations or without, for a caller who runs it;
-    otherwise ONNX Runtime does, as it ran the original. Raises VerificationError where it does not run.
+    otherwise ONNX Runtime does, as it ran the original. Raises VerificationError where it does not
+    run.
     """
     criterion = criterion or AcceptanceCriterion(DEFAULT_NOISE_LIMIT)
     feeds, seed, evidence = truth.feeds, truth.seed, truth.evidence

@@ -84,7 +84,7 @@ def triton(
     )
     with terminal.progress(verbosity, model, repository) as progress:
         published = publish(model, deployment, progress=progress, **fold.keywords())
-    terminal.tell_result(published.report, report, verbosity, as_json=False)
+    terminal.tell_result(published.report, report, verbosity, as_json=False, source=model)
     if verbosity is Verbosity.QUIET:
         terminal.warn(cautions.of_deployment(published.report))
     else:

@@ -57,7 +57,9 @@ def tune(
     ] = 300.0,
     memory: Annotated[
         float | None,
-        typer.Option(metavar="GB", help="What one step may allocate; otherwise most of what is free."),
+        typer.Option(
+            metavar="GB", help="What one step may allocate; otherwise most of what is free."
+        ),
     ] = None,
     metric: Annotated[
         str | None,
@@ -183,7 +185,9 @@ def _write_reports(result: TuneResult, paths: list[Path] | None) -> None:
     from onnxfold.tuning.page import page
 
     for path in paths or ():
-        text = json.dumps(result.report, indent=2) if path.suffix == ".json" else page(result.report)
+        text = (
+            json.dumps(result.report, indent=2) if path.suffix == ".json" else page(result.report)
+        )
         write_text(path, text)
 
 
@@ -224,7 +228,12 @@ def _bar() -> Iterator[Listener]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
-    columns = (MofNCompleteColumn(), BarColumn(20), TimeElapsedColumn(), TextColumn("{task.description}"))
+    columns = (
+        MofNCompleteColumn(),
+        BarColumn(20),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task("", total=None)
 

@@ -64,8 +64,9 @@ def make_inputs(
     caches are empty, so a mask is of the new tokens. Shapes
     and arrays of `spec` are kept. `image_side`: of pictures whose sides the model leaves open.
     `single`: batches hold one. `below`: how many integers there are to draw from, as where they
-    are places in what the model computes. `rows`: one sample more for each kind of `ROWS`, of which
-    all rows of floats are, along any axis, in a batch of one; none where no input is of such floats.
+    are places in what the model computes. `rows`: one sample more for each kind of `ROWS`, of
+    which all rows of floats are, along any axis, in a batch of one; none where no input is of such
+    floats.
     Raises UsageError, naming the input, where that cannot be done.
     """
     check_number("seed", seed)
@@ -103,9 +104,7 @@ def make_inputs(
             {
                 str(v.name): given[str(v.name)]
                 if str(v.name) in given
-                else _draw(
-                    model, v, bound, generator, cached, hard=hard, below=below, kind=kind
-                )
+                else _draw(model, v, bound, generator, cached, hard=hard, below=below, kind=kind)
                 for v in inputs
             }
         )

@@ -1,7 +1,7 @@
 """The sentences that the commands print about norms, made from the documents for machines."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 

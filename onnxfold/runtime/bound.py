@@ -48,7 +48,7 @@ def values_on(memory: str, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, o
 def outputs_on(
     memory: str, session: ort.InferenceSession, feeds: Mapping[str, npt.NDArray[Any]]
 ) -> dict[str, ort.OrtValue]:
-    """Return memory of a device for the outputs of a session; sessions of one model may share it."""
+    """Return memory of a device for a session's outputs; sessions of one model may share it."""
     names = [output.name for output in session.get_outputs()]
     arrays = session.run(names, dict(feeds))
     return memory_for(memory, session, dict(zip(names, arrays, strict=True)))

@@ -192,6 +192,13 @@ def runtime_errors() -> tuple[type[Exception], ...]:
     return (*own, RuntimeError, ValueError)
 
 
+def has_cuda() -> bool:
+    """Whether ONNX Runtime has its own provider for CUDA, and the driver a device."""
+    from onnxruntime import get_available_providers
+
+    return CUDA_PROVIDERS[0] in get_available_providers() and bool(driver().devices)
+
+
 def find_cuda(providers: Iterable[Provider]) -> None:
     """Load the libraries of CUDA that pip installed, where a provider needs them.
 

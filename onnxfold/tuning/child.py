@@ -1,4 +1,4 @@
-"""The process that a step, a run or a race has to itself: `python -m onnxfold.tuning.child JOB.json`.
+"""The process that a job has to itself: `python -m onnxfold.tuning.child JOB.json`.
 
 It reads what to do from a file and writes what came of it into another; what crashes, hangs or
 takes too much memory here ends this process alone.
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from onnxfold.errors import one_line
+from onnxfold.tuning.stored_arrays import store, stored
 
 Document = dict[str, Any]
 _QUICK_S, _QUICK_ROUNDS = 1.5, 60
@@ -83,11 +84,7 @@ def _step(job: Document) -> Document:
 
 
 def _loaded(paths: Sequence[str]) -> list[dict[str, Any]]:
-    feeds = []
-    for path in paths:
-        with np.load(path, allow_pickle=False) as archive:
-            feeds.append(dict(archive))
-    return feeds
+    return [stored(Path(path)) for path in paths]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +138,7 @@ class _Track:
         from onnxfold.runtime.bound import Bound, memory_for, values_on
         from onnxfold.runtime.library import runtime_errors
 
+        refusals: tuple[type[Exception], ...] = (*runtime_errors(), OnnxfoldError)
         for graph in (True, False):
             try:
                 session = self.session(entrant, feeds, graph=graph)
@@ -148,7 +146,7 @@ class _Track:
                 bound = Bound(session, inputs, memory_for("cuda", session, outputs))
                 for _ in range(3):  # to warm up, to capture, to replay
                     bound.run()
-            except (*runtime_errors(), OnnxfoldError):  # nodes that no graph captures
+            except refusals:  # nodes that no graph captures
                 if not graph:
                     raise
             else:
@@ -168,12 +166,12 @@ def _dimensions(path: Path, feeds: Mapping[str, Any]) -> tuple[tuple[str, int], 
 
     sizes: dict[str, set[int]] = {}
     for value in model_io.load(path).graph.inputs:
-        if value.shape is None or value.name not in feeds:
+        if value.shape is None or str(value.name) not in feeds:
             continue
-        for dim, size in zip(value.shape, feeds[value.name].shape, strict=True):
+        for dim, size in zip(value.shape, feeds[str(value.name)].shape, strict=True):
             if not isinstance(dim, int) and dim.value is not None:
                 sizes.setdefault(str(dim.value), set()).add(size)
-    return tuple((name, *found) for name, found in sizes.items() if len(found) == 1)
+    return tuple((name, found.pop()) for name, found in sizes.items() if len(found) == 1)
 
 
 def _track(job: Document) -> _Track:
@@ -190,9 +188,29 @@ def _entrant(document: Document) -> _Entrant:
 
 def _run(job: Document) -> Document:
     """Run a model on every feed, keep the outputs, and time it beside the first entrant."""
+    from onnxfold.errors import OnnxfoldError
+    from onnxfold.runtime.library import runtime_errors
+
     track, entrant, feeds = _track(job), _entrant(job["entrant"]), _loaded(job["feeds"])
+    refusals: tuple[type[Exception], ...] = (*runtime_errors(), OnnxfoldError)
     with _device():
-        return _ran(track, entrant, feeds, job)
+        try:
+            return _ran(track, entrant, feeds, job)
+        except refusals:
+            if job["timed_here"]:
+                raise
+            return _interpreted(entrant.path, feeds, job)
+
+
+def _interpreted(path: Path, feeds: Sequence[Mapping[str, Any]], job: Document) -> Document:
+    """Run a model whose kernels the device at hand lacks in the interpreter, in its own types."""
+    from onnxfold import model_io
+    from onnxfold.check.runners import native
+
+    results = native(model_io.load(path), feeds)
+    for number, result in enumerate(results):
+        store(Path(job["outputs"], f"{number}.npz"), result)
+    return {"outputs": list(results[0])}
 
 
 def _ran(
@@ -206,9 +224,11 @@ def _ran(
             session = track.session(entrant, feed)
         names = [value.name for value in session.get_outputs()]
         results = session.run(names, _known(session, feed))
-        np.savez(Path(job["outputs"], f"{number}.npz"), **dict(zip(names, results, strict=True)))
+        store(Path(job["outputs"], f"{number}.npz"), dict(zip(names, results, strict=True)))
     result: Document = {"outputs": names}
-    if job["beside"] is not None:
+    if not job["timed_here"]:
+        result["operators"] = session_operators(entrant.path, kernels=entrant.kernels)
+    elif job["beside"] is not None:
         result["operators"] = session_operators(
             entrant.path, kernels=entrant.kernels, providers=track.providers
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -33,12 +33,12 @@ class ModelFacts:
 
     def override(self, options: TuneOptions) -> ModelFacts:
         """Return the facts with what the user said in their place."""
-        named = {
-            "model_type": options.model_type,
-            "num_heads": options.num_heads,
-            "hidden_size": options.hidden_size,
-        }
-        return replace(self, **{name: x for name, x in named.items() if x is not None})
+        heads, size = options.num_heads, options.hidden_size
+        return ModelFacts(
+            options.model_type or self.model_type,
+            self.num_heads if heads is None else heads,
+            self.hidden_size if size is None else size,
+        )
 
     def __str__(self) -> str:
         if not self.num_heads:
@@ -71,11 +71,10 @@ def _model_type(model: ir.Model, nodes: list[ir.Node]) -> str:
 
 def _embeds(node: ir.Node) -> bool:
     """Whether a node takes rows of a stored table."""
-    if node.op_type != "Gather" or node.inputs[0] is None:
+    table, indices = node.inputs[:2] if node.op_type == "Gather" else (None, None)
+    if table is None or indices is None or table.const_value is None:
         return False
-    table, indices = node.inputs[:2]
-    stored = table.const_value is not None and len(table.const_value.shape) == 2
-    return stored and indices is not None and indices.const_value is None
+    return len(table.const_value.shape) == 2 and indices.const_value is None
 
 
 def _is_causal(model: ir.Model, nodes: list[ir.Node]) -> bool:
@@ -107,11 +106,12 @@ def _source(value: ir.Value) -> str:
 
 def _is_triangular(value: ir.Value) -> bool:
     tensor = value.const_value
-    if tensor is None or len(tensor.shape) < 2 or not _LEAST_MASK <= tensor.shape[-1]:
+    shape = () if tensor is None else tensor.shape.numpy()
+    if tensor is None or len(shape) < 2 or shape[-1] < _LEAST_MASK or shape[-1] != shape[-2]:
         return False
-    if tensor.shape[-1] != tensor.shape[-2] or tensor.size > _LARGEST_MASK:
+    if tensor.size > _LARGEST_MASK:
         return False
-    mask = tensor.numpy().reshape(-1, *map(int, tensor.shape[-2:]))[0]
+    mask = tensor.numpy().reshape(-1, *shape[-2:])[0]
     upper = np.triu(np.ones(mask.shape, dtype=np.bool_), 1)
     above, below = mask[upper], mask[~upper]
     return bool(np.all(above == above[0]) and np.all(below == below[0]) and above[0] != below[0])

@@ -9,10 +9,12 @@ some, otherwise on drawn inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from onnxfold.check.compare import check_interface
+import numpy as np
+
 from onnxfold.check.budget import Budget, Metric, judge_budget
+from onnxfold.check.compare import check_interface
 from onnxfold.check.criterion import AcceptanceCriterion
 from onnxfold.check.evidence import Outputs
 from onnxfold.check.result import ModelSource
@@ -22,6 +24,8 @@ from onnxfold.options import DEFAULT_NOISE_LIMIT
 from onnxfold.tuning.options import Precision, TuneOptions
 
 Run = Callable[[bool], list[Outputs]]  # with optimizations or without
+# Rows that leave no narrow type, and on which a norm divides by little more than epsilon.
+_HARMLESS = frozenset({"constant", "zero"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +68,23 @@ class Gate:
             found = judged(self.source, candidate, self.truth, criterion, run)
             return Verdict(found.passed, found.worst, {"noise_ratio": found.noise_ratio})
         # Numbers that no user would give exceed the ranges that data has shown a quantizer.
-        first = self.truth.drawn if self.options.data is not None else 0
+        given, drawn, rows = self.options.data is not None, self.truth.drawn, self.truth.rows
+        judged_on = slice(drawn, None) if given else slice(drawn - len(rows))
+        outputs = run(True)
         report = judge_budget(
-            self.truth.outputs[first:], run(True)[first:], self.budget(precision)
+            self.truth.outputs[judged_on], outputs[judged_on], self.budget(precision)
         )
+        for number, kind in enumerate(rows, drawn - len(rows)):
+            if report.passed and kind in _HARMLESS and not _is_finite(outputs[number]):
+                sentence = f"it gives NaN or infinity where inputs have {kind} rows"
+                report = replace(report, passed=False, sentence=sentence)
         worst: dict[str, float] = {}
         for output in report.outputs:
-            for metric, error in output.worst.items():
-                worst[metric.value] = max(worst.get(metric.value, 0.0), error)
+            for metric, size in output.worst.items():
+                worst[metric.value] = max(worst.get(metric.value, 0.0), size)
         return Verdict(report.passed, report.sentence, worst)
+
+
+def _is_finite(outputs: Outputs) -> bool:
+    floats = (array for array in outputs.values() if array.dtype.kind == "f")
+    return all(bool(np.isfinite(array).all()) for array in floats)

@@ -26,6 +26,7 @@ class Precision(StrEnum):
 class TuneOptions:
     """The options of `onnxfold tune`; see the command's help.
 
+    timed: whether the device is at hand, so that candidates can be timed on it.
     Raises UsageError for numbers that make no sense.
     """
 
@@ -49,6 +50,7 @@ class TuneOptions:
     jobs: int = 1
     keep_candidates: Path | None = None
     force: bool = False
+    timed: bool = True
 
     def __post_init__(self) -> None:
         if not self.budget > 0:
@@ -69,9 +71,9 @@ class TuneOptions:
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """The execution providers of the device."""
-        cpu = "CPUExecutionProvider"
-        return ("CUDAExecutionProvider", cpu) if self.device is Device.CUDA else (cpu,)
+        """The execution providers of the device; the CPU's where it is not at hand."""
+        cuda = ("CUDAExecutionProvider",) if self.device is Device.CUDA and self.timed else ()
+        return (*cuda, "CPUExecutionProvider")
 
     @property
     def memory_bytes(self) -> int | None:

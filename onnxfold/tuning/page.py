@@ -72,7 +72,10 @@ def _row(row: Mapping[str, Any], winner: str | None) -> str:
     why = row["reason"] or ("written" if row["name"] == winner else "")
     if row["excluded"]:
         why += f" left as they were: {', '.join(row['excluded'])}"
-    nodes = f"<details><summary>{row['session_nodes']}</summary><small>{escape(operators)}</small></details>"
+    nodes = (
+        f"<details><summary>{row['session_nodes']}</summary>"
+        f"<small>{escape(operators)}</small></details>"
+    )
     cells = (
         f"<th>{escape(row['name'])}</th>",
         f'<td><span class="badge {row["status"]}">{row["status"]}</span></td>',
@@ -97,7 +100,7 @@ def _plot(report: Mapping[str, Any]) -> str:
     errors = [math.log10(max(error, _LEAST)) for _, error in points]
     times = [row["milliseconds"] for row, _ in points]
     low, high = math.floor(min(errors)), max(math.ceil(max(errors)), math.floor(min(errors)) + 1)
-    top = 1.1 * max(times)
+    top = 1.1 * float(max(times))
 
     def x(time: float) -> float:
         return _LEFT + (_WIDTH - _LEFT - _MARGIN) * time / top
@@ -118,13 +121,16 @@ def _plot(report: Mapping[str, Any]) -> str:
     for (row, _), exponent in zip(points, errors, strict=True):
         kind = "winner" if row["name"] == report["winner"] else row["status"]
         dots.append(
-            f'<circle class="{kind}" cx="{x(row["milliseconds"]):.1f}" cy="{y(exponent):.1f}" r="6">'
+            f'<circle class="{kind}" cx="{x(row["milliseconds"]):.1f}" cy="{y(exponent):.1f}" '
+            f'r="6">'
             f"<title>{escape(row['name'])}: {row['milliseconds']:.3g} ms</title></circle>"
         )
     return (
-        f'<section><h2>Error and time</h2><div class="scroll"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" '
-        f'width="{_WIDTH}" role="img">{"".join(marks)}{"".join(dots)}'
-        f'<text x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 8}" text-anchor="middle">milliseconds</text>'
+        '<section><h2>Error and time</h2><div class="scroll">'
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img">'
+        f"{''.join(marks)}{''.join(dots)}"
+        f'<text x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 8}" text-anchor="middle">'
+        "milliseconds</text>"
         f"</svg></div><p>Up: {_LABELS[metric]}, a logarithmic scale. Left is faster, lower is more "
         "exact. Point at a dot to see its chain.</p></section>"
     )

@@ -38,6 +38,7 @@ def document(result: TuneResult, options: TuneOptions, source: Path) -> dict[str
         "input": str(source),
         "device": options.device.value,
         "threads": options.threads,
+        "timed": options.timed,
         "precisions": [each.value for each in options.precisions],
         "facts": {
             "model_type": result.facts.model_type,

@@ -7,18 +7,20 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from onnxfold import model_io
 from onnxfold.check.memory import available_bytes
 from onnxfold.check.result import ModelSource
+from onnxfold.check.runners import Feeds
 from onnxfold.check.truth import truth_of
 from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.inputs import InputSpec
 from onnxfold.inputs.data import read_samples
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.options import Device
-from onnxfold.runtime.library import check_providers, find_cuda
+from onnxfold.runtime.library import find_cuda, has_cuda
 from onnxfold.tuning.candidate import Candidate, Status
 from onnxfold.tuning.chains import chains
 from onnxfold.tuning.facts import guess
@@ -28,11 +30,13 @@ from onnxfold.tuning.processes import JobFailed, Processes
 from onnxfold.tuning.publish import keep, model_bytes, publish
 from onnxfold.tuning.result import TuneResult, document
 from onnxfold.tuning.search import Listener, Progress, Search
-from onnxfold.tuning.trials import Trials, stored
+from onnxfold.tuning.stored_arrays import store
+from onnxfold.tuning.trials import Trials
 from onnxfold.tuning.workshop import Workshop
 
+
 class TuneFailed(VerificationError):  # noqa: N818
-    """Nothing of the wanted precisions is right, and nothing was written; `result` has the table."""
+    """Nothing of the wanted precisions is right; nothing was written. `result` has the table."""
 
     def __init__(self, message: str, result: TuneResult):
         super().__init__(message)
@@ -54,7 +58,8 @@ def tune(
     """
     source = Path(model)
     model_io.check_destination(output, source=source, force=options.force)
-    check_providers(options.providers)
+    if options.device is Device.CUDA and not has_cuda():
+        options = replace(options, timed=False)
     find_cuda(options.providers)
     kept = options.keep_candidates
     if kept is not None and kept.exists() and (not kept.is_dir() or any(kept.iterdir())):
@@ -74,9 +79,7 @@ def tune(
     return result
 
 
-def _opened(
-    path: Path, options: TuneOptions, scratch: Path, listener: Listener | None
-) -> Search:
+def _opened(path: Path, options: TuneOptions, scratch: Path, listener: Listener | None) -> Search:
     """Read the model, run it in float64, and on the device as it is.
 
     Raises ModelError for a model that does not run there.
@@ -86,8 +89,8 @@ def _opened(
     facts = guess(source.model).override(options)
     memory = options.memory_bytes or available_bytes()
     # What a driver reserves counts as allocated there.
-    bounded = options.device is Device.CPU and memory is not None
-    processes = Processes(scratch, memory // options.jobs if bounded else None)
+    bounded = None if options.device is Device.CUDA or memory is None else memory // options.jobs
+    processes = Processes(scratch, bounded)
     given = None if options.data is None else read_samples(options.data, source.model, path)
     if listener is not None:
         listener(Progress(0, 1, "running the model in float64", None, options.budget))
@@ -99,9 +102,10 @@ def _opened(
         data=() if given is None else given.feeds,
         providers=options.providers,
         memory_bytes=memory,
+        rows=True,
     )
-    feeds = stored(truth.feeds, scratch)
-    truths = stored(truth.outputs, scratch, "truth")
+    feeds = _stored(truth.feeds, scratch, "feed")
+    truths = _stored(truth.outputs, scratch, "truth")
     trials = Trials(processes, options, path, feeds, truths)
     try:
         as_it_is = trials.run(path, options.step_seconds, kernels=False)
@@ -116,6 +120,14 @@ def _opened(
         scratch, path, processes, facts, options.device, options.step_seconds, calibration
     )
     return Search(options, facts, gate, workshop, trials, end, listener, [first])
+
+
+def _stored(samples: Sequence[Feeds], folder: Path, name: str) -> tuple[Path, ...]:
+    """Write arrays by name into files, one for each sample."""
+    paths = tuple(folder / f"{name}{number}.npz" for number in range(len(samples)))
+    for path, sample in zip(paths, samples, strict=True):
+        store(path, sample)
+    return paths
 
 
 def _why_none(candidates: Sequence[Candidate], options: TuneOptions) -> str:

@@ -76,7 +76,7 @@ class Search:
                 for number, (candidate, made) in enumerate(self._built(todo, pool, stop)):
                     self._tell(number, len(todo), candidate.name)
                     self._tried(candidate, made, stop)
-            if len(self.options.chains) != 1:
+            if len(self.options.chains) != 1 and self.options.timed:
                 self._tell(len(todo), len(todo), "timing the fastest in turns")
                 self._final(final)
         except KeyboardInterrupt:
@@ -157,9 +157,7 @@ class Search:
         def run(optimize: bool) -> list[Outputs]:
             if optimize:
                 return trial.outputs
-            plain = self.trials.run(
-                made.path, seconds, kernels=candidate.kernels, optimize=False
-            )
+            plain = self.trials.run(made.path, seconds, kernels=candidate.kernels, optimize=False)
             return plain.outputs
 
         verdict = self.gate.judge(run, changed, candidate.precision)
@@ -182,13 +180,14 @@ class Search:
     def chosen(self) -> Candidate | None:
         """Return what is to be written, None where nothing of what was asked for is right.
 
-        Where no final was run, as after an interruption, the first short measurement decides.
+        Where no final was run, as after an interruption, the first short measurement decides; where
+        the device is not at hand, the order of chains, reduced precisions first.
         """
         right = [c for c in self.candidates[1:] if c.status is Status.RIGHT]
         if not right and not self._keeps_precision:
             return None
-        if right and len(self.options.chains) == 1:
-            return right[0]
+        if right and (len(self.options.chains) == 1 or not self.options.timed):
+            return min(right, key=lambda candidate: candidate.precision is Precision.FP32)
         best = self.best
         if self.winner is not None:
             return self.winner

@@ -17,7 +17,13 @@ _SUMMED = {
     "missing": "need packages that are not installed (pip install 'onnxfold[tune]')",
 }
 _NOT_RUN = "-"
-_UNITS = {"noise_ratio": "x noise", "relative": "rel.", "cosine": "1-cos", "top1": "top-1", "kl": "KL"}
+_UNITS = {
+    "noise_ratio": "x noise",
+    "relative": "rel.",
+    "cosine": "1-cos",
+    "top1": "top-1",
+    "kl": "KL",
+}
 
 
 def print_table(console: Console, report: Mapping[str, Any], *, verbose: bool = False) -> None:
@@ -45,6 +51,10 @@ def print_table(console: Console, report: Mapping[str, Any], *, verbose: bool = 
         if counts[status] and not verbose:
             named = [row["name"] for row in candidates if row["status"] == status != "same"]
             console.print(Text(f"{counts[status]} {words}{': ' * bool(named)}{'; '.join(named)}"))
+    if not report["timed"]:
+        console.print(
+            "no GPU here, so nothing was timed: the order of chains decides, as measured on an H200"
+        )
     if any(row["kernels"] for row in right):
         console.print("* with the onnxfold library: onnxfold.register(session_options)")
 

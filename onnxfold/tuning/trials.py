@@ -14,6 +14,7 @@ from onnxfold.graph.array_types import Array, Float64
 from onnxfold.tuning.candidate import Candidate
 from onnxfold.tuning.options import TuneOptions
 from onnxfold.tuning.processes import JobFailed, Processes
+from onnxfold.tuning.stored_arrays import stored
 
 _ROUNDS, _LEAST_ROUNDS = 150, 9
 
@@ -54,7 +55,7 @@ class Trials:
                 feeds=[str(feed) for feed in self.feeds],
                 outputs=folder,
             )
-            outputs = [_arrays(Path(folder, f"{n}.npz")) for n in range(len(self.feeds))]
+            outputs = [stored(Path(folder, f"{n}.npz")) for n in range(len(self.feeds))]
         return Trial(
             outputs, result.get("operators") or {}, result.get("milliseconds"), result.get("ratio")
         )
@@ -96,25 +97,9 @@ class Trials:
             "threads": self.options.threads,
             "timed": str(self.feeds[0]),
             "shaped": str(self.truths[0]),
+            "timed_here": self.options.timed,
         }
 
 
 def _entrant(path: Path, *, kernels: bool) -> dict[str, Any]:
     return {"path": str(path), "kernels": kernels}
-
-
-def _arrays(path: Path) -> dict[str, Array]:
-    with np.load(path, allow_pickle=False) as archive:
-        return dict(archive)
-
-
-def stored(
-    feeds: Sequence[Mapping[str, Array]], folder: Path, name: str = "feed"
-) -> tuple[Path, ...]:
-    """Write arrays by name into files that other processes read, one for each mapping."""
-    paths = []
-    for number, feed in enumerate(feeds):
-        path = folder / f"{name}{number}.npz"
-        np.savez(path, **dict(feed))
-        paths.append(path)
-    return tuple(paths)

@@ -24,11 +24,11 @@ from onnxfold.tuning.steps import STEPS
 _Key = tuple[Chain, tuple[str, ...]]
 
 
-class StepFailed(JobFailed):  # noqa: N818
+class StepFailed(JobFailed):
     """A step of a chain did not do its work; the message names it."""
 
 
-class BudgetSpent(JobFailed):  # noqa: N818
+class BudgetSpent(JobFailed):
     """The seconds of the whole search ended before a step did."""
 
     def __init__(self) -> None:
@@ -71,7 +71,8 @@ class Workshop:
         with self._lock:
             known = self._made.get(key)
             if known is None:
-                self._made[key] = ours = Future()
+                ours: Future[Made] = Future()
+                self._made[key] = ours
         if known is not None:
             return known.result()
         try:

@@ -54,12 +54,23 @@ def test_table_and_reports(
 ) -> None:
     out, page, document = (tmp_path / name for name in ("fast.onnx", "r.html", "r.json"))
     monkeypatch.setenv("COLUMNS", "80")
-    chains = ("--chain", "fold-ort", "--chain", "int8", "--precision", "fp32", "--precision", "int8")
+    chains = (
+        "--chain",
+        "fold-ort",
+        "--chain",
+        "int8",
+        "--precision",
+        "fp32",
+        "--precision",
+        "int8",
+    )
     reports = ("--report", page, "--report", document)
     assert run(monkeypatch, "tune", _DIGITS, out, *chains, *reports) == 0
     said = capsys.readouterr().out
     assert f"written to {out}" in said
-    rows = [line for line in said.splitlines() if re.match("(fold-ort|int8|the model as it is) ", line)]
+    rows = [
+        line for line in said.splitlines() if re.match("(fold-ort|int8|the model as it is) ", line)
+    ]
     assert len(rows) == 3
     assert all(len(line) <= 80 for line in rows)
     report = json.loads(document.read_text())

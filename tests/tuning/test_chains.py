@@ -15,14 +15,16 @@ from onnxfold.tuning.steps import STEPS
 _ALL = (Precision.FP32, Precision.FP16, Precision.INT8, Precision.INT4)
 
 
-@pytest.mark.parametrize("text", ["fusions > optimizer", "fusions,optimizer", " fusions>optimizer "])
+@pytest.mark.parametrize(
+    "text", ["fusions > optimizer", "fusions,optimizer", " fusions>optimizer "]
+)
 def test_a_chain_is_read(text: str) -> None:
     assert parse(text) == ("fusions", "optimizer")
     assert parse(spelled(parse(text))) == parse(text)
 
 
 def test_an_unknown_step_is_named_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="no step 'fussions'.*optimizer"):
+    with pytest.raises(UsageError, match=r"no step 'fussions'.*optimizer"):
         parse("fussions > optimizer")
 
 

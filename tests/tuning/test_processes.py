@@ -10,7 +10,9 @@ import pytest
 
 from onnxfold.tuning.processes import JobFailed, JobTookTooLong, Processes
 
-_WRITES = "import json, pathlib, sys; p = pathlib.Path(sys.argv[1]); job = json.loads(p.read_text());"
+_WRITES = (
+    "import json, pathlib, sys; p = pathlib.Path(sys.argv[1]); job = json.loads(p.read_text());"
+)
 
 
 def _processes(folder: Path, program: str) -> Processes:
@@ -42,7 +44,10 @@ def test_how_a_job_ends_is_one_line(tmp_path: Path, program: str, sentence: str)
 def test_a_job_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     late = f"import time; time.sleep(3); open({str(mark)!r}, 'w')"
-    program = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {late!r}]); time.sleep(60)"
+    program = (
+        "import subprocess, sys, time;"
+        f"subprocess.Popen([sys.executable, '-c', {late!r}]); time.sleep(60)"
+    )
     folder = tmp_path / "jobs"
     folder.mkdir()
     with pytest.raises(JobTookTooLong, match="more than 1 s"):

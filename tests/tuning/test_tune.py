@@ -105,7 +105,7 @@ def test_equal_files_are_run_once(tmp_path: Path) -> None:
 
 def test_the_budget_of_a_precision_decides(tmp_path: Path) -> None:
     out = tmp_path / "fast.onnx"
-    with pytest.raises(VerificationError, match="nothing of int8 is right.*relative error"):
+    with pytest.raises(VerificationError, match=r"nothing of int8 is right.*relative error"):
         onnxfold.tune(DIGITS, out, chains=("int8",), precision="int8", max_error=1e-6)
     assert not out.exists()
     result = onnxfold.tune(

@@ -42,7 +42,12 @@ class _Processes:
 def workshop(tmp_path: Path) -> Workshop:
     onnx.save(pre_norm_model(), tmp_path / "model.onnx")
     return Workshop(
-        tmp_path, tmp_path / "model.onnx", _Processes(), ModelFacts("bert"), Device.CPU, 300.0  # type: ignore[arg-type]
+        tmp_path,
+        tmp_path / "model.onnx",
+        _Processes(),
+        ModelFacts("bert"),
+        Device.CPU,
+        300.0,  # type: ignore[arg-type]
     )
 
 
@@ -76,7 +81,7 @@ def test_the_end_of_the_budget_is_no_fault_of_a_step(workshop: Workshop) -> None
     with pytest.raises(BudgetSpent):
         workshop.build(("script",), _end(-1.0))
     with pytest.raises(StepFailed, match=r"more than 1 s \(--step-seconds\)"):
-        workshop.build(("slow", ), _end(1000.0), ("other",))
+        workshop.build(("slow",), _end(1000.0), ("other",))
 
 
 def test_exclusions_make_another_file(workshop: Workshop) -> None:
@@ -91,7 +96,9 @@ def test_a_digest_sees_weights_and_nodes_but_no_notes(tmp_path: Path) -> None:
     model.graph.node[0].doc_string = "a note"
     onnx.save(model, tmp_path / "b.onnx")
     assert digest(tmp_path / "a.onnx") == digest(tmp_path / "b.onnx")
-    onnx.save(model, tmp_path / "c.onnx", save_as_external_data=True, location="d", size_threshold=0)
+    onnx.save(
+        model, tmp_path / "c.onnx", save_as_external_data=True, location="d", size_threshold=0
+    )
     first = digest(tmp_path / "c.onnx")
     data = bytearray((tmp_path / "d").read_bytes())
     data[0] ^= 1
