@@ -19,6 +19,7 @@ from pages.parity import parity
 from pages.parts import with_budgets, with_chains, with_deferral, with_tables
 from pages.recipes import recipes
 from pages.tables import ROOT, read_rows
+from pages.tune import with_tune
 
 __all__ = ["main", "pages"]
 
@@ -39,6 +40,7 @@ def pages() -> dict[Path, str]:
     docs, readme = ROOT / "docs", ROOT / "README.md"
     theory, pipeline, verify = (docs / f"{name}.md" for name in ("theory", "pipeline", "verify"))
     return {
+        docs / "tune.md": with_tune((docs / "tune.md").read_text(encoding="utf-8")),
         pipeline: with_chains(pipeline.read_text(encoding="utf-8")),
         docs / "laws.md": laws(),
         docs / "parity.md": parity(),

@@ -1,19 +1,20 @@
-"""What `onnxfold tune` makes of whole models on a GPU: every candidate, its error and its time.
+"""What `onnxfold tune` makes of whole models: every candidate, its error and its time.
 
-    python -m models.skeleton strip gpt2.onnx -o models/fp32/gpt2.onnx      (where the exports are)
-    python -m benchmarks.gpu_tune MODELS [--models NAME ...] [--dtypes fp16 fp32] [--budget S]
+    python -m benchmarks.tune EXPORTS [--models NAME ...] [--dtypes fp16 fp32] [--budget S]
+    python -m models.skeleton strip gpt2.onnx -o models/fp32/gpt2.onnx      (for another machine)
+    python -m benchmarks.tune MODELS --device cuda
 
-MODELS holds fp16/NAME.onnx and fp32/NAME.onnx, exports or the skeletons of exports, which need no
+EXPORTS holds fp16/NAME.onnx and fp32/NAME.onnx, exports or the skeletons of exports, which need no
 torch; a skeleton is filled with random weights first.  From an fp32 export `tune` may keep the
-precision or go to float16 within its error budget; an fp16 export keeps its own.  A ratio compares
-with ONNX Runtime on the export itself, both with inputs and outputs on the device and with CUDA
-graphs where a session takes them.  ``--sequence gpt2=128`` gives one model another sequence than
-the rest; truth and outputs of a language model are as large as its vocabulary.
+precision or reduce it within its error budget, to int8 on a CPU and to float16 on a GPU; an fp16
+export keeps its own.  A ratio compares with ONNX Runtime on the export itself: on a CPU by the
+processor time of one thread, on a GPU with inputs and outputs on the device and with CUDA graphs
+where a session takes them.  ``--sequence gpt2=128`` gives one model another sequence than the rest;
+truth and outputs of a language model are as large as its vocabulary.
 
-Prints a table and appends rows to benchmarks/results/gpu_tune.csv after every export; the budget is
-divided among the exports that are left, and the winners come last.  An interruption ends the export
-at hand, with the rows that it has, and the program.  ``--device cpu`` runs all of it where there is
-no GPU.
+Prints a table and appends rows to benchmarks/results/tune.csv, gpu_tune.csv on a GPU, after every
+export; the budget is divided among the exports that are left, and the winners come last.  An
+interruption ends the export at hand, with the rows that it has, and the program.
 """
 
 from __future__ import annotations
@@ -41,17 +42,23 @@ from onnxfold.tuning.candidate import Candidate
 from onnxfold.tuning.result import TuneResult
 from onnxfold.tuning.run import TuneFailed
 
-__all__ = ["PRECISIONS", "GpuTuneRow", "main"]
+__all__ = ["PRECISIONS", "TuneRow", "main"]
 
 # What `tune` may do with exports of a type; "fp32" keeps the type that they have.
-PRECISIONS: Final[Mapping[str, tuple[str, ...]]] = {"fp32": ("fp32", "fp16"), "fp16": ("fp32",)}
+PRECISIONS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
+    ("cpu", "fp32"): ("fp32", "int8"),
+    ("cuda", "fp32"): ("fp32", "fp16"),
+    ("cpu", "fp16"): ("fp32",),
+    ("cuda", "fp16"): ("fp32",),
+}
 _MODELS: Final = ("bert-base", "vit-b16", "gpt2")
+_FILES: Final = {"cpu": "tune.csv", "cuda": "gpu_tune.csv"}
 _LEAST_S = 20.0  # with less of the budget left no export begins
 _console = Console(width=150)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuTuneRow(Conditions):
+class TuneRow(Conditions):
     """One candidate for one export at one size; ``sequence`` is 0 for images.
 
     ``ratio`` is how many times as fast as the export it is: the median over rounds with the 10th
@@ -86,7 +93,7 @@ class GpuTuneRow(Conditions):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what the command line asks for and return the exit code."""
     options = _parser().parse_args(arguments)
-    budget, rows, left = Budget(options.budget), list[GpuTuneRow](), False
+    budget, rows, left = Budget(options.budget), list[TuneRow](), False
     cases = list(_cases(options))
     try:
         for number, (name, dtype, given) in enumerate(cases):
@@ -101,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 failed(f"{name} {dtype}", error)
                 left = True
                 continue
-            append(options.out, case)
+            append(options.out or RESULTS / _FILES[options.device], case)
             _console.print(_table(case))
             rows += case
     except KeyboardInterrupt:
@@ -112,16 +119,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_tune", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tune", description=__doc__)
     parser.add_argument("folder", type=Path, metavar="MODELS")
     parser.add_argument("--models", nargs="+", default=_MODELS)
-    parser.add_argument("--dtypes", nargs="+", choices=list(PRECISIONS), default=list(PRECISIONS))
+    parser.add_argument("--dtypes", nargs="+", choices=["fp32", "fp16"], default=["fp32", "fp16"])
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument(
         "--sequence", nargs="+", default=["512"], metavar="N", help="N, or NAME=N for one model"
     )
     parser.add_argument("--samples", type=int, default=1, help="sets of inputs of the check")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cpu")
     parser.add_argument("--jobs", type=int, default=2, help="files that are built at once")
     parser.add_argument(
         "--budget", type=float, default=BUDGET, help="seconds of all, default: %(default)g"
@@ -130,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--chains", nargs="+", default=[], help="these alone, not those of tune")
     parser.add_argument("--scratch", type=Path, help="folder for the models that are made")
     parser.add_argument("--reports", type=Path, help="folder for the report of every export")
-    parser.add_argument("--out", type=Path, default=RESULTS / "gpu_tune.csv")
+    parser.add_argument("--out", type=Path, help="default: tune.csv or gpu_tune.csv in results")
     return parser
 
 
@@ -145,7 +152,7 @@ def _cases(options: argparse.Namespace) -> Iterator[tuple[str, str, Path]]:
 
 def _tuned(
     name: str, dtype: str, given: Path, seconds: float, options: argparse.Namespace
-) -> list[GpuTuneRow]:
+) -> list[TuneRow]:
     """Tune an export and return a row for every candidate."""
     if options.scratch is not None:
         options.scratch.mkdir(parents=True, exist_ok=True)
@@ -162,7 +169,7 @@ def _tuned(
                 source,
                 Path(scratch, "tuned.onnx"),
                 device=options.device,
-                precision=PRECISIONS[dtype],
+                precision=PRECISIONS[options.device, dtype],
                 inputs=(f"{first}:{','.join(map(str, sizes))}",),
                 samples=options.samples,
                 chains=tuple(options.chains),
@@ -203,8 +210,8 @@ def _first_input(path: Path, batch: int, sequence: int) -> tuple[str, tuple[int,
     return first.name or "", tuple(sizes)
 
 
-def _row(about: Mapping[str, Any], candidate: Candidate, result: TuneResult) -> GpuTuneRow:
-    return GpuTuneRow(
+def _row(about: Mapping[str, Any], candidate: Candidate, result: TuneResult) -> TuneRow:
+    return TuneRow(
         **about,
         chain=candidate.name,
         precision=candidate.precision.value,
@@ -228,7 +235,7 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 5)
 
 
-def _table(rows: Sequence[GpuTuneRow]) -> Table:
+def _table(rows: Sequence[TuneRow]) -> Table:
     first = rows[0]
     size = f"{first.batch} x {first.sequence}" if first.sequence else str(first.batch)
     table = Table(title=f"{first.model} {first.dtype}, {size}", title_justify="left", box=None)
@@ -251,7 +258,7 @@ def _table(rows: Sequence[GpuTuneRow]) -> Table:
     return table
 
 
-def _ratio(row: GpuTuneRow) -> str:
+def _ratio(row: TuneRow) -> str:
     if row.ratio is None:
         return ""
     if row.ratio_low is None:
@@ -259,7 +266,7 @@ def _ratio(row: GpuTuneRow) -> str:
     return f"{row.ratio:.2f} ({row.ratio_low:.2f} to {row.ratio_high:.2f})"
 
 
-def _summarise(rows: Sequence[GpuTuneRow]) -> None:
+def _summarise(rows: Sequence[TuneRow]) -> None:
     """Print the winner for every export."""
     table = Table(title="winners", title_justify="left", box=None)
     for column in ("model", "type", "winner", "ms", "times as fast", "error"):
