@@ -122,12 +122,14 @@ def truth_of(  # noqa: PLR0913  # each is an option of the command line
             done=done,
         )
     if data:
-        given = sample_given(
-            source.model,
-            data,
-            limit_bytes=float64_limit_bytes,
-            done=lambda count: done(samples + count),
-        )
+        given = Sampled([*data], None, sampled.reason)
+        if sampled.truths is not None:
+            given = sample_given(
+                source.model,
+                data,
+                limit_bytes=float64_limit_bytes,
+                done=lambda count: done(samples + count),
+            )
         sampled = _joined(sampled, given)
     evidence = gather(source, sampled, engine)
     done(total)
