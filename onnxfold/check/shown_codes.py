@@ -1,7 +1,7 @@
 """Values that a model holds as integer codes alone, shown as the numbers that they stand for.
 
-ONNX Runtime's quantizers call the codes of a value NAME "NAME_quantized", and what they stand for is
-told by "NAME_scale" and "NAME_zero_point".  Dequantized and quantized again they are the same.
+ONNX Runtime's quantizers call the codes of a value NAME "NAME_quantized", and "NAME_scale" and
+"NAME_zero_point" say what they stand for.  Dequantized and quantized again they are the same.
 """
 
 from collections.abc import Collection
