@@ -22,6 +22,7 @@ from onnxfold.check.local_errors import Contribution, LocalErrors, results
 from onnxfold.check.reference import Array
 from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import Feeds, OnnxRuntime, suited
+from onnxfold.check.shown_codes import is_of_file
 from onnxfold.graph import node_label, operator
 
 # A contribution from this share of the whole error on explains it.
@@ -163,7 +164,8 @@ def _changed_node(comparison: LocalErrors, found: Contribution, true: Outputs) -
 
     It is known by its result, which is called like the value and something.
     """
-    nodes = comparison.between(found.common).nodes
+    every = comparison.between(found.common).nodes
+    nodes = tuple(filter(is_of_file, every)) or every
     stored = comparison.read(found.common)
     stored |= {name: right for name, right in true.items() if name != found.common.name}
     types = tensor_types(comparison.changed)

@@ -182,19 +182,13 @@ def _parts(t: Array, os: Sequence[Array], r: Array) -> Iterator[Array | Ellipsis
         yield ...
         return
     size = np.abs(t)
-    told = telling(t, agreed)
-    yield ... if told.all() else told
-    nonzero = size[told & (size > 0)]
+    telling = ~(agreed & (size > _OUTLYING * max(rms(t[~agreed]), 1e-300)))
+    yield ... if telling.all() else telling
+    nonzero = size[telling & (size > 0)]
     if nonzero.size:
-        usual = told & (size <= _OUTLYING * np.quantile(nonzero, 0.25))
-        if _ENOUGH <= np.count_nonzero(usual) < np.count_nonzero(told):
+        usual = telling & (size <= _OUTLYING * np.quantile(nonzero, 0.25))
+        if _ENOUGH <= np.count_nonzero(usual) < np.count_nonzero(telling):
             yield usual
-
-
-def telling(t: Array, agreed: Array) -> Array:
-    """All but those agreed on that are far larger than the others; some are not agreed on."""
-    told: Array = ~(agreed & (np.abs(t) > _OUTLYING * max(rms(t[~agreed]), 1e-300)))
-    return told
 
 
 def _compare(

@@ -19,6 +19,7 @@ from onnxfold.check.common_values import Between, Common, between, common_values
 from onnxfold.check.evidence import Outputs
 from onnxfold.check.reference import Array
 from onnxfold.check.runners import CannotRun, Feeds, OnnxRuntime, suited
+from onnxfold.check.shown_codes import show_codes
 from onnxfold.check.tapped import element_counts, run_switched, run_tapped
 
 # What the values that are compared together may take, of 8 bytes at most for an element.
@@ -52,6 +53,8 @@ class LocalErrors:
         truth: Outputs,
         engine: OnnxRuntime,
     ) -> None:
+        own = results(original)
+        changed = show_codes(changed, own)
         self.original, self.changed = original, changed
         self.common = common_values(original, changed)
         self._engine, self._feeds, self._truth = engine, feeds, truth
@@ -59,7 +62,6 @@ class LocalErrors:
         self._by_changed = {common.changed: common for common in self.common}
         self._results = results(changed)
         self._stops = {self._results[common.changed] for common in self.common}
-        own = results(original)
         self._outputs = [name for name in truth if name in own and name in self._results]
 
     @cached_property

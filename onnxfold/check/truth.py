@@ -134,12 +134,14 @@ def truth_of(  # noqa: PLR0913  # each is an option of the command line
         )
     drawn = len(sampled.feeds)
     if data:
-        given = sample_given(
-            source.model,
-            data,
-            limit_bytes=float64_limit_bytes,
-            done=lambda count: done(drawn + count),
-        )
+        given = Sampled([*data], None, sampled.reason)
+        if sampled.truths is not None:
+            given = sample_given(
+                source.model,
+                data,
+                limit_bytes=float64_limit_bytes,
+                done=lambda count: done(drawn + count),
+            )
         sampled = _joined(sampled, given)
     evidence, kinds = without_overflow(gather(source, sampled, engine), range(samples, drawn))
     done(total)

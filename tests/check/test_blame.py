@@ -53,6 +53,15 @@ def _qdq(scale: str) -> Callable[[Path], onnx.ModelProto]:
     )
 
 
+def _operators(scale: str) -> Callable[[Path], onnx.ModelProto]:
+    from onnxruntime.quantization import QuantFormat
+
+    data, form = rows(8, seed=1), QuantFormat.QOperator
+    return lambda folder: change_weight(
+        static(encoder(), folder, data, quant_format=form), scale, lambda s: s / 10
+    )
+
+
 def _huge(w: np.ndarray) -> np.ndarray:
     w = w.copy()
     w[2, 3] = np.inf
@@ -72,6 +81,12 @@ PLANTED: dict[str, tuple[Callable[[Path], onnx.ModelProto], str, str]] = {
     "a scale of activations": (_qdq("bent_scale"), "node_down", "bent_DequantizeLinear"),
     "a scale of scores": (_qdq("scores_scale"), "node_weights", "scores_DequantizeLinear"),
     "a scale of a weight": (_qdq("Wup_scale"), "node_up", "Wup_DequantizeLinear"),
+    "a scale of integer operators": (_operators("bent_scale"), "node_down", "node_down_quant"),
+    "a scale of a weight of integer operators": (
+        _operators("Wup_scale"),
+        "node_up",
+        "node_up_quant",
+    ),
     "a scale of int8": (
         lambda f: change_weight(dynamic(encoder(), f), "Wdown_scale", lambda s: s / 10),
         "node_down",

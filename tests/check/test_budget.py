@@ -91,6 +91,22 @@ def test_masked_positions_do_not_excuse_the_others() -> None:
     assert errors(truth, wrong)[Metric.RELATIVE] == pytest.approx(1.0, rel=0.01)
 
 
+def test_zeros_that_are_none_are_measured_beside_the_elements_that_agree() -> None:
+    truth = np.maximum(LOGITS, 0)
+    assert errors(truth, np.where(truth > 0, truth, 1e-9))[Metric.RELATIVE] < 1e-8
+    wrong = errors(truth, np.abs(LOGITS))[Metric.RELATIVE]
+    size = np.linalg.norm(truth)
+    assert wrong == pytest.approx(np.linalg.norm(np.minimum(LOGITS, 0)) / size, rel=1e-9)
+    large = truth * 1e9
+    assert errors(large, np.where(large > 0, large, 1e-9))[Metric.RELATIVE] < 1e-8
+
+
+def test_a_probability_that_is_sure_counts_beside_the_small_ones() -> None:
+    truth = np.array([[1 - 1e-9, 6e-10, 4e-10]])
+    other = np.array([[1.0, 1e-10, 5e-10]], np.float32)
+    assert errors(truth, other)[Metric.RELATIVE] < 1e-8
+
+
 def test_ties_and_margins_below_rounding_are_no_other_answers() -> None:
     truth = np.array([[1.0, 1.0, 0.0], [1.0, 1.0 - 1e-9, 0.0], [1.0, 0.9, 0.0]])
     other = truth[:, [1, 0, 2]].astype(np.float32)

@@ -1,0 +1,37 @@
+"""Values that a model holds as integer codes alone, shown as the numbers that they stand for.
+
+ONNX Runtime's quantizers call the codes of a value NAME "NAME_quantized", and "NAME_scale" and
+"NAME_zero_point" say what they stand for.  Dequantized and quantized again they are the same.
+"""
+
+from collections.abc import Collection
+
+import onnx_ir as ir
+
+from onnxfold.graph.edit import splice_behind
+
+_MARK = "/shown"
+
+
+def show_codes(model: ir.Model, names: Collection[str]) -> ir.Model:
+    """A copy in which values of these names are computed, where the model holds their codes."""
+    copy = model.clone()
+    values = {str(v.name): v for node in copy.graph for v in node.outputs if v.name}
+    weights = copy.graph.initializers
+    for name in names:
+        codes, scale = values.get(f"{name}_quantized"), weights.get(f"{name}_scale")
+        zero = weights.get(f"{name}_zero_point")
+        if name in values or codes is None or scale is None or zero is None:
+            continue
+        number = ir.node("DequantizeLinear", [codes, scale, zero], name=f"{name}{_MARK}")
+        number.outputs[0].name = name
+        number.outputs[0].type = ir.TensorType(scale.dtype or ir.DataType.FLOAT)
+        again = ir.node("QuantizeLinear", [number.outputs[0], scale, zero], name=f"{name}{_MARK}/2")
+        again.outputs[0].name = f"{name}{_MARK}"
+        splice_behind(codes, [number, again])
+    return copy
+
+
+def is_of_file(node: ir.Node) -> bool:
+    """Whether a node stands in the model itself."""
+    return _MARK not in str(node.name)
