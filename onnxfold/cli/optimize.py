@@ -40,14 +40,6 @@ def optimize(
             "IN, refers to IN's data files.",
         ),
     ] = False,
-    strip_metadata: Annotated[
-        bool,
-        typer.Option(
-            "--strip-metadata",
-            help="Leave out what an exporter noted at graphs, nodes and values, such as stack "
-            "traces; the model's own metadata stay.",
-        ),
-    ] = False,
     force: options.ForceOption = False,
 ) -> None:
     """Fold every LayerNorm that can exactly become an RMSNorm; prove, check and write the result.
@@ -83,7 +75,6 @@ def optimize(
             device=device,
             dry_run=dry_run,
             share_weights=share_weights,
-            strip_metadata=strip_metadata,
             force=force,
             **fold.keywords(),
         )

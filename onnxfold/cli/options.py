@@ -174,6 +174,14 @@ class CheckedOptions:
             help="Write the weights to OUT.data; otherwise keep the layout of IN.",
         ),
     ] = False
+    strip_metadata: Annotated[
+        bool,
+        typer.Option(
+            "--strip-metadata",
+            help="Leave out what an exporter noted at graphs, nodes and values, such as stack "
+            "traces; the model's own metadata stay.",
+        ),
+    ] = False
     fail_if_unchanged: Annotated[
         bool, typer.Option("--fail-if-unchanged", help="Exit 1 when nothing can be improved.")
     ] = False
@@ -191,6 +199,7 @@ class CheckedOptions:
             "providers": tuple(self.providers or ()),
             "memory": self.memory,
             "save_as_external_data": True if self.save_as_external_data else None,
+            "strip_metadata": self.strip_metadata,
             "fail_if_unchanged": self.fail_if_unchanged,
         }
 

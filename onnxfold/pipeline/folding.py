@@ -54,8 +54,8 @@ from onnxfold.passes.lower.apply import join_rms_norms
 from onnxfold.passes.lower.decide import decide as decide_lowering
 from onnxfold.passes.lower.installed import onnxruntime_version
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
+from onnxfold.passes.lower.node_notes import name_sources
 from onnxfold.passes.lower.prove import prove as prove_lowering
-from onnxfold.passes.lower.sources import name_sources
 from onnxfold.passes.lower.sums import SLOW_SINCE, fused_additions, replace_by_sums
 from onnxfold.passes.norms_plan import NormsPlan, proves
 from onnxfold.passes.plan import Plan

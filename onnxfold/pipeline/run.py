@@ -29,7 +29,7 @@ from onnxfold.options import Options
 from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.centring.apply import overflowing_weights
 from onnxfold.passes.findings import Findings
-from onnxfold.passes.lower.sources import strip_notes
+from onnxfold.passes.lower.node_notes import strip_notes
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.pipeline import folding

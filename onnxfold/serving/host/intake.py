@@ -15,7 +15,8 @@ from typing import Any
 
 import orjson
 
-from onnxfold.serving.bodies import (
+from onnxfold.serving.host import metrics
+from onnxfold.serving.request_bodies import (
     WINDOWS,
     Budget,
     RefusedError,
@@ -24,7 +25,6 @@ from onnxfold.serving.bodies import (
     size_in,
     too_large,
 )
-from onnxfold.serving.host import metrics
 from onnxfold.serving.settings import ServeSettings
 
 Message = MutableMapping[str, Any]

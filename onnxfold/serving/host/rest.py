@@ -29,11 +29,11 @@ from mlserver.types import (
     RequestOutput,
 )
 
-from onnxfold.serving.bodies import Budget, size_in
 from onnxfold.serving.codec import RequestError, elements, raw_bytes
 from onnxfold.serving.host.connection import Connection
 from onnxfold.serving.host.intake import Intake
 from onnxfold.serving.host.model import demand_ready, ready_model, statistics
+from onnxfold.serving.request_bodies import Budget, size_in
 from onnxfold.serving.settings import ServeSettings
 
 _JSON_SIZE = "inference-header-content-length"

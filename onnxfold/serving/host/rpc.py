@@ -25,12 +25,12 @@ from mlserver.types import (
     RequestOutput,
 )
 
-from onnxfold.serving.bodies import Budget, RefusedError
 from onnxfold.serving.codec import raw_bytes
 from onnxfold.serving.datatypes import BY_NAME
 from onnxfold.serving.host import extensions
 from onnxfold.serving.host.model import demand_ready, ready_model, statistics
 from onnxfold.serving.host.sockets import unsent
+from onnxfold.serving.request_bodies import Budget, RefusedError
 from onnxfold.serving.settings import ServeSettings
 
 _CODES = {

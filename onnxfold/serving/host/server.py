@@ -16,12 +16,12 @@ from mlserver.repository import ModelRepository
 
 from onnxfold import __version__
 from onnxfold.errors import OnnxfoldError, UsageError
-from onnxfold.serving.bodies import Budget
 from onnxfold.serving.host.model import OnnxModel, Shared, model_settings
 from onnxfold.serving.host.rest import Metrics, Rest
 from onnxfold.serving.host.rpc import Rpc
 from onnxfold.serving.host.sockets import allow_connections
 from onnxfold.serving.plain_logs import plain_logs
+from onnxfold.serving.request_bodies import Budget
 from onnxfold.serving.settings import ServeSettings
 
 Started = Callable[[Sequence[OnnxModel]], None]

@@ -9,8 +9,8 @@ import zlib
 import pytest
 
 from onnxfold.errors import UsageError
-from onnxfold.serving.bodies import Budget, RefusedError, Share, inflated, size_in
 from onnxfold.serving.codec import Tensor, decode
+from onnxfold.serving.request_bodies import Budget, RefusedError, Share, inflated, size_in
 from onnxfold.serving.served_signature import ServedSignature, TensorSpec
 from onnxfold.serving.settings import NamedModel, ServeSettings
 

@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 
 import onnxfold
-from onnxfold.passes.lower.sources import SOURCE_KEY
+from onnxfold.passes.lower.node_notes import SOURCE_KEY
 from tests.builders import post_norm_model, pre_norm_model
 
 TRACE = 'File "/home/someone/model.py", line 7, in forward\n' * 40
