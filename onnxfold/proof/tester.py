@@ -6,6 +6,7 @@ same numbers in another order: they differ by roundings of 2^-53, a few thousand
 while a wrong rule is off by the order of the numbers themselves.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -176,15 +177,20 @@ def _varies_openly(found: Relation, region: Region) -> bool:
 
     No wider region shows another line between the same numbers.
     """
-    dims = region.pair[1].shape
-    arrays = [array for array in (found.r, found.s) if array is not None]
-    if dims is None or not region.symbols:
+    dims, drawn = region.pair[1].shape, set(region.symbols)
+    if dims is None or not drawn:
         return False
+    arrays = [array for array in (found.r, found.s) if array is not None]
     return any(
-        size > 1 and isinstance(dim, ir.SymbolicDim) and dim.value is not None
+        size > 1 and isinstance(dim, ir.SymbolicDim) and not drawn.isdisjoint(_names(dim))
         for array in arrays
         for size, dim in zip(array.shape, dims, strict=True)
     )
+
+
+def _names(dim: ir.SymbolicDim) -> list[str]:
+    """Return the names in a size that is an expression: ``B*4``."""
+    return re.findall(r"[^\W\d]\w*", str(dim.value or ""))
 
 
 @np.errstate(all="ignore")
