@@ -6,7 +6,7 @@ from enum import IntEnum, auto
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo, Shape
+from onnxfold.graph import ModelInfo, Shape, constant_tensor
 from onnxfold.graph.traversal import bodies
 from onnxfold.proof.cone import Cone, Unprovable, cone_of
 from onnxfold.proof.correspondence import Correspondence
@@ -101,7 +101,8 @@ class Neighbourhood:
     def _is_size(self, value: ir.Value) -> bool:
         """Whether a number or a vector is computed from constants and shapes alone."""
         if value not in self._sizes:
-            self._sizes[value] = self._match.is_constant(value) or self._comes_of_shapes(value)
+            constant = constant_tensor(value) is not None or self._match.is_constant(value)
+            self._sizes[value] = constant or self._comes_of_shapes(value)
         return self._sizes[value]
 
     def _comes_of_shapes(self, value: ir.Value) -> bool:

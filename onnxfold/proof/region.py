@@ -194,6 +194,12 @@ class Region:
                 kept |= {*known, prod(known)}
 
     @property
+    def alike(self) -> bool:
+        """Whether both models have the same nodes: means of 0 would change nothing."""
+        names = [[node.op_identifier() for node in cone.nodes] for cone in (self.old, self.new)]
+        return names[0] == names[1]
+
+    @property
     def nodes(self) -> tuple[ir.Node, ...]:
         """The nodes of both models."""
         return (*self.old.nodes, *self.new.nodes)

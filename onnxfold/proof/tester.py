@@ -6,11 +6,13 @@ same numbers in another order: they differ by roundings of 2^-53, a few thousand
 while a wrong rule is off by the order of the numbers themselves.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 
 from onnxfold.errors import OnnxfoldError
 from onnxfold.graph import Fiber
@@ -18,7 +20,16 @@ from onnxfold.proof.draws import ERRORS, FEW, LIKE_FIRST, Draws, samples
 from onnxfold.proof.lines import line
 from onnxfold.proof.placeholders import with_placeholders
 from onnxfold.proof.region import Pair, Region
-from onnxfold.proof.relation import EQUAL, Float64, Relation, completed, is_small, means, shortened
+from onnxfold.proof.relation import (
+    ANY,
+    EQUAL,
+    Float64,
+    Relation,
+    completed,
+    is_small,
+    means,
+    shortened,
+)
 from onnxfold.proof.roundings import rounds_more
 
 _MOSTLY = 0.75
@@ -50,6 +61,7 @@ class Tester:
     def relation(self, region: Region, fibers: tuple[Fiber, ...], slack: float) -> Relation | None:
         """Return a relation of the outputs, the strongest found; None for none.
 
+        One that is not known is none that a wider region could show either.
         ``fibers``: candidates for what a shift is constant along; ``slack``: what the roundings of
         stored constants may move the outputs by.
         """
@@ -64,6 +76,8 @@ class Tester:
         shared = None if slack else with_placeholders(region)
         if shared is not None:
             found = self._remembered(_Question(shared.region, slack, self._whole, lines=True))
+            if found is not None and not found.known:
+                return found
             resolved = None if found is None else shared.resolved(found)
             if resolved is not None and _at_first(_Question(region, 0.0, self._whole), [resolved]):
                 return resolved
@@ -146,6 +160,8 @@ def _relation(asked: _Question) -> Relation | None:
             open_ = [found for found in open_ if _all_have(found, draws, asked.slack)]
             if not open_:
                 return None
+            if all(_varies_openly(found, asked.region) for found in open_):
+                return ANY
         if open_ and not _shows_enough(shown):
             # What is not finite is shown where a constant alone makes it so in both models.
             plain = asked.region.all_finite()
@@ -154,6 +170,27 @@ def _relation(asked: _Question) -> Relation | None:
     except ERRORS:
         return None
     return open_[0] if open_ and _shows_enough(shown) else None
+
+
+def _varies_openly(found: Relation, region: Region) -> bool:
+    """Whether it has numbers along an axis whose size is open, so that it is one of no other size.
+
+    No wider region shows another line between the same numbers.
+    """
+    dims, drawn = region.pair[1].shape, set(region.symbols)
+    if dims is None or not drawn:
+        return False
+    arrays = [array for array in (found.r, found.s) if array is not None]
+    return any(
+        size > 1 and isinstance(dim, ir.SymbolicDim) and not drawn.isdisjoint(_names(dim))
+        for array in arrays
+        for size, dim in zip(array.shape, dims, strict=True)
+    )
+
+
+def _names(dim: ir.SymbolicDim) -> list[str]:
+    """Return the names in a size that is an expression: ``B*4``."""
+    return re.findall(r"[^\W\d]\w*", str(dim.value or ""))
 
 
 @np.errstate(all="ignore")

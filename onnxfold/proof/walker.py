@@ -311,10 +311,10 @@ class _Walker:
                 if key not in tried:
                     tried.add(key)
                     found, shown = self._test(region)
+                    if found is not None and not found.known:
+                        return weaker
                     if found is not None and self._is_enough(found, region, drawn):
-                        self._note_biases(region)
-                        if found.equal and not self._match.is_guess(v):
-                            self._note_roundings(shown)
+                        self._note(region, shown, found)
                         return found
                     weaker = weaker or found
                 if not drawn:
@@ -330,7 +330,7 @@ class _Walker:
 
     def _is_plain(self, region: Region) -> bool:
         """Whether a wider region cannot show more: of the same nodes, no leaf follows another."""
-        if not _is_alike(region):
+        if not region.alike:
             return False
         changed = {leaf.v for leaf in region.leaves if leaf.v and not leaf.relation.equal}
         return not any(self._follows(value, changed) for value in changed)
@@ -350,13 +350,14 @@ class _Walker:
             seen = seen | level
         return False
 
-    def _note_roundings(self, region: Region) -> None:
-        """Let the proof fail where equal numbers are rounded more than before."""
-        if self._hints.rounding and (why := self._tester.rounds_more(region)) is not None:
-            self._failures.append(why)
+    def _note(self, region: Region, shown: Region, found: Relation) -> None:
+        """Count the constants that have taken what a value beside them had too much.
 
-    def _note_biases(self, region: Region) -> None:
-        """Count the constants that have taken what a value beside them had too much."""
+        And let the proof fail where equal numbers are rounded more than before.
+        """
+        judged = found.equal and self._hints.rounding and not self._match.is_guess(region.pair[1])
+        if judged and (why := self._tester.rounds_more(shown)) is not None:
+            self._failures.append(why)
         if any(leaf.relation.r is not None for leaf in region.leaves):
             for leaf in region.leaves:
                 new = leaf.u is None or leaf.array is not None
@@ -379,7 +380,7 @@ class _Walker:
         slack = max((leaf.slack for leaf in region.leaves), default=0.0)
         fibers = self._fibers_near.of_shift(region)
         weaker = self._tester.relation(region, fibers, slack)
-        if (weaker is not None and weaker.equal) or _is_alike(region):
+        if (weaker is not None and (weaker.equal or not weaker.known)) or region.alike:
             return weaker, region
         for choice in self._fibers_near.of_zeros(region):
             if not self._tester.runs(region):
@@ -392,9 +393,3 @@ class _Walker:
                 if found is not None:
                     return found, centred
         return weaker, region
-
-
-def _is_alike(region: Region) -> bool:
-    """Whether both models have the same nodes: means of 0 would change nothing."""
-    names = [[node.op_identifier() for node in cone.nodes] for cone in (region.old, region.new)]
-    return names[0] == names[1]

@@ -49,6 +49,8 @@ _AFFINE = {
 _SPELLED = {RefusalCode.COMES_APART}
 # Reasons of `convert` alone: tests/passes/restoring and compression.
 _RESTORING = {RefusalCode.ALREADY_LAYER, RefusalCode.HAS_MEAN, RefusalCode.UNALIGNED}
+# Of what is exact but for roundings: test_layer_norms.py, test_half_weights.py.
+_ROUNDING_CODES = {RefusalCode.ROUNDS_MORE}
 
 
 def _cases() -> list[Case]:
@@ -84,8 +86,9 @@ def test_the_forbidden_fold_is_wrong_in_numbers_and_in_the_proof(make: Callable[
 
 def test_every_reason_has_a_graph() -> None:
     given = {case.code for case in _cases()}
-    assert given | _EARLY | _AFFINE | _SPELLED | _RESTORING == set(RefusalCode)
-    assert not given & (_EARLY | _AFFINE | _SPELLED | _RESTORING)
+    others = _EARLY | _AFFINE | _SPELLED | _RESTORING | _ROUNDING_CODES
+    assert given | others == set(RefusalCode)
+    assert not given & others
 
 
 def _one_norm(
