@@ -22,6 +22,7 @@ from onnxfold.inputs.roles import (
 )
 from onnxfold.inputs.spec import InputSpec
 from onnxfold.options import check_number
+from onnxfold.shapes.row_wise import width_of_rows
 
 Array = npt.NDArray[Any]
 
@@ -33,6 +34,7 @@ _USES_CACHE = re.compile(r"^use_(cache|past)", re.IGNORECASE)
 # What is convolved with another number of channels than 1 or 3 is not a picture, but smaller.
 IMAGE_SIDES = (224, 384, 256, 336, 448, 512, 32, 64, 96, 128)
 _SAMPLES, _FRAMES, _LATENT = 3200, 128, 32
+_ROWS = 3  # of an input whose number of axes is open, too
 # Of which indices to draw where others are outside of what they index: 0 and 1, then 0 alone.
 FEWER_INDICES = (2, 1)
 # More elements are in no input that a check could run; numpy cannot even count those of some.
@@ -124,7 +126,13 @@ def _asked(
     known = {str(v.name): v for v in model.graph.inputs}
     given = _given_arrays(known, spec)
     inputs = [v for n, v in known.items() if not v.is_initializer() or n in spec.names()]
-    return inputs, given, {**spec.shapes, **{n: array.shape for n, array in given.items()}}
+    shapes = {**spec.shapes, **{n: array.shape for n, array in given.items()}}
+    for value in inputs:
+        if value.shape is None and value.name not in shapes:
+            width = width_of_rows(model, value)
+            if width is not None:
+                shapes[str(value.name)] = (_ROWS, width)
+    return inputs, given, shapes
 
 
 def _batch(number: int, generator: np.random.Generator, *, single: bool) -> int:

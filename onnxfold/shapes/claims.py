@@ -19,6 +19,7 @@ from onnxfold.graph.traversal import all_graphs, declared_shape
 from onnxfold.shapes import infer
 from onnxfold.shapes.inference import claimed_shape, fill_types, is_unnamed, merged
 from onnxfold.shapes.missing_shapes import fill_shapes
+from onnxfold.shapes.row_wise import assume_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ def check_claims(model: ir.Model) -> Checked:
     told = {value: claimed_shape(value) for value in results}
     for value in results:
         value.shape = None
+    assume_rows(ModelInfo(copy), told)
     fill_types(copy)
     fill_shapes(ModelInfo(copy))
     for value in _without_shape(told):

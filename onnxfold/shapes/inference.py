@@ -126,9 +126,10 @@ def strip_types(model: ir.Model, like: ir.Model) -> None:
         if _is_told(v)
     }
     symbols = {dim for shape in declared.values() for dim in shape or ()}
+    assumed = any(value.shape is None for value in like.graph.inputs)
     for graph in all_graphs(model):
         kept = set(graph.outputs)
-        for value in graph.inputs if graph is not model.graph else ():
+        for value in graph.inputs:
             if declared.get(value.name) is None:
                 value.shape = None
         for node in graph:
@@ -138,6 +139,8 @@ def strip_types(model: ir.Model, like: ir.Model) -> None:
                     value.shape = _kept_shape(value, declared.get(value.name), symbols)
                 else:
                     value.type = value.shape = None
+                if assumed and declared.get(value.name) is None:
+                    value.shape = None  # which may be that of rows alone
 
 
 def is_unnamed(dim: Dim) -> bool:

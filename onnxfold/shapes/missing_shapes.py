@@ -35,6 +35,7 @@ from onnxfold.shapes.equivalents import (
 from onnxfold.shapes.inference import is_unnamed
 from onnxfold.shapes.loop_states import fill_body
 from onnxfold.shapes.named_sizes import Size, own_names
+from onnxfold.shapes.row_wise import assume_rows
 from onnxfold.shapes.symbolic import SymbolicShapes
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def fill_shapes(view: ModelInfo, known: Collection[ir.Value] = ()) -> bool:
     ``known``: values of which more is known than when the shapes behind them were found.
     Return whether a shape that ``view`` may have told before is another one now.
     """
+    assume_rows(view)
     filling = _Filling(view, known)
     filling.graph(view.model.graph)
     return filling.changed

@@ -12,6 +12,7 @@ from onnxfold.operators.families.transfer import (
     Backward,
     Carried,
     Forward,
+    ZeroMean,
     along_broadcast,
     broken,
     constant_along,
@@ -122,7 +123,10 @@ def trains(view: ModelInfo, node: ir.Node) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """Products with one factor s constant along the fiber: P(s * x) = s * P x (x / s alike)."""
+    """Products with one factor s constant along the fiber: P(s * x) = s * P x (x / s alike).
+
+    0 * x is 0 whatever x is: zeros of its shape, as graph networks add to.
+    """
 
     division: bool = False
 
@@ -133,6 +137,8 @@ class Scaled:
             return unknown_shape(node)
         for index in (0,) if self.division else (0, 1):
             other = shapes[1 - index]
+            if self._is_nothing(view, node, index):
+                return ZeroMean()
             if other is not None and constant_along(fiber, result, other):
                 return _carry(view, node, output, fiber, (index,))
         shared = _shared_source(view, node)
@@ -146,7 +152,14 @@ class Scaled:
         )
 
     def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
+        if self._is_nothing(view, node, index):
+            return ()
         return _broadcast_forward(view, node, index, fiber)
+
+    def _is_nothing(self, view: ModelInfo, node: ir.Node, index: int) -> bool:
+        """Whether a factor is multiplied by zeros."""
+        zeros = None if self.division else view.array(node.inputs[1 - index])
+        return zeros is not None and zeros.size > 0 and not zeros.any()
 
 
 def factors_behind(view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Fiber | None:

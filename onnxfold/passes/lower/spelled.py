@@ -1,11 +1,15 @@
 """RMSNorms in several operators, where no single one takes the axes or the epsilon."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph.operands import known_producer, producer_of
 from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.operators.new_nodes import NewNodes
+
+_NEGATIVE_AXES_SINCE = 11
 
 
 def wide_epsilon(site: NormSite) -> bool:
@@ -34,7 +38,8 @@ def spelled_rms(new: NewNodes, site: NormSite, x: ir.Value) -> ir.Value:
     epsilon = new.weight(f"{x.name}.epsilon", np.array(site.epsilon, dtype))
     first = len(new.nodes)
     square = new.op("Mul", x, x)
-    mean = new.along("ReduceMean", square, site.fiber.axes, f"{x.name}.axes", keepdims=1)
+    axes = from_the_end(new, site.fiber.axes, len(site.input.shape or ()))
+    mean = new.along("ReduceMean", square, axes, f"{x.name}.axes", keepdims=1)
     root = new.op("Sqrt", new.op("Add", mean, epsilon))
     inverse = new.op("Reciprocal", root)
     y = new.op("Mul", inverse, x)
@@ -45,6 +50,11 @@ def spelled_rms(new: NewNodes, site: NormSite, x: ir.Value) -> ir.Value:
     for node in new.nodes[first + 1 : -1]:
         node.outputs[0].shape = ir.Shape(rows)
     return y
+
+
+def from_the_end(new: NewNodes, axes: Sequence[int], rank: int) -> list[int]:
+    """Return axes that are the same where others stand in front, as far as operators take them."""
+    return [axis - rank if new.opset >= _NEGATIVE_AXES_SINCE else axis for axis in axes]
 
 
 def reads_only_centred(site: NormSite) -> bool:

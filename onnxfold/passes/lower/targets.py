@@ -33,6 +33,7 @@ from onnxfold.options import Target, WrittenForm
 from onnxfold.passes.lower.norm_settings import NormSetting
 from onnxfold.passes.lower.parameters import AffinePart, Parameters
 from onnxfold.passes.lower.spelled import (
+    from_the_end,
     reads_only_centred,
     spelled_rms,
     spells_axes,
@@ -308,7 +309,8 @@ class TargetLowering:
     def _plain_centring(self, value: ir.Value, fiber: Fiber) -> Lowered:
         name = f"{value.name}.centred"
         new = NewNodes(self._view.opset)
-        mean = new.along("ReduceMean", value, fiber.axes, f"{name}.axes", keepdims=1)
+        axes = from_the_end(new, fiber.axes, self._view.rank(value) or 0)
+        mean = new.along("ReduceMean", value, axes, f"{name}.axes", keepdims=1)
         mean.name, mean.type = f"{value.name}.mean", value.type
         dims = tuple(value.shape or ())
         mean.shape = ir.Shape(1 if axis in fiber.axes else dim for axis, dim in enumerate(dims))

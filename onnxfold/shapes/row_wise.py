@@ -1,0 +1,111 @@
+"""An input without a declared shape of which a model reads rows: channels along the last axis.
+
+Where every operator that sees the input works on each row by itself, whatever axes stand in front
+of the channels, what a model does is the same for any number of axes, and two will do to tell it.
+"""
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from onnxfold.graph.dims import Shape
+from onnxfold.graph.model_info import ModelInfo, operator
+from onnxfold.graph.operands import operand
+from onnxfold.operators import facets
+from onnxfold.operators.row import Layer
+from onnxfold.operators.table import row_of
+from onnxfold.shapes.named_sizes import own_names
+
+_NORMS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
+_ALONG_ROWS = frozenset({"LogSoftmax", "Softmax"})
+_ROWS = 2
+_NEGATIVE_AXES_SINCE = 11  # the first opset that can say so of axes
+
+
+def assume_rows(view: ModelInfo, told: Mapping[ir.Value, Shape | None] | None = None) -> None:
+    """Give the one input without a shape two axes, or as many as what follows from it has.
+
+    ``told``: shapes that are declared, where values do not have them for now.
+    """
+    value = _shapeless(view) if view.opset >= _NEGATIVE_AXES_SINCE else None
+    rows = None if value is None else _rows(view, value)
+    if value is None or rows is None:
+        return
+    shapes = [view.shape(each) if told is None else told.get(each) for each in rows]
+    ranks = {len(shape) for shape in shapes if shape}
+    if len(ranks) > 1:
+        return
+    names = own_names(value, ranks.pop() if ranks else _ROWS)
+    value.shape = ir.Shape([*names[:-1], _width(view, value) or names[-1]])
+    view.forget_shape(value)
+
+
+def width_of_rows(model: ir.Model, value: ir.Value) -> int | None:
+    """Return how many channels an input of rows has, None where it is none, or that is open."""
+    view = ModelInfo(model)
+    known = value is _shapeless(view) and _rows(view, value) is not None
+    return _width(view, value) if known else None
+
+
+def _shapeless(view: ModelInfo) -> ir.Value | None:
+    """Return the one input without a shape, None where there are none or several."""
+    inputs = [value for value in view.model.graph.inputs if not value.is_initializer()]
+    found = [value for value in inputs if value.shape is None and value.dtype is not None]
+    return found[0] if len(found) == 1 else None
+
+
+def _rows(view: ModelInfo, value: ir.Value) -> list[ir.Value] | None:
+    """Return what is computed from rows of a value, or None where something sees more of it."""
+    found = {value: None}
+    waiting = [value]
+    while waiting:
+        for use in waiting.pop().uses():
+            node = use.node
+            if node.graph is not view.model.graph or not _keeps_rows_apart(view, node):
+                return None
+            for output in node.outputs:
+                if output not in found:
+                    found[output] = None
+                    waiting.append(output)
+    nodes = {use.node for each in found for use in each.uses()}
+    others = {v for node in nodes for v in node.inputs if v is not None and v not in found}
+    small = all(view.is_constant(v) and _is_small(view, v) for v in others)
+    return list(found) if small else None
+
+
+def _is_small(view: ModelInfo, value: ir.Value) -> bool:
+    """Whether a constant cannot give what it is combined with another axis."""
+    weights = all(_is_product(use.node) and use.idx == 1 for use in value.uses())
+    axes = all(facets.reduces(row_of(use.node)) for use in value.uses())
+    rank = view.rank(value)
+    tensor = view.tensor(value)
+    rank = len(tensor.shape) if rank is None and tensor is not None else rank
+    return axes or (rank is not None and (rank == _ROWS if weights else rank <= 1))
+
+
+def _is_product(node: ir.Node) -> bool:
+    return operator(node) == "MatMul" and row_of(node).layer is Layer.MATMUL
+
+
+def _keeps_rows_apart(view: ModelInfo, node: ir.Node) -> bool:
+    """Whether an operator does to each row the same, however many axes there are."""
+    row = row_of(node)
+    if _is_product(node):
+        return True
+    if node.op_type in _NORMS or node.op_type in _ALONG_ROWS:
+        default = 1 if node.op_type in _ALONG_ROWS and view.opset < 13 else -1
+        return node.attributes.get_int("axis", default) == -1
+    if facets.reduces(row):
+        return view.axes(node) == (-1,) and node.attributes.get_int("keepdims", 1) == 1
+    return facets.reads_elements(row) and facets.positionwise(row)
+
+
+def _width(view: ModelInfo, value: ir.Value) -> int | None:
+    """Return the size of the last axis, as what reads a value tells it."""
+    for use in value.uses():
+        tensor = view.tensor(operand(use.node, 1))
+        if use.idx == 0 and tensor is not None and len(tensor.shape):
+            size = tensor.shape.numpy()[0]
+            if _is_product(use.node) or (use.node.op_type in _NORMS and size > 1):
+                return int(size)
+    return None
