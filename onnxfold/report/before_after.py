@@ -14,6 +14,7 @@ from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.dims import Shape, extent
 from onnxfold.graph.traversal import declared_shape
 from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.operators.functions import DOMAIN, LAST_AXIS_ONLY, SIGNATURES
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.report.nodes import type_and_shape
 
@@ -107,12 +108,14 @@ class _NormCost:
 def figures(model: ir.Model, info: ModelInfo | None = None) -> Figures:
     """Count what a model, which is not changed, consists of; raises ModelError as `prepare`.
 
-    ``info``: of a prepared copy, where there is one already.
+    ``info``: of a prepared copy, where there is one already.  CRMSNorms count as the parts of their
+    bodies, whether these are calls or stand in the file.
     """
     written = ModelInfo(model)
     operators = Counter(operator(node) for node in written.nodes())
     tensors = {id(t): t for graph in written.graphs for t in _tensors(graph)}.values()
-    info = info or prepare(model).info
+    if info is None or any(map(_is_compressed, info.nodes())):
+        info = prepare(model, compressed=True).info
     free = _free_dimensions(model)
     norms = find_norms(info)
     costs = [_norm_cost(info, norm, free) for norm in norms]
@@ -257,6 +260,12 @@ def _elements(shape: Shape | None, free: frozenset[str]) -> int | None:
     """Return the number of elements for 1 in the place of each free dimension."""
     product = None if shape is None else extent(shape)
     return product.factor if product is not None and free.issuperset(product.symbols) else None
+
+
+def _is_compressed(node: ir.Node) -> bool:
+    """Whether a node is a call of a CRMSNorm."""
+    signature = SIGNATURES.get(node.op_type) if node.domain == DOMAIN else None
+    return signature is not None and signature.statistics in LAST_AXIS_ONLY
 
 
 def _products(info: ModelInfo) -> Iterable[ir.Node]:

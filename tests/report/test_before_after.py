@@ -175,3 +175,22 @@ def test_a_report_of_a_file_counts_its_session_and_one_of_a_model_does_not(
     assert "session_operators" not in again["after"]
     same = onnxfold.optimize(tmp_path / "fast.onnx", tmp_path / "same.onnx").report
     assert "before_after" not in same
+
+
+@pytest.mark.parametrize("change_readers", [False, True])
+@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
+def test_crms_norms_are_counted_alike_when_written_and_when_compared(
+    target: str, change_readers: bool, tmp_path: Path
+) -> None:
+    original = Path(__file__).parents[1] / "recipes" / "gpt2.onnx"
+    output = tmp_path / "crms.onnx"
+    made = onnxfold.convert(
+        original, output, to="crms", target=target, change_readers=change_readers, check=0
+    )
+    counts = ("norms", "norm_multiplications", "norm_additions", "norm_bytes", "unknown_norms")
+    told, compared = (
+        [document["after"][count] for count in counts]
+        for document in (made.report["before_after"], onnxfold.diff(original, output))
+    )
+    assert told == compared
+    assert all(told[:4])
