@@ -65,6 +65,17 @@ def test_an_outlying_gamma_moves_for_kernels_alone(target: str, outliers: int) -
     assert [each.gamma for each in moved.plan.fusions] == [True] * (target != "kernels")
 
 
+def test_many_outliers_in_heavy_weights_stay() -> None:
+    """They are much of the root mean square themselves, and double the error."""
+    proto = model(16, 15)
+    rng = np.random.default_rng(0)
+    (W,) = (each for each in proto.graph.initializer if each.name == "W")
+    heavy = (0.05 * rng.standard_t(4, (WIDTH, 2 * WIDTH))).astype(np.float32)
+    W.CopyFrom(numpy_helper.from_array(heavy, "W"))
+    (fusion,) = onnxfold.optimize(proto).plan.fusions
+    assert not fusion.gamma
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_gamma_as_trained_ones_are_moves(times: float) -> None:
     (fusion,) = onnxfold.optimize(model(3, times)).plan.fusions
