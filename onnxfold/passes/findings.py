@@ -79,19 +79,24 @@ class Findings:
     reader_refusals: dict[str, Refusal] = field(default_factory=dict)
 
 
-def norm_of(info: ModelInfo, found: Description, ref: str) -> str:
-    """Return the norm of the described model that an operator of a later version is a part of.
+class DescribedNorms:
+    """Which norm of a described model an operator of a later version is a part of."""
 
-    One that was spelled for a target in the meantime has its gamma or beta behind it; one that took
-    what stands behind it gives what that gave.
-    """
-    norms: dict[str, str] = {row["ref"]: row["ref"] for row in found.norms}
-    known = {**found.behind, **norms}
-    value = None if ref in known else info.by_ref().get(ref)
-    while value is not None and info.ref(value) not in known:
-        readers = list(value.consumers())
-        value = readers[0].outputs[0] if len(readers) == 1 else None
-    return known.get(ref if value is None else info.ref(value), ref)
+    def __init__(self, info: ModelInfo, found: Description):
+        self._info, self._values = info, info.by_ref()
+        self._known = {**found.behind, **{row["ref"]: row["ref"] for row in found.norms}}
+
+    def of(self, ref: str) -> str:
+        """Return the norm by its reference.
+
+        One that was spelled for a target in the meantime has its gamma or beta behind it; one that
+        took what stands behind it gives what that gave.
+        """
+        value = None if ref in self._known else self._values.get(ref)
+        while value is not None and self._info.ref(value) not in self._known:
+            readers = list(value.consumers())
+            value = readers[0].outputs[0] if len(readers) == 1 else None
+        return self._known.get(ref if value is None else self._info.ref(value), ref)
 
 
 def describe(info: ModelInfo, sites: Sequence[NormSite]) -> Description:
