@@ -185,6 +185,8 @@ def _print(document: dict[str, Any], seconds: float, *, full: bool) -> None:
     console = terminal.console()
     most = console.width if full else max(console.width - _OTHER_COLUMNS, _LEAST_NAME)
     rows = table(("norm", "kind", "size"), measured)
+    for column in rows.columns[:3]:
+        column.no_wrap = True  # numbers wrap at their spaces
     for norm, (name, kind, size, *numbers) in zip(
         document["norms"], norm_cells(document), strict=True
     ):

@@ -84,7 +84,8 @@ class DescribedNorms:
 
     def __init__(self, info: ModelInfo, found: Description):
         self._info, self._values = info, info.by_ref()
-        self._known = {**found.behind, **{row["ref"]: row["ref"] for row in found.norms}}
+        norms: dict[str, str] = {row["ref"]: row["ref"] for row in found.norms}
+        self._known = {**found.behind, **norms}
 
     def of(self, ref: str) -> str:
         """Return the norm by its reference.
