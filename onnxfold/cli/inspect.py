@@ -47,4 +47,5 @@ def inspect(
         for row in document.get("nodes", ()):
             line = f"{row['operator']} {row['name']}: {row['what']}"
             terminal.console().print(Text(line))
-        printed.print_norms(terminal.console(), document)
+        full = context.obj is terminal.Verbosity.VERBOSE
+        printed.print_norms(terminal.console(), document, full=full)

@@ -20,6 +20,7 @@ from onnxfold.cli.options import (
 )
 
 _INTERRUPTED = 130
+_OTHER_COLUMNS, _LEAST_NAME = 68, 12  # of the table, in characters
 
 
 def measure(
@@ -138,7 +139,8 @@ def measure(
             )
         documents.append(document)
         if not as_json:
-            _print(document, time.perf_counter() - start)
+            full = context.obj is terminal.Verbosity.VERBOSE
+            _print(document, time.perf_counter() - start, full=full)
         start = time.perf_counter()
         if not document["complete"]:
             break
@@ -175,17 +177,21 @@ def _interrupted_once() -> Iterator[None]:
             signal.signal(signal.SIGINT, usual)
 
 
-def _print(document: dict[str, Any], seconds: float) -> None:
+def _print(document: dict[str, Any], seconds: float, *, full: bool) -> None:
     from onnxfold.geometry.page import norm_cells, summary
-    from onnxfold.report.printed import table
+    from onnxfold.report.printed import shortened, table
 
     measured = ("vectors", "angle to 1 before", "after", "share along 1", "error without mean")
+    console = terminal.console()
+    most = console.width if full else max(console.width - _OTHER_COLUMNS, _LEAST_NAME)
     rows = table(("norm", "kind", "size"), measured)
+    for column in rows.columns[:3]:
+        column.no_wrap = True  # numbers wrap at their spaces
     for norm, (name, kind, size, *numbers) in zip(
         document["norms"], norm_cells(document), strict=True
     ):
-        rows.add_row(name, kind, size, f"{norm['before']['norm']['count']:,}", *numbers)
-    console = terminal.console()
+        count = f"{norm['before']['norm']['count']:,}"
+        rows.add_row(shortened(name, most), kind, size, count, *numbers)
     if document["model"] is not None:
         console.print(document["model"], markup=False, highlight=False)
     console.print(rows)

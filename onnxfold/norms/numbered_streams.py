@@ -22,8 +22,11 @@ def streams(info: ModelInfo, sites: Iterable[NormSite]) -> list[int]:
     parents: dict[ir.Value, ir.Value] = {}
 
     def find(value: ir.Value) -> ir.Value:
+        passed = []
         while (parent := parents.get(value)) is not None:
+            passed.append(value)
             value = parent
+        parents.update(dict.fromkeys(passed, value))  # a stream may be as long as the model
         return value
 
     for node in info.nodes():

@@ -97,25 +97,27 @@ class Findings:
         return bool(self.plan.scales or self.plan.deferred or reinstated or converted)
 
 
-def norms_of(info: ModelInfo, found: Description, ref: str) -> tuple[str, ...]:
-    """Return the norms of the described model that a norm of a later version is: mostly one."""
-    own = norm_of(info, found, ref)
-    return found.merged.get(own, (own,))
+class DescribedNorms:
+    """Which norms of a described model an operator of a later version is a part of."""
 
+    def __init__(self, info: ModelInfo, found: Description):
+        self._info, self._values = info, info.by_ref()
+        norms: dict[str, str] = {row["ref"]: row["ref"] for row in found.norms}
+        self._known = {**found.behind, **norms}
+        self._merged = found.merged
 
-def norm_of(info: ModelInfo, found: Description, ref: str) -> str:
-    """Return the norm of the described model that an operator of a later version is a part of.
+    def of(self, ref: str) -> tuple[str, ...]:
+        """Return the norms by their references: one, or those that a tool has merged.
 
-    One that was spelled for a target in the meantime has its gamma or beta behind it; one that took
-    what stands behind it gives what that gave.
-    """
-    norms: dict[str, str] = {row["ref"]: row["ref"] for row in found.norms}
-    known = {**found.behind, **norms}
-    value = None if ref in known else info.by_ref().get(ref)
-    while value is not None and info.ref(value) not in known:
-        readers = list(value.consumers())
-        value = readers[0].outputs[0] if len(readers) == 1 else None
-    return known.get(ref if value is None else info.ref(value), ref)
+        One that was spelled for a target in the meantime has its gamma or beta behind it; one that
+        took what stands behind it gives what that gave.
+        """
+        value = None if ref in self._known else self._values.get(ref)
+        while value is not None and self._info.ref(value) not in self._known:
+            readers = list(value.consumers())
+            value = readers[0].outputs[0] if len(readers) == 1 else None
+        own = self._known.get(ref if value is None else self._info.ref(value), ref)
+        return self._merged.get(own, (own,))
 
 
 def describe(info: ModelInfo, sites: Sequence[NormSite]) -> Description:

@@ -4,13 +4,15 @@ The range of a weight is its largest over its smallest column maximum, a column 
 feeds one output.  Scaling by g widens it at most by max|g| / min|g|, so most weights need no look.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo
 from onnxfold.graph.array_types import Float64
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.constants import constant_tensor
 from onnxfold.passes.places import Place
 from onnxfold.weights.affine_parts import column_maxima, column_range
 from onnxfold.weights.edited import evaluated
@@ -37,12 +39,20 @@ class RangeWarning:
 
 
 def range_warning(
-    view: ModelInfo, cause: str, place: Place, outer: Channels, g: Float64, limit: float
+    values: Mapping[str, ir.Value],
+    cause: str,
+    place: Place,
+    outer: Channels,
+    g: Float64,
+    limit: float,
 ) -> RangeWarning | None:
-    """Return a warning where a scale ``g`` widens the range of a weight over ``limit`` times."""
+    """Return a warning where a scale ``g`` widens the range of a weight over ``limit`` times.
+
+    ``values``: those of the model, by reference.
+    """
     if column_range(np.abs(g)) <= limit or not outer.digits:
         return None
-    tensor = view.tensor(view.by_ref()[place.value])
+    tensor = constant_tensor(values[place.value])
     if tensor is None:
         return None
     shape = tuple(tensor.shape.numpy())

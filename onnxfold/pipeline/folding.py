@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import onnx_ir as ir
@@ -47,7 +46,7 @@ from onnxfold.passes.deferral.apply import apply as apply_deferral
 from onnxfold.passes.deferral.decide import decide as decide_deferral
 from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.deferral.prove import prove as prove_deferral
-from onnxfold.passes.findings import Description, Findings, describe, norms_of
+from onnxfold.passes.findings import DescribedNorms, Description, Findings, describe
 from onnxfold.passes.lower import finalize
 from onnxfold.passes.lower.apply import apply as apply_lowering
 from onnxfold.passes.lower.apply import join_rms_norms
@@ -190,7 +189,7 @@ class Decided:
         compression = self.decisions.get("compression", CompressionPlan())
         decompression = self.decisions.get("decompression", CompressionPlan())
         readers = self.decisions.get("readers", ReadersPlan())
-        described = partial(norms_of, self.info, self.description)
+        described = DescribedNorms(self.info, self.description).of
         in_tables = set(_outputs(self._tables.fusions))
 
         def reasons(refused: Iterable[tuple[str, Refusal]]) -> dict[str, Refusal]:

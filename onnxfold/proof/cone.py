@@ -14,7 +14,7 @@ from onnxfold.proof.coverage import READ_NO_NUMBERS
 from onnxfold.proof.leaf import MAY_BE_FLOATS
 
 _MOST_NODES = 96
-_MOST_IN_LINE = 1 << 12  # of what adds a constant, or multiplies by it: long sums become one
+_MOST_IN_LINE = 1 << 17  # of what adds a constant, or multiplies by it: long sums become one
 _PAIR = 2
 
 

@@ -20,7 +20,7 @@ from onnxfold.graph.operands import operands
 from onnxfold.graph.reached import reached
 from onnxfold.graph.traversal import bodies
 from onnxfold.proof.candidates import Candidates
-from onnxfold.proof.certificate import Certificate, Proof
+from onnxfold.proof.certificate import Certificate, Proof, ScaledWeight
 from onnxfold.proof.cone import Unprovable
 from onnxfold.proof.correspondence import Correspondence
 from onnxfold.proof.linear_layers import Absorber
@@ -68,6 +68,9 @@ class _Walker:
         self._fibers: dict[str, list[Fiber]] = defaultdict(list)
         for ref, fiber in certificate.centred:
             self._fibers[ref].append(fiber)
+        self._scaled: dict[str, list[ScaledWeight]] = defaultdict(list)
+        for claim in certificate.scaled:
+            self._scaled[claim.weight].append(claim)
         self._widening = Widening(
             after, lambda value: self._near.alone(value, 1, actual=Numbers.MATRICES)
         )
@@ -274,7 +277,7 @@ class _Walker:
 
         For one that reads v comes first: zeros are any of these products.
         """
-        claims = [claim for claim in self._hints.scaled if claim.weight == ref]
+        claims = self._scaled.get(ref, [])
         readers = list(dict.fromkeys(claim.reader for claim in claims))
         if len(readers) > 1:
             own = self._nearest(v, readers)

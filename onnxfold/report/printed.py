@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+_OTHER_COLUMNS = 36  # of the table of norms: what it is, what it becomes, and what is between
+_LEAST_NAME = 12
 _BECOMES = {
     "rms": "RMSNorm",
     "fused_layer_norm": "one LayerNorm",
@@ -38,18 +40,34 @@ def table(words: Sequence[str], numbers: Sequence[str] = ()) -> Table:
     return made
 
 
-def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool = True) -> None:
-    """Print one row per norm where they are ``listed``, the reasons tallied, and the totals."""
+def shortened(text: str, most: int) -> str:
+    """Return a text whose words have so many characters at most; the middle of long ones goes."""
+    head = (most - 1) // 2
+    tail = most - 1 - head
+    return " ".join(
+        word if len(word) <= most else f"{word[:head]}…{word[len(word) - tail :]}"
+        for word in text.split(" ")
+    )
+
+
+def print_norms(
+    console: Console, document: Mapping[str, Any], *, listed: bool = True, full: bool = False
+) -> None:
+    """Print one row per norm where they are ``listed``, the totals, and the reasons tallied.
+
+    Names are shortened to the width of a terminal, unless they are to be ``full``.
+    """
     from rich.text import Text
 
+    most = console.width if full else max((console.width - _OTHER_COLUMNS) // 2, _LEAST_NAME)
     rows = table(("norm", "is", "becomes", "weights centred, or why not"))
     for row in document["norms"]:
         style = "green" if row["action"] in ("layer_norm", "crms") or sentences.folds(row) else ""
         rows.add_row(
-            Text(row["name"]),
+            Text(shortened(row["name"], most)),
             Text(f"{row['kind']} {row['size']}"),
             Text(_BECOMES[row["action"]], style=style),
-            Text(sentences.because(row)),
+            Text(shortened(sentences.because(row), most)),
         )
     _print_cautions(console, cautions.of_norms(document))
     for refusal in document.get("unsplit", ()):
@@ -194,7 +212,7 @@ def print_result(
     """
     from rich.text import Text
 
-    print_norms(console, report["inspect"], listed=verbose)
+    print_norms(console, report["inspect"], listed=verbose, full=verbose)
     _print_cautions(console, cautions.of_plan(report))
     _print_evidence(console, report)
     counted = report.get("before_after")

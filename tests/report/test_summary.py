@@ -14,7 +14,7 @@ from rich.console import Console
 
 import onnxfold
 from onnxfold.report import sentences
-from onnxfold.report.printed import print_result
+from onnxfold.report.printed import print_norms, print_result, shortened
 from tests.builders import model_of, post_norm_model
 
 ROOT = Path(__file__).parents[2]
@@ -112,3 +112,24 @@ def test_one_line_counts_what_stays_for_one_reason() -> None:
     row = {"name": "n", "affine": ["gamma", "beta"], "gamma_fused": True, "beta_fused": False}
     rows = [row | {"affine_reason": reason}, row | {"affine_reason": reason, "name": "m"}]
     assert sentences.staying(rows) == ["2 betas stay: exact_reader: Add 'a' must see it (norm 'n')"]
+
+
+def test_long_names_lose_their_middle_on_a_narrow_terminal_alone() -> None:
+    name = "/encoder/layer.0/attention/output/LayerNorm/LayerNormalization"
+    assert shortened(name, 21) == "/encoder/l…malization"
+    assert shortened(f"{name} and 2 more", 21) == "/encoder/l…malization and 2 more"
+    assert shortened("short", 21) == "short"
+    norm = {
+        "name": name, "kind": "layer_norm", "size": 768, "action": "rms", "foldable": True,
+        "reason": None, "deferral": None, "writers": [name, name, name], "affine": [],
+        "affine_reason": None, "moves_by_rounding": False,
+    }  # fmt: skip
+    summary = {"layer_norms": 1, "foldable": 1, "inserted_centerings": 0, "split_bytes": 0}
+    document = {"norms": [norm], "summary": summary}
+    for width, full, whole in ((80, False, False), (80, True, True), (10_000, False, True)):
+        console = Console(file=io.StringIO(), width=width)
+        print_norms(console, document, full=full)
+        said = console.file.getvalue()  # type: ignore[attr-defined]
+        assert ("…" in said) != whole
+        assert all(len(line) <= width for line in said.splitlines())
+        assert (name in said.replace("\n", "")) == (width > 80)

@@ -127,7 +127,7 @@ def _ranges(
     view: ModelInfo, sites: Iterable[NormSite], fusions: Iterable[AffineFusion], limit: float
 ) -> tuple[RangeWarning, ...]:
     """Return a warning for every weight whose range a gamma widens more than ``limit`` times."""
-    by_output = {view.ref(site.output): site for site in sites}
+    by_output, values = {view.ref(site.output): site for site in sites}, view.by_ref()
     warnings = []
     for fusion in fusions:
         source = source_of(view, by_output[fusion.output])
@@ -135,7 +135,7 @@ def _ranges(
             continue
         for reader in fusion.readers:
             found = range_warning(
-                view, fusion.norm, reader.weight, reader.outer, source.gamma, limit
+                values, fusion.norm, reader.weight, reader.outer, source.gamma, limit
             )
             if found is not None:
                 warnings.append(found)

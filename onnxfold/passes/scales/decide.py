@@ -59,7 +59,7 @@ def _ranges(
             continue
         place = fusion.scaled[0]
         scale = embedded(op.scale, fusion.part, place.channels.size)
-        found = range_warning(view, fusion.name, place, place.channels, scale, limit)
+        found = range_warning(values, fusion.name, place, place.channels, scale, limit)
         if found is not None:
             warnings.append(found)
     return tuple(warnings)
