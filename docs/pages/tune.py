@@ -21,9 +21,7 @@ def with_tune(page: str) -> str:
     """Replace what is generated in tune.md."""
     rows = read_rows("gpu_tune.csv")
     cases = dict.fromkeys((row["model"], row["dtype"]) for row in rows)
-    lines = [
-        _line([row for row in rows if (row["model"], row["dtype"]) == case]) for case in cases
-    ]
+    lines = [_line([row for row in rows if (row["model"], row["dtype"]) == case]) for case in cases]
     headings = ("model", "export", "batch", "ms", *(f"{n} alone" for n in _ALONE), "`tune`", "ms")
     return between(page, _BEGIN, _END, table((*headings, "chain"), lines))
 
