@@ -40,6 +40,7 @@ from onnxfold.shapes import infer
 from onnxfold.shapes.claims import check_claims
 
 if TYPE_CHECKING:
+    from onnxfold.tuning.options import TuneOptions
     from onnxfold.tuning.result import TuneResult
     from onnxfold.tuning.search import Listener
 
@@ -231,29 +232,37 @@ def tune(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str],
     *,
-    device: Device | str = Device.CPU,
-    precision: Sequence[str] | str = "fp32",
-    data: str | os.PathLike[str] | None = None,
-    metric: str | None = None,
-    keep_candidates: str | os.PathLike[str] | None = None,
     progress: "Listener | None" = None,
     **options: Any,
 ) -> "TuneResult":
     """Try chains of tools, check each result against a float64 run, and write the fastest.
 
-    ``precision``: "fp32" keeps the model's own; "fp16", "int8" and "int4" have an error budget;
-    several may be given.  ``options`` are the fields of
-    :class:`onnxfold.tuning.options.TuneOptions`.
-    Raises VerificationError where nothing of what was asked for is right (then nothing is written,
-    and its ``result`` has every candidate), UsageError for options that make no sense, ModelError
-    for a model that no session takes.
+    ``options`` are the fields of :class:`onnxfold.tuning.options.TuneOptions`, and ``precision``:
+    "fp32" keeps the model's own; "fp16", "int8" and "int4" have an error budget; several may be
+    given.  Raises VerificationError where nothing of what was asked for is right (then nothing is
+    written, and its ``result`` has every candidate), UsageError for options that make no sense,
+    ModelError for a model that no session takes.
     """
-    from onnxfold.check.error_metrics import Metric
     from onnxfold.tuning import run as tuning
+
+    return tuning.tune(model, output, tune_options(**options), progress)
+
+
+def tune_options(
+    *,
+    device: Device | str = Device.CPU,
+    precision: Sequence[str] | str = "fp32",
+    data: str | os.PathLike[str] | None = None,
+    metric: str | None = None,
+    keep_candidates: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> "TuneOptions":
+    """Return the options of :func:`tune` with names read; raises UsageError as that does."""
+    from onnxfold.check.error_metrics import Metric
     from onnxfold.tuning.options import TuneOptions, precision_named
 
     names = (precision,) if isinstance(precision, str) else tuple(precision)
-    chosen = TuneOptions(
+    return TuneOptions(
         device=member(Device, device, f"device '{device}'"),
         precisions=tuple(dict.fromkeys(map(precision_named, names))),
         data=None if data is None else Path(data),
@@ -261,7 +270,6 @@ def tune(
         keep_candidates=None if keep_candidates is None else Path(keep_candidates),
         **options,
     )
-    return tuning.tune(model, output, chosen, progress)
 
 
 def optimize(

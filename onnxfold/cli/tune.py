@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -101,6 +101,13 @@ def tune(
         Path | None,
         typer.Option(metavar="DIR", help="Keep the file of every candidate in a new folder."),
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="With a folder as IN: tune its models on this Ray cluster; **local** starts one.",
+        ),
+    ] = None,
     report: options.ReportOption = None,
     as_json: options.JsonOption = False,
     force: options.ForceOption = False,
@@ -119,44 +126,61 @@ def tune(
 
     `onnxfold tune model.onnx -o fast.onnx --device cuda --precision fp16 --inputs ids:8,512`
     times float16 on a GPU, at this shape.
+
+    `onnxfold tune models -o tuned --ray head:10001` tunes every model of a folder on a cluster.
     """
+    verbosity: Verbosity = context.obj
+    target = destination(out, output, dry_run=False)
+    if target is None:
+        raise UsageError("specify the output path with -o OUT")
+    given: dict[str, Any] = {
+        "device": device,
+        "threads": threads,
+        "precision": tuple(precision or ("fp32",)),
+        "data": data,
+        "inputs": tuple(inputs or ()),
+        "samples": samples,
+        "seed": seed,
+        "budget": budget,
+        "step_seconds": step_seconds,
+        "memory": memory,
+        "metric": metric,
+        "max_error": max_error,
+        "kernels": kernels,
+        "chains": tuple(chain or ()),
+        "model_type": model_type,
+        "num_heads": num_heads,
+        "hidden_size": hidden_size,
+        "jobs": jobs,
+        "keep_candidates": keep_candidates,
+        "force": force,
+    }
+    terminal.check_reports(report, model, target)
+    if model.is_dir():
+        _folder(model, target, given, ray, verbosity, report, as_json=as_json)
+    elif ray is not None:
+        raise UsageError("--ray is for a folder of models: the candidates of one are timed here")
+    else:
+        _one(model, target, given, verbosity, report, as_json=as_json)
+
+
+def _one(
+    model: Path,
+    target: Path,
+    given: dict[str, Any],
+    verbosity: Verbosity,
+    report: list[Path] | None,
+    *,
+    as_json: bool,
+) -> None:
     from onnxfold import api
     from onnxfold.tuning.run import TuneFailed
     from onnxfold.tuning.table import print_table
 
-    verbosity: Verbosity = context.obj
-    target = destination(out, output, dry_run=False)
-    if target is None:
-        raise UsageError("say where to write the result (-o OUT)")
-    terminal.check_reports(report, model, target)
     failure: TuneFailed | None = None
     with _shown(verbosity, model, target.parent, lines=not as_json) as listener:
         try:
-            result = api.tune(
-                model,
-                target,
-                device=device,
-                threads=threads,
-                precision=tuple(precision or ("fp32",)),
-                data=data,
-                inputs=tuple(inputs or ()),
-                samples=samples,
-                seed=seed,
-                budget=budget,
-                step_seconds=step_seconds,
-                memory=memory,
-                metric=metric,
-                max_error=max_error,
-                kernels=kernels,
-                chains=tuple(chain or ()),
-                model_type=model_type,
-                num_heads=num_heads,
-                hidden_size=hidden_size,
-                jobs=jobs,
-                keep_candidates=keep_candidates,
-                force=force,
-                progress=listener,
-            )
+            result = api.tune(model, target, progress=listener, **given)
         except TuneFailed as error:
             result, failure = error.result, error
     _write_reports(result, report)
@@ -166,9 +190,50 @@ def tune(
         console = terminal.console()
         print_table(console, result.report, verbose=verbosity is Verbosity.VERBOSE)
         if result.output is not None:
-            console.print(f"written to {result.output}: {_conclusion(result)}", markup=False)
+            terminal.say(f"written to {result.output}: {_conclusion(result)}")
     if failure is not None:
         raise failure
+
+
+def _folder(
+    folder: Path,
+    target: Path,
+    given: dict[str, Any],
+    ray: str | None,
+    verbosity: Verbosity,
+    report: list[Path] | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Tune the models of a folder; the exit code is that of the worst."""
+    import json
+    from dataclasses import asdict
+
+    from onnxfold import api
+    from onnxfold.report.document import write_text
+    from onnxfold.tuning.fleet import FleetRow, tune_folder
+
+    if any(path.suffix != ".json" for path in report or ()):
+        raise UsageError("--report: the report on a folder is a .json file")
+
+    def told(row: FleetRow, done: int, total: int) -> None:
+        if verbosity is not Verbosity.QUIET and not as_json:
+            what = row.error or f"{row.winner}, {row.ratio or 1.0:.2f} times as fast"
+            terminal.say(f"{done} of {total}: {row.model}: {what}")
+
+    note_work(folder, target)
+    try:
+        rows = tune_folder(folder, target, api.tune_options(**given), ray=ray, told=told)
+    except KeyboardInterrupt as error:
+        raise CommandInterruptedError from error
+    document = {"models": [asdict(row) for row in rows]}
+    for path in report or ():
+        write_text(path, json.dumps(document, indent=2))
+    if as_json:
+        terminal.print_json(document)
+    worst = max(row.exit_code for row in rows)
+    if worst:
+        raise typer.Exit(worst)
 
 
 def _conclusion(result: TuneResult) -> str:
@@ -210,7 +275,7 @@ def _shown(
 
 
 def _line(progress: Progress) -> None:
-    typer.echo(_sentence(progress))
+    terminal.say(_sentence(progress))
 
 
 def _sentence(progress: Progress) -> str:

@@ -6,7 +6,8 @@ again, on any node, when its process or node dies, and gives it its shard again.
 
 import socket
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,14 +50,24 @@ def in_cluster(
     Every node must find the data under its path.  Raises UsageError where Ray is not installed or
     there is no such cluster, ModelError where workers die again and again.
     """
-    ray = optional("ray", "ray", "measuring on a cluster", "ray")
+    with connected(address, "measuring on a cluster") as ray:
+        yield from _by_actors(ray, task, shards, workers, share=address != LOCAL)
+
+
+@contextmanager
+def connected(address: str, doing: str) -> Iterator[Any]:
+    """Connect to the cluster at an address, and give Ray.
+
+    Raises UsageError where Ray is not installed or there is no such cluster.
+    """
+    ray = optional("ray", "ray", doing, "ray")
     try:
         _await(address)
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"--ray {address}: {one_line(error)}") from error
     try:
-        yield from _by_actors(ray, task, shards, workers, share=address != LOCAL)
+        yield ray
     finally:
         ray.shutdown()
 
