@@ -22,7 +22,7 @@ from onnxfold.check.local_errors import Contribution, LocalErrors, results
 from onnxfold.check.reference import Array
 from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import Feeds, OnnxRuntime, suited
-from onnxfold.check.shown_codes import is_of_file
+from onnxfold.check.shown_codes import is_of_file, stored_weights
 from onnxfold.graph import node_label, operator
 
 # A contribution from this share of the whole error on explains it.
@@ -31,6 +31,8 @@ _EXPLAINS = 0.25
 _NAMED, _NEAR_LARGEST = 3, 0.5
 # What share of its contribution goes at least where a value is right.
 _RELIEF = 0.25
+# From what error on a value is no result of its precision: int4 leaves 0.1 of a weight, int8 0.01.
+_BROKEN = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class Blame:
 
     value: the result by which it shows. error_in, error_out: the largest relative error of what it
     reads, and that of the result. alone: the error of the original's outputs with this one wrong.
-    among: how many nodes of the original it stands for, where the file computes them as one.
+    by_itself: its error where all that it reads is right, or that of a copy it stores. among: how
+    many nodes of the original it stands for, where the file computes them as one.
     """
 
     node: str
@@ -49,6 +52,7 @@ class Blame:
     error_out: float
     changed_node: str
     alone: float
+    by_itself: float
     among: int = 1
 
 
@@ -68,11 +72,34 @@ def blame(
     relieved = cache(lambda one: _is_relieved(comparison, one))
     by_size = sorted((one for one in found if one.alone > 0), key=lambda one: -one.alone)
     largest = next((one.alone for one in by_size if relieved(one)), 0.0)
-    near = sorted(
-        (one for one in by_size if one.alone >= _NEAR_LARGEST * largest), key=lambda one: one.place
-    )
+    near = sorted((one for one in by_size if one.alone >= _NEAR_LARGEST * largest), key=_place)
     guilty = (one for one in near if relieved(one))
     return _described(comparison, list(islice(guilty, _NAMED)))
+
+
+def broken(
+    original: ModelSource,
+    changed: ModelSource,
+    feeds: Sequence[Feeds],
+    truths: Sequence[Outputs],
+    least: float,
+    engine: OnnxRuntime | None = None,
+) -> tuple[Blame, ...]:
+    """Nodes that no precision explains: half of what they compute or store is wrong by itself.
+
+    They make a quarter of the error, and ``least`` of the outputs. Outputs may be near enough all
+    the same, as where a fault is in one of many layers. Raises as `blame` does.
+    """
+    comparison = _of_worst(original, changed, feeds, truths, engine or OnnxRuntime())
+    least = max(least, _EXPLAINS * comparison.whole)
+    found = [one for one in comparison.contributions() if one.alone > 0 and one.alone >= least]
+    found = [one for one in sorted(found, key=_place) if _is_relieved(comparison, one)]
+    described = _described(comparison, found)
+    return tuple(one for one in described if one.by_itself >= _BROKEN)[:_NAMED]
+
+
+def _place(found: Contribution) -> int:
+    return found.place
 
 
 def rank(
@@ -125,6 +152,7 @@ def _described(comparison: LocalErrors, found: Sequence[Contribution]) -> tuple[
         node, among = _node(comparison, one.common)
         read = [operand.name for operand in operands[one.common.name]]
         known = {name: true[name] for name in (one.common.name, *read)}
+        changed_node, by_itself = _changed_node(comparison, one, known)
         blamed.append(
             Blame(
                 node=node_label(node),
@@ -132,8 +160,9 @@ def _described(comparison: LocalErrors, found: Sequence[Contribution]) -> tuple[
                 value=one.common.name,
                 error_in=max((errors[name] for name in read), default=0.0),
                 error_out=errors[one.common.name],
-                changed_node=node_label(_changed_node(comparison, one, known)),
+                changed_node=node_label(changed_node),
                 alone=one.alone,
+                by_itself=by_itself,
                 among=among,
             )
         )
@@ -159,8 +188,10 @@ def _node(comparison: LocalErrors, common: Common) -> tuple[ir.Node, int]:
     return nodes[-1], len(nodes)
 
 
-def _changed_node(comparison: LocalErrors, found: Contribution, true: Outputs) -> ir.Node:
-    """The node of the file at fault: of several, the one that stores a value wrongly.
+def _changed_node(
+    comparison: LocalErrors, found: Contribution, true: Outputs
+) -> tuple[ir.Node, float]:
+    """The node of the file at fault: of several, the one that stores a value wrongly; its error.
 
     It is known by its result, which is called like the value and something.
     """
@@ -183,4 +214,9 @@ def _changed_node(comparison: LocalErrors, found: Contribution, true: Outputs) -
         )
         if same_kind and distance(right, values[name]) >= most:
             at_fault, most = node, distance(right, values[name])
-    return at_fault
+    for node in nodes:
+        for right, kept in stored_weights(comparison.changed, comparison.original, node):
+            error = distance(right, kept)
+            if error >= most:
+                at_fault, most = node, error
+    return at_fault, max(found.local, most)

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxfold.check.criterion import kind_of_number
-from onnxfold.check.error_metrics import OF_LOGITS, Metric, applies, differing, errors
+from onnxfold.check.error_metrics import OF_LOGITS, applies, differing, errors
+from onnxfold.check.error_metrics import Metric as Metric  # noqa: PLC0414  # a budget's too
 from onnxfold.check.evidence import Outputs
 from onnxfold.check.reference import Array, is_wide_float, unit_roundoff
 from onnxfold.errors import UsageError
-
-__all__ = ["Budget", "BudgetReport", "Metric", "OutputError", "judge_budget"]
 
 # By precision, argued in docs/verify.md.  With independent errors 1 - cos = relative^2 / 2.
 _DEFAULTS = {
@@ -74,6 +73,12 @@ class Budget:
                 f"there is no budget for '{precision}'; there are {', '.join(_DEFAULTS)}"
             )
         return _DEFAULTS[precision][metric]
+
+    @property
+    def relative(self) -> float:
+        """The relative error that is allowed, or that goes with the cosine; 0 where neither is."""
+        from_cosine = math.sqrt(2 * self.limits.get(Metric.COSINE, 0.0))
+        return self.limits.get(Metric.RELATIVE, from_cosine)
 
     @property
     def share(self) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from onnxfold.check.blame import Blame, blame
+from onnxfold.check.blame import Blame, blame, broken
 from onnxfold.check.budget import Budget
 from onnxfold.check.criterion import AcceptanceCriterion, Tolerance
 from onnxfold.check.evidence import FLOAT64_LIMIT_BYTES, Outputs
@@ -14,6 +14,9 @@ from onnxfold.check.truth import Progress, Truth, judged, truth_of, within
 from onnxfold.errors import UsageError, VerificationError
 from onnxfold.inputs import InputSpec
 from onnxfold.options import DEFAULT_NOISE_LIMIT, check_number
+
+# A node that is wrong by itself counts from this share of the budget on.
+_TELLING = 0.02
 
 
 def verify(  # noqa: PLR0913  # each is an option of the command line
@@ -105,7 +108,16 @@ def verify_within(  # noqa: PLR0913  # each is an option of the command line
     report = within(changed, truth, budget)
     blamed: tuple[Blame, ...] = ()
     notes = traps(original, changed) + _unloadable(changed, providers or ())
-    if find_blame and not report.passed:
+    if report.passed:
+        blamed = _broken(original, changed, truth, budget)
+        if blamed:
+            one = blamed[0]
+            sentence = (
+                f"the outputs are, but node '{one.node}' is wrong by itself: '{one.value}' errs by "
+                f"{one.by_itself:.2g} where all that it reads is right ('{one.changed_node}')"
+            )
+            report = replace(report, passed=False, sentence=sentence)
+    elif find_blame:
         blamed, unknown = _blamed(original, changed, truth)
         notes += unknown
     done(3 * len(truth.feeds), 0)
@@ -141,6 +153,20 @@ def _thirds(progress: Progress | None, samples: int) -> Progress:
             progress(count, 3 * samples)
 
     return done
+
+
+def _broken(
+    original: ModelSource, changed: ModelSource, truth: Truth, budget: Budget
+) -> tuple[Blame, ...]:
+    """Nodes that are wrong by themselves; none where ONNX Runtime does not run the two."""
+    engine = truth.evidence.engine
+    if engine is None:
+        return ()
+    try:
+        least = _TELLING * budget.relative
+        return broken(original, changed, truth.feeds, truth.outputs, least, engine)
+    except CannotRun:
+        return ()
 
 
 def _blamed(

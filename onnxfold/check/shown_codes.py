@@ -4,10 +4,12 @@ ONNX Runtime's quantizers call the codes of a value NAME "NAME_quantized", and "
 "NAME_zero_point" say what they stand for.  Dequantized and quantized again they are the same.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
+import numpy as np
 import onnx_ir as ir
 
+from onnxfold.check.reference import Array
 from onnxfold.graph.edit import splice_behind
 
 _MARK = "/shown"
@@ -35,3 +37,22 @@ def show_codes(model: ir.Model, names: Collection[str]) -> ir.Model:
 def is_of_file(node: ir.Node) -> bool:
     """Whether a node stands in the model itself."""
     return _MARK not in str(node.name)
+
+
+def stored_weights(
+    model: ir.Model, original: ir.Model, node: ir.Node
+) -> Iterator[tuple[Array, Array]]:
+    """Weights of the original whose codes a node reads, and the numbers that these stand for."""
+    weights = model.graph.initializers
+    for codes in node.inputs:
+        name = "" if codes is None else str(codes.name).removesuffix("_quantized")
+        known = (
+            original.graph.initializers.get(name),
+            weights.get(f"{name}_quantized"),
+            weights.get(f"{name}_scale"),
+            weights.get(f"{name}_zero_point"),
+        )
+        arrays = [v.const_value.numpy() for v in known if v is not None and v.const_value]
+        if len(arrays) == len(known) and arrays[2].size in (1, arrays[1].shape[-1]):
+            right, stored, scale, zero = (np.asarray(a).astype(np.float64) for a in arrays)
+            yield right, (stored - zero) * scale

@@ -90,7 +90,7 @@ PLANTED: dict[str, tuple[Callable[[Path], onnx.ModelProto], str, str]] = {
     "a scale of int8": (
         lambda f: change_weight(dynamic(encoder(), f), "Wdown_scale", lambda s: s / 10),
         "node_down",
-        "node_down_quant_output_scale_mul",
+        "node_down_quant",
     ),
     "a weight that overflows": (
         lambda _: change_weight(half(encoder()), "Wup", _huge),

@@ -142,6 +142,32 @@ def test_a_fault_is_refused_and_its_node_named(files: Path, name: str) -> None:
     assert [one.node for one in result.blame] == [node]
 
 
+BURIED: dict[str, Callable[[Path], onnx.ModelProto]] = {
+    "an activation": lambda f: change_weight(
+        static(onnx.load(DIGITS), f, _digits()), "expand_scale", lambda s: s / 10
+    ),
+    "a bias": lambda f: change_weight(
+        static(onnx.load(DIGITS), f, _digits()),
+        "body.blocks.3.norm2.bias_quantized_scale",
+        lambda s: s / 10,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BURIED)
+def test_a_scale_that_is_wrong_is_refused_though_the_outputs_are_near(
+    tmp_path: Path, name: str
+) -> None:
+    changed = saved(tmp_path, BURIED[name](tmp_path))
+    np.savez(tmp_path / "rows.npz", images=np.load(HELDOUT)["images"][8:14])
+    result = onnxfold.verify(DIGITS, changed, metric="relative", data=tmp_path / "rows.npz")
+    assert isinstance(result, onnxfold.BudgetVerification)
+    assert not result.passed
+    assert result.report.outputs[0].worst["relative"] < 0.2  # type: ignore[index]  # str is as good
+    node = {"an activation": "node_cat", "a bias": "node_layer_norm_7"}[name]
+    assert str(result.worst).startswith(f"the outputs are, but node '{node}' is wrong by itself")
+
+
 def test_full_precision_names_nodes_too(files: Path) -> None:
     wrong = saved(files, change_weight(encoder(), "far", lambda far: -far))
     result = onnxfold.verify(files / "a.onnx", wrong, data=files / "rows.npz", blame=True)
@@ -248,7 +274,7 @@ def test_the_budget_is_that_of_the_precision_or_the_given_one(files: Path) -> No
     int8 = dynamic(encoder(), files)
     usual = checked(files, int8, metric=("relative", "top1", "kl"))
     assert usual.passed
-    assert usual.to_json()["budget"] == {"relative": 0.1, "top1": 0.05, "kl": 0.05}
+    assert usual.to_json()["budget"] == {"relative": 0.2, "top1": 0.05, "kl": 0.05}
     strict = checked(files, int8, max_error=1e-4)
     assert "relative error" in str(strict.worst)
     assert str(strict.worst).endswith("the budget allows 0.0001")
