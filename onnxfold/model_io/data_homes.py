@@ -10,6 +10,7 @@ import re
 import stat
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import onnx
@@ -47,58 +48,27 @@ def free_names(final: Path, count: int) -> list[str]:
     )
 
 
-def home(final: Path, staged: Sequence[Path], source: Path | None, shared: Collection[str]) -> Home:
-    """Where staged data files belong: under the first names that hold nothing of others.
-
-    Nothing is under a name, or the same bytes, or what the model at `final` alone uses.
-    """
-    owned = _Owned(final, source)
-    places = (_at(final, names, staged, owned) for names in _every(final, len(staged)))
-    return next(
-        place for place in places if place is not None and not set(place.names) & set(shared)
-    )
-
-
-def _at(final: Path, names: Sequence[str], staged: Sequence[Path], owned: "_Owned") -> Home | None:
-    """The home that has these names, None where something that must stay has one of them."""
-    paths = zip((final.parent / name for name in names), staged, strict=True)
-    taken = [(path, new) for path, new in paths if os.path.lexists(path)]
-    there = frozenset(path.name for path, new in taken if owned.has_bytes(path, new))
-    replaced = frozenset(path.name for path, _ in taken) - there
-    if any(final.parent / name not in owned.orphans for name in replaced):
-        return None
-    return Home(tuple(names), there, replaced)
-
-
-def orphans(final: Path, source: Path | None) -> frozenset[Path]:
-    """The data files that only the model at `final` uses, to be deleted once it is replaced.
-
-    Only plain files beside it under names that are given here, and none that the input or another
-    model of the folder uses; a model that cannot be read is taken to use everything.
-    """
-    used = frozenset() if final.is_symlink() else _of_model(final)  # whose target stays
-    others = _of_others(final, source) if used else None
-    if others is None:
-        return frozenset()
-    return frozenset(
-        path
-        for path in used - others
-        if _is_ours(path, final) and stat.S_ISREG(path.lstat().st_mode)
-    )
-
-
-class _Owned:
-    """What of a folder belongs to the model at a path, looked up where it is asked for."""
+class Owned:
+    """What of a folder belongs to the model at `final`, looked up once, where it is asked for."""
 
     def __init__(self, final: Path, source: Path | None) -> None:
-        self._final, self._source = final, source
-        self._known: frozenset[Path] | None = None
+        self.final, self._source = final, source
 
-    @property
+    @cached_property
     def orphans(self) -> frozenset[Path]:
-        if self._known is None:
-            self._known = orphans(self._final, self._source)
-        return self._known
+        """The data files that only this model uses, to be deleted once it is replaced.
+
+        Only plain files beside it under names that are given here, and none that the input or
+        another model of the folder uses; a model that cannot be read is taken to use everything.
+        """
+        used = frozenset() if self.final.is_symlink() else self._used  # whose target stays
+        if not used or self._others is None:
+            return frozenset()
+        return frozenset(
+            path
+            for path in used - self._others
+            if _is_ours(path, self.final) and stat.S_ISREG(path.lstat().st_mode)
+        )
 
     def has_bytes(self, path: Path, new: Path) -> bool:
         """Whether a file has the bytes of a new one, and no other model is known to use it."""
@@ -107,10 +77,56 @@ class _Owned:
         plain = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
         if not plain or not same_bytes(path, new):
             return False
-        if path in _of_model(self._final):
-            return True
-        others = _of_others(self._final, self._source)
-        return others is not None and path not in others
+        return path in self._used or (self._others is not None and path not in self._others)
+
+    @cached_property
+    def _used(self) -> frozenset[Path]:
+        """The data files that this model uses; none where there is no model."""
+        if not self.final.is_file() or self.final.suffix.lower() != ".onnx":
+            return frozenset()
+        try:
+            return references(self.final)
+        except ModelError:
+            return frozenset()
+
+    @cached_property
+    def _others(self) -> frozenset[Path] | None:
+        """Those that the other models of the folder, and the input, use; None if unclear."""
+        others = {path for path in self.final.parent.iterdir() if path.suffix.lower() == ".onnx"}
+        if self._source is not None:
+            others.add(self._source)
+        used: frozenset[Path] = frozenset()
+        try:
+            for other in others:
+                # A symbolic link will lead to the new model, a hard link stays with the old one.
+                if Path(os.path.realpath(other)) != self.final:
+                    used |= references(other)
+        except ModelError:
+            return None
+        return used
+
+
+def home(owned: Owned, staged: Sequence[Path], shared: Collection[str]) -> Home:
+    """Where staged data files belong: under the first names that hold nothing of others.
+
+    Nothing is under a name, or the same bytes, or what the model that is replaced alone uses.
+    """
+    places = (_at(owned, names, staged) for names in _every(owned.final, len(staged)))
+    return next(
+        place for place in places if place is not None and not set(place.names) & set(shared)
+    )
+
+
+def _at(owned: Owned, names: Sequence[str], staged: Sequence[Path]) -> Home | None:
+    """The home that has these names, None where something that must stay has one of them."""
+    folder = owned.final.parent
+    paths = zip((folder / name for name in names), staged, strict=True)
+    taken = [(path, new) for path, new in paths if os.path.lexists(path)]
+    there = frozenset(path.name for path, new in taken if owned.has_bytes(path, new))
+    replaced = frozenset(path.name for path, _ in taken) - there
+    if any(folder / name not in owned.orphans for name in replaced):
+        return None
+    return Home(tuple(names), there, replaced)
 
 
 def same_bytes(a: Path, b: Path) -> bool:
@@ -147,29 +163,3 @@ def _is_ours(path: Path, final: Path) -> bool:
     name = final.name.encode("utf-8", "replace").decode("utf-8")
     numbered = re.escape(name) + r"(\.\d+)?(-\d{5,}-of-\d{5,})?\.data"
     return path.parent == final.parent and re.fullmatch(numbered, path.name) is not None
-
-
-def _of_model(final: Path) -> frozenset[Path]:
-    """The data files that the model at a path uses; none where there is no model."""
-    if not final.is_file() or final.suffix.lower() != ".onnx":
-        return frozenset()
-    try:
-        return references(final)
-    except ModelError:
-        return frozenset()
-
-
-def _of_others(final: Path, source: Path | None) -> frozenset[Path] | None:
-    """The data files that the other models of a folder, and the input, use; None if unclear."""
-    others = {path for path in final.parent.iterdir() if path.suffix.lower() == ".onnx"}
-    if source is not None:
-        others.add(source)
-    used: frozenset[Path] = frozenset()
-    try:
-        for other in others:
-            # A symbolic link will lead to the new model, a hard link stays with the old one.
-            if Path(os.path.realpath(other)) != final:
-                used |= references(other)
-    except ModelError:
-        return None
-    return used

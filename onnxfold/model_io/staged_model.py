@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from onnxfold.errors import InvariantError, ModelError
-from onnxfold.model_io.data_homes import free_names, home, orphans, rename_data
+from onnxfold.model_io.data_homes import Owned, free_names, home, rename_data
 from onnxfold.model_io.messages import show
 from onnxfold.model_io.staging import StagingFolder, lock_file, place, sync
 
@@ -96,9 +96,10 @@ class StagedModel:
         try:
             self._hold(final)
             nbytes = sum(path.stat().st_size for path in (self.path, *self._shards))
-            own = home(final, self._shards, self._source, self._data.shared)
+            owned = Owned(final, self._source)
+            own = home(owned, self._shards, self._data.shared)
             first = free_names(final, len(own.names)) if own.replaced else own.names
-            left = orphans(final, self._source) - {*kept, *(final.parent / n for n in own.names)}
+            left = owned.orphans - {*kept, *(final.parent / n for n in own.names)}
             if final.exists():
                 # What is there may be the only copy: have the new one on the disk first.
                 for path in (self.path, *self._shards):

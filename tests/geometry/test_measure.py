@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -11,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import onnx
@@ -22,7 +23,7 @@ from typer.testing import CliRunner
 import onnxfold
 from onnxfold.cli.application import app
 from onnxfold.errors import DataError, DependencyError, UsageError
-from onnxfold.geometry import cluster, measurement
+from onnxfold.geometry import cluster, measurement, measuring_state
 from onnxfold.geometry.work import Task, in_turn
 from onnxfold.inputs.data import open_data
 from tests.builders import chain_model, model_of, pre_norm_model
@@ -101,8 +102,13 @@ def test_an_interrupted_run_goes_on_to_the_same_report(
         onnxfold.measure(chain_model(), data, resume=state)
     with pytest.raises(DataError, match=r"--resume .*: Is a directory"):
         onnxfold.measure(chain_model(), data, resume=tmp_path)
-    with pytest.raises(DataError, match=r"other cannot be written: No such file or directory"):
-        onnxfold.measure(chain_model(), data, resume=tmp_path / "no" / "other")
+
+    def full(parent: Path) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(parent))
+
+    monkeypatch.setattr(measuring_state, "StagingFolder", full)
+    with pytest.raises(DataError, match=r"other cannot be written: No space left on device"):
+        onnxfold.measure(chain_model(), data, resume=tmp_path / "other")
 
 
 def _masked_model() -> onnx.ModelProto:
