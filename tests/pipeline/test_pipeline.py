@@ -161,7 +161,7 @@ def test_names_of_inputs_and_outputs_are_kept() -> None:
 
 
 def test_provenance_is_one_metadata_key() -> None:
-    folded = onnxfold.optimize(pre_norm_model(), target="onnx").model
+    folded = onnxfold.optimize(pre_norm_model(), target="ort").model
     properties = {entry.key: entry.value for entry in folded.metadata_props}
     assert set(properties) == {METADATA_KEY}
     assert json.loads(properties[METADATA_KEY])["folded"] == 3
@@ -193,7 +193,7 @@ def test_what_is_noted_at_nodes_and_weights_is_kept(target: str, tmp_path: Path)
 
 
 def test_an_untied_table_is_centred_in_place() -> None:
-    plan = onnxfold.optimize(pre_norm_model()).plan
+    plan = onnxfold.optimize(pre_norm_model(), norm_form="decomposed").plan
     assert len(plan.folds) == 3
     assert not plan.insertions
     assert plan.split_bytes == 0
@@ -265,7 +265,7 @@ def test_residual_additions_are_fused_unless_asked_not_to() -> None:
 def test_a_dry_run_plans_and_gives_no_model() -> None:
     result = onnxfold.optimize(pre_norm_model(), dry_run=True)
     assert result.model is None
-    assert len(result.plan.folds) == 3
+    assert len(result.plan.folds) == 2  # the norm of the table stays (docs/pipeline.md)
 
 
 def test_a_wrong_result_is_caught_and_not_written(

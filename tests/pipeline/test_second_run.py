@@ -234,7 +234,8 @@ def test_a_second_run_changes_nothing(name: str, target: str, defer: str) -> Non
     assert not [node.op_type for node in kept.nodes() if kept.is_dead(node)]
     again = onnxfold.optimize(once.model, check=None, **chosen)
     assert not again.changed
-    assert again.report["inspect"]["summary"]["foldable"] == 0
+    summary = again.report["inspect"]["summary"]
+    assert summary["foldable"] == summary["left_foldable"]  # a norm of a table, for --target onnx
 
 
 def test_a_beta_of_zeros_goes_without_a_bias_to_take_it() -> None:

@@ -103,8 +103,8 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
         return why
 
     def stays(site: NormSite) -> bool:
-        if settings.convert_to is not None or (is_wanted(settings) and may_wait(site)):
-            return False
+        if settings.convert_to is not None or is_wanted(settings):
+            return False  # what is deferred is one number per row, without a scale
         return lowering.multiplies(site)
 
     def wanted(site: NormSite) -> bool:

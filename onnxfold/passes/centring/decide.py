@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from onnxfold.graph import FLOATS, Fiber, ModelInfo, node_label
 from onnxfold.graph.reached import reached
 from onnxfold.norms import NormKind, NormSite, find_norms
-from onnxfold.options import Target, WrittenForm
+from onnxfold.options import Defer, Target, WrittenForm
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.dataflow import PointFacts, ZeroMeanGraph, walk_back
 from onnxfold.passes.centring.fusions import refuse_fused
@@ -164,7 +164,8 @@ def _left(
         return {}  # it asks for the form, whatever it costs
     left = refuse_fused(info, sites, settings.target)
     spelled = [site for site in sites if site.output not in left and lowering.spells_rms(site)]
-    if settings.target is Target.ONNX and settings.norm_form is WrittenForm.AUTO:
+    by_default = settings.norm_form is WrittenForm.AUTO and settings.defer is not Defer.ALL
+    if settings.target is Target.ONNX and by_default:
         left |= refuse_stripped(info, spelled, scaled=scaled)
     spelled = [site for site in spelled if site.output not in left]
     turned = turned_norms(info, {site.output for site in spelled})

@@ -15,7 +15,7 @@ def test_gamma_and_beta_that_fit_are_not_stored_again(target: str) -> None:
     proto = pre_norm_model()
     result = onnxfold.optimize(proto, target=target, check=None)
     assert isinstance(result.model, onnx.ModelProto)
-    assert len(result.plan.folds) == 3
+    assert len(result.plan.folds) == 3 - (target == "onnx")  # where the norm of the table stays
     before, after = ({t.name for t in each.graph.initializer} for each in (proto, result.model))
     assert before == after
 

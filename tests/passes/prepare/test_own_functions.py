@@ -26,7 +26,7 @@ def _model(name: str = "RMSNorm", end: str = "Add(E, X)") -> onnx.ModelProto:
         }}"""
     )
     W = np.random.default_rng(0).standard_normal((6, 6)).astype(np.float32)
-    gamma = np.ones(6, np.float32)
+    gamma = np.linspace(0.5, 1.5, 6, dtype=np.float32)
     for array, key in ((W, "W"), (gamma, "gamma")):
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, key))
     model.functions.append(onnx.parser.parse_function(_BODY % (name, end)))
