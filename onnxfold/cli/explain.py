@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from onnxfold.cli import terminal
 from onnxfold.errors import UsageError
 from onnxfold.refusal import EXPLANATIONS, RefusalCode
 
@@ -15,13 +16,16 @@ def explain(
     ] = None,
 ) -> None:
     """Say what the code of a refusal means, and what can be done. Without CODE: list all."""
+    from rich.text import Text
+
+    console = terminal.console()
     if code is None:
         width = max(map(len, RefusalCode))
         for known in RefusalCode:
             first = EXPLANATIONS[known].meaning.partition(". ")[0].partition(": ")[0].rstrip(".")
-            typer.echo(f"{known.value:{width}}  {first}")
+            console.print(Text(f"{known.value:{width}}  {first}"))
         return
     if code not in list(RefusalCode):
         raise UsageError(f"there is no refusal code '{code}'; 'onnxfold explain' lists them all")
     found = EXPLANATIONS[RefusalCode(code)]
-    typer.echo(f"{code}\n\n{found.meaning}\n\nWhat to do: {found.remedy}")
+    console.print(Text(f"{code}\n\n{found.meaning}\n\nWhat to do: {found.remedy}"))
