@@ -29,3 +29,9 @@ def test_an_unknown_code_is_bad_usage() -> None:
     result = _RUNNER.invoke(app, ["explain", "nonsense"])
     assert isinstance(result.exception, UsageError)
     assert "'onnxfold explain' lists them all" in str(result.exception)
+
+
+def test_an_explanation_wraps_between_words() -> None:
+    said = _RUNNER.invoke(app, ["explain", "graph_output"], env={"COLUMNS": "40"}).stdout
+    assert all(len(line) <= 40 for line in said.splitlines())
+    assert EXPLANATIONS[RefusalCode.GRAPH_OUTPUT].remedy in " ".join(said.split())
