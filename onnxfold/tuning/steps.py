@@ -113,10 +113,12 @@ class RuntimeOptimizer(Step):
         from onnxruntime.transformers import optimizer
 
         gpu = context.device is Device.CUDA
+        # Its own sessions before the fusions import torch, and place a model on the GPU.
+        without_sessions = gpu or find_spec("torch") is None
         facts = context.facts
         made = optimizer.optimize_model(
             str(source), facts.model_type, facts.num_heads, facts.hidden_size,
-            opt_level=0 if gpu else None, use_gpu=gpu,
+            opt_level=0 if without_sessions else None, use_gpu=gpu,
         )  # fmt: skip
         large = _bytes_of(made.model.graph) > _EMBEDDED_BYTES
         made.save_model_to_file(str(output), use_external_data_format=large)

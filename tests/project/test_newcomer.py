@@ -166,7 +166,7 @@ def test_readme_runs_from_top_to_bottom_from_the_wheel_alone(wheel: Path, tmp_pa
             assert [line.rstrip() for line in printed.splitlines()] == text.splitlines()
         else:
             assert language in ("sh", "console"), text
-            shell(text.replace("$ ", "").replace(".[ort]", f"{wheel}[ort]"), tmp_path)
+            shell(text.replace("$ ", "").replace('".[', f'"{wheel}['), tmp_path)
         ran += 1
     assert ran == 4
     home = run(python, "-c", "import onnxfold; print(onnxfold.__file__)", cwd=tmp_path)
