@@ -20,6 +20,8 @@ from onnxfold.tuning.options import TuneOptions
 _COMPARISONS = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
 # A causal mask that is stored is at least this long; the largest that is looked into.
 _LEAST_MASK, _LARGEST_MASK = 4, 1 << 22
+# Batch, tokens, heads, size; with three in the middle for queries, keys and values in one.
+_SPLITS = frozenset({(0, 2, 1, 3), (0, 2, 3, 1), (2, 0, 3, 1, 4), (0, 2, 3, 1, 4)})
 _ROLLS = 4  # Concats of two Slices of one value: the shifted windows of Swin
 
 
@@ -138,14 +140,15 @@ def _attention(nodes: list[ir.Node]) -> tuple[int, int]:
 
 
 def _split(node: ir.Node) -> Iterator[tuple[int, int]]:
+    """Yield heads and their size where a node takes channels apart; queries, keys and values too."""
     if node.op_type != "Transpose" or node.inputs[0] is None:
         return
-    order = list(node.attributes.get_ints("perm", ()))
+    order = tuple(node.attributes.get_ints("perm", ()))
     shape = node.inputs[0].shape
-    if order not in ([0, 2, 1, 3], [0, 2, 3, 1]) or shape is None or len(shape) != 4:
+    if order not in _SPLITS or shape is None or len(shape) != len(order):
         return
     producer = node.inputs[0].producer()
-    heads, size = shape[2], shape[3]
+    heads, size = shape[-2], shape[-1]
     reshaped = producer is not None and producer.op_type in ("Reshape", "Split", "Gather")
     if reshaped and isinstance(heads, int) and isinstance(size, int) and heads > 1:
         yield heads, size
