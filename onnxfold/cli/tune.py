@@ -279,12 +279,17 @@ def _line(progress: Progress) -> None:
 
 
 def _sentence(progress: Progress) -> str:
-    best = progress.best
-    so_far = "" if best is None else f"; best so far {best.ratio:.2f} times as fast: {best.name}"
     return (
         f"{progress.done} of {progress.total}, at most {progress.seconds_left:.0f} s left: "
-        f"{progress.doing}{so_far}"
+        f"{progress.doing}{_best_so_far(progress)}"
     )
+
+
+def _best_so_far(progress: Progress) -> str:
+    best = progress.best
+    if best is None or best.ratio is None:
+        return ""
+    return f"; best so far {best.ratio:.2f} times as fast: {best.name}"
 
 
 @contextmanager
@@ -303,9 +308,7 @@ def _bar() -> Iterator[Listener]:
         task = bars.add_task("", total=None)
 
         def show(progress: Progress) -> None:
-            best = progress.best
-            so_far = "" if best is None else f"; best {best.ratio:.2f}x: {best.name}"
-            text = f"{progress.doing}{so_far}".replace("[", r"\[")
+            text = f"{progress.doing}{_best_so_far(progress)}".replace("[", r"\[")
             bars.update(task, completed=progress.done, total=progress.total, description=text)
 
         yield show

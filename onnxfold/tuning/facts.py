@@ -140,7 +140,7 @@ def _attention(nodes: list[ir.Node]) -> tuple[int, int]:
 
 
 def _split(node: ir.Node) -> Iterator[tuple[int, int]]:
-    """Yield heads and their size where a node takes channels apart; queries, keys and values too."""
+    """Yield heads and their size where a node takes channels apart, or all three of attention."""
     if node.op_type != "Transpose" or node.inputs[0] is None:
         return
     order = tuple(node.attributes.get_ints("perm", ()))

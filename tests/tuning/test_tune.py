@@ -14,6 +14,7 @@ import pytest
 
 import onnxfold
 from onnxfold.errors import ModelError, UsageError, VerificationError
+from onnxfold.runtime.library import has_cuda
 from onnxfold.tuning import run as tuning
 from onnxfold.tuning import search
 from onnxfold.tuning.candidate import Status
@@ -184,3 +185,14 @@ def test_before_anything_is_right_an_interruption_writes_nothing(
     with pytest.raises(KeyboardInterrupt):
         onnxfold.tune(DIGITS, tmp_path / "fast.onnx", chains=("fold-ort", "optimizer"))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(has_cuda(), reason="candidates are timed where a GPU is at hand")
+def test_where_no_gpu_is_at_hand_the_measured_order_decides(tmp_path: Path) -> None:
+    out = tmp_path / "fast.onnx"
+    wanted = ("fold-ort > fp16", "fp16")
+    result = onnxfold.tune(DIGITS, out, device="cuda", precision=("fp32", "fp16"), chains=wanted)
+    assert not result.report["timed"]
+    assert result.winner is result.candidates[1]
+    assert [c.status for c in result.candidates[1:]] == [Status.RIGHT, Status.RIGHT]
+    assert all(c.milliseconds is None for c in result.candidates)

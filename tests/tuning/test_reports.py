@@ -1,0 +1,84 @@
+"""What is shown of a run: a table that fits a terminal, and a page that loads nothing."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from onnxfold.tuning.candidate import Candidate, Status
+from onnxfold.tuning.facts import ModelFacts
+from onnxfold.tuning.options import Precision, TuneOptions
+from onnxfold.tuning.page import page
+from onnxfold.tuning.result import TuneResult, document
+from onnxfold.tuning.table import print_table
+
+
+def _candidate(*chain: str, **known: Any) -> Candidate:
+    return Candidate(chain, **known)
+
+
+@pytest.fixture
+def report() -> dict[str, Any]:
+    right = Status.RIGHT
+    best = _candidate(
+        "fusions", "optimizer", "fold-kernels", status=right, milliseconds=1.5, ratio=2.0,
+        ratio_low=1.9, ratio_high=2.1, errors={"noise_ratio": 0.97}, operators={"Add": 3},
+        nbytes=1000,
+    )  # fmt: skip
+    candidates = [
+        _candidate(status=right, milliseconds=3.0, ratio=1.0, ratio_low=1.0, ratio_high=1.0),
+        best,
+        _candidate("int8", status=right, milliseconds=2.0, ratio=1.5, errors={"relative": 0.03}),
+        _candidate("fusions", status=Status.FAILED, reason="fusions: KeyError: '<b>\x1b[31m'"),
+        _candidate("slim", status=Status.SAME, reason="the same file as the model as it is"),
+        _candidate("script", status=Status.SKIPPED, reason="the budget was spent"),
+    ]
+    result = TuneResult(candidates, best, ModelFacts("bert", 12, 768))
+    options = TuneOptions(precisions=(Precision.FP32, Precision.INT8))
+    return document(result, options, Path("<model>.onnx"))
+
+
+def _printed(report: dict[str, Any], *, verbose: bool = False) -> str:
+    text = io.StringIO()
+    print_table(Console(file=text, width=80), report, verbose=verbose)
+    return text.getvalue()
+
+
+def test_the_table_has_the_fastest_first_and_fits_80_columns(report: dict[str, Any]) -> None:
+    lines = _printed(report).splitlines()
+    timed = [line for line in lines if re.search(r"about|\d to \d", line)]
+    assert [line.split()[0] for line in timed] == ["fusions", "int8", "the"]
+    assert "2.00 (1.90 to 2.10)" in timed[0]
+    assert "about 1.50" in timed[1]
+    assert all(len(line) <= 80 for line in lines)
+    assert "1 make the same file as another" in lines
+    assert any(line.startswith("1 were cut off by the budget") for line in lines)
+    assert any("onnxfold.register" in line for line in lines)
+
+
+def test_every_candidate_is_named_where_asked_for(report: dict[str, Any]) -> None:
+    said = _printed(report, verbose=True)
+    assert "skipped: script: the budget was spent" in said
+    assert "same: slim" in said
+
+
+def test_a_page_escapes_names_and_plots_what_has_a_time_and_an_error(
+    report: dict[str, Any],
+) -> None:
+    text = page(report)
+    assert "<b>" not in text
+    assert "&lt;model&gt;.onnx" in text
+    assert len(re.findall("<circle", text)) == 1, "errors of one metric share an axis"
+    assert "http" not in text.replace("http-equiv", "")
+    assert "onnxfold tune IN OUT --chain &quot;fusions &gt; optimizer &gt; fold-kernels" in text
+
+
+def test_a_page_without_a_winner_says_so(report: dict[str, Any]) -> None:
+    assert "nothing was written" in page({**report, "winner": None, "commands": []})
+    kept = page({**report, "winner": "the model as it is", "commands": []})
+    assert "Keep your file" in kept
