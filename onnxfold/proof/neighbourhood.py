@@ -61,10 +61,18 @@ class Neighbourhood:
 
         What bodies compute may be anything, wherever it is read.
         """
+        try:
+            return self._alone(value, depth, actual, self._is_size)
+        except Unprovable:
+            return self._alone(value, depth, actual, self._match.is_constant)
+
+    def _alone(
+        self, value: ir.Value, depth: int, actual: Numbers, constant: Callable[[ir.Value], bool]
+    ) -> Region:
         cone = cone_of(
             self._after, self._order[1], value,
             lambda leaf, at: (at > 0 and _comes_of_a_body(leaf))
-            or (at >= depth and not self._match.is_constant(leaf)),
+            or (at >= depth and not constant(leaf)),
         )  # fmt: skip
         leaves = []
         for leaf in cone.leaves:
