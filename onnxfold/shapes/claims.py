@@ -82,9 +82,10 @@ def check_claims(model: ir.Model) -> Checked:
     told = {value: claimed_shape(value) for value in results}
     for value in results:
         value.shape = None
-    assume_rows(ModelInfo(copy), told)
+    view = ModelInfo(copy)
+    assume_rows(view, told)
     fill_types(copy)
-    fill_shapes(ModelInfo(copy))
+    fill_shapes(view)
     for value in _without_shape(told):
         told[value] = declared[value] = None
     untrue = {value: claim for value, claim in _claims(told) if claim.contradicted}
