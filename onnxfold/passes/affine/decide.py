@@ -171,7 +171,8 @@ def decide_affine(
             else:
                 made = source
         if isinstance(made, Refusal):
-            refusals[view.ref(site.output)] = made
+            if site.gamma is not None or site.beta is not None:  # not a scale alone that was wanted
+                refusals[view.ref(site.output)] = made
         elif made is not None:
             candidates.append(made)
             if made.refusal is not None:

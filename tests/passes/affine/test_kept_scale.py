@@ -113,6 +113,7 @@ def test_a_norm_without_gamma_or_reader_stays_one_operator() -> None:
     assert norm["foldable"]
     assert norm["reason"]["code"] == "comes_apart"
     assert "onnxslim" in norm["reason"]["sentence"]
+    assert norm["affine_reason"] is None
     for options in ({"target": "ort"}, {"norm_form": "decomposed"}):
         assert len(onnxfold.optimize(original, **options).plan.folds) == 1
 
