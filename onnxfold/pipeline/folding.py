@@ -1,6 +1,6 @@
 """The passes in order: each decides on a version of the model, makes the next one, and is proved.
 
-    prepare -> reinstating -> scales -> affine -> centring -> deferral -> lower
+    prepare -> reinstating -> scales -> affine [-> tables] -> centring -> deferral -> lower
     prepare -> readers back -> decompression -> centring                     convert --to rms
     prepare -> scales [-> affine] -> centring -> compression [-> readers]    convert --to crms
     prepare -> readers back -> decompression -> restoring [-> shifting]      convert --to layer
