@@ -24,7 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxfold
 from benchmarks.rows import RESULTS, Conditions, append, conditions
 
-__all__ = ["BUILDERS", "model_of_nodes", "norms", "sum_of"]
+__all__ = ["BUILDERS", "model_of_nodes", "norms", "quotients", "sum_of"]
 
 WIDTH: Final = 8
 
@@ -72,6 +72,34 @@ def sum_of(kind: str, count: int) -> onnx.ModelProto:
     return model_of_nodes(nodes, made)
 
 
+def quotients(count: int) -> onnx.ModelProto:
+    """Post-LN blocks of a layer, a sum and a norm in eight operators, of which none folds."""
+    rng = np.random.default_rng(0)
+    made = {
+        "W": rng.normal(size=(WIDTH, WIDTH)).astype(np.float32),
+        "g": rng.normal(size=WIDTH).astype(np.float32),
+        "two": np.float32(2),
+        "eps": np.float32(1e-5),
+    }
+    nodes = []
+    for i in range(count):
+        x, h = f"t{i}" if i else "x", f"h{i}"
+        nodes += [
+            helper.make_node("MatMul", [x, "W"], [f"p{i}"]),
+            helper.make_node("Add", [f"p{i}", x], [h]),
+            helper.make_node("ReduceMean", [h], [f"m{i}"], axes=[-1]),
+            helper.make_node("Sub", [h, f"m{i}"], [f"d{i}"]),
+            helper.make_node("Pow", [f"d{i}", "two"], [f"s{i}"]),
+            helper.make_node("ReduceMean", [f"s{i}"], [f"v{i}"], axes=[-1]),
+            helper.make_node("Add", [f"v{i}", "eps"], [f"e{i}"]),
+            helper.make_node("Sqrt", [f"e{i}"], [f"r{i}"]),
+            helper.make_node("Div", [f"d{i}", f"r{i}"], [f"q{i}"]),
+            helper.make_node("Mul", [f"q{i}", "g"], [f"t{i + 1}"]),
+        ]
+    nodes.append(helper.make_node("Identity", [f"t{count}"], ["y"]))
+    return model_of_nodes(nodes, made)
+
+
 def norms(count: int) -> onnx.ModelProto:
     """Pre-LN blocks of LayerNorm, layer, Relu and layer: seven nodes each."""
     rng = np.random.default_rng(0)
@@ -115,6 +143,7 @@ BUILDERS: Final[Mapping[str, Callable[[int], onnx.ModelProto]]] = {
     "numbers and constants": lambda nodes: sum_of("numbers and constants", nodes),
     "layers": lambda nodes: sum_of("layers", nodes // 2),
     "norms": lambda nodes: norms(nodes // 7),
+    "quotients": lambda nodes: quotients(nodes // 10),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cProfile
 import pstats
+from collections.abc import Callable
 
 import numpy as np
 import onnx
@@ -11,7 +12,7 @@ import pytest
 from onnx import helper
 
 import onnxfold
-from benchmarks.long_graphs import WIDTH, model_of_nodes, norms, sum_of
+from benchmarks.long_graphs import WIDTH, model_of_nodes, norms, quotients, sum_of
 
 # Calls of four times the nodes; what is done once for each model makes it less than four.
 _MOST = 4.6
@@ -34,10 +35,25 @@ def test_a_sum_of_four_times_the_parts_costs_four_times_as_much(kind: str, count
     assert many < _MOST * few
 
 
-def test_four_times_the_norms_cost_four_times_as_much() -> None:
-    _calls(norms(1))
-    few, many = (_calls(norms(count)) for count in (12, 48))
+@pytest.mark.parametrize("made", [norms, quotients])
+def test_four_times_the_norms_cost_four_times_as_much(
+    made: Callable[[int], onnx.ModelProto],
+) -> None:
+    _calls(made(1))
+    few, many = (_calls(made(count)) for count in (16, 64))
     assert many < _MOST * few
+
+
+def test_the_way_from_a_scale_to_softmax_is_looked_for_once() -> None:
+    """For each product of each norm the whole model behind it would be a square."""
+    profile = cProfile.Profile()
+    profile.runcall(onnxfold.optimize, quotients(40), check=0)
+    stats: dict[tuple[str, int, str], tuple[int, ...]] = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    (calls,) = [
+        counts[1] for (file, _, name), counts in stats.items()
+        if name == "_passes" and file.endswith("score_scales.py")
+    ] or [0]  # fmt: skip
+    assert calls < 10 * 40
 
 
 @pytest.mark.parametrize(("kind", "count"), [("one constant", 600), ("constants", 128)])

@@ -4,9 +4,12 @@ ONNX Runtime makes FusedMatMul of it, and its Attention fusion, OpenVINO's and T
 MatMul, Mul or Div, (Add,) Softmax.
 """
 
+from weakref import WeakKeyDictionary
+
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.operands import operands
 from onnxfold.graph.reached import reached
 from onnxfold.passes.scales.constant_operands import is_weight
 
@@ -18,16 +21,30 @@ _BETWEEN = frozenset(
 )
 
 
+_FOUND: WeakKeyDictionary[ModelInfo, frozenset[ir.Node]] = WeakKeyDictionary()
+
+
 def scales_scores(view: ModelInfo, node: ir.Node) -> bool:
-    """Whether a Mul or Div is on a way to Softmax: in or before a product of two activations."""
+    """Whether a Mul or Div is on a way to Softmax: in or before a product of two activations.
+
+    All ways are found once for each version of a model: a view answers for one version only.
+    """
     if node.op_type not in ("Mul", "Div"):
         return False
+    if view not in _FOUND:
+        _FOUND[view] = _before_softmax(view)
+    return node in _FOUND[view]
 
-    def onward(each: ir.Node) -> list[ir.Node]:
-        readers = [use.node for output in each.outputs for use in output.uses()]
-        return [node for node in readers if node.op_type == "Softmax" or _passes(view, node)]
 
-    return any(each.op_type == "Softmax" for each in reached([node], onward))
+def _before_softmax(view: ModelInfo) -> frozenset[ir.Node]:
+    """Return every node with a way to a Softmax through what may stand between."""
+
+    def back(each: ir.Node) -> list[ir.Node]:
+        if each.op_type != "Softmax" and not _passes(view, each):
+            return []
+        return [node for value in operands(each) if (node := value.producer()) is not None]
+
+    return frozenset(reached([n for n in view.nodes() if n.op_type == "Softmax"], back))
 
 
 def _passes(view: ModelInfo, node: ir.Node) -> bool:
