@@ -14,14 +14,14 @@ _RUNNER = CliRunner()
 
 @pytest.mark.parametrize("code", RefusalCode)
 def test_every_code_has_a_meaning_and_a_remedy(code: RefusalCode) -> None:
-    result = _RUNNER.invoke(app, ["explain", code.value])
+    result = _RUNNER.invoke(app, ["explain", code.value], env={"COLUMNS": None})
     assert result.exit_code == 0
     assert EXPLANATIONS[code].meaning in result.stdout
     assert EXPLANATIONS[code].remedy in result.stdout
 
 
 def test_without_a_code_all_are_listed_a_line_each() -> None:
-    lines = _RUNNER.invoke(app, ["explain"]).stdout.splitlines()
+    lines = _RUNNER.invoke(app, ["explain"], env={"COLUMNS": None}).stdout.splitlines()
     assert [line.split()[0] for line in lines] == [code.value for code in RefusalCode]
 
 
